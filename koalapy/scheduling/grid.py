@@ -38,7 +38,7 @@ class GridStatus:
         """The clusters that were changed in the last moments before this one."""
         for cluster in self._clusters.values():
             cluster.touched = self.touch
-        self._gains_taken = self._departures_taken = 0
+        self._news_taken = 0
         self._available = self.lens(lambda cluster: cluster.available)
 
     def __getitem__(self, name: ClusterName) -> ClusterStatus:
@@ -72,21 +72,20 @@ class GridStatus:
         names = dict.fromkeys(self._touches[len(self._touches) - ago :])
         return [self._clusters[name] for name in names if name != NONE_OF_THEM]
 
-    def take_gains(self) -> list[ClusterName]:
-        """The clusters where there may be more room than when this was last asked."""
-        grown = [cluster for cluster in self.touched_since(self._gains_taken) if cluster.capacity_gained]
-        self._gains_taken = self.moment
-        for cluster in grown:
-            cluster.capacity_gained = False
-        return [cluster.name for cluster in grown]
-
-    def take_departures(self) -> list[ClusterName]:
-        """The clusters where there may be more room soon than was expected when this was last asked."""
-        departing = [cluster for cluster in self.touched_since(self._departures_taken) if cluster.departs]
-        self._departures_taken = self.moment
-        for cluster in departing:
-            cluster.departs = False
-        return [cluster.name for cluster in departing]
+    def take_news(self) -> tuple[list[ClusterName], list[ClusterName]]:
+        """The clusters where there may be more room than when this was last asked, and those where there may be more
+        soon than was expected then."""
+        gains: list[ClusterName] = []
+        departures: list[ClusterName] = []
+        for cluster in self.touched_since(self._news_taken):
+            if cluster.capacity_gained:
+                cluster.capacity_gained = False
+                gains.append(cluster.name)
+            if cluster.departs:
+                cluster.departs = False
+                departures.append(cluster.name)
+        self._news_taken = self.moment
+        return gains, departures
 
     def take_link_learned(self) -> bool:
         """Whether there may be a way between clusters that was not known when this was last asked."""
@@ -95,7 +94,9 @@ class GridStatus:
 
     def take_files_learned(self) -> set[str]:
         """The files of which there may be replicas that were not known when this was last asked."""
-        learned, self._files_learned = self._files_learned, set()
+        learned = self._files_learned
+        if learned:
+            self._files_learned = set()
         return learned
 
     # How it is seen

@@ -20,6 +20,8 @@ from koalapy.scheduling.queueing.try_limits import placement_limit
 from koalapy.scheduling.queueing.wakeup import NODES_ANYWHERE, Change, Wakeup
 from koalapy.scheduling.state import SchedulerState
 
+PRIORITIES = tuple(Priority)
+"""In the order in which their queues are tried."""
 MAX_SHARED_REQUESTS = 10_000
 
 
@@ -202,12 +204,12 @@ class PlacementQueues:
 
     # Who may have got a chance
 
-    def wake(self, *changes: Change, priorities: Iterable[Priority] = Priority) -> None:
+    def wake(self, changes: Iterable[Change], priorities: Iterable[Priority] = PRIORITIES) -> None:
         """Something happened that those who wait for it may be placed by."""
         for priority in priorities:
             self.wakeups[priority].changes.update(changes)
 
-    def wake_everybody(self, priorities: Iterable[Priority] = Priority) -> None:
+    def wake_everybody(self, priorities: Iterable[Priority] = PRIORITIES) -> None:
         """Anybody may be placed now."""
         for priority in priorities:
             self.wakeups[priority].everybody = True

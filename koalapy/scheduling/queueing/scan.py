@@ -16,7 +16,7 @@ from koalapy.scheduling.lifecycle.attempt_endings import AttemptEndings
 from koalapy.scheduling.queueing.budget import Budget, Clock
 from koalapy.scheduling.queueing.feasibility import Needs
 from koalapy.scheduling.queueing.offer import Offer, Offers
-from koalapy.scheduling.queueing.placement_queues import PlacementQueues
+from koalapy.scheduling.queueing.placement_queues import PRIORITIES, PlacementQueues
 from koalapy.scheduling.queueing.policy_evaluation import PolicyEvaluator
 from koalapy.scheduling.queueing.queue import Group, Shape
 from koalapy.scheduling.queueing.try_limits import placement_limit
@@ -84,7 +84,7 @@ class Scanner:
         self._queues.bounced.clear()
         self._refused_newcomers.clear()
         self._wake()
-        if any(self._queues.wakeups[priority] for priority in self._scans if self._may_scan(priority)):
+        if self._scans and any(self._queues.wakeups[priority] for priority in self._scans if self._may_scan(priority)):
             self._budget.double()
         self._budget.begin()
         self.is_unfinished = True
@@ -132,15 +132,15 @@ class Scanner:
             queues.reservation.invalidate()
         if grid.take_link_learned() or self._ledger.changed_clusters:
             queues.wake_everybody()
-        for cluster in grid.take_gains():
-            queues.wake(*nodes_of(cluster))
-        for cluster in grid.take_departures():
-            queues.wake(
-                *nodes_of(cluster), priorities=[Priority.HIGH]
-            )  # which may be placed on what is about to be free
-        queues.wake(*(Change("file", name) for name in grid.take_files_learned()))
+        gains, departures = grid.take_news()
+        for cluster in gains:
+            queues.wake(nodes_of(cluster))
+        for cluster in departures:
+            queues.wake(nodes_of(cluster), [Priority.HIGH])  # which may be placed on what is about to be free
+        if files := grid.take_files_learned():
+            queues.wake([Change("file", name) for name in files])
         if self._owner_use.take_freed():
-            queues.wake(LIMITS)
+            queues.wake([LIMITS])
         self._update_reservation()
 
     def _update_reservation(self) -> None:
@@ -153,8 +153,9 @@ class Scanner:
 
     def _try_next(self, now: float) -> bool:
         """Try one more job; False when there is nobody left."""
-        for priority in Priority:
-            if self._may_scan(priority) and (found := self._next_of_scan(priority)) is not None:
+        for priority in PRIORITIES:
+            is_due = priority in self._scans or self._queues.wakeups[priority]
+            if is_due and self._may_scan(priority) and (found := self._next_of_scan(priority)) is not None:
                 self._place(*found, now)
                 return True
             if (newcomer := self._queues.next_newcomer(priority)) is not None:

@@ -1,6 +1,7 @@
 """What gives waiting jobs a chance: wake-ups carry it, and queues know which shapes of request wait for it."""
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Literal, NamedTuple
 
 from koalapy.model.job import JobId, JobSpec
@@ -21,6 +22,7 @@ NODES_ANYWHERE = Change("nodes")
 LIMITS = Change("limits")
 
 
+@cache
 def nodes_of(cluster: ClusterName) -> tuple[Change, Change]:
     """The changes when a cluster has more nodes for us."""
     return Change("nodes", cluster), NODES_ANYWHERE
