@@ -102,10 +102,12 @@ def test_a_grid_of_no_clusters() -> None:
 def test_what_has_changed_is_told_once_to_each_who_asks() -> None:
     grid = the_grid()
     grid["east"].promise("1.1.0", 8)
-    grid.take_gains()
+    grid.take_news()
+    grid["east"].leave("1.1.0")
+    assert grid.take_news() == ([], ["east"])
     grid["east"].release("1.1.0")
-    assert grid.take_gains() == ["east"]
-    assert grid.take_gains() == []
+    assert grid.take_news() == (["east"], [])
+    assert grid.take_news() == ([], [])
     assert [cluster.name for cluster in grid.touched_since(grid.moment - 1)] == ["east"]
     assert list(grid.touched_since(grid.moment)) == []
 
