@@ -70,6 +70,10 @@ class Ledger:
     def get(self, job: JobId) -> Job | None:
         return self.jobs.get(job)
 
+    def active(self) -> list[Job]:
+        """The jobs with a live attempt."""
+        return [self.jobs[job] for job in dict.fromkeys(job for job, _ in self._tokens.values())]
+
     def find(self, token: Token) -> tuple[Job, Component] | None:
         """The component of a live attempt that a token names, and its job."""
         named = self._tokens.get(token)

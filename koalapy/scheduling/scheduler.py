@@ -256,7 +256,7 @@ class Scheduler:
         with self._health.one_event(cluster.name):
             for token in self._components.reconcile(event, now):
                 self._endings.settle(token, now)
-            self._transfers.reconcile(event, self._ledger.jobs.values(), now)
+            self._transfers.reconcile(event, now)
         for stage in event.inventory.stages:
             self._endings.settle(stage.token, now)
 

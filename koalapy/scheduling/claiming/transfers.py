@@ -6,7 +6,6 @@ same cluster finds the files of the one it stands in for.
 """
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable
 
 from koalapy.model.job import Component, Job, Token
 from koalapy.model.quantities import bytes_text
@@ -52,17 +51,14 @@ class Transfers:
         else:
             self._claiming.files_go_on(job, now)
 
-    def reconcile(self, event: InventoryReceived, jobs: Iterable[Job], now: float) -> None:
+    def reconcile(self, event: InventoryReceived, now: float) -> None:
         """Hold a cluster's inventory against what is known here: what it does not know of is ordered again."""
         known = {status.token for status in event.inventory.stages}
         self._strays.pop(event.cluster, None)
         for status in event.inventory.stages:
             self.update(event.cluster, status, now)
-        for before in jobs:
-            if before.attempt is None or not before.state.is_active:
-                continue
-            job = self._ledger.get(before.id)  # as the stages that were told have left it
-            if job is None or job.ending is not None or live(job).barrier_at is not None:
+        for job in self._ledger.active():
+            if job.ending is not None or live(job).barrier_at is not None:
                 continue
             for component in live(job).gang:
                 if component.cluster == event.cluster and component.staging and job.stage_token(component) not in known:
