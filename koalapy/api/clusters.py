@@ -26,6 +26,8 @@ class DrainOrder(Input):
     reason: Reason = ""
     by: fields.Name = ""
     """Not looked at: earlier versions sent it."""
+    requeue: bool = False
+    """Whether the jobs there are stopped, with the warning that they asked for, and queue again."""
 
 
 class ClusterUsage(Output):
@@ -205,9 +207,10 @@ def _add_orders(router: APIRouter, service: Jobs) -> None:
         responses=declared(400, 401, 404, 413, 422, 503),
     )
     async def drain(name: Name, caller: Caller, order: DrainOrder | None = None) -> Any:
-        """Place nothing more on a cluster; its running jobs go on. Drained again, it has the newer order."""
+        """Place nothing more on a cluster; its running jobs go on, or queue again. Drained again, it has the newer
+        order."""
         given = order or DrainOrder()
-        return await service.drain_cluster(name, caller, given.reason)
+        return await service.drain_cluster(name, caller, given.reason, requeue=given.requeue)
 
     @router.post(
         "/clusters/{name}/resume",

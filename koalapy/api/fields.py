@@ -3,6 +3,7 @@
 import re
 import signal
 from datetime import UTC, datetime
+from math import isfinite
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
@@ -90,9 +91,12 @@ def warning_of(value: str) -> StopWarning:
     except ValueError:
         raise PydanticCustomError("warning_signal", "names no signal that a program can catch") from None
     try:
-        return StopWarning(told, float(str(seconds(grace))) if at else USUAL_GRACE)
+        length = float(str(seconds(grace))) if at else USUAL_GRACE
+        if not isfinite(length):
+            raise ValueError(grace)
     except ValueError:
         raise PydanticCustomError("warning_grace", "has no duration after its @") from None
+    return StopWarning(told, length)
 
 
 StopWarningText = Annotated[

@@ -26,7 +26,13 @@ class Why(Input):
     reason: fields.Reason = ""
 
 
-class CancelOrder(Why):
+class CancelWhy(Why):
+    """Why a job is to end, and whether its program has the grace before that which it asked for."""
+
+    warn: bool = False
+
+
+class CancelOrder(CancelWhy):
     """Which jobs are to end, and why."""
 
     jobs: Chosen
@@ -91,7 +97,8 @@ def job_actions_router(service: Jobs) -> APIRouter:
 
         One that is cancelled already is told as such, so that the same request may be sent again.
         """
-        return {"jobs": [_cancelled(done) for done in await bulk.cancel(order.jobs, caller, order.reason)]}
+        done = await bulk.cancel(order.jobs, caller, order.reason, warn=order.warn)
+        return {"jobs": [_cancelled(each) for each in done]}
 
     several = declared(400, 401, 403, 413, 422, 503)
 
@@ -113,9 +120,10 @@ def job_actions_router(service: Jobs) -> APIRouter:
         return {"jobs": [_changed(each) for each in done]}
 
     @router.post("/{job}/cancel", response_model=JobView, operation_id="cancel_job", responses=acted)
-    async def cancel(job: Id, caller: Caller, why: Why | None = None) -> Any:
-        """End a job; it is ``cancelled`` when all its nodes are given back."""
-        return job_view(await service.cancel(job, caller, why.reason if why else ""))
+    async def cancel(job: Id, caller: Caller, why: CancelWhy | None = None) -> Any:
+        """End a job, at once or with a warning; it is ``cancelled`` when all its nodes are given back."""
+        given = why or CancelWhy()
+        return job_view(await service.cancel(job, caller, given.reason, warn=given.warn))
 
     @router.post("/{job}/hold", response_model=JobView, operation_id="hold_job", responses=acted)
     async def hold(job: Id, caller: Caller, why: Why | None = None) -> Any:

@@ -95,7 +95,7 @@ class Client:
             time.sleep(pause)
         return self.post("/api/v1/jobs", body, {"Idempotency-Key": key})
 
-    def act(self, action: str, jobs: list[int], **order: str) -> Iterator[Json]:
+    def act(self, action: str, jobs: list[int], **order: str | bool) -> Iterator[Json]:
         """What becomes of each of many jobs, some at a time; ``order`` is what the action wants beside them."""
         for start in range(0, len(jobs), MAX_PAGE_SIZE):
             some = {"jobs": jobs[start : start + MAX_PAGE_SIZE], **order}

@@ -40,10 +40,16 @@ def show(
         print(tables.job_page(found, client.attempts(job, attempts + 1), attempts, under_way))
 
 
-def cancel(jobs: Jobs, reason: Why = "", url: Url = DEFAULT_URL, token: Token = None) -> int:
+def cancel(
+    jobs: Jobs,
+    reason: Why = "",
+    warn: Annotated[bool, Option("--warn", help="with the signal and grace that they asked for")] = False,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+) -> int:
     """End jobs; a running one gives all its nodes back."""
     worst = Exit.OK
-    for one in Client(url, token).act("cancel", jobs, reason=reason):
+    for one in Client(url, token).act("cancel", jobs, reason=reason, **({"warn": True} if warn else {})):
         if problem := one["problem"]:
             worst = max(worst, _told(problem))
         else:

@@ -41,11 +41,15 @@ def clear(name: Name, url: Url = DEFAULT_URL, token: Token = None) -> None:
 def drain(
     name: Name,
     reason: Annotated[str, Option("--reason", help="why; shown to everybody")] = "",
+    requeue: Annotated[
+        bool, Option("--requeue", help="stop the jobs there, with their warning; they queue again")
+    ] = False,
     url: Url = DEFAULT_URL,
     token: Token = None,
 ) -> None:
     """Place nothing more on a cluster; running jobs go on. Again: with the new reason."""
-    cluster = Client(url, token).act_on_cluster(name, "drain", {"reason": reason})
+    order = {"reason": reason} | ({"requeue": True} if requeue else {})
+    cluster = Client(url, token).act_on_cluster(name, "drain", order)
     left = f"; jobs still have {nodes(cluster['used'])} there" if cluster["used"] else ""
     print(f"cluster {name} is drained{left}")
 

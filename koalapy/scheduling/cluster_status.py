@@ -148,6 +148,10 @@ class ClusterStatus:
     _promised: int = 0
     """The nodes of these."""
     _leaving: dict[Token, int] = field(default_factory=dict)
+    _leave_by: dict[Token, float] = field(default_factory=dict)
+    """Of those that are leaving after a grace: when that is over."""
+    _there_by: dict[Token, float] = field(default_factory=dict)
+    """When it is over of all whose nodes others were promised."""
     _promised_of: dict[Token, frozenset[Token]] = field(default_factory=dict)
     """The components that were leaving when others were promised nodes that were not idle: theirs."""
     _kept: dict[JobId, int] = field(default_factory=dict)
@@ -215,6 +219,7 @@ class ClusterStatus:
         self.touched(self.name)
         if size > self.idle:
             self._promised_of[token] = frozenset(self._leaving)
+            self._there_by[token] = max(self._leave_by.values(), default=0.0)
         self.live[token] = size
         if preemptible:
             self._preemptible[token] = size
@@ -252,9 +257,14 @@ class ClusterStatus:
             self.keep(token)
             self.about_to_end[token] = until
 
-    def leave(self, token: Token) -> None:
-        """The component was told to end: its nodes will be free soon."""
+    def leave(self, token: Token, by: float | None = None) -> None:
+        """The component was told to end: its nodes will be free soon, or after its grace, which is over ``by`` then."""
         self.keep(token)
+        self._leave_by.pop(token, None)
+        if by is not None and token in self.live:
+            self._leave_by[token] = by
+            for other in (other for other, of in self._promised_of.items() if token in of):
+                self._there_by[other] = max(self._there_by[other], by)
         if token in self.live:
             self.departs |= token not in self._leaving
             self._leaving[token] = self.live[token]
@@ -278,6 +288,8 @@ class ClusterStatus:
         size = self.live.pop(token, 0)
         self._promised_of.pop(token, None)
         self.over.discard(token)
+        self._leave_by.pop(token, None)
+        self._there_by.pop(token, None)
         self.keep(token)
         self._promised -= self._awaiting.pop(token, 0)
         if token not in self._holding:
@@ -401,6 +413,10 @@ class ClusterStatus:
     def leaving(self) -> int:
         """Nodes of components that are ending, or have ended since the last report."""
         return sum(self._leaving.values())
+
+    def left_by(self, token: Token) -> float:
+        """When the grace is over of all whose nodes a component was promised, as of then; 0 without any."""
+        return self._there_by.get(token, 0.0)
 
     def still_to_leave(self, token: Token) -> int:
         """Nodes that a component was promised of others that were leaving, and that these have not given back yet."""

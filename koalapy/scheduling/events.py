@@ -24,6 +24,8 @@ class JobCancelled:
     job: JobId
     reason: str = "cancelled"
     by: str = ""
+    warn: bool = False
+    """Whether its program has the grace that it asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +92,12 @@ class ClusterCleared:
 
 @dataclass(frozen=True, slots=True)
 class ClusterDrained:
-    """An operator wants nothing more placed there; running jobs go on."""
+    """An operator wants nothing more placed there; running jobs go on, or are stopped and queue again."""
 
     cluster: ClusterName
     by: str = ""
     reason: str = ""
+    requeue: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from koalapy.scheduling.effects import Effects
 from koalapy.scheduling.ledger import live
 from koalapy.scheduling.lifecycle.attempt_deadlines import AttemptDeadlines
 from koalapy.scheduling.lifecycle.attempt_endings import AttemptEndings
+from koalapy.scheduling.lifecycle.attempt_facts import is_program_over
 from koalapy.scheduling.lifecycle.attempts import Attempts
 from koalapy.scheduling.lifecycle.clock_correction import corrected
 from koalapy.scheduling.lifecycle.cluster_health import ClusterHealth
@@ -157,6 +158,8 @@ class Scheduler:
                 if event.reason or self._grid[event.cluster].drained is None:
                     self._grid[event.cluster].drained = Drain(now, event.by, event.reason)
                     self._ledger.cluster_changed(event.cluster)
+                if event.requeue:
+                    self._requeue_all(event, now)
             case ev.ClusterResumed():
                 cluster = self._grid[event.cluster]
                 cluster.drained, cluster.capacity_gained = None, True
@@ -283,12 +286,25 @@ class Scheduler:
     def _cancel(self, job: Job, event: ev.JobCancelled, now: float) -> None:
         if job.state.is_active:
             if job.ending is None or job.ending is JobState.QUEUED:
-                ending = self._attempts.end(job, JobState.CANCELLED, event.reason, now, by=event.by)
+                ending = self._attempts.end(job, JobState.CANCELLED, event.reason, now, by=event.by, warn=event.warn)
                 self._endings.settle_job(ending, now)
+            elif job.ending is JobState.CANCELLED and not event.warn:
+                self._attempts.end_grace(job)
             return
         if job.state is JobState.QUEUED:
             job = self._queues.leave(job)
         self._ledger.move(job, JobState.CANCELLED, now, "cancelled", event.reason, by=event.by, ended_at=now)
+
+    def _requeue_all(self, order: ev.ClusterDrained, now: float) -> None:
+        """Every job that has nodes on a cluster leaves all of its own, and returns to its queue; it is no restart."""
+        reason = f"drained: {order.cluster}" + (f": {order.reason}" if order.reason else " is to be empty")
+        for token in list(self._grid[order.cluster].live):
+            found = self._ledger.find(token)
+            if found is None or found[1].superseded or found[0].ending is not None:
+                continue
+            if not is_program_over(found[0], self._grid):
+                job = self._attempts.end(found[0], JobState.QUEUED, reason, now, by=order.by, warn=True)
+                self._endings.settle_job(job, now)
 
     def _regroup_first_seen(self) -> None:
         """Waiting jobs of an application that has become known are no longer refused with those of unknown ones."""
@@ -305,11 +321,13 @@ class Scheduler:
                     cluster.deliver(token)
                 elif component.state is ComponentState.STOPPING:
                     cluster.promise(token, component.size)
-                    cluster.leave(token)
+                    self._attempts.leave_after_grace(job, component)
                 elif component.state not in (ComponentState.PLACED, ComponentState.ENDED):
                     held.append((job, component))
         for job, component in held:
             self._attempts.promise(job, component, now)
+            if component.warned_at is not None:
+                self._attempts.leave_after_grace(job, component)
 
     def _restore_attempt(self, job: Job, now: float) -> None:
         attempt = live(job)

@@ -50,10 +50,13 @@ class BulkActions:
         self._jobs, self._engine, self._high_priority = jobs, engine, high_priority
 
     async def cancel(
-        self, jobs: Sequence[JobId], by: Identity, reason: str, shown: Shown = NOTHING_SHOWN
+        self, jobs: Sequence[JobId], by: Identity, reason: str, shown: Shown = NOTHING_SHOWN, *, warn: bool = False
     ) -> Sequence[ActionResult]:
+        """With ``warn`` their programs have the grace that they asked for."""
         why = reason or f"cancelled by {by.user}"
-        action = _Action(lambda job: JobCancelled(job.id, why, by.user), lambda job: job.state is JobState.CANCELLED)
+        action = _Action(
+            lambda job: JobCancelled(job.id, why, by.user, warn), lambda job: job.state is JobState.CANCELLED
+        )
         return await self._act(jobs, by, action, shown)
 
     async def hold(

@@ -171,8 +171,9 @@ class Jobs:
         check(spec, queries.limits())
         return replace(spec, policy=spec.policy or DEFAULTS[spec.request.type])
 
-    async def cancel(self, job: JobId, by: Identity, reason: str) -> JobRecord:
-        return await self._act(job, by, JobCancelled(job, reason or f"cancelled by {by.user}", by.user))
+    async def cancel(self, job: JobId, by: Identity, reason: str, *, warn: bool = False) -> JobRecord:
+        """With ``warn`` its program has the grace that it asked for."""
+        return await self._act(job, by, JobCancelled(job, reason or f"cancelled by {by.user}", by.user, warn))
 
     async def hold(self, job: JobId, by: Identity, reason: str) -> JobRecord:
         return await self._act(job, by, JobHeld(job, reason or f"held by {by.user}", by.user))
@@ -192,9 +193,12 @@ class Jobs:
         await self.commit(WorkItem(events=(ClusterCleared(cluster),)))
         return self._describe(cluster)
 
-    async def drain_cluster(self, cluster: ClusterName, by: Identity, reason: str) -> ClusterRecord:
+    async def drain_cluster(
+        self, cluster: ClusterName, by: Identity, reason: str, *, requeue: bool = False
+    ) -> ClusterRecord:
+        """With ``requeue`` the jobs there are stopped, and queue again."""
         self.cluster(cluster)
-        await self.commit(WorkItem(events=(ClusterDrained(cluster, by.user, reason),)))
+        await self.commit(WorkItem(events=(ClusterDrained(cluster, by.user, reason, requeue),)))
         return self._describe(cluster)
 
     async def resume_cluster(self, cluster: ClusterName) -> ClusterRecord:

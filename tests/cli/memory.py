@@ -31,11 +31,13 @@ class MemoryActions:
     def __init__(self, service: "MemoryService") -> None:
         self._service = service
 
-    async def cancel(self, jobs: Sequence[JobId], by: Identity, reason: str) -> Sequence[ActionResult]:
+    async def cancel(
+        self, jobs: Sequence[JobId], by: Identity, reason: str, *, warn: bool = False
+    ) -> Sequence[ActionResult]:
         done = []
         for job in dict.fromkeys(jobs):
             try:
-                done.append(ActionResult(job, await self._service.cancel(job, by, reason)))
+                done.append(ActionResult(job, await self._service.cancel(job, by, reason, warn=warn)))
             except ConflictError as error:
                 known = self._service.record(job)
                 done.append(
@@ -62,6 +64,8 @@ class MemoryService:
         self.keys: dict[str, JobId] = {}
         self.printed: dict[JobId, bytes] = {}
         self.south = SOUTH
+        self.warned: set[JobId] = set()
+        """Jobs that were cancelled with a warning."""
         self.explanation: Explanation | None = None
         """What "why?" is answered with, if not by the job's reason."""
         self.asked: JobSpec | None = None
@@ -109,7 +113,8 @@ class MemoryService:
             self.changed.notify_all()
         return await self.get(job)
 
-    async def cancel(self, job: JobId, by: Identity, reason: str) -> JobRecord:
+    async def cancel(self, job: JobId, by: Identity, reason: str, *, warn: bool = False) -> JobRecord:
+        self.warned |= {job} if warn else set()
         if (await self.get(job)).job.state.is_final:
             raise ConflictError(f"job {job} is over already", field="job", value=job)
         return await self._change(job, state=JobState.CANCELLED, reason=reason or "cancelled", ended_at=1009.0)
@@ -136,8 +141,12 @@ class MemoryService:
         self.south = replace(self.south, state="usable", errors=0, reason="")
         return self.south
 
-    async def drain_cluster(self, cluster: ClusterName, by: Identity, reason: str) -> ClusterRecord:
+    async def drain_cluster(
+        self, cluster: ClusterName, by: Identity, reason: str, *, requeue: bool = False
+    ) -> ClusterRecord:
         self.cluster(cluster)
+        if requeue:
+            self.south = replace(self.south, used=0)
         if reason or self.south.drained is None:
             self.south = replace(self.south, state="drained", drained=Drain(1000.0, by.user, reason), used=2)
         return self.south

@@ -326,7 +326,7 @@ def test_jobs_are_given_another_priority(koala: Koala) -> None:
     assert koala("priority", "higher", "1").code == 2
 
 
-def test_acting_goes_on_after_errors_and_exits_with_the_worst(koala: Koala) -> None:
+def test_acting_goes_on_after_errors_and_exits_with_the_worst(koala: Koala, server: Server) -> None:
     for _ in range(2):
         koala(*FLEXIBLE, "program")
     koala(*FLEXIBLE, "echo", "done")
@@ -338,7 +338,9 @@ def test_acting_goes_on_after_errors_and_exits_with_the_worst(koala: Koala) -> N
         "koala: job 3 is over already",
         "koala: there is no job 9",
     ]
-    again = koala("cancel", "1", "2")
+    assert not server.service.warned
+    again = koala("cancel", "--warn", "1", "2")
+    assert server.service.warned == {1, 2}
     assert (again.code, again.out, again.err) == (0, done.out, "")
     done = koala("hold", "1", "9")
     assert (done.code, done.err.splitlines()[0].split(";")[0]) == (3, "koala: there is no job 9")
@@ -374,6 +376,7 @@ def test_a_cluster_is_drained_and_resumed(koala: Koala, server: Server) -> None:
     assert koala("clusters", "resume", "south").out == "cluster south is unusable\n"
     again = koala("clusters", "resume", "south")
     assert (again.code, again.out, again.err) == (4, "", "koala: cluster south is not drained; see koala clusters\n")
+    assert koala("clusters", "drain", "south", "--requeue").out == "cluster south is drained\n"
     assert koala("clusters", "drain", "south", "--reason", "two\nlines").code == 2
     assert koala("clusters", "drain", "nroth").err.startswith("koala: there is no cluster nroth; did you mean north?")
 

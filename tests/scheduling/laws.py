@@ -183,7 +183,7 @@ def check_counts(world: "World") -> None:
                     sending[c.cluster].add(job.token(c.index))
                 elif c.state not in (ComponentState.PLACED, ComponentState.ENDED):
                     held[c.cluster][job.token(c.index)] = c.size
-                    if makes_room(world, job) and c.state is not ComponentState.STOPPING:
+                    if makes_room(world, job) and c.state is not ComponentState.STOPPING and c.warned_at is None:
                         preemptible[c.cluster][job.token(c.index)] = c.size
     for cluster in queries.grid.clusters():
         assert cluster.live == held[cluster.name], "the cluster's status and the jobs disagree on who has nodes"

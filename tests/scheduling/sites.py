@@ -51,6 +51,7 @@ class Runner:
     refused: str = ""
     starting: float = 0.0
     """Not 0 while its nodes have to boot: how long that takes at most."""
+    warned: bool = False
 
     @property
     def ended(self) -> bool:
@@ -94,6 +95,9 @@ class Site:
         self._size_of, self._clock = size_of, clock
         self.stuck: set[Token] = set()
         """Components whose nodes the resource manager does not give back."""
+        self.knows_warnings = True
+        self.graces: list[tuple[Token, float]] = []
+        """Programs that were warned, and for how long they may go on, of which the world has not taken note."""
         self.is_black_hole = False
         """Whether it says that its nodes are idle, and gives none to components."""
         self.delivers_long = False
@@ -247,6 +251,9 @@ class Site:
                 if (runner := self.runners.get(token)) and runner.phase == "claimed" and not runner.stopped:
                     self._enter(token, "running")
                     self.opened.append(token)
+            case StopComponent(token=token, warning=warning) if warning is not None and self._may_warn(token):
+                self.graces.append((token, warning.grace))
+                self.warn(token)
             case StopComponent(token=token):
                 self._stop(token)
             case ForgetComponent(token=token):
@@ -279,6 +286,19 @@ class Site:
             self.queue.append(token)
             self._allocate()
         self.tell(token)
+
+    def _may_warn(self, token: Token) -> bool:
+        runner = self.runners.get(token)
+        return self.knows_warnings and runner is not None and runner.phase == "running" and not runner.stopped
+
+    def warn(self, token: Token) -> None:
+        """Its program gets its signal."""
+        self.runners[token].warned = True
+        self.tell(token)
+
+    def grace_is_over(self, token: Token) -> None:
+        if token in self.runners and not self.runners[token].stopped:
+            self._stop(token)
 
     def _stop(self, token: Token) -> None:
         runner = self.runners.setdefault(token, Runner(token, 0))
@@ -333,6 +353,7 @@ class Site:
             bool(runner.error) and not runner.refused,
             runner.refused,
             starting=runner.starting if runner.phase == "waiting" else 0.0,
+            warned=runner.warned,
         )
 
     def _say(self, message: Told) -> None:

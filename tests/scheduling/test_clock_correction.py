@@ -66,7 +66,7 @@ def test_a_walltime_counts_from_now_at_the_latest() -> None:
 
 
 times = st.none() | st.floats(0.0, 1e5)
-past = dict.fromkeys(("claimed_at", "ended_at", "submitted_at", "staging_since", "staged_at"), times)
+past = dict.fromkeys(("claimed_at", "warned_at", "ended_at", "submitted_at", "staging_since", "staged_at"), times)
 components = st.builds(
     lambda given, since: Component(0, "n", 1, unknown_since=since, **given), st.fixed_dictionaries(past), times
 )
@@ -111,6 +111,7 @@ def test_every_moment_of_a_job_is_looked_at() -> None:
         "launched_at",
         "unknown_since",
         "claimed_at",
+        "warned_at",
         "staging_since",
         "staged_at",
     }

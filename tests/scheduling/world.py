@@ -172,8 +172,8 @@ class World:
         self.programs |= {job.id: program for job in jobs}
         return jobs
 
-    def cancel(self, job: JobId) -> None:
-        self.step([JobCancelled(job)])
+    def cancel(self, job: JobId, *, warn: bool = False) -> None:
+        self.step([JobCancelled(job, warn=warn)])
 
     def hold(self, job: JobId) -> None:
         self.step([JobHeld(job)])
@@ -405,6 +405,9 @@ class World:
             allocated, site.allocated = site.allocated, []
             opened, site.opened = site.opened, []
             staging, site.staging = site.staging, []
+            graces, site.graces = site.graces, []
+            for token, grace in graces:
+                self.later(grace, lambda site=site, token=token: site.grace_is_over(token))  # type: ignore[misc]
             for token in staging:
                 self.later(self._transfer_time(token, site), lambda site=site, token=token: self.staged(site, token))  # type: ignore[misc]
             for token in allocated:

@@ -7,8 +7,9 @@ from koalapy.model.profile import ClusterProfile
 from koalapy.model.replica import Catalogue, Part, Replica
 from koalapy.model.request import Bundle, ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest
 from koalapy.model.users import Accounts, Domain, User, Users
+from koalapy.model.warning import StopWarning, WarningSignal
 from koalapy.protocol.messages import Open, Probe, commands_frame, from_daemon
-from koalapy.scheduling.effects import OpenBarrier, StageComponent, SubmitComponent
+from koalapy.scheduling.effects import OpenBarrier, StageComponent, StopComponent, SubmitComponent
 from koalapy.service.wire import CommandMessages, is_brought
 
 PROFILES = {
@@ -79,6 +80,17 @@ def test_the_plan_is_made_once_for_all_components() -> None:
     contexts = heard[0].contexts
     assert heard == [*from_daemon.validate_python([{**each, "contexts": contexts} for each in told]), probe]
     assert contexts[0]["environment"] == {"A": "?"}, "what no frame can hold costs nobody the connection"
+
+
+def test_who_is_to_be_warned_is_told_how() -> None:
+    warning = StopWarning(WarningSignal.USR1, 30.0)
+    spec = JobSpec(FlexibleRequest(3), ("true",), warning=warning)
+    assert "warning" not in opened(spec), "nothing but its walltime ends by the clock"
+    assert opened(replace(spec, walltime=100.0))["warning"] == {"signal": "USR1", "after": 70.0, "grace": 30.0}
+    assert "warning" not in opened(replace(spec, warning=None, walltime=100.0))
+    commands = CommandMessages(1, PROFILES, Catalogue(), Accounts())
+    told = [commands.message(StopComponent("north", "7.1.0", "r", warning=each), None, 3) for each in (None, warning)]
+    assert [(each["signal"], each["grace"]) for each in told] == [("", 0.0), ("USR1", 30.0)]
 
 
 def test_a_stage_is_told_where_its_files_are_and_what_they_must_be() -> None:

@@ -270,7 +270,7 @@ class Claiming:
     def _preempt_one(self, victim: Job, where: str, job: Job, why: str, now: float) -> None:
         reason = f"{PREEMPTED}: {where} {'are' if ',' in where else 'is'} needed for job {job.id} of high priority"
         self._ledger.note(victim, now, PREEMPTED, reason + why)
-        self._attempts.end(victim, JobState.QUEUED, reason, now)
+        self._attempts.end(victim, JobState.QUEUED, reason, now, warn=True)
 
     def _submit(self, job: Job, this: ClaimTry, now: float) -> Job:
         starting = ", ".join(f"{c.size} on {c.cluster}" for c in sorted(this.startable, key=lambda c: c.rank))

@@ -1,6 +1,6 @@
 """What follows from a deadline of an attempt that has passed."""
 
-from koalapy.model.job import Component, ComponentState, Job, JobState
+from koalapy.model.job import Component, ComponentState, Job
 from koalapy.scheduling.claiming.claiming import Claiming
 from koalapy.scheduling.effects import AttemptFailure
 from koalapy.scheduling.ledger import live
@@ -66,8 +66,7 @@ class AttemptDeadlines:
                     job, attempt.head, AttemptFailure.NOT_LAUNCHED, error, attempt.gang, now
                 )
             case Deadline.WALLTIME:
-                reason = f"walltime of {job.spec.walltime:g} s exceeded"
-                return self._attempts.end(job, JobState.FAILED, reason, now)
+                return self._attempts.walltime_over(job, now)
         return None
 
     def _postponed(self, timer: Timer, job: Job, now: float) -> float | None:
@@ -80,7 +79,7 @@ class AttemptDeadlines:
                 return now + RESULT_PAUSE
             case Deadline.BARRIER if _only_files_are_missing(job):
                 return at_barrier
-            case Deadline.BARRIER if (due := self._started_nodes_are_due(job)) > now:
+            case Deadline.BARRIER if (due := self._nodes_are_due(job)) > now:
                 return min(due, at_barrier)
         return None
 
@@ -89,17 +88,18 @@ class AttemptDeadlines:
         let go, nor on its own nodes, from where it has not been heard; that has limits of its own."""
         component = live(job).components[timer.component]
         cluster, token = self._state.grid[component.cluster], job.token(component.index)
-        waited = now - (component.submitted_at or now)
+        waited = now - max(component.submitted_at or now, cluster.left_by(token))
         last = waited + self._rules.claim_grace >= self._rules.barrier_timeout
         starting = (self._state.lrm_waits.up_by(token) or 0.0) > now
         return not starting and not cluster.holds(token) and (last or not cluster.still_to_leave(token))
 
-    def _started_nodes_are_due(self, job: Job) -> float:
-        """When the nodes of a gang that had to be started first should have reported: as long after they are up as
-        others after they were asked for. 0 where none had to be."""
-        moments = [self._state.lrm_waits.up_by(job.token(c.index)) for c in live(job).gang]
-        up_by = [moment for moment in moments if moment is not None]
-        return max(up_by) + self._rules.barrier_timeout if up_by else 0.0
+    def _nodes_are_due(self, job: Job) -> float:
+        """When the nodes of a gang that had to be started first, or left by others after their grace, should have
+        reported: as long after that as others after they were asked for. 0 where none had to be."""
+        moments = [self._state.lrm_waits.up_by(job.token(c.index)) or 0.0 for c in live(job).gang]
+        moments += [self._state.grid[c.cluster].left_by(job.token(c.index)) for c in live(job).gang]
+        there_by = max(moments)
+        return there_by + self._rules.barrier_timeout if there_by else 0.0
 
     def _is_queued(self, job: Job, component: Component) -> bool:
         """Whether a component has no nodes because its resource manager has not given it any."""

@@ -1,8 +1,10 @@
 """What follows from the components of a job's live attempt; nothing is changed here."""
 
 from koalapy.model.job import Component, ComponentState, Job, JobState, Launcher
+from koalapy.model.warning import StopWarning
 from koalapy.scheduling.grid import GridStatus
 from koalapy.scheduling.ledger import live
+from koalapy.scheduling.rules import Rules
 
 
 def reporting_components(job: Job) -> tuple[Component, ...]:
@@ -27,6 +29,15 @@ def is_launched(job: Job) -> bool:
 def is_program_over(job: Job, grid: GridStatus) -> bool:
     """Whether a job's program has ended, though its exit code is still on the way, after all its output."""
     return all(c.exit_code is not None or job.token(c.index) in grid[c.cluster].over for c in reporting_components(job))
+
+
+def warning_of(job: Job, rules: Rules) -> StopWarning | None:
+    """What the program of a job is told before it is stopped now, and its grace; None where it runs on no node, or has
+    asked for none."""
+    wanted = job.spec.warning
+    if wanted is None or live(job).launched_at is None:
+        return None
+    return StopWarning(wanted.signal, min(wanted.grace, rules.warning_max))
 
 
 def unclaimed(job: Job) -> list[Component]:

@@ -1,9 +1,11 @@
 """An attempt from the submission of its first component to its end: what others have decided is done here."""
 
-from koalapy.model.job import Component, ComponentState, Job, JobState
+from koalapy.model.job import Component, ComponentState, Job, JobState, Token
+from koalapy.model.warning import StopWarning
 from koalapy.scheduling.claiming.preemption import is_preemptible
 from koalapy.scheduling.effects import ForgetComponent, OpenBarrier, StopComponent, SubmitComponent
 from koalapy.scheduling.ledger import live
+from koalapy.scheduling.lifecycle.attempt_facts import program_result, warning_of
 from koalapy.scheduling.state import SchedulerState
 from koalapy.scheduling.timers import Deadline
 
@@ -17,6 +19,8 @@ class Attempts:
     def __init__(self, state: SchedulerState) -> None:
         self._rules, self._ledger, self._grid, self._timers = state.rules, state.ledger, state.grid, state.timers
         self._later_starts = state.later_starts
+        self._warned: set[Token] = set()
+        """Components that were told to end with a warning, until they have, or are to end at once."""
 
     def set_deadline(self, job: Job, kind: Deadline, at: float, component: int = 0) -> None:
         """Of the job's live attempt; it means nothing any more once that is over."""
@@ -86,11 +90,20 @@ class Attempts:
     # The end
 
     def end(
-        self, job: Job, becomes: JobState, reason: str, now: float, *, exit_code: int | None = None, by: str = ""
+        self,
+        job: Job,
+        becomes: JobState,
+        reason: str,
+        now: float,
+        *,
+        exit_code: int | None = None,
+        by: str = "",
+        warn: bool = False,
     ) -> Job:
         """The attempt is over; the job becomes ``becomes`` when every component has ended.
 
-        After a success the components end by themselves and are told so only when they linger; else at once.
+        After a success the components end by themselves and are told so only when they linger; else at once, or with
+        ``warn`` after the grace that the job has asked for.
         """
         ended_at = live(job).ended_at
         job = self._ledger.change_attempt(
@@ -103,10 +116,25 @@ class Attempts:
                 self._grid[component.cluster].keep(job.token(component.index))
             self.set_deadline(job, Deadline.STOP, now + END_GRACE)
             return job
-        return self.stop_all(job)
+        if not warn:
+            self.end_grace(job)
+        return self.stop_all(job, warning_of(job, self._rules) if warn else None, now)
 
-    def stop_all(self, job: Job) -> Job:
-        """Stop every component that has not ended; one that was not submitted has nothing to end."""
+    def end_grace(self, job: Job) -> None:
+        """What was warned, and has time to end by itself, is to end now."""
+        if job.spec.warning is None:
+            return
+        attempt = live(job)
+        for component in attempt.components:
+            if component.state is ComponentState.STOPPING:
+                token = job.token(component.index)
+                self._warned.discard(token)
+                self._ledger.command(StopComponent(component.cluster, token, attempt.end_reason))
+                self._grid[component.cluster].leave(token)
+
+    def stop_all(self, job: Job, warning: StopWarning | None = None, now: float = 0.0) -> Job:
+        """Stop every component that has not ended, those that run with a warning if there is one; one that was not
+        submitted has nothing to end."""
         attempt = live(job)
         for component in attempt.components:
             if component.state is ComponentState.PLACED:
@@ -114,26 +142,34 @@ class Attempts:
                     job, component.index, state=ComponentState.ENDED, ended_at=attempt.ended_at
                 )
             elif not component.has_ended and component.state is not ComponentState.STOPPING:
-                job = self.stop(job, component, attempt.end_reason)
+                runs = component.state is ComponentState.RUNNING
+                job = self.stop(job, component, attempt.end_reason, warning if runs else None, now)
         return job
 
-    def stop(self, job: Job, component: Component, reason: str) -> Job:
-        """Tell a component to end: its nodes will be free soon."""
+    def stop(
+        self, job: Job, component: Component, reason: str, warning: StopWarning | None = None, now: float = 0.0
+    ) -> Job:
+        """Tell a component to end: its nodes will be free soon, or ``now`` that its program is warned, after its
+        grace."""
         token = job.token(component.index)
-        self._ledger.command(StopComponent(component.cluster, token, reason))
-        self._grid[component.cluster].leave(token)
+        self._ledger.command(StopComponent(component.cluster, token, reason, warning=warning))
+        if warning is not None:
+            self._warned.add(token)
+        self._grid[component.cluster].leave(token, None if warning is None else now + warning.grace)
         return self._ledger.update_component(job, component.index, state=ComponentState.STOPPING)
 
     def component_delivers(self, job: Job, component: Component, now: float) -> Job:
         """The cluster has its nodes back, and something of it is still to come."""
         if component.state is ComponentState.DELIVERING:
             return job
+        self._note_no_warning(job, component, now)
         self._grid[component.cluster].deliver(job.token(component.index))
         return self._ledger.update_component(job, component.index, state=ComponentState.DELIVERING, ended_at=now)
 
     def component_ended(self, job: Job, component: Component, now: float, missing: str = "") -> Job:
         """The cluster has its nodes back, and nothing more will come; ``missing`` says what of its output is lost."""
         token = job.token(component.index)
+        self._note_no_warning(job, component, now)
         self._grid[component.cluster].release(token)
         self._ledger.command(ForgetComponent(component.cluster, token))
         if missing:
@@ -142,6 +178,45 @@ class Attempts:
         return self._ledger.update_component(
             job, component.index, state=ComponentState.ENDED, ended_at=ended_at, unknown_since=None
         )
+
+    def component_warned(self, job: Job, component: Component, now: float) -> Job:
+        """Its program was told that it will be stopped."""
+        if job.spec.warning is None or component.warned_at is not None:
+            return job
+        warning = job.spec.warning
+        told = f"SIG{warning.signal}, {warning.grace:g} s before it is stopped"
+        self._ledger.note(job, now, "warned", told, component)
+        job = self._ledger.update_component(job, component.index, warned_at=now)
+        if job.ending is None:
+            self.leave_after_grace(job, component)
+        return job
+
+    def leave_after_grace(self, job: Job, component: Component) -> None:
+        """A component that was warned has its nodes until its grace, or that of its walltime, is over."""
+        attempt, warning = live(job), warning_of(job, self._rules)
+        by = None
+        if job.ending is None and attempt.launched_at is not None and job.spec.walltime is not None:
+            by = attempt.launched_at + job.spec.walltime
+        elif job.ending is JobState.QUEUED and attempt.ended_at is not None and warning is not None:
+            by = attempt.ended_at + warning.grace
+        self._grid[component.cluster].leave(job.token(component.index), by)
+
+    def walltime_over(self, job: Job, now: float) -> Job:
+        """Its program may run no longer; it was warned of that, or will never be."""
+        if job.spec.warning is not None:
+            self._warned.update(job.token(c.index) for c in live(job).gang if c.state is ComponentState.RUNNING)
+        return self.end(job, JobState.FAILED, f"walltime of {job.spec.walltime:g} s exceeded", now)
+
+    def _note_no_warning(self, job: Job, component: Component, now: float) -> None:
+        """Where a program was to be warned, and was stopped without that."""
+        token = job.token(component.index)
+        if token in self._warned:
+            self._warned.remove(token)
+            if component.warned_at is None and program_result(job) is None:
+                why = (
+                    f"{component.cluster} stopped it at once: its agent or runner is of an earlier version, or was away"
+                )
+                self._ledger.note(job, now, "not-warned", why, component)
 
     def note_lost_output(self, job: Job, component: Component, why: str, now: float) -> None:
         """If its program ran: what there is of its output that has not come is not waited for."""

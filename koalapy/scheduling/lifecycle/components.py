@@ -121,6 +121,8 @@ class Components:
             changes["unknown_since"] = None
         if changes:
             job = self._ledger.update_component(job, component.index, **changes)
+        if status.warned:
+            job = self._attempts.component_warned(job, live(job).components[component.index], now)
         return self._follow(job, now, f"{component.cluster} is back") if job.state is JobState.UNKNOWN else job
 
     def _follow(self, job: Job, now: float, reason: str) -> Job:

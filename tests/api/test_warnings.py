@@ -1,0 +1,86 @@
+"""How a warning is written: by its signal and the seconds before the stop, and what is told of those that cannot be."""
+
+from typing import Any
+
+import pytest
+
+from tests.api.conftest import Open
+
+WORDS = "TERM, INT, HUP, QUIT, USR1, USR2, ALRM, XCPU, CONT, URG, WINCH"
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("TERM@30", "TERM@30"),
+        ("SIGUSR1@2m", "USR1@120"),
+        ("usr2", "USR2@60"),
+        ("10@1:30", "USR1@90"),
+        ("TERM@0.5", "TERM@0.5"),
+        (" INT@600 ", "INT@600"),
+        (None, None),
+    ],
+)
+async def test_a_warning_is_shown_as_it_is_understood(
+    open_api: Open, body: dict[str, Any], written: str | None, shown: str | None
+) -> None:
+    api = await open_api()
+    answer = await api.post("/api/v1/jobs", json=body | {"warning": written})
+    assert (answer.status_code, answer.json()["warning"]) == (201, shown)
+    assert (await api.get(f"/api/v1/jobs/{answer.json()['id']}")).json()["warning"] == shown
+
+
+@pytest.mark.parametrize(
+    ("written", "field", "detail", "hint"),
+    [
+        ("KILL@30", "warning", "warning is 'KILL@30', with no signal that a program can catch", WORDS),
+        ("STOP@30", "warning", "with no signal that a program can catch", WORDS),
+        ("9@30", "warning", "with no signal that a program can catch", WORDS),
+        ("0@30", "warning", "with no signal that a program can catch", WORDS),
+        ("999999999999999999999@30", "warning", "with no signal that a program can catch", WORDS),
+        ("", "warning", "with no signal that a program can catch", WORDS),
+        ("@30", "warning", "with no signal that a program can catch", WORDS),
+        ("B:TERM@30", "warning", "with a colon", "leave out what is before it: all processes"),
+        ("TERM@", "warning", "with no duration after its @", "TERM@30"),
+        ("TERM@soon", "warning", "with no duration after its @", "TERM@30"),
+        ("TERM@30@40", "warning", "with no duration after its @", "TERM@30"),
+        ("TERM@0", "warning.grace", "warning.grace is 0", "give more than 0"),
+        ("TERM@-3", "warning.grace", "warning.grace is -3", "give more than 0"),
+        ("TERM@nan", "warning", "with no duration after its @", "TERM@30"),
+        ("TERM@inf", "warning", "with no duration after its @", "TERM@30"),
+        ("TERM@601", "warning", "no job may have more than 600 s between its warning and its stop", "at most TERM@600"),
+        (30, "warning", "not a text", "in quotes"),
+    ],
+)
+async def test_what_is_no_warning_is_refused_with_the_way_out(
+    open_api: Open, body: dict[str, Any], written: object, field: str, detail: str, hint: str
+) -> None:
+    answer = await (await open_api()).post("/api/v1/jobs", json=body | {"warning": written})
+    problem = answer.json()
+    assert (answer.status_code, problem["field"]) == (422, field), problem
+    assert detail in problem["detail"]
+    assert hint in problem["hint"]
+
+
+@pytest.mark.parametrize(("walltime", "status"), [(29, 422), (30, 422), (31, 201)])
+async def test_a_grace_is_shorter_than_the_walltime(
+    open_api: Open, body: dict[str, Any], walltime: int, status: int
+) -> None:
+    answer = await (await open_api()).post("/api/v1/jobs", json=body | {"warning": "TERM@30", "walltime": walltime})
+    assert answer.status_code == status
+    if status == 422:
+        assert "it would be warned before it has begun" in answer.json()["detail"]
+        assert answer.json()["hint"] == "give fewer seconds, or a longer walltime"
+
+
+async def test_orders_may_ask_for_warnings(open_api: Open, body: dict[str, Any]) -> None:
+    api = await open_api()
+    jobs = [(await api.post("/api/v1/jobs", json=body | {"warning": "TERM@30"})).json()["id"] for _ in range(2)]
+    assert (await api.post(f"/api/v1/jobs/{jobs[0]}/cancel", json={"warn": True})).status_code == 200
+    done = (await api.post("/api/v1/jobs/cancel", json={"jobs": jobs, "warn": True})).json()["jobs"]
+    assert [each["problem"] for each in done] == [None, None]
+    drained = await api.post("/api/v1/clusters/north/drain", json={"requeue": True})
+    assert (drained.status_code, drained.json()["state"]) == (200, "drained")
+    for path in ("/jobs/1/cancel", "/clusters/north/drain"):
+        wrong = await api.post(f"/api/v1{path}", json={"warn": "soon", "requeue": "soon"})
+        assert wrong.status_code == 422

@@ -1,0 +1,130 @@
+"""Programs that save themselves when they are warned, and go on from there: with real processes from end to end."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.grid.embedded import Embedded, close
+from tests.grid.world import until
+
+PROGRAM = """
+import os, signal, sys, time
+state, gate = sys.argv[1] + "." + os.environ["KOALA_NODE_INDEX"], sys.argv[2]
+done = int(open(state).read()) if os.path.exists(state) else 0
+def save(number, frame):
+    with open(state + ".new", "w") as file:
+        file.write(str(done))
+    os.replace(state + ".new", state)
+    print("saved at", done, "by", signal.Signals(number).name, flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+signal.signal(signal.SIGUSR1, save)
+print("from", done, flush=True)
+while not os.path.exists(gate):
+    done += 1
+    time.sleep(0.02)
+print("done", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
+    embedded = Embedded(tmp_path_factory.mktemp("grid") / "data").start()
+    yield embedded
+    embedded.settle()
+    close(embedded)
+
+
+class Saving:
+    """A job on two nodes of north whose programs keep what they have done in files of their own."""
+
+    def __init__(self, grid: Embedded, folder: Path, warning: str = "TERM@60", **more: Any) -> None:
+        self.grid, self.state, self.gate = grid, folder / "state", folder / "gate"
+        request = {"type": "fixed", "components": [{"size": 2, "cluster": more.pop("cluster", "north")}]}
+        command = (sys.executable, "-u", "-c", PROGRAM, str(self.state), str(self.gate))
+        self.ident = grid.submit(request, *command, warning=warning, **more)
+        self.runs()
+
+    def runs(self, generation: int = 1) -> None:
+        """An attempt runs, and its signals are handled."""
+        until(lambda: self.grid.job(self.ident)["generation"] == generation, "the attempt")
+        until(lambda: self.grid.logs(self.ident).count("from ") == 2, "both of its programs to be ready")
+
+    def ends(self) -> dict[str, Any]:
+        self.gate.touch()
+        return self.grid.wait(self.ident)
+
+    def events(self, name: str) -> list[str]:
+        return [entry["reason"] for entry in self.grid.job(self.ident)["timeline"] if entry["event"] == name]
+
+    def saved(self) -> list[int]:
+        return [int(self.state.with_name(f"state.{index}").read_text()) for index in (0, 1)]
+
+
+def goes_on_from_what_was_saved(job: Saving) -> None:
+    """And has done so without a restart, that is without any failure."""
+    job.runs(2)
+    saved = job.saved()
+    assert min(saved) > 0
+    end = job.ends()
+    assert (end["state"], end["generation"], end["restarts"]) == ("succeeded", 2, 0)
+    said = job.grid.logs(job.ident).splitlines()
+    assert sorted(line for line in said if line != "done") == sorted(f"from {each}" for each in saved)
+    assert len(job.events("warned")) == 1
+    assert not job.events("not-warned")
+
+
+def test_a_preempted_job_saves_itself_and_goes_on(grid: Embedded, tmp_path: Path) -> None:
+    job = Saving(grid, tmp_path)
+    high = grid.submit(
+        {"type": "fixed", "components": [{"size": grid.nodes["north"], "cluster": "north"}]},
+        "true",
+        launcher="processes",
+        priority="high",
+    )
+    assert grid.wait(high)["generation"] == 1, "it has waited for the grace"
+    goes_on_from_what_was_saved(job)
+
+
+def test_a_drained_cluster_is_left_by_jobs_that_go_on_when_it_is_back(grid: Embedded, tmp_path: Path) -> None:
+    job = Saving(grid, tmp_path, "USR1@60")
+    assert grid.run("clusters", "drain", "north", "--requeue", "--reason", "new disks").returncode == 0
+    until(lambda: job.events("requeued") == ["drained: north: new disks"], "it to be back in its queue")
+    assert grid.run("clusters", "resume", "north").returncode == 0
+    goes_on_from_what_was_saved(job)
+
+
+def test_of_its_walltime_a_program_is_warned_in_time(grid: Embedded, tmp_path: Path) -> None:
+    job = Saving(grid, tmp_path, "USR1@58", walltime=60)
+    end = grid.wait(job.ident)
+    assert (end["state"], end["exit_code"]) == ("succeeded", 0), "its own exit code counts"
+    assert min(job.saved()) > 0
+    assert job.events("warned") == ["SIGUSR1, 58 s before it is stopped"]
+
+
+def test_cancelled_with_a_warning_it_saves_itself_too(grid: Embedded, tmp_path: Path) -> None:
+    job = Saving(grid, tmp_path)
+    assert grid.run("cancel", str(job.ident), "--warn").returncode == 0
+    assert grid.wait(job.ident)["state"] == "cancelled"
+    assert min(job.saved()) > 0
+
+
+def test_a_daemon_that_is_killed_within_a_grace_does_not_end_it(grid: Embedded, tmp_path: Path) -> None:
+    """With it go its embedded agents: runners are alone with their programs, and the next ones find all as it was."""
+    stubborn = "trap 'echo heard' USR1; echo ready; while :; do sleep 0.05; done"
+    request = {"type": "fixed", "components": [{"size": 1, "cluster": "south"}]}
+    ident = grid.submit(request, "sh", "-c", stubborn, launcher="processes", warning="USR1@600")
+    until(lambda: "ready" in grid.logs(ident), "it to run")
+    assert grid.run("cancel", str(ident), "--warn").returncode == 0
+    until(lambda: "heard" in grid.logs(ident), "its warning")
+    grid.kill()
+    grid.start()
+    until(lambda: grid.programs(ident) and grid.cluster("south")["state"] == "usable", "it to go on")
+    assert grid.job(ident)["state"] != "cancelled"
+    assert grid.run("cancel", str(ident)).returncode == 0
+    assert grid.wait(ident)["state"] == "cancelled"
+    assert grid.logs(ident).count("heard") == 1
+    assert [entry["event"] for entry in grid.job(ident)["timeline"]].count("warned") == 1
