@@ -145,10 +145,9 @@ class MemoryService:
         self, cluster: ClusterName, by: Identity, reason: str, *, requeue: bool = False
     ) -> ClusterRecord:
         self.cluster(cluster)
-        if requeue:
-            self.south = replace(self.south, used=0)
         if reason or self.south.drained is None:
-            self.south = replace(self.south, state="drained", drained=Drain(1000.0, by.user, reason), used=2)
+            used = 0 if requeue else 2
+            self.south = replace(self.south, state="drained", drained=Drain(1000.0, by.user, reason), used=used)
         return self.south
 
     async def resume_cluster(self, cluster: ClusterName) -> ClusterRecord:
