@@ -212,7 +212,7 @@ class Attempts:
         token = job.token(component.index)
         if token in self._warned:
             self._warned.remove(token)
-            if component.warned_at is None and program_result(job) is None:
+            if component.warned_at is None and component.exit_code is None and program_result(job) is None:
                 why = (
                     f"{component.cluster} stopped it at once: its agent or runner is of an earlier version, or was away"
                 )
