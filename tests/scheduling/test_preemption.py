@@ -402,6 +402,25 @@ def test_who_is_about_to_end_is_not_preempted() -> None:
     check_quiet(world)
 
 
+def test_what_its_application_took_before_keeps_nobody_from_being_preempted() -> None:
+    world = World({"north": 4})
+    for _ in range(5):
+        world.submit(fixed(north=4), lasts=100)
+        world.advance(110)
+    low = world.submit(fixed(north=4), lasts=100)
+    world.advance(98)
+    high = world.submit(fixed(north=4), priority=HIGH)
+    assert (preempted(world), world.reasons(high, "awaits")) == ([low], [])
+
+
+def test_where_claims_wait_only_shortly_nobody_is_awaited_for_long() -> None:
+    world = World({"north": 4}, Rules(claim_grace=1))
+    low = world.submit(fixed(north=4), lasts=99.5, walltime=100)
+    world.advance(98.125)
+    world.submit(fixed(north=4), priority=HIGH)
+    assert preempted(world) == [low]
+
+
 def test_nor_is_anybody_else_for_a_second_job_that_counts_on_the_same_nodes() -> None:
     world, low = nearly_over(lasts=99.5)
     high = [world.submit(fixed(north=2), priority=HIGH) for _ in range(2)]

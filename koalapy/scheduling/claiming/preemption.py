@@ -3,12 +3,12 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from koalapy.model.job import Job, JobId, Priority
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import listed, three_digits
-from koalapy.scheduling.advisor.knowledge import expected_end
 from koalapy.scheduling.claiming.least_harm import Candidate, Harm, harm_of, least_harm
 from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.ledger import live
@@ -54,8 +54,7 @@ class Preemption:
     """Chooses victims; to end them is the claiming's business."""
 
     def __init__(self, state: SchedulerState) -> None:
-        self._ledger, self._grid, self._experience = state.ledger, state.grid, state.experience
-        self._order = state.rules.preemption_order
+        self._rules, self._ledger, self._grid = state.rules, state.ledger, state.grid
 
     def available(self, cluster: ClusterStatus) -> int:
         """Nodes that a job of high priority could have there: idle, about to be, or held by low-priority jobs; as many
@@ -71,7 +70,11 @@ class Preemption:
         if not lacking:
             return Room()
         held = self._held(lacking)
-        return self._youngest(held, lacking) if self._order == "jst" else self._least_harm(held, lacking, now)
+        return (
+            self._youngest(held, lacking)
+            if self._rules.preemption_order == "jst"
+            else self._least_harm(held, lacking, now)
+        )
 
     def _held(self, clusters: Mapping[ClusterName, int]) -> defaultdict[JobId, Counter[ClusterName]]:
         """The nodes of each low-priority job there that is not ending anyway."""
@@ -127,23 +130,30 @@ class Preemption:
         return Room(tuple(victims), tuple((self._ledger.jobs[job], about_to_end[job]) for job in awaited))
 
     def _about_to_end(self, held: Held, now: float) -> dict[JobId, float]:
-        """Those that end by themselves as soon, by all that is known, as if they were told to; the next first."""
+        """Those that surely end by themselves as soon as if they were told to now, and when; the next first."""
         ends: dict[JobId, float] = {}
         for ident in held:
             job = self._ledger.jobs[ident]
-            end = now if is_program_over(job, self._grid) else expected_end(job, self._experience, now)
-            if live(job).barrier_at is not None and end is not None and end <= now + _stopping_takes(job):
-                ends[ident] = end
+            if (end := self._surely_ends(job)) <= now + self._stopping_takes(job):
+                ends[ident] = max(now, end)
         return dict(sorted(ends.items(), key=lambda each: (each[1], each[0])))
+
+    def _surely_ends(self, job: Job) -> float:
+        """By its walltime, or since its program is over. Predictions do not count: they are seldom right to the second,
+        and a job of high priority would wait in vain."""
+        if live(job).barrier_at is not None and is_program_over(job, self._grid):
+            return 0.0
+        launched = live(job).launched_at
+        return inf if launched is None or job.spec.walltime is None else launched + job.spec.walltime
+
+    def _stopping_takes(self, job: Job) -> float:
+        """Until its nodes are there; no longer than a claim waits for local users, for where that is short all is."""
+        return min(STOPPING_TAKES, self._rules.claim_grace) + (job.spec.warning.grace if job.spec.warning else 0.0)
 
 
 def _spare(cluster: ClusterStatus) -> int:
     """Nodes that will be there without anybody's making room. Nobody makes room for whom nodes are kept for."""
     return cluster.expected - min(cluster.kept_from(), max(0, cluster.expected))
-
-
-def _stopping_takes(job: Job) -> float:
-    return STOPPING_TAKES + (job.spec.warning.grace if job.spec.warning is not None else 0.0)
 
 
 def _why(chosen: Sequence[Candidate]) -> str:
