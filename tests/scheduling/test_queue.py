@@ -145,7 +145,7 @@ def test_it_knows_what_clusters_its_jobs_name(jobs: list[tuple[frozenset[str], b
 
 def scan(queue: PlacementQueue, sizes: list[int], room: int, mode: QueueMode) -> tuple[list[int], int]:
     offered = []
-    for job in queue.scan(mode, lambda needs: True):
+    for job in queue.scan(mode, lambda: lambda needs: True):
         offered.append(job)
         if sizes[job] <= room:
             room -= sizes[job]

@@ -29,12 +29,13 @@ class Offer:
         """What it would be if low-priority jobs were preempted, where that is allowed."""
         return None if self._see_with_preemption is None else self._see_with_preemption()
 
-    def may_fit(self, needs: Needs) -> bool:
-        """Whether there may be nodes enough, so that it is worth to ask the policy."""
+    @property
+    def may_fit(self) -> Callable[[Needs], bool]:
+        """Tells, as of now, whether there may be nodes enough, so that it is worth to ask the policy."""
         widest = (self._see_with_preemption or self._see)()
         if widest is not self._idle.view:
             self._idle = IdleSummary(widest)
-        return self._idle.may_fit(needs)
+        return self._idle.may_fit
 
 
 class Offers:

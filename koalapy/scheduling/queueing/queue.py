@@ -2,13 +2,14 @@
 
 import heapq
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 from sortedcontainers import SortedList
 
 from koalapy.model.job import JobId, JobSpec
+from koalapy.model.placement import RefusalKind
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.owner_use import Ask
 from koalapy.scheduling.queueing.feasibility import Needs, needs_of
@@ -76,8 +77,8 @@ class PlacementQueue:
         """Jobs by the number of the scan with which their tries are used up."""
         self._came: set[JobId] | None = None
         """Jobs that were put in since the scan that is under way began; None while there is none."""
-        self.barred = 0
-        """How many shapes scans have passed over, for what the owners have already."""
+        self._refusals: Counter[RefusalKind] = Counter()
+        """How many shapes scans have passed over, for they cannot be placed whatever their policies say."""
         self.scans = 0
         """Periodic scans so far: each is a failed try of every job that is still there."""
 
@@ -200,7 +201,12 @@ class PlacementQueue:
         """The clusters that jobs here name, and the empty name where one names none."""
         return frozenset(change.name for change in self._awaiting if change.kind == NODES_ANYWHERE.kind)
 
-    def woken(self, wakeup: Wakeup) -> Iterable[Group]:
+    def take_refusals(self) -> Counter[RefusalKind]:
+        """How many shapes scans have passed over since this was last called, by what was in the way."""
+        taken, self._refusals = self._refusals, Counter()
+        return taken
+
+    def woken(self, wakeup: Wakeup) -> Collection[Group]:
         """The shapes that there is reason to ask again."""
         if wakeup.everybody:
             return self._groups.values()
@@ -209,28 +215,35 @@ class PlacementQueue:
 
     # Scans
 
-    def scan(self, mode: QueueMode, fits: Callable[[Needs], bool], wakeup: Wakeup = EVERYBODY) -> Iterator[JobId]:
+    def scan(
+        self, mode: QueueMode, glance: Callable[[], Callable[[Needs], bool]], wakeup: Wakeup = EVERYBODY
+    ) -> Iterator[JobId]:
         """Jobs from head to tail, each to be tried: who is still there when the next is asked for was refused.
 
-        ``fits`` tells without asking anybody that nothing of a shape can be placed. A shape refused once is refused
-        for the rest of the scan; in the modes ``head`` and ``fcfs`` the first refusal ends it. Who comes to the queue
-        meanwhile, to whatever place, is not offered. It goes on where it was left, whatever happened to the queue.
+        A ``glance`` at the grid tells of any needs whether nodes enough may be there for them, without asking a policy.
+        A shape refused once is refused for the rest of the scan; in the modes ``head`` and ``fcfs`` the first refusal
+        ends it. Who comes to the queue meanwhile, to whatever place, is not offered. It goes on where it was left,
+        whatever happened to the queue.
         """
         came = self._came = set()
         try:
             # Where the first refusal ends it, also those have to be asked that nothing has changed for.
             groups = self.woken(wakeup) if mode == "scan" else self._groups.values()
-            heap = [(group.entries[0].place, group) for group in groups if mode != "scan" or fits(group.needs)]
+            may_fit = glance() if mode == "scan" else _anything
+            heap = [(group.entries[0].place, group) for group in groups if may_fit(group.needs)]
+            self._refusals[RefusalKind.NODES] += len(groups) - len(heap)
             heapq.heapify(heap)
             while heap:
                 place, group = heapq.heappop(heap)
                 entry = _first(group, came)
                 if entry is not None and entry.place == place:
                     if self._is_barred(group):
-                        self.barred += 1
+                        self._refusals[RefusalKind.LIMIT] += 1
                         continue
-                    if fits(group.needs):
+                    if glance()(group.needs):
                         yield entry.job
+                    else:
+                        self._refusals[RefusalKind.NODES] += 1
                     tried, entry = entry, _first(group, came)
                     if entry is tried:
                         if mode != "scan":
@@ -241,6 +254,10 @@ class PlacementQueue:
         finally:
             if self._came is came:
                 self._came = None
+
+
+def _anything(_: Needs) -> bool:
+    return True
 
 
 def _first(group: Group, came: set[JobId]) -> Entry | None:

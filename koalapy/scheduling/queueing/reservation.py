@@ -159,7 +159,8 @@ class Reservation:
 
     def _who_waited(self) -> Iterator[Iterable[Entry]]:
         """Who has waited for too long, one kind after the other."""
-        yield self._queues[Priority.LOW].oldest_of_each_shape(self._was_promised)
+        if self._rules.low_patience is not None:
+            yield self._queues[Priority.LOW].oldest_of_each_shape(self._was_promised)
         if self._rules.aging:
             for queue in self._queues.values():
                 has_aged = partial(_has_aged, queue, self._rules.aging_tries)

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 from koalapy.model.advice import advised
 from koalapy.model.cluster import GridView
@@ -14,7 +13,6 @@ from koalapy.scheduling.claiming.claiming import Claiming
 from koalapy.scheduling.claiming.preemption import Preemption
 from koalapy.scheduling.lifecycle.attempt_endings import AttemptEndings
 from koalapy.scheduling.queueing.budget import Budget, Clock
-from koalapy.scheduling.queueing.feasibility import Needs
 from koalapy.scheduling.queueing.offer import Offer, Offers
 from koalapy.scheduling.queueing.placement_queues import PRIORITIES, PlacementQueues
 from koalapy.scheduling.queueing.policy_evaluation import PolicyEvaluator
@@ -192,17 +190,10 @@ class Scanner:
             yield reserved, everything
             if reserved in queue:
                 break
-        barred = queue.barred
-        for job in queue.scan(self._rules.queue, partial(self._may_fit, offer), wakeup):
+        for job in queue.scan(self._rules.queue, lambda: offer.may_fit, wakeup):
             yield job, offer
-        if queue.barred > barred:
-            self._ledger.count_refusals(RefusalKind.LIMIT, queue.barred - barred)
-
-    def _may_fit(self, offer: Offer, needs: Needs) -> bool:
-        may = offer.may_fit(needs)
-        if not may:
-            self._ledger.count_refusals(RefusalKind.NODES)
-        return may
+        for kind, count in queue.take_refusals().items():
+            self._ledger.count_refusals(kind, count)
 
     def _try_newcomer(self, job: Job, now: float) -> None:
         """Once, out of turn; shapes refused once in a step are refused for all newcomers of a queue."""
@@ -210,7 +201,10 @@ class Scanner:
         if self._rules.queue == "fcfs" and queue.head() != job.id:
             return
         group = queue.group_of(job.id)
-        is_hopeless = group in self._refused_newcomers or not self._may_fit(offer, group.needs)
+        is_hopeless = group in self._refused_newcomers
+        if not is_hopeless and not offer.may_fit(group.needs):
+            self._ledger.count_refusals(RefusalKind.NODES)
+            is_hopeless = True
         if is_hopeless or not self._place(job.id, offer, now):
             self._refused_newcomers.add(group)
             self._count_try(job, now)
