@@ -92,6 +92,11 @@ class Operations(Machine):
         world.now = end
         world.step()
 
+    @rule(seconds=st.sampled_from([4000.0, 90000.0]), rounds=rounds)
+    def a_night_passes(self, seconds: float, rounds: int) -> None:
+        """The daemon sleeps for hours; walltimes are over, and what was used a day ago is forgotten."""
+        self.time_passes(seconds, at_once=True, rounds=rounds)
+
     @precondition(lambda self: self.world.scheduler.is_unfinished)
     @rule(steps=st.sampled_from([1, 1, 2, None]))
     def daemon_goes_on(self, steps: int | None) -> None:

@@ -8,6 +8,7 @@ from hypothesis.stateful import precondition, rule
 from koalapy.model.errors import BusyError, LimitReached, NeverAllowed
 from koalapy.model.job import ClaimingMode, JobSpec, JobState, Launcher, Priority
 from koalapy.model.request import FixedRequest, FlexibleRequest, InputFile, NonFixedRequest, Request
+from koalapy.model.warning import StopWarning, WarningSignal
 from koalapy.scheduling.events import Event, JobCancelled, JobHeld, JobPriorityChanged, JobReleased, JobSubmitted
 from tests.scheduling.machine.base import CROWD, SIZES, Machine, names, picks, rounds
 from tests.scheduling.requests import fixed, flexible, nonfixed
@@ -49,7 +50,8 @@ specs = st.builds(
     priority=st.sampled_from(Priority),
     launcher=st.sampled_from(Launcher),
     owner=st.sampled_from(["ann", "bob", "cy"]),
-    walltime=st.sampled_from([60.0, 60.0, None]),
+    walltime=st.sampled_from([60.0, 60.0, 4.0, None]),
+    warning=st.sampled_from([None, None, StopWarning(WarningSignal.TERM, 0.5), StopWarning(WarningSignal.USR1, 30.0)]),
     claiming=st.sampled_from([None, None, *ClaimingMode]),
     claim_threshold=st.sampled_from([None, None, None, 0.0, 0.7]),
     max_placement_tries=st.sampled_from([None, None, 1, 3]),
