@@ -13,9 +13,9 @@ from hypothesis.stateful import invariant
 from koalapy.model.job import JobState
 from koalapy.model.placement import Refusal
 from koalapy.scheduling import grid
-from koalapy.scheduling.events import ClusterCleared, ClusterResumed, PeriodicScan, ReplicasChanged
+from koalapy.scheduling.events import ClusterCleared, ClusterResumed, LinkMeasured, PeriodicScan, ReplicasChanged
 from tests.scheduling import anew, laws
-from tests.scheduling.machine.base import MANY
+from tests.scheduling.machine.base import LINKS, MANY
 from tests.scheduling.machine.nodes import Nodes
 from tests.scheduling.machine.operations import Operations
 from tests.scheduling.machine.users import Users
@@ -57,13 +57,17 @@ class Grid(Users, Nodes, Operations):
 
     @invariant()
     def all_is_as_it_would_be_worked_out_anew(self) -> None:
+        if not self.world.strict:
+            return
         anew.check_positions(self.world)
         anew.check_views(self.world)
         anew.check_owners(self.world)
 
     @invariant()
     def what_was_given_out_has_not_changed(self) -> None:
-        self.world.given.note([*self.world.queries.jobs()[:3], self.world.queries.grid.view()])
+        self.world.given.note([self.world.queries.grid.view()])
+        if self.world.strict:
+            self.world.given.note(self.world.queries.jobs()[:3])
         self.world.given.check()
 
     # The end
@@ -76,8 +80,10 @@ class Grid(Users, Nodes, Operations):
     def all_is_answered(self) -> None:
         """Once everybody is well, and those who use nodes of their own have left."""
         world = self.world
+        world.strict = True
         world.take_over()
         world.step([ReplicasChanged("file", ("north",))])
+        world.step([LinkMeasured(one, other, link) for (one, other), link in LINKS.items()])
         self.mend()
         if not self.is_extreme:
             world.advance(150)
@@ -89,7 +95,8 @@ class Grid(Users, Nodes, Operations):
         for _ in range(3):
             self.go_on_with_what_may()
             world.advance(100 + 40 * len(world.queries.jobs()))
-        assert not world.queries.jobs(), "with everybody well and everything free, some still wait"
+        waiting = {job.id: (job.state, job.reason) for job in world.queries.jobs()}
+        assert not waiting, "with everybody well and everything free, some still wait"
         laws.check_quiet(world)
         assert all(site.idle == site.total for site in world.sites.values())
         assert all(cluster.available == cluster.total for cluster in world.queries.grid.clusters())

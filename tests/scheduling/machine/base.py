@@ -159,8 +159,10 @@ class Machine(RuleBasedStateMachine):
 
     # What there is
 
+    # As was told: whoever asks the scheduler for a job keeps it from changing that job in place.
+
     def some(self, *states: JobState) -> list[JobId]:
-        return [job.id for job in self.world.queries.jobs() if job.state in states]
+        return [job.id for job in self.world.jobs.values() if job.state in states and not job.state.is_final]
 
     def components(self, *phases: str) -> list[tuple[Site, Token]]:
         return [(site, token) for site in self.world.sites.values() for token in site.in_phase(*phases)]

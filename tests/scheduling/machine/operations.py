@@ -92,6 +92,11 @@ class Operations(Machine):
         world.now = end
         world.step()
 
+    @rule(looks=st.booleans())
+    def somebody_looks_or_nobody(self, looks: bool) -> None:
+        """Whom nobody looks at may change in place."""
+        self.world.strict = looks
+
     @rule(seconds=st.sampled_from([4000.0, 90000.0]), rounds=rounds)
     def a_night_passes(self, seconds: float, rounds: int) -> None:
         """The daemon sleeps for hours; walltimes are over, and what was used a day ago is forgotten."""

@@ -67,7 +67,7 @@ class Users(Machine):
     """They submit, and change their minds."""
 
     def has_room(self) -> bool:
-        return len(self.world.queries.jobs()) < CROWD
+        return len(self.some(*JobState)) < CROWD
 
     def admitted(self, some: list[JobSpec]) -> list[JobSpec]:
         """Those of the jobs that the daemon would take in now."""
@@ -121,7 +121,7 @@ class Users(Machine):
                 state = JobState.QUEUED
         self.world.step(events)
 
-    @precondition(lambda self: self.world.queries.jobs())
+    @precondition(lambda self: self.some(*JobState))
     @rule(pick=picks, times=st.sampled_from([1, 1, 1, 8]))
     def cancel(self, pick: int, times: int) -> None:
         """One job, or very many in one transaction."""
