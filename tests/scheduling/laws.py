@@ -308,12 +308,16 @@ def _whose_turn_it_is(world: "World") -> Iterator[Job]:
 
 
 def check_nobody_passed(world: "World", effects: Effects) -> None:
-    """After a step that left something to the next: whoever was placed in it has passed nobody who would be placed."""
+    """After a step that left something to the next: whoever was placed in it has passed nobody who would be placed.
+
+    But those who have waited for so long that nodes may have been kept for them: they are the first to be tried.
+    """
     if world.rules.queue != "scan" or not world.rules.event_driven:
         return
     queries = world.queries
     concerned = {entry.job for entry in effects.timeline}
     placed = [effects.jobs[entry.job] for entry in effects.timeline if entry.event == "placed"]
+    placed = [job for job in placed if job.placement_tries <= world.rules.aging_tries or not world.rules.aging]
     refused: set[object] = set()
     for priority in Priority:
         last = max((_place(world, job) for job in placed if job.spec.priority is priority), default=(0, 0))

@@ -6,9 +6,9 @@ from itertools import count
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koalapy.model.job import JobSpec, Launcher, Priority
+from koalapy.model.job import JobSpec, JobState, Launcher, Priority
 from koalapy.scheduling.rules import Rules
-from tests.scheduling.requests import flexible, nonfixed
+from tests.scheduling.requests import fixed, flexible, nonfixed
 from tests.scheduling.world import World
 
 SIZES = {"north": 6, "south": 4}
@@ -53,3 +53,28 @@ def test_in_however_many_steps_the_same_jobs_are_placed_in_the_same_order(
         grid.finish()
         stories.append([(entry.job, entry.reason) for entry in grid.timeline if entry.event == "placed"])
     assert stories[0] == stories[1]
+
+
+def test_who_was_woken_is_not_forgotten_when_others_are_woken_before_its_turn() -> None:
+    sizes = {"east": 1, "north": 1, "south": 1, "west": 1}
+    clock = partial(next, count(1.0))
+    grid = World(sizes, Rules(step_budget=0.001, preemption="never"), clock=clock, manual=True)
+    for name, site in grid.sites.items():
+        grid.deliver(name)
+        site.local_user(1)
+        site.report()
+        grid.deliver(name)
+    first, second, third = grid.submit_together(
+        [JobSpec(fixed(**{name: 1}), ("program",)) for name in ("east", "north", "south")]
+    )
+    grid.finish()
+    for name in ("east", "north"):
+        grid.sites[name].local_user_leaves("user-1")
+        grid.sites[name].report()
+    grid.deliver_all_together()
+    assert [grid.state(job) for job in (first, second)] == [JobState.CLAIMING, JobState.QUEUED]
+    grid.sites["south"].local_user_leaves("user-1")
+    grid.sites["south"].report()
+    grid.deliver("south")
+    grid.finish()
+    assert [grid.state(job) for job in (second, third)] == [JobState.CLAIMING] * 2
