@@ -38,12 +38,16 @@ class OwnerUse:
         self._past: defaultdict[ScopeKey, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
         """Node-hours of attempts that have ended, by the hour in which they were used."""
         self._freed = False
+        self._hour: int | None = None
+        """In which ``take_freed`` was last called."""
         for use in past:
             self._spend(use)
 
-    def take_freed(self) -> bool:
-        """Whether somebody who is limited has less than when this was last called."""
-        freed, self._freed = self._freed, False
+    def take_freed(self, now: float) -> bool:
+        """Whether somebody who is limited has less than when this was last called, maybe since a day has passed."""
+        hour = floor(now / HOUR)
+        freed, self._freed = self._freed or (self._counts_hours and hour != self._hour), False
+        self._hour = hour
         return freed
 
     # What jobs do

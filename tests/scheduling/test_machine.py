@@ -156,6 +156,6 @@ class Grid(Users, Nodes, Operations):
 
 
 Grid.TestCase.settings = settings(
-    max_examples=MANY or 150, stateful_step_count=60, deadline=None, derandomize=not MANY, database=None
+    max_examples=MANY or 100, stateful_step_count=60, deadline=None, derandomize=not MANY, database=None
 )
 TestGrid = Grid.TestCase

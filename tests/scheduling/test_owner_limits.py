@@ -168,6 +168,17 @@ def test_node_hours_count_for_a_day_those_that_were_used_and_those_that_may_stil
     assert grid.state(third) is JobState.SUCCEEDED
 
 
+def test_what_was_used_a_day_ago_is_given_back_with_the_first_step_and_without_a_scan() -> None:
+    grid = world(UserLimits(node_hours_per_day=4))
+    grid.submit(flexible(4), owner="alice", walltime=3600, lasts=3600)
+    waiting = grid.submit(flexible(4), owner="alice", walltime=3600, lasts=10)
+    grid.advance(3700)
+    assert grid.state(waiting) is JobState.QUEUED
+    grid.now += DAY + 3600
+    grid.step()
+    assert grid.state(waiting) is JobState.CLAIMING
+
+
 def test_the_use_of_before_counts_for_the_next_daemon() -> None:
     use = OwnerUse(limits(UserLimits(node_hours_per_day=10)), [NodeUse("alice", 2, 0.0, 7200.0)])
     ask = use.ask(JobSpec(flexible(7), ("x",), owner="alice", walltime=3600))

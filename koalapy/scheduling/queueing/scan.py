@@ -137,7 +137,7 @@ class Scanner:
             queues.wake(nodes_of(cluster), [Priority.HIGH])  # which may be placed on what is about to be free
         if files := grid.take_files_learned():
             queues.wake([Change("file", name) for name in files])
-        if self._owner_use.take_freed():
+        if self._owner_use.take_freed(self._state.now):
             queues.wake([LIMITS])
         self._update_reservation()
 
