@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from operator import attrgetter
 from typing import Annotated, NamedTuple
 
 from koalapy.model.field import Bounds, Field, Length, Written
@@ -229,9 +230,10 @@ class Attempt:
     @property
     def head(self) -> Component:
         """The component whose first node starts the program: the largest (ties: the first)."""
-        gang = self.gang
-        return gang[0] if len(gang) == 1 else max(gang, key=lambda c: (c.size, -c.rank))
+        return max(self.gang, key=_size)
 
+
+_size = attrgetter("size")
 
 MAX_PROCESSES_PER_NODE = 8192
 """Linux knows no machine with more processors."""

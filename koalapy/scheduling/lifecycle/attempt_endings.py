@@ -28,7 +28,10 @@ class AttemptEndings:
 
     def settle_job(self, job: Job, now: float) -> None:
         """When nothing of an ended attempt is left that can be waited for, the job becomes what it was to become."""
-        if job.ending is None or any(_must_be_awaited(job, component) for component in live(job).components):
+        if job.ending is None:
+            return
+        # As a rule they end in their order: of very many, the last one tells at once.
+        if any(_must_be_awaited(job, component) for component in reversed(live(job).components)):
             return
         attempt = live(job)
         for component in attempt.components:

@@ -63,7 +63,8 @@ class Attempts:
         """Start the program once every component is claimed, their clusters in sight, and the transfers are over."""
         if job.state is not JobState.CLAIMING or (attempt := live(job)).barrier_at is not None:
             return job
-        if any(c.state is not ComponentState.CLAIMED or c.awaits_files for c in attempt.gang):
+        # As a rule they report in their order: of very many, the last one tells at once.
+        if any(c.state is not ComponentState.CLAIMED or c.awaits_files for c in reversed(attempt.gang)):
             return job
         job = self._ledger.move(
             job, JobState.STARTING, now, "started", "every node has reported: the barrier is open", started_at=now
