@@ -7,8 +7,7 @@ A runner that stays queued in its LRM longer than ``claim_grace`` has lost its n
 claim has failed, and another takes its place.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from koalapy.model.job import Attempt, ClaimingMode, Component, ComponentState, Job, JobState, Nonce, Priority
 from koalapy.model.placement import PlacedComponent, Placement
@@ -19,6 +18,7 @@ from koalapy.scheduling.claiming.claim_try import ClaimTry
 from koalapy.scheduling.claiming.preemption import Preemption
 from koalapy.scheduling.claiming.prospects import Prospects
 from koalapy.scheduling.claiming.relocation import Relocation
+from koalapy.scheduling.claiming.terms import Bargain, Terms, held
 from koalapy.scheduling.claiming.watch import Watch
 from koalapy.scheduling.effects import ClaimFailure
 from koalapy.scheduling.ledger import live
@@ -30,22 +30,9 @@ from koalapy.scheduling.timers import Deadline
 
 CLAIM_FAILED = "claim-failed"
 PREEMPTED = "preempted"
-PRICED = "priced"
-HOLDING = (ComponentState.SUBMITTED, ComponentState.WAITING, ComponentState.CLAIMED)
-"""A component that has nodes, or asks for them, while the barrier is closed."""
 
 Nonces = Callable[[], Nonce]
 """Gives another nonce each time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """How a job goes on that is not complete."""
-
-    next_try: float | None
-    """None: it queues again."""
-    holds: bool = True
-    """Whether it holds meanwhile what it can have."""
 
 
 class Claiming:
@@ -62,7 +49,7 @@ class Claiming:
     ) -> None:
         self._state, self._rules, self._ledger = state, state.rules, state.ledger
         self._attempts, self._preemption, self._relocation, self._nonces = attempts, preemption, relocation, nonces
-        self._prospects, self._watch = prospects, Watch(state.grid)
+        self._bargain, self._watch = Bargain(state, prospects), Watch(state.grid)
         state.ledger.when_over += [self._watch.forget, state.later_starts.forget]
 
     # The claiming queue
@@ -72,7 +59,7 @@ class Claiming:
         components = tuple(self._placed(job, index, placed, now) for index, placed in enumerate(placement.components))
         transfer_time = max(component.transfer_time for component in components)
         generation, start_estimate = job.generation + 1, now + transfer_time
-        claim_at = now + self._factor(job) * transfer_time
+        claim_at = now + self._bargain.factor(job) * transfer_time
         first = job.first_start_estimate if job.first_start_estimate is not None else start_estimate
         job = self._ledger.move(
             job,
@@ -113,9 +100,6 @@ class Claiming:
             staging_since=now if job.spec.has_stage(placed.request_index) else None,
         )
 
-    def _factor(self, job: Job) -> float:
-        return self._rules.claim_factor if job.claim_factor is None else job.claim_factor
-
     def restore(self, job: Job, now: float) -> None:
         """Take up an attempt of an earlier life whose barrier is not open."""
         attempt = live(job)
@@ -135,7 +119,7 @@ class Claiming:
             return job
         estimated = attempt.start_estimate
         job = self.estimate_start(job, now)
-        following = self._next_try(job, now) if live(job).start_estimate != estimated else None
+        following = self._bargain.next_try(job, now) if live(job).start_estimate != estimated else None
         if following is None:
             return self.claim(job, now)
         # Its files come later than was thought: nodes would only wait for them.
@@ -150,12 +134,9 @@ class Claiming:
         """More of a job's files is there; if they come later than was thought, what it holds has another price."""
         before = live(job).start_estimate or now
         job = self.estimate_start(job, now)
-        held = _held(job)
-        if not held or (live(job).start_estimate or now) <= before or self._mode(job) is not ClaimingMode.PRICED:
+        if (live(job).start_estimate or now) <= before:
             return job
-        if self._next_try(job, now) is None:
-            return job
-        job, terms = self._price(job, held, self._lacking(job), now)
+        job, terms = self._bargain.after_delay(job, now)
         if terms.holds or terms.next_try is None:
             return job
         return self._claim_at(self._let_go(job, "let go: its files come later"), terms.next_try)
@@ -193,10 +174,10 @@ class Claiming:
         # 1. With too few components that are started, or can be, nothing is started.
         if this.fraction < self._threshold(job):
             self._ledger.note(job, now, "claim-try", f"{this}: fewer than wanted")
-            return self._try_again(job, this, Terms(self._next_try(job, now)), now)
+            return self._try_again(job, this, Terms(self._bargain.next_try(job, now)), now)
         # 2. Components that cannot start where they are may go elsewhere.
         job = self._relocate(job, this, now)
-        job, terms = self._terms(job, this, now)
+        job, terms = self._bargain.after_try(job, this, now)
         if not terms.holds:
             return self._try_again(self._let_go(job, "let go"), this, terms, now)
         # 3. Where that is not enough, jobs of low priority make room for one of high priority.
@@ -208,15 +189,9 @@ class Claiming:
         self._attempts.set_barrier_timeout(job, now)
         return job
 
-    def _mode(self, job: Job) -> ClaimingMode:
-        """A job that names a threshold and no mode wants it to be heeded."""
-        spec, rules = job.spec, self._rules
-        heeds = ClaimingMode.INCREMENTAL if rules.claiming is ClaimingMode.ATOMIC else rules.claiming
-        return spec.claiming or (heeds if spec.claim_threshold is not None else rules.claiming)
-
     def _threshold(self, job: Job) -> float:
         """The fraction T of the components that must be able to start."""
-        if self._mode(job) is ClaimingMode.ATOMIC:
+        if self._bargain.mode(job) is ClaimingMode.ATOMIC:
             return 1.0
         return self._rules.claim_threshold if job.spec.claim_threshold is None else job.spec.claim_threshold
 
@@ -300,11 +275,7 @@ class Claiming:
     def component_failed(self, job: Job, component: Component, why: ClaimFailure, reason: str, now: float) -> Job:
         """A component gets no nodes: its claim has failed, and another stands in for it at the next try."""
         self._ledger.count_failed_claim(component.cluster, why)
-        terms = Terms(self._next_try(job, now))
-        if self._mode(job) is ClaimingMode.PRICED:
-            held = [other for other in _held(job) if other.index != component.index]
-            if held:
-                job, terms = self._price(job, held, [component, *self._lacking(job)], now)
+        job, terms = self._bargain.after_failure(job, component, now)
         if terms.next_try is None or may_not_be_claimed(job, self._rules):
             return self._give_up(job, reason, now)
         self._ledger.note(job, now, CLAIM_FAILED, reason, component)
@@ -316,7 +287,7 @@ class Claiming:
 
     def _let_go(self, job: Job, reason: str) -> Job:
         """Give back all nodes, and stay where it was placed."""
-        for component in _held(job):
+        for component in held(job):
             job = self._replace(job, component, reason)
         return job
 
@@ -341,48 +312,6 @@ class Claiming:
         )
         return self._ledger.change_attempt(job, components=(*attempt.components, stand_in))
 
-    # When it is tried again
-
-    def _terms(self, job: Job, this: ClaimTry, now: float) -> tuple[Job, Terms]:
-        """How the job goes on after a try: it holds what can be had, unless that has a price, and is too dear."""
-        following = self._next_try(job, now)
-        waits = bool(this.blocked) or (following is not None and any(c.awaits_files for c in live(job).gang))
-        held = [*_held(job), *this.startable]
-        if not (waits and held and self._mode(job) is ClaimingMode.PRICED):
-            return job, Terms(following)
-        return self._price(job, held, this.blocked, now)
-
-    def _price(
-        self, job: Job, held: Sequence[Component], lacking: Sequence[Component], now: float
-    ) -> tuple[Job, Terms]:
-        """Weigh what it costs to hold components while others are lacking, or files, and tell it."""
-        following = self._next_try(job, now)
-        if following is not None:
-            outlook = self._prospects.until_next_try(job, held, lacking, following, now)
-            done = "held" if outlook.holds else "let go until the next try"
-        else:
-            outlook = self._prospects.beyond_start_time(job, held, lacking, now)
-            done = "waits on" if outlook.holds else "let go"
-        self._ledger.note(job, now, PRICED, f"{done}: {outlook}")
-        if following is None and outlook.holds:
-            following = now + max(self._rules.claim_epsilon, self._factor(job) * outlook.seconds)
-            job = self._ledger.change_attempt(job, start_estimate=max(following, now + outlook.seconds))
-        return job, Terms(following, outlook.holds)
-
-    def _lacking(self, job: Job) -> list[Component]:
-        """The components to be claimed for that there is no room for where they are."""
-        return [c for c in unclaimed(job) if self._state.grid[c.cluster].available < c.size]
-
-    def _next_try(self, job: Job, now: float) -> float | None:
-        """The JCT that follows on one at this moment; None when it is as good as the JST, or no later than now."""
-        start_estimate = live(job).start_estimate or now
-        following = now + self._factor(job) * (start_estimate - now)
-        nearest = self._rules.claim_epsilon
-        if self._mode(job) is ClaimingMode.PRICED:
-            nearest = max(nearest, self._prospects.runner_wait(job, now))
-        later = following > now and start_estimate - following >= nearest
-        return following if later else None
-
     def _claim_at(self, job: Job, at: float) -> Job:
         job = self._ledger.change_attempt(job, claim_at=at)
         self._attempts.set_deadline(job, Deadline.CLAIM, at)
@@ -390,17 +319,13 @@ class Claiming:
 
     def _give_up(self, job: Job, reason: str, now: float) -> Job:
         """The claim has failed: all components are aborted, L is lowered, and the job queues again if it may."""
-        rules, factor = self._rules, self._factor(job)
+        rules, factor = self._rules, self._bargain.factor(job)
         lowered = max(min(factor, rules.claim_factor_min), factor - rules.claim_factor_step)
         job = self._ledger.change(job, claim_factor=lowered)
         if used_up := tries_used_up(job, rules):
             return self._attempts.end(job, JobState.FAILED, f"{used_up}: {reason}", now)
         self._state.later_starts.given_up(job.id, now)
         return self._attempts.end(job, JobState.QUEUED, f"{CLAIM_FAILED}: {reason}", now)
-
-
-def _held(job: Job) -> list[Component]:
-    return [component for component in live(job).gang if component.state in HOLDING]
 
 
 def _clusters(components: list[Component]) -> str:
