@@ -29,6 +29,24 @@ while not os.path.exists(gate):
 print("done", flush=True)
 """
 
+TOGETHER = """
+import os, signal, sys, time
+from mpi4py import MPI
+state, gate, grid = sys.argv[1], sys.argv[2], MPI.COMM_WORLD
+done = grid.bcast(int(open(state).read()) if os.path.exists(state) else 0)
+told = []
+signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+print("from", done, flush=True)
+while not grid.allreduce(os.path.exists(gate), MPI.LOR):
+    if grid.allreduce(len(told), MPI.MIN):
+        if grid.rank == 0:
+            open(state, "w").write(str(done))
+        grid.Barrier()
+        sys.exit(0)
+    done += 1
+    time.sleep(0.02)
+"""
+
 
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
@@ -87,6 +105,26 @@ def test_a_preempted_job_saves_itself_and_goes_on(grid: Embedded, tmp_path: Path
     )
     assert grid.wait(high)["generation"] == 1, "it has waited for the grace"
     goes_on_from_what_was_saved(job)
+
+
+@pytest.mark.mpi
+def test_every_rank_of_an_mpi_program_is_told_and_mpirun_is_not(grid: Embedded, tmp_path: Path) -> None:
+    """Only when all were it saves itself; it leaves both of its clusters for what is wanted on one."""
+    state, gate = tmp_path / "state", tmp_path / "gate"
+    both = {"type": "fixed", "components": [{"size": 2, "cluster": name} for name in ("north", "south")]}
+    command = (sys.executable, "-u", "-c", TOGETHER, str(state), str(gate))
+    ident = grid.submit(both, *command, launcher="openmpi", warning="TERM@60")
+    until(lambda: grid.logs(ident).count("from 0") == 4, "all ranks")
+    all_of_north = {"type": "fixed", "components": [{"size": grid.nodes["north"], "cluster": "north"}]}
+    high = grid.submit(all_of_north, "true", priority="high")
+    assert grid.wait(high)["generation"] == 1
+    saved = int(state.read_text())
+    until(lambda: grid.logs(ident).count(f"from {saved}") == 4, "all ranks to go on")
+    gate.touch()
+    end = grid.wait(ident)
+    assert (end["state"], end["generation"], end["restarts"]) == ("succeeded", 2, 0)
+    events = [entry["event"] for entry in end["timeline"]]
+    assert (events.count("warned"), events.count("not-warned")) == (2, 0)
 
 
 def test_a_drained_cluster_is_left_by_jobs_that_go_on_when_it_is_back(grid: Embedded, tmp_path: Path) -> None:
