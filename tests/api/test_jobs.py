@@ -147,7 +147,7 @@ async def test_how_many_are_cancelled_at_once_has_bounds(open_api: Open) -> None
             more = {"reson": "x"} if field == "reson" else {}
             answer = await api.post("/api/v1/jobs/cancel", json={"jobs": value} | more)
             assert (answer.status_code, answer.json()["field"]) == (422, field), value
-    assert answer.json()["hint"] == "did you mean reason? known: jobs, reason"
+    assert answer.json()["hint"] == "did you mean reason? known: jobs, reason, warn"
 
 
 async def test_waiting_ends_with_the_job(open_api: Open, body: Body) -> None:
