@@ -1,6 +1,7 @@
 """Of jobs that are over nothing is kept, however they came to their end."""
 
-from koalapy.model.job import Priority
+from koalapy.model.job import JobState, Priority
+from koalapy.model.warning import StopWarning, WarningSignal
 from koalapy.scheduling.events import JobPriorityChanged
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.remains import FIRST_JOB, jobs_named, sizes
@@ -22,3 +23,22 @@ def test_what_is_looked_for_is_found() -> None:
     jobs = [world.submit(flexible(1)) for _ in range(3)]
     assert set().union(*jobs_named(world.scheduler).values()) == set(jobs)
     assert any(path.endswith("jobs") and size == 3 for path, size in sizes(world.scheduler).items())
+
+
+def test_nothing_is_kept_of_a_warning_that_nobody_ever_heard_of() -> None:
+    """The walltime is over, or the job is cancelled, while its cluster is out of reach."""
+    warning = StopWarning(WarningSignal.TERM, 5.0)
+    for cancelled in (True, False):
+        world = World({"north": 2}, Rules(unreachable_after=1.0, lost_after=20.0), first_job=FIRST_JOB)
+        job = world.submit(flexible(1), walltime=30.0, lasts=1000.0, warning=warning)
+        world.advance(5)
+        assert world.state(job) is JobState.RUNNING
+        world.disconnect("north")
+        world.advance(2)
+        if cancelled:
+            world.cancel(job, warn=True)
+        world.advance(100)
+        world.connect("north")
+        world.advance(100)
+        assert world.state(job).is_final
+        assert not {path for path in jobs_named(world.scheduler) if "_timers" not in path and "_strays" not in path}

@@ -16,7 +16,7 @@ class AttemptEndings:
     def __init__(
         self, state: SchedulerState, attempts: Attempts, health: ClusterHealth, queues: PlacementQueues
     ) -> None:
-        self._ledger, self._grid, self._timers = state.ledger, state.grid, state.timers
+        self._ledger, self._timers = state.ledger, state.timers
         self._experience = state.experience
         self._attempts, self._health, self._queues = attempts, health, queues
 
@@ -36,9 +36,7 @@ class AttemptEndings:
         attempt = live(job)
         for component in attempt.components:
             if component.state is not ComponentState.ENDED:
-                self._grid[component.cluster].release(job.token(component.index))
-                if job.ending is not JobState.QUEUED:
-                    self._attempts.note_lost_output(job, component, f"{component.cluster} is out of reach", now)
+                self._attempts.give_up(job, component, now)
         for component in attempt.gang:
             staging.end(self._ledger, job, component)
         self._timers.forget(job.id, job.generation)

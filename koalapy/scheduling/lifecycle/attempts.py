@@ -180,6 +180,14 @@ class Attempts:
             job, component.index, state=ComponentState.ENDED, ended_at=ended_at, unknown_since=None
         )
 
+    def give_up(self, job: Job, component: Component, now: float) -> None:
+        """Of a component that has not ended nothing more is waited for: its attempt is over."""
+        token = job.token(component.index)
+        self._warned.discard(token)
+        self._grid[component.cluster].release(token)
+        if job.ending is not JobState.QUEUED:
+            self.note_lost_output(job, component, f"{component.cluster} is out of reach", now)
+
     def component_warned(self, job: Job, component: Component, now: float) -> Job:
         """Its program was told that it will be stopped."""
         if job.spec.warning is None or component.warned_at is not None:

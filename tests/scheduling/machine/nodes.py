@@ -64,6 +64,20 @@ class Nodes(Machine):
         if site.runners[token].exit_code is None:
             site.program_exits(token, code)
 
+    @precondition(lambda self: any(site.graces for site in self.world.sites.values()))
+    @rule()
+    def graces_are_over(self) -> None:
+        """Of all programs that were warned."""
+        for site in self.world.sites.values():
+            graces, site.graces = site.graces, []
+            for token, _ in graces:
+                site.grace_is_over(token)
+
+    @rule(name=names, knows=st.booleans())
+    def agent_knows_of_warnings_or_not(self, name: str, knows: bool) -> None:
+        """It may be one of the version before."""
+        self.world.sites[name].knows_warnings = knows
+
     @precondition(lambda self: self.components("running"))
     @rule(rounds=rounds)
     def all_programs_end(self, rounds: int) -> None:

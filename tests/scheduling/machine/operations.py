@@ -131,10 +131,12 @@ class Operations(Machine):
 
     # Operators
 
-    @rule(name=names)
-    def drain_or_resume(self, name: str) -> None:
-        cluster = self.world.queries.grid[name]
-        self.world.step([ClusterResumed(name) if cluster.drained else ClusterDrained(name, "ops", "for a reason")])
+    @rule(name=names, requeue=st.sampled_from([False, False, True]))
+    def drain_or_resume(self, name: str, requeue: bool) -> None:
+        """Where it is drained already its jobs may be wanted to leave all the same."""
+        drained = ClusterDrained(name, "ops", "for a reason", requeue)
+        is_drained = self.world.queries.grid[name].drained is not None
+        self.world.step([ClusterResumed(name) if is_drained and not requeue else drained])
 
     @rule(name=names)
     def clear(self, name: str) -> None:

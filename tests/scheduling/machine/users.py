@@ -122,11 +122,12 @@ class Users(Machine):
         self.world.step(events)
 
     @precondition(lambda self: self.some(*JobState))
-    @rule(pick=picks, times=st.sampled_from([1, 1, 1, 8]))
-    def cancel(self, pick: int, times: int) -> None:
+    @rule(pick=picks, times=st.sampled_from([1, 1, 1, 8]), warn=st.booleans())
+    def cancel(self, pick: int, times: int, warn: bool) -> None:
         """One job, or very many in one transaction."""
         jobs = self.some(*JobState)
-        self.world.step([JobCancelled(jobs[n % len(jobs)]) for n in range(pick, pick + min(times, len(jobs)))])
+        chosen = [jobs[n % len(jobs)] for n in range(pick, pick + min(times, len(jobs)))]
+        self.world.step([JobCancelled(job, warn=warn) for job in chosen])
 
     @precondition(lambda self: self.some(JobState.QUEUED))
     @rule(pick=picks, everybody=st.sampled_from([False, False, False, True]))
