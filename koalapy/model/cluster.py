@@ -146,9 +146,12 @@ class GridView:
 
     def only(self, names: frozenset[ClusterName]) -> "GridView":
         """The part of the grid that these clusters are; made once for all requests of a scan."""
-        return self.once(
-            ("only", names), lambda grid: replace(grid, clusters=tuple(c for c in grid if c.name in names))
-        )
+        return self.once(("only", names), lambda grid: grid._part(names))
+
+    def _part(self, names: frozenset[ClusterName]) -> "GridView":
+        part = replace(self, clusters=tuple(cluster for cluster in self.clusters if cluster.name in names))
+        part.__dict__["_lasting_results"] = self.lasting(("only", names), lambda _: dict[Hashable, object]())
+        return part
 
     def changed(self, clusters: "Sequence[ClusterView]") -> "GridView":
         """The grid with these clusters in the place of those of their names.

@@ -13,6 +13,7 @@ from tests.placement.grids import clusters, fixed, grid, grids, linked, nonfixed
 
 POLICIES = builtin()
 FILE = InputFile("data", 10, ("north", "west"))
+PART = frozenset({"north", "south"})
 requests: st.SearchStrategy[Request] = st.one_of(
     st.builds(FlexibleRequest, st.integers(1, 9), st.integers(1, 3), st.sampled_from([None, 1, 2])),
     st.just(FlexibleRequest(4, split_options=((3, 1), (2, 2)))),
@@ -61,10 +62,12 @@ def test_every_policy_answers_on_a_changed_view_as_on_a_new_one(
     for step in steps:
         look(view)
         answers(asked, view)
+        answers(asked, view.only(PART))
         view = view.changed(step)
     new = GridView(view.clusters, view.links, view.waiting, view.replicas, view.cut_off)
     assert look(view) == look(new)
     assert answers(request, view) == answers(request, new)
+    assert answers(request, view.only(PART)) == answers(request, new.only(PART))
 
 
 def test_a_view_of_before_stays_what_it_was() -> None:
@@ -91,7 +94,10 @@ def test_what_lasts_is_worked_out_anew_where_it_may_have_changed() -> None:
     for different in (ClusterView("north", 4, 4, ClusterState.DRAINED), ClusterView("north", 4, 4, speed=2.0)):
         assert view.changed([different]).lasting("key", work) == len(looks)
     assert len(looks) == 3
-    assert with_links(view, {"north": Link(1.0)}).lasting("key", work) == 4
+    part = frozenset({"north"})
+    assert view.only(part).lasting("key", work) == 4
+    assert view.changed([ClusterView("south", 2, 0)]).only(part).lasting("key", work) == 4
+    assert with_links(view, {"north": Link(1.0)}).lasting("key", work) == 5
 
 
 def test_so_much_lasts_and_no_more() -> None:
