@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from math import inf
+from typing import TypeVar
 
 from koalapy.model.advice import size_of
 from koalapy.model.application import application_of
 from koalapy.model.cluster import GridView
-from koalapy.model.job import Job, JobSpec, parse_token
+from koalapy.model.job import Job, JobId, JobSpec, parse_token
 from koalapy.model.request import ClusterName
 from koalapy.placement.knowledge import SURE, Capacity, Knowledge, Release
 from koalapy.scheduling.advisor.experience import Experience
@@ -18,6 +19,8 @@ from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.grid import GridStatus
 from koalapy.scheduling.queueing.placement_queues import PlacementQueues
 from koalapy.scheduling.state import SchedulerState
+
+T = TypeVar("T")
 
 MAX_RETAINED_WAITS = 10_000
 """Jobs of which is known for how long they might have been placed; those asked for last."""
@@ -40,27 +43,26 @@ class WaitWithRoom:
     seconds: float = 0.0
 
 
-class Capacities(Mapping[ClusterName, Capacity]):
-    """The capacities of all clusters, each worked out when somebody asks for it: a job that fits now does not."""
+class OfClusters(Mapping[ClusterName, T]):
+    """What is worked out of each cluster when somebody asks for it, and kept until the cluster is touched."""
 
-    def __init__(self, grid: GridStatus, capacity_of: Callable[[ClusterStatus], Capacity]) -> None:
-        self._grid, self._capacity_of = grid, capacity_of
-        self._known: dict[ClusterName, Capacity] = {}
+    def __init__(self, grid: GridStatus, work: Callable[[ClusterStatus], T]) -> None:
+        self._grid, self._work = grid, work
+        self._known: dict[ClusterName, T] = {}
         self._moment = 0
 
     def forget(self) -> None:
         """Times have passed, and jobs may stand differently."""
         self._known.clear()
 
-    def __getitem__(self, name: ClusterName) -> Capacity:
+    def __getitem__(self, name: ClusterName) -> T:
         if self._moment != self._grid.moment:
             for cluster in self._grid.touched_since(self._moment):
                 self._known.pop(cluster.name, None)
             self._moment = self._grid.moment
-        capacity = self._known.get(name)
-        if capacity is None:
-            capacity = self._known[name] = self._capacity_of(self._grid[name])
-        return capacity
+        if name not in self._known:
+            self._known[name] = self._work(self._grid[name])
+        return self._known[name]
 
     def __iter__(self) -> Iterator[ClusterName]:
         return (cluster.name for cluster in self._grid.clusters())
@@ -76,7 +78,8 @@ class KnowledgeBuilder:
         self._state, self._experience, self._ledger, self._grid = state, state.experience, state.ledger, state.grid
         self._queues = queues
         self._waits: OrderedDict[int, WaitWithRoom] = OrderedDict()
-        self._capacities = Capacities(state.grid, self._capacity)
+        self._capacities = OfClusters(state.grid, self._capacity)
+        self._co_allocated = OfClusters(state.grid, self._co_allocated_on)
 
     def invalidate(self) -> None:
         """Times have passed, and jobs may stand differently."""
@@ -119,18 +122,22 @@ class KnowledgeBuilder:
         """The nodes of each job that is co-allocated and of whose application it is not known whether that harms."""
         found: dict[str, list[int]] = {}
         largest = max((cluster.total for cluster in self._grid.clusters()), default=0)
-        jobs = {parse_token(token).job for cluster in self._grid.clusters() for token in cluster.live}
-        for ident in jobs:
+        for ident in set[JobId]().union(*self._co_allocated.values()):
             job = self._ledger.get(ident)
-            if job is None or job.attempt is None or job.spec.request.total_size > largest:
+            if job is None or job.spec.request.total_size > largest:
                 continue
-            where = tuple(sorted({component.cluster for component in job.attempt.gang}))
+            where = _clusters_of(job)
             if len(where) > 1:
                 application = application_of(job.spec)
                 slowdowns, _ = self._experience.answer(application, size_of(job.spec), job.spec.communication)
                 if slowdowns.harmless(where) < SURE:
                     found.setdefault(application, []).append(job.spec.request.total_size)
         return found
+
+    def _co_allocated_on(self, cluster: ClusterStatus) -> set[JobId]:
+        """The jobs on several clusters that have nodes of this one."""
+        jobs = map(self._ledger.get, {parse_token(token).job for token in cluster.live})
+        return {job.id for job in jobs if job is not None and len(_clusters_of(job)) > 1}
 
     def _waited(self, spec: JobSpec, view: GridView) -> float:
         """Seconds for which a job was asked for again and again while there were nodes enough in all.
@@ -164,6 +171,10 @@ class KnowledgeBuilder:
         end = expected_end(job, self._experience, now)
         began = None if job.attempt is None or job.ending is not None else job.attempt.barrier_at
         return None if end is None else end - now, 0.0 if began is None else max(0.0, now - began)
+
+
+def _clusters_of(job: Job) -> tuple[ClusterName, ...]:
+    return () if job.attempt is None else tuple(sorted({component.cluster for component in job.attempt.gang}))
 
 
 def expected_end(job: Job, experience: Experience, now: float) -> float | None:
