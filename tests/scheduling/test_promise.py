@@ -126,6 +126,37 @@ def test_only_as_much_room_is_made_as_is_left_beside_them() -> None:
     assert world.state(promised) in (JobState.RUNNING, JobState.SUCCEEDED)
 
 
+def test_room_is_made_though_nodes_are_idle_that_are_kept() -> None:
+    world = World({"north": 6}, Rules(low_patience=60.0, **PROMISE))
+    user = world.sites["north"].local_user(2)
+    running = [world.submit(flexible(2), lasts=100) for _ in range(2)]
+    world.submit(fixed(north=4), lasts=20)
+    world.advance(75)
+    world.sites["north"].local_user_leaves(user)
+    world.advance(1)
+    high = world.submit(flexible(2), priority=Priority.HIGH, lasts=200)
+    world.advance(1)
+    assert sum("preempted" in world.story(job) for job in running) == 1
+    assert world.state(high) is JobState.RUNNING
+
+
+def test_who_was_placed_before_claims_none_of_them() -> None:
+    """Its files were on their way when nodes began to be kept for another."""
+    links = {("north", "south"): Link(bandwidth=100.0)}
+    world = World({"north": 4, "south": 1}, Rules(low_patience=60.0, preemption="never", **PROMISE), links=links)
+    world.submit(fixed(north=2), lasts=120)
+    promised = world.submit(fixed(north=4), lasts=20)
+    world.advance(50)
+    file = InputFile("file", 4000, ("south",))
+    request = FixedRequest((ComponentRequest(2, "north", inputs=(file,)),))
+    high = world.submit(request, priority=Priority.HIGH, lasts=1000)
+    assert world.state(high) is JobState.PLACED
+    world.advance(65)
+    assert world.job(high).started_at is None
+    world.advance(40)
+    assert world.state(promised) is JobState.SUCCEEDED
+
+
 @pytest.mark.parametrize("leaves", [World.cancel, World.hold])
 def test_what_was_kept_for_one_that_leaves_is_offered_at_once(leaves: Callable[[World, JobId], None]) -> None:
     world = World({"north": 4}, Rules(low_patience=60.0, preemption="never", **PROMISE))

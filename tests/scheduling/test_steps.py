@@ -88,6 +88,18 @@ def test_who_stands_before_others_is_not_passed_over_when_nodes_come_free_meanwh
     assert placed(world, [wide, first, second, *others]) == [wide, first, second]
 
 
+def test_a_scan_that_begins_anew_for_one_forgets_nobody_it_was_made_for() -> None:
+    world = stingy({"north": 6}, 1, preemption="never")
+    jobs, users = waiting(world, flexible(1), fixed(north=1), nonfixed(1))
+    wide = world.submit(fixed(north=6), priority=Priority.HIGH)
+    world.finish()
+    local_users_leave(world, "north", *users[:3])
+    assert placed(world, jobs) == jobs[:1]
+    world.step([JobPriorityChanged(wide, Priority.LOW)])
+    world.finish()
+    assert placed(world, [*jobs, wide]) == jobs
+
+
 def test_who_comes_meanwhile_is_tried_after_those_who_wait() -> None:
     world = stingy({"north": 3}, 1)
     jobs, users = waiting(world, *[flexible(1)] * 3)
