@@ -10,7 +10,18 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-from koalapy.model.job import Job, JobId, JobSpec, JobState, Launcher, Priority, TimelineEntry, Token, parse_token
+from koalapy.model.job import (
+    ComponentState,
+    Job,
+    JobId,
+    JobSpec,
+    JobState,
+    Launcher,
+    Priority,
+    TimelineEntry,
+    Token,
+    parse_token,
+)
 from koalapy.model.limits import Limits
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import Request
@@ -282,7 +293,10 @@ class World:
         clusters = []
         for name, site in self.sites.items():
             self._goes_away(site)
-            self.forgotten |= self.queries.grid[name].about_to_end.keys()
+            for token in self.queries.grid[name]._leaving:
+                found = self.queries.find(token)
+                if found is not None and found[1].state is not ComponentState.STOPPING:
+                    self.forgotten.add(token)
             clusters.append(self._cluster(name))
         self._ready.clear()
         self._unasked.clear()
