@@ -146,6 +146,7 @@ class Grid:
             rules=daemon.queries.rules,
             sites=sites,
             lost=set(),
+            forgotten=set(),
         )
 
     def _check_effects(self, effects: Effects) -> None:

@@ -96,7 +96,7 @@ async def serving(settings: Settings, directory: Path, now: float = BEGIN) -> As
     clock, nonces = Clock(now), count(0xFA)
     with (
         patch.object(assembly, "Daemon", lambda *parts, **more: Watched(ready, clock, parts)),
-        patch.object(assembly, "time", SimpleNamespace(time=clock)),
+        patch.object(assembly, "time", SimpleNamespace(time=clock, monotonic=clock)),
         patch.object(assembly, "_nonce", lambda: f"{next(nonces):x}"),
         patch.object(engines, "steady_clock", lambda: clock),
         patch.dict(os.environ, {"XDG_STATE_HOME": str(directory / "state")}),
