@@ -19,6 +19,7 @@ from koalapy.agents.lrm.local.adapter import LocalLrm
 from koalapy.agents.lrm.port import Finding, Lrm
 from koalapy.agents.run_as import Way, way_here
 from koalapy.agents.settings import NO_SOCKET, AgentSettings, SiteSettings
+from koalapy.agents.spool import Spool
 from koalapy.bootstrap.handover import take_handover
 from koalapy.bootstrap.logs import configure_logging, watch_out_for_crashes
 from koalapy.concealment import forget_own
@@ -75,7 +76,8 @@ def agent(
         try:
             uvloop.run(_agent(own, lrm, manager))
         finally:
-            if embedded and isinstance(lrm, LocalLrm):
+            # What a component has left can be read with the key alone that its resource manager keeps.
+            if embedded and isinstance(lrm, LocalLrm) and not any(Spool(own.directory).load()):
                 lrm.cluster.stop(if_idle=True)
 
 

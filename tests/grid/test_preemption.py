@@ -1,5 +1,6 @@
 """High-priority jobs take the nodes of low ones: of exactly as many as needed, which run again later."""
 
+import time
 from typing import Any
 
 import pytest
@@ -52,10 +53,12 @@ def test_a_high_priority_job_preempts_exactly_the_needed_low_ones(grid: World, c
 
 
 def test_no_more_is_preempted_than_the_nodes_that_lack(grid: World) -> None:
-    """One node is idle and two are wanted: of the two jobs the one that came last goes, in all of its clusters."""
+    """One node is idle and two are wanted: of the two jobs the one that has done less goes, in all of its clusters."""
     theirs, ours = grid.gate(), grid.gate()
     nodes = grid.nodes["north"]
     first = start(grid, theirs, "north", nodes - 2)
+    began = time.monotonic()
+    until(lambda: time.monotonic() - began > 1.5, "more of its work to be lost than of the other's")
     both = {"type": "fixed", "components": [{"size": 1, "cluster": name} for name in ("north", "south")]}
     last = grid.submit(both, *theirs.hold)
     grid.wait_state(last, "running")

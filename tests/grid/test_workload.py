@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from koalapy.model.job import ClaimingMode
 from tests.experiments.koala_m05 import run
 from tests.experiments.m05 import table
 
 
-@pytest.mark.parametrize("threshold", [0.0, 1.0])
-def test_every_job_succeeds(threshold: float, tmp_path: Path) -> None:
-    done = run(tmp_path / "grid", threshold, jobs=15, failures=0.3, every=0.3, scale=0.2, longest=100)
+@pytest.mark.parametrize("claiming", [ClaimingMode.ATOMIC, ClaimingMode.INCREMENTAL])
+def test_every_job_succeeds(claiming: ClaimingMode, tmp_path: Path) -> None:
+    done = run(tmp_path / "grid", claiming, jobs=15, failures=0.3, every=0.3, scale=0.2, longest=100)
     print(table([done]))
     assert len(done.outcomes) == 15
     assert all(outcome.succeeded for outcome in done.outcomes)
