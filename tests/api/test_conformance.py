@@ -177,7 +177,7 @@ def play(operation: Any, mode: GenerationMode) -> int:
     @given(operation.as_strategy(generation_mode=mode))
     def send(case: Any) -> None:
         nonlocal sent
-        case.headers = None
+        case.headers = {}
         if mode is GenerationMode.POSITIVE:
             made_acceptable(case)
         answer = case.call(headers=HEADERS, timeout=30)
