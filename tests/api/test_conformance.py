@@ -154,10 +154,10 @@ def made_acceptable(case: Any) -> None:
                 one["cluster"] = "north"
 
 
-def is_right_but_for_headers(case: Any) -> bool:
-    """Whose place ours take: a made-up Host would be turned away, and tokens and hosts have tests of their own."""
+def has_wrong_headers(case: Any) -> bool:
+    """Whose place ours take, so that the rest may be right: tokens and hosts have tests of their own."""
     wrong = {where for where, how in case.meta.components.items() if how.mode is GenerationMode.NEGATIVE}
-    return wrong <= {ParameterLocation.HEADER, ParameterLocation.COOKIE}
+    return not wrong.isdisjoint({ParameterLocation.HEADER, ParameterLocation.COOKIE})
 
 
 def play(operation: Any, mode: GenerationMode) -> int:
@@ -177,14 +177,14 @@ def play(operation: Any, mode: GenerationMode) -> int:
     @given(operation.as_strategy(generation_mode=mode))
     def send(case: Any) -> None:
         nonlocal sent
-        case.headers = {}
+        case.headers = None
         if mode is GenerationMode.POSITIVE:
             made_acceptable(case)
         answer = case.call(headers=HEADERS, timeout=30)
         sent += 1
         if mode is GenerationMode.POSITIVE and answer.status_code == 422 and SENSE.search(answer.json()["detail"]):
             return
-        rejected = mode is GenerationMode.NEGATIVE and not is_right_but_for_headers(case)
+        rejected = mode is GenerationMode.NEGATIVE and not has_wrong_headers(case)
         case.validate_response(answer, excluded_checks=excluded if rejected else [*excluded, CHECKS.get_one(REJECTION)])
 
     send()
