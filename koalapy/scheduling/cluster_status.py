@@ -155,7 +155,7 @@ class ClusterStatus:
     _promised_of: dict[Token, frozenset[Token]] = field(default_factory=dict)
     """The components that were leaving when others were promised nodes that were not idle: theirs."""
     _kept: dict[JobId, int] = field(default_factory=dict)
-    """Nodes that nobody else is given than these jobs, which were promised their turn."""
+    """Nodes that nobody else is given than these jobs, which were promised their turn, in the order of their turns."""
     _trials: set[Token] = field(default_factory=set)
     """Components that are tried here while it is on probation."""
 
@@ -336,8 +336,14 @@ class ClusterStatus:
             del self._kept[job]
 
     def kept_from(self, job: JobId | None = None) -> int:
-        """Nodes that a job is not given, idle or not, since they are kept for others."""
-        return sum(nodes for other, nodes in self._kept.items() if other != job) if self._kept else 0
+        """Nodes that a job is not given, idle or not, since they are kept for others; of those for whom some are kept
+        as well, for such as came before it: else two of them could keep each other waiting for ever."""
+        count = 0
+        for other, nodes in self._kept.items():
+            if other == job:
+                break
+            count += nodes
+        return count
 
     @property
     def trusted_available(self) -> int:

@@ -183,6 +183,22 @@ def test_they_are_kept_until_they_are_claimed() -> None:
     assert (world.state(low), world.job(low).claiming_tries) == (JobState.SUCCEEDED, 1)
 
 
+def test_two_who_were_promised_their_turn_do_not_keep_each_other_waiting() -> None:
+    """The one has been placed, and its files are on their way, when nodes begin to be kept for the other, too."""
+    links = {("north", "south"): Link(bandwidth=100.0)}
+    world = World({"north": 4, "south": 2}, Rules(low_patience=60.0, preemption="never", **PROMISE), links=links)
+    world.submit(fixed(north=4), lasts=100)
+    file = InputFile("file", 2000, ("south",))
+    first = world.submit(FixedRequest((ComponentRequest(2, "north", inputs=(file,)),)), lasts=20)
+    second = world.submit(fixed(north=4, south=2), lasts=20)
+    while world.state(first) is JobState.QUEUED:
+        world.advance(1)
+    assert world.queries.reservation == second
+    world.advance(150)
+    assert (world.state(first), world.state(second)) == (JobState.SUCCEEDED, JobState.SUCCEEDED)
+    assert (world.job(first).generation, world.job(first).claiming_tries) == (1, 1)
+
+
 def test_one_whose_claim_fails_has_its_turn_again() -> None:
     world = World({"north": 4}, Rules(low_patience=60.0, claim_grace=8, **PROMISE))
     stream_of_high_jobs(world, 5)

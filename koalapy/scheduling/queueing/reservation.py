@@ -118,7 +118,7 @@ class Reservation:
         if self._chosen is not None and self._is_promised:
             held[self._chosen] = self._kept
         is_less = False
-        for job in {*self._held, *held}:
+        for job in dict.fromkeys([*held, *self._held]):  # who was placed first, as its turn came before
             before, after = self._held.get(job, Counter()), held.get(job, Counter())
             for name in {*before, *after}:
                 if before[name] != after[name]:
