@@ -464,10 +464,8 @@ class Agent:
             self._reporter.add(component)
             self._jobs.submit(component, unsure=True)
         elif not component.ended and (component.stop is None or (component.grace_left and not message.signal)):
-            component.stop, component.grace = (
-                message.reason,
-                (Grace.begin(message.signal, message.grace) if component.plan is not None else None),
-            )
+            component.stop = message.reason
+            component.grace = Grace.begin(message.signal, message.grace) if component.plan is not None else None
             component.folder.note(stop=component.stop, grace=component.grace and component.grace.noted())
             self._jobs.end(component)
         else:

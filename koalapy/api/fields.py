@@ -106,8 +106,9 @@ StopWarningText = Annotated[
         {
             "type": "string",
             "pattern": f"^({'|'.join(WarningSignal)})@[1-9][0-9]{{0,1}}$",
-            "description": "SIGNAL@SECONDS: what a program is told, and how long before it is stopped",
-            "examples": ["TERM@30", "USR1@2m"],
+            "description": "SIGNAL@SECONDS: what a program is told, and how long before it is stopped; more seconds, "
+            "as far as the daemon allows, and durations such as USR1@2m are taken, too",
+            "examples": ["TERM@30", "USR1@60"],
         }
     ),
 ]

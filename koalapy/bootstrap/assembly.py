@@ -52,7 +52,8 @@ from koalapy.placement.registry import Registry
 from koalapy.ports import ClusterRecord, Saved
 from koalapy.resources import raise_limit
 from koalapy.scheduling.advisor.experience import Experience
-from koalapy.scheduling.cluster_status import ClusterStatus, HealthStatus
+from koalapy.scheduling.cluster_conditions import HealthStatus
+from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.events import AgentFailed
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.scheduling.state import SchedulerState

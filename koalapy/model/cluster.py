@@ -102,12 +102,12 @@ class GridView:
         return iter(self.clusters)
 
     @cached_property
-    def by_idle(self) -> "tuple[ClusterView, ...]":
+    def by_idle(self) -> tuple[ClusterView, ...]:
         """The usable clusters by decreasing idle nodes, ties by name; worked out once for all requests of a scan."""
         return tuple(sorted((c for c in self.clusters if c.state is ClusterState.USABLE), key=_fullest_last))
 
     @cached_property
-    def by_speed(self) -> "tuple[ClusterView, ...]":
+    def by_speed(self) -> tuple[ClusterView, ...]:
         """The usable clusters by decreasing speed, ties by name."""
         return tuple(sorted(self.by_idle, key=_slowest_last))
 
@@ -153,7 +153,7 @@ class GridView:
         part.__dict__["_lasting_results"] = self.lasting(("only", names), lambda _: dict[Hashable, object]())
         return part
 
-    def changed(self, clusters: "Sequence[ClusterView]") -> "GridView":
+    def changed(self, clusters: Sequence[ClusterView]) -> "GridView":
         """The grid with these clusters in the place of those of their names.
 
         What was worked out of this one is carried over as far as it can be: the orders, in which only they are moved,

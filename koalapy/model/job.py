@@ -377,14 +377,6 @@ class Job:
         """Names the folder of a component's files on its cluster; a stand-in has that of the one it stands in for."""
         return self.token(component.rank)
 
-    def component_of(self, token: Token) -> Component | None:
-        """The component that a token names; None unless it is one of the attempt that is under way."""
-        if self.attempt is None or not self.state.is_active:
-            return None
-        index = parse_token(token).component
-        components = self.attempt.components
-        return components[index] if index < len(components) and token == self.token(index) else None
-
     def staged_component_of(self, token: Token) -> Component | None:
         """The component of the attempt that is under way whose stage a token names."""
         if self.attempt is None or not self.state.is_active:

@@ -140,8 +140,8 @@ class Runner:
         """The program is over; end what it left behind, then report."""
         if self._result is not None:
             return
-        self._result = {"code": code, "error": error, "infrastructure": infrastructure, "stopped": stopped}
-        self._result["warned"] = self._warned
+        how = {"code": code, "error": error, "infrastructure": infrastructure, "stopped": stopped}
+        self._result = {**how, "warned": self._warned}
         self._phase = "ending"
         if self._link.welcomed:  # else the hello says it
             self._link.send({"t": "ending"})

@@ -10,78 +10,9 @@ from koalapy.model.job import JobId, Token
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.reports import ClusterReport, LrmCalls, Versions
 from koalapy.model.request import ClusterName
-from koalapy.model.wording import clock, listed, nodes
+from koalapy.model.wording import listed
 from koalapy.scheduling.claiming.evidence import ClaimEvidence
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """A cluster's resource manager takes no component of ``size`` nodes or more until a moment, for a reason."""
-
-    size: int
-    until: float
-    reason: str
-
-    def __str__(self) -> str:
-        until = clock(self.until, self.until, exact=True)
-        return f"takes nothing of {nodes(self.size)} or more until {until}: {self.reason}"
-
-
-@dataclass(frozen=True, slots=True)
-class Doubt:
-    """A cluster says that nodes are idle, and a claim for ``size`` nodes that it should have had was in vain."""
-
-    nodes: int
-    """So many of those that it says are idle do not count."""
-    size: int
-    since: float
-    until: float
-    is_tried: bool = False
-    """Whether that is over, and they count for one claim at a time, until one of that size holds."""
-
-    def __str__(self) -> str:
-        until = clock(self.until, self.until, exact=True)
-        again = ", tried by one claim at a time" if self.is_tried else f" until {until}"
-        return f"has {nodes(self.nodes, 'idle')} in doubt{again}: a claim for {nodes(self.size)} was in vain"
-
-
-@dataclass(slots=True)
-class ContactStatus:
-    """Whether a cluster is heard of, and how old what it said is."""
-
-    connected: bool = False
-    losses: int = 0
-    """How often it was lost since the daemon began."""
-    last_heard: float | None = None
-    silent_since: float | None = None
-    """When it was last heard of, moved on by what we slept since: then nobody listened."""
-    silence_ignored_until: float = float("-inf")
-    """Before then its silence means nothing."""
-    disconnected_because: str = "its agent has not connected yet"
-    agent_failed: str = ""
-    """Why the agent that the daemon runs for it does not run; empty when it does, or the daemon runs none."""
-    confirmed_at: float = float("-inf")
-    """All that was known there at this time has been told."""
-    confirmation_requested: bool = False
-    """Whether it was asked to confirm that, and has not answered yet."""
-    unconfirmed_since: float | None = None
-    """Since when, on whatever connections; moved on by what we slept."""
-
-
-@dataclass(slots=True)
-class HealthStatus:
-    """How often a cluster has failed in a row, and what follows from that."""
-
-    errors: int = 0
-    unusable: bool = False
-    note: str = ""
-    """Why it is unusable."""
-    trials: int = 0
-    """Probations that failed since it became unusable: each makes the next pause longer."""
-    probation: bool = False
-    """Whether the unusable cluster is being tried again."""
-    probation_at: float | None = None
-    """When the next trial may start."""
+from koalapy.scheduling.cluster_conditions import ContactStatus, Doubt, HealthStatus, Limit
 
 
 @dataclass(slots=True, eq=False)
@@ -339,10 +270,10 @@ class ClusterStatus:
         """Nodes that a job is not given, idle or not, since they are kept for others; of those for whom some are kept
         as well, for such as came before it: else two of them could keep each other waiting for ever."""
         count = 0
-        for other, nodes in self._kept.items():
+        for other, kept in self._kept.items():
             if other == job:
                 break
-            count += nodes
+            count += kept
         return count
 
     @property
@@ -363,11 +294,6 @@ class ClusterStatus:
     def idle(self) -> int:
         """The same as available, whatever we doubt and whatever limits the resource manager has for us."""
         return max(0, self._idle - self._promised)
-
-    @property
-    def doubts(self) -> int:
-        """How many claims in a row were in vain though it said that it had the nodes: each makes the pause longer."""
-        return self.evidence.in_vain
 
     @property
     def surplus(self) -> int:

@@ -211,16 +211,13 @@ class Ledger:
         self._effects.scans[queue] = scans
 
     def count_refusals(self, kind: RefusalKind, times: int = 1) -> None:
-        refusals = self._effects.refusals
-        refusals[kind] = refusals.get(kind, 0) + times
+        _count(self._effects.refusals, kind, times)
 
     def count_failed_claim(self, cluster: str, why: ClaimFailure) -> None:
-        failed = self._effects.claims_failed
-        failed[cluster, why] = failed.get((cluster, why), 0) + 1
+        _count(self._effects.claims_failed, (cluster, why))
 
     def count_failed_attempt(self, cluster: str, why: AttemptFailure) -> None:
-        failed = self._effects.attempts_failed
-        failed[cluster, why] = failed.get((cluster, why), 0) + 1
+        _count(self._effects.attempts_failed, (cluster, why))
 
     def warn(self, text: str) -> None:
         self._effects.warnings.append(text)
@@ -247,6 +244,11 @@ _set = object.__setattr__
 
 
 T = TypeVar("T")
+
+
+def _count(counts: dict[T, int], what: T, times: int = 1) -> None:
+    """A Counter would do; each step has three of them, and hardly any is ever used."""
+    counts[what] = counts.get(what, 0) + times
 
 
 def _copies(kind: type[T]) -> Callable[[T], T]:

@@ -26,7 +26,7 @@ from koalapy.scheduling.effects import Effects
 from koalapy.scheduling.ledger import live
 from koalapy.scheduling.lifecycle.attempt_deadlines import AttemptDeadlines
 from koalapy.scheduling.lifecycle.attempt_endings import AttemptEndings
-from koalapy.scheduling.lifecycle.attempt_facts import is_program_over
+from koalapy.scheduling.lifecycle.attempt_facts import is_program_over, walltime_ends
 from koalapy.scheduling.lifecycle.attempts import Attempts
 from koalapy.scheduling.lifecycle.clock_correction import corrected
 from koalapy.scheduling.lifecycle.cluster_health import ClusterHealth
@@ -331,13 +331,12 @@ class Scheduler:
 
     def _restore_attempt(self, job: Job, now: float) -> None:
         attempt = live(job)
-        at = now + self._state.rules.barrier_timeout
+        patience = now + self._state.rules.barrier_timeout
         if job.ending is not None:
-            self._timers.add(at, Deadline.STOP, job=job.id, generation=job.generation)
+            self._attempts.set_deadline(job, Deadline.STOP, patience)
         elif attempt.barrier_at is None:
             self._claiming.restore(job, now)
         elif attempt.launched_at is None:
-            self._timers.add(at, Deadline.LAUNCH, job=job.id, generation=job.generation)
-        elif job.spec.walltime is not None:
-            at = attempt.launched_at + job.spec.walltime
-            self._timers.add(at, Deadline.WALLTIME, job=job.id, generation=job.generation)
+            self._attempts.set_deadline(job, Deadline.LAUNCH, patience)
+        elif (end := walltime_ends(job)) is not None:
+            self._attempts.set_deadline(job, Deadline.WALLTIME, end)

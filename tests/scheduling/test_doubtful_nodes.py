@@ -85,7 +85,7 @@ def test_pauses_double_up_to_a_bound_and_a_claim_that_holds_ends_the_doubt() -> 
     world.advance(MAX_DOUBT_PAUSE + 30)
     assert world.state(job) is JobState.SUCCEEDED
     cluster = world.queries.grid["hole"]
-    assert (cluster.doubt, cluster.doubts, cluster.available) == (None, 0, 16)
+    assert (cluster.doubt, cluster.evidence.in_vain, cluster.available) == (None, 0, 16)
     world.sites["hole"].is_black_hole = True
     again = world.submit(flexible(16))
     world.advance(12 + DOUBT_PAUSE)
@@ -152,10 +152,10 @@ def test_a_smaller_claim_that_holds_says_nothing_of_larger_ones() -> None:
     world.advance(5)
     assert world.state(small) is JobState.RUNNING
     cluster = world.queries.grid["hole"]
-    assert cluster.doubts == 1
+    assert cluster.evidence.in_vain == 1
     world.advance(DOUBT_PAUSE + 10)
     assert world.state(job) is JobState.SUCCEEDED
-    assert (cluster.doubt, cluster.doubts) == (None, 0)
+    assert (cluster.doubt, cluster.evidence.in_vain) == (None, 0)
 
 
 def test_who_waits_is_told_of_the_doubt_and_an_operator_ends_it() -> None:

@@ -5,9 +5,11 @@ from random import Random
 
 import pytest
 
-from koalapy.model.job import ClaimingMode, Job, Launcher, Priority
+from koalapy.model.job import Attempt, ClaimingMode, Component, Job, JobSpec, JobState, Launcher, Priority
 from koalapy.model.request import InputFile
 from koalapy.scheduling.effects import Effects
+from koalapy.scheduling.ledger import Ledger
+from koalapy.scheduling.owner_use import OwnerUse
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.requests import fixed, flexible, nonfixed
 from tests.scheduling.world import World
@@ -99,3 +101,18 @@ def test_who_asks_about_a_job_has_it_as_it_was_then() -> None:
     world.advance(100)
     assert repr((asked, whole, found)) == then
     assert world.state(job).is_final
+
+
+def test_a_token_names_a_component_of_a_live_attempt_and_nothing_else() -> None:
+    components = (Component(0, "north", 1), Component(1, "south", 1))
+    attempt = Attempt(3, components, 0.0, nonce="a1")
+    spec = JobSpec(flexible(2), ("true",))
+    ledger = Ledger(OwnerUse(), lambda _: None)
+    ledger.restore(Job(7, spec, 0.0, JobState.CLAIMING, generation=3, attempt=attempt))
+    found = ledger.find("7.3.1.a1")
+    assert found is not None
+    assert found[1] is components[1]
+    for other in ("7.3.1", "7.3.1.a2", "7.2.1.a1", "8.3.1.a1", "7.3.2.a1", "07.3.1.a1", "7.03.1.a1"):
+        assert ledger.find(other) is None, other
+    ledger.change(ledger.jobs[7], state=JobState.QUEUED)
+    assert ledger.find("7.3.1.a1") is None

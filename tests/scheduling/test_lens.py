@@ -11,7 +11,8 @@ from koalapy.model.cluster import Drain, GridView, Link
 from koalapy.model.job import JobState, Priority
 from koalapy.model.reports import ClusterReport
 from koalapy.placement.registry import builtin
-from koalapy.scheduling.cluster_status import ClusterStatus, ContactStatus
+from koalapy.scheduling.cluster_conditions import ContactStatus
+from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.grid import MAX_TOUCHES, GridStatus, Lens
 from tests.scheduling.requests import fixed, flexible, nonfixed
 from tests.scheduling.world import World

@@ -179,9 +179,7 @@ async def test_nobody_ends_another_clusters_component(tmp_path: Path) -> None:
         grid.south.says(ComponentStatus(token=token, state=ComponentState.ENDED, program_exit=0))
         grid.south.says(StageStatus(token=token, state="failed", size=0, staged=0, error="forged"))
         await grid.all_taken_in(grid.south)
-        job = grid.daemon.scheduler.queries.job(1)
-        assert job is not None
-        assert job.component_of(token) is not None
+        assert grid.daemon.scheduler.queries.find(token) is not None
         assert heard(grid.south, "forget", token=token), "it is told that this is none of its components"
         # Nor is the honest cluster's own stray left running because another has one of the same name.
         stray = "7.1.0.feed"

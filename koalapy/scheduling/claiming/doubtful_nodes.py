@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from koalapy.model.job import Token
 from koalapy.model.request import ClusterName
-from koalapy.scheduling.cluster_status import Doubt
+from koalapy.scheduling.cluster_conditions import Doubt
 from koalapy.scheduling.state import SchedulerState
 from koalapy.scheduling.timers import Deadline, doubled
 

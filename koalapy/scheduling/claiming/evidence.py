@@ -85,7 +85,8 @@ class ClaimEvidence:
         self._of_all = Tally()
         self._by_class: defaultdict[int, Tally] = defaultdict(Tally)
         self.in_vain = 0
-        """How many claims in a row were in vain though the cluster said all the while that it had the nodes."""
+        """How many claims in a row were in vain though the cluster said all the while that it had the nodes: each makes
+        the pause longer for which these do not count."""
 
     # What happens
 

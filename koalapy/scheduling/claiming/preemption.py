@@ -12,7 +12,7 @@ from koalapy.model.wording import listed, three_digits
 from koalapy.scheduling.claiming.least_harm import Candidate, Harm, harm_of, least_harm
 from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.ledger import live
-from koalapy.scheduling.lifecycle.attempt_facts import is_program_over
+from koalapy.scheduling.lifecycle.attempt_facts import is_program_over, walltime_ends
 from koalapy.scheduling.queueing.promise import is_promised
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.state import SchedulerState
@@ -143,8 +143,8 @@ class Preemption:
         and a job of high priority would wait in vain."""
         if live(job).barrier_at is not None and is_program_over(job, self._grid):
             return 0.0
-        launched = live(job).launched_at
-        return inf if launched is None or job.spec.walltime is None else launched + job.spec.walltime
+        end = walltime_ends(job)
+        return inf if end is None else end
 
     def _stopping_takes(self, job: Job) -> float:
         """Until its nodes are there; no longer than a claim waits for local users, for where that is short all is."""

@@ -31,6 +31,12 @@ def is_program_over(job: Job, grid: GridStatus) -> bool:
     return all(c.exit_code is not None or job.token(c.index) in grid[c.cluster].over for c in reporting_components(job))
 
 
+def walltime_ends(job: Job) -> float | None:
+    """When a job's program has run for as long as it may; None before it was launched, and where it has no walltime."""
+    launched, walltime = live(job).launched_at, job.spec.walltime
+    return None if launched is None or walltime is None else launched + walltime
+
+
 def warning_of(job: Job, rules: Rules) -> StopWarning | None:
     """What the program of a job is told before it is stopped now, and its grace; None where it runs on no node, or has
     asked for none."""

@@ -5,7 +5,7 @@ from koalapy.model.warning import StopWarning
 from koalapy.scheduling.claiming.preemption import is_preemptible
 from koalapy.scheduling.effects import ForgetComponent, OpenBarrier, StopComponent, SubmitComponent
 from koalapy.scheduling.ledger import live
-from koalapy.scheduling.lifecycle.attempt_facts import program_result, warning_of
+from koalapy.scheduling.lifecycle.attempt_facts import program_result, walltime_ends, warning_of
 from koalapy.scheduling.state import SchedulerState
 from koalapy.scheduling.timers import Deadline
 
@@ -82,8 +82,8 @@ class Attempts:
         if attempt.launched_at is not None or attempt.barrier_at is None:
             return job
         job = self._ledger.change_attempt(job, launched_at=now)
-        if job.spec.walltime is not None:
-            self.set_deadline(job, Deadline.WALLTIME, now + job.spec.walltime)
+        if (at := walltime_ends(job)) is not None:
+            self.set_deadline(job, Deadline.WALLTIME, at)
         if job.state is JobState.STARTING and job.ending is None:
             job = self._ledger.move(job, JobState.RUNNING, now, "running")
         return job
@@ -204,8 +204,8 @@ class Attempts:
         """A component that was warned has its nodes until its grace, or that of its walltime, is over."""
         attempt, warning = live(job), warning_of(job, self._rules)
         by = None
-        if job.ending is None and attempt.launched_at is not None and job.spec.walltime is not None:
-            by = attempt.launched_at + job.spec.walltime
+        if job.ending is None:
+            by = walltime_ends(job)
         elif job.ending is JobState.QUEUED and attempt.ended_at is not None and warning is not None:
             by = attempt.ended_at + warning.grace
         self._grid[component.cluster].leave(job.token(component.index), by)

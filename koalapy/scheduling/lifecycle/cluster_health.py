@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from koalapy.model.request import ClusterName
-from koalapy.scheduling.cluster_status import HealthStatus, Limit
+from koalapy.scheduling.cluster_conditions import HealthStatus, Limit
 from koalapy.scheduling.state import SchedulerState
 from koalapy.scheduling.timers import Deadline, doubled
 

@@ -8,7 +8,8 @@ from collections import defaultdict
 
 from koalapy.model.job import Component, ComponentState, Job
 from koalapy.model.request import ClusterName
-from koalapy.scheduling.cluster_status import ClusterStatus, ContactStatus
+from koalapy.scheduling.cluster_conditions import ContactStatus
+from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.ledger import live
 from koalapy.scheduling.state import SchedulerState
 from koalapy.scheduling.timers import Deadline, Timer
