@@ -59,6 +59,28 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeClass:
+    """Nodes of a cluster that are alike, and idle now."""
+
+    name: str
+    idle: int
+    power: float = 1.0
+    """Effective power: what their processors can do, as far as nobody else uses them, relative to 1 (semantics 7)."""
+    memory: int | None = None
+    """Bytes of a node; None: not known, and never too small."""
+
+
+@dataclass(frozen=True, slots=True)
+class Uplink:
+    """The link from a cluster to all others, in bytes per second."""
+
+    capacity: float | None = None
+    """None: not known, and never saturated."""
+    consumed: float = 0.0
+    """By what runs."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterView:
     """One cluster as a policy sees it: sizes in nodes, ``speed`` relative to 1."""
 
@@ -68,6 +90,8 @@ class ClusterView:
     state: ClusterState = ClusterState.USABLE
     speed: float = 1.0
     note: str = ""
+    node_classes: tuple[NodeClass, ...] = ()
+    """The idle nodes by what they are; empty: all alike, of power 1, and of no known memory."""
 
     @property
     def usable_idle(self) -> int:
@@ -97,6 +121,8 @@ class GridView:
     """The clusters that have a good replica of a logical file now; of others counts what was known at submission."""
     cut_off: frozenset[ClusterName] = frozenset()
     """The clusters to which and from which no inputs can be brought, whether they are in the view or not."""
+    uplinks: Mapping[ClusterName, Uplink] = field(default_factory=dict)
+    """Of the clusters of which any is known."""
 
     def __iter__(self) -> Iterator[ClusterView]:
         return iter(self.clusters)
@@ -169,7 +195,7 @@ class GridView:
             moves.append((before, after))
             lasts = lasts and after.state is before.state and after.speed == before.speed
             gained += after.usable_idle - before.usable_idle
-        view = GridView(tuple(whole), self.links, self.waiting, self.replicas, self.cut_off)
+        view = GridView(tuple(whole), self.links, self.waiting, self.replicas, self.cut_off, self.uplinks)
         known, carried = self.__dict__, view.__dict__
         carried["_places"] = places
         if lasts:
@@ -184,7 +210,7 @@ class GridView:
 
     def beside(self, waiting: tuple[Request, ...]) -> "GridView":
         """The grid with these requests of others who wait."""
-        view = GridView(self.clusters, self.links, waiting, self.replicas, self.cut_off)
+        view = GridView(self.clusters, self.links, waiting, self.replicas, self.cut_off, self.uplinks)
         view.__dict__.update(by_idle=self.by_idle, by_speed=self.by_speed, usable_idle=self.usable_idle)
         view.__dict__.update(_places=self._places, _lasting_results=self._lasting_results)
         return view

@@ -18,6 +18,8 @@ class PlacedComponent:
     """Where each of its inputs comes from, in their order, if the policy chose that (file sites)."""
     transfer_time: float = 0.0
     """Estimated seconds until its input is on the execution site, if the policy chose the file site."""
+    node_class: str = ""
+    """Which of the cluster's nodes it gets, by the name of their class; empty: any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koalapy.model.cluster import MAX_LASTING, ClusterState, ClusterView, GridView, Link
+from koalapy.model.cluster import MAX_LASTING, ClusterState, ClusterView, GridView, Link, Uplink
 from koalapy.model.errors import UsageError
 from koalapy.model.request import ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest, Request
 from koalapy.placement.registry import builtin
@@ -68,6 +68,14 @@ def test_every_policy_answers_on_a_changed_view_as_on_a_new_one(
     assert look(view) == look(new)
     assert answers(request, view) == answers(request, new)
     assert answers(request, view.only(PART)) == answers(request, new.only(PART))
+
+
+def test_what_is_known_of_uplinks_stays_with_a_view() -> None:
+    uplinks = {"north": Uplink(1e9, 1e6)}
+    view = replace(grid(north=4, south=2), uplinks=uplinks)
+    assert view.changed([ClusterView("north", 4, 1)]).uplinks is uplinks
+    assert view.beside(()).uplinks is uplinks
+    assert view.only(PART).uplinks is uplinks
 
 
 def test_a_view_of_before_stays_what_it_was() -> None:

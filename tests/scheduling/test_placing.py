@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.model.cluster import ClusterState, GridView
+from koalapy.model.cluster import ClusterState, ClusterView, GridView, NodeClass
 from koalapy.model.job import JobSpec, JobState, Launcher
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
 from koalapy.model.profile import ClusterProfile, Mpi
@@ -244,6 +244,40 @@ def test_nonsense_is_told_as_such(request_: Request, answer: object, problem: st
     with pytest.raises(BrokenPolicy) as error:
         ask(request_, view, profiles, policy=Answering(lambda: answer))
     assert error.value.message.startswith(f"policy answering is broken: {problem}")
+
+
+def of_classes(*components: tuple[int, str, str]) -> Placement:
+    return Placement(tuple(PlacedComponent(size, site, node_class=name) for size, site, name in components))
+
+
+def classed() -> GridView:
+    """north has 3 fast nodes and one slow one."""
+    return grid(east=4, north=4).changed(
+        [ClusterView("north", 4, 4, node_classes=(NodeClass("fast", 3, 2.0), NodeClass("slow", 1)))]
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (of_classes((4, "north", "fast")), "it placed 4 nodes on north's class fast, where 3 are idle"),
+        (of_classes((4, "east", "fast")), "it placed 4 nodes on east's class fast, which it has none of"),
+        (
+            of_classes((2, "north", "fast"), (2, "north", "fast")),
+            "it placed 4 nodes on north's class fast, where 3 are idle",
+        ),
+    ],
+)
+def test_nodes_of_a_class_are_counted_too(answer: Placement, problem: str) -> None:
+    with pytest.raises(BrokenPolicy, match=problem):
+        ask(flexible(4), classed(), {"east": BARE, "north": BARE}, policy=Answering(lambda: answer))
+
+
+def test_classes_of_one_cluster_are_one_component_before_the_requests_bounds() -> None:
+    bounded = FlexibleRequest(4, min_component_size=2, max_components=1)
+    answer = of_classes((3, "north", "fast"), (1, "north", "slow"))
+    profiles = {"east": BARE, "north": BARE}
+    assert ask(bounded, classed(), profiles, policy=Answering(lambda: answer)) == answer
 
 
 def test_a_cluster_of_another_series_was_not_offered() -> None:

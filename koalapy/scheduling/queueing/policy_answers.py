@@ -90,13 +90,29 @@ def _grid_problem(placement: Placement, view: GridView) -> str:
             return f"it placed {nodes(size)} on {name}, which is {cluster.state}"
         if size > cluster.idle:
             return f"it placed {nodes(size)} on {name}, where {cluster.idle} are idle"
+    return _class_problem(placement, view)
+
+
+def _class_problem(placement: Placement, view: GridView) -> str:
+    """Of an answer that keeps to the idle nodes of each cluster in all."""
+    given: dict[tuple[ClusterName, str], int] = {}
+    for component in placement.components:
+        if component.node_class:
+            key = component.cluster, component.node_class
+            given[key] = given.get(key, 0) + component.size
+    for (name, node_class), size in given.items():
+        cluster = view.get(name)
+        idle = {each.name: each.idle for each in cluster.node_classes} if cluster else {}
+        if size > idle.get(node_class, 0):
+            where = f"where {idle[node_class]} are idle" if node_class in idle else "which it has none of"
+            return f"it placed {nodes(size)} on {name}'s class {node_class}, {where}"
     return ""
 
 
 def _request_problem(placement: Placement, request: Request) -> str:
     placed = placement.components
     if isinstance(request, FlexibleRequest):
-        return _flexible_problem(request, [component.size for component in placed])
+        return _flexible_problem(request, _flexible_sizes(placed))
     count = len(request.components)
     if len(placed) != count or {component.request_index for component in placed} != set(range(count)):
         return f"it placed {len(placed)} components that are not the request's {count}, each once"
@@ -108,6 +124,15 @@ def _request_problem(placement: Placement, request: Request) -> str:
         if asked.cluster is not None and asked.cluster != component.cluster:
             return f"it placed component {index} on {component.cluster} in place of {asked.cluster}"
     return ""
+
+
+def _flexible_sizes(placed: Sequence[PlacedComponent]) -> list[int]:
+    """What the request's bounds are held against: those of one cluster's classes count as one component."""
+    by_class: dict[ClusterName, int] = {}
+    for component in placed:
+        if component.node_class:
+            by_class[component.cluster] = by_class.get(component.cluster, 0) + component.size
+    return [component.size for component in placed if not component.node_class] + list(by_class.values())
 
 
 def _flexible_problem(request: FlexibleRequest, sizes: Sequence[int]) -> str:
