@@ -14,6 +14,8 @@ FIELDS = 18
 PARTS = (2, 3, 4)
 """Statuses of lines that tell of a part of a job, from one checkpoint to the next; another line tells of all of it."""
 ZERO = "of run time 0"
+WAIT = 2
+"""Of no use here: how long a job waits is found anew."""
 NAMES = {
     0: "job number",
     1: "submit time",
@@ -21,7 +23,10 @@ NAMES = {
     3: "run time",
     4: "allocated processors",
     7: "requested processors",
+    8: "requested time",
     10: "status",
+    11: "user",
+    14: "queue",
 }
 
 
@@ -35,6 +40,9 @@ class TraceJob:
     processors: int
     """Requested, or else allocated ones."""
     status: int
+    requested_time: float = -1.0
+    user: int = -1
+    queue: int = -1
 
 
 @dataclass(slots=True)
@@ -43,6 +51,8 @@ class Trace:
 
     jobs: list[TraceJob] = field(default_factory=list)
     header: dict[str, str] = field(default_factory=dict)
+    malformed: list[str] = field(default_factory=list)
+    """Of each line that tells of no job: what is wrong with it."""
 
     @property
     def processors(self) -> int:
@@ -54,12 +64,15 @@ class Trace:
         return max((job.processors for job in self.jobs), default=1)
 
 
-def read(path: Path) -> Trace:
-    """A trace, also packed as ``.gz`` or ``.xz``; ``UsageError`` that says what is wrong in which line."""
+def read(path: Path, *, lenient: bool = False) -> Trace:
+    """A trace, also packed as ``.gz`` or ``.xz``; ``UsageError`` that says what is wrong in which line.
+
+    ``lenient``: lines that are no jobs are left out, and listed.
+    """
     opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
     try:
         with opener(path, "rt", encoding="utf-8", errors="replace") as file:  # type: ignore[operator]
-            return parse(file, str(path))
+            return parse(file, str(path), lenient=lenient)
     except OSError as error:
         problem = error.strerror or str(error)
     except (EOFError, lzma.LZMAError, zlib.error) as error:
@@ -67,7 +80,7 @@ def read(path: Path) -> Trace:
     raise UsageError(f"cannot read {path}: {problem}", field="--swf", hint="give a file in SWF, plain, .gz or .xz")
 
 
-def parse(text: Iterable[str], name: str) -> Trace:
+def parse(text: Iterable[str], name: str, *, lenient: bool = False) -> Trace:
     """The same of lines; ``name`` is for messages."""
     trace = Trace()
     for number, line in enumerate(text, 1):
@@ -79,7 +92,12 @@ def parse(text: Iterable[str], name: str) -> Trace:
             if colon:
                 trace.header.setdefault(key.strip(), value.strip())
             continue
-        trace.jobs.append(_job(words, f"{name} line {number}"))
+        try:
+            trace.jobs.append(_job(words, f"{name} line {number}"))
+        except UsageError as error:
+            if not lenient:
+                raise
+            trace.malformed.append(error.message)
     if not trace.jobs:
         raise UsageError(f"{name} holds no jobs", field="--swf", hint="give a file in SWF, plain, .gz or .xz")
     trace.jobs.sort(key=lambda job: (job.submitted, job.number))
@@ -90,11 +108,11 @@ def _job(words: list[str], where: str) -> TraceJob:
     if len(words) != FIELDS:
         hint = f"each job is one line of {FIELDS} numbers; see the Parallel Workloads Archive"
         raise UsageError(f"{where} has {len(words)} fields, not {FIELDS}", field="--swf", hint=hint)
-    number, submitted, ran, allocated, requested, status = (
-        _number(words, place, where) for place in (0, 1, 3, 4, 7, 10)
+    number, submitted, ran, allocated, requested, requested_time, status, user, queue = (
+        _number(words, place, where) for place in NAMES if place != WAIT
     )
     processors = requested if requested > 0 else allocated
-    return TraceJob(int(number), submitted, ran, int(processors), int(status))
+    return TraceJob(int(number), submitted, ran, int(processors), int(status), requested_time, int(user), int(queue))
 
 
 def _number(words: list[str], place: int, where: str) -> float:

@@ -85,7 +85,7 @@ def test_packed_traces_are_read(tmp_path: Path) -> None:
     text = ("; MaxProcs: 8\n" + LINE).encode()
     for name, packed in (("a.swf", text), ("a.swf.gz", gzip.compress(text)), ("a.swf.xz", lzma.compress(text))):
         (tmp_path / name).write_bytes(packed)
-        assert swf.read(tmp_path / name).jobs == [swf.TraceJob(1, 0.0, 60.0, 4, 1)]
+        assert swf.read(tmp_path / name).jobs == [swf.TraceJob(1, 0.0, 60.0, 4, 1, -1.0, 1, 1)]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""A virtual grid, clock and network around the production scheduler."""
