@@ -121,6 +121,8 @@ class UserSection:
     """What they may do, where they come in by something that says no other."""
     groups: list[UserName] = field(default_factory=list)
     """For limits."""
+    home: str = ""
+    """The cluster whose user they count as; by default the one where they have an account, if it is one."""
 
 
 def _provider_uri(uri: str) -> str:
@@ -384,7 +386,9 @@ class Settings(BaseSettings):
                     value=cluster,
                     hint=known_names(cluster, self.clusters),
                 )
-        named = {name: User(own.accounts, own.role, tuple(own.groups)) for name, own in self.users.items()}
+            if section.home:
+                check_cluster(section.home, self.clusters, f"users.{name}.home")
+        named = {name: User(own.accounts, own.role, tuple(own.groups), own.home) for name, own in self.users.items()}
         try:
             return Users(named, [name for name, section in self.clusters.items() if section.unmapped])
         except ValueError as error:

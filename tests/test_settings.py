@@ -253,6 +253,10 @@ def test_people_have_an_account_of_their_own_on_clusters_that_there_are(load_yam
     assert (known.user_of("north", "eve"), known.user_of("south", "eve")) == (None, "eve@south")
     assert [known.account_of("ada", name) for name in ("north", "south")] == ["al", None]
     assert [known.account_of("eve@south", name) for name in ("north", "south")] == [None, "eve"]
+    at_home = load_yaml(users={"ada": {"accounts": {"north": "al", "south": "al"}, "home": "south"}}).known_users()
+    assert at_home.home_of("ada") == "south"
+    with pytest.raises(UsageError, match=r"users.ada.home is nort, and there is no such cluster"):
+        load_yaml(users={"ada": {"home": "nort"}}).known_users()
     with pytest.raises(UsageError, match="given to both ada and bob"):
         load_yaml(users=people | {"bob": {"accounts": {"north": "al"}}}).known_users()
     with pytest.raises(UsageError, match="there is no cluster nort"):

@@ -10,7 +10,7 @@ from koalapy.service.jobs import JobRecord
 
 SEEN_BY_ALL: Mapping[type[Any], frozenset[str]] = {
     Job: frozenset({"id", "spec", "state", "attempt", "submitted_at", "placed_at", "started_at", "ended_at"}),
-    JobSpec: frozenset({"request", "priority", "walltime"}),
+    JobSpec: frozenset({"request", "priority", "home_site", "walltime"}),
     FixedRequest: frozenset({"components"}),
     NonFixedRequest: frozenset({"components"}),
     FlexibleRequest: frozenset({"total_size", "min_component_size", "max_components", "split_options"}),

@@ -131,7 +131,7 @@ def form_of(kind: Any) -> Form:
     return Form(base, lambda value: value, texts)
 
 
-COMPLETED = {"policy": "policies", "owner": "users", "inputs": "replicas", "bundle": "files"}
+COMPLETED = {"policy": "policies", "owner": "users", "home_site": "clusters", "inputs": "replicas", "bundle": "files"}
 """What a shell offers for the options of these fields."""
 JOB_FIELDS = {each.name: each for each in described(JobSpec).values() if each.option}
 """Those that have an option."""

@@ -38,6 +38,8 @@ class Identity:
     """The number of the stored token that was shown, if it was one."""
     expires_at: float | None = None
     """When that ends, in seconds since the epoch."""
+    site: str = ""
+    """The cluster whose agent has vouched for them; empty of those who did not come by one."""
     guessable: bool = False
     """Whether people have thought of the token, which may be a poor one."""
 

@@ -280,6 +280,8 @@ class JobSpec:
     processes_per_node: Annotated[ProcessCount | None, Field("MPI processes on each node", "--ppn")] = None
     name: Annotated[Name, Field("a name for people")] = ""
     owner: Annotated[Name, Field("whose it is: operators may say another's")] = ""
+    home_site: Annotated[Name, Field("cluster whose users' job it counts as")] = ""
+    """By default that of the login that it was submitted by, or its owner's; empty where nobody knows of any."""
     environment: Annotated[Environment, Field("NAME=VALUE, or NAME for its value here", "--env")] = ()
     launcher: Annotated[Launcher, Field("default: openmpi")] = Launcher.OPENMPI
     walltime: Annotated[Duration | None, Field("seconds, 90m, 1:30:00")] = None

@@ -1,6 +1,6 @@
 """People, and the accounts that they have on the clusters."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,6 +16,8 @@ class User:
     accounts: Mapping[ClusterName, str] = field(default_factory=dict)
     role: Role = Role.USER
     groups: tuple[str, ...] = ()
+    home: ClusterName = ""
+    """Whose user they count as; empty: of the one cluster on which they have an account, if it is one."""
 
 
 class Users:
@@ -54,6 +56,19 @@ class Users:
         is_known_otherwise = (cluster, account) in self._people
         return account if at and of == cluster and cluster in self._unmapped and not is_known_otherwise else None
 
+    def sites_of(self, user: str) -> Sequence[ClusterName]:
+        """The clusters that somebody is a user of, as far as is known, the own home first where there is one."""
+        named = self._named.get(user)
+        if named is None:
+            cluster = user.rpartition("@")[2]
+            return (cluster,) if self.account_of(user, cluster) else ()
+        return tuple(dict.fromkeys([*filter(None, [named.home]), *sorted(named.accounts)]))
+
+    def home_of(self, user: str) -> ClusterName:
+        """Whose user somebody counts as; empty where nobody knows."""
+        named, sites = self._named.get(user, User()), self.sites_of(user)
+        return named.home or (sites[0] if len(sites) == 1 else "")
+
     def role_of(self, user: str) -> Role:
         return self._named[user].role if user in self._named else Role.USER
 
@@ -83,6 +98,15 @@ class Accounts:
     def role_of(self, owner: str) -> Role:
         """What the configuration says that somebody may do."""
         return self._users.role_of(owner)
+
+    def sites_of(self, owner: str) -> Sequence[ClusterName]:
+        """The clusters that an owner is a user of, as far as is known."""
+        return self._users.sites_of(owner)
+
+    def home_of(self, owner: str) -> ClusterName:
+        """The cluster whose user an owner counts as; empty where nobody knows, or the owner may not use it."""
+        home = self._users.home_of(owner)
+        return "" if home in self.closed_to(owner) else home
 
     def identity_of(self, cluster: ClusterName) -> str:
         """Whose processes its jobs are to be."""

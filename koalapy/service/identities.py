@@ -14,6 +14,7 @@ import structlog
 from koalapy.model.errors import ConflictError, ForbiddenError, LeaseLost, NotFoundError, StoreUnavailable
 from koalapy.model.identity import Identity, Role
 from koalapy.model.provider import Verified, looks_signed
+from koalapy.model.request import ClusterName
 from koalapy.model.users import Users
 from koalapy.ports import StoredToken, TokenStore
 
@@ -43,6 +44,17 @@ class Verifier(Protocol):
 
     async def verify(self, token: str) -> Verified:
         """``TokenRefused``, and ``SiteUnavailable`` while that cannot be told."""
+
+
+def agent_of(cluster: ClusterName) -> str:
+    """Who has made a token that is a login from a cluster."""
+    return f"the agent of {cluster}"
+
+
+def vouched_by(token: StoredToken) -> tuple[str, ClusterName]:
+    """The account of a login, and the cluster whose agent vouched for it; both empty of other tokens."""
+    account, _, cluster = token.how.rpartition(" on ")
+    return (account, cluster) if account and token.created_by == agent_of(cluster) else ("", "")
 
 
 def digest_of_token(token: str) -> str:
@@ -91,7 +103,10 @@ class Identities:
         if token.revoked_at is None and token.role in ROLES:
             how = token.how or f"token {token.id}"
             groups = self._users.groups_of(token.user)
-            self._valid[token.digest] = Identity(token.user, Role(token.role), how, groups, token.id, token.expires_at)
+            _, site = vouched_by(token)
+            self._valid[token.digest] = Identity(
+                token.user, Role(token.role), how, groups, token.id, token.expires_at, site
+            )
 
     def of(self, token: str) -> Identity | None:
         """None when nobody has such a token, or not any more."""

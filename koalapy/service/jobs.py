@@ -33,7 +33,7 @@ from koalapy.service.engine import RETRY_PAUSE, Engine, WorkItem
 from koalapy.service.idempotency import IdempotencyKeys
 from koalapy.service.output import Outputs, OutputTail
 from koalapy.validation.notifications import check_notifications
-from koalapy.validation.permissions import check_is_theirs, in_the_name_of
+from koalapy.validation.permissions import check_is_theirs, in_the_name_of, with_home_site
 from koalapy.validation.size import check_size
 from koalapy.validation.submission import check
 
@@ -163,11 +163,14 @@ class Jobs:
         await self._engine.database.await_outcome(self._engine.commit(item))
 
     async def _checked(self, spec: JobSpec, by: Identity) -> JobSpec:
-        """With its policy's name, and what the catalogue says of its inputs; ``UsageError`` for what can never work."""
+        """With its policy's name, its home site, and what the catalogue says of its inputs.
+
+        ``UsageError`` for what can never work.
+        """
         queries = self._engine.queries
         check_size(spec, queries.limits())
         check_notifications(spec, self._reachable)
-        spec = await self._resolve(spec, by)
+        spec = with_home_site(await self._resolve(spec, by), by, queries.accounts)
         check(spec, queries.limits())
         return replace(spec, policy=spec.policy or DEFAULTS[spec.request.type])
 

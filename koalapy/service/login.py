@@ -20,6 +20,7 @@ from koalapy.model.users import Domain, Users
 from koalapy.ports import StoredToken
 from koalapy.protocol.messages import Vouch, Vouched
 from koalapy.service.audit import DONE, REFUSED, Audit
+from koalapy.service.identities import agent_of, vouched_by
 
 log = structlog.get_logger()
 
@@ -135,7 +136,7 @@ class Logins:
             raise Refused(f"too many logins of {account} on {cluster}", f"try again in {wait:.0f} s")
         how = f"{account} on {cluster}"
         lifetime = self._rules.lifetime
-        token, shown = await self._tokens.issue(user, role, self._clock() + lifetime, _agent_of(cluster), how=how)
+        token, shown = await self._tokens.issue(user, role, self._clock() + lifetime, agent_of(cluster), how=how)
         log.info("login", action="login", cluster=cluster, account=account, user=user, role=str(role), token=token.id)
         await self._write_down(cluster, Identity(user, role, how), f"token {token.id}", DONE)
         await self._end_oldest(user, how)
@@ -162,15 +163,11 @@ class Logins:
             await self._tokens.revoke(over, _DAEMON)
 
     def _is_over(self, token: StoredToken) -> bool:
-        account, on, cluster = token.how.rpartition(" on ")
-        if not on or token.created_by != _agent_of(cluster):
+        account, cluster = vouched_by(token)
+        if not cluster:
             return False  # no login
         try:
             user = self._rules.user_of(cluster, account, uid=_ANYBODY)
         except Refused:
             return True
         return user != token.user or str(self._rules.role_of(user, cluster)) != token.role
-
-
-def _agent_of(cluster: ClusterName) -> str:
-    return f"the agent of {cluster}"

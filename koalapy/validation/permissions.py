@@ -6,6 +6,8 @@ from dataclasses import replace
 from koalapy.model.errors import ForbiddenError
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job, JobSpec, Priority
+from koalapy.model.users import Accounts
+from koalapy.model.wording import listed
 
 
 def may_see_all_of(by: Identity, job: Job) -> bool:
@@ -47,6 +49,25 @@ def in_the_name_of(spec: JobSpec, by: Identity, high_priority: Role, role_of: Ca
         )
     check_priority(spec.priority, by, high_priority, "submit with priority low")
     return replace(spec, owner=owner)
+
+
+def with_home_site(spec: JobSpec, by: Identity, accounts: Accounts) -> JobSpec:
+    """A submission with its home site, where one is known: by itself the one that its owner comes from or belongs to.
+
+    ``ForbiddenError`` for a site of which the owner is known not to be: what is a site's goes first there.
+    """
+    came_by = by.site if by.site and by.owns(spec.owner) and not accounts.why_not(spec.owner, by.site) else ""
+    if not spec.home_site:
+        return replace(spec, home_site=came_by or accounts.home_of(spec.owner))
+    sites = [*accounts.sites_of(spec.owner), *([came_by] if came_by else [])]
+    if sites and spec.home_site not in sites and not by.may(Role.OPERATOR):
+        raise ForbiddenError(
+            f"home_site is {spec.home_site}, and {spec.owner} is a user of {listed(sorted(set(sites)))}",
+            field="home_site",
+            value=spec.home_site,
+            hint="leave it out, or ask an operator of the grid to submit it for you",
+        )
+    return spec
 
 
 def check_priority(priority: Priority, by: Identity, high_priority: Role, way_out: str) -> None:

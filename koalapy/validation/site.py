@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
+from koalapy.model.cluster import check_cluster
 from koalapy.model.errors import UsageError, reject
 from koalapy.model.job import JobSpec, Launcher
 from koalapy.model.profile import folders_needed, folders_of, folders_used, lacks, series_differ, texts_of
@@ -30,6 +31,16 @@ def check_accounts(spec: JobSpec, limits: Limits) -> None:
                 problem = f"is {name}, but {limits.accounts.why_not(spec.owner, name)}"
                 hint = f"name {' or '.join(open_to_it[:MAX_NAMED])}, or {way_out}"
                 reject(f"request.components[{index}].cluster", name, problem, hint)
+
+
+def check_home_site(spec: JobSpec, limits: Limits) -> None:
+    """The home site is a cluster that there is, and that the owner may use."""
+    home = spec.home_site
+    if not home:
+        return
+    check_cluster(home, [cluster.name for cluster in limits.clusters], "home_site")
+    if why := limits.accounts.why_not(spec.owner, home):
+        reject("home_site", home, f"is {home}, but {why}", "leave it out, or name a cluster that its owner may use")
 
 
 def check_folders(spec: JobSpec, limits: Limits) -> None:

@@ -13,7 +13,7 @@ from koalapy.validation.fitting import check_fits, check_fits_one_series
 from koalapy.validation.limits import Limits
 from koalapy.validation.program import check_program, check_warning
 from koalapy.validation.request import check_components, check_flexible
-from koalapy.validation.site import check_accounts, check_folders, check_mpi_series
+from koalapy.validation.site import check_accounts, check_folders, check_home_site, check_mpi_series
 from koalapy.validation.size import check_size
 
 
@@ -30,6 +30,7 @@ CHECKS: tuple[Callable[[JobSpec, Limits], None], ...] = (
     check_components,
     check_flexible,
     check_accounts,
+    check_home_site,
     check_folders,
     check_mpi_series,
     check_fits,

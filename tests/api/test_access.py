@@ -209,7 +209,7 @@ async def test_of_others_jobs_users_see_load_and_queue_and_nothing_of_what_runs(
         seen = answer.json()
         seen = seen["jobs"][0] if "jobs" in seen else seen
         assert seen["redacted"]
-        told = ("id", "state", "request", "priority", "walltime", "submitted_at")
+        told = ("id", "state", "request", "priority", "home_site", "walltime", "submitted_at")
         assert {name: seen[name] for name in told} == {name: job[name] for name in told}
     for who in ("ada", "director", "root"):
         whole = (await api.ask(who, "GET", "/api/v1/jobs/1")).json()
@@ -373,6 +373,29 @@ async def test_an_operator_submits_for_no_administrator(tmp_path: Path) -> None:
             assert refused.json()["detail"] == "owner is chief, whose role is admin, and yours is operator"
         assert (await api.submit("director", owner="other"))["owner"] == "other"
         assert (await api.submit("root", owner="chief"))["owner"] == "chief"
+
+
+async def test_a_job_is_of_its_owners_site_unless_another_of_theirs_is_said(tmp_path: Path) -> None:
+    users = Users({"ada": User({"north": "ada", "south": "al"}, home="south"), "director": User(role=Role.OPERATOR)})
+    async with opened(tmp_path, accounts=Accounts(users)) as api:
+        homes = [(await api.submit("ada", **said))["home_site"] for said in ({}, {"home_site": "north"})]
+        assert homes == ["south", "north"]
+        assert (await api.submit("bob"))["home_site"] == ""
+        assert (await api.submit("director", owner="ada"))["home_site"] == "south"
+        for path in ("/api/v1/jobs", "/api/v1/explain"):
+            unknown = await api.ask("bob", "POST", path, json=BODY | {"home_site": "west"})
+            assert (unknown.status_code, unknown.json()["field"]) == (422, "home_site")
+            forbidden = await api.ask("ada", "POST", path, json=BODY | {"home_site": "west"})
+            assert (forbidden.status_code, forbidden.json()["field"]) == (403, "home_site")
+
+
+async def test_a_submission_is_known_again_though_its_site_is_not_the_one_of_before(tmp_path: Path) -> None:
+    people = {name: Identity("ada", Role.USER, f"ada on {name}", site=name) for name in ("north", "south")}
+    async with serving(tmp_path / "koala.db", [], Rules(), people=people) as http:
+        for site, status in (("north", 201), ("south", 200)):
+            shown = {"Idempotency-Key": "one", "Authorization": f"Bearer {site}"}
+            answer = await http.post("/api/v1/jobs", headers=shown, json=BODY)
+            assert (answer.status_code, answer.json()["id"], answer.json()["home_site"]) == (status, 1, "north")
 
 
 async def test_high_priority_is_for_operators_where_the_site_says_so(tmp_path: Path) -> None:

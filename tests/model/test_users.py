@@ -86,6 +86,31 @@ def test_where_all_is_one_account_nobody_is_asked_for() -> None:
     assert Accounts(USERS, {"north": Domain()}).local_user("alice", "north") == ""
 
 
+@pytest.mark.parametrize(
+    ("user", "home", "sites"),
+    [
+        ("bob", "south", {"south"}),
+        ("alice", "", {"north", "east"}),
+        ("dora", "east", {"east", "north"}),
+        ("eve", "west", {"west"}),
+        ("carol@north", "north", {"north"}),
+        ("alice@north", "", set()),
+        ("carol@east", "", set()),
+        ("carol", "", set()),
+        ("north", "", set()),
+    ],
+)
+def test_somebodys_home_is_what_is_said_or_the_one_cluster_there_is(user: str, home: str, sites: set[str]) -> None:
+    more = {"dora": User({"north": "dora"}, home="east"), "eve": User(home="west")}
+    known = Accounts(Users({**PEOPLE, **more}, unmapped=["north"]))
+    assert (known.home_of(user), set(known.sites_of(user))) == (home, sites)
+
+
+def test_where_somebody_may_run_no_jobs_is_not_their_home_by_itself() -> None:
+    known = Accounts(Users({"eve": User(home="laptop"), "bob": User(home="laptop")}), DOMAINS)
+    assert (known.home_of("eve"), known.home_of("bob")) == ("", "laptop")
+
+
 def test_few_owners_are_remembered() -> None:
     many = Accounts(USERS, DOMAINS)
     for number in range(20_000):

@@ -11,7 +11,7 @@ from koalapy.model.identity import Identity, Role
 from koalapy.model.users import User, Users
 from koalapy.ports import StoredToken
 from koalapy.service import identities as module
-from koalapy.service.identities import DEFAULT_SPAN, PREFIX, RETENTION, Identities, TokenOrder
+from koalapy.service.identities import DEFAULT_SPAN, PREFIX, RETENTION, Identities, TokenOrder, agent_of
 from koalapy.store.memory import Memory, MemoryStore
 
 OWN = "the-daemon's-own-token"
@@ -156,6 +156,15 @@ async def test_nor_one_that_lasts_longer_than_what_they_show(place: Place) -> No
     alice = Identity("alice", Role.USER, "alice on north", expires_at=1600.0)
     for wanted, got in ((None, 1600.0), (9000.0, 1600.0), (60.0, 1060.0)):
         assert (await place.identities.create(TokenOrder("alice", Role.USER, wanted), alice))[0].expires_at == got
+
+
+async def test_a_login_says_which_site_it_came_from_and_no_other_token_does(place: Place) -> None:
+    _, login = await place.identities.issue("ada", Role.USER, None, agent_of("north"), how="ada on north")
+    _, elsewhere = await place.identities.issue("ada", Role.USER, None, agent_of("south"), how="ada on north")
+    _, made, _ = await place.made(by=Identity("alice", Role.USER, "alice on north"))
+    for _ in range(2):
+        assert [who and who.site for who in map(place.identities.of, (login, elsewhere, made))] == ["north", "", ""]
+        place.start()
 
 
 async def test_what_a_token_has_made_is_revoked_with_it_and_so_is_what_that_has_made(place: Place) -> None:

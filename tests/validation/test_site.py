@@ -5,6 +5,7 @@ import pytest
 from koalapy.model.job import JobSpec, Launcher
 from koalapy.model.profile import ClusterProfile, Mpi
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
+from koalapy.model.users import Accounts, Domain, User, Users
 from koalapy.validation.limits import ClusterLimits
 from tests.placement.grids import fixed, nonfixed
 from tests.validation.submissions import GRID, UNKNOWN, check, refusal, spec
@@ -73,6 +74,20 @@ WRONG_PLACES = [
 def test_refuses_what_no_cluster_can_run(wrong: JobSpec, field: str, value: object, problem: str, hint: str) -> None:
     error = refusal(wrong, MIXED)
     assert (error.field, error.value, error.message, error.hint) == (field, value, field + problem, hint)
+
+
+def test_the_home_site_is_a_cluster_that_its_owner_may_use() -> None:
+    check(spec(FlexibleRequest(7), home_site="south"), GRID)
+    unknown = refusal(spec(FlexibleRequest(7), home_site="sout"))
+    assert (unknown.field, unknown.value) == ("home_site", "sout")
+    assert (unknown.message, unknown.hint) == (
+        "home_site is sout, and there is no such cluster",
+        "did you mean south? known: north, south",
+    )
+    accounts = Accounts(Users({"ada": User({"north": "ada"})}), {"south": Domain("mapped")})
+    closed = refusal(spec(FlexibleRequest(2), owner="ada", home_site="south"), GRID, accounts)
+    assert closed.message == "home_site is south, but ada has no account on south"
+    check(spec(FlexibleRequest(2), owner="ada", home_site="north"), GRID, accounts)
 
 
 def test_refuses_a_folder_that_no_cluster_has() -> None:
