@@ -5,8 +5,8 @@ left is to find enough nodes. Of a cluster count the nodes that are no slower th
 concave in its share of the job and symmetric about half of it: it may have few nodes, or all but as few. A cluster that
 has all but a few has more than half, so that there is at most one; and the others' few may be any number up to a limit.
 
-The slower the nodes may be, the less loaded need the uplinks be: the best pair of bounds is found by halving, and ranges
-in which none can be better than the best one so far are left out.
+The slower the nodes may be, the less loaded need the uplinks be: the best pair of bounds is found by halving, and
+ranges in which none can be better than the best one so far are left out.
 """
 
 from bisect import bisect_left, bisect_right
@@ -42,16 +42,6 @@ def match(problem: Problem, mode: Mode = Mode.OPTIMAL) -> Matching | None:
         return None
     split = search.split(*bounds)
     return problem.weigh(_shares(split, bounds[0]))
-
-
-def most_admitted(problem: Problem, site: Site) -> int:
-    """How many of the job's nodes a site's uplink admits without being saturated, if the job is not there as a whole."""
-    allowed = [count for count in range(1, min(site.idle, problem.nodes - 1) + 1) if _is_free(problem, site, count)]
-    return max(allowed, default=0)
-
-
-def _is_free(problem: Problem, site: Site, count: int) -> bool:
-    return problem.link_slowdown(site, count) <= 1.0
 
 
 class _Nodes:

@@ -25,10 +25,10 @@ class _Model:
     def __init__(self, problem: Problem, mode: Mode) -> None:
         import highspy  # as only those who compare have it
 
+        solver: Any = highspy
         self._problem = problem
-        self._highs: Any = highspy.Highs()
-        self._optimal = highspy.HighsModelStatus.kOptimal
-        self._infeasible = highspy.HighsModelStatus.kInfeasible
+        self._highs = solver.Highs()
+        self._optimal, self._infeasible = solver.HighsModelStatus.kOptimal, solver.HighsModelStatus.kInfeasible
         for option, value in (("output_flag", False), ("threads", 1), ("mip_rel_gap", 0.0), ("mip_abs_gap", 1e-9)):
             self._highs.setOptionValue(option, value)
         self._is_optimised = mode is not Mode.FIRST_NON_SATURATED
