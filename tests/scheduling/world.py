@@ -115,7 +115,7 @@ class World:
         self.speeds = speeds or {}
         clusters = [self._cluster(name) for name in sizes]
         self.accounts, self.limits = accounts, limits
-        self.scheduler = Scheduler(self._state(clusters), nonces, clock, keeps_effects=keeps_effects)
+        self.scheduler = self._scheduler(clusters)
         self.jobs: dict[JobId, Job] = {}
         self.first_job = first_job
         self.given = GivenOut()
@@ -300,9 +300,15 @@ class World:
             clusters.append(self._cluster(name))
         self._ready.clear()
         self._unasked.clear()
-        self.scheduler = Scheduler(self._state(clusters), self.nonces, self.clock, keeps_effects=self.keeps_effects)
-        self.scheduler.restore([job for job in self.jobs.values() if not job.state.is_final], self.now, self.scans)
+        self.scheduler = self._scheduler(clusters, [job for job in self.jobs.values() if not job.state.is_final])
         self.step()
+
+    def _scheduler(self, clusters: Sequence[ClusterStatus], jobs: Sequence[Job] | None = None) -> Scheduler:
+        """A new one, which takes up the jobs of one before it if there was one."""
+        scheduler = Scheduler(self._state(clusters), self.nonces, self.clock, keeps_effects=self.keeps_effects)
+        if jobs is not None:
+            scheduler.restore(jobs, self.now, self.scans)
+        return scheduler
 
     def _state(self, clusters: Sequence[ClusterStatus]) -> SchedulerState:
         use = OwnerUse(self.limits)

@@ -1,0 +1,111 @@
+"""What a scheduler begins with: all that a daemon knows when it starts, as a value that can be written down."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from koalapy.model.advice import Run
+from koalapy.model.cluster import Drain, Link
+from koalapy.model.job import Job, Priority
+from koalapy.model.limits import Limits, LimitSettings, NodeUse
+from koalapy.model.profile import ClusterProfile, Mpi
+from koalapy.model.request import ClusterName
+from koalapy.model.users import Accounts, Domain, User, Users
+from koalapy.placement.registry import Registry
+from koalapy.scheduling.advisor.experience import Experience
+from koalapy.scheduling.claiming.claiming import Nonces
+from koalapy.scheduling.cluster_conditions import HealthStatus
+from koalapy.scheduling.cluster_status import ClusterStatus
+from koalapy.scheduling.owner_use import OwnerUse
+from koalapy.scheduling.queueing.budget import Clock
+from koalapy.scheduling.rules import Rules
+from koalapy.scheduling.scheduler import Scheduler
+from koalapy.scheduling.state import SchedulerState
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCluster:
+    """A cluster as a daemon knows it before it is heard of."""
+
+    name: ClusterName
+    speed: float = 1.0
+    profile: ClusterProfile = field(default_factory=ClusterProfile)
+    total: int = 0
+    drained: Drain | None = None
+    errors: int = 0
+    unusable: bool = False
+    note: str = ""
+    trials: int = 0
+
+    def status(self) -> ClusterStatus:
+        """A new one, which changes from then on."""
+        health = HealthStatus(self.errors, self.unusable, self.note, self.trials)
+        cluster = ClusterStatus(self.name, self.speed, self.profile, health=health, drained=self.drained)
+        cluster.total = self.total
+        return cluster
+
+    def alone(self) -> "KnownCluster":
+        """Without what only the configuration adds to a profile."""
+        own = {each.name: getattr(self.profile, each.name) for each in fields(ClusterProfile)}
+        profile = ClusterProfile(**own | {"mpi": Mpi(self.profile.mpi.series)})
+        return KnownCluster(**{each.name: getattr(self, each.name) for each in fields(self)} | {"profile": profile})
+
+
+@dataclass(frozen=True, slots=True)
+class People:
+    """Who is who on which cluster, and what they may have at most."""
+
+    users: Mapping[str, User] = field(default_factory=dict)
+    unmapped: tuple[ClusterName, ...] = ()
+    """Clusters whose accounts may come though nobody has named them."""
+    domains: Mapping[ClusterName, Domain] = field(default_factory=dict)
+    limits: LimitSettings = field(default_factory=LimitSettings)
+    limits_contact: str = ""
+    past_use: tuple[NodeUse, ...] = ()
+    """What jobs that are over have used within the last day, where that is limited."""
+
+    def accounts(self) -> Accounts:
+        return Accounts(self._known(), self.domains)
+
+    def owner_use(self) -> OwnerUse:
+        return OwnerUse(Limits(self.limits, self._known().groups_of, self.limits_contact), self.past_use)
+
+    def _known(self) -> Users:
+        return Users(self.users, self.unmapped)
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """The rules, what is known of clusters, people, files and applications, and the jobs that are not over."""
+
+    rules: Rules
+    policies: tuple[str, ...]
+    """The names of all that there are."""
+    clusters: tuple[KnownCluster, ...]
+    links: tuple[tuple[ClusterName, ClusterName, Link], ...] = ()
+    runs: tuple[Run, ...] = ()
+    """What was learned of applications, from the oldest to the newest."""
+    people: People = field(default_factory=People)
+    replicas: Mapping[str, tuple[ClusterName, ...]] = field(default_factory=dict)
+    """The clusters that have a logical file."""
+    jobs: tuple[Job, ...] = ()
+    scans: Mapping[Priority, int] = field(default_factory=dict)
+    """How often the placement queues had been scanned."""
+    now: float = 0.0
+    """When the jobs were taken up."""
+
+    def scheduler(self, policies: Registry, nonces: Nonces, clock: Clock | None) -> Scheduler:
+        """One that knows all that and has taken up the jobs; ``clock`` as the scheduler has it."""
+        speeds = {cluster.name: cluster.speed for cluster in self.clusters}
+        state = SchedulerState(
+            self.rules,
+            policies,
+            [cluster.status() for cluster in self.clusters],
+            {(one, other): link for one, other, link in self.links},
+            Experience(speeds, self.runs),
+            self.people.accounts(),
+            self.people.owner_use(),
+        )
+        state.grid.set_replicas(self.replicas)
+        scheduler = Scheduler(state, nonces, clock)
+        scheduler.restore(self.jobs, self.now, self.scans)
+        return scheduler
