@@ -5,7 +5,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -29,12 +29,12 @@ from koalapy.api.shown import ShownTokens
 from koalapy.api.workloads import workloads_router
 from koalapy.bootstrap.agents import replica_directory
 from koalapy.bootstrap.alerts import alerts_of
+from koalapy.bootstrap.beginning import beginning_of
 from koalapy.bootstrap.handover import write_handover
 from koalapy.bootstrap.listening import behind_proxies, certificate_of, listen
 from koalapy.bootstrap.notifications import notifications_of
 from koalapy.bootstrap.people import (
     known_identities,
-    known_use,
     logins,
     note_impostors,
     openid_provider,
@@ -46,18 +46,13 @@ from koalapy.bootstrap.tracing import traced
 from koalapy.dashboard.app import add_dashboard
 from koalapy.dashboard.login import WaysIn
 from koalapy.model.errors import UsageError
-from koalapy.model.profile import ClusterProfile
 from koalapy.model.replica import Catalogue
 from koalapy.placement.registry import Registry
-from koalapy.ports import ClusterRecord, Saved
+from koalapy.ports import ClusterRecord
 from koalapy.resources import raise_limit
-from koalapy.scheduling.advisor.experience import Experience
-from koalapy.scheduling.cluster_conditions import HealthStatus
 from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.events import AgentFailed
-from koalapy.scheduling.scheduler import Scheduler
-from koalapy.scheduling.state import SchedulerState
-from koalapy.service.advisor import MAX_LEARNED_RUNS, Advisor
+from koalapy.service.advisor import Advisor
 from koalapy.service.agent_messages import TransferFeedback
 from koalapy.service.alerts import LOOK_INTERVAL as LOOK_INTERVAL_OF_ALERTS
 from koalapy.service.audit import MERGE_INTERVAL, Audit
@@ -119,7 +114,8 @@ async def run(
     stores = _open_stores(settings, data_dir)
     links = LinkTable(settings.clusters, configured, stores.measurements.latest())
     catalogue = Catalogue(stores.files.replicas())
-    scheduler = _scheduler(settings, policies, stores, links, catalogue)
+    beginning = beginning_of(settings, policies, stores, links, catalogue)
+    scheduler = beginning.scheduler(policies, _nonce, time.monotonic)
     describe = _describer(settings, scheduler.queries.grid.__getitem__, data_dir)
     epoch = stores.jobs.epoch
     outbox = Outbox(stores.saved.outbox, epoch)
@@ -186,46 +182,8 @@ def _open_stores(settings: Settings, data_dir: Path) -> Stores:
         ) from error
 
 
-def _scheduler(
-    settings: Settings, policies: Registry, stores: Stores, links: LinkTable, catalogue: Catalogue
-) -> Scheduler:
-    """One that knows what was known, and has taken up every job that is not over."""
-    speeds = {name: section.speed for name, section in settings.clusters.items()}
-    experience = Experience(speeds, stores.advice.runs(MAX_LEARNED_RUNS))
-    saved = stores.saved
-    statuses, accounts = _cluster_statuses(settings, saved), settings.known_accounts()
-    use = known_use(settings, stores, time.time())
-    state = SchedulerState(settings.rules, policies, statuses, links.links(), experience, accounts, use)
-    # A file of which nothing is left in the catalogue is to be known as such.
-    names = {*catalogue.names(), *(file.name for job in saved.jobs for file in job.spec.all_inputs)}
-    state.grid.set_replicas({name: catalogue.sites(name) for name in names})
-    scheduler = Scheduler(state, _nonce, time.monotonic)
-    scheduler.restore(saved.jobs, time.time(), saved.scans)
-    return scheduler
-
-
 def _nonce() -> str:
     return secrets.token_hex(8)
-
-
-def _cluster_statuses(settings: Settings, saved: Saved) -> list[ClusterStatus]:
-    """The status of each configured cluster, with the errors it had counted before."""
-    known = {record.name: record for record in saved.clusters}
-    clusters = []
-    for name, section in settings.clusters.items():
-        cluster = ClusterStatus(name, section.speed, _profile(section))
-        if (before := known.get(name)) is not None:
-            cluster.total, cluster.drained = before.total, before.drained
-            cluster.health = HealthStatus(before.errors, before.unusable, before.note, before.trials)
-        clusters.append(cluster)
-    # A cluster that left the configuration may still have jobs: it stays known, never to be placed on.
-    gone = {c.cluster for job in saved.jobs if job.attempt for c in job.attempt.components} - settings.clusters.keys()
-    return clusters + [ClusterStatus(name) for name in sorted(gone)]
-
-
-def _profile(section: ClusterSection) -> ClusterProfile:
-    """As the section is; where the nodes are this host, their home is this account's."""
-    return replace(section, home=str(Path.home())) if section.home is None and section.lrm.on_this_host else section
 
 
 def _describer(settings: Settings, status_of: Callable[[str], ClusterStatus], data_dir: Path) -> Describe:

@@ -15,9 +15,7 @@ from koalapy.credentials import TOKEN_FILE, Registration, own_token
 from koalapy.model.errors import LeaseLost, StoreUnavailable
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job
-from koalapy.model.limits import DAY, Limits
 from koalapy.protocol.messages import Impostor
-from koalapy.scheduling.owner_use import HOURS, OwnerUse
 from koalapy.service.agent_messages import NoteImpostor
 from koalapy.service.audit import REFUSED, Audit
 from koalapy.service.certificate import Certificate
@@ -57,12 +55,6 @@ def own_access(data_dir: Path, listener: socket.socket, certificate: Certificate
                 reason=str(error),
             )
         yield token
-
-
-def known_use(settings: Settings, stores: Stores, now: float) -> OwnerUse:
-    """What owners have of what is limited, as far as it is of jobs that are over; the others are taken up later."""
-    limits = Limits(settings.limits, settings.known_users().groups_of, settings.limits_contact)
-    return OwnerUse(limits, stores.history.node_use(now - DAY) if limits.limits(HOURS) else ())
 
 
 def openid_provider(settings: Settings) -> "Oidc | None":

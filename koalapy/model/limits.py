@@ -124,11 +124,11 @@ class Limits:
         contact: str = "",
     ) -> None:
         """``groups_of`` says of which groups a user is; ``contact`` where more is asked for."""
-        self._settings = settings or LimitSettings()
+        self.settings = settings or LimitSettings()
         self._groups_of = groups_of
         self.contact = contact
         self._known: dict[str, tuple[Scope, ...]] = {}
-        every = [self._settings.default, *self._settings.users.values(), *self._settings.groups.values()]
+        every = [self.settings.default, *self.settings.users.values(), *self.settings.groups.values()]
         self._limited = frozenset(name for name in NAMES for each in every if getattr(each, name) is not None)
 
     def limits(self, *names: str) -> bool:
@@ -146,7 +146,7 @@ class Limits:
         return known
 
     def _scopes(self, user: str) -> list[Scope]:
-        settings = self._settings
+        settings = self.settings
         own = settings.users.get(user, UNLIMITED)
         given = {name: value for name in NAMES if (value := getattr(own, name)) is not None}
         found = [Scope(("user", user), replace(settings.default, **given))]

@@ -28,8 +28,8 @@ class Users:
 
         ``ValueError`` when an account is given to two people, or a name looks like that of an unmapped account.
         """
-        self._named = named
-        self._unmapped = frozenset(unmapped)
+        self.named = named
+        self.unmapped = frozenset(unmapped)
         self._people: dict[tuple[ClusterName, str], str] = {}
         for name, user in named.items():
             if "@" in name:
@@ -46,19 +46,19 @@ class Users:
     def user_of(self, cluster: ClusterName, account: str) -> str | None:
         """Whose account it is; None when accounts that belong to nobody may not come from there."""
         person = self.person_of(cluster, account)
-        return person or (f"{account}@{cluster}" if cluster in self._unmapped else None)
+        return person or (f"{account}@{cluster}" if cluster in self.unmapped else None)
 
     def account_of(self, user: str, cluster: ClusterName) -> str | None:
         """What somebody is called on a cluster; None where they have no account."""
-        if (named := self._named.get(user)) is not None:
+        if (named := self.named.get(user)) is not None:
             return named.accounts.get(cluster)
         account, at, of = user.rpartition("@")
         is_known_otherwise = (cluster, account) in self._people
-        return account if at and of == cluster and cluster in self._unmapped and not is_known_otherwise else None
+        return account if at and of == cluster and cluster in self.unmapped and not is_known_otherwise else None
 
     def sites_of(self, user: str) -> Sequence[ClusterName]:
         """The clusters that somebody is a user of, as far as is known, the own home first where there is one."""
-        named = self._named.get(user)
+        named = self.named.get(user)
         if named is None:
             cluster = user.rpartition("@")[2]
             return (cluster,) if self.account_of(user, cluster) else ()
@@ -66,14 +66,14 @@ class Users:
 
     def home_of(self, user: str) -> ClusterName:
         """Whose user somebody counts as; empty where nobody knows."""
-        named, sites = self._named.get(user, User()), self.sites_of(user)
+        named, sites = self.named.get(user, User()), self.sites_of(user)
         return named.home or (sites[0] if len(sites) == 1 else "")
 
     def role_of(self, user: str) -> Role:
-        return self._named[user].role if user in self._named else Role.USER
+        return self.named[user].role if user in self.named else Role.USER
 
     def groups_of(self, user: str) -> tuple[str, ...]:
-        return self._named[user].groups if user in self._named else ()
+        return self.named[user].groups if user in self.named else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from koalapy.record.step import Done, JobNow, Ordered, Placed, Step, Told
 from koalapy.scheduling import events as ev
 
 Json = dict[str, Any]
+Kind = type[Any]
 T = TypeVar("T")
 FORMAT = 1
 """Rises with every change that an older reader would misread."""
@@ -115,19 +116,19 @@ def _event_from_json(kind: str, *rest: Any) -> ev.Event:
 
 
 @cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
+def _adapter(kind: Kind) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
 def _plain(value: Any, *leave_out: str) -> Json:
     """A value's fields, but those that have their defaults."""
-    told = {name for name, default in _defaults(type(value)) if getattr(value, name) != default()} - set(leave_out)
-    data: Json = _adapter(type(value)).dump_python(value, mode="json", include=told)
+    told = {name for name, default in _defaults(value.__class__) if getattr(value, name) != default()} - set(leave_out)
+    data: Json = _adapter(value.__class__).dump_python(value, mode="json", include=told)
     return data
 
 
 @cache
-def _defaults(kind: Any) -> Sequence[tuple[str, Callable[[], Any]]]:
+def _defaults(kind: Kind) -> Sequence[tuple[str, Callable[[], Any]]]:
     """What makes the default of each field; where there is none, what nothing is equal to."""
     return [
         (each.name, each.default_factory if each.default_factory is not MISSING else partial(_same, each.default))

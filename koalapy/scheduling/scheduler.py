@@ -185,7 +185,9 @@ class Scheduler:
             self._deadline_passed(timer, now)
         self._knowledge.invalidate()
         self._regroup_first_seen()
+        self._knowledge.notes_waits = True
         self._scanner.place(now)
+        self._knowledge.notes_waits = False
         self._invalidate()
 
     def _deadline_passed(self, timer: Timer, now: float) -> None:

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from koalapy.bootstrap.assembly import _cluster_statuses, _describer
+from koalapy.bootstrap.assembly import _describer
+from koalapy.bootstrap.beginning import known_clusters
 from koalapy.model.cluster import ClusterState, Drain
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.request import FlexibleRequest
@@ -36,6 +37,10 @@ def saved_by(path: Path, *clusters: ClusterStatus) -> Saved:
     return saved
 
 
+def statuses(settings: Settings, saved: Saved) -> list[ClusterStatus]:
+    return [cluster.status() for cluster in known_clusters(settings, saved)]
+
+
 def known(cluster: ClusterStatus) -> tuple[object, ...]:
     return (
         cluster.total,
@@ -52,7 +57,7 @@ def test_an_unusable_cluster_whose_agent_is_away_is_still_unusable(tmp_path: Pat
     north.total, north.health.errors, north.health.unusable, north.health.trials = 4, 5, True, 2
     north.health.note, north.contact.connected = "unusable after 5 errors in a row, the last: no shell", False
     assert north.state is ClusterState.UNREACHABLE
-    again, south = _cluster_statuses(SETTINGS, saved_by(tmp_path, north))
+    again, south = statuses(SETTINGS, saved_by(tmp_path, north))
     assert known(again) == known(north)
     again.contact.connected = True
     assert (again.state, again.why) == (ClusterState.UNUSABLE, north.health.note)
@@ -63,12 +68,12 @@ def test_a_drained_cluster_stays_drained_and_keeps_its_errors(tmp_path: Path) ->
     scheduler = Scheduler(SchedulerState(Rules(), builtin(), [north := ClusterStatus("north")]), nonces=str)
     north.health.errors, north.health.unusable, north.health.note = 3, True, "three errors"
     scheduler.step([ClusterDrained("north", "ops", "new switches")], 50.0)
-    again = _cluster_statuses(SETTINGS, saved_by(tmp_path, north))[0]
+    again = statuses(SETTINGS, saved_by(tmp_path, north))[0]
     assert known(again) == known(north)
     assert (again.drained, again.state) == (Drain(50.0, "ops", "new switches"), ClusterState.DRAINED)
     successor = Scheduler(SchedulerState(Rules(), builtin(), [again]), nonces=str)
     assert successor.step([ClusterResumed("north")], 60.0).clusters == {"north"}
-    resumed = _cluster_statuses(SETTINGS, saved_by(tmp_path, again))[0]
+    resumed = statuses(SETTINGS, saved_by(tmp_path, again))[0]
     assert (resumed.drained, resumed.health.note) == (None, "three errors")
 
 
@@ -76,7 +81,7 @@ def test_a_cluster_that_left_the_configuration_stays_while_it_has_jobs() -> None
     attempt = Attempt(1, (Component(0, "west", 1),), placed_at=1.0)
     job = Job(1, JobSpec(FlexibleRequest(1), ("x",)), 0.0, JobState.CLAIMING, generation=1, attempt=attempt)
     record = ClusterRecord("east", "local", "usable", 4, 0, 0, 0, 0, 0, "", None, 1, 1.0)
-    clusters = _cluster_statuses(SETTINGS, Saved((job,), (), (record,), 2))
+    clusters = statuses(SETTINGS, Saved((job,), (), (record,), 2))
     assert [cluster.name for cluster in clusters] == ["north", "south", "west"]
 
 
@@ -86,7 +91,7 @@ def test_what_a_cluster_that_left_the_configuration_holds_is_lost_in_time() -> N
     attempt = Attempt(1, (component,), placed_at=1.0, barrier_at=2.0, launched_at=3.0, nonce="a1")
     job = Job(1, JobSpec(FlexibleRequest(1), ("x",)), 0.0, JobState.RUNNING, generation=1, attempt=attempt)
     rules = Rules(unreachable_after=10.0, lost_after=20.0)
-    clusters = _cluster_statuses(SETTINGS, Saved((job,), (), (), 2))
+    clusters = statuses(SETTINGS, Saved((job,), (), (), 2))
     scheduler = Scheduler(SchedulerState(rules, builtin(), clusters), nonces=str)
     scheduler.restore([job], 100.0)
     assert scheduler.step([], 111.0).jobs[1].state is JobState.UNKNOWN
@@ -99,6 +104,6 @@ def test_what_an_agent_must_show_is_in_no_text_of_a_cluster(tmp_path: Path) -> N
     token = "shown-to-nobody-at-all"
     for section in (ClusterSection(token=token), ClusterSection(kind="slurm", token=token)):
         settings = Settings(clusters={"north": section})
-        (north,) = _cluster_statuses(settings, saved_by(tmp_path))
+        (north,) = statuses(settings, saved_by(tmp_path))
         assert section.token == token
         assert token not in f"{north!r} {north.profile} {settings}"

@@ -42,6 +42,10 @@ class WaitWithRoom:
     """Whether there were as many nodes idle in all, when it was last asked for."""
     seconds: float = 0.0
 
+    def until(self, now: float) -> float:
+        """The seconds with those since it was last asked for."""
+        return self.seconds + min(now - self.asked, MAX_GAP_SECONDS) if self.had_room else self.seconds
+
 
 class OfClusters(Mapping[ClusterName, T]):
     """What is worked out of each cluster when somebody asks for it, and kept until the cluster is touched."""
@@ -78,6 +82,8 @@ class KnowledgeBuilder:
         self._state, self._experience, self._ledger, self._grid = state, state.experience, state.ledger, state.grid
         self._queues = queues
         self._waits: OrderedDict[int, WaitWithRoom] = OrderedDict()
+        self.notes_waits = False
+        """Whether it is the scheduler that asks: by what others ask nothing changes."""
         self._capacities = OfClusters(state.grid, self._capacity)
         self._co_allocated = OfClusters(state.grid, self._co_allocated_on)
 
@@ -145,12 +151,13 @@ class KnowledgeBuilder:
         What is idle in the view counts, as far as it is idle indeed: some views are of what might be.
         """
         now, wait = self._state.now, self._waits.get(id(spec))
+        if not self.notes_waits:
+            return 0.0 if wait is None else wait.until(now)
         if wait is None:
             wait = self._waits[id(spec)] = WaitWithRoom(spec, now)  # which holds the spec, so that its id stays its own
             if len(self._waits) > MAX_RETAINED_WAITS:
                 self._waits.popitem(last=False)
-        if wait.had_room:
-            wait.seconds += min(now - wait.asked, MAX_GAP_SECONDS)
+        wait.seconds = wait.until(now)
         idle = min(self._grid.view().usable_idle, view.usable_idle)
         wait.asked, wait.had_room = now, spec.request.total_size <= idle
         self._waits.move_to_end(id(spec))

@@ -108,6 +108,7 @@ owners_limits = st.sampled_from(
 class Machine(RuleBasedStateMachine):
     """The world, and what everybody does who does what they should."""
 
+    world_class: type[World] = World
     world: World
 
     @initialize(
@@ -123,7 +124,7 @@ class Machine(RuleBasedStateMachine):
         """``budget``: for so many looks at the clock a step places jobs."""
         nonces = count(1)
         grid.MAX_TOUCHES = touches
-        self.world = World(
+        self.world = self.world_class(
             SIZES,
             Rules(**rules, step_budget=budget or 1.0),
             manual=True,

@@ -1,0 +1,63 @@
+"""A world whose schedulers are recorded, each life of one by itself."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from koalapy.model.job import Job
+from koalapy.model.users import User
+from koalapy.record.beginning import Beginning, KnownCluster, People
+from koalapy.record.lines import beginning_to_json, line, step_to_json
+from koalapy.record.recorded import RecordedScheduler
+from koalapy.record.recorder import Recorder
+from koalapy.record.step import Step
+from koalapy.scheduling.cluster_status import ClusterStatus
+from koalapy.scheduling.scheduler import Scheduler
+from tests.scheduling.world import World
+
+LAB = {name: User(groups=("lab",)) for name in ("bob", "cy")}
+Life = list[bytes]
+"""Lines: what it begins with, and its steps."""
+
+
+class RecordedWorld(World):
+    """Everything outside the scheduler, and what was written of it; people are those of the machine."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        self.lives: list[Life] = []
+        super().__init__(*given, **named)
+
+    def _scheduler(self, clusters: Sequence[ClusterStatus], jobs: Sequence[Job] | None = None) -> Scheduler:
+        begun = Beginning(
+            self.rules,
+            tuple(self.policies.names()),
+            tuple(map(_known, clusters)),
+            tuple((one, other, link) for (one, other), link in (self.links or {}).items()),
+            people=People(users=LAB, limits=self.limits.settings) if self.limits else People(),
+            jobs=tuple(jobs or ()),
+            scans=self.scans if jobs is not None else {},
+            now=self.now,
+        )
+        life = [line(beginning_to_json(begun))]
+        self.lives.append(life)
+
+        def keep(step: Step) -> None:
+            life.append(line(step_to_json(step)))
+
+        recorder = Recorder(keep, self.nonces, self.clock or float, self.rules.step_budget)
+        scheduler = begun.scheduler(self.policies, recorder.nonce, recorder.clock)
+        return cast(Scheduler, RecordedScheduler(scheduler, recorder))
+
+
+def _known(cluster: ClusterStatus) -> KnownCluster:
+    health = cluster.health
+    return KnownCluster(
+        cluster.name,
+        cluster.speed,
+        cluster.profile,
+        cluster.total,
+        cluster.drained,
+        health.errors,
+        health.unusable,
+        health.note,
+        health.trials,
+    )
