@@ -1,1 +1,1 @@
-"""A virtual grid, clock and network around the production scheduler."""
+"""The simulated world: virtual clusters, users and time around the scheduler of production. No rule is copied here."""

@@ -1,0 +1,50 @@
+"""Local users, who go straight to the resource manager of their cluster (the background load of sonmez-2010 VI-B)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import merge
+from random import Random
+
+from koalapy.model.request import ClusterName
+
+
+@dataclass(frozen=True, slots=True)
+class LocalUser:
+    """One local job: it waits in the resource manager's queue until there are nodes. Times in seconds."""
+
+    at: float
+    cluster: ClusterName
+    nodes: int
+    lasts: float
+
+
+def poisson(
+    clusters: Mapping[ClusterName, int],
+    utilisation: float,
+    *,
+    duration: float,
+    sizes: Sequence[int] = (1,),
+    lasts: float = 60.0,
+    seed: int = 0,
+) -> Iterator[LocalUser]:
+    """Local jobs by a Poisson process on each cluster, in the order of their arrival.
+
+    They use the fraction ``utilisation`` of the cluster's nodes on average; sizes are drawn uniformly, run times from
+    an exponential distribution with the mean ``lasts``. A size that exceeds a cluster is cut to it.
+    """
+    streams = [_poisson(name, nodes, utilisation, duration, sizes, lasts, seed) for name, nodes in clusters.items()]
+    return merge(*streams, key=lambda user: user.at)
+
+
+def _poisson(
+    cluster: ClusterName, nodes: int, utilisation: float, duration: float, sizes: Sequence[int], lasts: float, seed: int
+) -> Iterator[LocalUser]:
+    if utilisation <= 0:
+        return
+    draws = Random(f"{seed}/local users/{cluster}")
+    fitting = [min(size, nodes) for size in sizes]
+    rate = utilisation * nodes / (sum(fitting) / len(fitting) * lasts)
+    at = draws.expovariate(rate)
+    while at < duration:
+        yield LocalUser(at, cluster, draws.choice(fitting), draws.expovariate(1 / lasts))
+        at += draws.expovariate(rate)

@@ -1,0 +1,76 @@
+"""How long a program runs where it was placed: models as values, which can be put together.
+
+Each takes a job and its gang, the clusters that it has nodes on and how many on each, and says how many times as long
+it runs as on one cluster of speed 1.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
+
+from koalapy.model.errors import UsageError
+from koalapy.model.request import ClusterName
+from koalapy.simulation.jobs import PlannedJob
+
+Gang = Sequence[tuple[ClusterName, int]]
+"""Clusters and nodes; one cluster once, however many components a job has there."""
+RunTime = Callable[[PlannedJob, Gang], float]
+"""A factor, by which ``PlannedJob.lasts`` is multiplied."""
+
+
+def constant(job: PlannedJob, gang: Gang) -> float:
+    """The same wherever it runs."""
+    return 1.0
+
+
+def by_number_of_clusters(curve: Sequence[float]) -> RunTime:
+    """By the number of clusters that a job is spread over (sonmez-2010, Fig. 4): that of one first. What the curve does
+    not say of more clusters goes on as between its last two."""
+    if not curve or curve[0] <= 0 or not all(isfinite(value) and value > 0 for value in curve):
+        raise UsageError("a curve needs the time on one cluster, and each above 0", field="curve", value=list(curve))
+    factors = [value / curve[0] for value in curve]
+    slope = factors[-1] - factors[-2] if len(factors) > 1 else 0.0
+
+    def factor(job: PlannedJob, gang: Gang) -> float:
+        beyond = len(gang) - len(factors)
+        return factors[len(gang) - 1] if beyond <= 0 else max(factors[-1] + slope * beyond, factors[-1])
+
+    return factor
+
+
+def communicating(ccr: float, slowdown: Sequence[float]) -> RunTime:
+    """A program that spends ``ccr`` times as long communicating as computing (sonmez-2010 VI-C.3), whose communication
+    takes ``slowdown`` times as long over 1, 2, … clusters."""
+    if not (isfinite(ccr) and ccr >= 0):
+        raise UsageError(f"the ratio of communication is {ccr}, but must be at least 0", field="ccr", value=ccr)
+    computing = 1 / (1 + ccr)
+    return by_number_of_clusters([computing + (1 - computing) * each for each in slowdown])
+
+
+def by_speed(speeds: Mapping[ClusterName, float]) -> RunTime:
+    """As fast as the slowest of its clusters (huang-2007, 3)."""
+
+    def factor(job: PlannedJob, gang: Gang) -> float:
+        return 1.0 / min(speeds[cluster] for cluster, _ in gang)
+
+    return factor
+
+
+def multi_site(p: float) -> RunTime:
+    """r* = (1 + p)·r for who runs on more than one (huang-2007, 6)."""
+
+    def factor(job: PlannedJob, gang: Gang) -> float:
+        return 1.0 if len(gang) == 1 else 1.0 + p
+
+    return factor
+
+
+def product(*models: RunTime) -> RunTime:
+    """Models put together."""
+
+    def factor(job: PlannedJob, gang: Gang) -> float:
+        result = 1.0
+        for model in models:
+            result *= model(job, gang)
+        return result
+
+    return factor

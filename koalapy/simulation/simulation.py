@@ -1,0 +1,369 @@
+"""A virtual clock, and everything that happens by it: the scheduler of production among virtual clusters and users.
+
+All that happens at one moment goes into one step of the scheduler: first what ends, then who arrives. What follows from
+it at the same moment goes into further ones.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import count
+from math import ceil
+from random import Random
+
+from koalapy.model.errors import UsageError
+from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, Token, parse_token
+from koalapy.model.reports import StageStatus
+from koalapy.model.request import ClusterName
+from koalapy.model.warning import StopWarning
+from koalapy.placement.registry import Registry, builtin
+from koalapy.scheduling.cluster_status import ClusterStatus
+from koalapy.scheduling.effects import Command, Effects, OpenBarrier, StageComponent, StopComponent, SubmitComponent
+from koalapy.scheduling.events import ClusterConfirmed, Event, JobSubmitted, PeriodicScan, Reported
+from koalapy.scheduling.rules import Rules
+from koalapy.scheduling.scheduler import Scheduler
+from koalapy.scheduling.state import SchedulerState
+from koalapy.simulation.grid import SimulatedGrid
+from koalapy.simulation.jobs import PlannedJob
+from koalapy.simulation.local_users import LocalUser
+from koalapy.simulation.outcome import JobOutcome, NotRun, Outcome
+from koalapy.simulation.run_times import Gang, RunTime, constant
+from koalapy.simulation.site import Runner, Site
+from koalapy.validation.submission import check
+
+ENDS, ARRIVES = 0, 1
+"""In which order things happen at one moment."""
+STUCK_AFTER = 10_000
+"""Regular scans in a row in which nothing else happened, and with which nobody who waits was placed."""
+
+Watcher = Callable[[float, Effects], None]
+
+
+class Simulation:
+    """One run. Equal arguments give equal outcomes, in any process on any machine."""
+
+    def __init__(
+        self,
+        grid: SimulatedGrid,
+        rules: Rules | None = None,
+        *,
+        run_time: RunTime = constant,
+        local_users: Iterable[LocalUser] = (),
+        policies: Registry | None = None,
+        seed: int = 0,
+        until: float | None = None,
+        watch: Watcher | None = None,
+    ) -> None:
+        """``local_users`` in the order of their arrival. ``until``: when the simulation is over, whoever still waits or
+        runs; None: when every job is. ``watch`` is told the effects of each step, and when."""
+        self.grid, self._run_time, self._until, self._watch = grid, run_time, until, watch
+        self.rules = rules or Rules()
+        statuses = [ClusterStatus(name, each.speed, each.profile) for name, each in grid.clusters.items()]
+        state = SchedulerState(self.rules, policies or builtin(), statuses, grid.links)
+        nonces = (f"{number:016x}" for number in count())
+        self.scheduler = Scheduler(state, lambda: next(nonces), keeps_effects=watch is not None)
+        self.now = 0.0
+        self._draws = Random(f"{seed}/failing starts")
+        self._sites = {name: Site(name, each.nodes, self._allocated) for name, each in grid.clusters.items()}
+        self._order = count()
+        self._agenda: list[tuple[float, int, int, Callable[[], None]]] = []
+        self._local_users = iter(local_users)
+        self._events: list[Event] = []
+        """What is to be told in the next step."""
+        self._changed: set[Site] = set()
+        """Clusters whose nodes others have than their agents told last."""
+        self._tell: set[Site] = set()
+        """Those of them of which components of ours did: their agents tell it at once."""
+        self._planned: dict[JobId, PlannedJob] = {}
+        """Of jobs that are not over."""
+        self._waiting: set[JobId] = set()
+        self._outside: deque[PlannedJob] = deque()
+        """Jobs that found the queue full, until they are let in."""
+        self._judged: dict[int, tuple[JobSpec, str]] = {}
+        """What was held against the rules, by its identity, and why it is refused, if it is."""
+        self._idents = count(1)
+        self._next_look = grid.look_every
+        self.outcome = Outcome(nodes=grid.nodes)
+        self._arrivals: Iterator[PlannedJob] = iter(())
+        self._expected: PlannedJob | None = None
+        """Who arrives next."""
+
+    # The clock
+
+    def run(self, jobs: Iterable[PlannedJob]) -> Outcome:
+        """Submit the jobs, which are in the order of their arrival, and go on until they are over."""
+        self._arrivals = iter(jobs)
+        self._expect_job()
+        self._expect_local_user()
+        for site in self._sites.values():
+            self._events += site.connect()
+        self._settle()
+        scan_at, in_vain = self.rules.scan_interval, 0
+        while (self._expected or self._planned or self._outside) and in_vain < STUCK_AFTER:
+            if scan_at < self.now:
+                scan_at += ceil((self.now - scan_at) / self.rules.scan_interval) * self.rules.scan_interval
+            now = self._next(scan_at)
+            if self._until is not None and now > self._until:
+                self.now = self._until
+                break
+            self.now = now
+            in_vain += 1
+            while self._agenda and self._agenda[0][0] <= now:
+                heapq.heappop(self._agenda)[3]()
+                in_vain = 0
+            if self._waiting and now >= scan_at:
+                scan_at += self.rules.scan_interval
+                self._events.append(PeriodicScan())
+            self._settle()
+        return self._finish()
+
+    def _next(self, scan_at: float) -> float:
+        """When something happens next. Nobody scans on schedule while nobody waits."""
+        at = self._agenda[0][0] if self._agenda else scan_at
+        if self._waiting and scan_at < at:
+            at = scan_at
+        wakeup = self.scheduler.next_wakeup()
+        if wakeup is not None and wakeup < at:
+            at = wakeup
+        if self._changed and self._next_look < at:
+            at = self._next_look
+        return max(self.now, at)
+
+    def _later(self, seconds: float, kind: int, what: Callable[[], None]) -> None:
+        heapq.heappush(self._agenda, (self.now + seconds, kind, next(self._order), what))
+
+    def _settle(self) -> None:
+        """Steps until nothing more follows at this moment."""
+        while True:
+            if self._outside:
+                self._let_in()
+            self._report()
+            events, self._events = self._events, []
+            effects = self.scheduler.step(events, self.now)
+            self.outcome.steps += 1
+            if self._watch is not None:
+                self._watch(self.now, effects)
+            self._take_in(effects)
+            if not self._events and not self._tell and not self.scheduler.is_unfinished:
+                return
+
+    def _report(self) -> None:
+        """Agents tell of their clusters: those of which something of ours changed, and all when it is time to look."""
+        told = self._tell
+        if self.now >= self._next_look:
+            told = self._changed
+            self._next_look = self.now + self.grid.look_every
+        self._events += [site.report() for site in sorted(told, key=_name)]
+        self._changed = self._changed - told
+        self._tell = set()
+
+    def _finish(self) -> Outcome:
+        outcome = self.outcome
+        left = [*self._planned.values(), *self._outside, *filter(None, [self._expected]), *self._arrivals]
+        outcome.not_run += [NotRun(job, "it was not over when the simulation was") for job in left]
+        for site in self._sites.values():
+            for runner in site.runners.values():
+                self._count(runner)
+        outcome.lasted = self.now
+        return outcome
+
+    # Who arrives
+
+    def _expect_job(self) -> None:
+        job = self._expected = next(self._arrivals, None)
+        if job is None:
+            return
+        if job.at < self.now:
+            raise UsageError(f"a job arrives at {job.at}, after one of {self.now}", field="at", value=job.at)
+
+        def arrives() -> None:
+            self._outside.append(job)
+            self._expect_job()
+
+        self._later(job.at - self.now, ARRIVES, arrives)
+
+    def _let_in(self) -> None:
+        """Submit those who are outside, while there is room in the placement queues."""
+        while self._outside:
+            planned = self._outside[0]
+            if refused := self._refusal(planned.spec):
+                self.outcome.not_run.append(NotRun(planned, refused))
+            elif len(self._waiting) >= self.rules.placement_queue_limit:
+                return
+            else:
+                ident = next(self._idents)
+                self._planned[ident] = planned
+                self._waiting.add(ident)
+                self._events.append(JobSubmitted(Job(ident, planned.spec, self.now)))
+            self._outside.popleft()
+
+    def _refusal(self, spec: JobSpec) -> str:
+        """Why such a job could never run; empty when it could."""
+        known, refused = self._judged.get(id(spec), (None, ""))
+        if known is not spec:
+            try:
+                check(spec, self.scheduler.queries.limits())
+            except UsageError as error:
+                refused = str(error)
+            self._judged[id(spec)] = spec, refused
+        return refused
+
+    def _expect_local_user(self) -> None:
+        user = next(self._local_users, None)
+        if user is None:
+            return
+
+        def arrives() -> None:
+            site = self._sites[user.cluster]
+            self._changed.add(site)
+            site.comes(user)
+            self._expect_local_user()
+
+        self._later(max(user.at - self.now, 0.0), ARRIVES, arrives)
+
+    # What happens on the clusters
+
+    def _allocated(self, site: Site, who: Runner | LocalUser) -> None:
+        self._changed.add(site)
+        if isinstance(who, Runner):
+            who.since = self.now
+            self._tell.add(site)
+            self._later(self.grid.startup, ENDS, lambda: self._starts(site, who))
+            return
+
+        def leaves() -> None:
+            self.outcome.local_node_seconds += who.nodes * who.lasts
+            self._changed.add(site)
+            site.leaves(who)
+
+        self._later(who.lasts, ENDS, leaves)
+
+    def _starts(self, site: Site, runner: Runner) -> None:
+        if runner.is_over:
+            return
+        if self.grid.failures and self._draws.random() < self.grid.failures:
+            self._ends(site, runner, "the start failed")
+        else:
+            self._events.append(site.reports(runner))
+
+    def _ends(self, site: Site, runner: Runner, error: str = "") -> None:
+        if not runner.is_over:
+            self._tell_of(site, site.ends(runner, error), runner)
+
+    def _stop(self, site: Site, token: Token) -> None:
+        runner = site.runners.get(token)
+        self._tell_of(site, site.stopped(token), runner)
+
+    def _tell_of(self, site: Site, event: Event, ended: Runner | None) -> None:
+        if ended is not None:
+            self._count(ended)
+        self._events.append(event)
+        self._changed.add(site)
+        self._tell.add(site)
+
+    def _count(self, runner: Runner) -> None:
+        if runner.since is not None:
+            self.outcome.node_seconds += runner.size * (self.now - runner.since)
+
+    # What the scheduler wants
+
+    def _take_in(self, effects: Effects) -> None:
+        over: list[Job] = []
+        for ident, job in effects.jobs.items():
+            if job.state is JobState.QUEUED:
+                self._waiting.add(ident)
+            else:
+                self._waiting.discard(ident)
+            if job.state.is_final:
+                over.append(job)
+        opened: dict[JobId, list[tuple[Site, Runner]]] = {}
+        for command in effects.commands:
+            self._carry_out(command, effects, opened)
+        for ident, gang in opened.items():
+            self._program_starts(effects.jobs[ident], gang)
+        for job in over:
+            self._note(job)
+        self._events += [ClusterConfirmed(name, self.now) for name in sorted(effects.confirm)]
+
+    def _carry_out(self, command: Command, effects: Effects, opened: dict[JobId, list[tuple[Site, Runner]]]) -> None:
+        site, token = self._sites[command.cluster], command.token
+        match command:
+            case SubmitComponent():
+                if told := site.submit(self._runner(effects.jobs, token)):
+                    self._events.append(told)
+            case OpenBarrier():
+                if runner := site.runners.get(token):
+                    opened.setdefault(runner.job, []).append((site, runner))
+            case StopComponent(warning=None):
+                self._stop(site, token)
+            case StopComponent(warning=StopWarning(grace=grace)):
+                # Programs here do not heed warnings.
+                self._later(grace, ENDS, lambda: self._stop(site, token))
+            case StageComponent():
+                self._stage(site, token)
+            case _:
+                pass
+
+    def _runner(self, jobs: Mapping[JobId, Job], token: Token) -> Runner:
+        ident, _, index, _ = parse_token(token)
+        attempt = jobs[ident].attempt
+        assert attempt is not None, "who is handed to a resource manager was placed"
+        return Runner(ident, token, attempt.components[index].size)
+
+    def _program_starts(self, job: Job, gang: list[tuple[Site, Runner]]) -> None:
+        planned, attempt = self._planned[job.id], job.attempt
+        assert attempt is not None, "whose barrier opens was placed"
+        lasts = planned.lasts * self._run_time(planned, gang_of(attempt))
+        head = job.token(attempt.head.index)
+        for site, runner in gang:
+            self._events.append(site.runs(runner, planned.exit_code if runner.token == head else None))
+            self._later(lasts, ENDS, partial(self._ends, site, runner))
+
+    def _stage(self, site: Site, token: Token) -> None:
+        """Inputs come one after another, by the bandwidth of the link that each comes by."""
+        found = self.scheduler.queries.find_staged(token)
+        if found is None:
+            return
+        job, component = found
+        seconds, size = 0.0, 0
+        for file, source in zip(job.spec.inputs_of(component.request_index), component.sources, strict=False):
+            if source != site.name:
+                bandwidth = self.scheduler.queries.grid.link(source, site.name).bandwidth
+                seconds += file.size / (bandwidth or self.rules.assumed_bandwidth)
+                size += file.size
+        done = Reported(site.name, StageStatus(token, "done", size, size))
+        self._later(seconds, ENDS, lambda: self._events.append(done))
+
+    def _note(self, job: Job) -> None:
+        attempt = job.attempt
+        assert job.ended_at is not None, "it is over"
+        self.outcome.jobs.append(
+            JobOutcome(
+                job.id,
+                self._planned.pop(job.id),
+                job.state,
+                job.reason,
+                job.submitted_at,
+                job.placed_at,
+                job.started_at,
+                job.ended_at,
+                gang_of(attempt) if attempt is not None else (),
+                job.restarts,
+                job.generation,
+                job.placement_tries,
+                job.claiming_tries,
+            )
+        )
+
+
+def gang_of(attempt: Attempt) -> Gang:
+    """The clusters of an attempt in the order of its placement, and its nodes on each."""
+    nodes: dict[ClusterName, int] = {}
+    for component in attempt.gang:
+        nodes[component.cluster] = nodes.get(component.cluster, 0) + component.size
+    return tuple(nodes.items())
+
+
+def _name(site: Site) -> ClusterName:
+    return site.name
