@@ -45,6 +45,7 @@ KOALA = Group(
             "local-run": "processes:local_run",
             "demo": "processes:demo",
             "workload": "workload:workload_group",
+            "experiment": "experiment:experiment_group",
         }.items()
     },
     epilog=EPILOG,

@@ -1,0 +1,102 @@
+"""The report: one page for each paper, with tables, plots and what made them, and an index."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from koalapy.model.errors import UsageError
+from koalapy.model.wording import duration
+from koalapy.simulation.experiments.papers import PAPERS
+from koalapy.simulation.experiments.runs import Outcome
+from koalapy.simulation.experiments.tables import repetitions, table
+
+INDEX = "README.md"
+WARNING = "<!-- written by koala experiment report: change the experiment, and not this page -->"
+
+
+def section(outcome: Outcome, plot: str = "") -> str:
+    """One experiment; ``plot`` is the name of its picture."""
+    experiment, kept = outcome.experiment, outcome.kept
+    assert kept is not None
+    parts = [f"## {experiment.name}", f"{experiment.title[:1].upper()}{experiment.title[1:]}."]
+    parts.append(table(experiment.rows(kept.results), experiment.unit))
+    if plot:
+        parts.append(f"![{experiment.title}]({plot})")
+    if remarks := experiment.remarks(kept.results):
+        parts.append(remarks)
+    parts.append(_how(outcome))
+    return "\n\n".join(parts)
+
+
+def _how(outcome: Outcome) -> str:
+    kept = outcome.kept
+    assert kept is not None
+    seconds = duration(sum(result.seconds for result in kept.results))
+    cells, count = len(kept.results), repetitions(outcome)
+    made = [
+        f"{count} repetitions, {cells} simulations" if count > 1 else f"{cells} simulation{'s' if cells > 1 else ''}"
+    ]
+    made += [f"{seconds} of processor time", f"koalapy {kept.made_by.koalapy}", f"source {kept.made_by.source[:12]}"]
+    made += [f"trace {name} (SHA-256 {sha[:12]})" for name, sha in kept.made_by.traces.items()]
+    return f"*Made by `koala experiment run {outcome.experiment.name}`: {', '.join(made)}.*"
+
+
+def write(folder: Path, outcomes: Sequence[Outcome]) -> list[Path]:
+    """A page for each paper that has results, and the index; what was written. ``UsageError`` where it cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        written = [_page(folder, paper, of) for paper, of in by_paper(outcomes)]
+        index = folder / INDEX
+        index.write_text(_index(outcomes), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {error.strerror}", field="-o", hint="give another") from error
+    return [*written, index]
+
+
+def by_paper(outcomes: Iterable[Outcome]) -> Iterable[tuple[str, list[Outcome]]]:
+    """Those with results."""
+    found: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        if outcome.kept is not None:
+            found.setdefault(outcome.experiment.paper, []).append(outcome)
+    return found.items()
+
+
+def _page(folder: Path, paper: str, outcomes: Sequence[Outcome]) -> Path:
+    parts = [f"# {paper}", WARNING, f"{PAPERS[paper]}."]
+    parts.append("Made again by the production scheduler in the simulated world.")
+    parts += [section(outcome, _draw(folder, outcome)) for outcome in outcomes]
+    path = folder / f"{paper}.md"
+    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    return path
+
+
+def _draw(folder: Path, outcome: Outcome) -> str:
+    """The name of its picture; empty where it has none."""
+    import matplotlib as mpl
+
+    from koalapy.workload.plots import STYLE
+
+    assert outcome.kept is not None
+    with mpl.rc_context({**STYLE, "svg.fonttype": "none"}):
+        figure = outcome.experiment.figure(outcome.kept.results)
+        if figure is None:
+            return ""
+        name = f"{outcome.experiment.name}.svg"
+        figure.savefig(folder / name, metadata={"Date": None})
+    return name
+
+
+def _index(outcomes: Sequence[Outcome]) -> str:
+    parts = [
+        "# The papers' experiments",
+        WARNING,
+        "What the papers measured, made again by the same scheduler that places users' jobs. `koala experiment list` "
+        "names all of them, `koala experiment run` makes them again, `make experiments` all at once.",
+    ]
+    for paper, of in by_paper(outcomes):
+        lines = [
+            f"- [{outcome.experiment.name}]({paper}.md#{outcome.experiment.name}): {outcome.experiment.title}"
+            for outcome in of
+        ]
+        parts += [f"## [{paper}]({paper}.md)", f"{PAPERS[paper]}.", "\n".join(lines)]
+    return "\n\n".join(parts) + "\n"
