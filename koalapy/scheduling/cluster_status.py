@@ -72,6 +72,10 @@ class ClusterStatus:
     preemptible: int = 0
     """Nodes of components that make room for jobs of high priority."""
     _preemptible: dict[Token, int] = field(default_factory=dict)
+    reclaimable: int = 0
+    """Of these, nodes of jobs of other home sites, where it may take them back for its own users."""
+    _guests: set[Token] = field(default_factory=set)
+    """Components of jobs of other home sites."""
     about_to_end: dict[Token, float] = field(default_factory=dict)
     """Those that would, and are expected to end by themselves before; and when."""
     _awaiting: dict[Token, int] = field(default_factory=dict)
@@ -142,25 +146,33 @@ class ClusterStatus:
         self._awaiting[token] = size
         self._promised += size
 
-    def promise(self, token: Token, size: int, *, preemptible: bool = False) -> None:
+    def promise(self, token: Token, size: int, *, preemptible: bool = False, guest: bool = False) -> None:
         """Nodes are given to a component; they stop being available now, not when the cluster says so.
 
-        ``preemptible``: as long as it does not end anyway, it makes room for jobs of high priority.
+        ``preemptible``: as long as it does not end anyway, it makes room for jobs of high priority; and, as a
+        ``guest``, for those whose home site this is.
         """
         self.touched(self.name)
         if size > self.idle:
             self._promised_of[token] = frozenset(self._leaving)
             self._there_by[token] = max(self._leave_by.values(), default=0.0)
         self.live[token] = size
+        if guest:
+            self._guests.add(token)
         if preemptible:
-            self._preemptible[token] = size
-            self.preemptible += size
+            self._make_preemptible(token, size)
         if token not in self._holding:
             self._await_nodes(token, size)
         if self.health.probation:
             self._trials.add(token)
         if self.doubt is not None and self.doubt.is_tried:
             self._proofs.add(token)
+
+    def _make_preemptible(self, token: Token, size: int) -> None:
+        self._preemptible[token] = size
+        self.preemptible += size
+        if token in self._guests:
+            self.reclaimable += size
 
     def shown(self, token: Token) -> None:
         """A claim has shown what it could, or never will: the next may."""
@@ -178,6 +190,8 @@ class ClusterStatus:
         """The component makes room for nobody any more: its job has come to its end."""
         if size := self._preemptible.pop(token, 0):
             self.preemptible -= size
+            if token in self._guests:
+                self.reclaimable -= size
             self.touched(self.name)
         self.about_to_end.pop(token, None)
 
@@ -222,6 +236,7 @@ class ClusterStatus:
         self._leave_by.pop(token, None)
         self._there_by.pop(token, None)
         self.keep(token)
+        self._guests.discard(token)
         self._promised -= self._awaiting.pop(token, 0)
         if token not in self._holding:
             self._leaving.pop(token, None)
@@ -329,8 +344,7 @@ class ClusterStatus:
             size = self._leaving.pop(other, 0)
             if other in self.about_to_end:
                 del self.about_to_end[other]
-                self._preemptible[other] = size
-                self.preemptible += size
+                self._make_preemptible(other, size)
 
     def overdue_for(self, token: Token, now: float) -> list[Token]:
         """Those that should have ended by now whose nodes a component was promised."""
@@ -340,6 +354,11 @@ class ClusterStatus:
     def preemptible_components(self) -> Mapping[Token, int]:
         """Those that make room for jobs of high priority, with their nodes, but for those that are about to end."""
         return self._preemptible
+
+    @property
+    def reclaimable_components(self) -> Mapping[Token, int]:
+        """Of these the ones that also make room for those whose home site it is."""
+        return {token: size for token, size in self._preemptible.items() if token in self._guests}
 
     @property
     def leaving(self) -> int:

@@ -29,6 +29,8 @@ class Queries:
         )
         self.accounts = state.accounts
         """Where jobs of an owner may run, and as which account."""
+        self.sharing = state.sharing
+        """What a job's home site means for it."""
         self.owner_use, self._state = state.owner_use, state
         self.lrm_waits = state.lrm_waits
         """What components wait for in their resource managers."""
@@ -131,7 +133,8 @@ class Queries:
         """What submissions are held against."""
         clusters = [ClusterLimits(c.name, c.total or None, c.profile, c.speed) for c in self.grid.clusters()]
         rules = self.rules
-        return Limits(clusters, self.policies, rules.max_components_per_job, rules.warning_max, self.accounts)
+        most = rules.max_components_per_job, rules.warning_max
+        return Limits(clusters, self.policies, *most, self.accounts, self.sharing)
 
     def view(self, priority: Priority) -> GridView:
         """The grid as a job of that priority would be placed on it now."""
@@ -140,6 +143,20 @@ class Queries:
     def own_view(self) -> GridView:
         """The grid as that job would be placed on it for which nodes are kept."""
         return self._queues.reservation.own_view()
+
+    def head(self, spec: JobSpec) -> JobId | None:
+        """The first of those who wait where such a job does, as far as limits go."""
+        return self._queues.head(spec)
+
+    def is_behind(self, spec: JobSpec, other: JobSpec) -> bool:
+        """Whether they wait in the same queue, that of their home site where there are such."""
+        same_section = self.sharing.section(spec.home_site) == self.sharing.section(other.home_site)
+        return spec.priority is other.priority and same_section
+
+    def view_at_home(self, spec: JobSpec, *, everything: bool = False) -> GridView | None:
+        """A job's home site alone, as it would be if it took back its nodes for it, where it may; ``everything``: also
+        those that are kept for this one."""
+        return self._scanner.view_at_home(spec, everything=everything)
 
     def view_with_preemption(self) -> GridView:
         """The grid as it would be if low-priority jobs made room for one of high priority."""

@@ -9,11 +9,13 @@ from annotated_types import Le
 from koalapy.model.errors import UsageError
 from koalapy.model.job import ClaimingMode
 from koalapy.model.request import MAX_COMPONENTS
+from koalapy.model.sharing import SharingMode
 
 QueueMode = Literal["scan", "head", "fcfs"]
 QueueOrder = Literal["fcfs", "narrowest-first"]
 Preemption = Literal["never", "claiming", "placement"]
 PreemptionOrder = Literal["least-harm", "jst"]
+ReclaimedPosition = Literal["place", "front"]
 
 MIN_SECONDS = 0.001
 """Far shorter spans vanish when added to a time of today, and what comes again after one never ends."""
@@ -52,6 +54,13 @@ class Rules:
     """How a scan goes through a queue: past jobs that do not fit (``scan``), or no further than the first of them."""
     queue_order: QueueOrder = "fcfs"
     """By age, or small jobs first."""
+    sharing: SharingMode = "ordinary"
+    """One queue for all (``ordinary``), or one for each home site: its jobs run nowhere else (``independent``), or it
+    takes back its nodes for them (``feasible``)."""
+    speed_threshold: Annotated[float, NOT_NEGATIVE, FINITE] = 0.0
+    """Of the speed of its home site: clusters that have less are not for a job."""
+    reclaimed_position: ReclaimedPosition = "place"
+    """Where a job waits whose nodes were taken back: in its own place, or before all others of its home site."""
     high_scans_per_low: Count = 2
     """S: how often the high queue is scanned for each scan of the low one."""
     scan_interval: Seconds = 30.0

@@ -17,8 +17,8 @@ from koalapy.scheduling import events as ev
 from koalapy.scheduling.advisor.knowledge import KnowledgeBuilder
 from koalapy.scheduling.claiming.claiming import Claiming, Nonces
 from koalapy.scheduling.claiming.doubtful_nodes import DoubtfulNodes
-from koalapy.scheduling.claiming.preemption import Preemption
 from koalapy.scheduling.claiming.prospects import Prospects
+from koalapy.scheduling.claiming.reclaiming import MakingRoom
 from koalapy.scheduling.claiming.relocation import Relocation
 from koalapy.scheduling.claiming.transfers import Transfers
 from koalapy.scheduling.cluster_status import ClusterStatus
@@ -59,16 +59,17 @@ class Scheduler:
         """
         self._keeps_effects = keeps_effects
         self._state, self._grid, self._ledger, self._timers = state, state.grid, state.ledger, state.timers
-        eligibility = Eligibility({cluster.name: cluster.profile for cluster in state.grid.clusters()}, state.accounts)
+        profiles = {cluster.name: cluster.profile for cluster in state.grid.clusters()}
+        eligibility = Eligibility(profiles, state.accounts, state.sharing)
         self._queues = PlacementQueues(state, eligibility)
         self._knowledge = KnowledgeBuilder(state, self._queues)
         evaluator = PolicyEvaluator(state, eligibility, self._queues, self._knowledge)
         self._attempts = Attempts(state)
         self._health = ClusterHealth(state)
         self._doubtful_nodes = DoubtfulNodes(state)
-        preemption = Preemption(state)
+        making_room = MakingRoom(state, self._queues.put_first)
         prospects = Prospects(state, self._queues)
-        self._claiming = Claiming(state, self._attempts, preemption, Relocation(state, eligibility), prospects, nonces)
+        self._claiming = Claiming(state, self._attempts, making_room, Relocation(state, eligibility), prospects, nonces)
         failures = Failures(state, self._attempts, self._claiming, self._health, self._doubtful_nodes)
         self._transfers = Transfers(state, self._attempts, self._claiming, failures)
         self._components = Components(state, self._attempts, failures, self._health, self._doubtful_nodes)
@@ -76,7 +77,9 @@ class Scheduler:
         self._contact = Contact(state, self._confirmations, self._components, self._health)
         self._deadlines = AttemptDeadlines(state, self._confirmations, self._attempts, self._claiming, failures)
         self._endings = AttemptEndings(state, self._attempts, self._health, self._queues)
-        self._scanner = Scanner(state, self._queues, evaluator, preemption, self._claiming, self._endings, clock)
+        self._scanner = Scanner(
+            state, self._queues, evaluator, making_room.preemption, self._claiming, self._endings, clock
+        )
         self.queries = Queries(state, self._queues, self._scanner, evaluator)
 
     # What a world does with it

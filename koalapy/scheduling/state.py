@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from koalapy.model.sharing import Sharing
 from koalapy.model.users import Accounts
 from koalapy.placement.registry import Registry
 from koalapy.scheduling.advisor.experience import Experience
@@ -32,11 +33,13 @@ class SchedulerState:
         self.policies = policies
         self.accounts = accounts or Accounts()
         self.grid = GridStatus(clusters, links)
+        speeds = {cluster.name: cluster.speed for cluster in self.grid.clusters()}
+        self.sharing = Sharing(rules.sharing, rules.speed_threshold, speeds)
         self.owner_use = owner_use or OwnerUse()
         self.ledger = Ledger(self.owner_use, self.grid.touch)
         self.timers = Timers()
         self.lrm_waits = LrmWaits()
         self.later_starts = LaterStarts()
-        self.experience = experience or Experience({cluster.name: cluster.speed for cluster in self.grid.clusters()})
+        self.experience = experience or Experience(speeds)
         self.now = 0.0
         """The latest time that the scheduler was told."""

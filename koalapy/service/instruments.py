@@ -13,7 +13,7 @@ from koalapy.model.errors import StoreUnavailable
 from koalapy.model.job import FINAL_STATES, JobState, Priority
 from koalapy.model.placement import RefusalKind
 from koalapy.model.request import ClusterName
-from koalapy.scheduling.claiming.claiming import PREEMPTED
+from koalapy.scheduling.claiming.preemption import PREEMPTED
 from koalapy.scheduling.effects import AttemptFailure, ClaimFailure, Effects
 from koalapy.scheduling.events import Event
 from koalapy.service.database import READS, query

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import MAX_COMPONENTS, ClusterName
+from koalapy.model.sharing import Sharing
 from koalapy.model.users import Accounts
 from koalapy.model.warning import MAX_GRACE
 from koalapy.placement.registry import Registry
@@ -22,11 +23,12 @@ class ClusterLimits:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The clusters, the policies, how many components and seconds of grace a job may have, and where its owner has an
-    account."""
+    """The clusters, the policies, how many components and seconds of grace a job may have, where its owner has an
+    account, and what its home site means."""
 
     clusters: Sequence[ClusterLimits]
     policies: Registry
     max_components: int = MAX_COMPONENTS
     max_grace: float = MAX_GRACE
     accounts: Accounts = field(default_factory=Accounts)
+    sharing: Sharing = field(default_factory=Sharing)

@@ -41,6 +41,12 @@ def check_home_site(spec: JobSpec, limits: Limits) -> None:
     check_cluster(home, [cluster.name for cluster in limits.clusters], "home_site")
     if why := limits.accounts.why_not(spec.owner, home):
         reject("home_site", home, f"is {home}, but {why}", "leave it out, or name a cluster that its owner may use")
+    if isinstance(spec.request, FixedRequest):
+        for index, component in enumerate(spec.request.components):
+            name = component.cluster or ""
+            if why := limits.sharing.why_not(home, name):
+                problem = f"is {name}, but {why}"
+                reject(f"request.components[{index}].cluster", name, problem, "name other clusters, or no home site")
 
 
 def check_folders(spec: JobSpec, limits: Limits) -> None:
@@ -73,7 +79,8 @@ def check_mpi_series(spec: JobSpec, limits: Limits) -> None:
 
 @contextmanager
 def able_clusters(spec: JobSpec, limits: Limits) -> Iterator[Sequence[ClusterLimits]]:
-    """The clusters that count for a job: those its owner may use with the folders it needs, or all if it names its own.
+    """The clusters that count for a job: those its owner may use with the folders it needs, and where jobs of its home
+    site go; or all if it names its own.
 
     What is refused within for want of nodes says which clusters were left out.
     """
@@ -84,10 +91,13 @@ def able_clusters(spec: JobSpec, limits: Limits) -> Iterator[Sequence[ClusterLim
         left_out = sorted({cluster.name for cluster in limits.clusters} - {cluster.name for cluster in able})
         if not left_out:
             raise
-        closed = limits.accounts.closed_to(spec.owner)
-        lacking, foreign = [n for n in left_out if n not in closed], [n for n in left_out if n in closed]
+        closed, away = limits.accounts.closed_to(spec.owner), limits.sharing.closed_to(spec.home_site)
+        foreign = [name for name in left_out if name in closed]
+        distant = [name for name in left_out if name in away - closed]
+        lacking = [name for name in left_out if name not in closed | away]
         why = [lacks(lacking, folders_needed(spec))] if lacking else []
         why += [not_for_its_owner(foreign)] if foreign else []
+        why += [limits.sharing.not_for_its_home(distant)] if distant else []
         message = "; ".join([error.message, *why])
         raise UsageError(message, field=error.field, value=error.value, hint=error.hint) from None
 
@@ -95,7 +105,8 @@ def able_clusters(spec: JobSpec, limits: Limits) -> Iterator[Sequence[ClusterLim
 def _able(spec: JobSpec, limits: Limits) -> Sequence[ClusterLimits]:
     if isinstance(spec.request, FixedRequest):
         return limits.clusters
-    needed, closed = folders_needed(spec), limits.accounts.closed_to(spec.owner)
+    needed = folders_needed(spec)
+    closed = limits.accounts.closed_to(spec.owner) | limits.sharing.closed_to(spec.home_site)
     return [c for c in limits.clusters if needed <= c.profile.folders and c.name not in closed]
 
 

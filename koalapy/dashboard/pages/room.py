@@ -122,7 +122,7 @@ async def room_of(queries: Queries, ends: _Ends, base: JobSpec, now: float) -> R
         policies=together(policies),
         coming=shown,
         unknown=sum(end is None for end in all_ends),
-        behind_others=not dry_run.is_tried_at_once(base.priority),
+        behind_others=not dry_run.is_tried_at_once(base),
     )
 
 

@@ -15,8 +15,9 @@ class ClaimTry:
     """The components of a job that can start now, and those that cannot where they are."""
 
     def __init__(self, state: SchedulerState, preemption: Preemption | None, job: Job) -> None:
-        """``preemption`` is None for a job that may preempt nobody."""
+        """``preemption`` is None for a job for which nobody makes room."""
         self._grid, self._job = state.grid, job.id
+        self.preemption = preemption
         self._taken: dict[ClusterName, int] = {}
         self._gang_size = len(live(job).gang)
         self.startable: list[Component] = []

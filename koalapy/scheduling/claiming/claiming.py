@@ -9,7 +9,7 @@ claim has failed, and another takes its place.
 
 from collections.abc import Callable
 
-from koalapy.model.job import Attempt, ClaimingMode, Component, ComponentState, Job, JobState, Nonce, Priority
+from koalapy.model.job import Attempt, ClaimingMode, Component, ComponentState, Job, JobState, Nonce
 from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.transfer import transfer_to
 from koalapy.model.wording import listed
@@ -17,6 +17,7 @@ from koalapy.scheduling.claiming import staging
 from koalapy.scheduling.claiming.claim_try import ClaimTry
 from koalapy.scheduling.claiming.preemption import Preemption
 from koalapy.scheduling.claiming.prospects import Prospects
+from koalapy.scheduling.claiming.reclaiming import MakingRoom
 from koalapy.scheduling.claiming.relocation import Relocation
 from koalapy.scheduling.claiming.terms import Bargain, Terms, held
 from koalapy.scheduling.claiming.watch import Watch
@@ -29,7 +30,6 @@ from koalapy.scheduling.state import SchedulerState
 from koalapy.scheduling.timers import Deadline
 
 CLAIM_FAILED = "claim-failed"
-PREEMPTED = "preempted"
 
 Nonces = Callable[[], Nonce]
 """Gives another nonce each time."""
@@ -42,13 +42,13 @@ class Claiming:
         self,
         state: SchedulerState,
         attempts: Attempts,
-        preemption: Preemption,
+        making_room: MakingRoom,
         relocation: Relocation,
         prospects: Prospects,
         nonces: Nonces,
     ) -> None:
         self._state, self._rules, self._ledger = state, state.rules, state.ledger
-        self._attempts, self._preemption, self._relocation, self._nonces = attempts, preemption, relocation, nonces
+        self._attempts, self._making_room, self._relocation, self._nonces = attempts, making_room, relocation, nonces
         self._bargain, self._watch = Bargain(state, prospects), Watch(state.grid)
         state.ledger.when_over += [self._watch.forget, state.later_starts.forget]
 
@@ -168,8 +168,7 @@ class Claiming:
         """One claiming try (ICP), step by step as docs/scheduling.md has them."""
         job = self._ledger.change(job, claiming_tries=job.claiming_tries + 1)
         job = self._ledger.change_attempt(job, claim_at=now)
-        may_preempt = job.spec.priority is Priority.HIGH and self._rules.preemption != "never"
-        this = ClaimTry(self._state, self._preemption if may_preempt else None, job)
+        this = ClaimTry(self._state, self._making_room.of(job), job)
         self._watch.looked(job, this, now)
         # 1. With too few components that are started, or can be, nothing is started.
         if this.fraction < self._threshold(job):
@@ -180,7 +179,7 @@ class Claiming:
         job, terms = self._bargain.after_try(job, this, now)
         if not terms.holds:
             return self._try_again(self._let_go(job, "let go"), this, terms, now)
-        # 3. Where that is not enough, jobs of low priority make room for one of high priority.
+        # 3. Where that is not enough, jobs of low priority make room for one of high priority, or for one at its home.
         self._preempt(job, this, now)
         # 4. What can start is started, and waits at the barrier for the rest.
         job = self._submit(job, this, now)
@@ -224,28 +223,34 @@ class Claiming:
 
     def _preempt(self, job: Job, this: ClaimTry, now: float) -> None:
         """Make room for all components that are about to start on a cluster."""
-        room = self._preemption.make_room(this.preempted_nodes(), now)
+        if (by := this.preemption) is None or not this.preempting:
+            return
+        room = by.make_room(this.preempted_nodes(), now)
         if room.awaited:
             jobs = listed([f"job {other.id}" for other, _ in room.awaited])
             self._ledger.note(job, now, "awaits", f"{jobs}, about to end: nobody is preempted for those nodes")
         for other, until in room.awaited:
             for component in live(other).components:
                 self._state.grid[component.cluster].await_end(other.token(component.index), until)
+        if room.victims and (told := by.told(room.victims)):
+            self._ledger.note(job, now, "reclaims", told)
         for victim, where, why in room.victims:
-            self._preempt_one(victim, where, job, why, now)
+            self._preempt_one(by, victim, where, job, why, now)
 
     def insist(self, job: Job, component: Component, now: float) -> None:
         """Nodes that a component was promised of jobs that were about to end are late: these make room after all."""
-        cluster = self._state.grid[component.cluster]
+        cluster, by = self._state.grid[component.cluster], self._making_room.of(job)
+        if by is None:
+            return
         for token in cluster.overdue_for(job.token(component.index), now):
             if (found := self._ledger.find(token)) is not None:
                 why = ", and it has not ended by itself as was expected"
-                self._preempt_one(found[0], cluster.name, job, why, now)
+                self._preempt_one(by, found[0], cluster.name, job, why, now)
 
-    def _preempt_one(self, victim: Job, where: str, job: Job, why: str, now: float) -> None:
-        reason = f"{PREEMPTED}: {where} {'are' if ',' in where else 'is'} needed for job {job.id} of high priority"
-        self._ledger.note(victim, now, PREEMPTED, reason + why)
-        self._attempts.end(victim, JobState.QUEUED, reason, now, warn=True)
+    def _preempt_one(self, by: Preemption, victim: Job, where: str, job: Job, why: str, now: float) -> None:
+        reason = by.reason(where, job)
+        self._ledger.note(victim, now, by.event, reason + why)
+        self._attempts.end(by.stopping(victim), JobState.QUEUED, reason, now, warn=True)
 
     def _submit(self, job: Job, this: ClaimTry, now: float) -> Job:
         starting = ", ".join(f"{c.size} on {c.cluster}" for c in sorted(this.startable, key=lambda c: c.rank))

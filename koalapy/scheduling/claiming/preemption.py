@@ -1,12 +1,12 @@
 """Which low-priority jobs make room for a job of high priority (docs/scheduling.md; step 3 of a claiming try)."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from koalapy.model.job import Job, JobId, Priority
+from koalapy.model.job import Job, JobId, Priority, Token
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import listed, three_digits
 from koalapy.scheduling.claiming.least_harm import Candidate, Harm, harm_of, least_harm
@@ -17,6 +17,7 @@ from koalapy.scheduling.queueing.promise import is_promised
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.state import SchedulerState
 
+PREEMPTED = "preempted"
 HOUR = 3600
 STOPPING_TAKES = 5.0
 """Seconds from the order to stop a job until its resource managers have its nodes back: a program has two of them
@@ -50,8 +51,16 @@ def is_preemptible(job: Job, rules: Rules, now: float) -> bool:
     return job.spec.priority is Priority.LOW and job.ending is None and not is_promised(job, rules, now)
 
 
+def within_limit(cluster: ClusterStatus, count: int) -> int:
+    """As many of these nodes as the resource manager takes of us."""
+    return count if cluster.limit is None else min(count, cluster.limit.size - 1)
+
+
 class Preemption:
     """Chooses victims; to end them is the claiming's business."""
+
+    event = PREEMPTED
+    """What a victim's timeline calls it."""
 
     def __init__(self, state: SchedulerState) -> None:
         self._rules, self._ledger, self._grid = state.rules, state.ledger, state.grid
@@ -59,8 +68,23 @@ class Preemption:
     def available(self, cluster: ClusterStatus) -> int:
         """Nodes that a job of high priority could have there: idle, about to be, or held by low-priority jobs; as many
         of all these are left as are kept for who was promised its turn."""
-        available = cluster.expected + cluster.preemptible - cluster.kept_from()
-        return available if cluster.limit is None else min(available, cluster.limit.size - 1)
+        return within_limit(cluster, cluster.expected + cluster.preemptible - cluster.kept_from())
+
+    def _stoppable(self, cluster: ClusterStatus) -> Mapping[Token, int]:
+        """Components there whose jobs may be stopped, with their nodes."""
+        return cluster.preemptible_components
+
+    def reason(self, where: str, job: Job) -> str:
+        """What a victim is told."""
+        return f"{PREEMPTED}: {where} {'are' if ',' in where else 'is'} needed for job {job.id} of high priority"
+
+    def told(self, victims: Iterable[Victim]) -> str:
+        """What the job is told for which they made room; empty for nothing."""
+        return ""
+
+    def stopping(self, victim: Job) -> Job:
+        """A victim is about to be stopped."""
+        return victim
 
     def make_room(self, needed: Mapping[ClusterName, int], now: float) -> Room:
         """For so many nodes in all on each cluster; nobody makes room where nodes are about to be free anyway, or
@@ -77,10 +101,10 @@ class Preemption:
         )
 
     def _held(self, clusters: Mapping[ClusterName, int]) -> defaultdict[JobId, Counter[ClusterName]]:
-        """The nodes of each low-priority job there that is not ending anyway."""
+        """The nodes of each job there that may be stopped, and is not ending anyway."""
         held = defaultdict[JobId, Counter[ClusterName]](Counter)
         for name in clusters:
-            for token, size in self._grid[name].preemptible_components.items():
+            for token, size in self._stoppable(self._grid[name]).items():
                 if (found := self._ledger.find(token)) is not None:
                     held[found[0].id][name] += size
         return held

@@ -19,7 +19,7 @@ class DryRun:
         self._answers: dict[JobSpec, Placement | Refusal] = {}
         self._views: dict[Priority, GridView] = {}
         self._preempting: GridView | None = None
-        self._others_wait: frozenset[Priority] | None = None
+        self._others: list[JobSpec] | None = None
         self.asks = 0
         """How many questions were put to policies."""
 
@@ -44,7 +44,7 @@ class DryRun:
         return self.queries.evaluate(spec, view)
 
     def answer(self, spec: JobSpec) -> Placement | Refusal:
-        """Whether there is room for it now, if need be by preemption."""
+        """Whether there is room for it now, if need be by preemption, or on what its home site may take back."""
         known = self._answers.get(spec)
         if known is not None:
             return known
@@ -52,8 +52,14 @@ class DryRun:
         if isinstance(answer, Refusal) and self.may_preempt(spec):
             preempting = self.ask(spec, self.widest_view(spec))
             answer = preempting if isinstance(preempting, Placement) else answer
+        if isinstance(answer, Refusal) and (home := self._home(spec)) is not None:
+            taken_back = self.ask(spec, home)
+            answer = taken_back if isinstance(taken_back, Placement) else answer
         self._answers[spec] = answer
         return answer
+
+    def _home(self, spec: JobSpec) -> GridView | None:
+        return self.queries.view_at_home(spec, everything=self._has_reservation)
 
     def may_preempt(self, spec: JobSpec) -> bool:
         return spec.priority is Priority.HIGH and self.queries.rules.preemption == "placement"
@@ -72,22 +78,28 @@ class DryRun:
         idle = {cluster.name: cluster.idle for cluster in view.by_idle}
         return any(placement.nodes_on(c.cluster) > idle.get(c.cluster, 0) for c in placement.components)
 
+    def who_makes_room(self, spec: JobSpec) -> str:
+        """``it would preempt others``: who has to make room for it, where somebody has to."""
+        if self.may_preempt(spec) or not spec.home_site:
+            return "it would preempt others"
+        return f"{spec.home_site} would take back nodes from others"
+
     def placed_at_once(self, spec: JobSpec) -> Placement | None:
         """Where it would go, if a submission of it were accepted, tried on arrival and placed."""
-        if not self._is_acceptable(spec) or not self.is_tried_at_once(spec.priority):
+        if not self._is_acceptable(spec) or not self.is_tried_at_once(spec):
             return None
         answer = self.answer(spec)
         return answer if isinstance(answer, Placement) else None
 
-    def is_tried_at_once(self, priority: Priority) -> bool:
+    def is_tried_at_once(self, spec: JobSpec) -> bool:
         """Whether a new job is not put behind others without being looked at."""
         if self.queries.rules.queue != "fcfs":
             return True
-        if self._others_wait is None:
+        if self._others is None:
             own = self.job.id if self.job is not None else None
-            waiting = (j for j in self.queries.jobs() if j.waits and j.id != own)
-            self._others_wait = frozenset(job.spec.priority for job in waiting)
-        return priority not in self._others_wait
+            waiting = (j.spec for j in self.queries.jobs() if j.waits and j.id != own)
+            self._others = list({(other.priority, other.home_site): other for other in waiting}.values())
+        return not any(self.queries.is_behind(spec, other) for other in self._others)
 
     def _is_acceptable(self, spec: JobSpec) -> bool:
         try:

@@ -1,11 +1,11 @@
 """Why? The binding reason of a job that waits, what would suffice, and the smallest change that would place it now."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from koalapy.model.cluster import ClusterState
 from koalapy.model.explanation import ClusterFinding, Explanation, PastReason
-from koalapy.model.job import Job, JobId, JobSpec, JobState, Priority, TimelineEntry
+from koalapy.model.job import Job, JobId, JobSpec, JobState, TimelineEntry
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.wording import clock
 from koalapy.scheduling.explain.cluster_findings import Kept, cluster_findings, enough_idle, listed_where
@@ -41,21 +41,21 @@ def explain_submission(queries: Queries, spec: JobSpec, now: float) -> Explanati
     """Where a job would go if it were submitted now, and why not elsewhere; or why it would wait."""
     dry_run = DryRun(queries)
     answer = dry_run.answer(spec)
-    tried, excess = dry_run.is_tried_at_once(spec.priority), queries.over_limit(spec)
+    tried, excess = dry_run.is_tried_at_once(spec), queries.over_limit(spec)
     if isinstance(answer, Placement) and tried and excess is None:
         clusters, notes = _clusters(dry_run, spec, answer, now)
-        others = ", where it would preempt others" if dry_run.preempts(spec, answer) else ""
+        others = f", where {dry_run.who_makes_room(spec)}" if dry_run.preempts(spec, answer) else ""
         headline = f"would be placed at once on {listed_where(answer)}{others}"
         return Explanation(None, JobState.PLACED, headline, clusters, notes, placement=answer)
     if excess is not None:
         headline = excess.said
     elif not tried:
-        headline = f"would wait behind job {_head(queries, spec.priority)}"
+        headline = f"would wait behind job {queries.head(spec)}"
     elif _is_reservation_in_the_way(dry_run, spec):
         headline = f"nodes are kept for job {queries.kept_for}, which has waited longer"
     else:
         headline = answer.summary if isinstance(answer, Refusal) else ""
-    position = 1 + sum(1 for _ in _queued(queries, spec.priority))
+    position = 1 + sum(1 for job in queries.jobs() if job.waits and queries.is_behind(spec, job.spec))
     return replace(_waiting(dry_run, spec, answer, headline, now), position=position, ahead=position - 1)
 
 
@@ -91,7 +91,7 @@ def _waiting(dry_run: DryRun, spec: JobSpec, answer: Placement | Refusal, headli
         # Once it is placed, it has them: that alone is no help.
         reserved = queries.kept_for
         suffices.append(f"job {reserved}, for which nodes are kept, out of its way (koala hold {reserved})")
-    elif (first := _must_be_placed_first(dry_run, spec.priority)) is not None:
+    elif (first := _must_be_placed_first(dry_run, spec)) is not None:
         suffices.append(f"job {first} placed before it")
     return Explanation(
         job.id if job is not None else None,
@@ -129,27 +129,13 @@ def _is_reservation_in_the_way(dry_run: DryRun, spec: JobSpec) -> bool:
     return isinstance(dry_run.ask(spec, queries.grid.view()), Placement)
 
 
-def _must_be_placed_first(dry_run: DryRun, priority: Priority) -> JobId | None:
+def _must_be_placed_first(dry_run: DryRun, spec: JobSpec) -> JobId | None:
     """The one job that has to be placed first."""
     job, mode = dry_run.job, dry_run.queries.rules.queue
     if mode == "scan" or (job is None and mode == "head"):
         return None
-    head = _head(dry_run.queries, priority)
+    head = dry_run.queries.head(spec)
     return head if head != (job.id if job is not None else None) else None
-
-
-def _queued(queries: Queries, priority: Priority) -> Iterator[Job]:
-    return (j for j in queries.jobs() if j.waits and j.spec.priority is priority)
-
-
-def _head(queries: Queries, priority: Priority) -> JobId | None:
-    narrowest = queries.rules.queue_order == "narrowest-first"
-    queued = [
-        (job.spec.request.total_size if narrowest else 0, job.queue_seq, job.id)
-        for job in _queued(queries, priority)
-        if queries.over_limit(job.spec) is None
-    ]
-    return min(queued)[2] if queued else None
 
 
 def _enough_if_usable(dry_run: DryRun, spec: JobSpec) -> list[str]:

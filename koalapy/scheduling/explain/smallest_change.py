@@ -94,7 +94,7 @@ def _tried(candidate: Candidate, dry_run: DryRun) -> Change | None:
     placement = dry_run.placed_at_once(candidate.spec)
     if placement is None:
         return None
-    others = ": it would preempt others" if dry_run.preempts(candidate.spec, placement) else ""
+    others = f": {dry_run.who_makes_room(candidate.spec)}" if dry_run.preempts(candidate.spec, placement) else ""
     return Change(candidate.field, candidate.value, f"{candidate.text}{others}", candidate.spec, placement)
 
 

@@ -18,7 +18,7 @@ class Attempts:
 
     def __init__(self, state: SchedulerState) -> None:
         self._rules, self._ledger, self._grid, self._timers = state.rules, state.ledger, state.grid, state.timers
-        self._later_starts = state.later_starts
+        self._later_starts, self._sharing = state.later_starts, state.sharing
         self._warned: set[Token] = set()
         """Components that were told to end with a warning, until they have, or are to end at once."""
 
@@ -36,8 +36,9 @@ class Attempts:
 
     def promise(self, job: Job, component: Component, now: float) -> None:
         """Nodes of its cluster are a component's from now on."""
-        makes_room = is_preemptible(job, self._rules, now)
-        self._grid[component.cluster].promise(job.token(component.index), component.size, preemptible=makes_room)
+        makes_room, cluster = is_preemptible(job, self._rules, now), self._grid[component.cluster]
+        is_guest = self._sharing.reclaims and job.spec.home_site != component.cluster
+        cluster.promise(job.token(component.index), component.size, preemptible=makes_room, guest=is_guest)
 
     def component_waits(self, job: Job, component: Component, now: float) -> Job:
         """The LRM has queued the runner: local users may have been faster."""

@@ -1,10 +1,10 @@
 """On which clusters a job may run, and what its policy answers there.
 
-A job may run where its owner may, where there are the folders that it needs, and, under Open MPI, on clusters of one
-series together.
+A job may run where its owner may, where jobs of its home site go, where there are the folders that it needs, and, under
+Open MPI, on clusters of one series together.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from koalapy.model.job import JobSpec, Launcher
 from koalapy.model.placement import ClusterReason, Placement, Refusal, RefusalKind
 from koalapy.model.profile import ClusterProfile, folders_needed, folders_of, lacks, series_differ
 from koalapy.model.request import ClusterName, Environment, FixedRequest, Request
+from koalapy.model.sharing import Sharing
 from koalapy.model.transfer import immovable
 from koalapy.model.users import NOWHERE, Accounts, not_for_its_owner
 from koalapy.placement.constraints import Constraints
@@ -32,6 +33,13 @@ class Demands(NamedTuple):
     options: Environment = ()
     closed: frozenset[ClusterName] = NOWHERE
     """Clusters that its owner may not use: a job is refused like those of others who may use the same ones."""
+    away: frozenset[ClusterName] = NOWHERE
+    """Clusters where jobs of its home site do not go."""
+
+    @property
+    def barred(self) -> frozenset[ClusterName]:
+        """Clusters where it may not run, whatever they have."""
+        return self.closed | self.away if self.away else self.closed
 
     @property
     def constraints(self) -> Constraints:
@@ -41,8 +49,10 @@ class Demands(NamedTuple):
 class Eligibility:
     """Knows the profiles of the grid's clusters and who may use them, which do not change while a daemon lives."""
 
-    def __init__(self, profiles: Mapping[ClusterName, ClusterProfile], accounts: Accounts) -> None:
-        self._profiles, self._accounts = profiles, accounts
+    def __init__(
+        self, profiles: Mapping[ClusterName, ClusterProfile], accounts: Accounts, sharing: Sharing | None = None
+    ) -> None:
+        self._profiles, self._accounts, self._sharing = profiles, accounts, sharing or Sharing()
         self._series: dict[int, frozenset[ClusterName]] = {}
         for series in sorted({profile.mpi.series for profile in profiles.values()}, reverse=True):
             self._series[series] = frozenset(n for n, p in profiles.items() if p.mpi.series == series)
@@ -55,9 +65,9 @@ class Eligibility:
         folders = folders_needed(spec)
         one_series = self._mixed and spec.launcher is Launcher.OPENMPI
         at_most, ratio, options = spec.coallocation, spec.speed_ratio_min, spec.policy_options
-        closed = self._accounts.closed_to(spec.owner)
-        if one_series or folders or at_most is not None or ratio is not None or options or closed:
-            return Demands(one_series, folders, at_most, ratio, options, closed)
+        closed, away = self._accounts.closed_to(spec.owner), self._sharing.closed_to(spec.home_site)
+        if one_series or folders or at_most is not None or ratio is not None or options or closed or away:
+            return Demands(one_series, folders, at_most, ratio, options, closed, away)
         return ()
 
     def evaluate(self, policy: Policy, spec: JobSpec, view: GridView) -> Placement | Refusal:
@@ -81,15 +91,15 @@ class Eligibility:
         if isinstance(request, FixedRequest):
             refusal = self._why_not_there(spec, request, demands)
             return refusal or constrained(policy, request, view, constraints)
-        view, closed = _open(demands.closed, view)
+        view, barred = _open(demands.barred, view)
         view, lacking = self._able(demands.folders, view)
         if demands.one_series:
             answer = self._evaluate_by_series(policy, request, view, constraints)
         else:
             answer = constrained(policy, request, view, constraints)
-        if isinstance(answer, Refusal) and (lacking or closed):
+        if isinstance(answer, Refusal) and (lacking or barred):
             why = [lacks(lacking, demands.folders)] if lacking else []
-            said = [answer.summary, *why, *([not_for_its_owner(closed)] if closed else [])]
+            said = [answer.summary, *why, *self._said_of(demands, barred)]
             return Refusal("; ".join(said), RefusalKind.ELIGIBILITY)
         return answer
 
@@ -114,10 +124,10 @@ class Eligibility:
 
     def _reasons(self, policy: Policy, spec: JobSpec, view: GridView) -> Reasons:
         demands = self.demands(spec) or Demands()
-        able, closed = _open(demands.closed, view)
+        able, barred = _open(demands.barred, view)
         able, lacking = self._able(demands.folders, able)
         reasons = {c.name: ClusterReason(c.name, not_usable(c)) for c in view if not_usable(c)}
-        reasons |= self._closed(spec, closed)
+        reasons |= self._barred(spec, barred)
         if unmoved := _unmoved(spec, view):
             able = able.only(frozenset(c.name for c in able if c.name not in unmoved))
         for name, why in unmoved.items():
@@ -137,8 +147,8 @@ class Eligibility:
     def _reasons_where_named(self, policy: Policy, spec: JobSpec, request: FixedRequest, view: GridView) -> Reasons:
         demands = self.demands(spec) or Demands()
         named = {component.cluster or "" for component in request.components}
-        if closed := demands.closed & named:
-            return self._closed(spec, closed)
+        if barred := demands.barred & named:
+            return self._barred(spec, barred)
         refusal: Placement | Refusal | None
         refusal = self._why_not_there(spec, request, demands)
         if refusal is None and (cut_off := _unmoved_where_named(spec, request, view)):
@@ -150,15 +160,26 @@ class Eligibility:
             refusal = constrained(policy, request, view, demands.constraints)
         return {name: ClusterReason(name, str(refusal)) for name in named}
 
-    def _closed(self, spec: JobSpec, names: Iterable[ClusterName]) -> Reasons:
-        return {name: ClusterReason(name, self._accounts.why_not(spec.owner, name)) for name in names}
+    def _barred(self, spec: JobSpec, names: Iterable[ClusterName]) -> Reasons:
+        reasons = {name: self._accounts.why_not(spec.owner, name) for name in names}
+        return {
+            name: ClusterReason(name, why or self._sharing.why_not(spec.home_site, name))
+            for name, why in reasons.items()
+        }
+
+    def _said_of(self, demands: Demands, barred: Collection[ClusterName]) -> Iterator[str]:
+        """Why a job may not run on these clusters."""
+        if closed := demands.closed.intersection(barred):
+            yield not_for_its_owner(closed)
+        if away := demands.away.intersection(barred) - demands.closed:
+            yield self._sharing.not_for_its_home(away)
 
     def allows(self, spec: JobSpec, names: frozenset[ClusterName], view: GridView) -> bool:
         """Whether the job may run on these clusters together, whatever is idle there."""
         demands = self.demands(spec)
         if not demands:
             return True
-        if not demands.closed.isdisjoint(names):
+        if not demands.barred.isdisjoint(names):
             return False
         profiles = [self._profiles[name] for name in names if name in self._profiles]
         if not all(demands.folders <= profile.folders for profile in profiles):
@@ -208,8 +229,8 @@ class Eligibility:
 
     def _why_not_there(self, spec: JobSpec, request: FixedRequest, demands: Demands) -> Refusal | None:
         """Why a fixed request's own clusters cannot serve it, whatever is idle."""
-        if demands.closed and (closed := demands.closed & {component.cluster for component in request.components}):
-            return Refusal(not_for_its_owner(closed), RefusalKind.ELIGIBILITY)
+        if barred := demands.barred & {component.cluster for component in request.components}:
+            return Refusal("; ".join(self._said_of(demands, barred)), RefusalKind.ELIGIBILITY)
         for index, component in enumerate(request.components):
             name = component.cluster or ""
             if name in self._profiles and (missing := folders_of(spec, index) - self._profiles[name].folders):
@@ -224,11 +245,11 @@ class Eligibility:
         return series_differ({name: self._profiles[name].mpi.series for name in names})
 
 
-def _open(closed: frozenset[ClusterName], view: GridView) -> tuple[GridView, list[ClusterName]]:
-    """The clusters that the owner of a job may use, and the names of the others."""
-    if not closed or not (there := [cluster.name for cluster in view if cluster.name in closed]):
+def _open(barred: frozenset[ClusterName], view: GridView) -> tuple[GridView, list[ClusterName]]:
+    """The clusters where a job may run as far as its owner and its home site go, and the names of the others."""
+    if not barred or not (there := [cluster.name for cluster in view if cluster.name in barred]):
         return view, []
-    return view.only(frozenset(cluster.name for cluster in view) - closed), there
+    return view.only(frozenset(cluster.name for cluster in view) - barred), there
 
 
 def _unmoved(spec: JobSpec, view: GridView) -> dict[ClusterName, str]:

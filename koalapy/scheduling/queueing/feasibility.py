@@ -1,7 +1,7 @@
 """Whether a request may fit into the idle nodes at all: a quick reason to refuse it, before its policy is asked."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from koalapy.model.cluster import GridView
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, Request
@@ -20,10 +20,17 @@ class Needs:
     """So many components of at least that size: (size, how many), larger ones counted with the smaller."""
     wanted: tuple[tuple[ClusterName, int], ...] = ()
     """On clusters that the request names."""
+    home: ClusterName = ""
+    """The cluster that may take back nodes for it; there all of them would be."""
 
 
-def needs_of(request: Request) -> Needs:
-    """The needs of a request."""
+def needs_of(request: Request, home: ClusterName = "") -> Needs:
+    """The needs of a request; ``home`` may take back nodes for it."""
+    needs = _needs_of(request)
+    return replace(needs, home=home) if home else needs
+
+
+def _needs_of(request: Request) -> Needs:
     if isinstance(request, FlexibleRequest):
         least, largest = request.min_component_size, request.min_component_size
         if request.split_options:
@@ -59,6 +66,10 @@ class IdleSummary:
         if needs.wanted and not all(self._has_idle(name, size) for name, size in needs.wanted):
             return False
         return all(self._has_slots(count, size) for size, count in needs.slots)
+
+    def may_take_back(self, needs: Needs) -> bool:
+        """The same where this is what sites may take back for their own."""
+        return bool(needs.home) and self._has_idle(needs.home, needs.total)
 
     def _has_idle(self, name: ClusterName, size: int) -> bool:
         cluster = self.view.get(name)

@@ -1,5 +1,7 @@
 """The jobs that wait to be placed: two queues, and each job's place and tries in them (semantics 4).
 
+Where home sites have queues of their own (semantics 8) these are sections of those two.
+
 ``docs/scheduling.md`` has a table of a job's place in its queue: ``_enter`` and ``leave`` are that table.
 """
 
@@ -36,6 +38,8 @@ class PlacementQueues:
         self._queues = {priority: PlacementQueue(order, self._has_too_much) for priority in Priority}
         self.reservation = Reservation(state, self._queues)
         self._last_seq = 0
+        self._first_seq = 0
+        """The least one, of who stands before all others of its section."""
         self._pausing: set[JobId] = set()
         """Queued jobs that come back to their queues later."""
         self._newcomers: dict[Priority, list[Place]] = {priority: [] for priority in Priority}
@@ -62,8 +66,9 @@ class PlacementQueues:
         own = ("internal",) if spec.internal else ()
         # Whom a limit keeps from being placed keeps nobody else from it.
         asked = () if (ask := self._use.ask(spec)) is None else (ask,)
+        site = ("site", site) if (site := self._state.sharing.site_of(spec.home_site)) else ()
         demands = self._eligibility.demands(spec)
-        return (spec.policy, *shape_of(spec.request), *demands, *spec.inputs, *learned, *own, *asked)
+        return (spec.policy, *shape_of(spec.request), *demands, *spec.inputs, *learned, *own, *asked, *site)
 
     def _has_too_much(self, ask: Ask) -> bool:
         return self._use.excess(ask, self._state.now) is not None
@@ -79,7 +84,7 @@ class PlacementQueues:
         return frozenset(cluster.name for cluster in self._state.grid.clusters()) if anywhere else named
 
     def position(self, job: Job) -> int | None:
-        """A queued job's place in its queue, counted from 1."""
+        """A queued job's place in its queue, that of its home site where there is one, counted from 1."""
         queue = self._queues[job.spec.priority]
         return queue.position(job.id) + 1 if job.id in queue else None
 
@@ -109,6 +114,15 @@ class PlacementQueues:
         """A job whose attempt is over, or the pause after it, returns to its place."""
         self._enter(job, anew=False)
 
+    def put_first(self, job: Job) -> Job:
+        """A job whose nodes were taken back is to return before all others of its home site, not to its place."""
+        self._first_seq -= 1
+        return self._ledger.change(job, queue_seq=self._first_seq)
+
+    def head(self, spec: JobSpec) -> JobId | None:
+        """The first of those who wait where such a job does, as far as limits go."""
+        return self._queues[spec.priority].head(self._state.sharing.section(spec.home_site))
+
     def pause(self, job: Job) -> None:
         """Keep a queued job out of its queue until its ``retry_at``, when it is requeued."""
         self._pausing.add(job.id)
@@ -119,6 +133,7 @@ class PlacementQueues:
             self._queues[priority].scans = count
         for job in jobs:
             self._last_seq = max(self._last_seq, job.queue_seq)
+            self._first_seq = min(self._first_seq, job.queue_seq)
             if job.waits:
                 self._push(job)
 
@@ -142,8 +157,10 @@ class PlacementQueues:
             self.wakeups[priority].jobs.add(job.id)
 
     def _push(self, job: Job) -> None:
-        spec = job.spec
-        self._queues[spec.priority].push(job.id, job.queue_seq, self.shape(spec), spec, self._use.ask(spec))
+        spec, sharing = job.spec, self._state.sharing
+        section, home = sharing.section(spec.home_site), sharing.takes_back(spec.home_site)
+        queue = self._queues[spec.priority]
+        queue.push(job.id, job.queue_seq, self.shape(spec), spec, self._use.ask(spec), home, section)
         if self._learns(spec) and not self._state.experience.knows(application := application_of(spec)):
             self._unknown[application].add(job.id)
         self.record_tries(job)

@@ -16,8 +16,11 @@ from koalapy.scheduling.queueing.feasibility import Needs, needs_of
 from koalapy.scheduling.queueing.wakeup import NODES_ANYWHERE, Change, Wakeup, awaited_by
 from koalapy.scheduling.rules import QueueMode, QueueOrder
 
-Place = tuple[int, int, JobId]
-"""What jobs are ordered by: nodes, where the narrowest come first, then ``queue_seq``; and the job itself."""
+Place = tuple[int, int, int, JobId]
+"""What jobs are ordered by: section, nodes, where the narrowest come first, then ``queue_seq``; and the job itself.
+
+One whose nodes were taken back, and that waits before all others therefore, has a negative ``queue_seq``.
+"""
 Shape = tuple[object, ...]
 """What a policy's answer to a job depends on, beside the grid."""
 EVERYBODY = Wakeup(everybody=True)
@@ -33,6 +36,7 @@ class Group:
     """By what its jobs may be placed."""
     ask: Ask | None = None
     """What each of its jobs would add to its owner's use; None where that is not limited."""
+    section: int = 0
     entries: "list[Entry]" = field(default_factory=list)
     refused_on: int = 0
     """The number of the grid on which its jobs were refused last when nodes were to be kept for one of them."""
@@ -61,6 +65,7 @@ class Entry:
 class PlacementQueue:
     """Jobs in the order of ``seq`` (or narrowest first), grouped by shape: jobs of one shape are refused alike.
 
+    Where home sites have queues of their own these are its sections, one behind the other; all of a shape are in one.
     It keeps nothing of jobs that have left it.
     """
 
@@ -94,13 +99,22 @@ class PlacementQueue:
 
     # Who comes and goes
 
-    def push(self, job: JobId, seq: int, shape: Shape, spec: JobSpec, ask: Ask | None = None) -> None:
-        """Put a job to the place that its ``seq`` gives it, the smaller the nearer to the head; ``ask`` is one of the
-        shape."""
-        group = self._groups.get(shape) or self._new_group(shape, spec, ask)
+    def push(
+        self,
+        job: JobId,
+        seq: int,
+        shape: Shape,
+        spec: JobSpec,
+        ask: Ask | None = None,
+        home: ClusterName = "",
+        section: int = 0,
+    ) -> None:
+        """Put a job to the place in its section that its ``seq`` gives it, the smaller the nearer to the head; ``ask``
+        is one of the shape, as is the ``home`` that may take back nodes for it."""
+        group = self._groups.get(shape) or self._new_group(shape, spec, ask, home, section)
         if self._came is not None:
             self._came.add(job)
-        place = (group.needs.total if self._narrowest_first else 0, seq, job)
+        place = (section, group.needs.total if self._narrowest_first and seq >= 0 else 0, seq, job)
         entry = self._entries[job] = Entry(place, group)
         self._order.add(place)
         if not group.entries or group.entries[-1].place < place:
@@ -108,9 +122,9 @@ class PlacementQueue:
         else:
             group.entries.insert(group.index(place), entry)
 
-    def _new_group(self, shape: Shape, spec: JobSpec, ask: Ask | None) -> Group:
-        awaits = awaited_by(spec, is_limited=ask is not None)
-        group = self._groups[shape] = Group(shape, needs_of(spec.request), awaits, ask)
+    def _new_group(self, shape: Shape, spec: JobSpec, ask: Ask | None, home: ClusterName, section: int) -> Group:
+        awaits = awaited_by(spec, is_limited=ask is not None, home=home)
+        group = self._groups[shape] = Group(shape, needs_of(spec.request, home), awaits, ask, section)
         for change in awaits:
             self._awaiting[change].add(group)
         return group
@@ -165,7 +179,7 @@ class PlacementQueue:
         None of an owner who may not have it just now: nodes that are kept for it would be of no use.
         """
         first = [group.entries[0] for group in self._groups.values() if has_waited(group.entries[0])]
-        return sorted((entry for entry in first if not self._is_barred(entry.group)), key=lambda entry: entry.place[1])
+        return sorted((entry for entry in first if not self._is_barred(entry.group)), key=lambda entry: entry.place[2])
 
     # Places
 
@@ -178,18 +192,38 @@ class PlacementQueue:
         return self._entries[job].group
 
     def position(self, job: JobId) -> int:
-        """How many jobs stand before this one."""
-        return int(self._order.bisect_left(self._entries[job].place))
+        """How many jobs stand before this one in its section."""
+        place = self._entries[job].place
+        return int(self._order.bisect_left(place) - self._order.bisect_left(_begin(place[0])))
 
-    def head(self) -> JobId | None:
-        """The first job that may be placed as far as its owner's limits go."""
-        if not self._order:
+    def head(self, section: int = 0) -> JobId | None:
+        """The first job of a section that may be placed as far as its owner's limits go."""
+        found = self._head(section, set())
+        return None if found is None else found.job
+
+    def heads(self) -> list[JobId]:
+        """Those of all sections, in their order."""
+        return [job for section in self._sections() if (job := self.head(section)) is not None]
+
+    def _sections(self) -> Iterator[int]:
+        """Those where jobs are, in order; one that is left empty meanwhile, or filled, is passed over or told of."""
+        at = 0
+        while at < len(self._order):
+            section = self._order[at][0]
+            yield section
+            at = self._order.bisect_left(_begin(section + 1))
+
+    def _head(self, section: int, came: Collection[JobId]) -> Entry | None:
+        """The first of a section who is not barred, nor among those who ``came``."""
+        at = self._order.bisect_left(_begin(section))
+        if at == len(self._order) or self._order[at][0] != section:
             return None
-        first = self._entries[self._order[0][-1]]
-        if not self._is_barred(first.group):
-            return first.job
-        heads = (group.entries[0].place for group in self._groups.values() if not self._is_barred(group))
-        return min(heads, default=(0, 0, None))[-1]
+        first = self._entries[self._order[at][-1]]
+        if first.job not in came and not self._is_barred(first.group):
+            return first
+        groups = [group for group in self._groups.values() if group.section == section and not self._is_barred(group)]
+        firsts = [entry for group in groups if (entry := _first(group, came)) is not None]
+        return min(firsts, key=lambda entry: entry.place, default=None)
 
     def _is_barred(self, group: Group) -> bool:
         return group.ask is not None and self._has_too_much(group.ask)
@@ -222,45 +256,75 @@ class PlacementQueue:
 
         A ``glance`` at the grid tells of any needs whether nodes enough may be there for them, without asking a policy.
         A shape refused once is refused for the rest of the scan; in the modes ``head`` and ``fcfs`` the first refusal
-        ends it. Who comes to the queue meanwhile, to whatever place, is not offered. It goes on where it was left,
-        whatever happened to the queue.
+        ends it for its section. Who comes to the queue meanwhile, to whatever place, is not offered. It goes on where
+        it was left, whatever happened to the queue.
         """
         came = self._came = set()
         try:
-            # Where the first refusal ends it, also those have to be asked that nothing has changed for.
-            groups = self.woken(wakeup) if mode == "scan" else self._groups.values()
-            may_fit = glance() if mode == "scan" else _anything
-            heap = [(group.entries[0].place, group) for group in groups if may_fit(group.needs)]
-            self._refusals[RefusalKind.NODES] += len(groups) - len(heap)
-            heapq.heapify(heap)
-            while heap:
-                place, group = heapq.heappop(heap)
-                entry = _first(group, came)
-                if entry is not None and entry.place == place:
-                    if self._is_barred(group):
-                        self._refusals[RefusalKind.LIMIT] += 1
-                        continue
-                    if glance()(group.needs):
-                        yield entry.job
-                    else:
-                        self._refusals[RefusalKind.NODES] += 1
-                    tried, entry = entry, _first(group, came)
-                    if entry is tried:
-                        if mode != "scan":
-                            return
-                        continue
-                if entry is not None:
-                    heapq.heappush(heap, (entry.place, group))
+            if mode == "scan":
+                yield from self._scan_all(self.woken(wakeup), glance, came)
+            else:
+                # Where the first refusal ends it, also those have to be asked that nothing has changed for.
+                for section in self._sections():
+                    yield from self._scan_heads(section, glance, came)
         finally:
             if self._came is came:
                 self._came = None
 
+    def _scan_all(
+        self, groups: Collection[Group], glance: Callable[[], Callable[[Needs], bool]], came: set[JobId]
+    ) -> Iterator[JobId]:
+        may_fit = glance()
+        heap = [(group.entries[0].place, group) for group in groups if may_fit(group.needs)]
+        self._refusals[RefusalKind.NODES] += len(groups) - len(heap)
+        heapq.heapify(heap)
+        while heap:
+            place, group = heapq.heappop(heap)
+            entry = _first(group, came)
+            if entry is not None and entry.place == place:
+                if self._is_barred(group):
+                    self._refusals[RefusalKind.LIMIT] += 1
+                    continue
+                if glance()(group.needs):
+                    yield entry.job
+                else:
+                    self._refusals[RefusalKind.NODES] += 1
+                tried, entry = entry, _first(group, came)
+                if entry is tried:
+                    continue
+            if entry is not None:
+                heapq.heappush(heap, (entry.place, group))
 
-def _anything(_: Needs) -> bool:
-    return True
+    def _scan_heads(
+        self, section: int, glance: Callable[[], Callable[[Needs], bool]], came: set[JobId]
+    ) -> Iterator[JobId]:
+        """The first of a section, and the next once it has left, until one is refused."""
+        entry = self._head(section, came)
+        self._refusals[RefusalKind.LIMIT] += self._barred_before(section, entry)
+        while entry is not None:
+            if not glance()(entry.group.needs):
+                self._refusals[RefusalKind.NODES] += 1
+                return
+            yield entry.job
+            if self._entries.get(entry.job) is entry:
+                return
+            entry = self._head(section, came)
+
+    def _barred_before(self, section: int, head: Entry | None) -> int:
+        """How many shapes of a section, of those before its head, their owners' limits keep from being placed."""
+        first = self._order.bisect_left(_begin(section))
+        if head is not None and self._order[first] == head.place:
+            return 0
+        groups = (group for group in self._groups.values() if group.section == section and self._is_barred(group))
+        return sum(head is None or group.entries[0].place < head.place for group in groups)
 
 
-def _first(group: Group, came: set[JobId]) -> Entry | None:
+def _begin(section: int) -> Place:
+    """A place before all of a section."""
+    return (section, -1, 0, 0)
+
+
+def _first(group: Group, came: Collection[JobId]) -> Entry | None:
     """The first job of a shape that was there when a scan began."""
     if not came:
         return group.entries[0] if group.entries else None

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from koalapy.model.advice import advised
 from koalapy.model.cluster import GridView
-from koalapy.model.job import Job, JobId, JobState, Priority
-from koalapy.model.placement import Refusal, RefusalKind
+from koalapy.model.job import Job, JobId, JobSpec, JobState, Priority
+from koalapy.model.placement import Placement, Refusal, RefusalKind
 from koalapy.model.wording import clock
 from koalapy.scheduling.claiming.claiming import Claiming
 from koalapy.scheduling.claiming.preemption import Preemption
@@ -18,7 +18,7 @@ from koalapy.scheduling.queueing.placement_queues import PRIORITIES, PlacementQu
 from koalapy.scheduling.queueing.policy_evaluation import PolicyEvaluator
 from koalapy.scheduling.queueing.queue import Group, Shape
 from koalapy.scheduling.queueing.try_limits import placement_limit
-from koalapy.scheduling.queueing.wakeup import LIMITS, Change, Wakeup, nodes_of
+from koalapy.scheduling.queueing.wakeup import LIMITS, Change, Wakeup, at_home, nodes_of
 from koalapy.scheduling.state import SchedulerState
 
 
@@ -73,6 +73,10 @@ class Scanner:
     def view_with_preemption(self) -> GridView:
         """The grid as it would be if low-priority jobs made room for one of high priority."""
         return self._all_offers.view_with_preemption()
+
+    def view_at_home(self, spec: JobSpec, *, everything: bool) -> GridView | None:
+        """A job's home site with the nodes that it may take back for it; ``everything``: also those kept for it."""
+        return (self._everything if everything else self._offers)[spec.priority].at_home(spec)
 
     # What is tried, and when
 
@@ -134,7 +138,9 @@ class Scanner:
         for cluster in gains:
             queues.wake(nodes_of(cluster))
         for cluster in departures:
-            queues.wake(nodes_of(cluster), [Priority.HIGH])  # which may be placed on what is about to be free
+            # Who may be placed on what is about to be free.
+            queues.wake(nodes_of(cluster), [Priority.HIGH])
+            queues.wake([at_home(cluster)], [Priority.LOW])
         if files := grid.take_files_learned():
             queues.wake([Change("file", name) for name in files])
         if self._owner_use.take_freed(self._state.now):
@@ -198,7 +204,7 @@ class Scanner:
     def _try_newcomer(self, job: Job, now: float) -> None:
         """Once, out of turn; shapes refused once in a step are refused for all newcomers of a queue."""
         queue, offer = self._queues[job.spec.priority], self._offers[job.spec.priority]
-        if self._rules.queue == "fcfs" and queue.head() != job.id:
+        if self._rules.queue == "fcfs" and self._queues.head(job.spec) != job.id:
             return
         group = queue.group_of(job.id)
         is_hopeless = group in self._refused_newcomers
@@ -220,6 +226,9 @@ class Scanner:
         answer = self._evaluator.evaluate(job.spec, offer.view)
         if isinstance(answer, Refusal) and offer.with_preemption is not None:
             answer = self._evaluator.evaluate(job.spec, offer.with_preemption)
+        if isinstance(answer, Refusal) and (home := offer.at_home(job.spec)) is not None:
+            taken_back = self._evaluator.evaluate(job.spec, home)
+            answer = taken_back if isinstance(taken_back, Placement) else answer
         if isinstance(answer, Refusal):
             self._ledger.count_refusals(answer.kind)
             return False
@@ -239,7 +248,7 @@ class Scanner:
         queue = self._queues[priority]
         if self._rules.queue != "scan":
             # A scan that ends at the first refusal has tried nobody behind it.
-            if (head := queue.head()) is not None:
+            for head in queue.heads():
                 self._count_try(self._ledger.jobs[head], self._state.now)
         elif len(queue):
             used_up = queue.count_scan()
@@ -266,8 +275,7 @@ class Scanner:
             return f"is tried again at {clock(job.retry_at, job.retry_at, exact=True)}, after {failures}"
         if (excess := self._owner_use.of(job.spec, self._state.now)) is not None:
             return excess.said
-        queue = self._queues[job.spec.priority]
-        if self._rules.queue != "scan" and (head := queue.head()) is not None and head != job.id:
+        if self._rules.queue != "scan" and (head := self._queues.head(job.spec)) is not None and head != job.id:
             return f"waits behind job {head}"
         shape = self._queues.shape(job.spec)
         refusal = self._refusals.get(shape)

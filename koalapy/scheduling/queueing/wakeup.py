@@ -11,8 +11,9 @@ from koalapy.model.request import ClusterName, FixedRequest
 class Change(NamedTuple):
     """Something that those who wait for it may be placed by."""
 
-    kind: Literal["nodes", "file", "limits"]
-    """Nodes of a cluster are, or will be, available; a replica is known; an owner has less than before."""
+    kind: Literal["nodes", "home", "file", "limits"]
+    """Nodes of a cluster are, or will be, available, or will be for those whose home site it is; a replica is known; an
+    owner has less than before."""
     name: str = ""
     """Of the cluster or the file."""
 
@@ -28,12 +29,19 @@ def nodes_of(cluster: ClusterName) -> tuple[Change, Change]:
     return Change("nodes", cluster), NODES_ANYWHERE
 
 
-def awaited_by(spec: JobSpec, *, is_limited: bool) -> tuple[Change, ...]:
-    """All changes that a job like this one may be placed by."""
+@cache
+def at_home(cluster: ClusterName) -> Change:
+    """The change when a cluster will have more nodes for those whose home site it is."""
+    return Change("home", cluster)
+
+
+def awaited_by(spec: JobSpec, *, is_limited: bool, home: ClusterName = "") -> tuple[Change, ...]:
+    """All changes that a job like this one may be placed by; ``home`` may take back nodes for it."""
     names = {c.cluster or "": None for c in spec.request.components} if isinstance(spec.request, FixedRequest) else {}
     nodes = [Change("nodes", name) for name in names] or [NODES_ANYWHERE]
     files = [Change("file", file.name) for file in spec.all_inputs]
-    return (*nodes, *dict.fromkeys(files), *([LIMITS] if is_limited else ()))
+    beside = [LIMITS] if is_limited else []
+    return (*nodes, *dict.fromkeys(files), *beside, *([at_home(home)] if home else ()))
 
 
 @dataclass(slots=True)
