@@ -4,7 +4,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from koalapy.model.cluster import ClusterState, ClusterView, GridView
-from koalapy.model.job import ComponentState, Job, JobState, Priority
+from koalapy.model.job import ComponentState, JobState, Priority
 from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.owner_use import HOURS, NODES, QUEUED, OwnerUse
 from tests.scheduling import laws
@@ -14,23 +14,22 @@ if TYPE_CHECKING:
 
 
 def check_positions(world: "World") -> None:
-    """Jobs stand in their queues by when they came, or by their width before that."""
+    """Jobs stand in their queues, those of their home sites where there are such, by when they came, or by their width
+    before that."""
     queries = world.queries
     jobs = queries.jobs()
-    expected = {}
+    expected: dict[int, int] = {}
     for priority in Priority:
-        queue = [job for job in jobs if job.waits and job.spec.priority is priority]
-        queue.sort(key=lambda job: _place(world, job))
-        expected |= {job.id: place for place, job in enumerate(queue, 1)}
+        for section in range(len(world.sites) + 1):
+            queue = [job for job in jobs if job.waits and job.spec.priority is priority]
+            queue = [job for job in queue if laws.section_of(world, job) == section]
+            queue.sort(key=lambda job: laws.place_of(world, job))
+            expected |= {job.id: place for place, job in enumerate(queue, 1)}
     assert len({job.queue_seq for job in jobs}) == len(jobs), "two jobs came at once"
     assert queries.positions(jobs) == expected
     assert {job.id: queries.position(job.id) for job in jobs} == {job.id: expected.get(job.id) for job in jobs}
     assert queries.awaited_clusters() <= world.sites.keys()
     assert bool(queries.awaited_clusters()) == bool(expected)
-
-
-def _place(world: "World", job: Job) -> tuple[int, int]:
-    return (job.spec.request.total_size if world.rules.queue_order == "narrowest-first" else 0, job.queue_seq)
 
 
 def check_views(world: "World") -> None:

@@ -59,6 +59,8 @@ def check_effects(world: "World", effects: Effects) -> None:
             world.lost.add(_token(world, effects, entry))
         if entry.event == "preempted":
             assert makes_room(world, world.jobs[entry.job]), "it was promised that nobody preempts it"
+        if entry.event == "reclaimed":
+            _was_a_guest(world, world.jobs[entry.job])
         if entry.event == "re-placed":
             gangs.replaced.add((entry.job, entry.generation))
     submits = _by_gang(c.token for c in effects.commands if isinstance(c, SubmitComponent))
@@ -71,6 +73,7 @@ def check_effects(world: "World", effects: Effects) -> None:
         assert gang not in gangs.opened, "nothing is started after the barrier"
         gangs.tokens[gang] |= set(tokens)
         _fits_request(job, job.attempt, replaced=gang in gangs.replaced)
+        _is_where_its_home_site_lets_it(world, job, job.attempt)
     opens = _by_gang(c.token for c in effects.commands if isinstance(c, OpenBarrier))
     for gang, tokens in opens.items():
         attempt = effects.jobs[gang[0]].attempt
@@ -88,6 +91,22 @@ def _token(world: "World", effects: Effects, entry: TimelineEntry) -> Token:
     nonce = next(attempt.nonce for attempt in known if attempt.generation == entry.generation)
     assert entry.component is not None
     return token_of(entry.job, entry.generation, entry.component, nonce)
+
+
+def _was_a_guest(world: "World", job: Job) -> None:
+    """A job of which a site takes back its nodes is of another one, and makes room for those of high priority, too."""
+    assert world.rules.sharing == "feasible"
+    assert makes_room(world, job), "it was promised that nobody stops it"
+    assert job.attempt is not None
+    assert any(component.cluster != job.spec.home_site for component in job.attempt.components)
+
+
+def _is_where_its_home_site_lets_it(world: "World", job: Job, attempt: Attempt) -> None:
+    home, rules = job.spec.home_site, world.rules
+    for component in attempt.gang if home else ():
+        assert rules.sharing != "independent" or component.cluster == home
+        speeds = [world.speeds.get(name, 1.0) for name in (component.cluster, home)]
+        assert component.cluster == home or speeds[0] >= rules.speed_threshold * speeds[1]
 
 
 def _did_not_end_in_time(world: "World", job: Job) -> None:
@@ -175,6 +194,7 @@ def check_counts(world: "World") -> None:
     held: dict[str, dict[Token, int]] = {name: {} for name in world.sites}
     sending: dict[str, set[Token]] = {name: set() for name in world.sites}
     preemptible: dict[str, dict[Token, int]] = {name: {} for name in world.sites}
+    guests: dict[str, set[Token]] = {name: set() for name in world.sites}
     for job in active.values():
         _job_is_sound(job, world.now)
         if job.state.is_active and job.attempt:
@@ -185,6 +205,8 @@ def check_counts(world: "World") -> None:
                     held[c.cluster][job.token(c.index)] = c.size
                     if makes_room(world, job) and c.state is not ComponentState.STOPPING and c.warned_at is None:
                         preemptible[c.cluster][job.token(c.index)] = c.size
+                        if job.spec.home_site != c.cluster and world.rules.sharing == "feasible":
+                            guests[c.cluster].add(job.token(c.index))
     for cluster in queries.grid.clusters():
         assert cluster.live == held[cluster.name], "the cluster's status and the jobs disagree on who has nodes"
         assert cluster.delivering == sending[cluster.name], (
@@ -197,6 +219,8 @@ def check_counts(world: "World") -> None:
         making_room = {**cluster.preemptible_components, **about_to_end}
         assert making_room == preemptible[cluster.name], "who makes room for others is another"
         assert cluster.preemptible == sum(cluster.preemptible_components.values())
+        assert cluster.reclaimable_components.keys() == guests[cluster.name] - cluster.about_to_end.keys()
+        assert cluster.reclaimable == sum(cluster.reclaimable_components.values())
         if cluster.reported:
             counts = cluster.used + cluster.idle + cluster.background + cluster.down
             assert counts == cluster.total, "a node is two things, or nothing"
@@ -282,15 +306,27 @@ def check_waiting(world: "World") -> None:
         views = [queries.own_view() if kept else queries.view(job.spec.priority)]
         if high and rules.preemption == "placement":
             views.append(queries.view_with_preemption())
+        if (home := queries.view_at_home(job.spec, everything=kept)) is not None:
+            assert [(c.name, c.idle) for c in home] == [(job.spec.home_site, _taken_back(world, job, kept))]
+            views.append(home)
         for view in views:
             answer = queries.evaluate(job.spec, view)
             assert isinstance(answer, Refusal), f"job {job.id} waits, and would be placed: {answer}"
         refused.add((high, kept, _shape(job)))
 
 
+def _taken_back(world: "World", job: Job, kept: bool) -> int:
+    """What a job may have at home: all but what its own and jobs of high priority have there, or is kept for others."""
+    queries, cluster = world.queries, world.queries.grid[job.spec.home_site]
+    room = cluster.expected + sum(cluster.reclaimable_components.values()) - cluster.kept_from()
+    room = room if cluster.limit is None else min(room, cluster.limit.size - 1)
+    low = job.spec.priority is Priority.LOW and not kept
+    return max(0, room - (queries.kept(cluster.name, Priority.LOW) - cluster.kept_from() if low else 0))
+
+
 def _shape(job: Job) -> tuple[object, ...]:
     """What the answers to jobs depend on."""
-    return job.spec.policy, job.spec.request, job.spec.owner
+    return job.spec.policy, job.spec.request, job.spec.owner, job.spec.home_site
 
 
 def _whose_turn_it_is(world: "World") -> Iterator[Job]:
@@ -298,14 +334,25 @@ def _whose_turn_it_is(world: "World") -> Iterator[Job]:
 
     Whom nodes are kept for is always tried.
     """
-    narrowest = world.rules.queue_order == "narrowest-first"
     everybody = [job for job in world.queries.jobs() if job.waits and world.queries.over_limit(job.spec) is None]
-    for priority in Priority:
-        waiting = [job for job in everybody if job.spec.priority is priority]
-        waiting.sort(key=lambda job: (job.spec.request.total_size if narrowest else 0, job.queue_seq))
-        for place, job in enumerate(waiting):
-            if world.rules.queue == "scan" or place == 0 or job.id == world.queries.reservation:
-                yield job
+    heads = set[object]()
+    for job in sorted(everybody, key=lambda job: place_of(world, job)):
+        queue = job.spec.priority, section_of(world, job)
+        if world.rules.queue == "scan" or queue not in heads or job.id == world.queries.reservation:
+            yield job
+        heads.add(queue)
+
+
+def section_of(world: "World", job: Job) -> int:
+    """Which queue it waits in: where home sites have their own, in the order of their names, those without one last."""
+    sites = [] if world.rules.sharing == "ordinary" else sorted(world.sites)
+    return sites.index(job.spec.home_site) if job.spec.home_site in sites else len(sites)
+
+
+def place_of(world: "World", job: Job) -> tuple[int, int, int]:
+    """What jobs of a priority are ordered by; who was put before all others stands there whatever its width."""
+    is_first = job.queue_seq < 0 or world.rules.queue_order != "narrowest-first"
+    return section_of(world, job), 0 if is_first else job.spec.request.total_size, job.queue_seq
 
 
 def check_nobody_passed(world: "World", effects: Effects) -> None:
@@ -321,20 +368,16 @@ def check_nobody_passed(world: "World", effects: Effects) -> None:
     placed = [job for job in placed if job.placement_tries <= world.rules.aging_tries or not world.rules.aging]
     refused: set[object] = set()
     for priority in Priority:
-        last = max((_place(world, job) for job in placed if job.spec.priority is priority), default=(0, 0))
+        last = max((place_of(world, job) for job in placed if job.spec.priority is priority), default=(0, 0, 0))
         view = queries.view(priority)
         for job in queries.jobs():
-            passed = job.waits and job.spec.priority is priority and _place(world, job) < last
+            passed = job.waits and job.spec.priority is priority and place_of(world, job) < last
             if not passed or job.id in concerned or (priority, _shape(job)) in refused:
                 continue
             if not queries.policies.capabilities(job.spec.policy).learns and queries.over_limit(job.spec) is None:
                 answer = queries.evaluate(job.spec, view)
                 assert isinstance(answer, Refusal), f"job {job.id} was passed, and would be placed: {answer}"
                 refused.add((priority, _shape(job)))
-
-
-def _place(world: "World", job: Job) -> tuple[int, int]:
-    return (job.spec.request.total_size if world.rules.queue_order == "narrowest-first" else 0, job.queue_seq)
 
 
 def check_reservation(world: "World") -> None:

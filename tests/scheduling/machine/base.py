@@ -39,6 +39,9 @@ usual_rules = st.fixed_dictionaries(
     {
         "queue": st.sampled_from(["scan", "scan", "head", "fcfs"]),
         "queue_order": st.sampled_from(["fcfs", "narrowest-first"]),
+        "sharing": st.sampled_from(["ordinary", "feasible", "feasible", "independent"]),
+        "speed_threshold": st.sampled_from([0.0, 0.0, 1.0]),
+        "reclaimed_position": st.sampled_from(["place", "front"]),
         "event_driven": st.booleans(),
         "high_scans_per_low": st.sampled_from([2, 2, 1, 3]),
         "max_restarts": st.sampled_from([None, 1]),
@@ -172,9 +175,12 @@ class Machine(RuleBasedStateMachine):
         return [(site, token) for site in self.world.sites.values() for token in site.stages]
 
     def is_possible(self, spec: JobSpec) -> bool:
-        """Whether the whole grid serves it."""
+        """Whether the whole grid serves it, as far as jobs of its home site may run there."""
         policy = self.world.policies.resolve(spec.policy, spec.request)
-        return isinstance(policy.place(spec.request, WHOLE_GRID), Placement)
+        home, rules = spec.home_site, self.world.rules
+        is_open = {name for name in SIZES if not home or SPEEDS[name] >= rules.speed_threshold * SPEEDS[home]}
+        view = WHOLE_GRID.only(frozenset({home} if home and rules.sharing == "independent" else is_open))
+        return isinstance(policy.place(spec.request, view), Placement)
 
 
 def pick_of(some: list[tuple[Site, Token]], pick: int) -> tuple[Site, Token]:

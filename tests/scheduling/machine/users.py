@@ -50,6 +50,7 @@ specs = st.builds(
     priority=st.sampled_from(Priority),
     launcher=st.sampled_from(Launcher),
     owner=st.sampled_from(["ann", "bob", "cy"]),
+    home_site=st.one_of(st.just(""), names),
     walltime=st.sampled_from([60.0, 60.0, 4.0, None]),
     warning=st.sampled_from([None, None, StopWarning(WarningSignal.TERM, 0.5), StopWarning(WarningSignal.USR1, 30.0)]),
     claiming=st.sampled_from([None, None, *ClaimingMode]),
