@@ -93,8 +93,10 @@ class Beginning:
     now: float = 0.0
     """When the jobs were taken up."""
 
-    def scheduler(self, policies: Registry, nonces: Nonces, clock: Clock | None) -> Scheduler:
-        """One that knows all that and has taken up the jobs; ``clock`` as the scheduler has it."""
+    def scheduler(
+        self, policies: Registry, nonces: Nonces, clock: Clock | None, *, keeps_effects: bool = True
+    ) -> Scheduler:
+        """One that knows all that and has taken up the jobs; the rest as the scheduler has it."""
         speeds = {cluster.name: cluster.speed for cluster in self.clusters}
         state = SchedulerState(
             self.rules,
@@ -106,6 +108,6 @@ class Beginning:
             self.people.owner_use(),
         )
         state.grid.set_replicas(self.replicas)
-        scheduler = Scheduler(state, nonces, clock)
+        scheduler = Scheduler(state, nonces, clock, keeps_effects=keeps_effects)
         scheduler.restore(self.jobs, self.now, self.scans)
         return scheduler

@@ -13,7 +13,7 @@ from math import ceil
 from random import Random
 
 from koalapy.model.errors import UsageError
-from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, Token, parse_token
+from koalapy.model.job import Attempt, ComponentState, Job, JobId, JobSpec, JobState, Token, parse_token
 from koalapy.model.reports import StageStatus
 from koalapy.model.request import ClusterName
 from koalapy.model.warning import StopWarning
@@ -27,6 +27,7 @@ from koalapy.scheduling.state import SchedulerState
 from koalapy.simulation.grid import SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.local_users import LocalUser
+from koalapy.simulation.moment import HAVE_NODES, IN_QUEUE, Moment
 from koalapy.simulation.outcome import JobOutcome, NotRun, Outcome
 from koalapy.simulation.run_times import Gang, RunTime, constant
 from koalapy.simulation.site import Runner, Site
@@ -54,16 +55,18 @@ class Simulation:
         seed: int = 0,
         until: float | None = None,
         watch: Watcher | None = None,
+        moment: Moment | None = None,
+        known: Mapping[JobId, PlannedJob] | None = None,
     ) -> None:
         """``local_users`` in the order of their arrival. ``until``: when the simulation is over, whoever still waits or
-        runs; None: when every job is. ``watch`` is told the effects of each step, and when."""
+        runs; None: when every job is. ``watch`` is told the effects of each step, and when.
+
+        ``moment``: what it begins with, in place of a grid where nothing runs; then the rules are that moment's, and
+        ``known`` says what the jobs do that there are."""
         self.grid, self._run_time, self._until, self._watch = grid, run_time, until, watch
-        self.rules = rules or Rules()
-        statuses = [ClusterStatus(name, each.speed, each.profile) for name, each in grid.clusters.items()]
-        state = SchedulerState(self.rules, policies or builtin(), statuses, grid.links)
-        nonces = (f"{number:016x}" for number in count())
-        self.scheduler = Scheduler(state, lambda: next(nonces), keeps_effects=watch is not None)
-        self.now = 0.0
+        self.rules = rules or Rules() if moment is None else moment.beginning.rules
+        self.scheduler = self._new_scheduler(policies or builtin(), moment)
+        self.now = 0.0 if moment is None else moment.now
         self._draws = Random(f"{seed}/failing starts")
         self._sites = {name: Site(name, each.nodes, self._allocated) for name, each in grid.clusters.items()}
         self._order = count()
@@ -88,6 +91,49 @@ class Simulation:
         self._arrivals: Iterator[PlannedJob] = iter(())
         self._expected: PlannedJob | None = None
         """Who arrives next."""
+        self._unreachable: set[ClusterName] = set()
+        if moment is not None:
+            self._take_up(moment, known or {})
+
+    def _new_scheduler(self, policies: Registry, moment: Moment | None) -> Scheduler:
+        keeps_effects = self._watch is not None
+        if moment is not None:
+            return moment.scheduler(policies, keeps_effects=keeps_effects)
+        statuses = [ClusterStatus(name, each.speed, each.profile) for name, each in self.grid.clusters.items()]
+        nonces = (f"{number:016x}" for number in count())
+        state = SchedulerState(self.rules, policies, statuses, self.grid.links)
+        return Scheduler(state, lambda: next(nonces), keeps_effects=keeps_effects)
+
+    def _take_up(self, moment: Moment, known: Mapping[JobId, PlannedJob]) -> None:
+        """Those who wait, run or are about to, where they are."""
+        self._unreachable = set(self._sites) - set(moment.nodes)
+        for name, nodes in moment.nodes.items():
+            self._sites[name].take_up(nodes.background, nodes.down)
+        for job in moment.jobs:
+            self._planned[job.id] = known[job.id]
+            if job.state is JobState.QUEUED:
+                self._waiting.add(job.id)
+            elif job.attempt is not None:
+                self._take_up_attempt(job, job.attempt)
+        self._idents = count(max((job.id for job in moment.beginning.jobs), default=0) + 1)
+
+    def _take_up_attempt(self, job: Job, attempt: Attempt) -> None:
+        planned, runs = self._planned[job.id], attempt.barrier_at is not None and job.ending is None
+        for component in attempt.components:
+            if component.cluster in self._unreachable or component.state not in HAVE_NODES | IN_QUEUE:
+                continue
+            site, runner = self._sites[component.cluster], Runner(job.id, job.token(component.index), component.size)
+            since = component.claimed_at
+            if component.state in HAVE_NODES:
+                since = self.now if since is None else since
+            site.take_up_runner(runner, since, runs=runs)
+            left = 0.0
+            if runs and attempt.barrier_at is not None:
+                runner.exit_code = planned.exit_code if attempt.head.index == component.index else None
+                lasts = planned.lasts * self._run_time(planned, gang_of(attempt))
+                left = max(0.0, attempt.barrier_at + lasts - self.now)
+            if runs or component.state is ComponentState.STOPPING:
+                self._later(left, ENDS, partial(self._ends, site, runner))
 
     # The clock
 
@@ -96,10 +142,11 @@ class Simulation:
         self._arrivals = iter(jobs)
         self._expect_job()
         self._expect_local_user()
-        for site in self._sites.values():
-            self._events += site.connect()
+        for name, site in self._sites.items():
+            if name not in self._unreachable:
+                self._events += site.connect()
         self._settle()
-        scan_at, in_vain = self.rules.scan_interval, 0
+        scan_at, in_vain = self.now + self.rules.scan_interval, 0
         while (self._expected or self._planned or self._outside) and in_vain < STUCK_AFTER:
             if scan_at < self.now:
                 scan_at += ceil((self.now - scan_at) / self.rules.scan_interval) * self.rules.scan_interval

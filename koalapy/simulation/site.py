@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from koalapy.model.job import ComponentState, JobId, Token
-from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory
+from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, ReportedState
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.events import Event, InventoryReceived, Reported
 from koalapy.simulation.local_users import LocalUser
@@ -41,11 +41,14 @@ class Site:
     def __init__(self, name: ClusterName, nodes: int, allocated: Allocated) -> None:
         """``allocated`` is told of everybody who gets nodes, at that moment, and notes it in a runner's ``since``."""
         self.name, self.nodes, self.idle, self.background = name, nodes, nodes, 0
+        self.down = 0
         self.runners: dict[Token, Runner] = {}
         self._allocated = allocated
         self._queue: deque[Runner | LocalUser] = deque()
         self._hosts: dict[int, tuple[str, ...]] = {}
         """Of components of a size: which nodes they have matters to nobody here."""
+        self._found: list[ComponentStatus] = []
+        """What its agent says of components that were here before it connects."""
 
     # Local users
 
@@ -71,10 +74,7 @@ class Site:
 
     def reports(self, runner: Runner) -> Event:
         """All its runners have."""
-        hosts = self._hosts.get(runner.size)
-        if hosts is None:
-            hosts = self._hosts[runner.size] = tuple(f"{self.name}-{number}" for number in range(runner.size))
-        return Reported(self.name, ComponentStatus(runner.token, ComponentState.CLAIMED, hosts, "1"))
+        return Reported(self.name, ComponentStatus(runner.token, ComponentState.CLAIMED, self._some(runner.size), "1"))
 
     def runs(self, runner: Runner, exit_code: int | None) -> Event:
         """Its program has begun, and will end with that."""
@@ -106,11 +106,32 @@ class Site:
     def report(self) -> Event:
         """The cluster as it is now."""
         holding = frozenset(token for token, runner in self.runners.items() if runner.has_nodes)
-        return Reported(self.name, ClusterReport(self.nodes, self.idle, self.background, holding=holding))
+        return Reported(
+            self.name, ClusterReport(self.nodes, max(self.idle, 0), self.background, self.down, holding=holding)
+        )
+
+    def take_up(self, background: int, down: int) -> None:
+        """So many of its nodes local users have, who do not leave; and so many are out of order."""
+        self.background += background
+        self.down = down
+        self.idle -= background + down
+
+    def take_up_runner(self, runner: Runner, since: float | None, *, runs: bool) -> None:
+        """A component that was here before; ``since`` when it has had its nodes, None while it waits for them."""
+        self.runners[runner.token] = runner
+        if since is None:
+            self._queue.append(runner)
+        else:
+            runner.since = since
+            self.idle -= runner.size
+        self._found.append(self._status(runner, runs=runs))
 
     def connect(self) -> list[Event]:
         """What its agent says first of all."""
-        return [InventoryReceived(self.name, Inventory(())), self.report()]
+        inventory = InventoryReceived(self.name, Inventory(tuple(self._found)))
+        self._found = []
+        self._allocate()
+        return [inventory, self.report()]
 
     def _allocate(self) -> None:
         queue = self._queue
@@ -124,3 +145,15 @@ class Site:
             if not isinstance(first, Runner):
                 self.background += size
             self._allocated(self, first)
+
+    def _status(self, runner: Runner, *, runs: bool) -> ComponentStatus:
+        if runner.since is None:
+            return ComponentStatus(runner.token, ComponentState.WAITING, lrm_job="1")
+        state: ReportedState = ComponentState.RUNNING if runs else ComponentState.CLAIMED
+        return ComponentStatus(runner.token, state, self._some(runner.size), "1")
+
+    def _some(self, nodes: int) -> tuple[str, ...]:
+        hosts = self._hosts.get(nodes)
+        if hosts is None:
+            hosts = self._hosts[nodes] = tuple(f"{self.name}-{number}" for number in range(nodes))
+        return hosts

@@ -1,10 +1,10 @@
 """What the scheduler has learned of applications: how long they ran, by size and clusters (semantics 9)."""
 
 from collections import OrderedDict, deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
-from math import log
+from math import exp, log
 
 from koalapy.model.advice import Run, Size, run_of, size_of
 from koalapy.model.application import application_of
@@ -161,6 +161,14 @@ class Experience:
 
     def applications(self) -> list[str]:
         return sorted(self._applications)
+
+    def runs(self) -> Iterator[Run]:
+        """All that it keeps, as at speed 1: another with the same speeds would learn the same of them."""
+        for name, application_runs in self._applications.items():
+            for (size, where), group in application_runs.groups.items():
+                speed = self._speed(where)
+                for ran in group:
+                    yield Run(name, size, where, exp(ran.log) / speed, ran.killed)
 
     def seen(self, application: str) -> list[Seen]:
         """By size and clusters."""

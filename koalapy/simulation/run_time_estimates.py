@@ -1,0 +1,88 @@
+"""How long the jobs of a live grid will run, drawn from what such jobs did before (their application's runs, or else
+those of all), and never beyond their walltimes."""
+
+from collections.abc import Collection, Mapping, Sequence
+from math import exp
+from random import Random
+from statistics import median
+
+from koalapy.model.advice import Run, Size, size_of
+from koalapy.model.application import application_of
+from koalapy.model.job import Job, JobSpec
+from koalapy.model.request import ClusterName
+from koalapy.scheduling.advisor.experience import Experience
+from koalapy.simulation.jobs import PlannedJob
+from koalapy.simulation.run_times import Gang
+
+ENOUGH = 3
+"""So many runs of a size say more than those of all sizes."""
+FEW_SCATTER = 0.7
+"""The standard deviation of the logarithm of what fewer say."""
+NOTHING_KNOWN = 3600.0
+"""Seconds that a job may run of which nothing at all is known, on average."""
+
+
+class RunTimeEstimates:
+    """What is believed of run times at one moment."""
+
+    def __init__(self, runs: Sequence[Run], speeds: Mapping[ClusterName, float]) -> None:
+        self._experience, self._speeds = Experience(speeds, runs), speeds
+        self._by_size: dict[tuple[str, Size], list[float]] = {}
+        self._by_application: dict[str, list[float]] = {}
+        self._all: list[float] = []
+        for run in runs:
+            seconds = run.seconds / self._factor(run.application, None, run.clusters)
+            self._by_size.setdefault((run.application, run.size), []).append(seconds)
+            self._by_application.setdefault(run.application, []).append(seconds)
+            self._all.append(seconds)
+
+    def run_time(self, job: PlannedJob, gang: Gang) -> float:
+        """How many times as long as on one cluster of speed 1, as a simulation asks."""
+        clusters = [cluster for cluster, _ in gang]
+        return self._factor(application_of(job.spec), job.spec.communication, clusters)
+
+    def draw(self, job: Job, now: float, draws: Random) -> float:
+        """Seconds on one cluster of speed 1; of one that runs already, of those that are still possible."""
+        spec, attempt = job.spec, job.attempt
+        factor, elapsed = 1.0, 0.0
+        if attempt is not None and attempt.barrier_at is not None:
+            factor = self._factor(application_of(spec), spec.communication, [c.cluster for c in attempt.gang])
+            elapsed = max(0.0, now - attempt.barrier_at)
+        known = self._known(spec)
+        if len(known) < ENOUGH:
+            # So few say of what order it is, at most.
+            known = [] if spec.walltime is not None else [each * exp(draws.gauss(0.0, FEW_SCATTER)) for each in known]
+        possible = [seconds * factor for seconds in known if seconds * factor > elapsed]
+        if possible:
+            lasts = draws.choice(possible)
+        elif known:
+            # It has run for longer than any before it: what is left is of the order of what has passed.
+            lasts = elapsed + draws.expovariate(1 / max(elapsed, 1.0))
+        elif spec.walltime is not None:
+            lasts = draws.uniform(min(elapsed, spec.walltime), spec.walltime)
+        else:
+            lasts = elapsed + draws.expovariate(1 / (median(self._all) if self._all else NOTHING_KNOWN))
+        if spec.walltime is not None:
+            lasts = min(lasts, spec.walltime)
+        return lasts / factor
+
+    def basis(self, spec: JobSpec) -> str:
+        """What is known of a job's run time, in words."""
+        application, known = application_of(spec), self._known(spec)
+        if len(known) >= ENOUGH or (known and spec.walltime is None):
+            return f"{len(known)} run{'s' * (len(known) > 1)} of {application}"
+        if spec.walltime is not None:
+            return "its walltime"
+        return "the runs of other applications" if self._all else "nothing"
+
+    def _known(self, spec: JobSpec) -> list[float]:
+        application = application_of(spec)
+        same = self._by_size.get((application, size_of(spec)), [])
+        return same if len(same) >= ENOUGH else self._by_application.get(application, [])
+
+    def _factor(self, application: str, communication: float | None, clusters: Collection[ClusterName]) -> float:
+        where = tuple(sorted(set(clusters)))
+        speed = min((self._speeds.get(name, 1.0) for name in where), default=1.0)
+        if len(where) < 2:
+            return 1.0 / speed
+        return max(1.0, self._experience.slowdowns(application, communication).on(where).value) / speed

@@ -1,0 +1,233 @@
+"""What will become of those who wait: the live grid's moment, simulated again and again, as it is or with a change.
+
+Run times are drawn anew each time, so that there is an interval to every answer. Local users stay as they are, and
+nobody else submits anything: what is told holds if both is so.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+from koalapy.model.cluster import Drain, check_cluster
+from koalapy.model.errors import UsageError
+from koalapy.model.job import Job, JobId, JobState
+from koalapy.model.request import ClusterName
+from koalapy.model.wording import listed
+from koalapy.placement.registry import Registry, builtin
+from koalapy.record.beginning import KnownCluster
+from koalapy.simulation.jobs import PlannedJob
+from koalapy.simulation.moment import Moment, NodesNow
+from koalapy.simulation.outcome import JobOutcome, Outcome
+from koalapy.simulation.run_time_estimates import RunTimeEstimates
+from koalapy.simulation.simulation import Simulation
+
+JOB_RUNS, MIN_DRAWS, MAX_DRAWS = 2_000, 3, 20
+"""So many simulated jobs in all are enough; with more of them the fewer repetitions, within bounds."""
+LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9
+DAY = 86_400.0
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is to be otherwise. Nothing by default."""
+
+    policy: str = ""
+    """For all that wait, where it serves their requests."""
+    rules: Mapping[str, Any] = field(default_factory=dict)
+    drained: tuple[ClusterName, ...] = ()
+    resumed: tuple[ClusterName, ...] = ()
+    nodes: Mapping[ClusterName, int] = field(default_factory=dict)
+    """Clusters that are added, with their nodes."""
+    first: JobId | None = None
+    """A job that waits, and comes before all others of its priority."""
+    walltimes: Mapping[JobId, float] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return self != Change()
+
+    def of(self, moment: Moment, policies: Registry) -> Moment:
+        """The moment as it would be; ``UsageError`` for what cannot be."""
+        beginning = moment.beginning
+        known = [cluster.name for cluster in beginning.clusters]
+        for name in (*self.drained, *self.resumed):
+            check_cluster(name, known, "cluster")
+        drained = {name: Drain(moment.now) for name in self.drained} | dict.fromkeys(self.resumed)
+        clusters = [replace(each, drained=drained.get(each.name, each.drained)) for each in beginning.clusters]
+        for name, nodes in self.nodes.items():
+            if name in known:
+                raise UsageError(
+                    f"there is a cluster {name} already", field="nodes", value=name, hint="give another name"
+                )
+            if nodes < 1:
+                raise UsageError(f"{name} would have {nodes} nodes", field="nodes", value=nodes, hint="give 1 or more")
+            clusters.append(KnownCluster(name, total=nodes))
+        jobs = {job.id: job for job in beginning.jobs}
+        for ident in (*self.walltimes, *(() if self.first is None else (self.first,))):
+            if ident not in jobs or not jobs[ident].waits:
+                raise UsageError(f"job {ident} does not wait", field="job", value=ident, hint="name one that is queued")
+        changed = beginning.jobs
+        if self.policy or self.walltimes or self.first is not None:
+            least = min((job.queue_seq for job in beginning.jobs), default=0)
+            changed = tuple(self._job(job, policies, least - 1) for job in beginning.jobs)
+        rules = replace(beginning.rules, **_fields(beginning.rules, self.rules))
+        return Moment(
+            replace(beginning, clusters=tuple(clusters), jobs=changed, rules=rules),
+            {**moment.nodes, **{name: NodesNow(nodes) for name, nodes in self.nodes.items()}},
+        )
+
+    def _job(self, job: Job, policies: Registry, first: int) -> Job:
+        if not job.waits:
+            return job
+        spec = job.spec
+        if self.policy and spec.request.type in policies.get(self.policy).serves:
+            spec = replace(spec, policy=self.policy, policy_options=())
+        if job.id in self.walltimes:
+            spec = replace(spec, walltime=self.walltimes[job.id])
+        return replace(job, spec=spec, queue_seq=first if job.id == self.first else job.queue_seq)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """In seconds from now: of ten cases, one is below and one above."""
+
+    low: float
+    middle: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What becomes of one job."""
+
+    job: JobId
+    state: JobState
+    """Now."""
+    starts: Interval | None
+    """None of one that has started, or that started in no simulation."""
+    ends: Interval | None
+    not_run: float
+    """In which fraction of the simulations it did not come to its end within the horizon."""
+    basis: str
+    """What its run time is estimated by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """All jobs that were not over, in the order of their ids."""
+
+    at: float
+    draws: int
+    jobs: tuple[Expected, ...]
+    mean_wait: Interval | None
+    """Of those who wait now, from now to their start."""
+    mean_response: Interval | None
+    """From now to their end."""
+    utilisation: float
+
+    def of(self, ident: JobId) -> Expected | None:
+        return next((each for each in self.jobs if each.job == ident), None)
+
+
+def forecast(
+    moment: Moment,
+    change: Change | None = None,
+    *,
+    draws: int | None = None,
+    horizon: float = 30 * DAY,
+    seed: int = 0,
+    policies: Registry | None = None,
+) -> Forecast:
+    """Simulate what comes, ``draws`` times (by default the fewer, the more jobs there are), for ``horizon`` seconds.
+
+    ``UsageError`` for a change that cannot be. Equal arguments give equal answers; with and without a change the same
+    run times are drawn.
+    """
+    policies = policies or builtin()
+    changed = (change or Change()).of(moment, policies)
+    missing = sorted({job.spec.policy for job in changed.jobs if job.spec.policy} - set(policies.names()))
+    if missing:
+        hint = "install the package that it comes with"
+        raise UsageError(f"there is no policy {listed(missing)} here", field="policy", value=missing[0], hint=hint)
+    estimates = RunTimeEstimates(moment.beginning.runs, {each.name: each.speed for each in changed.beginning.clusters})
+    jobs = changed.jobs
+    number = draws or max(MIN_DRAWS, min(MAX_DRAWS, JOB_RUNS // max(1, len(jobs))))
+    outcomes = [_simulate(changed, estimates, policies, horizon, f"{seed}/{draw}") for draw in range(number)]
+    return _summary(changed, jobs, outcomes, estimates)
+
+
+def _simulate(moment: Moment, estimates: RunTimeEstimates, policies: Registry, horizon: float, seed: str) -> Outcome:
+    known = {
+        job.id: PlannedJob(
+            max(0.0, job.submitted_at), job.spec, estimates.draw(job, moment.now, Random(f"{seed}/{job.id}"))
+        )
+        for job in moment.jobs
+    }
+    simulation = Simulation(
+        moment.grid(),
+        run_time=estimates.run_time,
+        policies=policies,
+        until=moment.now + horizon,
+        moment=moment,
+        known=known,
+    )
+    return simulation.run(())
+
+
+def _summary(moment: Moment, jobs: Sequence[Job], outcomes: Sequence[Outcome], estimates: RunTimeEstimates) -> Forecast:
+    now, found = moment.now, [{each.ident: each for each in outcome.jobs} for outcome in outcomes]
+    waiting = [job.id for job in jobs if job.waits]
+    expected = []
+    for job in sorted(jobs, key=lambda job: job.id):
+        over = [each[job.id] for each in found if job.id in each]
+        expected.append(
+            Expected(
+                job.id,
+                job.state,
+                _interval(_starts(over, now)) if job.waits else None,
+                _interval([max(0.0, each.ended - now) for each in over]),
+                1 - len(over) / len(outcomes),
+                estimates.basis(job.spec),
+            )
+        )
+    waits = [_mean(_starts([each[ident] for ident in waiting if ident in each], now)) for each in found]
+    responses = [_mean([each[ident].ended - now for ident in waiting if ident in each]) for each in found]
+    return Forecast(
+        now,
+        len(outcomes),
+        tuple(expected),
+        _interval(each for each in waits if each is not None),
+        _interval(each for each in responses if each is not None),
+        _mean([outcome.utilisation for outcome in outcomes]) or 0.0,
+    )
+
+
+def _starts(over: Iterable[JobOutcome], now: float) -> list[float]:
+    return [max(0.0, each.started - now) for each in over if each.started is not None]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _interval(values: Iterable[float]) -> Interval | None:
+    """From the 10th to the 90th of a hundred."""
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    low, middle, high = (_quantile(ordered, part) for part in (LOW, MIDDLE, HIGH))
+    return Interval(low, middle, high)
+
+
+def _quantile(ordered: Sequence[float], part: float) -> float:
+    place = part * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def _fields(rules: object, changes: Mapping[str, Any]) -> dict[str, Any]:
+    unknown = sorted(set(changes) - set(getattr(rules, "__dataclass_fields__", {})))
+    if unknown:
+        raise UsageError(f"there is no rule {unknown[0]}", field="rules", value=unknown[0], hint="see docs/settings.md")
+    return dict(changes)

@@ -1,0 +1,176 @@
+"""What will become of those who wait: held against what then came."""
+
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from koalapy.model.errors import NotFoundError, UsageError
+from koalapy.model.job import JobState
+from koalapy.record.beginning import People
+from koalapy.scheduling.effects import Effects
+from koalapy.scheduling.rules import Rules
+from koalapy.simulation.jobs import PlannedJob
+from koalapy.simulation.moment import Moment, moment_of
+from koalapy.simulation.simulation import Simulation
+from koalapy.simulation.twin import Change, forecast
+from tests.simulation.test_simulation import grid, job
+
+ALIKE = 100.0
+"""Seconds that every job runs."""
+
+
+def crowd(number: int, **spec: Any) -> list[PlannedJob]:
+    return [job(float(at), 1 + at * 5 % 12, ALIKE, **spec) for at in range(number)]
+
+
+def moment_at(jobs: list[PlannedJob], until: float, rules: Rules | None = None) -> Moment:
+    """What there is after so many seconds of a simulated grid."""
+    simulation = Simulation(grid(), rules, until=until)
+    simulation.run(jobs)
+    return moment_of(simulation.scheduler.queries, People(), until)
+
+
+@pytest.mark.parametrize("at", [150.0, 250.0, 333.0])
+def test_where_run_times_are_known_it_foretells_what_comes(at: float) -> None:
+    """Of jobs that are all alike, once some have ended: every start and end, exactly."""
+    jobs = [job(float(at), 1 + at * 5 % 8, ALIKE, coallocation=1) for at in range(30)]
+    came = {each.ident: each for each in Simulation(grid()).run(jobs).jobs}
+    foretold = forecast(moment_at(jobs, at))
+    assert len(foretold.jobs) > 5
+    for each in foretold.jobs:
+        assert each.ends is not None
+        assert at + each.ends.middle == pytest.approx(came[each.job].ended)
+        assert each.ends.low == pytest.approx(each.ends.high)
+        started = came[each.job].started
+        assert started is not None
+        if each.starts is not None:
+            assert at + each.starts.middle == pytest.approx(started)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    at=st.floats(1, 900), number=st.integers(1, 25), co=st.sampled_from(["cluster-minimization", "worst-fit", "auto"])
+)
+def test_whatever_the_moment_every_job_comes_to_its_end(at: float, number: int, co: str) -> None:
+    moment = moment_at(crowd(number, policy=co), at)
+    foretold = forecast(moment, draws=2)
+    assert {each.job for each in foretold.jobs} == {each.id for each in moment.jobs}
+    for each in foretold.jobs:
+        assert each.not_run == 0.0
+        assert each.ends is not None
+        assert 0 <= each.ends.low <= each.ends.middle <= each.ends.high
+
+
+def test_every_moment_of_a_start_can_be_taken_up() -> None:
+    """Components that are submitted, claimed, or about to run."""
+    where = grid(startup=5.0)
+    moments: list[Moment] = []
+    states: set[JobState] = set()
+    simulation: Simulation
+
+    def watch(now: float, effects: Effects) -> None:
+        states.update(each.state for each in effects.jobs.values())
+        moments.append(moment_of(simulation.scheduler.queries, People(), now))
+
+    simulation = Simulation(where, watch=watch)
+    simulation.run(crowd(5))
+    assert {JobState.CLAIMING, JobState.STARTING, JobState.RUNNING} <= states
+    for moment in moments[1:]:
+        assert all(each.not_run == 0.0 for each in forecast(moment, draws=1).jobs)
+
+
+def test_more_nodes_make_waits_shorter_and_fewer_longer() -> None:
+    moment = moment_at(crowd(30), 250.0)
+    as_it_is, more = forecast(moment), forecast(moment, Change(nodes={"new": 12}))
+    fewer = forecast(moment, Change(drained=("south",)))
+    assert as_it_is.mean_wait
+    assert more.mean_wait
+    assert more.mean_wait.middle < as_it_is.mean_wait.middle
+    # The widest fit nowhere without it.
+    assert any(each.not_run == 1.0 for each in fewer.jobs)
+
+
+def test_a_job_that_comes_first_starts_before_the_others() -> None:
+    moment = moment_at(crowd(30), 150.0)
+    waiting = [each for each in forecast(moment).jobs if each.starts is not None]
+    last = max(waiting, key=lambda each: each.starts.middle if each.starts else 0.0)
+    after = forecast(moment, Change(first=last.job)).of(last.job)
+    assert last.starts
+    assert after
+    assert after.starts
+    assert after.starts.middle < last.starts.middle
+
+
+def test_a_policy_is_for_all_that_wait() -> None:
+    moment = moment_at(crowd(30), 150.0)
+    alone = forecast(moment, Change(policy="fastest-one"))
+    assert any(each.not_run == 1.0 for each in alone.jobs), "those of more than 8 nodes fit on no single cluster"
+
+
+def test_a_rule_and_a_walltime() -> None:
+    moment = moment_at(crowd(30, walltime=1000.0), 250.0)
+    ident = max(each.id for each in moment.jobs)
+    shorter = forecast(moment, Change(rules={"queue": "fcfs"}, walltimes={ident: 10.0})).of(ident)
+    assert shorter
+    assert shorter.starts
+    assert shorter.ends
+    assert shorter.ends.middle - shorter.starts.middle == pytest.approx(10.0)
+
+
+def test_with_walltimes_alone_the_interval_is_wide_and_within_them() -> None:
+    jobs = crowd(12, walltime=1000.0)
+    foretold = forecast(moment_at(jobs, 50.0), draws=20)
+    running = [each for each in foretold.jobs if each.starts is None]
+    assert running
+    for each in running:
+        assert each.basis == "its walltime"
+        assert each.ends
+        assert each.ends.low < each.ends.high <= 1000.0
+
+
+def test_a_job_that_is_held_is_left_out() -> None:
+    moment = moment_at(crowd(20), 250.0)
+    last = max((each for each in moment.jobs if each.waits), key=lambda each: each.id)
+    held = tuple(replace(each, state=JobState.HELD) if each.id == last.id else each for each in moment.beginning.jobs)
+    foretold = forecast(replace(moment, beginning=replace(moment.beginning, jobs=held)), draws=1)
+    assert foretold.of(last.id) is None
+
+
+def test_a_cluster_that_is_out_of_reach_starts_nothing() -> None:
+    moment = moment_at(crowd(20), 250.0)
+    alone = replace(moment, nodes={"north": moment.nodes["north"]})
+    foretold = forecast(alone, draws=1)
+    assert any(each.not_run == 1.0 for each in foretold.jobs)
+
+
+def test_nothing_to_foretell() -> None:
+    foretold = forecast(moment_at([job(0.0, 1)], 500.0))
+    assert (foretold.jobs, foretold.mean_wait, foretold.mean_response) == ((), None, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (Change(drained=("nowhere",)), "no cluster nowhere|there is no such cluster"),
+        (Change(nodes={"north": 4}), "north already"),
+        (Change(nodes={"new": 0}), "0 nodes"),
+        (Change(first=1), "job 1 does not wait"),
+        (Change(walltimes={999: 10.0}), "job 999 does not wait"),
+        (Change(policy="no-such"), "no-such"),
+        (Change(rules={"no_such": 1}), "no rule no_such"),
+        (Change(rules={"claim_factor": 7}), "claim_factor"),
+    ],
+)
+def test_a_change_that_cannot_be_is_refused(change: Change, said: str) -> None:
+    with pytest.raises((UsageError, NotFoundError), match=said):
+        forecast(moment_at(crowd(20), 250.0), change)
+
+
+def test_equal_moments_give_equal_answers_also_after_they_were_packed() -> None:
+    moment = moment_at(crowd(20, walltime=500.0), 50.0)
+    packed: Moment = pickle.loads(pickle.dumps(moment))
+    assert forecast(packed, draws=3, seed=4) == forecast(moment, draws=3, seed=4)
