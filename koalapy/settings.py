@@ -197,6 +197,11 @@ class ClusterSection(ClusterProfile, SiteSettings):
 
     speed: Annotated[float, Field(gt=0)] = 1.0
     """Of its nodes, as against those of the other clusters."""
+    uplink_bandwidth: (
+        Annotated[float, BeforeValidator(bytes_per_second_of), Field(gt=0, allow_inf_nan=False)] | None
+    ) = None
+    """Bytes per second of its link to all other clusters together; also as ``1Gbit`` or ``100MB``. By default what was
+    measured of its links."""
     token: Secret | None = field(default=None, repr=False)
     """What the cluster's agent must show to be let in."""
     user: UserName | None = None

@@ -280,6 +280,7 @@ class Agent:
             walltime=component.walltime,
             modules=self._settings.modules,
             user=component.user,
+            node_class=component.node_class,
             secrets=() if component.old_secret else self._secrets.all_of(component.name, component.size),
         )
 
@@ -437,9 +438,9 @@ class Agent:
             return ""
         component = self._new(message.token, message.size, message.walltime)
         component.stage, component.collect = message.stage, tuple(message.collect)
-        component.user = self._accounts.acting(message.local_user)
+        component.user, component.node_class = self._accounts.acting(message.local_user), message.node_class
         component.fetched = not component.user
-        submit = message.model_dump(include={"size", "walltime", "name", "stage", "collect"})
+        submit = message.model_dump(include={"size", "walltime", "name", "stage", "collect", "node_class"})
         submit |= {"user": component.user, "output_limit": component.output_limit}
         component.folder.write(submit=submit)
         self._reporter.add(component)

@@ -56,6 +56,8 @@ class Component:
     collect: tuple[str, ...] = ()
     user: str = ""
     """The account that it runs as; empty: the agent's own."""
+    node_class: str = ""
+    """Which of the cluster's nodes it is to get; empty: any."""
     fetched: bool = True
     """Whether all that its runners left is in ``folder``, and not still where only that account can read."""
     output_limit: int = DEFAULT_OUTPUT_LIMIT
@@ -112,6 +114,7 @@ class Component:
             submitted.get("stage"),
             tuple(submitted.get("collect", ())),
             user := submitted.get("user", ""),
+            submitted.get("node_class", ""),
             not user,
             submitted.get("output_limit", DEFAULT_OUTPUT_LIMIT),
         )

@@ -171,6 +171,7 @@ class Reporter:
                 disks=tuple(self.disks),
                 versions=self.versions,
                 calls=self.calls(),
+                node_classes=snapshot.node_classes,
             )
         else:
             known = self._reported or EMPTY_REPORT

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, ValidationInfo
+from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo
 
 import koalapy
 from koalapy.agents.lrm.kinds import KINDS, LrmKind
+from koalapy.agents.lrm.node_classes import NodeClassSettings
 from koalapy.model.disk import DiskLimits
 from koalapy.tls import Trust
 
@@ -36,6 +37,9 @@ def _socket_path(path: str) -> str:
     if path != NO_SOCKET and not path.startswith("/"):
         raise ValueError(f"{path} is not an absolute path: give one, or {NO_SOCKET}")
     return path
+
+
+NodeClassName = Annotated[str, StringConstraints(pattern=r"^[\w.+-]{1,100}$")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +96,8 @@ class SiteSettings:
     """At which other sites' head nodes reach this one to pull files; by default any free one."""
     transfer_limit: Annotated[int, Field(ge=1, le=64)] = 4
     """How many files and folders are pulled from other sites at once; further ones wait for their turn."""
+    node_classes: dict[NodeClassName, NodeClassSettings] = field(default_factory=dict)
+    """Which of its nodes are alike, and what they are, where its resource manager does not say it."""
     forget_after: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 14 * 86400.0
     """Seconds after which the agent removes what is left of a daemon that is not heard of any more, while there is
     another: stages and ended components, as after the database was wiped."""

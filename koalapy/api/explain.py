@@ -57,6 +57,8 @@ class PastReasonView(Output):
 class PlacedComponentView(Output):
     size: int
     cluster: str
+    node_class: str
+    """Which of the cluster's nodes it gets, by the name of their class; empty: any."""
     request_index: int | None
     """Its place among the components of the request, if it has one there."""
 

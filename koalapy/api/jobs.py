@@ -71,6 +71,8 @@ class _PlacedView(Output):
     index: int
     cluster: str
     size: int
+    node_class: str
+    """Which of its cluster's nodes it gets, by the name of their class; empty: any."""
     state: str
     hosts: list[str]
     exit_code: int | None

@@ -50,8 +50,8 @@ from koalapy.model.replica import Catalogue
 from koalapy.placement.registry import Registry
 from koalapy.ports import ClusterRecord
 from koalapy.resources import raise_limit
-from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.events import AgentFailed
+from koalapy.scheduling.grid import GridStatus
 from koalapy.service.advisor import Advisor
 from koalapy.service.agent_messages import TransferFeedback
 from koalapy.service.alerts import LOOK_INTERVAL as LOOK_INTERVAL_OF_ALERTS
@@ -116,7 +116,7 @@ async def run(
     catalogue = Catalogue(stores.files.replicas())
     beginning = beginning_of(settings, policies, stores, links, catalogue)
     scheduler = beginning.scheduler(policies, _nonce, time.monotonic)
-    describe = _describer(settings, scheduler.queries.grid.__getitem__, data_dir)
+    describe = _describer(settings, scheduler.queries.grid, data_dir)
     epoch = stores.jobs.epoch
     outbox = Outbox(stores.saved.outbox, epoch)
     engine = Engine(scheduler, stores.jobs, outbox, epoch=epoch, describe=describe, catalogue=catalogue)
@@ -186,15 +186,19 @@ def _nonce() -> str:
     return secrets.token_hex(8)
 
 
-def _describer(settings: Settings, status_of: Callable[[str], ClusterStatus], data_dir: Path) -> Describe:
+def _describer(settings: Settings, grid: GridStatus, data_dir: Path) -> Describe:
     def describe(name: str) -> ClusterRecord:
-        cluster = status_of(name)
+        cluster = grid[name]
         section = settings.clusters.get(name, ClusterSection(kind="drmaa"))
         details: dict[str, object] = {}
         if section.lrm.on_this_host:
             directory = _agent_directory(data_dir, name)
             details["directory"] = str(directory / "lrm")
             details["replica_directories"] = section.replica_directories or [str(replica_directory(directory))]
+        if classes := cluster.node_classes:
+            details["node_classes"] = [asdict(each) for each in classes]
+        if (uplink := grid.uplinks.get(name)) is not None:
+            details["uplink"] = asdict(uplink)
         if cluster.disks:
             details["disks"] = [asdict(disk) for disk in cluster.disks]
         if cluster.reported_at is not None:

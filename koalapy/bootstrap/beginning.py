@@ -57,7 +57,7 @@ def known_clusters(settings: Settings, saved: Saved) -> list[KnownCluster]:
     known = {record.name: record for record in saved.clusters}
     clusters = []
     for name, section in settings.clusters.items():
-        cluster = KnownCluster(name, section.speed, _profile(section))
+        cluster = KnownCluster(name, section.speed, _profile(section), uplink_bandwidth=section.uplink_bandwidth)
         if (before := known.get(name)) is not None:
             cluster = replace(
                 cluster,

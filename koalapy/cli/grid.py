@@ -32,6 +32,15 @@ def _look(client: Client) -> list[dict[str, Any]]:
     return [{**cluster, "last_heard": None} for cluster in found]
 
 
+def show(name: Name, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
+    """Show one cluster: its nodes, by class where they differ, and its link to the others."""
+    found = Client(url, token).cluster(name)
+    if as_json:
+        show_json(found)
+    else:
+        print(tables.cluster(found))
+
+
 def clear(name: Name, url: Url = DEFAULT_URL, token: Token = None) -> None:
     """Use a cluster again that was given up after errors."""
     cluster = Client(url, token).act_on_cluster(name, "clear")
@@ -80,6 +89,6 @@ def metrics(
 clusters_group = Group(
     "Show clusters, or act on one.\n\nUSED are nodes of this scheduler's jobs, BACKGROUND those that the clusters' own "
     "users have, past the scheduler.",
-    {"clear": clear, "drain": drain, "resume": resume},
+    {"clear": clear, "drain": drain, "resume": resume, "show": show},
     default=clusters,
 )

@@ -12,6 +12,7 @@ from koalapy.cli.errors import printable
 from koalapy.cli.gantt import chart
 from koalapy.cli.submission import nodes_of
 from koalapy.cli.width import folded, left, terminal_size
+from koalapy.model.quantities import bytes_text
 from koalapy.model.wording import clock, duration, nodes
 
 Json = dict[str, Any]
@@ -95,6 +96,27 @@ def cluster_row(cluster: Json) -> list[object]:
     return [*(cluster[name.lower()] for name in CLUSTERS[:-1]), _cluster_reason(cluster)]
 
 
+def _size(component: Json) -> str:
+    """Its nodes, with their class if it asked for one; daemons of before there were classes tell none."""
+    return " ".join(filter(None, (str(component["size"]), component.get("node_class"))))
+
+
+def cluster(found: Json) -> str:
+    """One cluster: its line, what its nodes are, and its link to the others."""
+    parts, details = [clusters([found])], found["details"]
+    if classes := details.get("node_classes"):
+        rows = [[c["name"] or "all", c["total"], c["idle"], f"{c['power']:g}", _memory(c)] for c in classes]
+        parts.append(table(["CLASS", "TOTAL", "IDLE", "POWER", "MEMORY"], rows))
+    if (uplink := details.get("uplink")) is not None:
+        capacity = "not known" if uplink["capacity"] is None else f"{bytes_text(uplink['capacity'])}/s"
+        parts.append(f"uplink: {bytes_text(uplink['consumed'])}/s used of {capacity}")
+    return "\n\n".join(parts)
+
+
+def _memory(node_class: Json) -> str:
+    return "-" if node_class["memory"] is None else bytes_text(node_class["memory"])
+
+
 def clusters(found: Sequence[Json]) -> str:
     return table(CLUSTERS, [cluster_row(cluster) for cluster in found])
 
@@ -176,7 +198,7 @@ def job_page(
     parts = ["\n".join(f"{name.rjust(width)}  {printable(value)}" for name, value in facts)]
     if job["components"]:
         rows = [
-            [c["index"], c["cluster"], c["size"], c["state"], c["lrm_job"] or "-", ",".join(c["hosts"]), c["error"]]
+            [c["index"], c["cluster"], _size(c), c["state"], c["lrm_job"] or "-", ",".join(c["hosts"]), c["error"]]
             for c in job["components"]
         ]
         parts.append(table(["COMPONENT", "CLUSTER", "NODES", "STATE", "LRM JOB", "HOSTS", "ERROR"], rows))

@@ -68,6 +68,8 @@ class NodeClass:
     """Effective power: what their processors can do, as far as nobody else uses them, relative to 1 (semantics 7)."""
     memory: int | None = None
     """Bytes of a node; None: not known, and never too small."""
+    total: int = 0
+    """How many of them there are, idle or not; fewer than ``idle``: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,37 @@ class ClusterView:
     def usable_idle(self) -> int:
         """Nodes that may be promised now: none where the cluster is not usable."""
         return self.idle if self.state is ClusterState.USABLE else 0
+
+    def with_idle(self, idle: int) -> "ClusterView":
+        """The same cluster, if so many nodes were idle."""
+        return replace(self, idle=idle, node_classes=of_so_many(self.node_classes, idle))
+
+
+def of_so_many(classes: tuple[NodeClass, ...], idle: int) -> tuple[NodeClass, ...]:
+    """The classes, if ``idle`` nodes were idle in all.
+
+    Fewer: those are gone that resource managers give first to who asks for no class, which are those of the first
+    classes. More: of which class they are is known only as far as all others have not so many nodes; the rest are of no
+    named class, and as good as the worst.
+    """
+    more = idle - sum(each.idle for each in classes)
+    if not classes or not more:
+        return classes
+    fitted = []
+    if more < 0:
+        for each in classes:
+            gone = min(each.idle, -more)
+            more += gone
+            fitted.append(replace(each, idle=each.idle - gone) if gone else each)
+        return tuple(fitted)
+    totals = [max(each.total, each.idle) for each in classes]
+    for each, total in zip(classes, totals, strict=True):
+        fitted.append(replace(each, idle=min(total, max(each.idle, idle - sum(totals) + total))))
+    if (rest := idle - sum(each.idle for each in fitted)) > 0:
+        power = min(each.power for each in classes)
+        known = [each.memory for each in classes if each.memory is not None]
+        fitted.append(NodeClass("", rest, power, min(known, default=None)))
+    return tuple(fitted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,6 +167,8 @@ class Component:
     """The rank of the component that it stands in for, if it is not one of the first."""
     superseded: bool = False
     """Whether its claim failed and another component of the attempt stands in for it."""
+    node_class: str = ""
+    """Which of its cluster's nodes it gets, by the name of their class; empty: any."""
 
     @property
     def staging(self) -> bool:

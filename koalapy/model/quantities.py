@@ -1,4 +1,4 @@
-"""Spans of time and bandwidths as people write them: ``0.5ms``, ``1Gbit``, ``100MB``."""
+"""Spans of time, sizes and bandwidths as people write them: ``0.5ms``, ``1Gbit``, ``100MB``."""
 
 import re
 
@@ -22,6 +22,12 @@ def bytes_per_second_of(value: float | str) -> float:
     """A number of bytes per second, or a text with a unit; ``ValueError`` that says what to write."""
     text = re.sub(r"/s$", "", value.strip()) if isinstance(value, str) else value
     return _quantity(text, BYTES_PER_SECOND, "give bytes per second, or a number with a unit: 1Gbit, 100MB")
+
+
+def bytes_of(value: float | str) -> int:
+    """A number of bytes, or a text with a unit; ``ValueError`` that says what to write."""
+    units = {unit: factor for unit, factor in BYTES_PER_SECOND.items() if not unit.endswith("bit")}
+    return int(_quantity(value, units, "give bytes, or a number with a unit: 64GB, 512MiB"))
 
 
 def bytes_text(size: float) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from annotated_types import MaxLen
+from annotated_types import Interval, MaxLen
 
 from koalapy.model.bounds import (
     MAX_LISTED,
@@ -118,6 +118,20 @@ class Versions:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeClassReport:
+    """Nodes of a cluster that are alike; ``idle`` are those that a job could have now which asks for this class."""
+
+    name: Name
+    """By which components ask for them; empty where all nodes are alike."""
+    total: Nodes
+    idle: Nodes
+    power: Annotated[float, Interval(gt=0, le=1e6)] | None = None
+    """What they can do as against nodes of other clusters; None: as the cluster's speed has it."""
+    memory: Bytes | None = None
+    """Bytes of each; None: not known."""
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterReport:
     """Node counts of the cluster; ``holding`` are the tokens of ours whose nodes are counted as not idle."""
 
@@ -137,6 +151,9 @@ class ClusterReport:
     """Where the agent writes."""
     versions: Versions | None = None
     """None of an agent of before there was this."""
+    node_classes: Annotated[tuple[NodeClassReport, ...], MaxLen(MAX_LINES)] = ()
+    """In the order in which the resource manager gives nodes to who asks for no class; none where it has but nodes of
+    which nothing is known."""
     calls: Annotated[tuple[LrmCalls, ...], MaxLen(MAX_LINES)] = field(default=(), compare=False)
     """Told with the next report that there is for another reason: they change with every look."""
     type: Literal["report"] = field(default="report", kw_only=True)

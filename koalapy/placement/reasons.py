@@ -2,7 +2,6 @@
 
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import replace
 
 from koalapy.model.cluster import ClusterState, ClusterView, GridView
 from koalapy.model.placement import ClusterReason
@@ -68,4 +67,4 @@ def idle_that_suffices(cluster: ClusterView, fits: Callable[[int], bool], least:
 
 def with_idle(grid: GridView, cluster: ClusterView, idle: int) -> GridView:
     """The grid as it would be if a cluster had so many idle nodes."""
-    return grid.changed([replace(cluster, idle=idle)])
+    return grid.changed([cluster.with_idle(idle)])

@@ -241,6 +241,8 @@ class Submit(Command):
     """Patterns of files in that folder to be handed to the daemon before the component counts as ended."""
     local_user: Name = ""
     """The account on the cluster that the job is to run as, where its agent acts for many; empty where it does not."""
+    node_class: Name = ""
+    """Which of the cluster's nodes it is to get, by a name that its reports have; empty: any."""
 
 
 class PlanNode(TypedDict):

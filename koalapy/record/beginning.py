@@ -35,12 +35,13 @@ class KnownCluster:
     unusable: bool = False
     note: str = ""
     trials: int = 0
+    uplink_bandwidth: float | None = None
 
     def status(self) -> ClusterStatus:
         """A new one, which changes from then on."""
         health = HealthStatus(self.errors, self.unusable, self.note, self.trials)
         cluster = ClusterStatus(self.name, self.speed, self.profile, health=health, drained=self.drained)
-        cluster.total = self.total
+        cluster.total, cluster.uplink_bandwidth = self.total, self.uplink_bandwidth
         return cluster
 
     def alone(self) -> "KnownCluster":

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from math import inf
 
-from koalapy.model.cluster import ClusterState, ClusterView, Drain
+from koalapy.model.cluster import ClusterState, ClusterView, Drain, NodeClass
 from koalapy.model.disk import Disk
 from koalapy.model.job import JobId, Token
 from koalapy.model.profile import ClusterProfile
@@ -13,11 +13,13 @@ from koalapy.model.request import ClusterName
 from koalapy.model.wording import listed
 from koalapy.scheduling.claiming.evidence import ClaimEvidence
 from koalapy.scheduling.cluster_conditions import ContactStatus, Doubt, HealthStatus, Limit
+from koalapy.scheduling.node_classes import NodeClasses
 
 
 @dataclass(slots=True, eq=False)
 class ClusterStatus:
-    """One cluster. Nodes are counted; which ones a component gets is the cluster's own business."""
+    """One cluster. Nodes are counted, those of each class too; which ones a component gets is the cluster's own
+    business."""
 
     name: ClusterName
     speed: float = 1.0
@@ -29,6 +31,11 @@ class ClusterStatus:
     touched: Callable[[ClusterName], None] = lambda _: None
     """Is told of each change here that bears on what the cluster can be given; those of its state, which others make,
     are told by ``Ledger.cluster_changed``."""
+
+    uplink_bandwidth: float | None = None
+    """Bytes per second of its link to all others, as configured; None: as links were measured."""
+    uplink_changed: Callable[[], None] = lambda: None
+    """Is told when what runs here exchanges more or less with other clusters."""
 
     # As its agent reported
 
@@ -56,6 +63,7 @@ class ClusterStatus:
     resource manager. It is so until it has told them anew."""
     over: set[Token] = field(default_factory=set)
     """Components whose program has ended, as was told before its exit code."""
+    classes: NodeClasses = field(default_factory=NodeClasses)
     _idle: int = 0
     _holding: frozenset[Token] = frozenset()
 
@@ -87,6 +95,8 @@ class ClusterStatus:
     """Of those that are leaving after a grace: when that is over."""
     _there_by: dict[Token, float] = field(default_factory=dict)
     """When it is over of all whose nodes others were promised."""
+    _demands: dict[Token, float] = field(default_factory=dict)
+    """Bytes per second that components exchange with other clusters, of those of which that is known."""
     _promised_of: dict[Token, frozenset[Token]] = field(default_factory=dict)
     """The components that were leaving when others were promised nodes that were not idle: theirs."""
     _kept: dict[JobId, int] = field(default_factory=dict)
@@ -112,6 +122,7 @@ class ClusterStatus:
         self.capacity_gained |= bool(self.lacks - report.lacks)
         self.lacks, self.disks = report.lacks, report.disks
         before, expected = (self.available if not self.problem or report.problem else 0), self.expected
+        classes = () if self.problem else self.node_classes
         self.problem, self.notices = report.problem, report.notices
         if not report.problem:
             self.outdated_since = None
@@ -123,6 +134,7 @@ class ClusterStatus:
         self.total, self._idle = report.total, min(report.idle, report.total)
         self.down = min(report.down, self.total - self._idle)
         self.background = min(report.background, self.total - self._idle - self.down)
+        self.classes.report(report.node_classes, self.speed)
         self.reported = True
         if self.doubt is not None and self._idle < self.doubt.nodes:
             # Somebody has taken some of them: these were there.
@@ -130,7 +142,7 @@ class ClusterStatus:
         self._take_holding(report.holding)
         for token in [token for token in self._leaving if token not in self.live and not self.holds(token)]:
             del self._leaving[token]
-        self.capacity_gained |= self.available > before
+        self.capacity_gained |= self.available > before or _has_more(self.node_classes, classes)
         self.departs |= self.expected > expected
 
     def _take_holding(self, holding: frozenset[Token]) -> None:
@@ -146,11 +158,22 @@ class ClusterStatus:
         self._awaiting[token] = size
         self._promised += size
 
-    def promise(self, token: Token, size: int, *, preemptible: bool = False, guest: bool = False) -> None:
-        """Nodes are given to a component; they stop being available now, not when the cluster says so.
+    def promise(
+        self,
+        token: Token,
+        size: int,
+        node_class: str = "",
+        *,
+        preemptible: bool = False,
+        guest: bool = False,
+        demand: float = 0.0,
+    ) -> None:
+        """Nodes, of a class if it asks for one, are given to a component; they stop being available now, not when the
+        cluster says so.
 
         ``preemptible``: as long as it does not end anyway, it makes room for jobs of high priority; and, as a
-        ``guest``, for those whose home site this is.
+        ``guest``, for those whose home site this is. ``demand``: bytes per second that it will exchange with other
+        clusters.
         """
         self.touched(self.name)
         if size > self.idle:
@@ -159,6 +182,10 @@ class ClusterStatus:
         self.live[token] = size
         if guest:
             self._guests.add(token)
+        self.classes.promise(token, node_class)
+        if demand:
+            self._demands[token] = demand
+            self.uplink_changed()
         if preemptible:
             self._make_preemptible(token, size)
         if token not in self._holding:
@@ -231,6 +258,9 @@ class ClusterStatus:
         before, expected = self.available, self.expected
         self.delivering.discard(token)
         size = self.live.pop(token, 0)
+        self.classes.release(token)
+        if self._demands.pop(token, 0.0):
+            self.uplink_changed()
         self._promised_of.pop(token, None)
         self.over.discard(token)
         self._leave_by.pop(token, None)
@@ -273,6 +303,22 @@ class ClusterStatus:
         if self.doubt is not None:
             free -= self.doubted
         return max(0, self._within_limit(free))
+
+    @property
+    def node_classes(self) -> tuple[NodeClass, ...]:
+        """The available nodes by what they are; none where they are not known to differ."""
+        return self.classes.idle(self.available, self._awaiting)
+
+    def available_of(self, node_class: str) -> int:
+        """The available nodes of a class; of any, where it has no name."""
+        if not node_class:
+            return self.available
+        return sum(each.idle for each in self.node_classes if each.name == node_class)
+
+    @property
+    def consumed(self) -> float:
+        """Bytes per second that what runs here exchanges with other clusters, as far as that is known."""
+        return sum(self._demands.values())
 
     def keep_for(self, job: JobId, nodes: int) -> None:
         """Give so many nodes to nobody else than a job, in place of those that were kept for it before."""
@@ -442,4 +488,11 @@ class ClusterStatus:
         if state is ClusterState.PROBATION:
             state = ClusterState.UNUSABLE if self._trials else ClusterState.USABLE
         note = "" if state is ClusterState.USABLE else self.why
-        return ClusterView(self.name, self.total, idle, state, self.speed, note)
+        classes = self.classes.idle(idle, self._awaiting)
+        return ClusterView(self.name, self.total, idle, state, self.speed, note, classes)
+
+
+def _has_more(now: tuple[NodeClass, ...], before: tuple[NodeClass, ...]) -> bool:
+    """Whether there are more nodes of some class, or of a better one."""
+    known = {(each.name, each.power, each.memory): each.idle for each in before}
+    return any(each.idle > known.get((each.name, each.power, each.memory), 0) for each in now)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
-from koalapy.model.cluster import ClusterPair, ClusterState, ClusterView, GridView, Link
+from koalapy.model.cluster import ClusterPair, ClusterState, ClusterView, GridView, Link, Uplink
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.replica_sites import ReplicaSites
@@ -36,8 +36,11 @@ class GridStatus:
         """Another one with each change of what is known."""
         self._touches: list[ClusterName] = []
         """The clusters that were changed in the last moments before this one."""
+        self._measured: Mapping[ClusterName, float] | None = None
+        self._uplinks: Mapping[ClusterName, Uplink] | None = None
+        """None: to be worked out again, as their capacities or what they carry may have changed."""
         for cluster in self._clusters.values():
-            cluster.touched = self.touch
+            cluster.touched, cluster.uplink_changed = self.touch, self._forget_uplinks
         self._news_taken = 0
         self._available = self.lens(lambda cluster: cluster.available)
 
@@ -114,11 +117,33 @@ class GridStatus:
 
     def with_what_is_known(self, view: GridView) -> GridView:
         """A view with the links, and where files are, as they are known now."""
-        if view.links is self._links and view.replicas is self._replicas:
+        uplinks = self.uplinks
+        if view.links is self._links and view.replicas is self._replicas and view.uplinks is uplinks:
             return view
-        return GridView(view.clusters, self._links, replicas=self._replicas, cut_off=view.cut_off)
+        return GridView(view.clusters, self._links, (), self._replicas, view.cut_off, uplinks)
 
     # What is known beside the clusters; views of before keep what they were made of
+
+    @property
+    def uplinks(self) -> Mapping[ClusterName, Uplink]:
+        """Each cluster's link to all others, of those of which anything is known; another object when one has changed.
+
+        One that is not configured has at least what was measured from there to any other, or back.
+        """
+        if self._uplinks is None:
+            if self._measured is None:
+                self._measured = _most_measured(self._links)
+            uplinks = {}
+            for cluster in self._clusters.values():
+                capacity = cluster.uplink_bandwidth or self._measured.get(cluster.name)
+                uplink = Uplink(capacity, cluster.consumed)
+                if uplink != Uplink():
+                    uplinks[cluster.name] = uplink
+            self._uplinks = uplinks
+        return self._uplinks
+
+    def _forget_uplinks(self) -> None:
+        self._uplinks = None
 
     def link(self, one: ClusterName, other: ClusterName) -> Link:
         """What is known of the network from one cluster to another, or within one; the way back where that is all."""
@@ -128,6 +153,7 @@ class GridStatus:
         """Take in a measurement of one way; what it does not say stays as it was, but of an unreachable link nothing
         does, either way."""
         self._link_learned = True
+        self._measured = self._uplinks = None
         self.touch(NONE_OF_THEM)
         if link.unreachable:
             self._links = self._links | {(one, other): link, (other, one): link}
@@ -152,6 +178,16 @@ class GridStatus:
         self.files_gone = 0
         self._replicas = self._replicas.without_gone(wanted)
         self.touch(NONE_OF_THEM)
+
+
+def _most_measured(links: Links) -> dict[ClusterName, float]:
+    """The highest bandwidth between each cluster and another."""
+    most: dict[ClusterName, float] = {}
+    for pair, link in links.items():
+        if pair[0] != pair[1] and link.bandwidth is not None:
+            for name in pair:
+                most[name] = max(most.get(name, 0.0), link.bandwidth)
+    return most
 
 
 class Lens:

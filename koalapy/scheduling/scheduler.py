@@ -325,7 +325,7 @@ class Scheduler:
                 if component.state is ComponentState.DELIVERING:
                     cluster.deliver(token)
                 elif component.state is ComponentState.STOPPING:
-                    cluster.promise(token, component.size)
+                    cluster.promise(token, component.size, component.node_class)
                     self._attempts.leave_after_grace(job, component)
                 elif component.state not in (ComponentState.PLACED, ComponentState.ENDED):
                     held.append((job, component))

@@ -82,6 +82,7 @@ def _submit(job: Job, own: dict[str, Any], local_user: str) -> Submit:
         stage=job.stage_token(component) if component.staging else None,
         collect=list(job.spec.collect),
         local_user=local_user,
+        node_class=component.node_class,
     )
 
 

@@ -162,6 +162,7 @@ components = Table(
     Column("staged", Whole(), nullable=False, server_default="0"),
     Column("staged_at", Float),
     Column("warned_at", Float),
+    Column("node_class", Plain(1000), nullable=False, server_default=""),
     Index(None, "cluster", "job_id"),
     Index(None, "ended_at"),
 )

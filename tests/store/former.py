@@ -49,7 +49,7 @@ SINCE = {
     | {"workdir_optional": 10, "mail_type": 14, "mail_user": 14, "webhook": 14, "warning": 15},
     "Attempt": {"start_estimate": 2, "claim_at": 2, "nonce": 6},
     "Component": {"submitted_at": 2, "transfer_time": 2, "replaces": 2, "superseded": 2, "sources": 3}
-    | {"staging_since": 3, "stage_size": 3, "staged": 3, "staged_at": 3, "warned_at": 15},
+    | {"staging_since": 3, "stage_size": 3, "staged": 3, "staged_at": 3, "warned_at": 15, "node_class": 16},
     "InputFile": {"distribution": 3, "part": 3, "target": 3},
     "ClusterRecord": {"trials": 2, "drained": 2},
     "Measurement": {"back": 10},

@@ -6,6 +6,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal, Protocol
 
+from koalapy.model.reports import NodeClassReport
+
 JOB_PREFIX = "koala-"
 """How the names of our jobs begin, in every resource manager."""
 Fault = Literal["job", "limit", "site"]
@@ -68,6 +70,8 @@ class LrmSnapshot:
     """Why no job can be submitted though all this is known; empty when one can, as far as that shows."""
     notices: tuple[str, ...] = ()
     """What people should know beside the counts."""
+    node_classes: tuple[NodeClassReport, ...] = ()
+    """By what its nodes are, as far as they are known to differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,8 @@ class LrmSubmission:
     """The account that it runs as; empty: the agent's own."""
     secrets: Sequence[str] = field(default=(), repr=False)
     """One for each node's runner, which nobody else may get to know."""
+    node_class: str = ""
+    """The class that its nodes must be of, by its name in the snapshots; empty: any."""
 
 
 @dataclass(frozen=True, slots=True)

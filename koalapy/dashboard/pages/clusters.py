@@ -13,7 +13,7 @@ from koalapy.dashboard.lanes import Calls, Lane, calls_of, lane_of, problems_fir
 from koalapy.dashboard.pictures.node_grid import NodeCounts
 from koalapy.dashboard.survey import Surveyor
 from koalapy.dashboard.troubles import Trouble, trouble_of
-from koalapy.model.cluster import Drain
+from koalapy.model.cluster import Drain, NodeClass, Uplink
 from koalapy.model.disk import Disk
 from koalapy.model.identity import Identity, Role
 from koalapy.model.profile import ClusterProfile
@@ -106,6 +106,9 @@ class ClusterPage:
     """How many components there are in all."""
     profile: ClusterProfile
     speed: float
+    node_classes: Sequence[NodeClass]
+    """The nodes that may be placed on now, by what they are; none where they are not known to differ."""
+    uplink: Uplink | None
     details: Mapping[str, object]
 
 
@@ -187,6 +190,8 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: Surveyor) -
             held=len(known.live),
             profile=known.profile,
             speed=known.speed,
+            node_classes=known.node_classes,
+            uplink=queries.grid.uplinks.get(name),
             details={name: told for name, told in record.details.items() if name in PLACES},
         )
 

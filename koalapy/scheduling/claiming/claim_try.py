@@ -1,7 +1,5 @@
 """What one claiming try has to go by: which components could start now, on nodes of which clusters."""
 
-from dataclasses import replace
-
 from koalapy.model.cluster import GridView
 from koalapy.model.job import Component, Job
 from koalapy.model.request import ClusterName
@@ -19,16 +17,18 @@ class ClaimTry:
         self._grid, self._job = state.grid, job.id
         self.preemption = preemption
         self._taken: dict[ClusterName, int] = {}
+        self._taken_of: dict[tuple[ClusterName, str], int] = {}
+        """Those of which a class was asked for."""
         self._gang_size = len(live(job).gang)
         self.startable: list[Component] = []
         self.blocked: list[Component] = []
         self.preempting: list[Component] = []
         """Of those that can start: those that wait for others to be preempted."""
         for component in sorted(unclaimed(job), key=lambda c: (-c.size, c.rank)):
-            free = self.free(component.cluster)
+            free = self._free_for(component)
             if free is not None and component.size <= free:
                 self._take(component)
-            elif free is not None and preemption is not None:
+            elif free is not None and preemption is not None and not component.node_class:
                 cluster = state.grid[component.cluster]
                 if component.size + self._taken.get(cluster.name, 0) <= preemption.available(cluster):
                     self.preempting.append(component)
@@ -56,6 +56,14 @@ class ClaimTry:
             return None
         return max(0, status.available - status.kept_from(self._job)) - taken
 
+    def _free_for(self, component: Component) -> int | None:
+        """The same for a component that may want nodes of a class. Whom it could preempt for these nobody knows."""
+        free, name = self.free(component.cluster), component.node_class
+        if free is None or not name:
+            return free
+        taken = self._taken_of.get((component.cluster, name), 0)
+        return min(free, self._grid[component.cluster].available_of(name) - taken)
+
     @property
     def view(self) -> GridView:
         """The grid as it is for another component."""
@@ -63,13 +71,13 @@ class ClaimTry:
         names = {name for name, nodes in self._taken.items() if nodes}
         names |= {cluster.name for cluster in self._grid.clusters() if cluster.kept_from(self._job)}
         taken = [cluster for name in sorted(names) if (cluster := view.get(name)) is not None]
-        return view.changed([replace(cluster, idle=max(0, self.free(cluster.name) or 0)) for cluster in taken])
+        return view.changed([cluster.with_idle(max(0, self.free(cluster.name) or 0)) for cluster in taken])
 
     def move(self, moved: Component, left_behind: ClusterName) -> None:
         """A component that could not start on the cluster it has left, or only by preemption, can start elsewhere."""
         if _take_out(self.startable, moved.index):
             _take_out(self.preempting, moved.index)
-            self._taken[left_behind] -= moved.size
+            self._taken[left_behind] -= moved.size  # it was of no class: of those none preempts
         else:
             _take_out(self.blocked, moved.index)
         self._take(moved)
@@ -81,6 +89,9 @@ class ClaimTry:
 
     def _take(self, component: Component) -> None:
         self._taken[component.cluster] = self._taken.get(component.cluster, 0) + component.size
+        if component.node_class:
+            key = component.cluster, component.node_class
+            self._taken_of[key] = self._taken_of.get(key, 0) + component.size
         self.startable.append(component)
 
 

@@ -95,7 +95,7 @@ class Bargain:
 
     def _lacking(self, job: Job) -> list[Component]:
         """The components to be claimed for that there is no room for where they are."""
-        return [c for c in unclaimed(job) if self._grid[c.cluster].available < c.size]
+        return [c for c in unclaimed(job) if self._grid[c.cluster].available_of(c.node_class) < c.size]
 
 
 def held(job: Job) -> list[Component]:

@@ -34,7 +34,9 @@ def current_state(
 def _placement(attempt: Attempt, timeline: Sequence[TimelineEntry]) -> Placement:
     """Where the attempt is, and what the policy said when it was placed there."""
     reasons = [e.reason for e in timeline if e.event == "placed" and e.generation == attempt.generation]
-    components = tuple(PlacedComponent(c.size, c.cluster, c.request_index) for c in attempt.gang)
+    components = tuple(
+        PlacedComponent(c.size, c.cluster, c.request_index, node_class=c.node_class) for c in attempt.gang
+    )
     return Placement(components, reasons[-1] if reasons else "")
 
 

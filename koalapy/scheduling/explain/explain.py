@@ -146,7 +146,8 @@ def _enough_if_usable(dry_run: DryRun, spec: JobSpec) -> list[str]:
     for cluster in closed[:MAX_CLOSED_CLUSTERS]:
         idle = max(0, cluster.trusted_available - dry_run.kept(cluster.name, spec.priority))
         opened = tuple(
-            replace(c, state=ClusterState.USABLE, idle=idle) if c.name == cluster.name else c for c in view.clusters
+            replace(c.with_idle(idle), state=ClusterState.USABLE) if c.name == cluster.name else c
+            for c in view.clusters
         )
         if isinstance(dry_run.ask(spec, replace(view, clusters=opened)), Placement):
             if cluster.state is ClusterState.DRAINED:

@@ -127,7 +127,7 @@ class _Ahead:
             for end in self.ends[:count]:
                 freed.update(end.nodes)
             clusters = tuple(
-                replace(c, idle=max(c.idle, min(self._spare[c.name] + freed[c.name], self._most[c.name])))
+                c.with_idle(max(c.idle, min(self._spare[c.name] + freed[c.name], self._most[c.name])))
                 for c in self._now
             )
             self._views[count] = replace(self._now, clusters=clusters)

@@ -38,7 +38,9 @@ class Attempts:
         """Nodes of its cluster are a component's from now on."""
         makes_room, cluster = is_preemptible(job, self._rules, now), self._grid[component.cluster]
         is_guest = self._sharing.reclaims and job.spec.home_site != component.cluster
-        cluster.promise(job.token(component.index), component.size, preemptible=makes_room, guest=is_guest)
+        cluster.promise(
+            job.token(component.index), component.size, component.node_class, preemptible=makes_room, guest=is_guest
+        )
 
     def component_waits(self, job: Job, component: Component, now: float) -> Job:
         """The LRM has queued the runner: local users may have been faster."""

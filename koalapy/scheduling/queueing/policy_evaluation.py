@@ -1,7 +1,6 @@
 """Evaluates the policies of jobs: what they answer depends on a job's shape, and on the view."""
 
 from collections import Counter
-from dataclasses import replace
 from itertools import islice
 
 from koalapy.model.cluster import ClusterState, GridView
@@ -93,7 +92,7 @@ class PolicyEvaluator:
             if not crowded:
                 return answer
             largest = {n: max(c.size for c in answer.components if c.cluster == n) * narrow for n in crowded}
-            view = view.changed([replace(c, idle=largest[c.name]) for c in view if c.name in largest])
+            view = view.changed([c.with_idle(largest[c.name]) for c in view if c.name in largest])
             another = self._eligibility.evaluate(policy, spec, self._looking_ahead(policy, spec, view))
             if isinstance(another, Refusal):
                 return whole if self._grid.is_all_on_trial else another

@@ -6,7 +6,7 @@ import json
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import koalapy
 from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.lrm.local.cluster import REQUEST_TIMEOUT, LocalCluster, raise_error
+from koalapy.agents.lrm.node_classes import KnownNode, NodeClassSettings, grouped
 from koalapy.agents.lrm.port import JOB_PREFIX, Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agents.runner_secrets import secret_files, write_secrets
 from koalapy.agents.settings import RUNNER, AgentSettings
@@ -32,13 +33,14 @@ OWN_USER = "grid"
 """Whose jobs here are those of the agent's own account."""
 START_FAILURES_FILE = "start-failures"
 """In the cluster's directory: a probability from 0 to 1 that counts instead of the configured one while it is there."""
+NO_CLASSES: Mapping[str, NodeClassSettings] = {}
 _FAILING_COMMAND = ("/bin/sh", "-c", "echo 'koala: this start fails on purpose (start_failures)' >&2; exit 1")
 
 
 def make(settings: AgentSettings) -> "LocalLrm":
     network = settings.network or "127.0.1"
     cluster = LocalCluster(settings.directory.with_name("lrm"), settings.cluster, settings.nodes, network, RUNNER)
-    return LocalLrm(cluster, JOB_PREFIX, settings.start_failures, JobFolders.of(settings))
+    return LocalLrm(cluster, JOB_PREFIX, settings.start_failures, JobFolders.of(settings), settings.node_classes)
 
 
 class LocalLrm:
@@ -46,10 +48,16 @@ class LocalLrm:
     everything else is background."""
 
     def __init__(
-        self, cluster: LocalCluster, prefix: str, start_failures: float = 0.0, folders: JobFolders | None = None
+        self,
+        cluster: LocalCluster,
+        prefix: str,
+        start_failures: float = 0.0,
+        folders: JobFolders | None = None,
+        node_classes: Mapping[str, NodeClassSettings] = NO_CLASSES,
     ) -> None:
         """``start_failures``: the probability that a start is made to fail."""
         self._folders = folders or JobFolders.alone()
+        self._classes = grouped([KnownNode(address) for address in cluster.addresses], node_classes)
         self.cluster = cluster
         self._failures = StartFailures(cluster.directory, cluster.name, start_failures)
         self._prefix = prefix
@@ -77,6 +85,8 @@ class LocalLrm:
     async def submit(self, submission: LrmSubmission) -> str:
         account = await self._account(submission.user)
         link = await self._connected()
+        wanted = submission.node_class
+        among = self._classes.asked_for(wanted, submission.nodes).nodes if wanted else ()
         if submission.user:
             files = {} if self._key else secret_files(submission.secrets)
             await self._folders.fill(submission.user, submission.workdir, files)
@@ -93,6 +103,7 @@ class LocalLrm:
             cwd=str(submission.workdir),
             output=str(submission.output),
             walltime=submission.walltime,
+            among=sorted(among),
             secrets=list(submission.secrets) if self._key else [],
         )
         return str(reply["job"])
@@ -158,6 +169,7 @@ class LocalLrm:
             idle=reply["idle"],
             background=background,
             down=len(down | (out.keys() - held)),
+            node_classes=self._classes.report(lambda nodes: len(nodes - held - out.keys())),
             jobs=(*jobs, *self._ended_jobs()),
         )
 

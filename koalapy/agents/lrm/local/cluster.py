@@ -38,6 +38,11 @@ class LocalCluster:
     start_timeout: float = 15.0
     """Seconds until a locald that does not answer is an error."""
 
+    @property
+    def addresses(self) -> list[str]:
+        """Those of its nodes, by their numbers."""
+        return [f"{self.network}.{number}" for number in range(1, self.nodes + 1)]
+
     def start(self) -> None:
         """Start the cluster's locald unless it runs; returns when it answers. Raises ``SiteError``."""
         environment = inherited(prefixes=OPEN_MPI) | {MARK: f"@{self.directory.resolve()}"}

@@ -43,6 +43,8 @@ class LocalJob:
     account: dict[str, Any] | None = None
     """As whom it runs, with number, groups and home; None: as locald itself."""
     walltime: float | None = None
+    among: frozenset[str] = frozenset()
+    """Addresses of the nodes that it may have; empty: any."""
     state: str = "queued"
     nodes: list[LocalNode] = field(default_factory=list)
     exit_code: int | None = None
@@ -89,7 +91,7 @@ class JobTable:
 
     def submit(self, request: dict[str, Any]) -> LocalJob:
         """Queue a job as a client describes it; raises ``RequestRejected`` naming the field that is wrong."""
-        job = _job_of(request, self._next_id, len(self.nodes))
+        job = _job_of(request, self._next_id, frozenset(node.address for node in self.nodes))
         self._next_id += 1
         self._remember(job)
         self.queue.append(job)
@@ -100,7 +102,7 @@ class JobTable:
         """Allocate nodes to the head of the queue, if there are enough for it."""
         if not self.queue:
             return None
-        idle = self.idle_nodes()
+        idle = self.idle_nodes(self.queue[0].among)
         if len(idle) < self.queue[0].size:
             return None
         job = self.queue.popleft()
@@ -126,8 +128,10 @@ class JobTable:
             job.lost, job.reason = True, reason
             self.seq += 1
 
-    def idle_nodes(self) -> list[LocalNode]:
-        return [node for node in self.nodes if node.job is None and node.state == "up"]
+    def idle_nodes(self, among: frozenset[str] = frozenset()) -> list[LocalNode]:
+        """Those that could be allocated now, of all or of these."""
+        idle = [node for node in self.nodes if node.job is None and node.state == "up"]
+        return [node for node in idle if node.address in among] if among else idle
 
     def node(self, name: object) -> LocalNode:
         """A node by name or address; raises ``RequestRejected``."""
@@ -172,12 +176,15 @@ class JobTable:
                 del self._newest[oldest.name]
 
 
-def _job_of(request: dict[str, Any], id: int, max_nodes: int) -> LocalJob:
+def _job_of(request: dict[str, Any], id: int, addresses: frozenset[str]) -> LocalJob:
     size = request.get("nodes")
     if type(size) is not int or size < 1:
         raise RequestRejected(f"nodes: a whole number of at least 1 is needed, not {size!r}")
-    if size > max_nodes:
-        raise RequestRejected(f"nodes: {size} asked for, the cluster has {max_nodes}", "limit")
+    if size > len(addresses):
+        raise RequestRejected(f"nodes: {size} asked for, the cluster has {len(addresses)}", "limit")
+    among = _among(request.get("among", []), addresses)
+    if among and size > len(among):
+        raise RequestRejected(f"nodes: {size} asked for, of {len(among)} that it may have", "limit")
     argv = request.get("argv")
     if not isinstance(argv, list) or not argv:
         raise RequestRejected("argv: a list of at least one string is needed")
@@ -201,7 +208,14 @@ def _job_of(request: dict[str, Any], id: int, max_nodes: int) -> LocalJob:
         output=_output(request.get("output", os.devnull)),
         account=_account(request.get("account")),
         walltime=_walltime(request.get("walltime")),
+        among=among,
     )
+
+
+def _among(value: object, addresses: frozenset[str]) -> frozenset[str]:
+    if not isinstance(value, list) or not all(isinstance(each, str) and each in addresses for each in value):
+        raise RequestRejected("among: a list of addresses of nodes is needed")
+    return frozenset(value)
 
 
 def _text(name: str, value: object, *, empty: bool = False) -> str:

@@ -12,6 +12,7 @@ from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.lrm.commands import split_options
 from koalapy.agents.lrm.drmaa.accounts import DrmaaAccounts, drmaa_control
 from koalapy.agents.lrm.drmaa.control import DrmaaControl
+from koalapy.agents.lrm.node_classes import KnownNode, NodeGroups, grouped
 from koalapy.agents.lrm.polling import Polling
 from koalapy.agents.lrm.port import JOB_PREFIX, Finding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agents.lrm.script import place_script
@@ -19,17 +20,19 @@ from koalapy.agents.lrm.sge.check import findings
 from koalapy.agents.lrm.sge.commands import Layout, SgeCommands, read_layout
 from koalapy.agents.lrm.sge.endings import EndResolver
 from koalapy.agents.lrm.sge.jobs import TrackedJobs, active_job, unreachable_hosts
+from koalapy.agents.lrm.sge.qhost import read_memory, short
 from koalapy.agents.lrm.sge.qstat import Listing, QueueInstance, SgeJob, read_listing
 from koalapy.agents.lrm.sge.qsub import QsubControl
 from koalapy.agents.lrm.sge.refusals import fault_of
 from koalapy.agents.lrm.sge.states import DELETED, NodeState, is_broken, job_state, queue_state
 from koalapy.agents.settings import AgentSettings, SiteSettings
-from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 
 LAYOUT_MAX_AGE = 60.0
 """Seconds after which parallel environment and queues are looked at again."""
 JOB_ERROR_TIMEOUT = 5.0
 """Seconds for which a snapshot waits to hear why a job will not start."""
+NO_GROUPS = NodeGroups()
 SETTLING_TIME = 10.0
 """Seconds after which the master has taken what it was sent, or has lost it."""
 
@@ -56,6 +59,8 @@ class SgeLrm:
         self._users = "*" if self._folders.are_many else self._jobs.owner
         self._resolver = EndResolver(self._commands, self._jobs, control, self._polling.soon)
         self._layout: Layout | None = None
+        self._groups = NO_GROUPS
+        """Its nodes by class."""
         self._layout_read = 0.0
         self._looked = False
 
@@ -79,9 +84,10 @@ class SgeLrm:
                 hint="ask for fewer nodes",
                 fault="limit",
             )
+        native = self._native(submission, layout)
         script = await place_script(submission, "qrsh", self._folders)
         try:
-            job = await self._control.submit(script, submission, self._native(submission, layout))
+            job = await self._control.submit(script, submission, native)
         except SiteRejected as error:
             raise _with_hint(error) from error
         if submission.name.startswith(self._jobs.prefix):
@@ -133,7 +139,9 @@ class SgeLrm:
         shown = [await self._active(job, silent) for job in self._jobs.active(listing)]
         jobs = (*shown, *self._jobs.unsettled(), *self._jobs.ended())
         held = {node for job in shown if job.state is LrmJobState.RUNNING for node in job.nodes}
-        return replace(snapshot_of(listing, layout, held, jobs), submit_error=await self._control.submit_error())
+        return replace(
+            snapshot_of(listing, layout, held, jobs, self._groups), submit_error=await self._control.submit_error()
+        )
 
     async def version(self) -> str:
         return await self._commands.version()
@@ -157,6 +165,9 @@ class SgeLrm:
             options += ["-q", self._settings.queue]
         if submission.walltime is not None:
             options += ["-l", f"h_rt={max(1, math.ceil(submission.walltime))}"]
+        if submission.node_class:
+            group = self._groups.asked_for(submission.node_class, submission.nodes)
+            options += ["-l", f"h={'|'.join(sorted(group.nodes))}"]
         # Run the script where it lies, which only we can read, and never a second time.
         return [*options, "-b", "y", "-shell", "n", "-r", "n", *self._extra]
 
@@ -166,7 +177,17 @@ class SgeLrm:
             settings = self._settings
             self._layout = await read_layout(self._commands, settings.parallel_environment, settings.queue)
             self._layout_read = now
+            memory = await self._memory()
+            known = [KnownNode(host, memory.get(short(host))) for host in sorted(self._layout.hosts)]
+            self._groups = grouped(known, settings.node_classes)
         return self._layout
+
+    async def _memory(self) -> dict[str, int]:
+        """Bytes of each host, by its short name; nothing where Grid Engine does not say."""
+        try:
+            return read_memory(await self._commands.ask("qhost", "-xml"))
+        except SiteError:
+            return {}
 
     async def _list(self, which: str) -> Listing:
         # Only our own user's jobs, if there is but that: the slots of all others are counted all the same.
@@ -192,7 +213,9 @@ class SgeLrm:
         return next((line.partition(":")[2].strip() for line in lines if line.startswith("error reason")), "")
 
 
-def snapshot_of(listing: Listing, layout: Layout, held: Collection[str], jobs: tuple[LrmJob, ...]) -> LrmSnapshot:
+def snapshot_of(
+    listing: Listing, layout: Layout, held: Collection[str], jobs: tuple[LrmJob, ...], groups: NodeGroups = NO_GROUPS
+) -> LrmSnapshot:
     """Nodes by what they are to us; each is one thing."""
     usable: dict[str, list[QueueInstance]] = {}
     used: set[str] = set()
@@ -201,12 +224,13 @@ def snapshot_of(listing: Listing, layout: Layout, held: Collection[str], jobs: t
             usable.setdefault(each.host, []).append(each)
         if each.used or each.reserved:
             used.add(each.host)
-    counts = {"idle": 0, "busy": 0, "down": 0}
+    found: dict[NodeState, set[str]] = {"idle": set(), "busy": set(), "down": set()}
     for host, instances in usable.items():
         if host not in held:
             best = _best(instances, layout.slots)
-            counts["busy" if best == "idle" and host in used else best] += 1
-    return LrmSnapshot(len(usable), counts["idle"], counts["busy"], counts["down"], jobs)
+            found["busy" if best == "idle" and host in used else best].add(host)
+    idle, classes = found["idle"], groups.report(lambda names: len(names & found["idle"]))
+    return LrmSnapshot(len(usable), len(idle), len(found["busy"]), len(found["down"]), jobs, node_classes=classes)
 
 
 def _best(instances: Sequence[QueueInstance], slots: int) -> NodeState:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.lrm.commands import run, split_options
 from koalapy.agents.lrm.drmaa.accounts import drmaa_control
+from koalapy.agents.lrm.node_classes import KnownNode, NodeGroups, grouped
 from koalapy.agents.lrm.polling import Polling
 from koalapy.agents.lrm.port import JOB_PREFIX, Finding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agents.lrm.script import place_script
@@ -48,6 +49,7 @@ RESUME_TIMEOUT = 60.0
 """Seconds; Slurm's own defaults."""
 OFFER_MAX_AGE = 10.0
 """Seconds after which partitions and reservations are looked at again."""
+NO_GROUPS = NodeGroups()
 _MAX_SNAPSHOT_TRIES = 3
 _MEMORY = ("--mem", "--mem-per-cpu", "--mem-per-gpu")
 _MAX_RETAINED_CANCELLED = 10_000
@@ -91,6 +93,9 @@ class SlurmLrm:
         self._polling = Polling(settings.poll_interval)
         self._columns = False
         """Whether squeue is asked for columns, because its JSON is too large."""
+        self._known: list[KnownNode] = []
+        self._groups = NodeGroups()
+        """The nodes that there were at the last look, and the same by class."""
         self._total = self._largest = 0
         """Nodes that there were for us at the last look, and that one job could have of them."""
         self._boot_time: float | None = None
@@ -107,9 +112,10 @@ class SlurmLrm:
 
     async def submit(self, submission: LrmSubmission) -> str:
         await self._reject_too_many(submission)
+        native = self._native(submission)
         script = await place_script(submission, "srun", self._folders)
         try:
-            return await self._control.submit(script, submission, self._native(submission))
+            return await self._control.submit(script, submission, native)
         except SiteUnavailable as error:
             # It may have been taken all the same; then a second one of that name must never be.
             if (job := await self._find_unanswered(error, submission)) is not None:
@@ -190,7 +196,7 @@ class SlurmLrm:
             self._offer = None  # its limits may have changed
         wanted = sum(each.wants for each, job in zip(found, jobs, strict=True) if job.state is LrmJobState.QUEUED)
         error = "; ".join(filter(None, (offer.error, await self._control.submit_error())))
-        return replace(snapshot_of(nodes, jobs, offer, wanted), submit_error=error)
+        return replace(snapshot_of(nodes, jobs, offer, wanted, self._groups), submit_error=error)
 
     def changes(self) -> AsyncIterator[None]:
         """Yields at once, then at a fixed rate, and after whatever we did ourselves."""
@@ -211,12 +217,24 @@ class SlurmLrm:
         options = [f"--nodes={submission.nodes}", f"--comment={submission.name}"]
         if submission.walltime is not None:
             options.append(f"--time={time_limit(submission.walltime)}")
-        return [*options, *self._options()]
+        return [*options, *self._options(), *self._of_class(submission)]
+
+    def _of_class(self, submission: LrmSubmission) -> list[str]:
+        """By which it gets nodes of its class only: the last one of an option counts, so these hold what is configured
+        as well."""
+        if not submission.node_class:
+            return []
+        group = self._groups.asked_for(submission.node_class, submission.nodes)
+        if group.feature and self._offer is not None and not self._offer.constraint:
+            return [f"--constraint={group.feature}"]
+        others = {name for each in self._groups.groups for name in each.nodes} - group.nodes
+        excluded = others | (self._offer.excluded if self._offer is not None else frozenset())
+        return [f"--exclude={','.join(sorted(excluded))}"] if excluded else []
 
     async def _reject_too_many(self, submission: LrmSubmission) -> None:
         """Slurm itself may let a job wait for ever for nodes that do not exist, or that it never gives to one job."""
         offer = await self._current_offer()
-        if submission.nodes > self._largest:
+        if submission.nodes > self._largest or (submission.node_class and not self._groups.groups):
             await self._nodes(offer)
         if submission.nodes > (max_nodes := min(self._total, self._largest)):
             gives = "has" if max_nodes == self._total else "gives a job at most"
@@ -271,6 +289,9 @@ class SlurmLrm:
         if not nodes:
             raise SiteUnavailable(f"sinfo shows no nodes in {offer.where}", hint="set its partition")
         self._total, self._largest = len(nodes), offer.largest(nodes)
+        known = [KnownNode(n.name, n.memory, n.features or frozenset(), n.weight) for n in nodes]
+        if known != self._known:
+            self._known, self._groups = known, grouped(known, self._settings.node_classes)
         return nodes
 
     async def _jobs(self) -> list[SlurmJob]:
@@ -343,7 +364,9 @@ def node_states(nodes: Sequence[SlurmNode], offer: Offer) -> list[NodeState]:
     ]
 
 
-def snapshot_of(nodes: Sequence[SlurmNode], jobs: Sequence[LrmJob], offer: Offer, wanted: int = 0) -> LrmSnapshot:
+def snapshot_of(
+    nodes: Sequence[SlurmNode], jobs: Sequence[LrmJob], offer: Offer, wanted: int = 0, groups: NodeGroups = NO_GROUPS
+) -> LrmSnapshot:
     """Counts of nodes: those that our jobs hold are in none of idle, background and down. ``wanted`` are those that
     our queued jobs ask for: what backfill keeps may be for them. Idle are as many as one job could have."""
     busy = (LrmJobState.RUNNING, LrmJobState.UNKNOWN)
@@ -351,7 +374,8 @@ def snapshot_of(nodes: Sequence[SlurmNode], jobs: Sequence[LrmJob], offer: Offer
     seen = [each for each in zip(nodes, node_states(nodes, offer), strict=True) if each[0].name not in held]
     free = [node for node, state in seen if state == "idle"]
     planned = [node for node, state in seen if state == "planned"]
-    idle = offer.largest([*free, *planned[:wanted]])
+    may_be_had = [*free, *planned[:wanted]]
+    idle = offer.largest(may_be_had)
     down = sum(state == "down" for _, state in seen)
     max_nodes = offer.largest(nodes)
     limits = (
@@ -366,6 +390,7 @@ def snapshot_of(nodes: Sequence[SlurmNode], jobs: Sequence[LrmJob], offer: Offer
         down=down,
         jobs=tuple(jobs),
         notices=(limits,) if limits else (),
+        node_classes=groups.report(lambda names: offer.largest([node for node in may_be_had if node.name in names])),
     )
 
 

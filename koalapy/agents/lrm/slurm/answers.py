@@ -18,6 +18,8 @@ from koalapy.model.errors import SiteUnavailable
 _WIDTHS = {"Name": 256, "JobID": 24, "State": 32, "exit_code": 16, "NumNodes": 16, "Reason": 96, "NodeList": 8192}
 COLUMNS = "--Format=" + ",".join(f"{name}:{width}" for name, width in _WIDTHS.items())
 """Columns of fixed width: for clusters whose whole queue as JSON would be too much."""
+_MEMORY_UNSET = 1
+"""Megabytes that Slurm tells of a node where its configuration says nothing of them."""
 COLUMNS_OF_MANY = f"{COLUMNS},UserID:16"
 """The same, where several accounts' jobs are ours."""
 
@@ -34,6 +36,10 @@ class SlurmNode:
     """Those of ours that it is in."""
     features: frozenset[str] | None = None
     """By which jobs choose nodes; None where Slurm does not tell."""
+    memory: int | None = None
+    """Bytes; None where nobody has told Slurm."""
+    weight: int = 0
+    """Those that weigh less are given away first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +191,7 @@ def _node(entry: Mapping[str, Any], partitions: frozenset[str]) -> SlurmNode:
     words = _words(entry.get("state"), f"node {name}", "sinfo")
     if flags := entry.get("state_flags"):
         words |= _words(flags, f"node {name}", "sinfo")
-    return SlurmNode(name, words, _reason(entry.get("reason")), partitions, _features(entry))
+    return SlurmNode(name, words, _reason(entry.get("reason")), partitions, _features(entry), *_size(entry))
 
 
 def _group(entry: Mapping[str, Any], partitions: frozenset[str]) -> list[SlurmNode]:
@@ -202,7 +208,22 @@ def _group(entry: Mapping[str, Any], partitions: frozenset[str]) -> list[SlurmNo
     state = node.get("state") if isinstance(node, dict) else entry.get("state")
     words = _words(state, f"node {hosts[0]}", "sinfo") if hosts else frozenset()
     reason, features = _reason(entry.get("reason")), _features(entry)
-    return [SlurmNode(host, words, reason, partitions, features) for host in hosts]
+    return [SlurmNode(host, words, reason, partitions, features, *_size(entry)) for host in hosts]
+
+
+def _size(entry: Mapping[str, Any]) -> tuple[int | None, int]:
+    """Memory in bytes, and weight: numbers (up to 22.05), or the least and most of a group's nodes (since 23.02)."""
+    megabytes, weight = (_least(entry.get(name)) for name in ("real_memory", "weight"))
+    if "real_memory" not in entry:
+        megabytes = _least(entry.get("memory"))
+    return megabytes << 20 if megabytes > _MEMORY_UNSET else None, weight
+
+
+def _least(value: object) -> int:
+    """0 where that is not told in a way that is known."""
+    if isinstance(value, dict):
+        value = value.get("minimum", value.get("number"))
+    return value if isinstance(value, int) and 0 <= value < 1 << 32 else 0
 
 
 def _features(entry: Mapping[str, Any]) -> frozenset[str] | None:

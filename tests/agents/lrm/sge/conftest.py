@@ -36,7 +36,7 @@ class FakeGridEngine:
         folder.mkdir()
         programs = folder / "bin"
         programs.mkdir()
-        for name in ("qstat", "qconf", "qselect", "qacct", "qdel"):
+        for name in ("qstat", "qconf", "qselect", "qacct", "qdel", "qhost"):
             (programs / name).write_text(SCRIPT.format(folder=folder))
             (programs / name).chmod(0o755)
         self.answers("qconf -sp koala", (ANSWERS / "environment.txt").read_text())

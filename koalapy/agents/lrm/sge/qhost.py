@@ -1,0 +1,28 @@
+"""What ``qhost -xml`` says, as plain values. Pure: bytes in, values out."""
+
+import re
+from xml.etree import ElementTree as Xml
+
+_UNITS = {"": 1, "k": 1000, "K": 1 << 10, "m": 10**6, "M": 1 << 20, "g": 10**9, "G": 1 << 30, "t": 10**12, "T": 1 << 40}
+"""As Grid Engine has them: small letters are decimal."""
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)")
+
+
+def short(host: str) -> str:
+    """A host's name without its domain: it is told with or without."""
+    return host.partition(".")[0]
+
+
+def read_memory(text: bytes) -> dict[str, int]:
+    """Bytes of each host of which they are told, by its short name; none for what is no answer."""
+    try:
+        root = Xml.fromstring(text)
+    except (Xml.ParseError, ValueError, LookupError):
+        return {}
+    found = {}
+    for host in root.iter("host"):
+        for value in host.findall("hostvalue"):
+            size = _SIZE.fullmatch((value.text or "").strip()) if value.get("name") == "mem_total" else None
+            if size is not None and (memory := int(float(size[1]) * _UNITS[size[2]])) > 0:
+                found[short(host.get("name", ""))] = memory
+    return found

@@ -1,0 +1,80 @@
+"""Each cluster's link to all others: what it can carry, and what those who run there exchange over it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.model.cluster import Link, Uplink
+from koalapy.scheduling.cluster_conditions import ContactStatus
+from koalapy.scheduling.cluster_status import ClusterStatus
+from koalapy.scheduling.grid import GridStatus
+
+NAMES = ["east", "north", "west"]
+
+
+def the_grid(**configured: float) -> GridStatus:
+    clusters = [ClusterStatus(name, contact=ContactStatus(connected=True), total=8, _idle=8) for name in NAMES]
+    for cluster in clusters:
+        cluster.uplink_bandwidth = configured.get(cluster.name)
+    return GridStatus(clusters)
+
+
+def test_of_uplinks_of_which_nothing_is_known_nothing_is_told() -> None:
+    assert the_grid().view().uplinks == {}
+    grid = the_grid()
+    grid.set_link("east", "east", Link(bandwidth=9e9))
+    grid.set_link("east", "west", Link(latency=0.1))
+    assert grid.view().uplinks == {}, "what is within a cluster is not its uplink"
+
+
+def test_an_uplink_carries_at_least_what_was_measured_and_what_is_configured_wins() -> None:
+    grid = the_grid(north=1e8)
+    grid.view()
+    grid.set_link("east", "west", Link(bandwidth=5e7))
+    grid.set_link("north", "east", Link(bandwidth=7e7))
+    assert grid.view().uplinks == {"east": Uplink(7e7), "north": Uplink(1e8), "west": Uplink(5e7)}
+    grid.set_link("east", "north", Link(unreachable=True))
+    assert grid.view().uplinks == {"east": Uplink(5e7), "north": Uplink(1e8), "west": Uplink(5e7)}
+
+
+def test_what_runs_consumes_from_the_promise_of_its_nodes_until_its_end() -> None:
+    grid = the_grid(north=1e8)
+    before = grid.view()
+    north, west = grid["north"], grid["west"]
+    north.promise("1.1.0", 2, demand=3e6)
+    north.promise("2.1.0", 2)
+    west.promise("1.1.1", 2, demand=3e6)
+    assert grid.view().uplinks == {"north": Uplink(1e8, 3e6), "west": Uplink(None, 3e6)}
+    assert before.uplinks == {"north": Uplink(1e8)}, "a view of before stays what it was"
+    north.release("2.1.0")
+    assert grid.view().uplinks["north"].consumed == 3e6
+    north.release("1.1.0")
+    north.release("1.1.0")
+    west.release("1.1.1")
+    assert grid.view().uplinks == {"north": Uplink(1e8)}
+
+
+def test_the_same_component_promised_again_counts_once() -> None:
+    grid = the_grid()
+    for _ in range(2):
+        grid["north"].promise("1.1.0", 2, demand=3e6)
+    assert grid.view().uplinks["north"].consumed == 3e6
+
+
+@given(st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 3), st.booleans(), st.sampled_from([0.0, 1.0, 2.0]))))
+def test_every_view_knows_what_is_consumed_now(changes: list[tuple[str, int, bool, float]]) -> None:
+    grid = the_grid(north=10.0)
+    lens = grid.lens(lambda cluster: cluster.available)
+    runs: dict[tuple[str, str], float] = {}
+    for name, job, begins, demand in changes:
+        token = f"{job}.1.0"
+        if begins:
+            grid[name].promise(token, 1, demand=demand)
+            runs[name, token] = demand or runs.get((name, token), 0.0)
+        else:
+            grid[name].release(token)
+            runs.pop((name, token), None)
+        for view in (grid.view(), lens.view()):
+            consumed = {site: uplink.consumed for site, uplink in view.uplinks.items()}
+            for site in NAMES:
+                assert consumed.get(site, 0.0) == pytest.approx(sum(d for (s, _), d in runs.items() if s == site))
