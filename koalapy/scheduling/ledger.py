@@ -141,7 +141,8 @@ class Ledger:
             _set(attempt, name, value)
         if len(attempt.components) > before:
             self._name_components(job, before)
-        return self._changed(job, job.state)
+        self._effects.jobs[job.id] = job
+        return job
 
     def update_component(self, job: Job, index: int, **changes: Any) -> Job:
         """Change one component of the live attempt."""
@@ -154,7 +155,8 @@ class Ledger:
             _set(attempt, "components", (*attempt.components[:index], component, *attempt.components[index + 1 :]))
         for name, value in changes.items():
             _set(component, name, value)
-        return self._changed(job, job.state)
+        self._effects.jobs[job.id] = job
+        return job
 
     def _owned(self, job: Job) -> Job:
         """The job as a record that nobody outside has seen."""

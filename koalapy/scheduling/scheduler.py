@@ -86,8 +86,9 @@ class Scheduler:
 
     def step(self, events: Sequence[ev.Event], now: float) -> Effects:
         """Take in what happened, decide what follows, and hand out everything that changed."""
+        now = self._advance_clock(now)
         for event in events:
-            self.apply(event, now)
+            self._take_in(event, now)
         self.decide(now)
         return self.take()
 
@@ -128,9 +129,13 @@ class Scheduler:
 
     def apply(self, event: ev.Event, now: float) -> None:
         """Take in one event; what follows from it is decided later, in ``decide``."""
-        now = self._advance_clock(now)
         self._invalidate()
+        self._take_in(event, self._advance_clock(now))
+
+    def _take_in(self, event: ev.Event, now: float) -> None:
         match event:
+            case ev.Reported():  # as most are
+                self._reported(event.cluster, event.report, now)
             case ev.JobSubmitted():
                 job = event.job if event.job.submitted_at <= now else replace(event.job, submitted_at=now)
                 self._ledger.note(job, now, "submitted", by=event.by)
@@ -145,8 +150,6 @@ class Scheduler:
                 self._queues.release(self._ledger.move(job, JobState.QUEUED, now, "released", by=event.by))
             case ev.JobPriorityChanged():
                 self._change_priority(self._acted_on(event), event, now)
-            case ev.Reported():
-                self._reported(event.cluster, event.report, now)
             case ev.ClusterConfirmed():
                 self._confirmations.received(event.cluster, event.as_of)
             case ev.ClusterDisconnected():
@@ -186,7 +189,7 @@ class Scheduler:
         now = self._advance_clock(now)
         for timer in self._timers.due(now):
             self._deadline_passed(timer, now)
-        self._knowledge.invalidate()
+        self._invalidate()
         self._regroup_first_seen()
         self._knowledge.notes_waits = True
         self._scanner.place(now)

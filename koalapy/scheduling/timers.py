@@ -1,7 +1,6 @@
 """Deadlines in the scheduler's own time, fired by whoever tells it the time."""
 
 import heapq
-from collections import Counter
 from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
@@ -46,17 +45,16 @@ Attempt = tuple[JobId, int]
 
 
 class Timers:
-    """A heap of deadlines. Those of attempts that are over are removed when they are as many as the others; of the rest
-    whoever handles one looks whether it still matters."""
+    """A heap of deadlines. Those that mean nothing any more never come, and are removed when they are as many as the
+    others; of the rest whoever handles one looks whether it still matters."""
 
     def __init__(self) -> None:
         self._heap: list[Timer] = []
         self._seq = 0
-        self._of: Counter[Attempt] = Counter()
-        """How many deadlines each attempt has that is not over."""
-        self._over: set[Attempt] = set()
-        self._stale = 0
-        """How many of the heap are of attempts that are over."""
+        self._of: dict[Attempt, dict[int, Deadline]] = {}
+        """The deadlines of each attempt, by their numbers; of attempts that have any."""
+        self._void: set[int] = set()
+        """The numbers of those in the heap that mean nothing any more."""
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -80,37 +78,37 @@ class Timers:
         self._push(timer._replace(at=at, seq=self._seq))
 
     def _push(self, timer: Timer) -> None:
-        attempt = timer.job, timer.generation
-        if attempt not in self._over:
-            heapq.heappush(self._heap, timer)
-            self._of[attempt] += 1
+        heapq.heappush(self._heap, timer)
+        self._of.setdefault((timer.job, timer.generation), {})[timer.seq] = timer.kind
 
-    def forget(self, job: JobId, generation: int) -> None:
-        """An attempt is over: none of its deadlines means anything any more."""
-        count = self._of.pop((job, generation), 0)
-        if count:
-            self._over.add((job, generation))
-            self._stale += count
-        if self._stale > len(self._heap) // 2:
-            self._heap = [timer for timer in self._heap if (timer.job, timer.generation) not in self._over]
+    def forget(self, job: JobId, generation: int, *kinds: Deadline) -> None:
+        """Deadlines of these kinds of an attempt mean nothing any more; where none is named, it is over, and none of
+        its deadlines does."""
+        of = self._of.pop((job, generation), None)
+        if of is None:
+            return
+        left = {seq: kind for seq, kind in of.items() if kind not in kinds} if kinds else {}
+        if left:
+            self._of[job, generation] = left
+        self._void.update(of.keys() - left.keys() if left else of)
+        if len(self._void) > len(self._heap) // 2:
+            self._heap = [timer for timer in self._heap if timer.seq not in self._void]
             heapq.heapify(self._heap)
-            self._over.clear()
-            self._stale = 0
+            self._void.clear()
 
     def next_at(self) -> float | None:
         heap = self._heap
-        while heap and self._stale and (heap[0].job, heap[0].generation) in self._over:
-            heapq.heappop(heap)
-            self._stale -= 1
+        while heap and self._void and heap[0].seq in self._void:
+            self._void.remove(heapq.heappop(heap).seq)
         return heap[0].at if heap else None
 
     def due(self, now: float) -> Iterator[Timer]:
         while self._heap and self._heap[0].at <= now and (at := self.next_at()) is not None and at <= now:
             timer = heapq.heappop(self._heap)
-            attempt = timer.job, timer.generation
-            self._of[attempt] -= 1
-            if not self._of[attempt]:
-                del self._of[attempt]
+            of = self._of[timer.job, timer.generation]
+            del of[timer.seq]
+            if not of:
+                del self._of[timer.job, timer.generation]
             yield timer
 
 

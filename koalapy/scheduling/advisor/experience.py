@@ -138,7 +138,9 @@ class Experience:
 
     def take_first_seen(self) -> set[str]:
         """The applications of which the first run was learned since this was last called."""
-        first_seen, self._first_seen = self._first_seen, set()
+        first_seen = self._first_seen
+        if first_seen:
+            self._first_seen = set()
         return first_seen
 
     def _speed(self, clusters: Collection[ClusterName]) -> float:

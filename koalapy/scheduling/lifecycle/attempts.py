@@ -11,6 +11,8 @@ from koalapy.scheduling.timers import Deadline
 
 END_GRACE = 2.0
 """Seconds that components have to end by themselves after the program succeeded."""
+TO_THE_BARRIER = (Deadline.CLAIM, Deadline.CLAIM_GRACE, Deadline.BARRIER)
+"""Deadlines that mean nothing any more once it is open."""
 
 
 class Attempts:
@@ -76,6 +78,7 @@ class Attempts:
         self._later_starts.started(job.id, job.spec.request.total_size, now)
         for component in attempt.gang:
             self._ledger.command(OpenBarrier(component.cluster, job.token(component.index)))
+        self._timers.forget(job.id, job.generation, *TO_THE_BARRIER)
         self.set_deadline(job, Deadline.LAUNCH, now + self._rules.barrier_timeout)
         return job
 
@@ -85,6 +88,7 @@ class Attempts:
         if attempt.launched_at is not None or attempt.barrier_at is None:
             return job
         job = self._ledger.change_attempt(job, launched_at=now)
+        self._timers.forget(job.id, job.generation, Deadline.LAUNCH)
         if (at := walltime_ends(job)) is not None:
             self.set_deadline(job, Deadline.WALLTIME, at)
         if job.state is JobState.STARTING and job.ending is None:

@@ -38,8 +38,7 @@ class Offer:
         home = self._sharing.takes_back(spec.home_site)
         return self._see_taken_back().only(frozenset({home})) if home else None
 
-    @property
-    def may_fit(self) -> Callable[[Needs], bool]:
+    def glance(self) -> Callable[[Needs], bool]:
         """Tells, as of now, whether there may be nodes enough, so that it is worth to ask the policy."""
         widest = (self._see_with_preemption or self._see)()
         if widest is not self._idle.view:

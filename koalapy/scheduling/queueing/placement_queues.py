@@ -42,7 +42,7 @@ class PlacementQueues:
         """The least one, of who stands before all others of its section."""
         self._pausing: set[JobId] = set()
         """Queued jobs that come back to their queues later."""
-        self._newcomers: dict[Priority, list[Place]] = {priority: [] for priority in Priority}
+        self.newcomers: dict[Priority, list[Place]] = {priority: [] for priority in Priority}
         """Heaps of jobs that are to be tried out of turn, some of which may have left."""
         self._unknown: defaultdict[str, set[JobId]] = defaultdict(set)
         """Jobs whose policies learn, by their applications, of which nothing is known yet."""
@@ -150,7 +150,7 @@ class PlacementQueues:
         self._push(job)
         priority = job.spec.priority
         if anew:
-            heapq.heappush(self._newcomers[priority], self._queues[priority].place(job.id))
+            heapq.heappush(self.newcomers[priority], self._queues[priority].place(job.id))
         elif job.id == self.placing:
             self.bounced.add(job.id)
         else:
@@ -193,7 +193,7 @@ class PlacementQueues:
 
     def next_newcomer(self, priority: Priority) -> Job | None:
         """The first of those who came to their queue's tail and were not tried since; each is told of once."""
-        queue, newcomers = self._queues[priority], self._newcomers[priority]
+        queue, newcomers = self._queues[priority], self.newcomers[priority]
         while newcomers:
             place = heapq.heappop(newcomers)
             if (job := place[-1]) in queue and queue.place(job) == place:
@@ -224,12 +224,13 @@ class PlacementQueues:
     def wake(self, changes: Iterable[Change], priorities: Iterable[Priority] = PRIORITIES) -> None:
         """Something happened that those who wait for it may be placed by."""
         for priority in priorities:
-            self.wakeups[priority].changes.update(changes)
+            if self._queues[priority]:
+                self.wakeups[priority].changes.update(changes)
 
     def wake_everybody(self, priorities: Iterable[Priority] = PRIORITIES) -> None:
         """Anybody may be placed now."""
         for priority in priorities:
-            self.wakeups[priority].everybody = True
+            self.wakeups[priority].everybody |= bool(self._queues[priority])
 
     def take_wakeup(self, priority: Priority) -> Wakeup:
         """Whom there is reason to try, and nobody from now on."""

@@ -132,7 +132,8 @@ class Scanner:
         grid, queues = self._grid, self._queues
         if self._ledger.changed_clusters:
             queues.reservation.invalidate()
-        if grid.take_link_learned() or self._ledger.changed_clusters:
+            queues.wake_everybody()
+        if grid.take_link_learned():
             queues.wake_everybody()
         gains, departures = grid.take_news()
         for cluster in gains:
@@ -162,7 +163,7 @@ class Scanner:
             if is_due and self._may_scan(priority) and (found := self._next_of_scan(priority)) is not None:
                 self._place(*found, now)
                 return True
-            if (newcomer := self._queues.next_newcomer(priority)) is not None:
+            if self._queues.newcomers[priority] and (newcomer := self._queues.next_newcomer(priority)) is not None:
                 self._try_newcomer(newcomer, now)
                 return True
         while self._periodic:
@@ -196,7 +197,7 @@ class Scanner:
             yield reserved, everything
             if reserved in queue:
                 break
-        for job in queue.scan(self._rules.queue, lambda: offer.may_fit, wakeup):
+        for job in queue.scan(self._rules.queue, offer.glance, wakeup):
             yield job, offer
         for kind, count in queue.take_refusals().items():
             self._ledger.count_refusals(kind, count)
@@ -208,7 +209,7 @@ class Scanner:
             return
         group = queue.group_of(job.id)
         is_hopeless = group in self._refused_newcomers
-        if not is_hopeless and not offer.may_fit(group.needs):
+        if not is_hopeless and not offer.glance()(group.needs):
             self._ledger.count_refusals(RefusalKind.NODES)
             is_hopeless = True
         if is_hopeless or not self._place(job.id, offer, now):
