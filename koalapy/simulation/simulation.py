@@ -75,9 +75,12 @@ class Simulation:
         self._events: list[Event] = []
         """What is to be told in the next step."""
         self._changed: set[Site] = set()
-        """Clusters whose nodes others have than their agents told last."""
+        """Clusters whose nodes others have than their agents told last, as far as what is told of components does not
+        say that."""
         self._tell: set[Site] = set()
         """Those of them of which components of ours did: their agents tell it at once."""
+        self._starting: list[tuple[Site, Runner]] = []
+        """Components that have got their nodes, and start at once."""
         self._planned: dict[JobId, PlannedJob] = {}
         """Of jobs that are not over."""
         self._waiting: set[JobId] = set()
@@ -185,14 +188,16 @@ class Simulation:
         while True:
             if self._outside:
                 self._let_in()
-            self._report()
+            self._start()
+            if self._changed:
+                self._report()
             events, self._events = self._events, []
             effects = self.scheduler.step(events, self.now)
             self.outcome.steps += 1
             if self._watch is not None:
                 self._watch(self.now, effects)
             self._take_in(effects)
-            if not self._events and not self._tell and not self.scheduler.is_unfinished:
+            if not (self._events or self._starting or self._tell or self.scheduler.is_unfinished):
                 return
 
     def _report(self) -> None:
@@ -272,12 +277,15 @@ class Simulation:
     # What happens on the clusters
 
     def _allocated(self, site: Site, who: Runner | LocalUser) -> None:
-        self._changed.add(site)
         if isinstance(who, Runner):
             who.since = self.now
-            self._tell.add(site)
-            self._later(self.grid.startup, ENDS, lambda: self._starts(site, who))
+            self._tell_nodes_of(site)
+            if self.grid.startup:
+                self._later(self.grid.startup, ENDS, lambda: self._starts(site, who))
+            else:
+                self._starting.append((site, who))
             return
+        self._changed.add(site)
 
         def leaves() -> None:
             self.outcome.local_node_seconds += who.nodes * who.lasts
@@ -285,6 +293,18 @@ class Simulation:
             site.leaves(who)
 
         self._later(who.lasts, ENDS, leaves)
+
+    def _tell_nodes_of(self, site: Site) -> None:
+        """A component of ours has got its nodes, or given them back: where nobody else is, that says it all."""
+        if site.tells_nodes:
+            self._changed.add(site)
+            self._tell.add(site)
+
+    def _start(self) -> None:
+        while self._starting:
+            starting, self._starting = self._starting, []
+            for site, runner in starting:
+                self._starts(site, runner)
 
     def _starts(self, site: Site, runner: Runner) -> None:
         if runner.is_over:
@@ -306,8 +326,7 @@ class Simulation:
         if ended is not None:
             self._count(ended)
         self._events.append(event)
-        self._changed.add(site)
-        self._tell.add(site)
+        self._tell_nodes_of(site)
 
     def _count(self, runner: Runner) -> None:
         if runner.since is not None:

@@ -42,6 +42,9 @@ class Site:
         """``allocated`` is told of everybody who gets nodes, at that moment, and notes it in a runner's ``since``."""
         self.name, self.nodes, self.idle, self.background = name, nodes, nodes, 0
         self.down = 0
+        self.tells_nodes = False
+        """Whether its agent has to tell how many nodes are idle: not where nobody else has been, for that follows from
+        what it says of our components."""
         self.runners: dict[Token, Runner] = {}
         self._allocated = allocated
         self._queue: deque[Runner | LocalUser] = deque()
@@ -53,6 +56,7 @@ class Site:
     # Local users
 
     def comes(self, user: LocalUser) -> None:
+        self.tells_nodes = True
         self._queue.append(user)
         self._allocate()
 
@@ -112,6 +116,7 @@ class Site:
 
     def take_up(self, background: int, down: int) -> None:
         """So many of its nodes local users have, who do not leave; and so many are out of order."""
+        self.tells_nodes = True
         self.background += background
         self.down = down
         self.idle -= background + down
