@@ -55,6 +55,7 @@ class JobFilter:
     owner: str = ""
     name: str = ""
     cluster: str = ""
+    home_site: str = ""
     before: JobId | None = None
     limit: int = 100
     ids: tuple[JobId, ...] | None = None

@@ -97,6 +97,9 @@ def _jobs(figures: Figures, instruments: Instruments) -> Iterator[Metric]:
         [((state,), jobs.oldest.get(state, 0.0)) for state in LIVE_STATES],
         ["state"],
     )
+    sites = [(each.name, state) for each in figures.clusters for state in LIVE_STATES]
+    by_site = [((site, state), float(jobs.by_site.get((site, state), 0))) for site, state in sites]
+    yield _gauge("site_jobs", "Users' jobs that are not over, by their home site.", by_site, ["site", "state"])
     yield _gauge("internal_jobs", "The daemon's own jobs that are not over: they measure the network.", jobs.internal)
     yield _counter("jobs_submitted", "Users' jobs that were taken.", _of(instruments.submitted, Priority), ["priority"])
     ended = [

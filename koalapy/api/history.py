@@ -32,11 +32,11 @@ class Format(StrEnum):
     SWF = "swf"
 
 
-By = Annotated[Kind, Query(description="of what: the whole grid, or each cluster, user, policy or priority")]
+By = Annotated[Kind, Query(description="of what: the whole grid, or each cluster, user, policy, priority or home site")]
 Steps = Annotated[Step, Query(description="a line for each day, for each week from Monday on, or for all of it")]
 First = Annotated[date | None, Query(description="the first day, as 2026-11-01; if left out, 29 days before the last")]
 Last = Annotated[date | None, Query(description="the last day; if left out, today (UTC)")]
-Named = Annotated[of_api.Name, Query(description="only this cluster, user, policy or priority")]
+Named = Annotated[of_api.Name, Query(description="only this cluster, user, policy, priority or home site")]
 As = Annotated[Format, Query(description="csv: the same lines; swf: the jobs that ended, as a trace")]
 
 

@@ -35,6 +35,7 @@ States = Annotated[list[JobState], Query(description="only jobs in one of these 
 Owner = Annotated[fields.Name, Query(description="only jobs of this owner")]
 Mine = Annotated[bool, Query(description="only the caller's own jobs")]
 Named = Annotated[fields.Name, Query(description="only jobs of this name")]
+Home = Annotated[fields.Text, Query(max_length=100, description="only jobs of this home site")]
 Where = Annotated[fields.Text, Query(max_length=100, description="only jobs whose last attempt was placed there")]
 Before = Annotated[int | None, Query(ge=1, le=fields.MAX_ID, description="only jobs with smaller ids")]
 Component = Annotated[int | None, Query(ge=0, lt=2**31, description="the output of this component only")]
@@ -298,6 +299,7 @@ def jobs_router(service: Jobs) -> APIRouter:
         owner: Owner = "",
         name: Named = "",
         cluster: Where = "",
+        home_site: Home = "",
         before: Before = None,
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE)] = 100,
     ) -> Any:
@@ -308,7 +310,7 @@ def jobs_router(service: Jobs) -> APIRouter:
         """
         owner = _whose(caller, mine=mine, owner=owner, name=name)
         states = {str(s) for s in state} | ({str(s) for s in JobState if s not in FINAL_STATES} if active else set())
-        which = JobFilter(tuple(sorted(states)), owner, name, cluster, before, limit)
+        which = JobFilter(tuple(sorted(states)), owner, name, cluster, home_site, before, limit)
         records, following = await service.page(which)
         address = None if following is None else _next_page(replace(which, before=following), active, state)
         texts = (seen_by(caller, record).model_dump_json(by_alias=True) for record in records)
@@ -385,7 +387,7 @@ def _whose(caller: Identity, *, mine: bool, owner: str, name: str) -> str:
 
 def _next_page(which: JobFilter, active: bool, states: list[JobState]) -> str:
     query: dict[str, Any] = {"before": which.before, "limit": which.limit}
-    query |= {n: v for n, v in (("owner", which.owner), ("name", which.name), ("cluster", which.cluster)) if v}
+    query |= {name: said for name in ("owner", "name", "cluster", "home_site") if (said := getattr(which, name))}
     if active:
         query["active"] = "true"
     if states:

@@ -25,6 +25,7 @@ from koalapy.api.hosts import Hosts
 from koalapy.api.limits import limits_router
 from koalapy.api.metrics import add_metrics
 from koalapy.api.network import network_router
+from koalapy.api.sharing import sharing_router
 from koalapy.api.shown import ShownTokens
 from koalapy.api.workloads import workloads_router
 from koalapy.bootstrap.agents import replica_directory
@@ -83,6 +84,7 @@ from koalapy.service.quota import StorageLimits
 from koalapy.service.results import Results
 from koalapy.service.retention import HOUSEKEEPING_INTERVAL, Housekeeping, Retention, RetentionTimes, removal_clock
 from koalapy.service.services import Services
+from koalapy.service.sharing import Sharing
 from koalapy.service.workload_reports import WorkloadReports
 from koalapy.service_manager import ServiceManager
 from koalapy.settings import ClusterSection, Settings
@@ -285,7 +287,19 @@ def _services(
     alerts = alerts_of(settings, engine, hub, health, network, data_dir)
     workloads = WorkloadReports(data_dir / "workloads", settings.workloads_quota, clock)
     return Services(
-        jobs, bundles, files, results, network, advisor, health, retention, limits, alerts, history, workloads
+        jobs,
+        bundles,
+        files,
+        results,
+        network,
+        advisor,
+        health,
+        retention,
+        limits,
+        alerts,
+        history,
+        workloads,
+        Sharing(stores.history, engine.queries, clock),
     )
 
 
@@ -334,6 +348,7 @@ def _routers(settings: Settings, services: Services, hub: Hub, tokens: Tokens, e
         limits_router(services.limits),
         alerts_router(services.alerts),
         history_router(services.history),
+        sharing_router(services.sharing, services.history),
         workloads_router(services.workloads),
         changes_router(engine.changes),
     ]

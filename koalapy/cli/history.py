@@ -22,7 +22,7 @@ def history(
     by: Annotated[Kind, Option(help="of all together, or of each")] = Kind.GRID,
     step: Annotated[Step, Option(help="what a line stands for")] = Step.DAY,
     days: Annotated[int, Option(help="so many until today, in UTC")] = 30,
-    name: Annotated[str | None, Option(help="only this cluster, user, policy or priority")] = None,
+    name: Annotated[str | None, Option(help="only this cluster, user, policy, priority or site")] = None,
     as_csv: Annotated[bool, Option("--csv", help="all figures, with commas between")] = False,
     as_swf: Annotated[bool, Option("--swf", help="the jobs themselves, as a trace in SWF")] = False,
     as_json: AsJson = False,

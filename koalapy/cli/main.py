@@ -28,6 +28,7 @@ KOALA = Group(
             "alerts": "alerts:alerts",
             "metrics": "grid:metrics",
             "history": "history:history",
+            "sharing": "sharing:sharing_group",
             "network": "network:network_group",
             "advisor": "advisor:advisor_group",
             "replicas": "files:replicas_group",

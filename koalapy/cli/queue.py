@@ -31,6 +31,7 @@ def queue(
     state: Annotated[list[JobState] | None, Option(help="jobs in this state, final ones too")] = None,
     name: Annotated[str | None, Option(help="jobs of this name")] = None,
     cluster: Annotated[str | None, Option(help="jobs with a component there", completes="clusters")] = None,
+    home_site: Annotated[str | None, Option(help="jobs of this site's users", completes="clusters")] = None,
     limit: Annotated[int, Option(help="how many at most", min=1)] = 100,
     quiet: Annotated[bool, Option("-q", "--quiet", help="print bare ids")] = False,
     form: Annotated[Format, Option("-o", "--output", help="how to print")] = Format.TABLE,
@@ -45,16 +46,17 @@ def queue(
     and starting once it has all of them. It is unknown while one of its clusters is out of reach.
     """
     mine = True if not user and not everyone else None
-    query = {"mine": mine, "owner": user, "state": state, "name": name, "cluster": cluster}
+    query = {"mine": mine, "owner": user, "state": state, "name": name, "cluster": cluster, "home_site": home_site}
     client = Client(url, token)
 
     def look(client: Client) -> tuple[list[Json], bool]:
         jobs, more = client.jobs(limit, active=None if state else True, **query)
-        if not jobs and cluster:
-            client.cluster(cluster)  # says so if there is none
+        for named in (cluster, home_site):
+            if not jobs and named:
+                client.cluster(named)  # says so if there is none
         return jobs, more
 
-    nothing = printable(_none(user or ("yours" if mine else ""), state, name, cluster))
+    nothing = printable(_none(user or ("yours" if mine else ""), state, name, cluster, home_site))
     if watch:
         _watch(client, look, form, nothing, limit, json=as_json or form is Format.JSON, quiet=quiet)
     jobs, more = look(client)
@@ -104,9 +106,12 @@ def _only(limit: int) -> str:
     return f"only the newest {limit} are shown; --limit shows more"
 
 
-def _none(owner: str, state: list[JobState] | None, name: str | None, cluster: str | None) -> str:
+def _none(
+    owner: str, state: list[JobState] | None, name: str | None, cluster: str | None, home_site: str | None
+) -> str:
     """What was looked for in vain."""
     told = f"there are no jobs of {owner}" if owner else "there are no jobs"
     told += f" named {name}" if name else ""
+    told += f" whose home site is {home_site}" if home_site else ""
     told += f" with a component on {cluster}" if cluster else ""
     return told + (f" in the state {' or '.join(state)}" if state else " that are not over")

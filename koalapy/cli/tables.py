@@ -84,10 +84,11 @@ def queue(jobs: Sequence[Json], *, wide: bool = False) -> str:
     """Jobs as squeue users expect them."""
     header, rows = list(QUEUE), [queue_row(job) for job in jobs]
     if wide:
-        header[-1:-1] = ["SUBMITTED", "TYPE", "POLICY", "RESTARTS", "EXIT"]
+        header[-1:-1] = ["SUBMITTED", "HOME", "TYPE", "POLICY", "RESTARTS", "EXIT"]
         for row, j in zip(rows, jobs, strict=True):
             code = "-" if j["exit_code"] is None else j["exit_code"]
-            row[-1:-1] = [j["submitted_at"], j["request"]["type"], j["policy"], j["restarts"], code]
+            home = j.get("home_site") or "-"
+            row[-1:-1] = [j["submitted_at"], home, j["request"]["type"], j["policy"], j["restarts"], code]
     return table(header, rows, fold=not wide)
 
 
@@ -184,6 +185,7 @@ def job_page(
         ("user", job["owner"]),
         ("state", job["state"] + (f": {job['reason']}" if job["reason"] else "")),
         ("request", f"{request['type']}, {nodes(nodes_of(request))}, {job['priority']} priority"),
+        *([("home site", job["home_site"])] if job.get("home_site") else []),
         ("policy", job["policy"]),
         ("command", " ".join(job["command"]) or "(one for each component)"),
         ("submitted", job["submitted_at"]),

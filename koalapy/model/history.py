@@ -28,6 +28,8 @@ class Kind(StrEnum):
     USER = "user"
     POLICY = "policy"
     PRIORITY = "priority"
+    SITE = "site"
+    """By home site; jobs without one are in none."""
 
 
 class Step(StrEnum):
@@ -125,8 +127,10 @@ class EndedJob:
     walltime: float | None
     nodes: int
     """Of its last attempt."""
-    cluster: ClusterName
-    """Empty where it had several, or none."""
+    clusters: tuple[ClusterName, ...]
+    """Of its last attempt, in order of their names."""
+    placed_at: float | None = None
+    home_site: ClusterName = ""
 
 
 class Days(dict[Key, Figures]):
@@ -205,7 +209,6 @@ def figures_of(job: Job) -> Figures:
 def ended_job(job: Job) -> EndedJob:
     """Of one that is over."""
     gang = job.attempt.gang if job.attempt else ()
-    clusters = {component.cluster for component in gang}
     return EndedJob(
         id=job.id,
         submitted_at=job.submitted_at,
@@ -217,7 +220,9 @@ def ended_job(job: Job) -> EndedJob:
         priority=job.spec.priority,
         walltime=job.spec.walltime,
         nodes=sum(component.size for component in gang),
-        cluster=clusters.pop() if len(clusters) == 1 else "",
+        clusters=tuple(sorted({component.cluster for component in gang})),
+        placed_at=job.placed_at,
+        home_site=job.spec.home_site,
     )
 
 
@@ -249,6 +254,7 @@ def _names(job: Job) -> tuple[tuple[Kind, str], ...]:
         (Kind.USER, spec.owner),
         (Kind.POLICY, spec.policy or ""),
         (Kind.PRIORITY, spec.priority.value),
+        *([(Kind.SITE, spec.home_site)] if spec.home_site else []),
     )
 
 

@@ -65,6 +65,7 @@ KINDS: dict[str, _Kind] = {
     "app": _Kind("app:poisson", False, texts=lambda job: (application_of(job.spec),)),
     "policy": _Kind("policy:worst-fit", False, texts=lambda job: (job.spec.policy,)),
     "cluster": _Kind("cluster:north", True, texts=_clusters),
+    "home": _Kind("home:north", True, texts=lambda job: (job.spec.home_site,)),
     "priority": _Kind("priority:high", True, texts=lambda job: (str(job.spec.priority),)),
     "size": _Kind("size>32", True, number=lambda job, _: job.spec.request.total_size),
     "age": _Kind("age>1h", True, number=lambda job, now: now - job.submitted_at, unit="seconds"),

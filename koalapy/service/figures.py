@@ -31,6 +31,8 @@ class JobFigures:
     """Components for which files are being brought."""
     missing: int
     """Bytes of these that have not come."""
+    by_site: Mapping[tuple[ClusterName, JobState], int]
+    """Of jobs with a home site."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ async def figures_of(engine: Engine, health: HealthMonitor, alerts: Alerts) -> F
 
 async def _jobs(jobs: Sequence[Job], now: float) -> JobFigures:
     counts: Counter[tuple[JobState, Priority]] = Counter()
+    by_site: Counter[tuple[ClusterName, JobState]] = Counter()
     since: dict[JobState, float] = {}
     internal = staging = missing = 0
     async for some in slices(jobs):
@@ -111,6 +114,8 @@ async def _jobs(jobs: Sequence[Job], now: float) -> JobFigures:
                 internal += 1
                 continue
             counts[state, job.spec.priority] += 1
+            if job.spec.home_site:
+                by_site[job.spec.home_site, state] += 1
             at = _since(job)
             if at < since.get(state, now):
                 since[state] = at
@@ -120,7 +125,7 @@ async def _jobs(jobs: Sequence[Job], now: float) -> JobFigures:
                         staging += 1
                         missing += max(0, component.stage_size - component.staged)
     oldest = {state: now - at for state, at in since.items()}
-    return JobFigures(counts, oldest, internal, staging, missing)
+    return JobFigures(counts, oldest, internal, staging, missing, by_site)
 
 
 def _since(job: Job) -> float:

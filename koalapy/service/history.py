@@ -98,6 +98,12 @@ class Span:
     def days(self) -> tuple[int, int]:
         return _number(self.first), _number(self.last)
 
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """Its beginning, and its end."""
+        first, last = self.days
+        return first * DAY, (last + 1) * DAY
+
 
 class History:
     """Reads the store's days, and what of today is still under way from the jobs that run."""
@@ -159,9 +165,8 @@ class History:
 
         ``user``: of others' jobs neither who nor what they were is told; None tells all.
         """
-        first, last = span.days
-        start, end = first * DAY, (last + 1) * DAY
-        yield header(start, end, await query(self._store.nodes_by_day, last))
+        start, end = span.seconds
+        yield header(start, end, await query(self._store.nodes_by_day, span.days[1]))
         numbers: dict[str, dict[str, int]] = defaultdict(dict)
         after = (start, 0)
         while True:

@@ -80,7 +80,13 @@ class JobFinder:
         # By name and owner others' are found by operators only: the rest need not be looked at.
         owner = search.only("user") or ("" if by.may(Role.OPERATOR) or not search.only("name") else by.user)
         which = JobFilter(
-            tuple(sorted(states)), owner, search.only("name"), search.only("cluster"), before, limit=AT_ONCE
+            tuple(sorted(states)),
+            owner,
+            search.only("name"),
+            search.only("cluster"),
+            search.only("home"),
+            before,
+            limit=AT_ONCE,
         )
         found: list[Job] = []
         for _ in range(MAX_LOOKED_AT // AT_ONCE):

@@ -13,6 +13,7 @@ from koalapy.service.limits import LimitsInUse
 from koalapy.service.network import Network
 from koalapy.service.results import Results
 from koalapy.service.retention import Retention
+from koalapy.service.sharing import Sharing
 from koalapy.service.workload_reports import WorkloadReports
 
 
@@ -32,3 +33,4 @@ class Services:
     alerts: Alerts
     history: History
     workloads: WorkloadReports
+    sharing: Sharing

@@ -64,7 +64,7 @@ def _line(job: EndedJob, numbers: Numbers, user: str | None) -> str:
         UNKNOWN,
         _number(numbers, "application", job.application) if theirs and job.application else UNKNOWN,
         QUEUES.get(job.priority, UNKNOWN),
-        _number(numbers, "cluster", job.cluster) if job.cluster else 0 if began is not None else UNKNOWN,
+        _number(numbers, "cluster", job.clusters[0]) if len(job.clusters) == 1 else UNKNOWN if began is None else 0,
         UNKNOWN,
         UNKNOWN,
     )

@@ -15,6 +15,8 @@ from koalapy.store.tables import components, jobs
 from koalapy.store.tables import days as table
 
 KEYS = ("kind", "day", "name")
+BETWEEN = "\n"
+"""Names of clusters, none of which has it."""
 
 
 def add_batch(connection: Connection, batch: Batch) -> None:
@@ -96,6 +98,7 @@ def ended_jobs(connection: Connection, after: tuple[float, JobId], until: float,
     query = select(
         job.id,
         job.submitted_at,
+        job.placed_at,
         job.started_at,
         job.ended_at,
         job.state,
@@ -104,8 +107,8 @@ def ended_jobs(connection: Connection, after: tuple[float, JobId], until: float,
         job.priority,
         job.spec["walltime"].as_float().label("walltime"),
         of_parts(func.sum(part.size)).label("nodes"),
-        of_parts(func.min(part.cluster)).label("first"),
-        of_parts(func.max(part.cluster)).label("last"),
+        of_parts(func.aggregate_strings(part.cluster, BETWEEN)).label("clusters"),
+        job.home_site,
     ).where(job.internal == false(), job.ended_at >= after[0], beyond, job.ended_at < until, job.state.in_(final))
     found = connection.execute(query.order_by(job.ended_at, job.id).limit(limit)).mappings()
     return [_ended_job(row) for row in found]
@@ -113,9 +116,9 @@ def ended_jobs(connection: Connection, after: tuple[float, JobId], until: float,
 
 def _ended_job(row: RowMapping) -> EndedJob:
     values = dict(row)
-    first, last, nodes = values.pop("first"), values.pop("last"), values.pop("nodes")
+    nodes, clusters = values.pop("nodes"), values.pop("clusters") or ""
     values |= {"state": JobState(values["state"]), "priority": Priority(values["priority"])}
-    return EndedJob(**values, nodes=int(nodes or 0), cluster=first if first and first == last else "")
+    return EndedJob(**values, nodes=int(nodes or 0), clusters=tuple(sorted(set(filter(None, clusters.split(BETWEEN))))))
 
 
 def first_day(connection: Connection) -> int | None:

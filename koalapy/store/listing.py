@@ -7,7 +7,7 @@ are taken from the one that reaches farthest back, some hundreds at a time, and 
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, func, select, union_all
+from sqlalchemy import ColumnElement, Connection, Select, func, select, text, union_all
 
 from koalapy.model.job import JobId, JobState
 from koalapy.ports import JobFilter
@@ -74,6 +74,9 @@ def _sources(which: JobFilter) -> list[Source]:
         found.append(_on(which.cluster))
     if which.name:
         found.append(_in_order([jobs.c.name == which.name]))
+    if which.home_site:
+        # The second is what the index says of those that are in it, word for word.
+        found.append(_in_order([(jobs.c.home_site == which.home_site) & text("home_site <> ''")]))
     states = which.states or tuple(JobState)
     if which.owner:
         # The index has states between owners and ids: it serves those who ask for some of them, and is read in each.
@@ -122,6 +125,8 @@ def _conditions(which: JobFilter) -> list[ColumnElement[bool]]:
         conditions.append(jobs.c.owner == which.owner)
     if which.name:
         conditions.append(jobs.c.name == which.name)
+    if which.home_site:
+        conditions.append(jobs.c.home_site == which.home_site)
     if which.before is not None:
         conditions.append(jobs.c.id < which.before)
     if which.cluster:

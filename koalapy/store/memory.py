@@ -465,6 +465,7 @@ def _matches(job: Job, which: JobFilter) -> bool:
         (not which.states or job.state in which.states)
         and which.owner in ("", job.spec.owner)
         and which.name in ("", job.spec.name)
+        and which.home_site in ("", job.spec.home_site)
         and (not which.cluster or which.cluster in clusters)
         and (which.before is None or job.id < which.before)
         and (which.ids is None or job.id in which.ids)

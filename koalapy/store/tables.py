@@ -116,6 +116,14 @@ jobs = Table(
     Index(None, "name", "id"),
     Column("internal", Boolean, nullable=False, server_default=false()),
     Index(None, "internal", "ended_at"),
+    Column("home_site", Plain(200), nullable=False, server_default=""),
+    Index(
+        "ix_jobs_home_site_id",
+        "home_site",
+        "id",
+        sqlite_where=text("home_site <> ''"),
+        postgresql_where=text("home_site <> ''"),
+    ),
 )
 
 attempts = Table(

@@ -18,6 +18,7 @@ from koalapy.api.history import history_router
 from koalapy.api.limits import limits_router
 from koalapy.api.metrics import add_metrics
 from koalapy.api.network import network_router
+from koalapy.api.sharing import sharing_router
 from koalapy.api.workloads import workloads_router
 from koalapy.model.advice import Run, Size
 from koalapy.model.alert import AlertRules
@@ -52,6 +53,7 @@ from koalapy.service.outbox import Outbox
 from koalapy.service.output import Outputs
 from koalapy.service.quota import StorageLimits
 from koalapy.service.results import Results
+from koalapy.service.sharing import Sharing
 from koalapy.service.workload_reports import WorkloadReports
 from koalapy.store.advice import SqlAdvice
 from koalapy.store.audit import SqlAudit
@@ -153,13 +155,15 @@ async def serving(
     )
     measurements = SqlMeasurements(database)
     network = Network(engine, jobs, measurements, LinkTable(("north", "south"), LINKS), Measuring())
+    history = History(SqlHistory(database), engine.clock, engine.queries.jobs)
     routers = [
         network_router(network),
         files_router(files, bundles, results),
         agent_files_router(bundles, results, AGENT_TOKENS, lambda cluster, _: cluster == "north"),
         advisor_router(Advisor(experience, SqlAdvice(database))),
         limits_router(LimitsInUse(engine, bundles, results)),
-        history_router(History(SqlHistory(database), engine.clock, engine.queries.jobs)),
+        history_router(history),
+        sharing_router(Sharing(SqlHistory(database), engine.queries, engine.clock), history),
         workloads_router(WorkloadReports(path.parent / "workloads", WORKLOADS_QUOTA, engine.clock)),
     ]
     shown = NO_PAGE | ({} if tokens or people else {"Authorization": f"Bearer {TOKEN}"})

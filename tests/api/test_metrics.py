@@ -31,7 +31,7 @@ OTHERS = {"process_cpu_seconds", "process_virtual_memory_bytes", "process_reside
     "process_max_fds",
 }
 NOTHING = Figures(
-    jobs=JobFigures({}, {}, internal=0, staging=0, missing=0),
+    jobs=JobFigures({}, {}, internal=0, staging=0, missing=0, by_site={}),
     clusters=(),
     disks=(),
     version="1",

@@ -180,6 +180,7 @@ class MemoryService:
             if (not which.states or job.state in which.states)
             and which.owner in ("", job.spec.owner)
             and which.name in ("", job.spec.name)
+            and which.home_site in ("", job.spec.home_site)
             and (which.before is None or job.id < which.before)
         ]
         before = found[which.limit - 1].job.id if len(found) > which.limit else None

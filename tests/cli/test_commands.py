@@ -257,8 +257,13 @@ def test_the_queue(koala: Koala) -> None:
     assert [j["id"] for j in json.loads(koala("queue", "--json").out)["jobs"]] == [2, 1]
     assert [json.loads(line)["id"] for line in koala("queue", "-o", "ndjson").out.splitlines()] == [2, 1]
     assert "SUBMITTED" in koala("queue", "-o", "wide").out
+    koala(*FLEXIBLE, "--home-site", "north", "start")
+    assert koala("queue", "-q", "--home-site", "north").out == "4\n"
+    assert "HOME" in koala("queue", "-o", "wide").out
+    assert "home site  north" in koala("show", "4").out
+    assert "home site" not in koala("show", "1").out
     few = koala("queue", "-q", "--limit", "1")
-    assert (few.out, few.err) == ("2\n", "koala: only the newest 1 are shown; --limit shows more\n")
+    assert (few.out, few.err) == ("4\n", "koala: only the newest 1 are shown; --limit shows more\n")
 
 
 def test_a_queue_in_which_nothing_is_found_says_what_was_looked_for(koala: Koala) -> None:
@@ -270,6 +275,9 @@ def test_a_queue_in_which_nothing_is_found_says_what_was_looked_for(koala: Koala
     assert (nowhere.code, nowhere.out) == (3, "")
     assert nowhere.err.startswith("koala: there is no cluster nroth; did you mean north?")
     assert koala("queue", "--cluster", "north", "--all").err.endswith("with a component on north that are not over\n")
+    of_site = koala("queue", "--home-site", "north").err
+    assert of_site == "koala: there are no jobs of yours whose home site is north that are not over\n"
+    assert koala("queue", "--home-site", "nroth", "--all").code == 3
     assert koala("queue", "--json").err == ""
 
 

@@ -17,7 +17,12 @@ NOW = 100_000.0
 FIXED = FixedRequest((ComponentRequest(4, "north"), ComponentRequest(8, "south")))
 JOBS = [
     Job(1, JobSpec(FlexibleRequest(64), ("wave",), "worst-fit", owner="alice", name="wave 1"), NOW - 7200),
-    Job(2, JobSpec(FIXED, ("prime",), "fixed", owner="bob", priority=Priority.HIGH), NOW - 60, JobState.HELD),
+    Job(
+        2,
+        JobSpec(FIXED, ("prime",), "fixed", owner="bob", priority=Priority.HIGH, home_site="north"),
+        NOW - 60,
+        JobState.HELD,
+    ),
     Job(
         3,
         JobSpec(FlexibleRequest(2), ("python", "wave.py"), owner="alice", name="a,b"),
@@ -52,6 +57,7 @@ def found(text: str, *, in_whole: bool = True) -> list[int]:
         ("cluster:north", [2]),
         ("cluster:east", [3]),
         ("priority:HIGH", [2]),
+        ("home:north", [2]),
         ("state:held,running", [2, 3]),
         ("state:over", [4]),
         ("-state:held", [1, 3, 4]),

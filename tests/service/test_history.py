@@ -157,3 +157,18 @@ async def test_a_trace_is_told_piece_by_piece(place: Place, monkeypatch: pytest.
     span = place.history.span(None, None)
     text = "".join([piece async for piece in place.history.trace(span, None)])
     assert [line.split()[0] for line in text.splitlines() if not line.startswith(";")] == ["2", "3", "1"]
+
+
+async def test_days_of_home_sites_are_of_their_users_jobs_wherever_these_ran(place: Place) -> None:
+    place.end(
+        job(4, day=THURSDAY, hours=3, clusters={"south": 2}, state=JobState.SUCCEEDED, home_site="north"),
+        job(5, day=THURSDAY, hours=1, clusters={"north": 2}, state=JobState.SUCCEEDED, home_site="north"),
+        job(6, day=THURSDAY, hours=1, clusters={"north": 2}, state=JobState.CANCELLED, home_site="south"),
+    )
+    lines = await place.lines(Kind.SITE, Step.ALL)
+    assert [(line.name, line.jobs, line.ran, line.node_seconds) for line in lines] == [
+        ("north", 2, 2, (6 + 2) * 3600),
+        ("south", 1, 0, 2 * 3600),
+    ]
+    assert lines[0].response_time == 65 + 2 * 3600
+    assert lines[1].response_time is None

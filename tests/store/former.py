@@ -46,7 +46,7 @@ REVISIONS = Path(__file__).parent / "revisions"
 SINCE = {
     "Job": {"claim_factor": 2, "first_start_estimate": 2, "retry_at": 4, "counted_scan": 9},
     "JobSpec": {"inputs": 3, "bundle": 3, "collect": 3, "application": 3, "communication": 3, "internal": 8}
-    | {"workdir_optional": 10, "mail_type": 14, "mail_user": 14, "webhook": 14, "warning": 15},
+    | {"workdir_optional": 10, "mail_type": 14, "mail_user": 14, "webhook": 14, "warning": 15, "home_site": 16},
     "Attempt": {"start_estimate": 2, "claim_at": 2, "nonce": 6},
     "Component": {"submitted_at": 2, "transfer_time": 2, "replaces": 2, "superseded": 2, "sources": 3}
     | {"staging_since": 3, "stage_size": 3, "staged": 3, "staged_at": 3, "warned_at": 15, "node_class": 16},
@@ -130,6 +130,7 @@ def world(revision: int, digest: Callable[[JobSpec], str], *, own_jobs_known: bo
         mail_type=(MailType.BEGIN, MailType.FAIL),
         mail_user="bob@example.org",
         webhook="https://hooks.example.org/bob",
+        home_site="north",
     )
     named = make(
         JobSpec,

@@ -172,6 +172,7 @@ def test_pages_of_whatever_is_asked_for_together_cover_it_once(
         monkeypatch.setattr(listing, name, value)
     states = (JobState.QUEUED, JobState.FAILED, JobState.SUCCEEDED)
     made = [running(n) if n % 5 == 0 else a_job(n, states[n % 7 % 3]) for n in range(1, 41)]
+    made = [replace(job, spec=replace(job.spec, home_site=("", "north", "south")[job.id % 11 % 3])) for job in made]
     store.write(batch(*made))
 
     def ids(**which: Any) -> list[int]:
@@ -185,12 +186,14 @@ def test_pages_of_whatever_is_asked_for_together_cover_it_once(
     def is_on(job: Job, cluster: str) -> bool:
         return not cluster or (job.attempt is not None and any(c.cluster == cluster for c in job.attempt.gang))
 
-    asked = product(("", "ada", "bob", "cyd"), ("", "n0", "n1"), ((), ("failed",), ("queued", "running")), ("", "west"))
-    for owner, name, some, cluster in asked:
+    those = ((), ("failed",), ("queued", "running"))
+    asked = product(("", "ada", "bob", "cyd"), ("", "n0", "n1"), those, ("", "west"), ("", "north"))
+    for owner, name, some, cluster, home in asked:
         expected = [
             job.id
             for job in reversed(made)
             if owner in ("", job.spec.owner) and name in ("", job.spec.name) and (not some or job.state in some)
-            if is_on(job, cluster)
+            if is_on(job, cluster) and home in ("", job.spec.home_site)
         ]
-        assert ids(owner=owner, name=name, states=some, cluster=cluster) == expected, (owner, name, some, cluster)
+        wanted = {"owner": owner, "name": name, "states": some, "cluster": cluster, "home_site": home}
+        assert ids(**wanted) == expected, wanted

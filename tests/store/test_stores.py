@@ -129,7 +129,8 @@ def test_pages_cover_everything_once_newest_first(stores: Stores) -> None:
 
 
 def test_filters(stores: Stores) -> None:
-    stores.jobs.write(batch(a_job(1), a_job(2, JobState.FAILED), a_job(3), running(4)))
+    of_south = a_job(3, spec=replace(a_job(3).spec, home_site="south"))
+    stores.jobs.write(batch(a_job(1), a_job(2, JobState.FAILED), of_south, running(4)))
 
     def ids(**which: object) -> list[int]:
         return [job.id for job in stores.jobs.page(JobFilter(**which)).jobs]  # type: ignore[arg-type]
@@ -138,6 +139,7 @@ def test_filters(stores: Stores) -> None:
     assert ids(owner="bob") == [3]
     assert ids(name="n1") == [3, 1]
     assert ids(cluster="west") == [4]
+    assert (ids(home_site="south"), ids(home_site="north")) == ([3], [])
     assert ids(cluster="south") == ids(cluster="east") == []
 
 

@@ -1,0 +1,73 @@
+"""Work of many seconds in a process of its own, at the lowest priority: nothing that the daemon does waits for it."""
+
+import asyncio
+import os
+import pickle
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+import structlog
+
+from koalapy.model.errors import BusyError
+
+log = structlog.get_logger()
+
+A = TypeVar("A")
+B = TypeVar("B")
+SECONDS = 120.0
+"""That it may take, and of a processor's time too, should the daemon be gone."""
+NICENESS = 19
+RETRY_AFTER = 60.0
+
+
+async def apart(function: Callable[[A], B], argument: A, seconds: float = SECONDS) -> B:
+    """What a function of a module answers. The process ends when nobody waits for it any more.
+
+    ``BusyError`` when that takes too long, ``RuntimeError`` when it fails.
+    """
+    process = await asyncio.to_thread(_start)
+    try:
+        return await asyncio.to_thread(_answer, process, function, argument, seconds)
+    except subprocess.TimeoutExpired as error:
+        hint = "ask for less, as for fewer days"
+        raise BusyError(f"that takes longer than {seconds:g} s", retry_after=RETRY_AFTER, hint=hint) from error
+    finally:
+        process.kill()
+
+
+def _start() -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", __spec__.name]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def _answer(process: "subprocess.Popen[bytes]", function: Callable[[A], B], argument: A, seconds: float) -> B:
+    try:
+        told, errors = process.communicate(pickle.dumps((seconds, function, argument)), timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise
+    if process.returncode != 0:
+        text = errors.decode(errors="replace").strip()[-2000:]
+        log.error("work in a process of its own failed", action="apart-failed", error=text)
+        raise RuntimeError(f"{function.__name__} failed in a process of its own: {text.splitlines()[-1:]}")
+    answer: B = pickle.loads(told)  # it is our own process that has written it
+    return answer
+
+
+def _main() -> None:
+    os.nice(NICENESS)
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what anything prints is no answer
+    seconds, function, argument = pickle.load(sys.stdin.buffer)
+    limit = int(seconds) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
+    with answers:
+        answers.write(pickle.dumps(function(argument)))
+
+
+if __name__ == "__main__":
+    _main()

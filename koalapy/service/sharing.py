@@ -1,0 +1,87 @@
+"""Whether every site is better off for taking part, from what the daemon has recorded of jobs."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from koalapy.model.errors import UsageError
+from koalapy.model.history import EndedJob
+from koalapy.model.request import ClusterName
+from koalapy.ports import HistoryStore
+from koalapy.scheduling.queries import Queries
+from koalapy.service.apart import apart
+from koalapy.service.database import query
+from koalapy.service.history import Span
+from koalapy.simulation.alone import SharingQuestion, answer
+from koalapy.simulation.sharing import SharingReport, Site
+
+PIECE = 2000
+"""Jobs that are read at once."""
+MAX_JOBS = 100_000
+"""Of one report."""
+FRESH = 60.0
+"""Seconds for which a report is told again to who asks the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    span: Span
+    at: float
+    report: SharingReport
+
+
+class Sharing:
+    """Reads the store's books, and has the sites simulated in a process of its own: one report at a time."""
+
+    def __init__(
+        self,
+        store: HistoryStore,
+        queries: Queries,
+        clock: Callable[[], float],
+        work: Callable[[SharingQuestion], Awaitable[SharingReport]] | None = None,
+    ) -> None:
+        self._store, self._queries, self._clock = store, queries, clock
+        self._work = work or (lambda question: apart(answer, question))
+        self._one_at_a_time = asyncio.Lock()
+        self._told: _Told | None = None
+
+    async def report(self, span: Span) -> SharingReport:
+        """Of the jobs that were submitted in these days; ``UsageError`` for too many of them, ``BusyError``."""
+        async with self._one_at_a_time:
+            now, told = self._clock(), self._told
+            if told is None or told.span != span or not 0 <= now - told.at < FRESH:
+                report = await self._work(await self._question(span, now))
+                told = self._told = _Told(span, now, report)
+            return told.report
+
+    async def _question(self, span: Span, now: float) -> SharingQuestion:
+        start, end = span.seconds
+        jobs = await self._ended(span, now)
+        not_over = [job for job in self._queries.jobs() if job.spec.home_site and start <= job.submitted_at < end]
+        under_way = [job.id for job in not_over if not job.spec.internal]
+        sites = await self._sites(span)
+        return SharingQuestion(jobs, sites, self._queries.rules, start, max(start, min(end, now)), under_way)
+
+    async def _ended(self, span: Span, now: float) -> list[EndedJob]:
+        """All that ended since the first day, as those have that were submitted then or later."""
+        start, end = span.seconds
+        jobs: list[EndedJob] = []
+        after = (start, 0)
+        while True:
+            some: Sequence[EndedJob] = await query(self._store.ended, after, now + 1.0, PIECE)
+            jobs += [job for job in some if job.submitted_at < end]
+            if len(jobs) > MAX_JOBS:
+                hint = "ask for fewer days, by first and last"
+                raise UsageError(f"that is more than {MAX_JOBS} jobs", field="first", value=str(span.first), hint=hint)
+            if len(some) < PIECE:
+                return jobs
+            after = (some[-1].ended_at, some[-1].id)
+
+    async def _sites(self, span: Span) -> dict[ClusterName, Site]:
+        """With the most nodes that they had in these days, or else had last."""
+        first, last = span.days
+        nodes: dict[ClusterName, int] = {}
+        for day, name, count in await query(self._store.nodes_by_day, last):
+            nodes[name] = count if day <= first else max(nodes.get(name, 0), count)
+        known = self._queries.grid.clusters()
+        return {each.name: Site(most, each.speed) for each in known if (most := nodes.get(each.name, each.total)) > 0}

@@ -1,0 +1,228 @@
+"""Is every site better off in the grid? Its own users' response times there, and alone on their home site's nodes.
+
+Alone is simulated: the same jobs come at the same moments with the same sizes, and last as long as they really did, by
+the speeds of where they were and of home.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from statistics import fmean
+
+from koalapy.model.history import EndedJob
+from koalapy.model.job import JobId, JobState
+from koalapy.model.request import ClusterName
+from koalapy.simulation.block_bootstrap import mean_bounds
+
+MAX_NAMED = 100
+"""Jobs of one reason that are named."""
+SLACK, SLACK_SHARE = 1.0, 0.01
+"""Seconds, and the share of the time alone, within which two means are the same: whether a job is placed at once or
+half a second later, as by the daemon's own ways, is nobody's gain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A site's nodes, and their speed as against the others'."""
+
+    nodes: int
+    speed: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class HomeJob:
+    """A job as it would be at home, and how it was in the grid; in seconds."""
+
+    job: EndedJob
+    lasts: float
+    """At home, from its placement to its end."""
+    response: float | None
+    """In the grid; None of one that is there to take up nodes only: nobody waited for what comes of it."""
+
+
+Alone = Callable[[ClusterName, Site, Sequence[HomeJob]], Mapping[JobId, float]]
+"""When each job would have ended had its site been alone, in seconds since the epoch; those that never would are not
+in it."""
+
+
+class Why(StrEnum):
+    """Why a job is in no mean."""
+
+    NO_HOME = "without a home site"
+    GONE = "of a home site that is not in the grid any more"
+    TOO_WIDE = "too wide for their home site"
+    NEVER_RAN = "never ran"
+    CANCELLED = "cancelled"
+    EARLIER = "submitted before"
+    NOT_OVER = "not over yet"
+    NEVER_ALONE = "would not have ended alone"
+
+
+class Verdict(StrEnum):
+    """Whether a site, or every site, is better off, as far as that can be told."""
+
+    BETTER = "better"
+    SAME = "same"
+    WORSE = "worse"
+    UNCLEAR = "unclear"
+
+
+@dataclass(frozen=True, slots=True)
+class SiteShare:
+    """A site's own users' jobs; times are means in seconds from submission to end, None where there are none.
+
+    ``gain`` is what the grid saves of them, with the bounds between which it lies in 95 of 100 cases.
+    """
+
+    site: ClusterName
+    nodes: int
+    speed: float
+    jobs: int
+    """That count: they ran to an end of their own, and could have at home."""
+    elsewhere: int
+    """Of these, those that ran at least in part on other sites."""
+    too_wide: int
+    """Beside these: jobs that nobody but the grid could run."""
+    grid: float | None
+    alone: float | None
+    gain: float | None
+    low: float | None
+    high: float | None
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Jobs that are in no mean, for one reason; the first of them are named."""
+
+    why: Why
+    count: int
+    jobs: Sequence[JobId]
+
+
+@dataclass(frozen=True, slots=True)
+class SharingReport:
+    """Of jobs that were submitted from ``start`` to ``end``, in seconds since the epoch."""
+
+    start: float
+    end: float
+    every_site: Verdict
+    """``better`` where no site is worse off and one is better; ``unclear`` where that cannot be told of all."""
+    sites: Sequence[SiteShare]
+    left_out: Sequence[LeftOut]
+
+
+@dataclass(slots=True)
+class _Sorted:
+    """Jobs by their home sites, and those that are in no mean by their reasons."""
+
+    at_home: dict[ClusterName, list[HomeJob]] = field(default_factory=lambda: defaultdict(list))
+    too_wide: dict[ClusterName, int] = field(default_factory=lambda: defaultdict(int))
+    left_out: dict[Why, list[JobId]] = field(default_factory=lambda: defaultdict(list))
+
+
+def compare(
+    jobs: Iterable[EndedJob],
+    sites: Mapping[ClusterName, Site],
+    start: float,
+    end: float,
+    alone: Alone,
+    under_way: Sequence[JobId] = (),
+) -> SharingReport:
+    """The same for the same jobs, in whatever order and wherever it is worked out.
+
+    Jobs that were submitted before ``start`` are in no mean, and take up nodes; later than ``end`` there are none.
+    """
+    found = _Sorted()
+    found.left_out[Why.NOT_OVER] += sorted(under_way)
+    for job in sorted(jobs, key=lambda job: (job.submitted_at, job.id)):
+        if job.submitted_at < end:
+            _sort(found, job, sites, start)
+    shares = [_share(name, site, found, alone) for name, site in sorted(sites.items())]
+    left_out = [LeftOut(why, len(of), of[:MAX_NAMED]) for why in Why if (of := found.left_out.get(why))]
+    return SharingReport(start, end, _of_all([share for share in shares if share.jobs]), shares, left_out)
+
+
+def _sort(found: _Sorted, job: EndedJob, sites: Mapping[ClusterName, Site], start: float) -> None:
+    site = sites.get(job.home_site)
+    is_counted = job.submitted_at >= start and job.state is not JobState.CANCELLED
+    why = None if is_counted else Why.EARLIER if job.submitted_at < start else Why.CANCELLED
+    if not job.home_site:
+        why = Why.NO_HOME
+    elif site is None:
+        why = Why.GONE
+    elif job.started_at is None or job.nodes < 1:
+        why = why or Why.NEVER_RAN
+    elif job.nodes > site.nodes:
+        why = Why.TOO_WIDE
+        found.too_wide[job.home_site] += is_counted
+    else:
+        response = max(0.0, job.ended_at - job.submitted_at) if is_counted else None
+        found.at_home[job.home_site].append(HomeJob(job, lasts_at_home(job, sites), response))
+    if why is not None:
+        found.left_out[why].append(job.id)
+
+
+def lasts_at_home(job: EndedJob, sites: Mapping[ClusterName, Site]) -> float:
+    """Seconds from its placement to its end: it starts up as it did, and runs at the speed of its home.
+
+    Its slowest cluster was what it ran at; those of which nothing is known any more were as fast as its home.
+    """
+    started = job.ended_at if job.started_at is None else job.started_at
+    home = sites[job.home_site].speed
+    speed = min((sites[name].speed for name in job.clusters if name in sites), default=home)
+    start_up = max(0.0, started - (started if job.placed_at is None else job.placed_at))
+    return start_up + max(0.0, job.ended_at - started) * speed / home
+
+
+def _share(name: ClusterName, site: Site, found: _Sorted, alone: Alone) -> SiteShare:
+    jobs = found.at_home[name]
+    ended = alone(name, site, jobs) if any(each.response is not None for each in jobs) else {}
+    found.left_out[Why.NEVER_ALONE] += [
+        each.job.id for each in jobs if each.response is not None and each.job.id not in ended
+    ]
+    pairs = [
+        (each, each.response, max(0.0, ended[each.job.id] - each.job.submitted_at))
+        for each in jobs
+        if each.response is not None and each.job.id in ended
+    ]
+    if not pairs:
+        unknown = (None, None, None, None, None, Verdict.UNCLEAR)
+        return SiteShare(name, site.nodes, site.speed, 0, 0, found.too_wide[name], *unknown)
+    gains = [(each.job.submitted_at, by_itself - shared) for each, shared, by_itself in pairs]
+    grid, by_itself = fmean(shared for _, shared, _ in pairs), fmean(by_itself for _, _, by_itself in pairs)
+    low, high = mean_bounds(gains, name) or (None, None)
+    return SiteShare(
+        site=name,
+        nodes=site.nodes,
+        speed=site.speed,
+        jobs=len(pairs),
+        elsewhere=sum(set(each.job.clusters) != {name} for each, _, _ in pairs),
+        too_wide=found.too_wide[name],
+        grid=grid,
+        alone=by_itself,
+        gain=by_itself - grid,
+        low=low,
+        high=high,
+        verdict=_verdict(by_itself, low, high),
+    )
+
+
+def _verdict(alone: float, low: float | None, high: float | None) -> Verdict:
+    if low is None or high is None:
+        return Verdict.UNCLEAR
+    slack = max(SLACK, SLACK_SHARE * alone)
+    if -slack <= low and high <= slack:
+        return Verdict.SAME
+    return Verdict.BETTER if low > 0 else Verdict.WORSE if high < 0 else Verdict.UNCLEAR
+
+
+def _of_all(shares: Sequence[SiteShare]) -> Verdict:
+    """Of the sites that have jobs which count."""
+    seen = {share.verdict for share in shares}
+    if Verdict.WORSE in seen:
+        return Verdict.WORSE
+    if Verdict.UNCLEAR in seen or not seen:
+        return Verdict.UNCLEAR
+    return Verdict.BETTER if Verdict.BETTER in seen else Verdict.SAME

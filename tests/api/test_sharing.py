@@ -1,0 +1,54 @@
+"""Whether every site is better off, by REST."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from koalapy.model.identity import Identity, Role
+from koalapy.scheduling.rules import Rules
+from tests.api.conftest import Open, serving
+
+Json = dict[str, Any]
+PATH = "/api/v1/sharing"
+
+
+async def test_what_is_told_of_a_grid_in_which_nothing_has_ended(open_api: Open, body: Json) -> None:
+    api = await open_api()
+    for home in ("north", "south", ""):
+        await api.post("/api/v1/jobs", json=body | {"home_site": home})
+    answer = await api.get(PATH)
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    assert (told["every_site"], told["left_out"]) == ("unclear", [{"why": "not over yet", "count": 2, "jobs": [1, 2]}])
+    assert [(site["site"], site["nodes"], site["jobs"]) for site in told["sites"]] == [("north", 4, 0), ("south", 4, 0)]
+    assert told["sites"][0] | {"grid": None, "alone": None, "gain": None, "low": None} == told["sites"][0]
+    assert told["last"] == datetime.now(UTC).date().isoformat()
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ({"first": "2026-11-02", "last": "2026-11-01"}, "first"),
+        ({"first": "yesterday"}, "first"),
+        ({"days": "3"}, "days"),
+    ],
+)
+async def test_days_that_make_no_sense_are_refused(open_api: Open, query: dict[str, str], field: str) -> None:
+    answer = await (await open_api()).get(PATH, params=query)
+    assert (answer.status_code, answer.json()["field"]) == (422, field)
+
+
+async def test_days_of_which_nothing_is_known(open_api: Open) -> None:
+    api = await open_api()
+    told = (await api.get(PATH, params={"first": "0001-01-01", "last": "0001-01-01"})).json()
+    assert (told["every_site"], told["left_out"]) == ("unclear", [])
+    later = (await api.get(PATH, params={"first": "9999-12-31", "last": "9999-12-31"})).json()
+    assert later["start"] == later["end"]
+
+
+async def test_it_is_for_operators(tmp_path: Any) -> None:
+    people = {role.value: Identity("ada", role, "a test") for role in (Role.USER, Role.OPERATOR)}
+    async with serving(tmp_path / "koala.db", [], Rules(), people=people) as api:
+        statuses = [(await api.get(PATH, headers={"Authorization": f"Bearer {name}"})).status_code for name in people]
+    assert statuses == [403, 200]

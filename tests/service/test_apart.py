@@ -1,0 +1,92 @@
+"""Work in a process of its own."""
+
+import asyncio
+import os
+import select
+import sys
+from pathlib import Path
+
+import pytest
+
+from koalapy.model.errors import BusyError
+from koalapy.service.apart import NICENESS, apart
+
+
+def double(number: int) -> int:
+    print("this is no answer")
+    return 2 * number
+
+
+def who(_: None) -> tuple[int, int]:
+    return os.getpid(), os.nice(0)
+
+
+def fail(text: str) -> None:
+    raise ValueError(text)
+
+
+def vanish(_: None) -> None:
+    os._exit(3)
+
+
+def never_ends(fifo: str) -> None:
+    Path(fifo).read_bytes()
+
+
+def size_of(values: list[int]) -> list[int]:
+    return values
+
+
+@pytest.fixture(autouse=True)
+def _child_finds_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+
+
+async def test_what_it_answers_is_told_and_nothing_that_it_prints() -> None:
+    assert await apart(double, 21) == 42
+
+
+async def test_it_is_another_process_that_others_go_before() -> None:
+    process, niceness = await apart(who, None)
+    assert process != os.getpid()
+    assert niceness == min(19, os.nice(0) + NICENESS)
+
+
+async def test_much_comes_and_goes() -> None:
+    """More than a pipe holds, both ways."""
+    values = list(range(300_000))
+    assert await apart(size_of, values) == values
+
+
+async def test_a_failure_is_told_with_its_reason() -> None:
+    with pytest.raises(RuntimeError, match="ValueError: not like this"):
+        await apart(fail, "not like this")
+    with pytest.raises(RuntimeError, match="vanish failed"):
+        await apart(vanish, None)
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> str:
+    """What is read by who never ends: nobody reads it once that has ended."""
+    os.mkfifo(tmp_path / "fifo")
+    return str(tmp_path / "fifo")
+
+
+async def test_what_takes_too_long_ends(fifo: str) -> None:
+    with pytest.raises(BusyError, match=r"longer than 0\.5 s"):
+        await apart(never_ends, fifo, seconds=0.5)
+    with pytest.raises(OSError, match="No such device"):
+        os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+
+
+async def test_it_ends_with_who_waits_for_it(fifo: str) -> None:
+    waiting = asyncio.create_task(apart(never_ends, fifo))
+    writing = await asyncio.to_thread(os.open, fifo, os.O_WRONLY)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    reader = select.poll()
+    reader.register(writing, 0)
+    ((_, event),) = await asyncio.to_thread(reader.poll, 60_000)
+    os.close(writing)
+    assert event == select.POLLERR
