@@ -8,6 +8,7 @@ from koalapy.simulation.experiments.experiment import Experiment
 
 MODULES = (
     "huang_2007",
+    "sonmez_2010",
 )  # fmt: skip
 """Of this package, one for each paper."""
 

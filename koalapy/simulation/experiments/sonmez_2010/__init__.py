@@ -1,0 +1,7 @@
+"""Sonmez, Mohamed and Epema (2010): what co-allocation is good for, and which policy does it best."""
+
+from koalapy.simulation.experiments.experiment import Experiment
+from koalapy.simulation.experiments.sonmez_2010.gains import Figure7a, Figure7b, Figure8, Table5
+from koalapy.simulation.experiments.sonmez_2010.saturation import Table4, Table4ByQueue
+
+EXPERIMENTS: tuple[Experiment, ...] = (Table4(), Table4ByQueue(), Figure7a(), Figure7b(), Table5(), Figure8())
