@@ -41,7 +41,7 @@ class KnownCluster:
         """A new one, which changes from then on."""
         health = HealthStatus(self.errors, self.unusable, self.note, self.trials)
         cluster = ClusterStatus(self.name, self.speed, self.profile, health=health, drained=self.drained)
-        cluster.total, cluster.uplink_bandwidth = self.total, self.uplink_bandwidth
+        cluster.total, cluster.uplink.bandwidth = self.total, self.uplink_bandwidth
         return cluster
 
     def alone(self) -> "KnownCluster":

@@ -1,7 +1,10 @@
-"""What may be the matter with a cluster: out of reach, failed too often, takes no more of us, or is not believed."""
+"""What may be the matter with a cluster: out of reach, failed too often, takes no more of us, or is not believed; its
+link to the others, and what is used of it."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
+from koalapy.model.job import Token
 from koalapy.model.wording import clock, nodes
 
 
@@ -29,11 +32,40 @@ class Doubt:
     until: float
     is_tried: bool = False
     """Whether that is over, and they count for one claim at a time, until one of that size holds."""
+    node_class: str = ""
+    """The class of these nodes, if the claim asked for one."""
 
     def __str__(self) -> str:
         until = clock(self.until, self.until, exact=True)
         again = ", tried by one claim at a time" if self.is_tried else f" until {until}"
-        return f"has {nodes(self.nodes, 'idle')} in doubt{again}: a claim for {nodes(self.size)} was in vain"
+        of_class = f" of the class {self.node_class}" if self.node_class else ""
+        return f"has {nodes(self.nodes, 'idle')} in doubt{again}: a claim for {nodes(self.size)}{of_class} was in vain"
+
+
+@dataclass(slots=True)
+class UplinkUse:
+    """A cluster's link to all others, and what those who run there exchange over it."""
+
+    bandwidth: float | None = None
+    """Bytes per second that it carries, as configured; None: as links were measured."""
+    changed: Callable[[], None] = lambda: None
+    """Is told when more or less is exchanged."""
+    _demands: dict[Token, float] = field(default_factory=dict)
+
+    @property
+    def consumed(self) -> float:
+        """Bytes per second, as far as it is known what components exchange."""
+        return sum(self._demands.values())
+
+    def begin(self, token: Token, demand: float) -> None:
+        """A component begins to exchange so many bytes per second; 0 is not known."""
+        if demand:
+            self._demands[token] = demand
+            self.changed()
+
+    def end(self, token: Token) -> None:
+        if self._demands.pop(token, 0.0):
+            self.changed()
 
 
 @dataclass(slots=True)

@@ -12,8 +12,8 @@ from koalapy.model.reports import ClusterReport, LrmCalls, Versions
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import listed
 from koalapy.scheduling.claiming.evidence import ClaimEvidence
-from koalapy.scheduling.cluster_conditions import ContactStatus, Doubt, HealthStatus, Limit
-from koalapy.scheduling.node_classes import NodeClasses
+from koalapy.scheduling.cluster_conditions import ContactStatus, Doubt, HealthStatus, Limit, UplinkUse
+from koalapy.scheduling.node_classes import NodeClasses, is_more
 
 
 @dataclass(slots=True, eq=False)
@@ -32,10 +32,7 @@ class ClusterStatus:
     """Is told of each change here that bears on what the cluster can be given; those of its state, which others make,
     are told by ``Ledger.cluster_changed``."""
 
-    uplink_bandwidth: float | None = None
-    """Bytes per second of its link to all others, as configured; None: as links were measured."""
-    uplink_changed: Callable[[], None] = lambda: None
-    """Is told when what runs here exchanges more or less with other clusters."""
+    uplink: UplinkUse = field(default_factory=UplinkUse)
 
     # As its agent reported
 
@@ -95,8 +92,6 @@ class ClusterStatus:
     """Of those that are leaving after a grace: when that is over."""
     _there_by: dict[Token, float] = field(default_factory=dict)
     """When it is over of all whose nodes others were promised."""
-    _demands: dict[Token, float] = field(default_factory=dict)
-    """Bytes per second that components exchange with other clusters, of those of which that is known."""
     _promised_of: dict[Token, frozenset[Token]] = field(default_factory=dict)
     """The components that were leaving when others were promised nodes that were not idle: theirs."""
     _kept: dict[JobId, int] = field(default_factory=dict)
@@ -122,7 +117,7 @@ class ClusterStatus:
         self.capacity_gained |= bool(self.lacks - report.lacks)
         self.lacks, self.disks = report.lacks, report.disks
         before, expected = (self.available if not self.problem or report.problem else 0), self.expected
-        classes = () if self.problem else self.node_classes
+        known = () if self.problem else self.node_classes
         self.problem, self.notices = report.problem, report.notices
         if not report.problem:
             self.outdated_since = None
@@ -142,7 +137,7 @@ class ClusterStatus:
         self._take_holding(report.holding)
         for token in [token for token in self._leaving if token not in self.live and not self.holds(token)]:
             del self._leaving[token]
-        self.capacity_gained |= self.available > before or _has_more(self.node_classes, classes)
+        self.capacity_gained |= self.available > before or is_more(self.node_classes, known)
         self.departs |= self.expected > expected
 
     def _take_holding(self, holding: frozenset[Token]) -> None:
@@ -183,9 +178,7 @@ class ClusterStatus:
         if guest:
             self._guests.add(token)
         self.classes.promise(token, node_class)
-        if demand:
-            self._demands[token] = demand
-            self.uplink_changed()
+        self.uplink.begin(token, demand)
         if preemptible:
             self._make_preemptible(token, size)
         if token not in self._holding:
@@ -259,8 +252,7 @@ class ClusterStatus:
         self.delivering.discard(token)
         size = self.live.pop(token, 0)
         self.classes.release(token)
-        if self._demands.pop(token, 0.0):
-            self.uplink_changed()
+        self.uplink.end(token)
         self._promised_of.pop(token, None)
         self.over.discard(token)
         self._leave_by.pop(token, None)
@@ -307,18 +299,13 @@ class ClusterStatus:
     @property
     def node_classes(self) -> tuple[NodeClass, ...]:
         """The available nodes by what they are; none where they are not known to differ."""
-        return self.classes.idle(self.available, self._awaiting)
+        return self._of_classes(self.available)
 
     def available_of(self, node_class: str) -> int:
         """The available nodes of a class; of any, where it has no name."""
         if not node_class:
             return self.available
         return sum(each.idle for each in self.node_classes if each.name == node_class)
-
-    @property
-    def consumed(self) -> float:
-        """Bytes per second that what runs here exchanges with other clusters, as far as that is known."""
-        return sum(self._demands.values())
 
     def keep_for(self, job: JobId, nodes: int) -> None:
         """Give so many nodes to nobody else than a job, in place of those that were kept for it before."""
@@ -368,10 +355,20 @@ class ClusterStatus:
             return 0
         return self.doubt.nodes
 
-    @property
-    def said_for_new_claims(self) -> int:
-        """Nodes that it says are idle, whatever is to be thought of that, beyond those promised to who still waits."""
-        return self._idle - sum(size for token, size in self._awaiting.items() if token not in self._leaving)
+    def said_for_claims_like(self, token: Token) -> int:
+        """Nodes that it says are idle, whatever is to be thought of that, beyond those promised to who still waits: for
+        a component that asks for a class, of that class. None where one before it waits for another class: where the
+        queue is strict, it was held up by that one, whatever is idle."""
+        asked_by, asked, waiting = self.classes.asked_by, self.classes.asked_by(token), 0
+        for other in self.live:
+            if other == token:
+                break
+            if other not in self._holding and asked_by(other) not in ("", asked):
+                return 0
+        for other, size in self._awaiting.items():
+            if other not in self._leaving and (not asked or asked_by(other) == asked):
+                waiting += size
+        return (self.classes.reported_idle(asked) if asked else self._idle) - waiting
 
     def largest_queued(self, token: Token, size: int) -> int:
         """The nodes of a component of ``size``, or of the largest that was promised some before it and has none: where
@@ -488,11 +485,8 @@ class ClusterStatus:
         if state is ClusterState.PROBATION:
             state = ClusterState.UNUSABLE if self._trials else ClusterState.USABLE
         note = "" if state is ClusterState.USABLE else self.why
-        classes = self.classes.idle(idle, self._awaiting)
-        return ClusterView(self.name, self.total, idle, state, self.speed, note, classes)
+        return ClusterView(self.name, self.total, idle, state, self.speed, note, self._of_classes(idle))
 
-
-def _has_more(now: tuple[NodeClass, ...], before: tuple[NodeClass, ...]) -> bool:
-    """Whether there are more nodes of some class, or of a better one."""
-    known = {(each.name, each.power, each.memory): each.idle for each in before}
-    return any(each.idle > known.get((each.name, each.power, each.memory), 0) for each in now)
+    def _of_classes(self, idle: int) -> tuple[NodeClass, ...]:
+        doubted = (self.doubt.node_class, self.doubted) if self.doubt is not None else None
+        return self.classes.idle(idle, self._awaiting, doubted)

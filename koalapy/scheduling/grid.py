@@ -40,7 +40,7 @@ class GridStatus:
         self._uplinks: Mapping[ClusterName, Uplink] | None = None
         """None: to be worked out again, as their capacities or what they carry may have changed."""
         for cluster in self._clusters.values():
-            cluster.touched, cluster.uplink_changed = self.touch, self._forget_uplinks
+            cluster.touched, cluster.uplink.changed = self.touch, self._forget_uplinks
         self._news_taken = 0
         self._available = self.lens(lambda cluster: cluster.available)
 
@@ -135,8 +135,8 @@ class GridStatus:
                 self._measured = _most_measured(self._links)
             uplinks = {}
             for cluster in self._clusters.values():
-                capacity = cluster.uplink_bandwidth or self._measured.get(cluster.name)
-                uplink = Uplink(capacity, cluster.consumed)
+                capacity = cluster.uplink.bandwidth or self._measured.get(cluster.name)
+                uplink = Uplink(capacity, cluster.uplink.consumed)
                 if uplink != Uplink():
                     uplinks[cluster.name] = uplink
             self._uplinks = uplinks

@@ -34,12 +34,22 @@ class NodeClasses:
         """A component has ended."""
         self._asked_for.pop(token, None)
 
-    def idle(self, idle: int, awaiting: Mapping[Token, int]) -> tuple[NodeClass, ...]:
+    def asked_by(self, token: Token) -> str:
+        """The class that a component asks for; empty: none."""
+        return self._asked_for.get(token, "")
+
+    def reported_idle(self, name: str) -> int:
+        return sum(each.idle for each in self._classes if each.name == name)
+
+    def idle(
+        self, idle: int, awaiting: Mapping[Token, int], doubted: tuple[str, int] | None = None
+    ) -> tuple[NodeClass, ...]:
         """The classes of so many idle nodes, less those that were promised to components that the report does not yet
-        count. Who asked for no class is thought to get what resource managers give first."""
+        count, and those of a class that are ``doubted``. Who asked for no class is thought to get what resource
+        managers give first."""
         if not self._classes:
             return ()
-        promised: dict[str, int] = {}
+        promised = dict[str, int]((doubted,) if doubted else ())
         for token, name in self._asked_for.items():
             promised[name] = promised.get(name, 0) + awaiting.get(token, 0)
         left = tuple(
@@ -47,3 +57,9 @@ class NodeClasses:
             for each in self._classes
         )
         return of_so_many(left, idle)
+
+
+def is_more(now: tuple[NodeClass, ...], before: tuple[NodeClass, ...]) -> bool:
+    """Whether there are more nodes of some class, or of a better one."""
+    known = {(each.name, each.power, each.memory): each.idle for each in before}
+    return any(each.idle > known.get((each.name, each.power, each.memory), 0) for each in now)

@@ -15,6 +15,7 @@ from koalapy.model.request import Request, RequestType
 from koalapy.placement.registry import builtin
 from koalapy.scheduling.cluster_conditions import ContactStatus
 from koalapy.scheduling.cluster_status import ClusterStatus
+from koalapy.scheduling.rules import Rules
 from tests.scheduling.requests import flexible
 from tests.scheduling.sites import Site
 from tests.scheduling.world import World
@@ -76,6 +77,19 @@ def test_a_node_of_a_better_class_wakes_who_waits_though_there_are_no_more_nodes
     assert not cluster.capacity_gained
     cluster.report(ClusterReport(8, 4, node_classes=(replace(SLOW, idle=3), replace(FAST, idle=1, power=3.0))), 3.0)
     assert cluster.capacity_gained
+
+
+def test_who_waited_behind_a_claim_for_a_class_casts_no_doubt() -> None:
+    cluster = status(SLOW, replace(FAST, idle=0), idle=4)
+    cluster.promise("1.1.0", 2, "fast")
+    cluster.promise("2.1.0", 1)
+    cluster.promise("3.1.0", 1, "slow")
+    assert cluster.said_for_claims_like("2.1.0") == 0
+    assert cluster.said_for_claims_like("3.1.0") == 0
+    assert cluster.said_for_claims_like("1.1.0") == -2
+    cluster.leave("1.1.0")
+    cluster.release("1.1.0")
+    assert cluster.said_for_claims_like("3.1.0") == 3
 
 
 def test_classes_that_do_not_add_up_or_come_twice_are_made_to() -> None:
@@ -226,6 +240,23 @@ def test_its_class_outlives_the_daemon() -> None:
     world.advance(1)
     assert seen(world.queries.grid["north"]) == {"slow": 4, "fast": 1}
     assert world.state(job) is JobState.RUNNING
+
+
+def test_a_claim_for_a_class_in_vain_casts_doubt_on_that_class_alone() -> None:
+    world = ClassedWorld({"north": 8}, Rules(claim_grace=10))
+    world.sites["north"].is_black_hole = True
+    world.advance(1)
+    job = world.submit(flexible(2), policy="fast-nodes")
+    world.advance(11)
+    cluster = world.queries.grid["north"]
+    assert cluster.doubt is not None
+    assert str(cluster.doubt).endswith("a claim for 2 nodes of the class fast was in vain")
+    assert seen(cluster) == {"slow": 4, "fast": 1}, "one of the two may well be there"
+    world.advance(25)
+    assert len(world.reasons(job, "claiming")) == 1, "it is not claimed for again while they do not count"
+    world.sites["north"].mend()
+    world.advance(60)
+    assert world.state(job) is JobState.SUCCEEDED
 
 
 @settings(max_examples=25)

@@ -15,7 +15,7 @@ NAMES = ["east", "north", "west"]
 def the_grid(**configured: float) -> GridStatus:
     clusters = [ClusterStatus(name, contact=ContactStatus(connected=True), total=8, _idle=8) for name in NAMES]
     for cluster in clusters:
-        cluster.uplink_bandwidth = configured.get(cluster.name)
+        cluster.uplink.bandwidth = configured.get(cluster.name)
     return GridStatus(clusters)
 
 

@@ -6,7 +6,7 @@ same memory.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -20,6 +20,10 @@ MAX_CLASSES = 64
 """Beyond so many that nobody has configured, nodes are not told apart."""
 
 
+MAX_NAME_LENGTH = 100
+"""Characters, of a class that nobody has named."""
+
+
 def _host_list(text: str) -> str:
     expand(text)
     return text
@@ -31,7 +35,7 @@ class NodeClassSettings:
 
     nodes: Annotated[int, Field(ge=1)] | None = None
     """Of the kind ``local``: so many of its nodes, those that no class before this one has, by their numbers."""
-    feature: str = ""
+    feature: Annotated[str, Field(pattern=r"^[^\s&|,()*\[\]]*$", max_length=1000)] = ""
     """Slurm: those with this feature."""
     hosts: Annotated[str, AfterValidator(_host_list)] = ""
     """Slurm, Grid Engine: these, as ``node[01-16],big1``."""
@@ -71,7 +75,9 @@ class NodeGroup:
 class NodeGroups:
     """All nodes of a cluster by class, in the order in which they are given to who asks for none."""
 
-    groups: tuple[NodeGroup, ...] = field(default=())
+    groups: tuple[NodeGroup, ...] = ()
+    notices: tuple[str, ...] = ()
+    """What is wrong with what is configured."""
 
     def report(self, idle: Callable[[frozenset[str]], int]) -> tuple[NodeClassReport, ...]:
         """What there is to tell of them; ``idle`` says how many of some nodes one job could have now."""
@@ -97,7 +103,7 @@ class NodeGroups:
 
 def grouped(nodes: Sequence[KnownNode], configured: Mapping[str, NodeClassSettings]) -> NodeGroups:
     """The nodes by class; no groups where nothing is known of them that would tell them from others."""
-    groups, left = list[tuple[int, NodeGroup]](), list(nodes)
+    groups, left, notices = list[tuple[int, NodeGroup]](), list(nodes), list[str]()
     for name, wanted in configured.items():
         chosen = _chosen(left, wanted)
         if chosen:
@@ -107,6 +113,9 @@ def grouped(nodes: Sequence[KnownNode], configured: Mapping[str, NodeClassSettin
             memory = wanted.memory or _least(chosen)
             group = NodeGroup(name, names, wanted.power, memory, wanted.feature if alone else "")
             groups.append((_weight(chosen), group))
+        if not chosen or (wanted.nodes is not None and len(chosen) < wanted.nodes):
+            notices.append(f"of the class {name} it has {len(chosen)} nodes: see the cluster's node_classes")
+    said = tuple(notices)
     alike: dict[tuple[frozenset[str], int | None], list[KnownNode]] = {}
     for node in left:
         about = None if node.memory is None else _about(node.memory)
@@ -117,12 +126,12 @@ def grouped(nodes: Sequence[KnownNode], configured: Mapping[str, NodeClassSettin
     for (features, _), found in sorted(alike.items(), key=lambda each: (sorted(each[0][0]), each[0][1] or 0)):
         if len(alike) == 1 and not groups:
             if (memory := _least(found)) is None:
-                return NodeGroups()
-            return NodeGroups((NodeGroup("", _names(found), memory=memory),))
+                return NodeGroups(notices=said)
+            return NodeGroups((NodeGroup("", _names(found), memory=memory),), said)
         name = _name(features, _least(found), taken)
         taken.add(name)
         groups.append((_weight(found), NodeGroup(name, _names(found), memory=_least(found))))
-    return NodeGroups(tuple(group for _, group in sorted(groups, key=lambda each: each[0])))
+    return NodeGroups(tuple(group for _, group in sorted(groups, key=lambda each: each[0])), said)
 
 
 def _chosen(nodes: Sequence[KnownNode], wanted: NodeClassSettings) -> list[KnownNode]:
@@ -153,6 +162,6 @@ def _about(memory: int) -> int:
 def _name(features: frozenset[str], memory: int | None, taken: set[str]) -> str:
     """What nodes are called that nobody has given a name, as ``haswell+ib-64GB``: the same in each life of an agent."""
     words = ["+".join(sorted(features)), "" if memory is None else bytes_text(memory).replace(" ", "")]
-    name = "-".join(word for word in words if word) or "other"
+    name = "-".join(word for word in words if word)[:MAX_NAME_LENGTH] or "other"
     numbers = (f"{name}-{number}" for number in range(2, len(taken) + 3))
     return name if name not in taken else next(each for each in numbers if each not in taken)

@@ -32,7 +32,7 @@ class DoubtfulNodes:
             status.evidence.overtaken(size, now)
         status.count_on_none_of(token)
         ahead = status.largest_queued(token, size)
-        surplus, before = status.said_for_new_claims - (ahead - 1), status.doubt
+        surplus, before = status.said_for_claims_like(token) - (ahead - 1), status.doubt
         if surplus <= 0 or status.problem or not status.contact.connected:
             return  # it does not say that it could have started
         if before is not None:
@@ -40,7 +40,8 @@ class DoubtfulNodes:
         if before is None or submitted_at > before.since:
             pause = doubled(DOUBT_PAUSE, status.evidence.in_vain, MAX_DOUBT_PAUSE)
             status.evidence.in_vain += 1
-            status.doubt = Doubt(surplus, ahead, now, now + pause)
+            asked = status.classes.asked_by(token)
+            status.doubt = Doubt(surplus, ahead, now, now + pause, node_class=asked)
             self._timers.add(now + pause, Deadline.DOUBT, cluster=cluster)
         else:  # one of several claims that were made before anything was known
             status.doubt = replace(before, nodes=surplus, size=ahead)

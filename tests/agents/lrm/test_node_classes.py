@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from koalapy.agents.lrm.node_classes import MAX_CLASSES, KnownNode, NodeClassSettings, NodeGroups, grouped
+from koalapy.agents.lrm.node_classes import (
+    MAX_CLASSES,
+    MAX_NAME_LENGTH,
+    KnownNode,
+    NodeClassSettings,
+    NodeGroups,
+    grouped,
+)
 from koalapy.agents.settings import SiteSettings
 
 GIB = 1 << 30
@@ -21,7 +28,7 @@ def shown(groups: NodeGroups) -> dict[str, list[str]]:
 
 def test_nodes_of_which_nothing_is_known_are_of_no_class() -> None:
     assert grouped([node("n1"), node("n2")], {}) == NodeGroups()
-    assert grouped([], {"fast": NodeClassSettings(feature="fast")}) == NodeGroups()
+    assert grouped([], {"fast": NodeClassSettings(feature="fast")}).groups == ()
     assert grouped([node("n1", "ib")], {}) == NodeGroups(), "all have that"
 
 
@@ -55,6 +62,7 @@ def test_what_is_configured_comes_before_what_is_told() -> None:
         },
     )
     assert shown(groups) == {"mine": ["n1.site", "n3"], "gpu": ["n2"], "other": ["n4"], "1.07GB": ["n5"]}
+    assert groups.notices == ("of the class none it has 0 nodes: see the cluster's node_classes",)
     mine, gpu = groups.groups[:2]
     assert (mine.power, mine.memory, gpu.power, gpu.memory) == (3.0, 7, None, None)
     assert gpu.feature == "", "another class has such nodes, too: the feature alone does not choose these"
@@ -64,6 +72,22 @@ def test_what_is_configured_comes_before_what_is_told() -> None:
 def test_a_name_that_is_taken_gets_a_number() -> None:
     groups = grouped([node("n1", "gpu"), node("n2", "fast")], {"gpu": NodeClassSettings(feature="fast")})
     assert shown(groups) == {"gpu": ["n2"], "gpu-2": ["n1"]}
+
+
+def test_a_class_that_is_smaller_than_it_was_said_to_be_is_told_of() -> None:
+    groups = grouped([node("n1"), node("n2")], {"fast": NodeClassSettings(nodes=3), "slow": NodeClassSettings(nodes=1)})
+    assert shown(groups) == {"fast": ["n1", "n2"]}
+    assert [notice[:34] for notice in groups.notices] == [
+        "of the class fast it has 2 nodes: ",
+        "of the class slow it has 0 nodes: ",
+    ]
+
+
+def test_names_are_never_longer_than_messages_may_have_them() -> None:
+    features = [f"a-feature-with-a-long-name-{number}" for number in range(100)]
+    groups = grouped([node("n1", *features), node("n2", *features, "b"), node("n3", *features, "c")], {})
+    assert len(groups.groups) == 3
+    assert max(len(group.name) for group in groups.groups) <= MAX_NAME_LENGTH + 2
 
 
 def test_too_many_kinds_are_not_told_apart() -> None:
@@ -113,6 +137,7 @@ def test_every_node_is_of_one_class_or_none_is_of_any(
     [
         ({"fast": {}}, "give nodes, feature or hosts"),
         ({"fast": {"nodes": 1, "feature": "x"}}, "give nodes, feature or hosts"),
+        ({"fast": {"feature": "a&b"}}, "pattern"),
         ({"fast": {"nodes": 0}}, "greater than or equal to 1"),
         ({"fast": {"nodes": 1, "power": 0}}, "greater than 0"),
         ({"fast": {"nodes": 1, "memory": "64"}}, ""),

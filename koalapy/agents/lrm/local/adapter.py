@@ -169,6 +169,7 @@ class LocalLrm:
             idle=reply["idle"],
             background=background,
             down=len(down | (out.keys() - held)),
+            notices=self._classes.notices,
             node_classes=self._classes.report(lambda nodes: len(nodes - held - out.keys())),
             jobs=(*jobs, *self._ended_jobs()),
         )

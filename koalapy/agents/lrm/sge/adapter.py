@@ -230,7 +230,9 @@ def snapshot_of(
             best = _best(instances, layout.slots)
             found["busy" if best == "idle" and host in used else best].add(host)
     idle, classes = found["idle"], groups.report(lambda names: len(names & found["idle"]))
-    return LrmSnapshot(len(usable), len(idle), len(found["busy"]), len(found["down"]), jobs, node_classes=classes)
+    return LrmSnapshot(
+        len(usable), len(idle), len(found["busy"]), len(found["down"]), jobs, "", groups.notices, classes
+    )
 
 
 def _best(instances: Sequence[QueueInstance], slots: int) -> NodeState:

@@ -389,7 +389,7 @@ def snapshot_of(
         background=len(seen) - idle - down,
         down=down,
         jobs=tuple(jobs),
-        notices=(limits,) if limits else (),
+        notices=(*((limits,) if limits else ()), *groups.notices),
         node_classes=groups.report(lambda names: offer.largest([node for node in may_be_had if node.name in names])),
     )
 
