@@ -229,9 +229,14 @@ def snapshot_of(
         if host not in held:
             best = _best(instances, layout.slots)
             found["busy" if best == "idle" and host in used else best].add(host)
-    idle, classes = found["idle"], groups.report(lambda names: len(names & found["idle"]))
     return LrmSnapshot(
-        len(usable), len(idle), len(found["busy"]), len(found["down"]), jobs, "", groups.notices, classes
+        len(usable),
+        len(found["idle"]),
+        len(found["busy"]),
+        len(found["down"]),
+        jobs,
+        notices=groups.notices,
+        node_classes=groups.report(lambda names: len(names & found["idle"])),
     )
 
 
