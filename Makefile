@@ -15,7 +15,7 @@ EXTRAS := drmaa experiments matching mpi plots postgresql tracing
 LOCK = $(RELEASE)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes $(UPGRADE) \
 	--custom-compile-command 'make lock'
 
-.PHONY: help demo test chaos fuzz machine check format bench bench-core bench-advisor bench-dashboard screenshots bench-claiming experiment experiment-live clean testbed testbed-down lock \
+.PHONY: help demo test chaos fuzz machine check format bench bench-core bench-advisor bench-dashboard screenshots bench-claiming experiment experiments experiment-live clean testbed testbed-down lock \
 	release docs
 
 help:  ## this list
@@ -108,6 +108,10 @@ bench-claiming: $(STAMP)  ## atomic, incremental and priced claiming side by sid
 
 experiment-live: $(STAMP)  ## prime, poisson and wave under three policies on the grid at KOALA_URL: about twenty minutes
 	KOALA=$(BIN)/koala docs/experiments/live/run
+
+experiments: $(STAMP)  ## the papers' tables and figures, and the traces beyond, in the simulated world, into docs/experiments/: under 40 minutes
+	-$(BIN)/koala experiment run --all --results docs/experiments/results
+	$(BIN)/koala experiment report --results docs/experiments/results -o docs/experiments
 
 clean:  ## remove the environment and everything made
 	rm -rf $(VENV) $(RELEASE) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis bench.json

@@ -10,6 +10,17 @@ from koalapy.simulation.experiments.runs import Outcome
 from koalapy.simulation.experiments.tables import repetitions, table
 
 INDEX = "README.md"
+HOW = """`koala experiment list` names all experiments, `koala experiment run NAME…` makes some again, and
+`make experiments` all of them, and these pages. Each is made of simulations that need nothing of each other, *cells*,
+which run over processes, or as an MPI job over the clusters of the grid. The same cell gives the same numbers in every
+process and on every machine: all that is drawn is drawn by its seed. What a cell gave is kept in
+`results/`, one Parquet file for each experiment, with its parameters, seed and processor time; in the file's metadata
+is what made it: versions, the SHA-256 of each trace, and that of the source of every module that the experiment
+imports. When one of these is another one, the experiment is run again as a whole.
+
+In tables, *ours* is the mean over all seeds, and the interval is that in which the mean of all possible seeds lies with
+a probability of 95 % (Student). An experiment without an interval draws nothing: it gives the same each time."""
+"""On the index."""
 WARNING = "<!-- written by koala experiment report: change the experiment, and not this page -->"
 
 
@@ -90,8 +101,8 @@ def _index(outcomes: Sequence[Outcome]) -> str:
     parts = [
         "# The papers' experiments",
         WARNING,
-        "What the papers measured, made again by the same scheduler that places users' jobs. `koala experiment list` "
-        "names all of them, `koala experiment run` makes them again, `make experiments` all at once.",
+        "What the papers measured, made again by the same scheduler that places users' jobs, in a simulated world.",
+        HOW,
     ]
     for paper, of in by_paper(outcomes):
         lines = [

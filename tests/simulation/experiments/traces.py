@@ -16,13 +16,13 @@ def swf_line(
     status: int = 1,
     requested: float = -1,
     queue: int = 1,
+    user: int = 1,
 ) -> str:
-    return (
-        f"{number} {submitted} -1 {ran} {processors} -1 -1 {processors} {requested} -1 {status} 1 1 1 {queue} 1 -1 -1"
-    )
+    ran_on = f"{submitted} -1 {ran} {processors} -1 -1"
+    return f"{number} {ran_on} {processors} {requested} -1 {status} {user} 1 1 {queue} 1 -1 -1"
 
 
-def a_trace(folder: Path, name: str, lines: Sequence[str]) -> Traces:
+def a_trace(folder: Path, name: str, lines: Sequence[str], header: str = "; MaxProcs: 128\n") -> Traces:
     with lzma.open(folder / f"{name}.swf.xz", "wt") as file:
-        file.write("; MaxProcs: 128\n" + "\n".join(lines) + "\n")
+        file.write(header + "\n".join(lines) + "\n")
     return Traces(folder)
