@@ -13,7 +13,7 @@ from math import ceil
 from random import Random
 
 from koalapy.model.errors import UsageError
-from koalapy.model.job import Attempt, ComponentState, Job, JobId, JobSpec, JobState, Token, parse_token
+from koalapy.model.job import Attempt, ComponentState, Job, JobId, JobSpec, JobState, Launcher, Token, parse_token
 from koalapy.model.reports import StageStatus
 from koalapy.model.request import ClusterName
 from koalapy.model.warning import StopWarning
@@ -381,9 +381,10 @@ class Simulation:
         planned, attempt = self._planned[job.id], job.attempt
         assert attempt is not None, "whose barrier opens was placed"
         lasts = planned.lasts * self._run_time(planned, gang_of(attempt))
-        head = job.token(attempt.head.index)
+        # Under Open MPI the head tells how the program has ended, else all do.
+        head = job.token(attempt.head.index) if job.spec.launcher is Launcher.OPENMPI else None
         for site, runner in gang:
-            self._events.append(site.runs(runner, planned.exit_code if runner.token == head else None))
+            self._events.append(site.runs(runner, planned.exit_code if head in (None, runner.token) else None))
             self._later(lasts, ENDS, partial(self._ends, site, runner))
 
     def _stage(self, site: Site, token: Token) -> None:

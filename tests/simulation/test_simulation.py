@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from koalapy.model.cluster import Link
 from koalapy.model.errors import UsageError
-from koalapy.model.job import JobSpec, JobState, Priority
+from koalapy.model.job import JobSpec, JobState, Launcher, Priority
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
 from koalapy.scheduling.effects import Effects
 from koalapy.scheduling.rules import Rules
@@ -234,6 +234,12 @@ def test_equal_arguments_give_equal_outcomes_in_any_process() -> None:
     ]
     assert runs[0] == runs[1]
     assert runs[0].count("\n") == 60
+
+
+@pytest.mark.parametrize("launcher", Launcher)
+def test_a_program_on_two_clusters_ends_once_however_it_was_launched(launcher: Launcher) -> None:
+    (one,) = run([job(0.0, 10, launcher=launcher)]).jobs
+    assert (one.state, one.ended, one.restarts) == (JobState.SUCCEEDED, 100.0, 0)
 
 
 def test_components_that_users_spelled_out_are_placed_as_one_job() -> None:
