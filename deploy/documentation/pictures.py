@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
+from typing import Any
 
-from koalapy.model.cluster import ClusterView, GridView, Link
+from koalapy.model.cluster import ClusterView, GridView, Link, Uplink
 from koalapy.model.placement import Placement
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest, Request
+from koalapy.placement.knowledge import Knowledge
 from koalapy.placement.registry import builtin
 
 FOLDER = Path(__file__).parents[2] / "docs" / "policies"
@@ -29,6 +31,7 @@ GRID = GridView(
         ("south", "south"): Link(10e-6),
         ("west", "west"): Link(15e-6),
     },
+    uplinks={"north": Uplink(125e6), "south": Uplink(125e6), "west": Uplink(60e6)},
 )
 
 
@@ -42,6 +45,8 @@ class Example:
     waiting: tuple[Request, ...] = ()
     beside: str = ""
     """What else there is to know."""
+    knowledge: Knowledge | None = None
+    """What the job declares of its program."""
 
 
 def _size(cluster: ClusterView) -> str:
@@ -55,6 +60,11 @@ def _speed(cluster: ClusterView) -> str:
 def _latency(cluster: ClusterView) -> str:
     within = GRID.link(cluster.name, cluster.name).latency or 0.0
     return f"{cluster.idle} idle, {within * 1e6:.0f} us within"
+
+
+def _uplink(cluster: ClusterView) -> str:
+    capacity = GRID.uplinks[cluster.name].capacity or 0.0
+    return f"{_speed(cluster)}, uplink {capacity / 1e6:.0f} MB/s"
 
 
 def _file(cluster: ClusterView) -> str:
@@ -85,6 +95,12 @@ EXAMPLES = {
     "communication-aware": Example(
         "--flexible 12 --policy communication-aware", FlexibleRequest(12), _latency, beside=LATENCIES
     ),
+    "resource-matching": Example(
+        "--flexible 12 --policy resource-matching --communication 0.6 --per-node-bandwidth 25MB",
+        FlexibleRequest(12),
+        _uplink,
+        knowledge=Knowledge(communication=0.6, bandwidth=25e6),
+    ),
     "larger-first": Example("--flexible 12 --policy larger-first", FlexibleRequest(12), _size),
     "faster-first": Example("--flexible 12 --policy faster-first", FlexibleRequest(12), _speed),
     "best-fit": Example("--nonfixed 5 --policy best-fit", _nonfixed(5), _size),
@@ -103,7 +119,9 @@ EXAMPLES = {
 def placement(name: str) -> Placement:
     """What the policy answers to its example."""
     example = EXAMPLES[name]
-    policy = builtin().resolve(name, example.request)
+    policy: Any = builtin().resolve(name, example.request)
+    if example.knowledge is not None:
+        policy = policy.informed(example.knowledge)
     answer = policy.place(example.request, replace(GRID, waiting=example.waiting))
     assert isinstance(answer, Placement), answer
     return answer

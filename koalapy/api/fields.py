@@ -10,7 +10,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from koalapy.model.field import Bounds, Length
-from koalapy.model.job import MAX_DURATION
+from koalapy.model.job import MAX_BANDWIDTH, MAX_DURATION, MAX_MEMORY
+from koalapy.model.quantities import bytes_of, bytes_per_second_of
 from koalapy.model.request import (
     MAX_CLUSTER_NAME_LENGTH,
     MAX_LOGICAL_NAME_LENGTH,
@@ -75,6 +76,52 @@ Seconds = Annotated[
     ),
 ]
 """Seconds; also accepted as ``90m``, ``1h30m``, ``1:30:00`` or ``2-12:00:00``."""
+
+
+def _bytes(value: Any) -> int:
+    try:
+        return bytes_of(value)
+    except ValueError:
+        raise PydanticCustomError("bytes", "is no number of bytes") from None
+
+
+def _bandwidth(value: Any) -> float:
+    try:
+        return bytes_per_second_of(value)
+    except ValueError:
+        raise PydanticCustomError("bandwidth", "is no bandwidth") from None
+
+
+_UNITS = "(k|M|G|T|Ki|Mi|Gi|Ti)?B"
+Bytes = Annotated[
+    int,
+    BeforeValidator(_bytes),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1, "maximum": MAX_MEMORY},
+                {"type": "string", "pattern": f"^[1-9][0-9]{{0,2}}{_UNITS}$"},
+            ],
+            "description": "bytes, or 16GB, 512MiB",
+            "examples": [16_000_000_000, "16GB"],
+        }
+    ),
+]
+Bandwidth = Annotated[
+    float,
+    BeforeValidator(_bandwidth),
+    Field(allow_inf_nan=False),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "minimum": 0, "maximum": MAX_BANDWIDTH},
+                {"type": "string", "pattern": f"^[1-9][0-9]{{0,2}}({_UNITS}|(k|M|G|T)?bit)$"},
+            ],
+            "description": "bytes per second, or 100MB, 1Gbit",
+            "examples": [25_000_000, "1Gbit"],
+        }
+    ),
+]
 
 USUAL_GRACE = 60
 """Seconds, where only the signal is said, as Slurm has it."""

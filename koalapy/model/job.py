@@ -242,6 +242,11 @@ MAX_PROCESSES_PER_NODE = 8192
 MAX_DURATION = 100 * 365 * 86400
 """Seconds."""
 
+MAX_MEMORY = 2**53
+"""Bytes of a node."""
+MAX_BANDWIDTH = 1e15
+"""Bytes per second."""
+
 PolicyOptions = Annotated[tuple[tuple[str, str], ...], Length(MAX_OPTIONS), Written("names and values")]
 """Names and values, sorted by name."""
 Coallocation = Annotated[int, Bounds(least=1), Written("never, allowed, or a number")]
@@ -252,6 +257,10 @@ Duration = Annotated[
 Share = Annotated[float, Bounds(least=0, most=1, way_out="give a fraction from 0 to 1")]
 Ratio = Annotated[float, Bounds(above=0, most=1, way_out="give a fraction above 0 and up to 1")]
 RunTimeShare = Annotated[float, Bounds(least=0, most=1, way_out="give a fraction of the run time from 0 to 1")]
+NodeMemory = Annotated[
+    int, Bounds(least=1, most=MAX_MEMORY, way_out="give at least 1 byte"), Written("bytes, 16GB, 512MiB")
+]
+PerNodeBandwidth = Annotated[float, Bounds(least=0, most=MAX_BANDWIDTH), Written("bytes per second, 100MB, 1Gbit")]
 ProcessCount = Annotated[int, Bounds(least=1, most=MAX_PROCESSES_PER_NODE, beyond="more than any node has processors")]
 ExitCode = Annotated[int, Bounds(least=1, most=255, way_out="give exit codes from 1 to 255")]
 Pattern = Annotated[str, Length(MAX_PATH_LENGTH), Written("as out/*.csv")]
@@ -308,6 +317,9 @@ class JobSpec:
     """So that its runs can be compared."""
     communication: Annotated[RunTimeShare | None, Field("its share of communication, 0 to 1")] = None
     """The declared share of communication in the program's run time on one cluster."""
+    per_node_bandwidth: Annotated[PerNodeBandwidth | None, Field("bytes/s that each node exchanges, 100MB")] = None
+    """Bytes per second between each of its nodes and all others; None: not known."""
+    memory: Annotated[NodeMemory | None, Field("bytes that each node must have, as 16GB")] = None
     mail_type: Annotated[tuple[MailType, ...], Length(10), Field("begin, end, fail or waiting: when to tell")] = ()
     """Of what is told by mail and webhook; of none named, of its end."""
     mail_user: Annotated[Name, Field("a mail address that is told")] = ""

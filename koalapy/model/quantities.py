@@ -1,15 +1,13 @@
-"""Spans of time, sizes and bandwidths as people write them: ``0.5ms``, ``1Gbit``, ``100MB``."""
+"""Spans of time, sizes and bandwidths as people write them: ``0.5ms``, ``16GB``, ``1Gbit``."""
 
 import re
+from math import isfinite
 
 SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 _POWERS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
-BYTES_PER_SECOND = {
-    "": 1.0,
-    **{f"{prefix}bit": power / 8 for prefix, power in _POWERS.items()},
-    **{f"{prefix}B": power for prefix, power in (_POWERS | _BINARY).items()},
-}
+BYTES = {"": 1.0, **{f"{prefix}B": power for prefix, power in (_POWERS | _BINARY).items()}}
+BYTES_PER_SECOND = BYTES | {f"{prefix}bit": power / 8 for prefix, power in _POWERS.items()}
 """Bits and bytes are written out, for ``b`` stands for either."""
 
 
@@ -18,16 +16,19 @@ def seconds_of(value: float | str) -> float:
     return _quantity(value, SECONDS, "give seconds, or a number with ms or us: 0.5ms")
 
 
+def bytes_of(value: float | str) -> int:
+    """A number of bytes, or a text with a unit; ``ValueError`` that says what to write."""
+    hint = "give bytes, or a number with a unit: 16GB, 512MiB"
+    size = _quantity(value, BYTES, hint)
+    if not isfinite(size):
+        raise ValueError(hint)
+    return round(size)
+
+
 def bytes_per_second_of(value: float | str) -> float:
     """A number of bytes per second, or a text with a unit; ``ValueError`` that says what to write."""
     text = re.sub(r"/s$", "", value.strip()) if isinstance(value, str) else value
     return _quantity(text, BYTES_PER_SECOND, "give bytes per second, or a number with a unit: 1Gbit, 100MB")
-
-
-def bytes_of(value: float | str) -> int:
-    """A number of bytes, or a text with a unit; ``ValueError`` that says what to write."""
-    units = {unit: factor for unit, factor in BYTES_PER_SECOND.items() if not unit.endswith("bit")}
-    return int(_quantity(value, units, "give bytes, or a number with a unit: 64GB, 512MiB"))
 
 
 def bytes_text(size: float) -> str:

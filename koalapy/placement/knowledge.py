@@ -118,10 +118,22 @@ class Knowledge:
     now: float = 0.0
     probing: Callable[[float], bool] | None = None
     """Whether it may be co-allocated just to find out how that goes, of the probability of no harm; None: never."""
+    bandwidth: float = 0.0
+    """Bytes per second that each of its nodes exchanges with all others."""
+    memory: int = 0
+    """Bytes that each of its nodes must have."""
 
     def slowdown(self, where: Where) -> float:
         """How many times longer the job is taken to run on these clusters than on one."""
         return max(1.0, self.slowdowns.on(where).value) if len(where) > 1 else 1.0
+
+    @property
+    def share(self) -> float:
+        """Of communication in its run time on one cluster: as declared, or as its slowdown on several tells."""
+        if self.communication is not None:
+            return self.communication
+        ccr = max(0.0, self.slowdowns.anywhere.value - 1.0) + HARMLESS_CCR
+        return ccr / (1.0 + ccr)
 
     def run_time(self, where: Where) -> float | None:
         """Seconds on these clusters, at speed 1."""

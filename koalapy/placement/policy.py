@@ -57,6 +57,8 @@ class Capabilities:
     """Whether it wants the requests of other waiting jobs in ``GridView.waiting``."""
     learns: bool = False
     """Whether it wants to be ``informed`` of a job's application and of the releases of nodes."""
+    heeds_memory: bool = False
+    """Whether it places a job only on nodes that have the memory that it asks for; else such a request is refused."""
     fits_empty_grid: Callable[[Sequence[int], Sequence[int]], bool] | None = None
     """Whether it would place components of given sizes on clusters with so many nodes, all idle: else a non-fixed
     request is refused at submission. None where that cannot be told of the counts alone."""

@@ -13,6 +13,7 @@ from koalapy.placement.communication_aware import CommunicationAware
 from koalapy.placement.fixed import Fixed
 from koalapy.placement.flexible import ClusterMinimization, FasterFirst, LargerFirst
 from koalapy.placement.policy import Capabilities, Policy
+from koalapy.placement.resource_matching import ResourceMatching
 from koalapy.placement.single import BestFit, FastestOne
 from koalapy.placement.worst_fit import WorstFit
 
@@ -138,6 +139,7 @@ def builtin() -> Registry:
         CloseToFiles(),
         ClusterMinimization(),
         CommunicationAware(),
+        ResourceMatching(),
         LargerFirst(),
         FasterFirst(),
         BestFit(),

@@ -6,7 +6,11 @@ fails is told. What inputs mean by the replica catalogue is worked out by ``inpu
 
 from collections.abc import Callable
 
+from koalapy.model.errors import reject
 from koalapy.model.job import JobSpec
+from koalapy.model.quantities import bytes_text
+from koalapy.model.wording import listed
+from koalapy.placement.registry import DEFAULTS
 from koalapy.validation.combination import check_combination
 from koalapy.validation.fields import check_fields
 from koalapy.validation.fitting import check_fits, check_fits_one_series
@@ -20,6 +24,16 @@ from koalapy.validation.size import check_size
 def check_policy(spec: JobSpec, limits: Limits) -> None:
     """There is such a policy, it has such options and serves such requests, and its own check passes (semantics 3)."""
     limits.policies.resolve(spec.policy, spec.request, spec.policy_options)
+
+
+def check_memory(spec: JobSpec, limits: Limits) -> None:
+    """What nodes must have is asked for only of a policy that goes by it."""
+    if spec.memory is None or limits.policies.capabilities(spec.policy).heeds_memory:
+        return
+    name = spec.policy or DEFAULTS[spec.request.type]
+    heeding = [name for name in limits.policies.names() if limits.policies.capabilities(name).heeds_memory]
+    problem = f"is {bytes_text(spec.memory)}, and policy {name} does not go by what nodes have"
+    reject("memory", spec.memory, problem, f"leave it out, or use policy {listed(heeding, separator=' or ')}")
 
 
 CHECKS: tuple[Callable[[JobSpec, Limits], None], ...] = (
@@ -37,6 +51,7 @@ CHECKS: tuple[Callable[[JobSpec, Limits], None], ...] = (
     check_fits_one_series,
     check_combination,
     check_policy,
+    check_memory,
 )
 
 

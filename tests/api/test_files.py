@@ -227,6 +227,7 @@ async def test_a_shown_job_with_files_submitted_again_asks_for_the_same(
     inputs: list[Json] = [{"file": "climate/m", "as": "mesh"}]
     inputs += [{"file": "f", "distribution": "partitioned"}] if request_ is PAIR else []
     files = {"inputs": inputs, "bundle": bundle, "collect": ["out/*"], "communication": 0.25}
+    files |= {"per_node_bandwidth": 25e6}
     body = {"request": request_, "command": ["python", "-m", "wave"], **files}
     first = (await api.post("/api/v1/jobs", json=body)).json()
     assert first["application"] == "wave"

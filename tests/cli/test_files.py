@@ -144,11 +144,13 @@ def test_where_files_come_the_program_does_not_start_here(koala: Koala, server: 
         assert server.service.records[len(server.service.records)].spec.workdir is None
     koala("submit", *SIX, "--input", "m", "--chdir", "/work", "--", "true")
     koala("submit", *SIX, "--application", "sea", "--communication", "0.25", "--", "true")
-    first, second, third, fourth = (job.spec for job in server.service.records.values())
+    koala("submit", *SIX, "--per-node-bandwidth", "1Gbit/s", "--", "true")
+    first, second, third, fourth, fifth = (job.spec for job in server.service.records.values())
     assert first.inputs == (InputFile("m", target="x"),)
     assert second.collect == ("*.csv", "out/**")
     assert third.workdir == "/work"
     assert (fourth.application, fourth.communication, fourth.workdir) == ("sea", 0.25, str(Path.cwd()))
+    assert (fifth.memory, fifth.per_node_bandwidth) == (None, 125e6)
 
 
 def test_a_job_file_may_have_them_too(koala: Koala, server: Server, tmp_path: Path) -> None:
@@ -171,6 +173,8 @@ def test_a_job_file_may_have_them_too(koala: Koala, server: Server, tmp_path: Pa
     ("options", "said"),
     [
         (("--collect", "/etc/*"), "koala: --collect is '/etc/*', which is not below the component's folder"),
+        (("--memory", "16"), "koala: --memory is 16 bytes, and policy cluster-minimization does not go by what nodes"),
+        (("--memory", "16G"), "koala: --memory is '16G', no number of bytes; give bytes, or a number with a unit"),
         (("--communication", "2"), "koala: --communication is 2; give a fraction of the run time from 0 to 1"),
     ],
 )

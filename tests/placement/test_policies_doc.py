@@ -14,6 +14,7 @@ from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest, Request
 from koalapy.model.users import Accounts
 from koalapy.placement.communication_aware import OPTIONS
+from koalapy.placement.matching.exact import Mode
 from koalapy.placement.registry import DEFAULTS, builtin
 from koalapy.scheduling.queueing.eligibility import Eligibility
 from koalapy.validation.limits import ClusterLimits, Limits
@@ -36,6 +37,8 @@ def parsed(words: str) -> Namespace:
     parser = ArgumentParser()
     for option in ("--flexible", "--nonfixed", "--fixed", "--policy", "--coallocation", "--speed-ratio-min"):
         parser.add_argument(option)
+    parser.add_argument("--communication")
+    parser.add_argument("--per-node-bandwidth")
     for option in ("--split", "--policy-option"):
         parser.add_argument(option, action="append", default=[])
     return parser.parse_args(shlex.split(words))
@@ -87,3 +90,5 @@ def test_the_page_names_every_policy_with_an_example_and_every_option() -> None:
         assert policy["name"] in used | set(DEFAULTS.values())
     for option in OPTIONS:
         assert f"\n| `{option}` | " in PAGE
+    for mode in Mode:
+        assert f"`{mode}`" in PAGE

@@ -11,6 +11,7 @@ ranges in which none can be better than the best one so far are left out.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import StrEnum
 from itertools import accumulate
 from math import inf
@@ -44,17 +45,44 @@ def match(problem: Problem, mode: Mode = Mode.OPTIMAL) -> Matching | None:
     return problem.weigh(_shares(split, bounds[0]))
 
 
+def fits(problem: Problem, mode: Mode = Mode.OPTIMAL) -> bool:
+    """Whether there is any matching that the mode admits; found sooner than a matching."""
+    if mode is Mode.OPTIMAL:
+        # How much a link is overloaded makes no difference then, unless it carries nothing.
+        open_to_all = (replace(s, capacity=None) if s.capacity is None or s.capacity > 0 else s for s in problem.sites)
+        problem = replace(problem, sites=tuple(open_to_all))
+    return _Search(problem, Mode.FIRST_NON_SATURATED).any_bounds() is not None
+
+
+def most_admitted(problem: Problem, site: Site) -> int:
+    """How many of the job's nodes, fewer than all, a site's uplink admits without being saturated."""
+    most = min(site.idle, problem.nodes - 1)
+    if problem.link_slowdown(site, most) <= 1.0:
+        return most
+    return _few_admitted(problem, site)
+
+
+def _few_admitted(problem: Problem, site: Site) -> int:
+    """The same, up to half of the job."""
+    counts = range(1, min(site.idle, problem.nodes // 2) + 1)
+    return bisect_right(counts, 1.0, key=lambda count: problem.link_slowdown(site, count))
+
+
 class _Nodes:
     """One site's nodes, counted by how slow they are, and its uplink's load, by how many of the job they are."""
 
-    def __init__(self, problem: Problem, site: Site) -> None:
+    def __init__(self, problem: Problem, site: Site, mode: Mode) -> None:
         self.site = site
         kinds = sorted(site.kinds, key=attrgetter("slowdown"))
         self.slowdowns = [kind.slowdown for kind in kinds]
         self._idle = [0, *accumulate(kind.idle for kind in kinds)]
         # From half of the job on the loads are the same again, backwards.
-        counts = range(1, min(site.idle, problem.nodes // 2) + 1)
-        self.loads = [] if site.capacity is None else [problem.link_slowdown(site, count) for count in counts]
+        half = min(site.idle, problem.nodes // 2)
+        self.loads: list[float] = []
+        if site.capacity is not None and mode is Mode.OPTIMAL:
+            self.loads = [problem.link_slowdown(site, count) for count in range(1, half + 1)]
+        elif site.capacity is not None and (admitted := _few_admitted(problem, site)) < half:
+            self.loads = [*([1.0] * admitted), inf]
 
     def up_to(self, slowdown: float) -> int:
         """How many are no slower."""
@@ -71,7 +99,7 @@ class _Choice(NamedTuple):
 class _Search:
     def __init__(self, problem: Problem, mode: Mode) -> None:
         self._problem = problem
-        self._nodes = [_Nodes(problem, site) for site in problem.sites]
+        self._nodes = [_Nodes(problem, site, mode) for site in problem.sites]
         self._most = problem.nodes // problem.least
         if problem.most is not None:
             self._most = min(self._most, problem.most)

@@ -108,6 +108,8 @@ class KnowledgeBuilder:
             self._waited(spec, view),
             self._state.now,
             partial(self._may_probe, spec, view, loaded) if application else None,
+            spec.per_node_bandwidth or 0.0,
+            spec.memory or 0,
         )
 
     def _may_probe(self, spec: JobSpec, view: GridView, loaded: bool, probability: float) -> bool:

@@ -62,7 +62,9 @@ class PlacementQueues:
 
     def shape(self, spec: JobSpec) -> Shape:
         """What a policy's answer to a job depends on, beside the grid."""
-        learned = self._state.experience.shape(spec) if self._learns(spec) else ()
+        learned: tuple[object, ...] = ()
+        if self._learns(spec):
+            learned = (*self._state.experience.shape(spec), spec.per_node_bandwidth, spec.memory)
         own = ("internal",) if spec.internal else ()
         # Whom a limit keeps from being placed keeps nobody else from it.
         asked = () if (ask := self._use.ask(spec)) is None else (ask,)
