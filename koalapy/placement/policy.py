@@ -57,6 +57,8 @@ class Capabilities:
     """Whether it wants the requests of other waiting jobs in ``GridView.waiting``."""
     learns: bool = False
     """Whether it wants to be ``informed`` of a job's application and of the releases of nodes."""
+    expects_releases: bool = True
+    """Of one that learns: whether it asks when nodes will be free, which is worked out component by component."""
     heeds_memory: bool = False
     """Whether it places a job only on nodes that have the memory that it asks for; else such a request is refused."""
     fits_empty_grid: Callable[[Sequence[int], Sequence[int]], bool] | None = None

@@ -28,6 +28,7 @@ class ResourceMatching:
     name = "resource-matching"
     serves: frozenset[RequestType] = frozenset({"flexible"})
     learns = True
+    expects_releases = False
     keeps_together = True
     """A component is not placed anew by itself while it is claimed for: the nodes were chosen for each other."""
     heeds_memory = True

@@ -96,7 +96,7 @@ def policy_rooms(queries: Queries, base: JobSpec, ends: Sequence[ExpectedEnd]) -
     components = sum(len(cluster.live) for cluster in queries.grid.clusters())
     for policy in policies.names():
         capabilities = policies.capabilities(policy)
-        if capabilities.learns and components > MAX_LOOKED_AT:
+        if capabilities.learns and capabilities.expects_releases and components > MAX_LOOKED_AT:
             yield PolicyRoom(policy, None, None)
             continue
         room = _PolicyRoom(dry_run, replace(base, policy=policy), ahead)
