@@ -93,7 +93,8 @@ class ClusterView:
     speed: float = 1.0
     note: str = ""
     node_classes: tuple[NodeClass, ...] = ()
-    """The idle nodes by what they are; empty: all alike, of power 1, and of no known memory."""
+    """The idle nodes by what they are; empty: all alike, of the cluster's speed as their power, and of no
+    known memory."""
 
     @property
     def usable_idle(self) -> int:

@@ -1,7 +1,6 @@
 """Resource matching (lerida-2008): the nodes and uplinks on which a flexible request runs for the shortest time."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from koalapy.model.cluster import ClusterState, ClusterView, GridView, Uplink
 from koalapy.model.errors import UsageError
@@ -93,7 +92,7 @@ class ResourceMatching:
             return why_not(request, grid)
         total = nodes(request.total_size)
         able = [(c, site.idle) for site in problem.sites if (c := grid.get(site.name)) is not None]
-        roomy = sorted((replace(c, idle=idle) for c, idle in able), key=lambda c: (-c.idle, c.name))
+        roomy = sorted((c.with_idle(idle) for c, idle in able), key=lambda c: (-c.idle, c.name))
         if fill_in_turn(request, roomy) is None:
             within = " within the request's bounds" if sum(c.idle for c in roomy) >= request.total_size else ""
             have = listed([f"{c.name} {idle} of {c.idle}" for c, idle in able])

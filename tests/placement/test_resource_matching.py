@@ -118,8 +118,8 @@ def test_a_refusal_has_a_reason_for_each_cluster_and_what_is_missing_would_do(
     assert [reason.cluster for reason in reasons] == [cluster.name for cluster in view]
     for reason in reasons:
         cluster = view.get(reason.cluster)
-        if reason.missing is not None and cluster is not None and not cluster.node_classes:
-            more = view.changed([replace(cluster, idle=cluster.idle + reason.missing)])
+        if reason.missing is not None and cluster is not None:
+            more = view.changed([cluster.with_idle(cluster.idle + reason.missing)])
             assert isinstance(policy.place(request, more), Placement)
 
 
