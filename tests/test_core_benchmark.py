@@ -29,6 +29,7 @@ def test_all_figures_are_named_whether_they_were_measured_or_not(
         "whole_life_jobs_per_s",
         "whole_life_multi_jobs_per_s",
         "placements_per_s",
+        "matching_ms",
         "job_end_ms",
         "scan_ms",
         "wakeup_ms",

@@ -23,6 +23,7 @@ from koalapy.scheduling.events import Event, PeriodicScan
 from koalapy.scheduling.scheduler import Scheduler
 from tests.benchmarks import accasim
 from tests.benchmarks.job_end import FullGrid
+from tests.benchmarks.matching import matching_ms
 from tests.benchmarks.placing import POLICIES, placements_per_s
 from tests.benchmarks.waiting_jobs import CLUSTERS, IDLE, empty_scheduler, fill, report, specs
 from tests.benchmarks.whole_life import Step, World, replay, workload
@@ -75,6 +76,11 @@ def placements(options: Options) -> Figures:
         found[policy] = median(placements_per_s(policy, options.jobs(10_000)) for _ in range(options.rounds))
         print(f"  {policy}: {found[policy]:.0f}", flush=True)
     return {"placements_per_s": found}
+
+
+def matching(options: Options) -> Figures:
+    """Exact resource matching where each node has a speed of its own; HiGHS beside it where that ends soon."""
+    return {"matching_ms": matching_ms(options.rounds, options.scale)}
 
 
 def job_end(options: Options) -> Figures:
@@ -154,6 +160,7 @@ PARTS: dict[str, tuple[Callable[[Options], Figures], tuple[str, ...]]] = {
     "whole_life": (whole_life, ("whole_life_jobs_per_s",)),
     "whole_life_multi": (whole_life_multi, ("whole_life_multi_jobs_per_s",)),
     "placements": (placements, ("placements_per_s",)),
+    "matching": (matching, ("matching_ms",)),
     "job_end": (job_end, ("job_end_ms",)),
     "waiting": (waiting, ("scan_ms", "wakeup_ms")),
     "memory": (memory, ("bytes_per_queued_job",)),
