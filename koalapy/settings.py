@@ -34,6 +34,7 @@ from koalapy.model.quantities import bytes_per_second_of, seconds_of
 from koalapy.model.users import Accounts, Domain, User, Users
 from koalapy.model.wording import known_names
 from koalapy.notification_settings import NotificationSection
+from koalapy.record.settings import Recording
 from koalapy.scheduling.rules import Rules
 from koalapy.settings_refusal import DELIMITER, PREFIX, refusal
 
@@ -363,6 +364,7 @@ class Settings(BaseSettings):
     """Whether files go from site to site by TLS; both sides must say otherwise for them to go in clear."""
     network: Measuring = Measuring()
     disks: DiskLimits = DiskLimits()
+    record: Recording = Recording()
     alerts: AlertRules = AlertRules()
     notifications: NotificationSection = NotificationSection()
     clusters: dict[str, ClusterSection] = {

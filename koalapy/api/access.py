@@ -34,6 +34,7 @@ ACCESS: Mapping[str, Access] = {
     "drain_cluster": Role.OPERATOR,
     "explain_job": "owner",
     "explain_submission": Role.USER,
+    "export_record": Role.OPERATOR,
     "fetch_results": "owner",
     "follow_grid": Role.USER,
     "follow_job": "owner",

@@ -5,13 +5,14 @@ from shlex import quote
 
 from koalapy.service.alert_checks.black_holes import BlackHoleCheck
 from koalapy.service.alert_checks.clusters import ClusterChecks, DiskCheck, FlappingCheck, VersionCheck
-from koalapy.service.alert_checks.data import DatabaseCheck, LinkCheck, ReplicaCheck
+from koalapy.service.alert_checks.data import DatabaseCheck, LinkCheck, RecordCheck, ReplicaCheck
 from koalapy.service.alert_checks.jobs import JobChecks
 from koalapy.service.alerts import Alerts, Check
 from koalapy.service.engine import Engine
 from koalapy.service.health import HealthMonitor
 from koalapy.service.hub import Hub
 from koalapy.service.network import Network
+from koalapy.service.record import Record
 from koalapy.settings import Settings
 
 SQLITE_REMEDY = (
@@ -22,7 +23,13 @@ SERVER_REMEDY = "see what it does: psql -c 'select pid, state, wait_event, query
 
 
 def alerts_of(
-    settings: Settings, engine: Engine, hub: Hub, health: HealthMonitor, network: Network, data_dir: Path
+    settings: Settings,
+    engine: Engine,
+    hub: Hub,
+    health: HealthMonitor,
+    network: Network,
+    data_dir: Path,
+    record: Record | None,
 ) -> Alerts:
     """All checks of a daemon; its database lies in ``data_dir`` where nothing else is said."""
     queries, rules = engine.queries, settings.alerts
@@ -42,5 +49,6 @@ def alerts_of(
         LinkCheck(network.links, rules),
         ReplicaCheck(engine.catalogue),
         JobChecks(queries, rules),
+        *([RecordCheck(record)] if record is not None else []),
     ]
     return Alerts(checks, rules, engine.clock)

@@ -25,6 +25,7 @@ from koalapy.api.hosts import Hosts
 from koalapy.api.limits import limits_router
 from koalapy.api.metrics import add_metrics
 from koalapy.api.network import network_router
+from koalapy.api.record import record_router
 from koalapy.api.sharing import sharing_router
 from koalapy.api.shown import ShownTokens
 from koalapy.api.workloads import workloads_router
@@ -50,9 +51,13 @@ from koalapy.model.errors import UsageError
 from koalapy.model.replica import Catalogue
 from koalapy.placement.registry import Registry
 from koalapy.ports import ClusterRecord
+from koalapy.record.beginning import Beginning
+from koalapy.record.recorded import RecordedScheduler
+from koalapy.record.recorder import Recorder
 from koalapy.resources import raise_limit
 from koalapy.scheduling.events import AgentFailed
 from koalapy.scheduling.grid import GridStatus
+from koalapy.scheduling.scheduler import Scheduler
 from koalapy.service.advisor import Advisor
 from koalapy.service.agent_messages import TransferFeedback
 from koalapy.service.alerts import LOOK_INTERVAL as LOOK_INTERVAL_OF_ALERTS
@@ -81,6 +86,7 @@ from koalapy.service.outbox import Outbox
 from koalapy.service.output import Outputs
 from koalapy.service.pace import Pace
 from koalapy.service.quota import StorageLimits
+from koalapy.service.record import FLUSH_INTERVAL, Record
 from koalapy.service.results import Results
 from koalapy.service.retention import HOUSEKEEPING_INTERVAL, Housekeeping, Retention, RetentionTimes, removal_clock
 from koalapy.service.services import Services
@@ -117,7 +123,10 @@ async def run(
     links = LinkTable(settings.clusters, configured, stores.measurements.latest())
     catalogue = Catalogue(stores.files.replicas())
     beginning = beginning_of(settings, policies, stores, links, catalogue)
-    scheduler = beginning.scheduler(policies, _nonce, time.monotonic)
+    record = (
+        Record(data_dir / "record", settings.record, settings.disks, beginning) if settings.record.enabled else None
+    )
+    scheduler = _scheduler(beginning, policies, record)
     describe = _describer(settings, scheduler.queries.grid, data_dir)
     epoch = stores.jobs.epoch
     outbox = Outbox(stores.saved.outbox, epoch)
@@ -125,7 +134,7 @@ async def run(
     engine.observers.append(log_change)
     outputs = Outputs(engine, stores.jobs, stores.output)
     hub = _hub(settings, stores, engine, outputs)
-    services = _services(settings, stores, engine, hub, outputs, links, describe, data_dir)
+    services = _services(settings, stores, engine, hub, outputs, links, describe, data_dir, record)
     notifications = notifications_of(settings, stores, engine, services.alerts)
     hub.number_above(services.jobs.number_above)
     hub.learn_from_transfers(
@@ -145,7 +154,7 @@ async def run(
         await vouched.end_what_is_over()
         hub.log_in_with(vouched)
         hub.note_impostors(note_impostors(audit))
-        routers = _routers(settings, services, hub, tokens, engine)
+        routers = [*_routers(settings, services, hub, tokens, engine), record_router(record, engine.clock)]
         app = _application(settings, host, services, engine, identities, routers, audit, connections.max_requests)
         services.network.start()
         notifications.start()
@@ -157,6 +166,8 @@ async def run(
             duties.append(Duty("notifications", NOTIFICATIONS_INTERVAL, notifications.look))
             duties.append(Duty("audit", MERGE_INTERVAL, lambda: audit.tidy(settings.audit_keep)))
             duties.append(Duty("size", SIZE_INTERVAL, look_at_size))
+            if record is not None:
+                duties.append(Duty("record", FLUSH_INTERVAL, record.flush))
             way_in = behind_proxies(app, settings, certificate)
             parts = (engine, stores.jobs, hub, way_in, listener, connections, agents, announce, duties, certificate)
             await Daemon(*parts, manager, lambda: services.health.readiness().status).run()
@@ -164,6 +175,8 @@ async def run(
             await services.network.stop()
             await notifications.stop()
             await audit.flush()
+            if record is not None:
+                await record.close()
             stores.jobs.close()
 
 
@@ -182,6 +195,14 @@ def _open_stores(settings: Settings, data_dir: Path) -> Stores:
             value=str(data_dir),
             hint="make room there, and start again",
         ) from error
+
+
+def _scheduler(beginning: Beginning, policies: Registry, record: Record | None) -> Scheduler | RecordedScheduler:
+    """One that knows what was known, and has taken up every job that is not over."""
+    if record is None:
+        return beginning.scheduler(policies, _nonce, time.monotonic)
+    recorder = Recorder(record.keep, _nonce, time.monotonic, beginning.rules.step_budget)
+    return RecordedScheduler(beginning.scheduler(policies, recorder.nonce, recorder.clock), recorder)
 
 
 def _nonce() -> str:
@@ -252,6 +273,7 @@ def _services(
     links: LinkTable,
     describe: Describe,
     data_dir: Path,
+    record: Record | None,
 ) -> Services:
     clock, owners = engine.clock, engine.queries.owner_use.limits
     bundles = Bundles(
@@ -284,7 +306,7 @@ def _services(
     retention = Retention(stores.history, outputs, results, times, removal_clock(clock), lambda: engine.draining)
     limits = LimitsInUse(engine, bundles, results)
     history = History(stores.history, clock, engine.queries.jobs, settings.jobs_keep)
-    alerts = alerts_of(settings, engine, hub, health, network, data_dir)
+    alerts = alerts_of(settings, engine, hub, health, network, data_dir, record)
     workloads = WorkloadReports(data_dir / "workloads", settings.workloads_quota, clock)
     return Services(
         jobs,

@@ -47,6 +47,8 @@ KOALA = Group(
             "demo": "processes:demo",
             "workload": "workload:workload_group",
             "experiment": "experiment:experiment_group",
+            "export": "record:export",
+            "replay": "replay:replay",
         }.items()
     },
     epilog=EPILOG,

@@ -53,6 +53,8 @@ class AlertKind(StrEnum):
     """The network between two clusters is much slower than it should be, or they do not reach each other."""
     REPLICAS_GONE = "replicas-gone"
     """Files of the replica catalogue are not where it says, or not what it says."""
+    RECORD = "record"
+    """What the scheduler is told is not recorded any more."""
 
 
 TOLD_TO_ALL = frozenset(

@@ -1,7 +1,7 @@
 """A record as lines of JSON, and back: what begins it, its steps, and its end.
 
 Numbers are exact, infinity included. What bears on no decision is left out: variables of programs, which may be secret,
-and who is told of a job; and how a resource manager answers its agent.
+and who is told of a job; and of agents, what runs there, how it answers and where it writes.
 """
 
 import json
@@ -27,6 +27,8 @@ EVENTS = {kind.__name__: kind for kind in get_args(ev.Event)}
 REPORTS = {kind.__name__: kind for kind in (ComponentStatus, ClusterReport, StageStatus)}
 FOR_PEOPLE = ("environment", "mail_type", "mail_user", "webhook")
 """What of a job is not written down."""
+OF_AGENTS = ("calls", "disks", "versions")
+"""The same of a report."""
 
 
 def line(content: Json) -> bytes:
@@ -95,7 +97,7 @@ def _event_to_json(event: ev.Event) -> Sequence[Any]:
     kind = type(event).__name__
     if isinstance(event, ev.Reported):
         report = event.report
-        return kind, event.cluster, type(report).__name__, _plain(report, "calls")
+        return kind, event.cluster, type(report).__name__, _plain(report, *OF_AGENTS)
     if isinstance(event, ev.JobSubmitted):
         return kind, job_to_json(event.job), event.by
     return kind, _plain(event)

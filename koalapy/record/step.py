@@ -14,6 +14,7 @@ class Placed(NamedTuple):
 
     cluster: ClusterName
     nodes: int
+    node_class: str = ""
 
 
 class JobNow(NamedTuple):
@@ -62,7 +63,7 @@ class Done:
                     job.id,
                     str(job.state),
                     job.generation,
-                    tuple(Placed(c.cluster, c.size) for c in job.attempt.gang) if job.attempt else (),
+                    tuple(Placed(c.cluster, c.size, c.node_class) for c in job.attempt.gang) if job.attempt else (),
                 )
                 for job in effects.jobs.values()
             ),

@@ -22,6 +22,7 @@ from koalapy.model.replica import Catalogue
 from koalapy.model.reports import ClusterReport, Inventory
 from koalapy.model.request import ClusterName
 from koalapy.ports import Batch, ClusterRecord, OutboxEntry, Store, Submitted
+from koalapy.record.recorded import RecordedScheduler
 from koalapy.scheduling.effects import MAX_STRAYS, Command, Effects, ForgetComponent, StopComponent, UnstageComponent
 from koalapy.scheduling.events import Event, InventoryReceived, Reported
 from koalapy.scheduling.scheduler import Scheduler
@@ -116,7 +117,7 @@ class Engine:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: Scheduler | RecordedScheduler,
         store: Store,
         outbox: Outbox,
         *,

@@ -11,6 +11,7 @@ from koalapy.placement.registry import builtin
 from koalapy.ports import Batch, ClusterRecord, Saved
 from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.events import ClusterDrained, ClusterResumed
+from koalapy.scheduling.grid import GridStatus
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.scheduling.state import SchedulerState
@@ -26,7 +27,7 @@ SETTINGS = Settings(clusters={"north": ClusterSection(), "south": ClusterSection
 def saved_by(path: Path, *clusters: ClusterStatus) -> Saved:
     """Through the database, as the daemon writes it."""
     known = {cluster.name: cluster for cluster in clusters}
-    describe = _describer(SETTINGS, known.__getitem__, path)
+    describe = _describer(SETTINGS, GridStatus(clusters), path)
     engine = make_engine(f"sqlite:///{path / 'koala.db'}")
     migrate(engine)
     store = SqlStore(Database(engine, 0.0))

@@ -12,6 +12,7 @@ from koalapy.model.wording import listed
 from koalapy.service.database import DatabaseMonitor
 from koalapy.service.links import Knowledge
 from koalapy.service.network import LinkRecord
+from koalapy.service.record import Record
 from koalapy.service.timings import Timings
 
 WINDOW = 60.0
@@ -36,6 +37,20 @@ class DatabaseCheck:
     def _alert(self, severity: Severity, what: str, cause: str, now: float) -> Alert:
         summary = f"the database {what}"
         return Alert(AlertKind.DATABASE, severity, "database", summary, cause, self._remedy, now)
+
+
+class RecordCheck:
+    """Whether what the scheduler is told is still recorded."""
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+
+    async def __call__(self, now: float) -> AsyncIterator[Alert]:
+        if problem := self._record.problem:
+            summary = "what the scheduler is told is not recorded any more: nothing since can be replayed"
+            remedy = "make room, or raise record.size; the daemon records again from its next start on"
+            since = min(now, self._record.failed_at)
+            yield Alert(AlertKind.RECORD, Severity.WARNING, "record", summary, problem, remedy, since)
 
 
 class LinkCheck:

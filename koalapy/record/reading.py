@@ -1,0 +1,149 @@
+"""Reads a record, and says what is the matter with one that cannot be replayed."""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from koalapy.model.errors import UsageError
+from koalapy.record.beginning import Beginning
+from koalapy.record.lines import FORMAT, Json, beginning_from_json, step_from_json
+from koalapy.record.step import Step
+
+AGAIN = "export it again: koala export"
+Lines = BinaryIO | gzip.GzipFile
+GZIP = b"\x1f\x8b"
+
+
+@dataclass(slots=True)
+class Life:
+    """One daemon's, from its start on; its steps are read once, before the next life."""
+
+    name: str
+    version: str
+    """Of koalapy, that wrote it."""
+    beginning: Beginning
+    steps: Iterator[Step] = field(repr=False)
+
+
+class RecordFile:
+    """A file as ``koala export`` writes it. Whatever is read may raise ``UsageError``."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._number = 0
+        self._ahead: Json | None = None
+        self._of = ("", "")
+        self.since: float | None = None
+        """From when on it was asked for; a life that began before is whole all the same."""
+
+    def lives(self) -> Iterator[Life]:
+        """In order."""
+        with self._opened() as file:
+            yield from self._lives(file)
+
+    def _opened(self) -> Lines:
+        try:
+            with self._path.open("rb") as file:
+                is_packed = file.read(len(GZIP)) == GZIP
+            return gzip.open(self._path) if is_packed else self._path.open("rb")
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def _lives(self, file: Lines) -> Iterator[Life]:
+        export = self._next(file)
+        if export is None or "koala_export" not in export:
+            raise self._fault("is no record of koala's", "koala export writes one")
+        self._check_format(export["koala_export"])
+        self.since = export.get("since")
+        while (head := self._next(file)) is not None:
+            if "end" in head:
+                if self._next(file) is not None:
+                    raise self._fault(f"goes on after its end, in line {self._number}")
+                return
+            if head.get("part") != 1:
+                raise self._fault(f"has no beginning of what comes in line {self._number}")
+            life = self._begun(head, file)
+            yield life
+            for _ in life.steps:  # what nobody wanted
+                pass
+        raise self._cut()
+
+    def _begun(self, head: Json, file: Lines) -> Life:
+        self._check_format(head.get("koala_record"))
+        told = self._next(file)
+        if told is None:
+            raise self._cut()
+        try:
+            beginning = beginning_from_json(told["begin"])
+        except (KeyError, ValueError, TypeError) as error:
+            raise self._fault(f"is damaged in line {self._number}: it begins with nothing that is known") from error
+        return Life(head["life"], head["version"], beginning, self._steps(head["life"], file))
+
+    def _steps(self, life: str, file: Lines) -> Iterator[Step]:
+        expected, part = 1, 1
+        while (told := self._next(file)) is not None:
+            if "koala_record" in told and told.get("life") == life:
+                part += 1
+                if told.get("part") != part:
+                    raise self._fault(f"has a gap before line {self._number}: part {part} of {life} is missing")
+                continue
+            if "n" not in told:
+                self._ahead = told
+                return
+            try:
+                step = step_from_json(told)
+            except (KeyError, ValueError, TypeError, IndexError) as error:
+                raise self._fault(f"is damaged in line {self._number}: that is no step") from error
+            if step.number != expected:
+                raise self._fault(
+                    f"has a gap before line {self._number}: after step {expected - 1} comes {step.number}"
+                )
+            expected += 1
+            yield step
+        raise self._cut()
+
+    def _next(self, file: Lines) -> Json | None:
+        """The next line; None at the end of the file."""
+        if self._ahead is not None:
+            told, self._ahead = self._ahead, None
+            return told
+        try:
+            line = file.readline()
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise self._fault(f"is damaged after line {self._number}: {error}") from error
+        except OSError as error:
+            raise self._unreadable(error) from error
+        if not line:
+            return None
+        self._number += 1
+        try:
+            found = json.loads(line)
+        except ValueError as error:
+            if self._number == 1:
+                raise self._fault("is no record of koala's", "koala export writes one") from error
+            if not line.endswith(b"\n"):
+                raise self._cut() from error
+            raise self._fault(f"is damaged in line {self._number}") from error
+        if not isinstance(found, dict):
+            raise self._fault(f"is damaged in line {self._number}")
+        return found
+
+    def _check_format(self, number: object) -> None:
+        if number != FORMAT:
+            raise self._fault(
+                f"is of format {number}, and this version of koala reads format {FORMAT}",
+                "replay it by the version that wrote it",
+            )
+
+    def _unreadable(self, error: OSError) -> UsageError:
+        return self._fault(f"cannot be read: {error.strerror or error}", "")
+
+    def _cut(self) -> UsageError:
+        return self._fault(f"is cut off after line {self._number}")
+
+    def _fault(self, what: str, hint: str = AGAIN) -> UsageError:
+        return UsageError(f"{self._path} {what}", field="file", value=str(self._path), hint=hint)

@@ -1,0 +1,214 @@
+"""Keeps the record of what the scheduler is told: files below the data directory, the oldest of which go first.
+
+Each daemon's life is a row of parts, ``BEGAN-PART.jsonl``: the last of them is written on, those before are compressed.
+What cannot be written ends the record of this life, and nothing else.
+"""
+
+import asyncio
+import contextlib
+import gzip
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import structlog
+
+from koalapy import __version__
+from koalapy.model.disk import DiskLimits
+from koalapy.record.beginning import Beginning
+from koalapy.record.lines import FORMAT, beginning_to_json, line, step_to_json
+from koalapy.record.settings import Recording
+from koalapy.record.step import Step
+from koalapy.resources import disks_of
+
+log = structlog.get_logger()
+
+FLUSH_INTERVAL = 1.0
+"""Seconds: what a daemon that is killed may not have written of its last moments."""
+PART_SIZE = 16 * 1024 * 1024
+"""Bytes of a part before it is compressed."""
+MAX_WAITING = 200_000
+"""Steps that wait for the disk at most."""
+_NAME = re.compile(r"(\d{13,16})-(\d{6})\.jsonl(\.gz)?", re.ASCII)
+_AT = re.compile(rb'\{"n":\d+,"at":([^,}]+)')
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Part:
+    """A file of a life that began so many milliseconds after the epoch."""
+
+    life: int
+    number: int
+    path: Path
+
+    def size(self) -> int:
+        try:
+            return self.path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+
+class Record:
+    """One daemon's; only its own loop calls it, and its files are written by one thread at a time."""
+
+    def __init__(
+        self,
+        directory: Path,
+        settings: Recording,
+        disks: DiskLimits,
+        beginning: Beginning,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._directory, self._settings, self._disks, self._clock = directory, settings, disks, clock
+        self._life, self._number = int(beginning.now * 1000), 0
+        self._beginning: Beginning | None = beginning
+        self._waiting: list[Step] = []
+        self._file: BinaryIO | None = None
+        self._writing = asyncio.Lock()
+        self.problem = ""
+        """Why nothing more is recorded; empty while it is."""
+        self.failed_at = 0.0
+
+    def keep(self, step: Step) -> None:
+        """A step is over."""
+        if self.problem:
+            return
+        self._waiting.append(step)
+        if len(self._waiting) > MAX_WAITING:
+            self._fail(f"the disk has not taken {MAX_WAITING} steps")
+
+    async def flush(self) -> None:
+        """Write what has come; whatever is wrong with it is said, and not raised."""
+        async with self._writing:
+            if self.problem:
+                return
+            steps, self._waiting = self._waiting, []
+            try:
+                await asyncio.to_thread(self._write, steps)
+            except OSError as error:
+                self._fail(f"{self._directory} takes no file: {error.strerror or error}")
+
+    async def close(self) -> None:
+        """Write the rest."""
+        await self.flush()
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # which was told of
+                self._file.close()
+            self._file = None
+
+    def _fail(self, why: str) -> None:
+        self.problem, self.failed_at = why, self._clock()
+        self._waiting.clear()
+        log.error("what the scheduler is told is not recorded any more", action="record-ended", reason=why)
+
+    # In a thread
+
+    def _write(self, steps: list[Step]) -> None:
+        if self._file is None:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._tidy()
+            self._begin_part()
+        assert self._file is not None
+        if self._beginning is not None:
+            self._file.write(line({"begin": beginning_to_json(self._beginning)}))
+            self._beginning = None
+        for step in steps:
+            self._file.write(line(step_to_json(step)))
+        self._file.flush()
+        if self._file.tell() >= PART_SIZE:
+            self._file.close()
+            self._tidy()
+            self._begin_part()
+        elif full := [disk for disk in disks_of({"record": self._directory}) if self._disks.is_full(disk)]:
+            raise OSError(0, str(full[0]))
+
+    def _begin_part(self) -> None:
+        self._number += 1
+        path = self._directory / f"{self._life:013d}-{self._number:06d}.jsonl"
+        self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+        head = {"koala_record": FORMAT, "version": __version__, "life": str(self._life), "part": self._number}
+        self._file.write(line(head))
+
+    def _tidy(self) -> None:
+        """Compress what is not written on any more, and remove what is too old or too much."""
+        for leftover in self._directory.glob("*.incoming"):
+            leftover.unlink(missing_ok=True)
+        for part in self._parts():
+            if part.path.suffix != ".gz":
+                _compress(part.path)
+        lives: dict[int, list[Part]] = {}
+        for part in self._parts():
+            lives.setdefault(part.life, []).append(part)
+        used = sum(part.size() for part in self._parts())
+        for life in [life for life in sorted(lives) if life != self._life]:
+            ended = max(part.path.stat().st_mtime for part in lives[life])
+            if used > self._settings.size or ended < self._clock() - self._settings.keep:
+                used -= sum(part.size() for part in lives[life])
+                for part in reversed(lives[life]):  # what is left of it if we die now has no gap
+                    part.path.unlink(missing_ok=True)
+        if used > self._settings.size:
+            raise OSError(0, f"the record of this daemon alone is more than record.size, {self._settings.size} bytes")
+
+    def _parts(self) -> list[Part]:
+        """In order; one that was about to be compressed when a daemon died, as it was."""
+        found = ((path, _NAME.fullmatch(path.name)) for path in sorted(self._directory.glob("*.jsonl*"), reverse=True))
+        named = {(int(match[1]), int(match[2])): path for path, match in found if match}
+        return [Part(life, number, path) for (life, number), path in sorted(named.items())]
+
+    # For who exports it
+
+    async def export(self, since: float, until: float) -> Iterator[bytes]:
+        """The lives of which anything was then, each from its beginning, as they are now; for another thread."""
+        await self.flush()
+        return self._lines(since, until)
+
+    def _lines(self, since: float, until: float) -> Iterator[bytes]:
+        yield line({"koala_export": FORMAT, "version": __version__, "since": since, "until": until})
+        lives: dict[int, list[Part]] = {}
+        for part in self._parts() if self._directory.is_dir() else []:
+            lives.setdefault(part.life, []).append(part)
+        for parts in lives.values():
+            ended = max(part.path.stat().st_mtime for part in parts)
+            if ended >= since and parts[0].life / 1000 <= until and parts[0].number == 1:
+                yield from _until(parts, until)
+        yield line({"end": True})
+
+
+def _until(parts: list[Part], until: float) -> Iterator[bytes]:
+    """The whole lines of a life, up to a moment; one that was cut off by a death is left out."""
+    for part in parts:
+        with _opened(part.path) as file:
+            for each in file:
+                if not each.endswith(b"\n"):
+                    return
+                if (match := _AT.match(each)) and float(match[1]) > until:
+                    return
+                yield each
+
+
+def _opened(path: Path) -> BinaryIO | gzip.GzipFile:
+    """It may be compressed meanwhile."""
+    if path.suffix != ".gz":
+        with contextlib.suppress(FileNotFoundError):
+            return path.open("rb")
+        path = path.with_name(f"{path.name}.gz")
+    return gzip.open(path)
+
+
+def _compress(path: Path) -> None:
+    incoming = path.with_name(f"{path.name}.incoming")
+    with (
+        path.open("rb") as plain,
+        os.fdopen(os.open(incoming, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out,
+        gzip.GzipFile(filename="", fileobj=out, mode="wb", compresslevel=6) as packed,
+    ):
+        shutil.copyfileobj(plain, packed)
+    stat = path.stat()
+    os.utime(incoming, (stat.st_atime, stat.st_mtime))
+    incoming.rename(path.with_name(f"{path.name}.gz"))
+    path.unlink()

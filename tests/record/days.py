@@ -1,0 +1,52 @@
+"""Recorded days of a virtual grid, and files of them as they are exported."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from koalapy import __version__
+from koalapy.model.request import Request
+from koalapy.record.lines import FORMAT, line
+from koalapy.scheduling.rules import Rules
+from tests.record.recorded_world import Life, RecordedWorld
+from tests.scheduling.requests import fixed, flexible, nonfixed
+
+SIZES = {"north": 4, "south": 3, "west": 2}
+
+
+def a_day(seed: int = 1, jobs: int = 30, **rules: Any) -> RecordedWorld:
+    """Jobs of all kinds, local users, breaking nodes and a daemon that dies in the middle."""
+    draw, numbers = Random(seed), iter(range(10**6))
+    world = RecordedWorld(SIZES, Rules(**rules), nonces=lambda: f"{next(numbers):x}")
+    for count in range(jobs):
+        kind = draw.choice(["flexible", "flexible", "nonfixed", "fixed"])
+        request: Request = flexible(draw.randint(1, 7))
+        if kind != "flexible":
+            more = draw.randint(1, 2)
+            request = nonfixed(draw.randint(1, 3), more) if kind == "nonfixed" else fixed(north=2 * more)
+        world.submit(request, lasts=draw.choice([3.0, 20.0, 47.5]), environment=(("PASSWORD", "of-the-environment"),))
+        world.advance(draw.choice([0.0, 1.0, 9.0]))
+        if draw.random() < 0.2:
+            world.cancel(draw.choice(world.queries.jobs()).id) if world.queries.jobs() else None
+        if count == jobs // 2:
+            world.restart()
+            for name in SIZES:
+                world.connect(name)
+    world.advance(600.0)
+    return world
+
+
+def exported(lives: Sequence[Life]) -> bytes:
+    """As ``koala export`` writes them."""
+    told = [line({"koala_export": FORMAT, "version": __version__, "since": 0.0, "until": 1e10})]
+    for number, (begun, *steps) in enumerate(lives, 1):
+        told.append(line({"koala_record": FORMAT, "version": __version__, "life": str(number), "part": 1}))
+        told += [line({"begin": json.loads(begun)}), *steps]
+    return b"".join([*told, line({"end": True})])
+
+
+def written(path: Path, lives: Sequence[Life]) -> Path:
+    path.write_bytes(exported(lives))
+    return path

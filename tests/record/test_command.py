@@ -1,0 +1,56 @@
+"""``koala replay``, in a process of its own: the same in each, whatever its hashes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.record.days import a_day, written
+
+
+def koala(*arguments: str, seed: str = "0") -> "subprocess.CompletedProcess[str]":
+    environment = os.environ | {"PYTHONHASHSEED": seed}
+    command = [sys.executable, "-m", "koalapy.cli.main", "replay", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+
+
+@pytest.mark.parametrize("seed", ["1", "2"])
+def test_a_day_is_replayed_in_any_process(tmp_path: Path, seed: str) -> None:
+    day = a_day(jobs=40)
+    done = koala(str(written(tmp_path / "day", day.lives)), "--json", seed=seed)
+    assert done.returncode == 0, done.stderr
+    lives = json.loads(done.stdout)["lives"]
+    assert [life["divergence"] for life in lives] == [None, None]
+    assert sum(life["placements"] for life in lives) == sum(entry.event == "placed" for entry in day.timeline) > 30
+
+
+def test_another_policy_places_otherwise(tmp_path: Path) -> None:
+    day = written(tmp_path / "day", a_day(jobs=20).lives)
+    done = koala(str(day), "--policy", "larger-first", "--rule", "queue=fcfs", "--json")
+    assert done.returncode == 0, done.stderr
+    derived = [life["derived"] for life in json.loads(done.stdout)["lives"]]
+    assert sum(each["elsewhere"] for each in derived) > 0
+    assert {each["policy"] for each in derived} == {"larger-first"}
+    shown = koala(str(day), "--policy", "larger-first", "--rule", "queue=fcfs")
+    assert "with the change" in shown.stdout
+    assert "placed elsewhere" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--policy", "largr-first"), "there is no policy largr-first"),
+        (("--rule", "queu=fcfs"), "there is no rule queu"),
+        (("--rule", "queue"), "'queue' is no NAME=VALUE"),
+        (("--rule", "queue=]"), "']' is no value of a rule"),
+        (("--rule", "claim_grace=0"), "claim_grace cannot be 0"),
+    ],
+)
+def test_what_cannot_be_is_one_line(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    done = koala(str(written(tmp_path / "day", a_day(jobs=2).lives)), *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"koala: {said}")
+    assert len(done.stderr.splitlines()) == 1

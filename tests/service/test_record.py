@@ -1,0 +1,159 @@
+"""The daemon's record: whole after whatever happens to daemon and disk, bounded, and never in the daemon's way."""
+
+import gzip
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from koalapy.model.alert import AlertKind
+from koalapy.model.disk import Disk, DiskLimits
+from koalapy.placement.registry import builtin
+from koalapy.record.beginning import Beginning, KnownCluster
+from koalapy.record.settings import Recording
+from koalapy.record.step import Step
+from koalapy.scheduling.events import PeriodicScan
+from koalapy.scheduling.rules import Rules
+from koalapy.service import record as records
+from koalapy.service.alert_checks.data import RecordCheck
+from koalapy.service.record import Record
+from koalapy.simulation.replay import History, replay
+
+BEGAN = 1.7e9
+
+
+def record(
+    folder: Path, began: float = BEGAN, settings: Recording | None = None, disks: DiskLimits | None = None
+) -> Record:
+    begun = Beginning(Rules(), tuple(builtin().names()), (KnownCluster("north"),), now=began)
+    limits = disks or DiskLimits(0, 0)
+    return Record(folder / "record", settings or Recording(), limits, begun, lambda: began)
+
+
+def steps(count: int, began: float = BEGAN) -> Sequence[Step]:
+    return [Step(number, began + number, (PeriodicScan(),)) for number in range(1, count + 1)]
+
+
+async def kept(one: Record, some: Sequence[Step]) -> None:
+    for step in some:
+        one.keep(step)
+    await one.flush()
+
+
+async def exported(one: Record, folder: Path, since: float = 0.0, until: float = 2e9) -> list[History]:
+    path = folder / "export"
+    path.write_bytes(b"".join(await one.export(since, until)))
+    return list(replay(path, builtin()))
+
+
+async def test_what_was_kept_is_exported(tmp_path: Path) -> None:
+    one = record(tmp_path)
+    await kept(one, steps(3))
+    one.keep(steps(4)[3])
+    (life,) = await exported(one, tmp_path)
+    assert (life.steps, life.ended, life.divergence) == (4, BEGAN + 4, None)
+    assert (tmp_path / "record").stat().st_mode & 0o777 == 0o700
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in (tmp_path / "record").iterdir())
+    assert [life.steps for life in await exported(one, tmp_path, until=BEGAN + 2.5)] == [2]
+    assert await exported(one, tmp_path, until=BEGAN - 1) == []
+    await one.close()
+
+
+async def test_one_who_was_killed_in_the_middle_of_a_line_loses_that_line(tmp_path: Path) -> None:
+    one = record(tmp_path)
+    await kept(one, steps(3))
+    (path,) = (tmp_path / "record").iterdir()
+    path.write_bytes(path.read_bytes()[:-5])
+    another = record(tmp_path, BEGAN + 100)
+    await kept(another, steps(1, BEGAN + 100))
+    assert [life.steps for life in await exported(another, tmp_path)] == [2, 1]
+    assert path.with_name(f"{path.name}.gz").exists()
+    assert not path.exists()
+    await another.close()
+
+
+async def test_one_who_was_killed_while_a_part_was_compressed_loses_nothing(tmp_path: Path) -> None:
+    one = record(tmp_path)
+    await kept(one, steps(3))
+    (path,) = (tmp_path / "record").iterdir()
+    path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))  # and not yet removed
+    path.with_name(f"{path.name}.incoming").write_bytes(b"half")
+    assert [life.steps for life in await exported(one, tmp_path)] == [3]
+    another = record(tmp_path, BEGAN + 100)
+    await kept(another, steps(1, BEGAN + 100))
+    assert [life.steps for life in await exported(another, tmp_path)] == [3, 1]
+    assert len(list((tmp_path / "record").iterdir())) == 2
+    await another.close()
+
+
+async def test_a_long_life_is_in_parts_and_read_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "PART_SIZE", 500)
+    one = record(tmp_path)
+    for step in steps(40):
+        await kept(one, [step])
+    parts = sorted(path.name for path in (tmp_path / "record").iterdir())
+    assert len(parts) > 3
+    assert sum(name.endswith(".gz") for name in parts) == len(parts) - 1
+    assert [life.steps for life in await exported(one, tmp_path)] == [40]
+    await one.close()
+
+
+async def test_daemons_that_have_ended_long_ago_are_forgotten(tmp_path: Path) -> None:
+    for number in range(3):
+        began = BEGAN + 100 * number
+        one = record(tmp_path, began, Recording(keep=150.0))
+        await kept(one, steps(1, began))
+        await one.close()
+        for path in (tmp_path / "record").glob(f"{int(began * 1000)}*"):
+            os.utime(path, (began, began))
+    left = sorted(path.name.partition("-")[0] for path in (tmp_path / "record").iterdir())
+    assert left == [str(int((BEGAN + 100 * number) * 1000)) for number in (1, 2)]
+
+
+async def test_the_oldest_make_room_and_then_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "PART_SIZE", 500)
+    old = record(tmp_path)
+    await kept(old, steps(30))
+    await old.close()
+    size = Recording(size=2**20)
+    object.__setattr__(size, "size", 3000)
+    one = record(tmp_path, BEGAN + 1000, size)
+    for step in steps(400, BEGAN + 1000):
+        await kept(one, [step])
+    assert "more than record.size" in one.problem
+    assert not list((tmp_path / "record").glob(f"{int(BEGAN * 1000)}*"))
+    (life,) = await exported(one, tmp_path)
+    assert 1 < life.steps < 400, "what was recorded until then can be replayed"
+    (alert,) = [each async for each in RecordCheck(one)(BEGAN + 2000)]
+    assert (alert.kind, alert.cause, alert.since) == (AlertKind.RECORD, one.problem, BEGAN + 1000)
+    await one.close()
+
+
+async def test_a_disk_that_takes_nothing_ends_the_record_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "record").touch()
+    one = record(tmp_path)
+    await kept(one, steps(2))
+    assert "takes no file" in one.problem
+    await kept(one, steps(3))
+    assert await exported(one, tmp_path) == []
+    await one.close()
+
+
+async def test_a_disk_that_is_nearly_full_is_left_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk("record", str(tmp_path), 10**6, 10**12)
+    monkeypatch.setattr(records, "disks_of", lambda _: [disk])
+    one = record(tmp_path, disks=DiskLimits())
+    await kept(one, steps(2))
+    assert f"{disk}" in one.problem
+    assert [life.steps for life in await exported(one, tmp_path)] == [2]
+    await one.close()
+
+
+async def test_steps_do_not_pile_up_for_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "MAX_WAITING", 10)
+    one = record(tmp_path)
+    for step in steps(12):
+        one.keep(step)
+    assert "has not taken 10 steps" in one.problem
+    await one.close()
