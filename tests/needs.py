@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from koalapy.simulation.experiments.traces import default_folder
 from tests.confined import HEADERS
 
 SERIES_4 = Path("/usr")
@@ -130,6 +131,12 @@ CHROMIUM = Need(
     "apt-get install chromium",
     "the dashboard is not shown in a browser",
 )
+TRACES = Need(
+    "traces",
+    default_folder().is_dir(),
+    "KOALA_TRACES=FOLDER, of logs of the Parallel Workloads Archive",
+    "what experiments on them gave is not held against them",
+)
 ZSH = Need("zsh", shutil.which("zsh") is not None, "apt-get install zsh")
 FISH = Need("fish", shutil.which("fish") is not None, "apt-get install fish")
 ROOT = Need("root", os.geteuid() == 0, "run them as root, for what another account may do")
@@ -151,6 +158,7 @@ ALL = (
     PROMETHEUS,
     CONFINEMENT,
     CHROMIUM,
+    TRACES,
     ZSH,
     FISH,
     ROOT,

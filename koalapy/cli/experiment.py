@@ -53,7 +53,9 @@ def list_(as_json: Annotated[bool, Option("--json", help="for programs")] = Fals
 
 
 def _traces(told: dict[str, Any]) -> str:
-    return ", ".join(f"{name} (missing)" if name in told["missing"] else name for name in told["traces"]) or "-"
+    names, missing = told["traces"], len(told["missing"])
+    shown = f"{len(names)} of them" if len(names) > 1 else "".join(names) or "-"
+    return f"{shown} ({missing} missing)" if missing else shown
 
 
 def run(

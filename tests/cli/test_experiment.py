@@ -29,7 +29,7 @@ def toys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_experiments_are_listed_with_what_they_need(koala: Koala, tmp_path: Path) -> None:
     shown = koala("experiment", "list").out
     assert "huang-2007-squares" in shown
-    assert "a-trace (missing)" in shown
+    assert "a-trace (1 missing)" in shown
     a_trace(tmp_path, "a-trace", [swf_line(1)])
     told = {one["name"]: one for one in json.loads(koala("experiment", "list", "--json").out)["experiments"]}
     assert told["huang-2007-squares"]["cells"] == 6

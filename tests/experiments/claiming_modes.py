@@ -10,15 +10,12 @@ for all three; of the differences to atomic there are 95 % intervals over the se
 import argparse
 import sys
 from collections.abc import Sequence
-from math import sqrt
-from statistics import fmean, stdev
+from statistics import fmean
 
 from koalapy.model.job import ClaimingMode
+from koalapy.simulation.experiments.intervals import mean_interval
 from tests.experiments.m05 import Run
 from tests.experiments.m05_virtual import FAILING, run, with_rules
-
-STUDENT = [12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10]
-"""The 97.5 % quantiles of Student's distribution, for 2 values and more."""
 
 FIGURES = {
     "response time, s": lambda done: fmean(job.response_time for job in done.outcomes),
@@ -31,10 +28,8 @@ FIGURES = {
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """The mean, and half the width of its 95 % interval."""
-    if len(values) < 2:
-        return fmean(values), float("inf")
-    quantile = STUDENT[min(len(values) - 2, len(STUDENT) - 1)]
-    return fmean(values), quantile * stdev(values) / sqrt(len(values))
+    mean, low, _ = mean_interval(values)
+    return mean, mean - low if len(values) > 1 else float("inf")
 
 
 def table(runs: dict[ClaimingMode, list[Run]]) -> str:

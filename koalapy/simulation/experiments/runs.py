@@ -9,7 +9,7 @@ from pathlib import Path
 
 from koalapy.model.errors import KoalaError
 from koalapy.simulation.experiments.experiment import Cell, Experiment, Result
-from koalapy.simulation.experiments.provenance import provenance
+from koalapy.simulation.experiments.provenance import Provenance, provenance
 from koalapy.simulation.experiments.results import Kept, Unfinished, load, save, writing_to
 from koalapy.simulation.experiments.traces import Traces
 
@@ -44,6 +44,8 @@ class _Run:
     """One experiment that is under way."""
 
     experiment: Experiment
+    made_by: Provenance
+    """As it was when the run began, whatever becomes of the files meanwhile."""
     unfinished: Unfinished
     cells: Sequence[Cell]
     found: dict[str, Result]
@@ -116,14 +118,16 @@ def _lacking(experiment: Experiment, traces: Traces) -> list[str]:
 def _begin(experiment: Experiment, asked: Asked) -> _Run:
     made_by = provenance(experiment, asked.traces)
     unfinished = Unfinished(asked.folder, made_by)
+    cells = experiment.cells(experiment.seeds if asked.seeds is None else asked.seeds)
     found: dict[str, Result] = {}
     if not asked.again:
         kept = load(asked.folder, experiment.name)
         if kept is not None and kept.made_by == made_by:
             found |= {result.cell.key: result for result in kept.results}
+            if list(found) == [cell.key for cell in cells]:
+                return _Run(experiment, made_by, unfinished, cells, found)
         found |= unfinished.read()
-    cells = experiment.cells(experiment.seeds if asked.seeds is None else asked.seeds)
-    one = _Run(experiment, unfinished, cells, found)
+    one = _Run(experiment, made_by, unfinished, cells, found)
     if one.missing:
         unfinished.begin(found.values())
     else:
@@ -149,10 +153,7 @@ def _take(one: _Run, cell: Cell, future: Future[Result]) -> None:
 
 def _finish(one: _Run, asked: Asked) -> None:
     results = tuple(one.found[cell.key] for cell in one.cells)
-    made_by = provenance(one.experiment, asked.traces)
-    kept = load(asked.folder, one.experiment.name)
-    if kept is None or kept.made_by != made_by or kept.results != results:
-        save(asked.folder, Kept(made_by, results))
+    save(asked.folder, Kept(one.made_by, results))
     one.unfinished.remove()
 
 

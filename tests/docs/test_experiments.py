@@ -1,0 +1,59 @@
+"""The pages of experiments tell what their results say, and the results are what is simulated today."""
+
+import re
+
+import pytest
+
+from koalapy.simulation.experiments import pages
+from koalapy.simulation.experiments.registry import experiments
+from koalapy.simulation.experiments.results import load, path_of
+from koalapy.simulation.experiments.runs import Outcome
+from koalapy.simulation.experiments.traces import Traces, default_folder
+from tests.docs.blocks import ROOT
+from tests.needs import TRACES
+
+FOLDER = ROOT / "docs" / "experiments"
+RESULTS = FOLDER / "results"
+TOLD = [name for name in experiments() if path_of(RESULTS, name).exists()]
+SHORT = 1.5
+"""Seconds of a simulation that is made again here."""
+
+
+def outcome_of(name: str) -> Outcome:
+    kept = load(RESULTS, name)
+    assert kept is not None
+    return Outcome(experiments()[name], kept)
+
+
+def test_there_are_results_of_experiments_alone() -> None:
+    assert {path.stem for path in RESULTS.glob("*.parquet")} == set(TOLD)
+    assert len(TOLD) > 0
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_a_page_says_what_the_results_say(name: str) -> None:
+    outcome = outcome_of(name)
+    page = (FOLDER / f"{outcome.experiment.paper}.md").read_text()
+    plot = f"{name}.svg" if (FOLDER / f"{name}.svg").exists() else ""
+    assert pages.section(outcome, plot) in page, "koala experiment report --results docs/experiments/results"
+
+
+def test_the_index_leads_to_all_that_have_results() -> None:
+    index = (FOLDER / pages.INDEX).read_text()
+    assert re.findall(r"\.md#([\w-]+)\)", index) == TOLD
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_the_results_are_those_of_today(name: str) -> None:
+    """Of the shortest simulation of each; when the scheduler decides otherwise than it did, make experiments."""
+    outcome = outcome_of(name)
+    assert outcome.kept is not None
+    traces = Traces(default_folder())
+    if not all(map(traces.has, outcome.experiment.traces)):
+        pytest.skip(TRACES.reason)
+    result = min(outcome.kept.results, key=lambda result: result.seconds)
+    if result.seconds > SHORT:
+        pytest.skip("each of its simulations takes long")
+    assert dict(outcome.experiment.run(result.cell, traces)) == {
+        value: found for value, found in result.values.items() if found is not None
+    }
