@@ -3,7 +3,9 @@
 import heapq
 from collections import deque
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -11,6 +13,7 @@ from koalapy.simulation.experiments.experiment import Result
 from koalapy.simulation.experiments.sonmez_2010.das3 import DELFT, LEIDEN, by_latency, grid, links, seconds
 from koalapy.simulation.experiments.sonmez_2010.loads import PRIME, SERIES, WAVE, WAVE_2, WF, cell
 from koalapy.simulation.experiments.sonmez_2010.loads import run as run_cell
+from koalapy.simulation.experiments.sonmez_2010.policies import CA, GROUPS, Figure2, Figure6, Figure9, Figure10
 from koalapy.simulation.experiments.sonmez_2010.saturation import Table4, is_saturated, saturates_at, share
 from koalapy.simulation.experiments.sonmez_2010.workloads import SIZES, rules, stream
 from koalapy.simulation.experiments.traces import Traces
@@ -113,7 +116,7 @@ def test_table_4_has_the_papers_intervals_and_the_share_of_seeds() -> None:
     assert rows["FCM W-Wave: saturated at"].ours == 80
 
 
-def test_more_distant_clusters_make_wave_slower_than_its_curve_and_nearer_ones_faster() -> None:
+def test_distant_clusters_make_wave_slower_and_all_combinations_together_give_its_curve() -> None:
     factor = by_latency(seconds("wave"))
     job = PlannedJob(0.0, SERIES[WAVE].spec(8), 200.0)
 
@@ -122,8 +125,10 @@ def test_more_distant_clusters_make_wave_slower_than_its_curve_and_nearer_ones_f
 
     assert of("delft") == of("vrije") == 1.0
     assert of("amsterdam", "multimedian") < of("vrije", "amsterdam") < of("vrije", "leiden") < of("vrije", "delft")
-    all_four = grid(DELFT).clusters
-    assert of(*all_four) == pytest.approx(seconds("wave")[3] / seconds("wave")[0])
+    curve, clusters = seconds("wave"), grid(DELFT).clusters
+    assert of(*clusters) == pytest.approx(curve[3] / curve[0])
+    means = [fmean(curve[0] * of(*names) for names in combinations(clusters, count)) for count in (2, 3)]
+    assert means == pytest.approx(curve[1:3], rel=0.06)
 
 
 def test_delft_and_leiden_are_never_in_one_grid_and_nothing_is_known_between_them() -> None:
@@ -136,3 +141,27 @@ def test_delft_and_leiden_are_never_in_one_grid_and_nothing_is_known_between_the
 def test_equal_cells_give_equal_values(tmp_path: Path) -> None:
     table, one = Table4(), cell(WAVE, 30, 3)
     assert table.run(one, Traces(tmp_path)) == table.run(one, Traces(tmp_path))
+
+
+def test_figure_2_is_the_papers(tmp_path: Path) -> None:
+    figure = Figure2()
+    results = [Result(each, figure.run(each, Traces(tmp_path))) for each in figure.cells(1)]
+    assert all(row.ours == row.paper for row in figure.rows(results))
+
+
+def test_in_groups_no_job_is_spread_over_distant_clusters(tmp_path: Path) -> None:
+    figure = Figure10()
+    cells = {each["policy"]: each for each in figure.cells(1) if each["percent"] == 30 and each["grid"] == "with Delft"}
+    values = {policy: figure.run(each, Traces(tmp_path)) for policy, each in cells.items()}
+    assert float(str(values[GROUPS]["response"])) < min(float(str(each["response"])) for each in values.values()) + 1e-9
+
+
+def test_figures_6_and_9_set_each_seed_beside_the_same_jobs() -> None:
+    for figure, expected in ((Figure6(), 0.0), (Figure9(), 10.0)):
+        results = []
+        for each in figure.cells(3):
+            response = 100.0 * (1 + each.seed) + (10.0 if each.parameters.get("policy") == CA else 0.0)
+            results.append(Result(each, {"response": response, "co-allocated": 0.5}))
+        compared = [row for row in figure.rows(results) if row.paper is not None]
+        assert compared
+        assert {(row.ours, row.low, row.high) for row in compared} == {(expected, expected, expected)}

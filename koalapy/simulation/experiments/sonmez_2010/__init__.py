@@ -2,6 +2,18 @@
 
 from koalapy.simulation.experiments.experiment import Experiment
 from koalapy.simulation.experiments.sonmez_2010.gains import Figure7a, Figure7b, Figure8, Table5
+from koalapy.simulation.experiments.sonmez_2010.policies import Figure2, Figure6, Figure9, Figure10
 from koalapy.simulation.experiments.sonmez_2010.saturation import Table4, Table4ByQueue
 
-EXPERIMENTS: tuple[Experiment, ...] = (Table4(), Table4ByQueue(), Figure7a(), Figure7b(), Table5(), Figure8())
+EXPERIMENTS: tuple[Experiment, ...] = (
+    Figure2(),
+    Figure6(),
+    Table4(),
+    Table4ByQueue(),
+    Figure7a(),
+    Figure7b(),
+    Table5(),
+    Figure8(),
+    Figure9(),
+    Figure10(),
+)

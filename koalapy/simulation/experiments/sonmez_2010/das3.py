@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from itertools import combinations
-from statistics import fmean
 from typing import Any
 
 from koalapy.model.cluster import ClusterPair, Link, pair_of
 from koalapy.model.request import ClusterName
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob
-from koalapy.simulation.run_times import Gang, RunTime, by_number_of_clusters, communicating
+from koalapy.simulation.run_times import Gang, RunTime, communicating
 
 DELFT, LEIDEN = "delft", "leiden"
 """One of them is left out in each experiment: nothing is known of the network between them."""
@@ -51,30 +50,23 @@ def synthetic(ccr: float) -> tuple[float, RunTime]:
 
 
 def by_latency(curve: Sequence[float]) -> RunTime:
-    """What a curve adds for 2, 3, … clusters is for the mean latency of so many without Delft; others add more or less
-    in proportion to theirs. Where Delft takes part, all communicate by its slower network."""
-    by_number, usual = by_number_of_clusters(curve), _usual_latencies()
+    """Each cluster more adds in proportion to the longest latency between those that are combined, so that a curve's
+    last value is that of the four clusters without Delft. Where Delft takes part, all communicate by its network."""
+    four = [name for name in _told()["nodes"] if name != DELFT]
+    each = (curve[len(four) - 1] / curve[0] - 1.0) / ((len(four) - 1) * _longest_latency(four))
 
     def factor(job: PlannedJob, gang: Gang) -> float:
         if len(gang) == 1:
             return 1.0
-        return 1.0 + (by_number(job, gang) - 1.0) * _latency([name for name, _ in gang]) / usual[len(gang)]
+        return 1.0 + each * (len(gang) - 1) * _longest_latency([name for name, _ in gang])
 
     return factor
 
 
-@cache
-def _usual_latencies() -> dict[int, float]:
-    names = [name for name in _told()["nodes"] if name != DELFT]
-    return {count: fmean(map(_latency, combinations(names, count))) for count in range(2, len(names) + 1)}
-
-
-def _latency(names: Sequence[ClusterName]) -> float:
-    """The mean over all pairs; of those of Delft, if it is among them."""
-    known = _links()
-    pairs = [pair for pair in combinations(names, 2) if DELFT not in names or DELFT in pair]
-    latencies = [known[pair_of(*pair)].latency for pair in pairs]
-    return fmean(each for each in latencies if each is not None)
+def _longest_latency(names: Sequence[ClusterName]) -> float:
+    """Of all pairs; of those with Delft, if it is among them."""
+    pairs = [pair_of(*pair) for pair in combinations(names, 2) if DELFT not in names or DELFT in pair]
+    return max(known.latency for pair in pairs if (known := _links()[pair]).latency is not None)
 
 
 _links = cache(links)

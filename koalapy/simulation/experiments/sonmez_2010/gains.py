@@ -41,7 +41,7 @@ def _responses(results: Sequence[Result], series: str) -> dict[int, dict[int, fl
     return {int(p): {r.cell.seed: r.number("response") for r in of} for (p,), of in by(mine, "percent").items()}
 
 
-def curves(lines: Mapping[str, Curve], what: str, *, most: float | None = None) -> "Figure":
+def curves(lines: Mapping[str, Curve], what: str, *, bottom: float | None = None, top: float | None = None) -> "Figure":
     """Their means over the seeds, against the net utilisation."""
     from matplotlib.figure import Figure
 
@@ -53,8 +53,7 @@ def curves(lines: Mapping[str, Curve], what: str, *, most: float | None = None) 
         color, style = LINES[index % len(LINES)]
         means = [fsum(values) / len(values) for values in curve.values()]
         ax.plot(list(curve), means, style, color=color, label=label)
-    if most is not None:
-        ax.set_ylim(top=most, bottom=-most)
+    ax.set_ylim(bottom=bottom, top=top)
     ax.set_xlabel("net utilisation, %")
     ax.set_ylabel(what)
     ax.legend()
@@ -97,7 +96,7 @@ class Figure7a(Loaded):
 
     def figure(self, results: Sequence[Result]) -> "Figure":
         lines = {each: changes(results, each, self.against) for each in self.series if each != self.against}
-        return curves(lines, "change of the mean response time, %", most=150)
+        return curves(lines, "change of the mean response time, %", bottom=-150.0, top=150.0)
 
     def remarks(self, results: Sequence[Result]) -> str:
         return (
