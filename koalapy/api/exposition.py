@@ -155,6 +155,7 @@ def _decisions(figures: Figures, instruments: Instruments) -> Iterator[Metric]:
     lost = [((name, why), float(instruments.attempts_failed[name, why])) for name in names for why in AttemptFailure]
     yield _counter("attempts_failed", "Attempts that failed by no fault of their program.", lost, ["cluster", "cause"])
     yield _counter("preemptions", "Jobs of low priority that made room for others.", instruments.preemptions)
+    yield _counter("reclaims", "Jobs that made room for one at its home site.", instruments.reclaims)
 
 
 def _clusters(clusters: Sequence[ClusterFigures]) -> Iterator[Metric]:

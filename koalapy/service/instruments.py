@@ -14,6 +14,7 @@ from koalapy.model.job import FINAL_STATES, JobState, Priority
 from koalapy.model.placement import RefusalKind
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.claiming.preemption import PREEMPTED
+from koalapy.scheduling.claiming.reclaiming import RECLAIMED
 from koalapy.scheduling.effects import AttemptFailure, ClaimFailure, Effects
 from koalapy.scheduling.events import Event
 from koalapy.service.database import READS, query
@@ -83,6 +84,7 @@ class Instruments:
     requeued: int = 0
     """Attempts after which the job queued again."""
     preemptions: int = 0
+    reclaims: int = 0
     refusals: Counter[RefusalKind] = field(default_factory=Counter)
     claims: Counter[ClusterName] = field(default_factory=Counter)
     """Components all of whose nodes have reported."""
@@ -119,6 +121,8 @@ class Instruments:
                     self.requeued += 1
                 case event if event == PREEMPTED:
                     self.preemptions += 1
+                case event if event == RECLAIMED:
+                    self.reclaims += 1
                 case event if event in FINAL_STATES:
                     self.ended[entry.state, job.spec.priority] += 1
 

@@ -93,6 +93,15 @@ def test_nodes_that_are_kept_and_who_made_room() -> None:
     assert world.instruments.preemptions == 1
 
 
+def test_who_made_room_for_one_at_its_home_site() -> None:
+    world = Counting({"north": 4}, Rules(sharing="feasible"))
+    world.submit(fixed(north=4), lasts=1e6)
+    world.advance(1)
+    world.submit(fixed(north=4), home_site="north")
+    world.advance(1)
+    assert (world.instruments.reclaims, world.instruments.preemptions) == (1, 0)
+
+
 @pytest.mark.parametrize("launcher", list(Launcher))
 def test_a_node_that_is_lost(launcher: Launcher) -> None:
     world = Counting({"north": 4, "south": 4})

@@ -104,6 +104,7 @@ class SchedulerView:
     ended: Sequence[Counted]
     requeued: int
     preemptions: int
+    reclaims: int
     placements: Sequence[Placed]
     refusals: Sequence[Counted]
     claims: Sequence[Claims]
@@ -195,6 +196,7 @@ def scheduler_view(engine: Engine) -> SchedulerView:
         ],
         requeued=instruments.requeued,
         preemptions=instruments.preemptions,
+        reclaims=instruments.reclaims,
         placements=_placements(instruments),
         refusals=[Counted(kind, instruments.refusals[kind], meaning) for kind, meaning in REASONS.items()],
         claims=[_claims(instruments, cluster.name) for cluster in queries.grid.clusters()],
