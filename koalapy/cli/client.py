@@ -73,7 +73,11 @@ class Client:
         return self._answered
 
     def get(self, path: str, **query: Any) -> Json:
-        return self._json("GET", path, query={k: v for k, v in query.items() if v not in (None, "", [], ())})
+        return self._json("GET", path, query=_said(query))
+
+    def get_patiently(self, path: str, **query: Any) -> Json:
+        """The same of what takes its time to be worked out."""
+        return self._json("GET", path, query=_said(query), timeout=None)
 
     def post(
         self, path: str, body: Json | None = None, headers: dict[str, str] | None = None, *, patient: bool = False
@@ -295,3 +299,7 @@ def refused(problem: Json) -> CliError:
     error = CliError(str(problem["detail"]), CODE_OF_STATUS.get(status, Exit.FAILED), hint, field)
     error.status = status
     return error
+
+
+def _said(query: Json) -> Json:
+    return {name: value for name, value in query.items() if value not in (None, "", [], ())}

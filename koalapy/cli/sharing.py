@@ -35,7 +35,7 @@ def report(
     """
     until = _day(last) if last else datetime.now(UTC).date()
     first = until - timedelta(days=min(days - 1, MAX_DAYS, (until - date.min).days))
-    found = Client(url, token).get("/api/v1/sharing", first=first.isoformat(), last=until.isoformat())
+    found = Client(url, token).get_patiently("/api/v1/sharing", first=first.isoformat(), last=until.isoformat())
     if as_json:
         show_json(found)
     else:

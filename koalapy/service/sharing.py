@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 from koalapy.model.errors import UsageError
 from koalapy.model.history import EndedJob
+from koalapy.model.job import JobId
 from koalapy.model.request import ClusterName
 from koalapy.ports import HistoryStore
 from koalapy.scheduling.queries import Queries
 from koalapy.service.apart import apart
 from koalapy.service.database import query
 from koalapy.service.history import Span
+from koalapy.service.slices import slices
 from koalapy.simulation.alone import SharingQuestion, answer
 from koalapy.simulation.sharing import SharingReport, Site
 
@@ -57,8 +59,10 @@ class Sharing:
     async def _question(self, span: Span, now: float) -> SharingQuestion:
         start, end = span.seconds
         jobs = await self._ended(span, now)
-        not_over = [job for job in self._queries.jobs() if job.spec.home_site and start <= job.submitted_at < end]
-        under_way = [job.id for job in not_over if not job.spec.internal]
+        under_way: list[JobId] = []
+        async for some in slices(self._queries.jobs()):
+            here = [job for job in some if start <= job.submitted_at < end]
+            under_way += [job.id for job in here if job.spec.home_site and not job.spec.internal]
         sites = await self._sites(span)
         return SharingQuestion(jobs, sites, self._queries.rules, start, max(start, min(end, now)), under_way)
 

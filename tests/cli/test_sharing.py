@@ -42,7 +42,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Json]:
         asked.append({"path": path, **query})
         return FOUND
 
-    monkeypatch.setattr(Client, "get", get)
+    monkeypatch.setattr(Client, "get_patiently", get)
     return asked
 
 

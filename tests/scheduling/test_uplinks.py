@@ -5,9 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.cluster import Link, Uplink
+from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState
 from koalapy.scheduling.cluster_conditions import ContactStatus
 from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.grid import GridStatus
+from koalapy.scheduling.lifecycle.attempt_facts import link_demand
+from tests.scheduling.requests import flexible
+from tests.scheduling.world import World
 
 NAMES = ["east", "north", "west"]
 
@@ -59,6 +63,53 @@ def test_the_same_component_promised_again_counts_once() -> None:
     for _ in range(2):
         grid["north"].promise("1.1.0", 2, demand=3e6)
     assert grid.view().uplinks["north"].consumed == 3e6
+
+
+def job_of(*components: tuple[str, int], each: float | None = 100.0) -> Job:
+    spec = JobSpec(flexible(sum(size for _, size in components)), ("true",), per_node_bandwidth=each)
+    placed = tuple(Component(index, name, size) for index, (name, size) in enumerate(components))
+    return Job(1, spec, 0.0, attempt=Attempt(1, placed, 0.0))
+
+
+def demands(job: Job) -> list[float]:
+    assert job.attempt is not None
+    return [link_demand(job, component) for component in job.attempt.components]
+
+
+def test_a_job_uses_the_uplinks_of_its_clusters_as_the_paper_has_it() -> None:
+    assert demands(job_of(("east", 1), ("west", 2))) == [100.0, 100.0]
+    assert demands(job_of(("east", 3), ("west", 1))) == [100.0, 100.0], "each pair exchanges alike"
+    assert demands(job_of(("east", 4))) == [0.0], "nothing leaves the cluster"
+    assert demands(job_of(("east", 1))) == [0.0]
+    assert demands(job_of(("east", 2), ("west", 2), each=None)) == [0.0, 0.0]
+
+
+@given(st.lists(st.tuples(st.sampled_from(NAMES), st.integers(1, 9)), min_size=1, max_size=6))
+def test_components_of_one_cluster_use_its_uplink_as_one_would(components: list[tuple[str, int]]) -> None:
+    total, found = sum(size for _, size in components), demands(job_of(*components))
+    for name in NAMES:
+        there = sum(size for cluster, size in components if cluster == name)
+        wanted = there * 100.0 * (total - there) / max(1, total - 1)
+        assert sum(d for (cluster, _), d in zip(components, found, strict=True) if cluster == name) == pytest.approx(
+            wanted
+        )
+
+
+def test_what_runs_is_seen_on_the_uplinks_until_it_ends() -> None:
+    world = World({"north": 2, "south": 2})
+    job = world.submit(flexible(4), per_node_bandwidth=90.0, lasts=20.0)
+    world.advance(5)
+    assert world.state(job) is JobState.RUNNING
+    uplinks = world.queries.grid.view().uplinks
+    assert uplinks == {name: Uplink(None, pytest.approx(120.0)) for name in ("north", "south")}
+    world.restart()
+    for name in ("north", "south"):
+        world.connect(name)
+    world.advance(1)
+    assert world.queries.grid.view().uplinks == uplinks, "the next daemon knows it, too"
+    world.advance(60)
+    assert world.state(job) is JobState.SUCCEEDED
+    assert world.queries.grid.view().uplinks == {}
 
 
 @given(st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 3), st.booleans(), st.sampled_from([0.0, 1.0, 2.0]))))

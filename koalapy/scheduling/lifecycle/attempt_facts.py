@@ -51,6 +51,17 @@ def unclaimed(job: Job) -> list[Component]:
     return [component for component in live(job).gang if component.state is ComponentState.PLACED]
 
 
+def link_demand(job: Job, component: Component) -> float:
+    """Bytes per second that a component exchanges with the job's nodes on other clusters, as far as the job says so: of
+    m of its n nodes on a cluster each does with (n - m) / (n - 1) of what it exchanges in all (semantics 7)."""
+    each = job.spec.per_node_bandwidth
+    if not each:
+        return 0.0
+    gang = live(job).gang
+    total, there = sum(c.size for c in gang), sum(c.size for c in gang if c.cluster == component.cluster)
+    return component.size * each * (total - there) / (total - 1) if total > there else 0.0
+
+
 def derived_state(job: Job) -> JobState:
     """The state that follows from what is known of the components."""
     attempt = live(job)

@@ -5,7 +5,7 @@ from koalapy.model.warning import StopWarning
 from koalapy.scheduling.claiming.preemption import is_preemptible
 from koalapy.scheduling.effects import ForgetComponent, OpenBarrier, StopComponent, SubmitComponent
 from koalapy.scheduling.ledger import live
-from koalapy.scheduling.lifecycle.attempt_facts import program_result, walltime_ends, warning_of
+from koalapy.scheduling.lifecycle.attempt_facts import link_demand, program_result, walltime_ends, warning_of
 from koalapy.scheduling.state import SchedulerState
 from koalapy.scheduling.timers import Deadline
 
@@ -41,7 +41,12 @@ class Attempts:
         makes_room, cluster = is_preemptible(job, self._rules, now), self._grid[component.cluster]
         is_guest = self._sharing.reclaims and job.spec.home_site != component.cluster
         cluster.promise(
-            job.token(component.index), component.size, component.node_class, preemptible=makes_room, guest=is_guest
+            job.token(component.index),
+            component.size,
+            component.node_class,
+            preemptible=makes_room,
+            guest=is_guest,
+            demand=link_demand(job, component),
         )
 
     def component_waits(self, job: Job, component: Component, now: float) -> Job:
