@@ -2,16 +2,30 @@
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from koalapy.model.job import ComponentState, Job, JobState
+from koalapy.model.job import Attempt, ComponentState, Job, JobState
 from koalapy.model.request import ClusterName, FixedRequest
 from koalapy.service.engine import Engine
 from koalapy.service.slices import slices
 
 REST = 20.0
 """So many times as long as a look took, it is told again though something has changed since, until that is told."""
+
+
+@dataclass(slots=True)
+class Homes:
+    """What a site's users have, and who else is there, of jobs that have home sites."""
+
+    waiting: int = 0
+    """Jobs of its users."""
+    at_home: int = 0
+    """Nodes of its users' jobs there."""
+    elsewhere: int = 0
+    """Nodes that they have on other sites."""
+    guests: int = 0
+    """Nodes that other sites' users' jobs have there."""
 
 
 @dataclass(slots=True)
@@ -28,6 +42,8 @@ class Survey:
     """Jobs in the placement queues, and those that come back to them after a pause."""
     oldest: Job | None = None
     """Of those that wait."""
+    homes: defaultdict[ClusterName, Homes] = field(default_factory=lambda: defaultdict(Homes))
+    """By site."""
 
     def may_run_on(self, cluster: ClusterName) -> int:
         """How many jobs wait that might be placed there, as far as their requests say."""
@@ -41,9 +57,23 @@ class Survey:
             for component in job.attempt.components:
                 if component.state is ComponentState.RUNNING:
                     self.running[component.cluster] += component.size
+            if job.spec.home_site:
+                self._note_places(job.spec.home_site, job.attempt)
+
+    def _note_places(self, home: ClusterName, attempt: Attempt) -> None:
+        for component in attempt.gang:
+            if component.has_ended:
+                continue
+            if component.cluster == home:
+                self.homes[home].at_home += component.size
+            else:
+                self.homes[home].elsewhere += component.size
+                self.homes[component.cluster].guests += component.size
 
     def _note_waiting(self, job: Job) -> None:
         self.waiting += 1
+        if job.spec.home_site:
+            self.homes[job.spec.home_site].waiting += 1
         request = job.spec.request
         if isinstance(request, FixedRequest):
             self.named.update({component.cluster or "" for component in request.components})

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from koalapy.dashboard.pages.clusters import calls_seen, failures_of
-from koalapy.dashboard.survey import Survey, Surveyor
+from koalapy.dashboard.survey import Homes, Survey, Surveyor
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.reports import LrmCalls, LrmOperation
@@ -35,6 +35,32 @@ def test_each_waiting_job_counts_where_it_might_run_and_each_running_node_once()
     assert (survey.waiting, survey.running) == (3, {"north": 3})
     assert survey.oldest is not None
     assert survey.oldest.id == 2
+
+
+def test_whose_nodes_a_sites_users_have_and_who_has_theirs() -> None:
+    of_north = replace(ANYWHERE.spec, home_site="north")
+    spread = (
+        Component(0, "north", 3, ComponentState.RUNNING),
+        Component(1, "south", 2, ComponentState.CLAIMED),
+        Component(2, "east", 7, ComponentState.ENDED, error="lost", superseded=True),
+        Component(3, "east", 1, ComponentState.SUBMITTED, replaces=2),
+        Component(4, "west", 5, ComponentState.ENDED),
+    )
+    survey = Survey()
+    for job in (
+        ANYWHERE,
+        replace(ANYWHERE, spec=of_north),
+        replace(ANYWHERE, spec=of_north, state=JobState.HELD),
+        replace(ANYWHERE, spec=of_north, state=JobState.RUNNING, attempt=Attempt(1, spread, 30.0)),
+        replace(ANYWHERE, spec=of_north, attempt=Attempt(1, spread, 30.0)),
+        replace(ANYWHERE, state=JobState.RUNNING, attempt=Attempt(1, spread, 30.0)),
+    ):
+        survey.note(job)
+    assert survey.homes == {
+        "north": Homes(waiting=2, at_home=3, elsewhere=3),
+        "south": Homes(guests=2),
+        "east": Homes(guests=1),
+    }
 
 
 def test_many_who_ask_have_one_look_which_lets_others_go_on_and_a_change_has_another() -> None:

@@ -11,7 +11,7 @@ from koalapy.api.clusters import Name
 from koalapy.dashboard.dashboard import Dashboard, SentForm
 from koalapy.dashboard.lanes import Calls, Lane, calls_of, lane_of, problems_first
 from koalapy.dashboard.pictures.node_grid import NodeCounts
-from koalapy.dashboard.survey import Surveyor
+from koalapy.dashboard.survey import Homes, Surveyor
 from koalapy.dashboard.troubles import Trouble, trouble_of
 from koalapy.model.cluster import Drain, NodeClass, Uplink
 from koalapy.model.disk import Disk
@@ -88,6 +88,8 @@ class ClusterPage:
     """One cluster in full."""
 
     lane: Lane
+    homes: Homes
+    """Who shares with whom there; nothing where jobs have no home sites."""
     troubles: Sequence[Trouble]
     drained: Drain | None
     trust: Trust
@@ -174,6 +176,7 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: Surveyor) -
         known = queries.grid[name]
         return ClusterPage(
             lane=lane_of(known, record, survey, now),
+            homes=survey.homes.get(name, Homes()),
             troubles=[
                 trouble_of(alert, queries.grid) for alert in services.alerts.told_to(caller) if alert.cluster == name
             ],
