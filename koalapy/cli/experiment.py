@@ -7,18 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from koalapy.cli.arguments import Argument, Group, Option
-from koalapy.cli.errors import CliError, Exit, of_koala
+from koalapy.cli.errors import CliError, Exit, of_koala, printable
 from koalapy.cli.options import show_json
-from koalapy.cli.progress import Progress
+from koalapy.cli.progress import Progress, waiting_for
 from koalapy.model.errors import KoalaError
 
 if TYPE_CHECKING:
     from koalapy.simulation.experiments.experiment import Experiment
     from koalapy.simulation.experiments.runs import Outcome
     from koalapy.simulation.experiments.runs import Progress as Cells
+    from koalapy.simulation.experiments.traces import Traces
 
 BAR = 24
 """Characters of the bar."""
+MAX_PROBLEMS = 3
+"""Of an experiment, that are told one by one."""
 Names = Annotated[list[str] | None, Argument(help="experiments, or papers for all of theirs", completes="experiments")]
 Results = Annotated[
     Path, Option("--results", envvar="KOALA_RESULTS", help="folder of what they gave, one Parquet file for each")
@@ -56,6 +59,53 @@ def _traces(told: dict[str, Any]) -> str:
     names, missing = told["traces"], len(told["missing"])
     shown = f"{len(names)} of them" if len(names) > 1 else "".join(names) or "-"
     return f"{shown} ({missing} missing)" if missing else shown
+
+
+def traces_(
+    malformed: Annotated[bool, Option("--malformed", help="also each line that tells of no job")] = False,
+    as_json: Annotated[bool, Option("--json", help="for programs")] = False,
+    traces: TraceFolder = None,
+) -> int:
+    """Which workload traces there are, and what of them is left out: lines that tell of no job, and jobs of which not
+    enough is known."""
+    from koalapy.simulation.experiments.traces import Traces, default_folder
+    from koalapy.workload.tables import markdown
+
+    there = Traces(traces or default_folder())
+    with waiting_for("reads traces"):
+        found = [_about(there, name) for name in there.names()]
+    if not found:
+        hint = "give the folder that has some, by --traces or KOALA_TRACES"
+        raise CliError(f"there are no traces in {there.folder}", Exit.NOT_FOUND, hint)
+    if as_json:
+        show_json({"traces": found})
+        return Exit.OK
+    rows = [
+        [one["name"], one["jobs"], one["processors"], len(one["malformed"]), _left_out(one), one["problem"] or "-"]
+        for one in found
+    ]
+    print(markdown(["trace", "jobs", "processors", "malformed lines", "left out", "problem"], rows))
+    if malformed:
+        for line in (line for one in found for line in one["malformed"]):
+            print(printable(line))
+    return Exit.FAILED if any(one["problem"] for one in found) else Exit.OK
+
+
+def _about(traces: "Traces", name: str) -> dict[str, Any]:
+    from koalapy.workload import swf
+
+    told: dict[str, Any] = {"name": name, "sha256": traces.sha256(name)}
+    try:
+        trace = traces.read(name)
+    except KoalaError as error:
+        return told | {"jobs": 0, "processors": 0, "malformed": [], "left_out": {}, "problem": error.message}
+    left_out = swf.sort(trace.jobs).left_out
+    about = {"jobs": len(trace.jobs), "processors": trace.processors, "malformed": trace.malformed}
+    return told | about | {"left_out": left_out, "problem": ""}
+
+
+def _left_out(told: dict[str, Any]) -> str:
+    return ", ".join(f"{number} {why}" for why, number in told["left_out"].items()) or "-"
 
 
 def run(
@@ -155,8 +205,10 @@ def _tell(outcomes: "Sequence[Outcome]", as_json: bool) -> Exit:
         ]
         print("\n\n".join(parts))
     for one in outcomes:
-        for problem in one.problems:
-            print(f"koala: {one.experiment.name}: {problem}", file=sys.stderr)
+        for problem in one.problems[:MAX_PROBLEMS]:
+            print(f"koala: {one.experiment.name}: {printable(problem)}", file=sys.stderr)
+        if (more := len(one.problems) - MAX_PROBLEMS) > 0:
+            print(f"koala: {one.experiment.name}: and {more} more cells failed", file=sys.stderr)
     return Exit.FAILED if any(one.problems for one in outcomes) else Exit.OK
 
 
@@ -181,5 +233,5 @@ def without(error: ImportError) -> CliError:
 
 experiment_group = Group(
     "Make the papers' experiments again, with the production scheduler in a simulated world.",
-    {"list": list_, "run": run, "report": report},
+    {"list": list_, "traces": traces_, "run": run, "report": report},
 )

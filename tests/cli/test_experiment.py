@@ -70,6 +70,7 @@ def test_a_failing_cell_is_told(koala: Koala, tmp_path: Path) -> None:
         (("run", "huang-2007", "--seeds", "0"), 2, "--seeds"),
         (("run", "huang-2007", "--results", "/dev/null/x"), 2, "cannot write to /dev/null/x"),
         (("report",), 3, "there are no results in"),
+        (("traces", "--traces", "/nowhere"), 3, "there are no traces in /nowhere"),
         (("report", "nope"), 3, "there is no experiment 'nope'"),
     ],
 )
@@ -78,6 +79,30 @@ def test_what_cannot_be_is_one_line(koala: Koala, words: tuple[str, ...], code: 
     assert ended.code == code
     assert told in ended.err
     assert len(ended.err.splitlines()) == 1
+
+
+def test_what_is_left_out_of_traces_is_told(koala: Koala, tmp_path: Path) -> None:
+    lines = [swf_line(1), "1 2 3", swf_line(2, ran=0), swf_line(3, processors=0)]
+    a_trace(tmp_path, "a-trace", lines)
+    (tmp_path / "damaged.swf.xz").write_bytes(b"no packed file")
+    shown = koala("experiment", "traces", "--malformed", "--traces", str(tmp_path))
+    assert shown.code == 1
+    assert "1 of run time 0, 1 of no known size" in shown.out
+    assert "a-trace.swf.xz line 3 has 3 fields, not 18" in shown.out
+    assert "it is damaged" in shown.out
+    told = koala("experiment", "traces", "--json", "--traces", str(tmp_path)).out
+    found = {one["name"]: one for one in json.loads(told)["traces"]}
+    assert (found["a-trace"]["jobs"], found["a-trace"]["processors"]) == (3, 128)
+    assert found["damaged"]["jobs"] == 0
+
+
+@pytest.mark.usefixtures("toys")
+def test_many_problems_are_told_in_few_lines(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "experiments", lambda: {Squares.name: Squares([2], fails=2)})
+    ran = koala("experiment", "run", "huang-2007", "--seeds", "9", "--jobs", "1")
+    assert ran.code == 1
+    assert len(ran.err.splitlines()) == 4
+    assert "and 6 more cells failed" in ran.err
 
 
 def test_a_bar_says_how_far_it_is() -> None:

@@ -31,6 +31,10 @@ class Traces:
     def path(self, name: str) -> Path:
         return self.folder / f"{name}{ENDING}"
 
+    def names(self) -> list[str]:
+        """Those that are there."""
+        return sorted(path.name.removesuffix(ENDING) for path in self.folder.glob(f"*{ENDING}"))
+
     def has(self, name: str) -> bool:
         return self.path(name).is_file()
 
