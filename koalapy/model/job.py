@@ -232,7 +232,8 @@ class Attempt:
     @property
     def head(self) -> Component:
         """The component whose first node starts the program: the largest (ties: the first)."""
-        return max(self.gang, key=_size)
+        gang = self.gang
+        return gang[0] if len(gang) == 1 else max(gang, key=_size)
 
 
 _size = attrgetter("size")

@@ -80,7 +80,7 @@ class GridStatus:
         soon than was expected then."""
         gains: list[ClusterName] = []
         departures: list[ClusterName] = []
-        for cluster in self.touched_since(self._news_taken) if self._news_taken != self.moment else ():
+        for cluster in self.touched_since(self._news_taken):
             if cluster.capacity_gained:
                 cluster.capacity_gained = False
                 gains.append(cluster.name)

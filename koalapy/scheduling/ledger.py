@@ -36,6 +36,8 @@ class Ledger:
 
     def __init__(self, use: OwnerUse, touch: Callable[[ClusterName], None]) -> None:
         """``use`` is told what owners have; ``touch`` of each cluster that has changed."""
+        self.tells_timelines = True
+        """Whether somebody reads them."""
         self.jobs: dict[JobId, Job] = {}
         self._own: dict[JobId, set[int]] = {}
         """The jobs that nobody outside has seen, with their attempts; and the components of these of which that holds,
@@ -195,6 +197,8 @@ class Ledger:
         self, job: Job, now: float, event: str, reason: str = "", component: Component | None = None, *, by: str = ""
     ) -> None:
         """Add a line to the job's timeline; ``by`` is the user whose doing it was, if it was one's."""
+        if not self.tells_timelines:
+            return
         index, cluster = (component.index, component.cluster) if component else (None, None)
         self._effects.timeline.append(
             TimelineEntry(job.id, now, event, job.state, reason, job.generation, index, cluster, by)

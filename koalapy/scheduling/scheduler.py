@@ -96,6 +96,10 @@ class Scheduler:
         """Everything that changed since this was last called."""
         return self._ledger.take(share=self._keeps_effects)
 
+    def tell_no_timelines(self) -> None:
+        """Its world reads none: what it is told from now on is without."""
+        self._ledger.tells_timelines = False
+
     def restore(self, jobs: Iterable[Job], now: float, scans: Mapping[Priority, int] | None = None) -> None:
         """Take up the jobs of an earlier life, and how often its queues had been scanned; clusters count as out of
         reach until they are heard of."""

@@ -67,6 +67,8 @@ class Simulation:
         self.rules = rules or Rules() if moment is None else moment.beginning.rules
         self.scheduler = self._new_scheduler(policies or builtin(), moment)
         self.now = 0.0 if moment is None else moment.now
+        if watch is None:
+            self.scheduler.tell_no_timelines()
         self._draws = Random(f"{seed}/failing starts")
         self._sites = {name: Site(name, each.nodes, self._allocated) for name, each in grid.clusters.items()}
         self._order = count()

@@ -6,6 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.scheduling.timers import Deadline, Timers
+from tests.scheduling.requests import flexible
+from tests.scheduling.world import World
 
 
 @given(st.lists(st.floats(0, 100)), st.lists(st.floats(0, 20)))
@@ -56,23 +58,29 @@ attempts = st.tuples(st.integers(1, 5), st.integers(1, 2))
     st.lists(
         st.one_of(
             st.tuples(st.just("add"), attempts, st.floats(0, 100)),
+            st.tuples(st.just("add another"), attempts, st.floats(0, 100)),
             st.tuples(st.just("forget"), attempts, st.just(0.0)),
+            st.tuples(st.just("forget those"), attempts, st.just(0.0)),
             st.tuples(st.just("pass"), attempts, st.floats(0, 30)),
         )
     )
 )
-def test_those_of_attempts_that_are_over_never_come_and_take_no_more_room_than_the_others(steps: list[Any]) -> None:
+def test_those_that_mean_nothing_any_more_never_come_and_take_no_more_room_than_the_others(steps: list[Any]) -> None:
     timers, now = Timers(), 0.0
-    waiting: list[tuple[float, tuple[int, int]]] = []
+    waiting: list[tuple[float, tuple[int, int], Deadline]] = []
     over: set[tuple[int, int]] = set()
+    kinds = {"add": Deadline.WALLTIME, "add another": Deadline.LAUNCH}
     for what, attempt, number in steps:
-        if what == "add" and attempt not in over:
-            timers.add(now + number, Deadline.WALLTIME, job=attempt[0], generation=attempt[1])
-            waiting.append((now + number, attempt))
+        if what in kinds and attempt not in over:
+            timers.add(now + number, kinds[what], job=attempt[0], generation=attempt[1])
+            waiting.append((now + number, attempt, kinds[what]))
         elif what == "forget":
             timers.forget(*attempt)
             over.add(attempt)
             waiting = [each for each in waiting if each[1] != attempt]
+        elif what == "forget those":
+            timers.forget(*attempt, Deadline.LAUNCH, Deadline.BARRIER)
+            waiting = [each for each in waiting if each[1:] != (attempt, Deadline.LAUNCH)]
         elif what == "pass":
             now += number
             due = sorted(each[0] for each in waiting if each[0] <= now)
@@ -94,3 +102,14 @@ def test_a_deadline_that_waited_for_news_does_not_come_back_after_its_attempt() 
     assert [each.cluster for each in timers.due(20.0) if each.kind is Deadline.LOST] == ["north", "south"]
     assert timers.next_at() is None
     assert len(timers) == 0
+
+
+def test_while_a_job_runs_nobody_is_woken_before_its_walltime_is_over() -> None:
+    """What was to be done before it started means nothing any more."""
+    world = World({"north": 8})
+    job = world.submit(flexible(4), lasts=100, walltime=300)
+    world.advance(5)
+    attempt = world.job(job).attempt
+    assert attempt is not None
+    assert attempt.launched_at is not None
+    assert world.scheduler.next_wakeup() == attempt.launched_at + 300

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from koalapy.model.cluster import Link
 from koalapy.model.errors import UsageError
-from koalapy.model.job import JobSpec, JobState, Launcher, Priority
+from koalapy.model.job import Job, JobSpec, JobState, Launcher, Priority
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
 from koalapy.scheduling.effects import Effects
+from koalapy.scheduling.events import JobSubmitted
 from koalapy.scheduling.rules import Rules
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob
@@ -23,6 +24,7 @@ from koalapy.simulation.local_users import LocalUser, poisson
 from koalapy.simulation.outcome import JobOutcome, Outcome
 from koalapy.simulation.run_times import by_number_of_clusters, by_speed, communicating, multi_site, product
 from koalapy.simulation.simulation import Simulation
+from koalapy.simulation.site import Site
 
 NORTH_SOUTH = {"north": SimulatedCluster(8), "south": SimulatedCluster(4)}
 
@@ -178,6 +180,38 @@ def test_a_curve_goes_on_beyond_its_end_and_never_falls_there(curve: list[float]
     gang = [(f"cluster-{number}", 1) for number in range(clusters)]
     expected = curve[min(clusters, len(curve)) - 1] / curve[0]
     assert factor(job(0.0, 1), gang) >= expected * (1 - 1e-9) or clusters <= len(curve)
+
+
+@pytest.mark.parametrize("failures", [0.0, 0.3])
+@pytest.mark.parametrize("priorities", [(Priority.LOW,), (Priority.LOW, Priority.HIGH)])
+def test_what_agents_do_not_tell_where_nobody_else_is_follows_from_what_they_do(
+    failures: float, priorities: Sequence[Priority], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of clusters of which each change is told the same is made."""
+    draws = Random(5)
+    jobs = [
+        job(each.at, each.spec.request.total_size, each.lasts, priority=draws.choice(priorities)) for each in stream(5)
+    ]
+    expected = run(jobs, grid(failures=failures)).jobs
+    begin = Site.__init__
+
+    def tell_all(site: Site, *given: Any) -> None:
+        begin(site, *given)
+        site.tells_nodes = True
+
+    monkeypatch.setattr(Site, "__init__", tell_all)
+    assert run(jobs, grid(failures=failures)).jobs == expected
+    assert any(each.attempts > 1 for each in expected) is (failures > 0 or len(priorities) > 1)
+
+
+def test_whether_somebody_looks_on_changes_nothing_and_timelines_are_for_who_does() -> None:
+    told: list[Effects] = []
+    watched = run(stream(7), grid(failures=0.2), watch=lambda _, effects: told.append(effects))
+    simulation = Simulation(grid(failures=0.2))
+    assert simulation.run(stream(7)).jobs == watched.jobs
+    assert any(effects.timeline for effects in told)
+    late = JobSubmitted(Job(1000, job(0.0, 1).spec, simulation.now))
+    assert simulation.scheduler.step([late], simulation.now).timeline == []
 
 
 def stream(seed: int, number: int = 60) -> list[PlannedJob]:

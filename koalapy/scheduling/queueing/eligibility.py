@@ -59,9 +59,16 @@ class Eligibility:
         self._mixed = len(self._series) > 1
         self._grouped: tuple[GridView, list[GridView]] | None = None
         """The last view that was asked for, which is the same for a whole scan, and its groups."""
+        self._demanded: tuple[JobSpec, Demands | tuple[()]] | None = None
+        """The last job that was asked for, and its demands."""
 
     def demands(self, spec: JobSpec) -> Demands | tuple[()]:
         """What of a job decides where it may run, beside its request and policy; empty for almost every job."""
+        if self._demanded is None or self._demanded[0] is not spec:
+            self._demanded = spec, self._demands(spec)
+        return self._demanded[1]
+
+    def _demands(self, spec: JobSpec) -> Demands | tuple[()]:
         folders = folders_needed(spec)
         one_series = self._mixed and spec.launcher is Launcher.OPENMPI
         at_most, ratio, options = spec.coallocation, spec.speed_ratio_min, spec.policy_options

@@ -61,6 +61,8 @@ class Scanner:
         self._refused_newcomers: set[Group] = set()
         self.is_unfinished = False
         """Whether there are jobs left to be tried, for the next step."""
+        self._woken_at = 0
+        """The moment of the grid by which those were woken last who wait for something of it."""
         self._high_scans = 0
         """Periodic scans of the high queue since the last one of the low queue."""
         self._refusals: dict[Shape, str] = {}
@@ -129,6 +131,14 @@ class Scanner:
 
     def _wake(self) -> None:
         """Find out what has changed since the last step, and who may be placed by that."""
+        if self._grid.moment != self._woken_at:
+            self._woken_at = self._grid.moment
+            self._wake_by_grid()
+        if self._owner_use.take_freed(self._state.now):
+            self._queues.wake([LIMITS])
+        self._update_reservation()
+
+    def _wake_by_grid(self) -> None:
         grid, queues = self._grid, self._queues
         if self._ledger.changed_clusters:
             queues.reservation.invalidate()
@@ -144,9 +154,6 @@ class Scanner:
             queues.wake([at_home(cluster)], [Priority.LOW])
         if files := grid.take_files_learned():
             queues.wake([Change("file", name) for name in files])
-        if self._owner_use.take_freed(self._state.now):
-            queues.wake([LIMITS])
-        self._update_reservation()
 
     def _update_reservation(self) -> None:
         """For whom nodes are kept, if that may have changed: it is offered these, and others what is not kept now."""
