@@ -5,9 +5,12 @@ import sys
 
 import pytest
 
-from tests.benchmarks import core
+from tests.benchmarks import core, trace
 
-PARTS = [name for name in core.PARTS if name != "accasim"]  # which would be installed
+LEFT_OUT = {"accasim", "accasim_trace"}  # which would be installed
+if not trace.TRACES.has(trace.TRACE):
+    LEFT_OUT |= {"trace", "trace_memory"}
+PARTS = [name for name in core.PARTS if name not in LEFT_OUT]
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -35,6 +38,9 @@ def test_all_figures_are_named_whether_they_were_measured_or_not(
         "wakeup_ms",
         "bytes_per_queued_job",
         "accasim_jobs_per_s",
+        "trace_jobs_per_s",
+        "trace_mb",
+        "accasim_trace_jobs_per_s",
     ]
 
 

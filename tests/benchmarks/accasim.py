@@ -16,11 +16,7 @@ from pathlib import Path
 from tests.benchmarks.whole_life import CLUSTERS, NODES, Arrival
 
 PACKAGE = "accasim==1.1.3"
-SYSTEM = {
-    "groups": {"cluster": {"core": NODES}},
-    "resources": {"cluster": len(CLUSTERS)},
-    "equivalence": {"processor": {"core": 1}},
-}
+CLUSTERS_OF_NODES = len(CLUSTERS), NODES
 """What is a cluster of nodes here is a node of cores there."""
 PROGRAM = """
 import collections, collections.abc, json, logging, statistics, sys, time
@@ -42,10 +38,17 @@ print(json.dumps(statistics.median(rates)))
 """
 
 
-def jobs_per_s(arrivals: Sequence[Arrival], rounds: int) -> float | None:
-    """By CPU time, the median; None where it cannot be had, which is told on standard error."""
+def jobs_per_s(arrivals: Sequence[Arrival], rounds: int, system: tuple[int, int] = CLUSTERS_OF_NODES) -> float | None:
+    """By CPU time, the median; None where it cannot be had, which is told on standard error. ``system``: how many nodes
+    there are, and the cores of each."""
+    nodes, cores = system
+    described = {
+        "groups": {"cluster": {"core": cores}},
+        "resources": {"cluster": nodes},
+        "equivalence": {"processor": {"core": 1}},
+    }
     with tempfile.TemporaryDirectory(prefix="accasim-") as folder:
-        (Path(folder) / "system.json").write_text(json.dumps(SYSTEM))
+        (Path(folder) / "system.json").write_text(json.dumps(described))
         (Path(folder) / "workload.swf").write_text("".join(map(swf_line, range(1, len(arrivals) + 1), arrivals)))
         try:
             python = os.environ.get("ACCASIM_PYTHON") or _install(Path(folder) / "venv")

@@ -10,6 +10,8 @@ Figures are medians by CPU time; the last line is one of JSON, in which what was
 import argparse
 import gc
 import json
+import subprocess
+import sys
 import tracemalloc
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,12 +23,12 @@ from time import process_time
 from koalapy.model.job import JobState
 from koalapy.scheduling.events import Event, PeriodicScan
 from koalapy.scheduling.scheduler import Scheduler
-from tests.benchmarks import accasim
+from tests.benchmarks import accasim, trace
 from tests.benchmarks.job_end import FullGrid
 from tests.benchmarks.matching import matching_ms
 from tests.benchmarks.placing import POLICIES, placements_per_s
 from tests.benchmarks.waiting_jobs import CLUSTERS, IDLE, empty_scheduler, fill, report, specs
-from tests.benchmarks.whole_life import Step, World, replay, workload
+from tests.benchmarks.whole_life import Arrival, Step, World, replay, workload
 
 SEVERAL = 0.3
 """The fraction of jobs of several components where there are such."""
@@ -147,6 +149,35 @@ def accasim_whole_life(options: Options) -> Figures:
     return {"accasim_jobs_per_s": accasim.jobs_per_s(workload(options.jobs(3000)), options.rounds)}
 
 
+def whole_trace(options: Options) -> Figures:
+    """The trace of huang-2007 through the simulation; null where it is not at hand."""
+    if not trace.TRACES.has(trace.TRACE):
+        return {}
+    jobs = trace.jobs()
+    jobs = jobs[: options.jobs(len(jobs))]
+    took = median(_seconds(lambda: trace.simulate(jobs)) for _ in range(options.rounds))
+    return {"trace_jobs_per_s": len(jobs) / took}
+
+
+def trace_memory(options: Options) -> Figures:
+    """Of a process that simulates 200,000 jobs."""
+    if not trace.TRACES.has(trace.TRACE):
+        return {}
+    command = [sys.executable, "-m", "tests.benchmarks.trace", str(options.jobs(trace.MANY))]
+    return {"trace_mb": float(subprocess.check_output(command, text=True))}
+
+
+def accasim_trace(options: Options) -> Figures:
+    """AccaSim on that trace and as many nodes: it knows no sites, and nothing makes its jobs longer."""
+    if not trace.TRACES.has(trace.TRACE):
+        return {}
+    found = trace.TRACES.read(trace.TRACE).jobs
+    arrivals = [Arrival(int(job.submitted), (job.processors,), max(1, int(job.ran))) for job in found]
+    arrivals = arrivals[: options.jobs(len(arrivals))]
+    system = sum(trace.NODES.values()), 1
+    return {"accasim_trace_jobs_per_s": accasim.jobs_per_s(arrivals, min(options.rounds, 3), system)}
+
+
 def _seconds(act: Callable[[], object], *, collect: bool = True) -> float:
     """CPU seconds of this process."""
     if collect:
@@ -165,6 +196,9 @@ PARTS: dict[str, tuple[Callable[[Options], Figures], tuple[str, ...]]] = {
     "waiting": (waiting, ("scan_ms", "wakeup_ms")),
     "memory": (memory, ("bytes_per_queued_job",)),
     "accasim": (accasim_whole_life, ("accasim_jobs_per_s",)),
+    "trace": (whole_trace, ("trace_jobs_per_s",)),
+    "trace_memory": (trace_memory, ("trace_mb",)),
+    "accasim_trace": (accasim_trace, ("accasim_trace_jobs_per_s",)),
 }
 """The parts by name, in the order in which they run, and the figures that each has."""
 
