@@ -110,7 +110,7 @@ class Figure5(Experiment):
     def run(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
         found = match(problem_of(cell), mode_of(cell))
         assert found is not None, "all nodes are idle"
-        return {"processing": found.processing, "communication": found.communication, "time": found.time}
+        return {"SP": found.processing, "SC": found.communication, "T": found.time}
 
     def rows(self, results: Sequence[Result]) -> list[Row]:
         found = []
@@ -120,9 +120,7 @@ class Figure5(Experiment):
                 f"{name} {first[name]}" for name in ("uplink", "tasks", "communication") if first[name] != USUAL[name]
             ]
             paper = 1.0 if mode_of(first) is Mode.NON_SATURATED else None
-            found.append(
-                Row.of(", ".join([setting(first), *other]), [result.number("communication") for result in of], paper)
-            )
+            found.append(Row.of(", ".join([setting(first), *other]), [result.number("SC") for result in of], paper))
         return found
 
     def figure(self, results: Sequence[Result]) -> "Figure | None":
@@ -130,7 +128,7 @@ class Figure5(Experiment):
         figure, axes = panels(len(MODES), "communication slowdown")
         for one, mode in zip(axes, MODES, strict=True):
             of_mode = [result for result in usual if result.has(mode=mode.value)]
-            draw(one, of_mode, "pnbw", "communication", "activity", "local activity {} %")
+            draw(one, of_mode, "pnbw", "SC", "activity", "local activity {} %")
             one.set(title=mode.value, xlabel="PNBW, % of a node's link")
         axes[0].legend()
         return figure
@@ -249,7 +247,6 @@ class Figure7(SolverTime):
 class Figure8(SolverTime):
     name = "lerida-2008-fig-8"
     title = "solver time by the number of inter-cluster links, for the three models"
-    seeds = 3
 
     def cells(self, seeds: int) -> Sequence[Cell]:
         return [

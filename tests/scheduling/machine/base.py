@@ -8,11 +8,13 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize
 
-from koalapy.model.cluster import ClusterView, GridView, Link
+from koalapy.model.cluster import ClusterView, GridView, Link, Uplink
+from koalapy.model.errors import UsageError
 from koalapy.model.job import ClaimingMode, JobId, JobSpec, JobState, Token
 from koalapy.model.limits import Limits, LimitSettings, UserLimits
 from koalapy.model.placement import Placement
 from koalapy.model.reports import ClusterReport
+from koalapy.placement.knowledge import Knowledge
 from koalapy.scheduling import grid
 from koalapy.scheduling.rules import MIN_FACTOR, MIN_SECONDS, Rules
 from tests.scheduling.remains import FIRST_JOB, sizes
@@ -25,7 +27,9 @@ SIZES = {"north": 4, "south": 3, "west": 2}
 SPEEDS = {"north": 1.0, "south": 2.0, "west": 1.0}
 LINKS = {(one, other): Link(0.001, 100.0) for one in SIZES for other in SIZES if one < other}
 """100 bytes a second."""
-WHOLE_GRID = GridView(tuple(ClusterView(name, total, total) for name, total in SIZES.items()))
+UPLINKS = dict.fromkeys(SIZES, Uplink(100.0))
+"""What was measured of their links."""
+WHOLE_GRID = GridView(tuple(ClusterView(name, total, total) for name, total in SIZES.items()), uplinks=UPLINKS)
 CROWD = 40
 """Jobs that are not over, beyond which nobody submits."""
 FOR_EVER = 1e6
@@ -176,7 +180,12 @@ class Machine(RuleBasedStateMachine):
 
     def is_possible(self, spec: JobSpec) -> bool:
         """Whether the whole grid serves it, as far as jobs of its home site may run there."""
-        policy = self.world.policies.resolve(spec.policy, spec.request)
+        try:
+            policy: Any = self.world.policies.resolve(spec.policy, spec.request, spec.policy_options)
+        except UsageError:
+            return False
+        if spec.policy == "resource-matching":
+            policy = policy.informed(Knowledge(bandwidth=spec.per_node_bandwidth or 0.0))
         home, rules = spec.home_site, self.world.rules
         is_open = {name for name in SIZES if not home or SPEEDS[name] >= rules.speed_threshold * SPEEDS[home]}
         view = WHOLE_GRID.only(frozenset({home} if home and rules.sharing == "independent" else is_open))

@@ -1,6 +1,7 @@
 """Users, of the grid and of its clusters."""
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
@@ -37,14 +38,23 @@ requests: st.SearchStrategy[Request] = st.one_of(
     st.builds(with_input, spelled_out, inputs),
 )
 POLICIES = {
-    FlexibleRequest: ("", "", "", "cluster-minimization", "communication-aware", "adaptive", "auto", "faster-first"),
+    FlexibleRequest: (
+        *("", "", "", "cluster-minimization", "communication-aware", "adaptive", "auto", "faster-first"),
+        *("resource-matching", "resource-matching:non-saturated"),
+    ),
     NonFixedRequest: ("", "", "close-to-files"),
     FixedRequest: ("",),
 }
+
+
+def submitted(request: Request, pick: int, **given: Any) -> JobSpec:
+    known = POLICIES[type(request)]
+    policy, _, mode = known[pick % len(known)].partition(":")
+    return JobSpec(request, ("program",), policy, (("mode", mode),) if mode else (), **given)
+
+
 specs = st.builds(
-    lambda request, pick, **given: JobSpec(
-        request, ("program",), policy=POLICIES[type(request)][pick % len(POLICIES[type(request)])], **given
-    ),
+    submitted,
     requests,
     st.integers(0, 10),
     priority=st.sampled_from(Priority),
@@ -60,6 +70,7 @@ specs = st.builds(
     retry_on_exit=st.sampled_from([(), (), (137,)]),
     collect=st.sampled_from([(), (), ("*",)]),
     application=st.sampled_from(["", "", "solver"]),
+    per_node_bandwidth=st.sampled_from([None, None, 5.0, 40.0]),
 )
 codes = st.sampled_from([0, 0, 3])
 
