@@ -109,8 +109,9 @@ def cluster(found: Json) -> str:
         rows = [[c["name"] or "all", c["total"], c["idle"], f"{c['power']:g}", _memory(c)] for c in classes]
         parts.append(table(["CLASS", "TOTAL", "IDLE", "POWER", "MEMORY"], rows))
     if (uplink := details.get("uplink")) is not None:
-        capacity = "not known" if uplink["capacity"] is None else f"{bytes_text(uplink['capacity'])}/s"
-        parts.append(f"uplink: {bytes_text(uplink['consumed'])}/s used of {capacity}")
+        capacity = uplink["capacity"]
+        of = "; what it carries is not known" if capacity is None else f" of {bytes_text(capacity)}/s"
+        parts.append(f"uplink: {bytes_text(uplink['consumed'])}/s used{of}")
     return "\n\n".join(parts)
 
 

@@ -62,6 +62,16 @@ def test_a_matched_job_runs_on_the_fast_nodes_and_uses_uplinks_until_it_ends(
     shown = grid.run("clusters", "show", "north").stdout
     assert "fast" in shown
     assert "uplink: 10 MB/s used of 125 MB/s" in shown
+    page = grid.http.get("/clusters/north.json").json()
+    assert [(each["name"], each["idle"], each["power"]) for each in page["node_classes"]] == [
+        ("slow", 3, 0.5),
+        ("fast", 0, 2.0),
+    ]
+    assert page["uplink"] == uplinks["north"]
+    text = grid.http.get("/clusters/north").text
+    assert "Node classes" in text
+    assert "10 MB/s used of 125 MB/s" in text
+    assert "1 fast" in grid.run("show", str(first)).stdout
     second = matched(grid, 1, memory=32_000_000_000)
     assert grid.job(second)["state"] == "queued", "no idle node has the memory"
     third = grid.submit({"type": "flexible", "total_size": 1}, *SLEEPING, launcher="processes")
