@@ -106,6 +106,8 @@ def derive(
     if policy:
         policies.get(policy)
     rules = changed_rules(history.beginning.rules, changes or {})
+    if not history.nodes:
+        return Derived((), {"no cluster was heard of": len(history.jobs)})
     grid, workload = _grid(history), _workload(history)
     unchanged = _simulated(history, grid, workload.planned, history.beginning.rules, policies)
     others = [_by(policy, planned, policies) for planned in workload.planned]

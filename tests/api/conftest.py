@@ -18,6 +18,7 @@ from koalapy.api.history import history_router
 from koalapy.api.limits import limits_router
 from koalapy.api.metrics import add_metrics
 from koalapy.api.network import network_router
+from koalapy.api.record import record_router
 from koalapy.api.sharing import sharing_router
 from koalapy.api.workloads import workloads_router
 from koalapy.model.advice import Run, Size
@@ -30,6 +31,8 @@ from koalapy.model.measurement import Measuring
 from koalapy.model.users import Accounts
 from koalapy.placement.registry import builtin
 from koalapy.ports import ClusterRecord
+from koalapy.record.beginning import Beginning, KnownCluster
+from koalapy.record.settings import Recording
 from koalapy.scheduling.advisor.experience import Experience
 from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.owner_use import OwnerUse
@@ -52,6 +55,7 @@ from koalapy.service.network import Network
 from koalapy.service.outbox import Outbox
 from koalapy.service.output import Outputs
 from koalapy.service.quota import StorageLimits
+from koalapy.service.record import Record
 from koalapy.service.results import Results
 from koalapy.service.sharing import Sharing
 from koalapy.service.workload_reports import WorkloadReports
@@ -156,6 +160,8 @@ async def serving(
     measurements = SqlMeasurements(database)
     network = Network(engine, jobs, measurements, LinkTable(("north", "south"), LINKS), Measuring())
     history = History(SqlHistory(database), engine.clock, engine.queries.jobs)
+    begun = Beginning(rules, tuple(builtin().names()), (KnownCluster("north"), KnownCluster("south")), now=1.0)
+    record = Record(path.parent / "record", Recording(), DiskLimits(0, 0), begun)
     routers = [
         network_router(network),
         files_router(files, bundles, results),
@@ -165,6 +171,7 @@ async def serving(
         history_router(history),
         sharing_router(Sharing(SqlHistory(database), engine.queries, engine.clock), history),
         workloads_router(WorkloadReports(path.parent / "workloads", WORKLOADS_QUOTA, engine.clock)),
+        record_router(record, engine.clock),
     ]
     shown = NO_PAGE | ({} if tokens or people else {"Authorization": f"Bearer {TOKEN}"})
     kept = SqlTokens(database)

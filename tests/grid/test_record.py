@@ -1,0 +1,64 @@
+"""What a real daemon has recorded is replayed as it was, however the daemon ended; and otherwise by another policy."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tests.grid.embedded import Embedded
+
+FIXED: list[dict[str, Any]] = [
+    {"type": "nonfixed", "components": [{"size": 2}, {"size": 1}]},
+    {"type": "fixed", "components": [{"cluster": "south", "size": 2}]},
+]
+
+
+def some_jobs(grid: Embedded, draw: Random, count: int) -> list[int]:
+    """Jobs of all kinds, of which some are cancelled."""
+    idents = []
+    for _ in range(count):
+        request = draw.choice([{"type": "flexible", "total_size": draw.randint(1, 7)}, *FIXED])
+        command = ("sleep", str(draw.choice([0.1, 0.5, 1.0])))
+        idents.append(grid.submit(request, *command, priority=draw.choice(["high", "low"]), launcher="processes"))
+        if draw.random() < 0.2:
+            grid.run("cancel", str(draw.choice(idents)))
+    return idents
+
+
+def replayed(grid: Embedded, file: Path, *more: str) -> list[dict[str, Any]]:
+    done = grid.run("replay", str(file), "--json", *more)
+    assert done.returncode == 0, done.stderr
+    lives: list[dict[str, Any]] = json.loads(done.stdout)["lives"]
+    return lives
+
+
+def test_two_lives_with_a_death_between_are_replayed(make_grid: Callable[..., Embedded], tmp_path: Path) -> None:
+    grid, draw = make_grid(KOALA_RULES__UNREACHABLE_AFTER="1"), Random(7)
+    over = some_jobs(grid, draw, 6)
+    for ident in over:
+        grid.wait(ident)
+    some_jobs(grid, draw, 4)
+    grid.kill()
+    grid.start()
+    for ident in some_jobs(grid, draw, 5):
+        grid.wait(ident)
+    grid.settle()
+    file = tmp_path / "day.gz"
+    assert grid.run("export", "-o", str(file)).returncode == 0
+    first, second = replayed(grid, file)
+    assert (first["divergence"], second["divergence"]) == (None, None)
+    assert first["jobs"] >= 6
+    assert first["placements"] >= 4
+    assert second["placements"] > 0
+    derived = [life["derived"] for life in replayed(grid, file, "--policy", "larger-first")]
+    assert sum(len(each["jobs"]) for each in derived) > 0
+
+
+def test_who_records_nothing_says_so(make_grid: Callable[..., Embedded], tmp_path: Path) -> None:
+    grid = make_grid(KOALA_RECORD__ENABLED="false")
+    done = grid.run("export", "-o", str(tmp_path / "day.gz"))
+    assert done.returncode != 0
+    assert "nothing is recorded here" in done.stderr
+    assert not list(tmp_path.glob("*day.gz*"))
+    assert not (grid.directory / "record").exists()
