@@ -138,7 +138,7 @@ async def test_every_answer_is_as_declared(open_api: Open, body: Json) -> None:
         await api.post("/api/v1/network/measure", json=order)
     for path in ("/advisor", "/advisor?x=1", "/advisor/record", "/advisor/record?application=wave&limit=0"):
         await api.get(f"/api/v1{path}")
-    for path in ("/sharing", "/sharing?first=x"):
+    for path in ("/sharing", "/sharing?first=x", "/record", "/record?since=0"):
         await api.get(f"/api/v1{path}")
     for path in ("/audit", "/audit?limit=0", "/history", "/history?by=user&step=week", "/history?by=x"):
         await api.get(f"/api/v1{path}")
