@@ -19,6 +19,16 @@ from tests.workload.reports import report_to_send
 Json = dict[str, Any]
 
 
+TEXTS_AND_ARCHIVES = (
+    "text/plain",
+    "application/openmetrics-text",
+    "text/event-stream",
+    "application/x-tar",
+    "application/x-ndjson",
+)
+"""What is no single JSON value."""
+
+
 def answers(*kinds: type[BaseModel]) -> Iterator[type[BaseModel]]:
     """These, and all that are made of them."""
     for kind in kinds:
@@ -47,7 +57,7 @@ class Declared:
         kind = answer.headers["content-type"].partition(";")[0]
         assert kind in declared["content"], where
         assert set(declared.get("headers", {})) <= {name.title() for name in answer.headers}, where
-        if kind not in ("text/plain", "application/openmetrics-text", "text/event-stream", "application/x-tar"):
+        if kind not in TEXTS_AND_ARCHIVES:
             name = declared["content"][kind]["schema"]["$ref"].rpartition("/")[2]
             model = next(kind for kind in answers(Output, Problem) if kind.__name__ == name)
             model.model_validate_json(answer.content, strict=True)
