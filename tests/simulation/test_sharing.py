@@ -10,11 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koalapy.model.history import DAY, EndedJob
-from koalapy.model.job import JobId, JobState, Priority
+from koalapy.model.job import JobId, JobSpec, JobState, Priority
+from koalapy.model.request import FlexibleRequest
+from koalapy.model.sharing import SharingMode
 from koalapy.scheduling.rules import Rules
 from koalapy.simulation.alone import SharingQuestion, answer, ends_alone
 from koalapy.simulation.block_bootstrap import mean_bounds
+from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
+from koalapy.simulation.jobs import PlannedJob
+from koalapy.simulation.outcome import JobOutcome
 from koalapy.simulation.sharing import HomeJob, SharingReport, Site, Verdict, Why, compare, lasts_at_home
+from koalapy.simulation.simulation import Simulation
 
 START = 20_000 * DAY
 SITES = {"north": Site(8), "south": Site(4, 2.0)}
@@ -289,3 +295,47 @@ def test_bounds_lie_between_the_least_and_the_most(values: list[tuple[float, flo
         slack = 1e-6 * max(1.0, abs(least), abs(most))
         assert least - slack <= found[0] <= found[1] <= most + slack
         assert mean_bounds(values, seed) == found
+
+
+# Where it matters: a site with few users of its own, as huang-2007 has it
+
+
+def shared(sharing: SharingMode) -> SharingReport:
+    """North's users crowd; south has few of its own. What is simulated is told as if it had been recorded."""
+    draw = Random(5)
+    jobs = []
+    for home, count, sizes in (("north", 150, (1, 2, 4)), ("south", 40, (4, 8))):
+        spec = {
+            size: JobSpec(FlexibleRequest(size, max_components=1), ("program",), "fastest-one", home_site=home)
+            for size in sizes
+        }
+        ats = sorted(draw.uniform(0, 20_000) for _ in range(count))
+        jobs += [PlannedJob(at, spec[draw.choice(sizes)], draw.choice([100.0, 900.0])) for at in ats]
+    grid = SimulatedGrid({"north": SimulatedCluster(8), "south": SimulatedCluster(8)})
+    rules = Rules(sharing=sharing, queue="head", queue_order="narrowest-first", low_patience=None, aging=False)
+    outcome = Simulation(grid, rules).run(sorted(jobs, key=lambda job: job.at))
+    assert len(outcome.succeeded()) == len(jobs)
+    return compare_alone([_recorded(each) for each in outcome.jobs], rules)
+
+
+def _recorded(each: JobOutcome) -> EndedJob:
+    home, (where, size) = each.planned.spec.home_site, each.gang[0]
+    job = ended(each.ident, each.planned.at, home=home, nodes=size, clusters=(where,), ended_at=START + each.ended)
+    started = START + (each.started or 0.0)
+    return replace(job, placed_at=started, started_at=started)
+
+
+def compare_alone(jobs: Sequence[EndedJob], rules: Rules) -> SharingReport:
+    sites = {"north": Site(8), "south": Site(8)}
+    return answer(SharingQuestion(jobs, sites, replace(rules, sharing="ordinary"), START, START + DAY))
+
+
+def test_who_lends_all_is_worse_off_and_is_told_so_and_who_may_take_it_back_is_not() -> None:
+    ordinary, feasible, independent = shared("ordinary"), shared("feasible"), shared("independent")
+    assert [site.verdict for site in ordinary.sites] == [Verdict.BETTER, Verdict.WORSE]
+    assert ordinary.every_site is Verdict.WORSE
+    assert feasible.sites[0].verdict is Verdict.BETTER
+    assert feasible.sites[1].verdict in (Verdict.BETTER, Verdict.SAME)
+    assert feasible.every_site is Verdict.BETTER
+    assert [site.gain for site in independent.sites] == [pytest.approx(0.0, abs=1e-3)] * 2
+    assert independent.every_site is Verdict.SAME
