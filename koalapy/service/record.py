@@ -92,6 +92,9 @@ class Record:
                 await asyncio.to_thread(self._write, steps)
             except OSError as error:
                 self._fail(f"{self._directory} takes no file: {error.strerror or error}")
+            except (ValueError, TypeError, AttributeError, LookupError) as error:
+                # A record with a gap is none.
+                self._fail(f"a step cannot be written: {error!r:.200}")
 
     async def close(self) -> None:
         """Write the rest."""

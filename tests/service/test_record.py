@@ -4,6 +4,7 @@ import gzip
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -156,4 +157,14 @@ async def test_steps_do_not_pile_up_for_a_disk_that_hangs(tmp_path: Path, monkey
     for step in steps(12):
         one.keep(step)
     assert "has not taken 10 steps" in one.problem
+    await one.close()
+
+
+async def test_a_step_that_cannot_be_written_ends_it_before_there_is_a_gap(tmp_path: Path) -> None:
+    one = record(tmp_path)
+    await kept(one, steps(2))
+    await kept(one, [Step(3, BEGAN + 3, (cast(PeriodicScan, object()),)), Step(4, BEGAN + 4)])
+    assert "a step cannot be written" in one.problem
+    await kept(one, [Step(5, BEGAN + 5)])
+    assert [life.steps for life in await exported(one, tmp_path)] == [2]
     await one.close()
