@@ -22,6 +22,7 @@ AGENTS = "/api/v1/agents/"
 """Below it are the agents' routes."""
 ACCESS: Mapping[str, Access] = {
     "add_replica": Role.OPERATOR,
+    "ask_what_if": Role.OPERATOR,
     "api_health": Role.USER,
     "api_live": Role.USER,
     "api_ready": Role.USER,
@@ -38,6 +39,7 @@ ACCESS: Mapping[str, Access] = {
     "fetch_results": "owner",
     "follow_grid": Role.USER,
     "follow_job": "owner",
+    "foretell_job": "owner",
     "has_bundle": Role.USER,
     "health": "everybody",
     "hold_job": "owner",
@@ -93,7 +95,7 @@ ACCESS: Mapping[str, Access] = {
 """By a route's operation; what is missing is for administrators only."""
 Id = Annotated[int, Path(ge=-fields.MAX_ID, le=fields.MAX_ID, description="the job's id")]
 _JOB: TypeAdapter[int] = TypeAdapter(Id)
-ASKING = frozenset({"explain_submission"})
+ASKING = frozenset({"ask_what_if", "explain_submission"})
 """Operations that change nothing, though they are no GET."""
 TOLD_AS = {"name": "cluster"}
 _IDENTITY = "identity"

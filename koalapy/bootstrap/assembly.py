@@ -20,6 +20,7 @@ from koalapy.api.app import create_app
 from koalapy.api.background import background_router
 from koalapy.api.events import changes_router
 from koalapy.api.files import agent_files_router, files_router
+from koalapy.api.forecasts import forecasts_router
 from koalapy.api.history import history_router
 from koalapy.api.hosts import Hosts
 from koalapy.api.limits import limits_router
@@ -44,6 +45,7 @@ from koalapy.bootstrap.people import (
     provider_logins,
     token_duties,
 )
+from koalapy.bootstrap.policies import policies as installed
 from koalapy.bootstrap.tracing import traced
 from koalapy.dashboard.app import add_dashboard
 from koalapy.dashboard.login import WaysIn
@@ -51,7 +53,7 @@ from koalapy.model.errors import UsageError
 from koalapy.model.replica import Catalogue
 from koalapy.placement.registry import Registry
 from koalapy.ports import ClusterRecord
-from koalapy.record.beginning import Beginning
+from koalapy.record.beginning import Beginning, People
 from koalapy.record.recorded import RecordedScheduler
 from koalapy.record.recorder import Recorder
 from koalapy.resources import raise_limit
@@ -70,6 +72,7 @@ from koalapy.service.duties import Duty
 from koalapy.service.embedded import AgentProcess, EmbeddedAgents
 from koalapy.service.engine import Engine, WorkItem
 from koalapy.service.files import Files
+from koalapy.service.forecasts import Forecasts
 from koalapy.service.health import DISK_INTERVAL, HealthMonitor
 from koalapy.service.history import History
 from koalapy.service.hub import Hub, Terms
@@ -134,7 +137,8 @@ async def run(
     engine.observers.append(log_change)
     outputs = Outputs(engine, stores.jobs, stores.output)
     hub = _hub(settings, stores, engine, outputs)
-    services = _services(settings, stores, engine, hub, outputs, links, describe, data_dir, record)
+    told = (settings, stores, engine, hub, outputs, links, describe, data_dir, record, beginning.people)
+    services = _services(*told)
     notifications = notifications_of(settings, stores, engine, services.alerts)
     hub.number_above(services.jobs.number_above)
     hub.learn_from_transfers(
@@ -274,6 +278,7 @@ def _services(
     describe: Describe,
     data_dir: Path,
     record: Record | None,
+    people: People,
 ) -> Services:
     clock, owners = engine.clock, engine.queries.owner_use.limits
     bundles = Bundles(
@@ -308,6 +313,7 @@ def _services(
     history = History(stores.history, clock, engine.queries.jobs, settings.jobs_keep)
     alerts = alerts_of(settings, engine, hub, health, network, data_dir, record)
     workloads = WorkloadReports(data_dir / "workloads", settings.workloads_quota, clock)
+    forecasts = Forecasts(engine.queries, people, clock, installed)
     return Services(
         jobs,
         bundles,
@@ -322,6 +328,7 @@ def _services(
         history,
         workloads,
         Sharing(stores.history, engine.queries, clock),
+        forecasts,
     )
 
 
@@ -371,6 +378,7 @@ def _routers(settings: Settings, services: Services, hub: Hub, tokens: Tokens, e
         alerts_router(services.alerts),
         history_router(services.history),
         sharing_router(services.sharing, services.history),
+        forecasts_router(services.forecasts),
         workloads_router(services.workloads),
         changes_router(engine.changes),
     ]

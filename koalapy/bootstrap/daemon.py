@@ -4,15 +4,14 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import uvloop
 
 from koalapy.bootstrap.logs import configure_logging, watch_out_for_crashes
+from koalapy.bootstrap.policies import policies
 from koalapy.concealment import forget_own
 from koalapy.credentials import TOKEN_FILE
-from koalapy.placement.registry import Registry, builtin
 from koalapy.private import FOR_OTHERS, private_directory
 from koalapy.service_manager import ServiceManager
 from koalapy.settings import Settings, TlsSection, load, proxies
@@ -22,14 +21,6 @@ CONTENTS = ("koala.db", TOKEN_FILE, "bundles", "results", "clusters")
 SWITCH_INTERVAL = 0.0005
 """Seconds after which a thread that is busy, as those are that read for pages, lets another go on: the event loop waits
 so long for each of them whenever it has something to do."""
-
-
-def policies() -> Registry:
-    """The built-in policies and those that installed packages add under ``koalapy.policies``."""
-    registry = builtin()
-    for point in entry_points(group="koalapy.policies"):
-        registry.register(point.load()())
-    return registry
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from koalapy.cli.options import DEFAULT_URL, AsJson, Job, Jobs, Token, Url, Why,
 from koalapy.model.job import Priority
 
 QueuedJobs = Annotated[list[int], Argument(help="ids of jobs", completes="queued jobs")]
+PATIENCE = 3.0
+"""Seconds that a job's page waits to be told when it will start."""
 HeldJobs = Annotated[list[int], Argument(help="ids of jobs", completes="held jobs")]
 
 
@@ -38,6 +40,21 @@ def show(
         # With one more, for the chart begins where that ended.
         under_way = transfers.lines(found, unicode=tables.is_unicode())
         print(tables.job_page(found, client.attempts(job, attempts + 1), attempts, under_way))
+        if found["state"] == "queued" and (expected := _expected(client, job)):
+            print(f"\n{expected}")
+
+
+def _expected(client: Client, job: int) -> str:
+    """When it will start, if that can be told soon."""
+    from koalapy.cli.what_if import span
+
+    try:
+        told = client.get(f"/api/v1/jobs/{job}/forecast", wait=PATIENCE)["expected"]
+    except CliError:
+        return ""  # what was asked for has been told
+    if told is None or told["starts"] is None:
+        return ""
+    return f"expected to start in {span(told['starts'])}, by {told['basis']}"
 
 
 def cancel(

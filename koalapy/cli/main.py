@@ -23,6 +23,7 @@ KOALA = Group(
             "release": "commands:release",
             "priority": "commands:priority",
             "explain": "explain:explain",
+            "what-if": "what_if:what_if",
             "clusters": "grid:clusters_group",
             "top": "top.command:top",
             "alerts": "alerts:alerts",

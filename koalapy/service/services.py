@@ -6,6 +6,7 @@ from koalapy.service.advisor import Advisor
 from koalapy.service.alerts import Alerts
 from koalapy.service.bundles import Bundles
 from koalapy.service.files import Files
+from koalapy.service.forecasts import Forecasts
 from koalapy.service.health import HealthMonitor
 from koalapy.service.history import History
 from koalapy.service.jobs import Jobs
@@ -34,3 +35,4 @@ class Services:
     history: History
     workloads: WorkloadReports
     sharing: Sharing
+    forecasts: Forecasts

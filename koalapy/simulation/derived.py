@@ -5,18 +5,15 @@ that others had are theirs again. Each is simulated without change as well: what
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
-from koalapy.model.errors import UsageError
 from koalapy.model.job import Job, JobId, JobState
 from koalapy.model.request import ClusterName
-from koalapy.model.wording import known_names
 from koalapy.placement.registry import Registry
 from koalapy.scheduling.rules import Rules
+from koalapy.simulation.changed_rules import changed_rules
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.local_users import LocalUser
@@ -81,22 +78,6 @@ class Workload:
 
     def leave_out(self, why: str) -> None:
         self.left_out[why] = self.left_out.get(why, 0) + 1
-
-
-def changed_rules(rules: Rules, changes: Mapping[str, Any]) -> Rules:
-    """With some parameters changed; ``UsageError`` for what is none, or is out of range."""
-    known = asdict(rules)
-    for name in changes.keys() - known.keys():
-        raise UsageError(f"there is no rule {name}", field=f"rules.{name}", value=name, hint=known_names(name, known))
-    try:
-        changed: Rules = TypeAdapter(Rules).validate_python(known | dict(changes))
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0]) if first["loc"] else next(iter(changes), "")
-        raise UsageError(
-            f"{name} cannot be {changes.get(name)!r}: {first['msg']}", field=f"rules.{name}", value=changes.get(name)
-        ) from error
-    return changed
 
 
 def derive(

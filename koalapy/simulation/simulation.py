@@ -66,7 +66,7 @@ class Simulation:
         self.grid, self._run_time, self._until, self._watch = grid, run_time, until, watch
         self.rules = rules or Rules() if moment is None else moment.beginning.rules
         self.scheduler = self._new_scheduler(policies or builtin(), moment)
-        self.now = 0.0 if moment is None else moment.now
+        self.now = self._began = 0.0 if moment is None else moment.now
         if watch is None:
             self.scheduler.tell_no_timelines()
         self._draws = Random(f"{seed}/failing starts")
@@ -134,7 +134,8 @@ class Simulation:
             site.take_up_runner(runner, since, runs=runs)
             left = 0.0
             if runs and attempt.barrier_at is not None:
-                runner.exit_code = planned.exit_code if attempt.head.index == component.index else None
+                tells = job.spec.launcher is Launcher.PROCESSES or attempt.head.index == component.index
+                runner.exit_code = planned.exit_code if tells else None
                 lasts = planned.lasts * self._run_time(planned, gang_of(attempt))
                 left = max(0.0, attempt.barrier_at + lasts - self.now)
             if runs or component.state is ComponentState.STOPPING:
@@ -219,7 +220,7 @@ class Simulation:
         for site in self._sites.values():
             for runner in site.runners.values():
                 self._count(runner)
-        outcome.lasted = self.now
+        outcome.lasted = self.now - self._began
         return outcome
 
     # Who arrives

@@ -4,7 +4,7 @@ Run times are drawn anew each time, so that there is an interval to every answer
 nobody else submits anything: what is told holds if both is so.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -16,6 +16,7 @@ from koalapy.model.request import ClusterName
 from koalapy.model.wording import listed
 from koalapy.placement.registry import Registry, builtin
 from koalapy.record.beginning import KnownCluster
+from koalapy.simulation.changed_rules import changed_rules
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.moment import Moment, NodesNow
 from koalapy.simulation.outcome import JobOutcome, Outcome
@@ -35,9 +36,9 @@ class Change:
     policy: str = ""
     """For all that wait, where it serves their requests."""
     rules: Mapping[str, Any] = field(default_factory=dict)
-    drained: tuple[ClusterName, ...] = ()
-    resumed: tuple[ClusterName, ...] = ()
-    nodes: Mapping[ClusterName, int] = field(default_factory=dict)
+    drain: tuple[ClusterName, ...] = ()
+    resume: tuple[ClusterName, ...] = ()
+    add: Mapping[ClusterName, int] = field(default_factory=dict)
     """Clusters that are added, with their nodes."""
     first: JobId | None = None
     """A job that waits, and comes before all others of its priority."""
@@ -50,30 +51,35 @@ class Change:
         """The moment as it would be; ``UsageError`` for what cannot be."""
         beginning = moment.beginning
         known = [cluster.name for cluster in beginning.clusters]
-        for name in (*self.drained, *self.resumed):
-            check_cluster(name, known, "cluster")
-        drained = {name: Drain(moment.now) for name in self.drained} | dict.fromkeys(self.resumed)
+        for field_name in ("drain", "resume"):
+            for name in getattr(self, field_name):
+                check_cluster(name, known, field_name)
+        drained = {name: Drain(moment.now) for name in self.drain} | dict.fromkeys(self.resume)
         clusters = [replace(each, drained=drained.get(each.name, each.drained)) for each in beginning.clusters]
-        for name, nodes in self.nodes.items():
+        for name, nodes in self.add.items():
             if name in known:
                 raise UsageError(
-                    f"there is a cluster {name} already", field="nodes", value=name, hint="give another name"
+                    f"there is a cluster {name} already", field="add", value=name, hint="give another name"
                 )
             if nodes < 1:
-                raise UsageError(f"{name} would have {nodes} nodes", field="nodes", value=nodes, hint="give 1 or more")
+                raise UsageError(f"{name} would have {nodes} nodes", field="add", value=nodes, hint="give 1 or more")
             clusters.append(KnownCluster(name, total=nodes))
         jobs = {job.id: job for job in beginning.jobs}
-        for ident in (*self.walltimes, *(() if self.first is None else (self.first,))):
+        named = [("walltimes", ident) for ident in self.walltimes]
+        for field_name, ident in [*named, *([] if self.first is None else [("first", self.first)])]:
             if ident not in jobs or not jobs[ident].waits:
-                raise UsageError(f"job {ident} does not wait", field="job", value=ident, hint="name one that is queued")
+                hint = "name one that is queued"
+                raise UsageError(f"job {ident} does not wait", field=field_name, value=ident, hint=hint)
+        if self.policy:
+            policies.get(self.policy)
         changed = beginning.jobs
         if self.policy or self.walltimes or self.first is not None:
             least = min((job.queue_seq for job in beginning.jobs), default=0)
             changed = tuple(self._job(job, policies, least - 1) for job in beginning.jobs)
-        rules = replace(beginning.rules, **_fields(beginning.rules, self.rules))
+        rules = changed_rules(beginning.rules, self.rules)
         return Moment(
             replace(beginning, clusters=tuple(clusters), jobs=changed, rules=rules),
-            {**moment.nodes, **{name: NodesNow(nodes) for name, nodes in self.nodes.items()}},
+            {**moment.nodes, **{name: NodesNow(nodes) for name, nodes in self.add.items()}},
         )
 
     def _job(self, job: Job, policies: Registry, first: int) -> Job:
@@ -127,6 +133,31 @@ class Forecast:
 
     def of(self, ident: JobId) -> Expected | None:
         return next((each for each in self.jobs if each.job == ident), None)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of another process: ``policies`` is a function of a module, which knows them there, too."""
+
+    moment: Moment
+    change: Change
+    policies: Callable[[], Registry]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What comes as it is, and with the change, if there is one."""
+
+    as_it_is: Forecast
+    changed: Forecast | None
+
+
+def answer(question: Question) -> Answer:
+    """Both by the same run times."""
+    policies = question.policies()
+    as_it_is = forecast(question.moment, policies=policies)
+    changed = forecast(question.moment, question.change, policies=policies) if question.change else None
+    return Answer(as_it_is, changed)
 
 
 def forecast(
@@ -224,10 +255,3 @@ def _quantile(ordered: Sequence[float], part: float) -> float:
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
-
-
-def _fields(rules: object, changes: Mapping[str, Any]) -> dict[str, Any]:
-    unknown = sorted(set(changes) - set(getattr(rules, "__dataclass_fields__", {})))
-    if unknown:
-        raise UsageError(f"there is no rule {unknown[0]}", field="rules", value=unknown[0], hint="see docs/settings.md")
-    return dict(changes)

@@ -14,6 +14,7 @@ import pytest_asyncio
 from koalapy.api.advisor import advisor_router
 from koalapy.api.app import create_app
 from koalapy.api.files import agent_files_router, files_router
+from koalapy.api.forecasts import forecasts_router
 from koalapy.api.history import history_router
 from koalapy.api.limits import limits_router
 from koalapy.api.metrics import add_metrics
@@ -21,6 +22,7 @@ from koalapy.api.network import network_router
 from koalapy.api.record import record_router
 from koalapy.api.sharing import sharing_router
 from koalapy.api.workloads import workloads_router
+from koalapy.bootstrap.policies import policies as installed
 from koalapy.model.advice import Run, Size
 from koalapy.model.alert import AlertRules
 from koalapy.model.cluster import Link
@@ -31,7 +33,7 @@ from koalapy.model.measurement import Measuring
 from koalapy.model.users import Accounts
 from koalapy.placement.registry import builtin
 from koalapy.ports import ClusterRecord
-from koalapy.record.beginning import Beginning, KnownCluster
+from koalapy.record.beginning import Beginning, KnownCluster, People
 from koalapy.record.settings import Recording
 from koalapy.scheduling.advisor.experience import Experience
 from koalapy.scheduling.cluster_status import ClusterStatus
@@ -45,6 +47,7 @@ from koalapy.service.audit import Audit
 from koalapy.service.bundles import Bundles
 from koalapy.service.engine import Engine
 from koalapy.service.files import Files
+from koalapy.service.forecasts import Forecasts
 from koalapy.service.health import HealthMonitor
 from koalapy.service.history import History
 from koalapy.service.identities import Identities
@@ -59,6 +62,7 @@ from koalapy.service.record import Record
 from koalapy.service.results import Results
 from koalapy.service.sharing import Sharing
 from koalapy.service.workload_reports import WorkloadReports
+from koalapy.simulation.twin import Answer, Question, answer
 from koalapy.store.advice import SqlAdvice
 from koalapy.store.audit import SqlAudit
 from koalapy.store.database import Database
@@ -85,6 +89,11 @@ WORKLOADS_QUOTA = 200_000
 AGENT_TOKENS = {"north": "north's", "south": "south's", "west": None}
 
 LINKS = {("north", "north"): Link(2e-5, 1e9), ("north", "south"): Link(latency=5e-4)}
+
+
+async def _at_once(question: Question) -> Answer:
+    """In this process."""
+    return answer(question)
 
 
 @asynccontextmanager
@@ -170,6 +179,7 @@ async def serving(
         limits_router(LimitsInUse(engine, bundles, results)),
         history_router(history),
         sharing_router(Sharing(SqlHistory(database), engine.queries, engine.clock), history),
+        forecasts_router(Forecasts(engine.queries, People(), engine.clock, installed, _at_once)),
         workloads_router(WorkloadReports(path.parent / "workloads", WORKLOADS_QUOTA, engine.clock)),
         record_router(record, engine.clock),
     ]

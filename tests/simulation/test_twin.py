@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koalapy.model.errors import NotFoundError, UsageError
-from koalapy.model.job import JobState
+from koalapy.model.job import JobState, Launcher
 from koalapy.record.beginning import People
 from koalapy.scheduling.effects import Effects
 from koalapy.scheduling.rules import Rules
@@ -65,6 +65,13 @@ def test_whatever_the_moment_every_job_comes_to_its_end(at: float, number: int, 
         assert 0 <= each.ends.low <= each.ends.middle <= each.ends.high
 
 
+def test_a_program_that_each_component_tells_of_runs_once() -> None:
+    moment = moment_at([job(0.0, 12, walltime=600.0, launcher=Launcher.PROCESSES)], 10.0)
+    (one,) = forecast(moment).jobs
+    assert one.ends
+    assert one.ends.high <= 590.0
+
+
 def test_every_moment_of_a_start_can_be_taken_up() -> None:
     """Components that are submitted, claimed, or about to run."""
     where = grid(startup=5.0)
@@ -85,8 +92,8 @@ def test_every_moment_of_a_start_can_be_taken_up() -> None:
 
 def test_more_nodes_make_waits_shorter_and_fewer_longer() -> None:
     moment = moment_at(crowd(30), 250.0)
-    as_it_is, more = forecast(moment), forecast(moment, Change(nodes={"new": 12}))
-    fewer = forecast(moment, Change(drained=("south",)))
+    as_it_is, more = forecast(moment), forecast(moment, Change(add={"new": 12}))
+    fewer = forecast(moment, Change(drain=("south",)))
     assert as_it_is.mean_wait
     assert more.mean_wait
     assert more.mean_wait.middle < as_it_is.mean_wait.middle
@@ -155,9 +162,9 @@ def test_nothing_to_foretell() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (Change(drained=("nowhere",)), "no cluster nowhere|there is no such cluster"),
-        (Change(nodes={"north": 4}), "north already"),
-        (Change(nodes={"new": 0}), "0 nodes"),
+        (Change(drain=("nowhere",)), "no cluster nowhere|there is no such cluster"),
+        (Change(add={"north": 4}), "north already"),
+        (Change(add={"new": 0}), "0 nodes"),
         (Change(first=1), "job 1 does not wait"),
         (Change(walltimes={999: 10.0}), "job 999 does not wait"),
         (Change(policy="no-such"), "no-such"),

@@ -1,0 +1,171 @@
+"""The routes that say what will become of those who wait."""
+
+from typing import Annotated, Any
+
+import yaml
+from fastapi import APIRouter, Depends, Query
+from pydantic import Field
+
+from koalapy.api.access import Id
+from koalapy.api.fields import MAX_ID, Input, Moment, Name, Output, Text, seconds
+from koalapy.api.problems import declared
+from koalapy.api.queries import refuse_unknown
+from koalapy.model.bounds import MAX_NODES
+from koalapy.model.errors import UsageError
+from koalapy.model.job import MAX_DURATION, JobState
+from koalapy.model.request import MAX_NAME_LENGTH
+from koalapy.service.forecasts import Forecasts
+from koalapy.simulation.twin import Change
+
+Pair = Annotated[Text, Field(max_length=2 * MAX_NAME_LENGTH)]
+"""NAME=VALUE."""
+MAX_CHANGES = 1000
+Wait = Annotated[float, Query(ge=0, le=60, allow_inf_nan=False, description="seconds to wait for it at most")]
+
+
+class WhatIf(Input):
+    """What is to be otherwise; nothing, to hear what comes as it is."""
+
+    policy: Name = ""
+    """Of all jobs that wait, where it serves what they ask for."""
+    rules: list[Pair] = Field([], max_length=MAX_CHANGES, examples=[["queue=fcfs"]])
+    """As in the configuration."""
+    drain: list[Name] = Field([], max_length=MAX_CHANGES)
+    """Clusters on which nothing more is placed."""
+    resume: list[Name] = Field([], max_length=MAX_CHANGES)
+    add: list[Pair] = Field([], max_length=MAX_CHANGES, examples=[["west=64"]])
+    """Clusters that there are not yet, and their nodes."""
+    first: int | None = Field(None, ge=1, le=MAX_ID)
+    """A job that waits and comes before all others of its priority."""
+    walltimes: list[Pair] = Field([], max_length=MAX_CHANGES, examples=[["17=90m"]])
+    """Of jobs that wait."""
+
+    def change(self) -> Change:
+        """``UsageError`` for what cannot be read."""
+        return Change(
+            self.policy,
+            {name: _value(name, value) for name, value in _pairs("rules", self.rules)},
+            tuple(self.drain),
+            tuple(self.resume),
+            {name: _number("add", value, MAX_NODES) for name, value in _pairs("add", self.add)},
+            self.first,
+            {
+                _number("walltimes", name, MAX_ID): _seconds(value)
+                for name, value in _pairs("walltimes", self.walltimes)
+            },
+        )
+
+
+def _pairs(field: str, texts: list[str]) -> list[tuple[str, str]]:
+    pairs = []
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise UsageError(f"{text!r} is no NAME=VALUE", field=field, value=text, hint="write it as name=value")
+        pairs.append((name, value))
+    return pairs
+
+
+def _value(name: str, text: str) -> object:
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"{text!r} is no value of {name}", field="rules", value=text, hint="write it as in the configuration"
+        ) from error
+    return value
+
+
+def _number(field: str, text: str, most: int) -> int:
+    if not (text.isascii() and text.isdecimal() and 1 <= len(text) <= len(str(most)) and 1 <= int(text) <= most):
+        raise UsageError(f"{text!r} is no number", field=field, value=text, hint=f"give a number from 1 to {most}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(str(seconds(text)))
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= MAX_DURATION:
+        raise UsageError(f"{text!r} is no walltime", field="walltimes", value=text, hint="give seconds, 90m or 1:30:00")
+    return value
+
+
+class IntervalView(Output):
+    """Seconds from now: in one of ten cases less than ``low``, in one more than ``high``."""
+
+    low: float
+    middle: float
+    high: float
+
+
+class ExpectedView(Output):
+    """What becomes of a job."""
+
+    job: int
+    state: JobState
+    """Now."""
+    starts: IntervalView | None
+    """Null of one that has started, and of one that never did in any simulation."""
+    ends: IntervalView | None
+    not_run: float
+    """The fraction of the simulations in which it did not come to its end."""
+    basis: str
+    """What its run time is estimated by."""
+
+
+class ForecastView(Output):
+    at: Moment
+    draws: int
+    """How often it was simulated, with run times drawn anew."""
+    mean_wait: IntervalView | None
+    """Of the jobs that wait now, until they start; null when none do."""
+    mean_response: IntervalView | None
+    """The same, until they end."""
+    utilisation: float
+    """Of all nodes, until the last is over."""
+    jobs: list[ExpectedView]
+    """Those that are not over, without those that are held."""
+
+
+class WhatIfView(Output):
+    as_it_is: ForecastView
+    changed: ForecastView | None
+    """Null when no change was asked for."""
+
+
+class JobForecastView(Output):
+    ready: bool
+    """False when it takes longer than one was to wait: it will be known a little later."""
+    expected: ExpectedView | None
+    """Null of a job that is held or over, and of one that came within the last minute."""
+
+
+def forecasts_router(service: Forecasts) -> APIRouter:
+    """What will become of jobs."""
+    router = APIRouter(tags=["jobs"], dependencies=[Depends(refuse_unknown)], prefix="/api/v1")
+
+    @router.post(
+        "/what-if",
+        response_model=WhatIfView,
+        operation_id="ask_what_if",
+        responses=declared(400, 401, 403, 404, 413, 422, 429, 503),
+    )
+    async def ask_what_if(question: WhatIf) -> Any:
+        """When those who wait will start and end, as it is, and if something was otherwise: simulated from this moment
+        on, again and again with other run times. It takes some seconds; nothing is changed."""
+        return await service.what_if(question.change())
+
+    @router.get(
+        "/jobs/{job}/forecast",
+        response_model=JobForecastView,
+        operation_id="foretell_job",
+        responses=declared(401, 404, 422, 429, 503),
+    )
+    async def foretell_job(job: Id, wait: Wait = 10.0) -> Any:
+        """When a job is expected to start and to end, as of a minute ago at most."""
+        ready, expected = await service.expected(job, wait)
+        return {"ready": ready, "expected": expected}
+
+    return router

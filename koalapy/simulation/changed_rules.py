@@ -1,0 +1,27 @@
+"""Rules with some parameters changed, as somebody wants to try them."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from koalapy.model.errors import UsageError
+from koalapy.model.wording import known_names
+from koalapy.scheduling.rules import Rules
+
+
+def changed_rules(rules: Rules, changes: Mapping[str, Any]) -> Rules:
+    """With some parameters changed; ``UsageError`` for what is none, or is out of range."""
+    known = asdict(rules)
+    for name in changes.keys() - known.keys():
+        raise UsageError(f"there is no rule {name}", field=f"rules.{name}", value=name, hint=known_names(name, known))
+    try:
+        changed: Rules = TypeAdapter(Rules).validate_python(known | dict(changes))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]) if first["loc"] else next(iter(changes), "")
+        raise UsageError(
+            f"{name} cannot be {changes.get(name)!r}: {first['msg']}", field=f"rules.{name}", value=changes.get(name)
+        ) from error
+    return changed

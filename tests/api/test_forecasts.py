@@ -1,0 +1,50 @@
+"""What the API tells of what will become of jobs."""
+
+from typing import Any
+
+import pytest
+
+from tests.api.conftest import Open
+
+WIDE = {"request": {"type": "flexible", "total_size": 3}, "command": ["program"]}
+
+
+async def test_nobody_waits_and_nothing_is_changed(open_api: Open) -> None:
+    found = (await (await open_api()).post("/api/v1/what-if", json={})).json()
+    assert found["changed"] is None
+    assert (found["as_it_is"]["jobs"], found["as_it_is"]["mean_wait"]) == ([], None)
+
+
+async def test_a_job_that_waits_is_foretold(open_api: Open) -> None:
+    """No cluster is connected, so that it starts only with one that is added."""
+    api = await open_api()
+    job = (await api.post("/api/v1/jobs", json=WIDE)).json()["id"]
+    found = (await api.post("/api/v1/what-if", json={"add": ["west=4"], "rules": ["queue=fcfs"]})).json()
+    (as_it_is,), (changed,) = found["as_it_is"]["jobs"], found["changed"]["jobs"]
+    assert (as_it_is["job"], as_it_is["state"], as_it_is["starts"], as_it_is["not_run"]) == (job, "queued", None, 1.0)
+    assert changed["starts"] == {"low": 0.0, "middle": 0.0, "high": 0.0}
+    assert (await api.get(f"/api/v1/jobs/{job}/forecast")).json() == {"ready": True, "expected": as_it_is}
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"policy": "no-such"}, "policy"),
+        ({"rules": ["queue"]}, "rules"),
+        ({"rules": ["claim_factor=7"]}, "rules.claim_factor"),
+        ({"rules": ["no_such=7"]}, "rules.no_such"),
+        ({"rules": ["queue=[1"]}, "rules"),
+        ({"rules": ["queue=never"]}, "rules.queue"),
+        ({"drain": ["nowhere"]}, "drain"),
+        ({"add": ["west=0"]}, "add"),
+        ({"add": ["west=x"]}, "add"),
+        ({"add": ["north=4"]}, "add"),
+        ({"first": 77}, "first"),
+        ({"walltimes": ["77=90m"]}, "walltimes"),
+        ({"walltimes": ["1=never"]}, "walltimes"),
+        ({"polcy": "auto"}, "polcy"),
+    ],
+)
+async def test_a_change_that_cannot_be_is_refused_by_its_field(open_api: Open, body: Any, field: str) -> None:
+    told = await (await open_api()).post("/api/v1/what-if", json=body)
+    assert (told.status_code, told.json()["field"]) == (422, field), told.text

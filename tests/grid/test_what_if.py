@@ -1,0 +1,45 @@
+"""``koala what-if``, asked of a real daemon with jobs that run and wait."""
+
+import json
+from collections.abc import Callable
+
+from tests.grid.embedded import Embedded
+from tests.grid.world import until
+
+MakeGrid = Callable[..., Embedded]
+
+
+def test_what_comes_and_what_would_come(make_grid: MakeGrid) -> None:
+    grid = make_grid()
+    runs = grid.submit({"type": "flexible", "total_size": 8}, *grid.gate().hold, walltime=600)
+    grid.wait_state(runs, "running")
+    waits = grid.submit({"type": "flexible", "total_size": 8}, "true", walltime=60)
+    page = grid.run("what-if", "--add", "west=8")
+    assert page.returncode == 0, page.stderr
+    assert page.stdout.splitlines()[0].split() == ["MEAN", "WAIT", "UNTIL", "THEY", "END", "SIMULATIONS"]
+    line = next(line for line in page.stdout.splitlines() if line.startswith(str(waits)))
+    assert line.endswith("its walltime")
+
+    found = json.loads(grid.run("what-if", "--add", "west=8", "--json").stdout)
+    as_it_is, changed = ({each["job"]: each for each in found[way]["jobs"]} for way in ("as_it_is", "changed"))
+    assert set(as_it_is) == {runs, waits}
+    assert 0 < as_it_is[waits]["starts"]["middle"] <= 600
+    assert changed[waits]["starts"]["middle"] == 0.0
+
+    refused = grid.run("what-if", "--drain", "nowhere")
+    assert refused.returncode != 0
+    assert "nowhere" in refused.stderr
+    grid.cancel_all()
+    grid.settle()
+
+
+def test_the_page_of_a_job_says_when_it_is_expected_to_start(make_grid: MakeGrid) -> None:
+    grid = make_grid()
+    runs = grid.submit({"type": "flexible", "total_size": 8}, *grid.gate().hold, walltime=600)
+    grid.wait_state(runs, "running")
+    waits = grid.submit({"type": "flexible", "total_size": 8}, "true", walltime=60)
+    # It is worked out meanwhile, however busy this machine is.
+    until(lambda: "expected to start" in grid.run("show", str(waits)).stdout, "the start to be foretold")
+    assert "expected to start" not in grid.run("show", str(runs)).stdout
+    grid.cancel_all()
+    grid.settle()
