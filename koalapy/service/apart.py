@@ -7,7 +7,8 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import TypeVar
+from contextlib import suppress
+from typing import TypeVar, TypeVarTuple
 
 import structlog
 
@@ -15,7 +16,7 @@ from koalapy.model.errors import BusyError
 
 log = structlog.get_logger()
 
-A = TypeVar("A")
+A = TypeVarTuple("A")
 B = TypeVar("B")
 SECONDS = 120.0
 """That it may take, and of a processor's time too, should the daemon be gone."""
@@ -23,14 +24,15 @@ NICENESS = 19
 RETRY_AFTER = 60.0
 
 
-async def apart(function: Callable[[A], B], argument: A, seconds: float = SECONDS) -> B:
+async def apart(function: Callable[[*A], B], *arguments: *A, seconds: float = SECONDS) -> B:
     """What a function of a module answers. The process ends when nobody waits for it any more.
 
+    Arguments are handed over one by one, and others have their turn between them: what is large comes in pieces.
     ``BusyError`` when that takes too long, ``RuntimeError`` when it fails.
     """
     process = await asyncio.to_thread(_start)
     try:
-        return await asyncio.to_thread(_answer, process, function, argument, seconds)
+        return await asyncio.to_thread(_answer, process, function, arguments, seconds)
     except subprocess.TimeoutExpired as error:
         hint = "ask for less, as for fewer days"
         raise BusyError(f"that takes longer than {seconds:g} s", retry_after=RETRY_AFTER, hint=hint) from error
@@ -43,9 +45,13 @@ def _start() -> "subprocess.Popen[bytes]":
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def _answer(process: "subprocess.Popen[bytes]", function: Callable[[A], B], argument: A, seconds: float) -> B:
+def _answer(process: "subprocess.Popen[bytes]", function: Callable[[*A], B], arguments: tuple[*A], seconds: float) -> B:
+    assert process.stdin is not None
     try:
-        told, errors = process.communicate(pickle.dumps((seconds, function, argument)), timeout=seconds)
+        with suppress(BrokenPipeError):  # it has failed, and says why
+            for each in (seconds, function, len(arguments), *arguments):
+                process.stdin.write(pickle.dumps(each))
+        told, errors = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
@@ -62,11 +68,12 @@ def _main() -> None:
     os.nice(NICENESS)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what anything prints is no answer
-    seconds, function, argument = pickle.load(sys.stdin.buffer)
+    seconds, function, count = (pickle.load(sys.stdin.buffer) for _ in range(3))
+    arguments = [pickle.load(sys.stdin.buffer) for _ in range(count)]
     limit = int(seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
     with answers:
-        answers.write(pickle.dumps(function(argument)))
+        answers.write(pickle.dumps(function(*arguments)))
 
 
 if __name__ == "__main__":

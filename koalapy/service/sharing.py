@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from koalapy.model.errors import UsageError
 from koalapy.model.history import EndedJob
@@ -17,8 +17,8 @@ from koalapy.service.slices import slices
 from koalapy.simulation.alone import SharingQuestion, answer
 from koalapy.simulation.sharing import SharingReport, Site
 
-PIECE = 2000
-"""Jobs that are read at once."""
+PIECE = 1000
+"""Jobs that are read, and handed over, at once."""
 MAX_JOBS = 100_000
 """Of one report."""
 FRESH = 60.0
@@ -43,7 +43,7 @@ class Sharing:
         work: Callable[[SharingQuestion], Awaitable[SharingReport]] | None = None,
     ) -> None:
         self._store, self._queries, self._clock = store, queries, clock
-        self._work = work or (lambda question: apart(answer, question))
+        self._work = work or _apart
         self._one_at_a_time = asyncio.Lock()
         self._told: _Told | None = None
 
@@ -89,3 +89,9 @@ class Sharing:
             nodes[name] = count if day <= first else max(nodes.get(name, 0), count)
         known = self._queries.grid.clusters()
         return {each.name: Site(most, each.speed) for each in known if (most := nodes.get(each.name, each.total)) > 0}
+
+
+async def _apart(question: SharingQuestion) -> SharingReport:
+    jobs = question.jobs
+    pieces = (jobs[start : start + PIECE] for start in range(0, len(jobs), PIECE))
+    return await apart(answer, replace(question, jobs=()), *pieces)

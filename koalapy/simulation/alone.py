@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from koalapy.model.history import EndedJob
 from koalapy.model.job import JobId, JobSpec, JobState, Launcher, Priority
@@ -26,14 +27,17 @@ class SharingQuestion:
     """Jobs with a home that were submitted in that time, and are not over."""
 
 
-def answer(question: SharingQuestion) -> SharingReport:
-    """It takes a tenth of a millisecond for each job and more: nothing for a loop that others wait for."""
+def answer(question: SharingQuestion, *pieces: Sequence[EndedJob]) -> SharingReport:
+    """Of the question's jobs and those of the pieces.
+
+    It takes a tenth of a millisecond for each job and more: nothing for a loop that others wait for.
+    """
 
     def alone(name: ClusterName, site: Site, jobs: Sequence[HomeJob]) -> Mapping[JobId, float]:
         return ends_alone(name, site, jobs, question.rules)
 
     of = question
-    return compare(of.jobs, of.sites, of.start, of.end, alone, of.under_way)
+    return compare(chain(of.jobs, *pieces), of.sites, of.start, of.end, alone, of.under_way)
 
 
 def ends_alone(name: ClusterName, site: Site, jobs: Sequence[HomeJob], rules: Rules) -> dict[JobId, float]:
