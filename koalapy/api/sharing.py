@@ -11,7 +11,7 @@ from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
 from koalapy.service.history import History
 from koalapy.service.sharing import Sharing
-from koalapy.simulation.sharing import Verdict, Why
+from koalapy.simulation.sharing import Verdict, WhyLeftOut
 
 
 class SiteShareView(Output):
@@ -42,7 +42,7 @@ class SiteShareView(Output):
 class LeftOutView(Output):
     """Jobs that are in no mean."""
 
-    why: Why
+    why: WhyLeftOut
     count: int
     jobs: list[int]
     """The first 100."""

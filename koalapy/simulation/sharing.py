@@ -46,7 +46,7 @@ Alone = Callable[[ClusterName, Site, Sequence[HomeJob]], Mapping[JobId, float]]
 in it."""
 
 
-class Why(StrEnum):
+class WhyLeftOut(StrEnum):
     """Why a job is in no mean."""
 
     NO_HOME = "without a home site"
@@ -96,7 +96,7 @@ class SiteShare:
 class LeftOut:
     """Jobs that are in no mean, for one reason; the first of them are named."""
 
-    why: Why
+    why: WhyLeftOut
     count: int
     jobs: Sequence[JobId]
 
@@ -119,7 +119,7 @@ class _Sorted:
 
     at_home: dict[ClusterName, list[HomeJob]] = field(default_factory=lambda: defaultdict(list))
     too_wide: dict[ClusterName, int] = field(default_factory=lambda: defaultdict(int))
-    left_out: dict[Why, list[JobId]] = field(default_factory=lambda: defaultdict(list))
+    left_out: dict[WhyLeftOut, list[JobId]] = field(default_factory=lambda: defaultdict(list))
 
 
 def compare(
@@ -135,27 +135,27 @@ def compare(
     Jobs that were submitted before ``start`` are in no mean, and take up nodes; later than ``end`` there are none.
     """
     found = _Sorted()
-    found.left_out[Why.NOT_OVER] += sorted(under_way)
+    found.left_out[WhyLeftOut.NOT_OVER] += sorted(under_way)
     for job in sorted(jobs, key=lambda job: (job.submitted_at, job.id)):
         if job.submitted_at < end:
             _sort(found, job, sites, start)
     shares = [_share(name, site, found, alone) for name, site in sorted(sites.items())]
-    left_out = [LeftOut(why, len(of), of[:MAX_NAMED]) for why in Why if (of := found.left_out.get(why))]
+    left_out = [LeftOut(why, len(of), of[:MAX_NAMED]) for why in WhyLeftOut if (of := found.left_out.get(why))]
     return SharingReport(start, end, _of_all([share for share in shares if share.jobs]), shares, left_out)
 
 
 def _sort(found: _Sorted, job: EndedJob, sites: Mapping[ClusterName, Site], start: float) -> None:
     site = sites.get(job.home_site)
     is_counted = job.submitted_at >= start and job.state is not JobState.CANCELLED
-    why = None if is_counted else Why.EARLIER if job.submitted_at < start else Why.CANCELLED
+    why = None if is_counted else WhyLeftOut.EARLIER if job.submitted_at < start else WhyLeftOut.CANCELLED
     if not job.home_site:
-        why = Why.NO_HOME
+        why = WhyLeftOut.NO_HOME
     elif site is None:
-        why = Why.GONE
+        why = WhyLeftOut.GONE
     elif job.started_at is None or job.nodes < 1:
-        why = why or Why.NEVER_RAN
+        why = why or WhyLeftOut.NEVER_RAN
     elif job.nodes > site.nodes:
-        why = Why.TOO_WIDE
+        why = WhyLeftOut.TOO_WIDE
         found.too_wide[job.home_site] += is_counted
     else:
         response = max(0.0, job.ended_at - job.submitted_at) if is_counted else None
@@ -179,7 +179,7 @@ def lasts_at_home(job: EndedJob, sites: Mapping[ClusterName, Site]) -> float:
 def _share(name: ClusterName, site: Site, found: _Sorted, alone: Alone) -> SiteShare:
     jobs = found.at_home[name]
     ended = alone(name, site, jobs) if any(each.response is not None for each in jobs) else {}
-    found.left_out[Why.NEVER_ALONE] += [
+    found.left_out[WhyLeftOut.NEVER_ALONE] += [
         each.job.id for each in jobs if each.response is not None and each.job.id not in ended
     ]
     pairs = [
