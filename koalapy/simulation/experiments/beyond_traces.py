@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROUNDING = 1e-9
+ALL = "all"
+"""In place of a trace."""
 RULES = Rules(placement_queue_limit=1_000_000, max_restarts=None)
 HUANG_2007 = replace(
     RULES, queue="head", queue_order="narrowest-first", aging=False, low_patience=None, restart_pause=0
@@ -41,7 +43,7 @@ class OfTraces(Experiment):
     The numbers are ratios to what the first way gives.
     """
 
-    seeds = 5
+    seeds = 8
     traces = MACHINES
     jobs: ClassVar[int]
     """Of a window."""
@@ -91,7 +93,7 @@ class OfTraces(Experiment):
     def rows(self, results: Sequence[Result]) -> list[Row]:
         return [
             Row(f"{short(trace)}, {setting}: {way}", None, *self._ratio(results, trace, setting, way))
-            for trace in self.traces
+            for trace in (*self.traces, ALL)
             for setting in self.settings
             for way in self.ways[1:]
         ]
@@ -99,7 +101,7 @@ class OfTraces(Experiment):
     def remarks(self, results: Sequence[Result]) -> str:
         lines = [
             [short(trace), *(self._winner(results, trace, setting) for setting in self.settings)]
-            for trace in self.traces
+            for trace in (*self.traces, ALL)
         ]
         wide = sum(result.number("wide") for result in results) / len(results) / self.jobs
         return "\n\n".join(
@@ -122,8 +124,9 @@ class OfTraces(Experiment):
         return f"mean {self.measure}, × {self.ways[0]}"
 
     def _ratio(self, results: Iterable[Result], trace: str, setting: str, way: str) -> tuple[float, float, float]:
-        """To what the first way gives, window by window: the geometric mean, and its interval."""
-        of = by([result for result in results if result.has(trace=trace, setting=setting)], "way")
+        """To what the first way gives, window by window: the geometric mean, and its interval; of ``ALL`` over those
+        of every trace."""
+        of = by((one for one in results if one.has(setting=setting) and trace in (ALL, one.cell["trace"])), "way")
         pairs = zip(of[way,], of[self.ways[0],], strict=True)
         logarithms = [log(one.number(self.measure) / other.number(self.measure)) for one, other in pairs]
         mean, low, high = mean_interval(logarithms)

@@ -48,7 +48,7 @@ def test_rows_remarks_and_figures_are_made_of_all_results(traces: Traces) -> Non
         }
         results = [Result(c, one[c["setting"], c["way"]]) for c in experiment.cells(2)]
         rows = experiment.rows(results)
-        assert len(rows) == len(MACHINES) * len(experiment.settings) * (len(experiment.ways) - 1)
+        assert len(rows) == (len(MACHINES) + 1) * len(experiment.settings) * (len(experiment.ways) - 1)
         assert all(row.low <= row.ours <= row.high for row in rows)
         assert experiment.figure(results).axes
         remarks = experiment.remarks(results)
