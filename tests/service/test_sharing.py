@@ -22,7 +22,7 @@ from koalapy.service import sharing as module
 from koalapy.service.history import History, Span
 from koalapy.service.sharing import Sharing
 from koalapy.simulation.alone import SharingQuestion, answer
-from koalapy.simulation.sharing import SharingReport, Site, Why
+from koalapy.simulation.sharing import SharingReport, Site, WhyLeftOut
 from koalapy.store.memory import Memory, MemoryStore
 from tests.service.test_history import THURSDAY, job, record
 
@@ -93,7 +93,7 @@ async def test_until_today_it_is_until_now_and_what_is_not_over_is_named(place: 
     place.scheduler.step(events, place.now)
     report = await place.sharing.report(Span(date(2024, 10, 10), date(2024, 10, 11)))
     assert report.end == place.now
-    assert [(each.why, each.count, each.jobs) for each in report.left_out] == [(Why.NOT_OVER, 2, [3, 4])]
+    assert [(each.why, each.count, each.jobs) for each in report.left_out] == [(WhyLeftOut.NOT_OVER, 2, [3, 4])]
     tomorrow = await place.sharing.report(Span(date(2024, 10, 12), date(2024, 10, 12)))
     assert (tomorrow.start, tomorrow.end, tomorrow.left_out) == ((THURSDAY + 2) * DAY, (THURSDAY + 2) * DAY, [])
 

@@ -19,7 +19,7 @@ from koalapy.simulation.block_bootstrap import mean_bounds
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.outcome import JobOutcome
-from koalapy.simulation.sharing import HomeJob, SharingReport, Site, Verdict, Why, compare, lasts_at_home
+from koalapy.simulation.sharing import HomeJob, SharingReport, Site, Verdict, WhyLeftOut, compare, lasts_at_home
 from koalapy.simulation.simulation import Simulation
 
 START = 20_000 * DAY
@@ -54,7 +54,7 @@ def report(jobs: Sequence[EndedJob], sites: Mapping[str, Site] | None = None, **
     return answer(question)
 
 
-def counts(found: SharingReport) -> dict[Why, tuple[int, Sequence[JobId]]]:
+def counts(found: SharingReport) -> dict[WhyLeftOut, tuple[int, Sequence[JobId]]]:
     return {each.why: (each.count, each.jobs) for each in found.left_out}
 
 
@@ -91,13 +91,13 @@ def test_jobs_that_do_not_count_are_named_with_the_reason() -> None:
     question = SharingQuestion(jobs, SITES, Rules(), START, START + DAY, [12, 11])
     found = answer(question)
     assert counts(found) == {
-        Why.NO_HOME: (1, [1]),
-        Why.GONE: (1, [2]),
-        Why.TOO_WIDE: (1, [3]),
-        Why.NEVER_RAN: (1, [4]),
-        Why.CANCELLED: (2, [5, 8]),
-        Why.EARLIER: (1, [6]),
-        Why.NOT_OVER: (2, [11, 12]),
+        WhyLeftOut.NO_HOME: (1, [1]),
+        WhyLeftOut.GONE: (1, [2]),
+        WhyLeftOut.TOO_WIDE: (1, [3]),
+        WhyLeftOut.NEVER_RAN: (1, [4]),
+        WhyLeftOut.CANCELLED: (2, [5, 8]),
+        WhyLeftOut.EARLIER: (1, [6]),
+        WhyLeftOut.NOT_OVER: (2, [11, 12]),
     }
     assert [(site.jobs, site.too_wide) for site in found.sites] == [(0, 1), (0, 0)]
     assert found.every_site is Verdict.UNCLEAR
@@ -136,7 +136,7 @@ def test_every_job_counts_or_is_left_out_for_one_reason(data: st.DataObject) -> 
     assert sum(site.jobs for site in found.sites) + sum(each.count for each in found.left_out) == len(meant)
     left_out = [job for each in found.left_out for job in each.jobs]
     assert len(left_out) == len(set(left_out))
-    assert Why.NEVER_ALONE not in counts(found)
+    assert WhyLeftOut.NEVER_ALONE not in counts(found)
     assert report(data.draw(st.permutations(jobs))) == found
 
 
@@ -187,7 +187,7 @@ def test_who_would_never_have_ended_alone_is_named() -> None:
     """As where the rules let nobody wait for so long."""
     jobs = [ended(1, 0.0, nodes=8, lasts=5000.0), ended(2, 1.0, nodes=8)]
     found = report(jobs, max_placement_tries=1)
-    assert counts(found) == {Why.NEVER_ALONE: (1, [2])}
+    assert counts(found) == {WhyLeftOut.NEVER_ALONE: (1, [2])}
     assert found.sites[0].jobs == 1
 
 
