@@ -30,6 +30,8 @@ class JobOutcome:
     attempts: int
     placement_tries: int
     claiming_tries: int
+    start_delay: float = 0.0
+    """From the start time that was estimated when it was placed first to that of its last attempt."""
 
     @property
     def response(self) -> float:

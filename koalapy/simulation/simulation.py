@@ -70,6 +70,9 @@ class Simulation:
         if watch is None:
             self.scheduler.tell_no_timelines()
         self._draws = Random(f"{seed}/failing starts")
+        self._failures = {
+            name: grid.failures if each.failures is None else each.failures for name, each in grid.clusters.items()
+        }
         self._sites = {name: Site(name, each.nodes, self._allocated) for name, each in grid.clusters.items()}
         self._order = count()
         self._agenda: list[tuple[float, int, int, Callable[[], None]]] = []
@@ -140,6 +143,11 @@ class Simulation:
                 left = max(0.0, attempt.barrier_at + lasts - self.now)
             if runs or component.state is ComponentState.STOPPING:
                 self._later(left, ENDS, partial(self._ends, site, runner))
+
+    @property
+    def used(self) -> dict[ClusterName, int]:
+        """The nodes of each cluster that jobs or local users have now."""
+        return {name: site.nodes - site.idle for name, site in self._sites.items()}
 
     # The clock
 
@@ -312,7 +320,8 @@ class Simulation:
     def _starts(self, site: Site, runner: Runner) -> None:
         if runner.is_over:
             return
-        if self.grid.failures and self._draws.random() < self.grid.failures:
+        chance = self._failures[site.name]
+        if chance and self._draws.random() < chance:
             self._ends(site, runner, "the start failed")
         else:
             self._events.append(site.reports(runner))
@@ -423,8 +432,15 @@ class Simulation:
                 job.generation,
                 job.placement_tries,
                 job.claiming_tries,
+                _start_delay(job),
             )
         )
+
+
+def _start_delay(job: Job) -> float:
+    attempt, first = job.attempt, job.first_start_estimate
+    last = attempt.start_estimate if attempt is not None else None
+    return last - first if last is not None and first is not None else 0.0
 
 
 def gang_of(attempt: Attempt) -> Gang:

@@ -93,6 +93,29 @@ def test_starts_that_fail_are_tried_again() -> None:
     assert all(each.attempts == each.restarts + 1 for each in outcome.jobs)
 
 
+def test_a_cluster_may_fail_more_often_than_the_others() -> None:
+    where = SimulatedGrid({"good": SimulatedCluster(4), "broken": SimulatedCluster(8, failures=0.999)}, failures=0.0)
+    outcome = run([job(float(at), 2) for at in range(20)], where, rules=Rules(max_restarts=None, probation=False))
+    assert all(each.gang == (("good", 2),) for each in outcome.jobs)
+    assert sum(each.restarts for each in outcome.jobs) >= 3
+    with pytest.raises(UsageError, match="failures"):
+        SimulatedCluster(1, failures=1.0)
+
+
+def test_the_start_delay_is_from_the_first_estimate_to_the_last() -> None:
+    where = grid(links={("north", "south"): Link(bandwidth=1e6)}, failures=0.9)
+    files = (InputFile("data", 30_000_000, ("south",)),)
+    request = FixedRequest((ComponentRequest(8, "north", inputs=files),))
+    planned = PlannedJob(0.0, JobSpec(request, ("program",)), 10.0)
+    rules = Rules(max_restarts=None, error_threshold=1000, restart_pause=0)
+    (one,) = run([planned], where, rules=rules).jobs
+    assert one.restarts > 0
+    assert one.placed is not None
+    assert one.start_delay == pytest.approx(one.placed)
+    (whole,) = run([planned], grid(links=where.links)).jobs
+    assert whole.start_delay == 0.0
+
+
 def test_local_users_whom_nobody_has_seen_yet_overtake_a_claim() -> None:
     user = LocalUser(1.0, "north", 8, 60.0)
     outcome = run([job(2.0, 8)], grid(look_every=30.0), local_users=[user], rules=Rules(claim_grace=5.0))

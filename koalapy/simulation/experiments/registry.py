@@ -6,7 +6,7 @@ from importlib import import_module
 from koalapy.model.errors import NotFoundError
 from koalapy.simulation.experiments.experiment import Experiment
 
-MODULES = ("huang_2007", "lerida_2008", "sonmez_2010", "beyond_traces")
+MODULES = ("mohamed_2005", "huang_2007", "lerida_2008", "sonmez_2010", "beyond_traces")
 """Of this package, one for each paper."""
 
 
