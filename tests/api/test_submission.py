@@ -43,6 +43,7 @@ def _acceptable(given: JobSpec) -> JobSpec:
         request=request,
         name=_printable(spec.name),
         owner=_printable(spec.owner),
+        home_site=_printable(spec.home_site),
         policy=_printable(spec.policy),
         environment=tuple(sorted(dict(spec.environment).items())),
         policy_options=tuple(sorted(dict(spec.policy_options).items())),
