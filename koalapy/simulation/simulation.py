@@ -35,8 +35,8 @@ from koalapy.validation.submission import check
 
 ENDS, ARRIVES = 0, 1
 """In which order things happen at one moment."""
-STUCK_AFTER = 10_000
-"""Regular scans in a row in which nothing else happened, and with which nobody who waits was placed."""
+MIN_SCANS_IN_VAIN = 200
+"""Of who waits though nothing happens any more: see ``_enough_scans``."""
 
 Watcher = Callable[[float, Effects], None]
 
@@ -99,6 +99,7 @@ class Simulation:
         self._arrivals: Iterator[PlannedJob] = iter(())
         self._expected: PlannedJob | None = None
         """Who arrives next."""
+        self._enough_scans = _enough_scans(self.rules)
         self._unreachable: set[ClusterName] = set()
         if moment is not None:
             self._take_up(moment, known or {})
@@ -161,7 +162,7 @@ class Simulation:
                 self._events += site.connect()
         self._settle()
         scan_at, in_vain = self.now + self.rules.scan_interval, 0
-        while (self._expected or self._planned or self._outside) and in_vain < STUCK_AFTER:
+        while (self._expected or self._planned or self._outside) and in_vain < self._enough_scans:
             if scan_at < self.now:
                 scan_at += ceil((self.now - scan_at) / self.rules.scan_interval) * self.rules.scan_interval
             now = self._next(scan_at)
@@ -441,6 +442,13 @@ def _start_delay(job: Job) -> float:
     attempt, first = job.attempt, job.first_start_estimate
     last = attempt.start_estimate if attempt is not None else None
     return last - first if last is not None and first is not None else 0.0
+
+
+def _enough_scans(rules: Rules) -> int:
+    """So many regular scans in a row in which nothing else happens, and nobody is placed: by then whoever waits was
+    aged and promised its turn, if it ever is, and further ones change nothing."""
+    promised = ceil((rules.low_patience or 0.0) / rules.scan_interval)
+    return max(MIN_SCANS_IN_VAIN, 2 * rules.aging_tries, 2 * promised)
 
 
 def gang_of(attempt: Attempt) -> Gang:
