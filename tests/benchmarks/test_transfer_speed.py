@@ -117,7 +117,7 @@ def test_a_large_file_from_another_site(
         finally:
             await pair.close()
 
-    report(benchmark, "200 MB, encrypted" if encrypts else "200 MB", asyncio.run(measured()), at_most)
+    report(benchmark, "200 MB, encrypted" if encrypts else "200 MB", asyncio.run(measured()), at_most=at_most)
 
 
 def test_many_small_files_from_another_site(tmp_path: Path, bare: str, benchmark: object) -> None:
