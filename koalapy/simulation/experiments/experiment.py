@@ -84,6 +84,8 @@ class Experiment(ABC):
     """Names of the traces that it needs, without ``.swf.xz``."""
     unit: ClassVar[str] = ""
     """Of the numbers in the rows."""
+    is_timed: ClassVar[bool] = False
+    """Whether its values are times that were measured, of which no run has the same."""
 
     @property
     def paper(self) -> str:
@@ -96,7 +98,7 @@ class Experiment(ABC):
 
     @abstractmethod
     def run(self, cell: Cell, traces: "Traces") -> Mapping[str, Value]:
-        """Simulate a cell; equal cells give equal values, whenever and wherever they are run."""
+        """Simulate a cell; equal cells give equal values, whenever and wherever they are run, but what is timed."""
 
     @abstractmethod
     def rows(self, results: Sequence[Result]) -> list[Row]:

@@ -150,6 +150,7 @@ class SolverTime(Experiment):
 
     unit = "ms"
     seeds = 5
+    is_timed = True
 
     def run(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
         mode, problem = mode_of(cell), problem_of(cell)
