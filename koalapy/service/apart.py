@@ -6,7 +6,9 @@ import pickle
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TypeVar, TypeVarTuple
 
@@ -18,10 +20,13 @@ log = structlog.get_logger()
 
 A = TypeVarTuple("A")
 B = TypeVar("B")
+T = TypeVar("T")
 SECONDS = 120.0
 """That it may take, and of a processor's time too, should the daemon be gone."""
 NICENESS = 19
 RETRY_AFTER = 60.0
+PIECE = 1000
+"""Jobs, or the like, that are handed over at once."""
 
 
 async def apart(function: Callable[[*A], B], *arguments: *A, seconds: float = SECONDS) -> B:
@@ -33,11 +38,16 @@ async def apart(function: Callable[[*A], B], *arguments: *A, seconds: float = SE
     process = await asyncio.to_thread(_start)
     try:
         return await asyncio.to_thread(_answer, process, function, arguments, seconds)
-    except subprocess.TimeoutExpired as error:
+    except TimeoutError as error:
         hint = "ask for less, as for fewer days"
         raise BusyError(f"that takes longer than {seconds:g} s", retry_after=RETRY_AFTER, hint=hint) from error
     finally:
         process.kill()
+
+
+def pieces(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Many things, as arguments that are not too large."""
+    return (items[start : start + PIECE] for start in range(0, len(items), PIECE))
 
 
 def _start() -> "subprocess.Popen[bytes]":
@@ -47,15 +57,17 @@ def _start() -> "subprocess.Popen[bytes]":
 
 def _answer(process: "subprocess.Popen[bytes]", function: Callable[[*A], B], arguments: tuple[*A], seconds: float) -> B:
     assert process.stdin is not None
+    began, end = time.monotonic(), threading.Timer(seconds, process.kill)
+    end.start()
     try:
-        with suppress(BrokenPipeError):  # it has failed, and says why
+        with suppress(BrokenPipeError):  # it has ended, and says why, or was
             for each in (seconds, function, len(arguments), *arguments):
                 process.stdin.write(pickle.dumps(each))
-        told, errors = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        raise
+        told, errors = process.communicate()
+    finally:
+        end.cancel()
+    if process.returncode < 0 and time.monotonic() - began >= seconds:
+        raise TimeoutError
     if process.returncode != 0:
         text = errors.decode(errors="replace").strip()[-2000:]
         log.error("work in a process of its own failed", action="apart-failed", error=text)

@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from koalapy.model.job import JobId
 from koalapy.placement.registry import Registry
 from koalapy.record.beginning import People
 from koalapy.scheduling.queries import Queries
-from koalapy.service.apart import apart
+from koalapy.service.apart import apart, pieces
 from koalapy.simulation.moment import moment_of
 from koalapy.simulation.twin import Answer, Change, Expected, Forecast, Question, answer
 
@@ -35,7 +35,7 @@ class Forecasts:
     ) -> None:
         """``policies``: a function of a module, by which another process knows them, too."""
         self._queries, self._people, self._clock, self._policies = queries, people, clock, policies
-        self._work = work or (lambda question: apart(answer, question))
+        self._work = work or _apart
         self._one_at_a_time = asyncio.Lock()
         self._told: _Told | None = None
         self._under_way: asyncio.Task[None] | None = None
@@ -51,6 +51,7 @@ class Forecasts:
         if self._told is None or not 0 <= self._clock() - self._told.at < FRESH:
             if self._under_way is None or self._under_way.done():
                 self._under_way = asyncio.create_task(self._tell_anew())
+                self._under_way.add_done_callback(_hear_out)
             await asyncio.wait([self._under_way], timeout=patience)
             if not self._under_way.done():
                 return False, None
@@ -63,7 +64,19 @@ class Forecasts:
 
     async def _answer(self, change: Change) -> Answer:
         moment = moment_of(self._queries, self._people, self._clock())
-        change.of(moment, self._queries.policies)
+        change.check(moment, self._queries.policies)
         told = await self._work(Question(moment, change, self._policies))
         self._told = _Told(moment.now, told.as_it_is)
         return told
+
+
+async def _apart(question: Question) -> Answer:
+    beginning = question.moment.beginning
+    moment = replace(question.moment, beginning=replace(beginning, jobs=()))
+    return await apart(answer, replace(question, moment=moment), *pieces(beginning.jobs))
+
+
+def _hear_out(task: asyncio.Task[None]) -> None:
+    """Whoever still waits is told of a failure; nobody may."""
+    if not task.cancelled():
+        task.exception()

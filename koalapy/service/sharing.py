@@ -10,15 +10,13 @@ from koalapy.model.job import JobId
 from koalapy.model.request import ClusterName
 from koalapy.ports import HistoryStore
 from koalapy.scheduling.queries import Queries
-from koalapy.service.apart import apart
+from koalapy.service.apart import PIECE, apart, pieces
 from koalapy.service.database import query
 from koalapy.service.history import Span
 from koalapy.service.slices import slices
 from koalapy.simulation.alone import SharingQuestion, answer
 from koalapy.simulation.sharing import SharingReport, Site
 
-PIECE = 1000
-"""Jobs that are read, and handed over, at once."""
 MAX_JOBS = 100_000
 """Of one report."""
 FRESH = 60.0
@@ -92,6 +90,4 @@ class Sharing:
 
 
 async def _apart(question: SharingQuestion) -> SharingReport:
-    jobs = question.jobs
-    pieces = (jobs[start : start + PIECE] for start in range(0, len(jobs), PIECE))
-    return await apart(answer, replace(question, jobs=()), *pieces)
+    return await apart(answer, replace(question, jobs=()), *pieces(question.jobs))

@@ -13,7 +13,7 @@ from koalapy.model.job import Job, JobId, JobState
 from koalapy.model.request import ClusterName
 from koalapy.placement.registry import Registry
 from koalapy.scheduling.rules import Rules
-from koalapy.simulation.changed_rules import changed_rules
+from koalapy.simulation.changes import changed_rules, placed_by
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.local_users import LocalUser
@@ -91,7 +91,7 @@ def derive(
         return Derived((), {"no cluster was heard of": len(history.jobs)})
     grid, workload = _grid(history), _workload(history)
     unchanged = _simulated(history, grid, workload.planned, history.beginning.rules, policies)
-    others = [_by(policy, planned, policies) for planned in workload.planned]
+    others = [replace(each, spec=placed_by(policy, each.spec, policies)) for each in workload.planned]
     changed = _simulated(history, grid, others, rules, policies)
     compared = []
     for planned in workload.planned:
@@ -102,12 +102,6 @@ def derive(
         else:
             workload.leave_out("not over in each of the three")
     return Derived(compared, workload.left_out, _remarks(history, policy, workload.planned, policies))
-
-
-def _by(policy: str, planned: PlannedJob, policies: Registry) -> PlannedJob:
-    if not policy or planned.spec.request.type not in policies.get(policy).serves:
-        return planned
-    return replace(planned, spec=replace(planned.spec, policy=policy, policy_options=()))
 
 
 def _simulated(

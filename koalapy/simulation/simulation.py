@@ -138,8 +138,7 @@ class Simulation:
             site.take_up_runner(runner, since, runs=runs)
             left = 0.0
             if runs and attempt.barrier_at is not None:
-                tells = job.spec.launcher is Launcher.PROCESSES or attempt.head.index == component.index
-                runner.exit_code = planned.exit_code if tells else None
+                runner.exit_code = _exit_code(planned, job, attempt, runner.token)
                 lasts = planned.lasts * self._run_time(planned, gang_of(attempt))
                 left = max(0.0, attempt.barrier_at + lasts - self.now)
             if runs or component.state is ComponentState.STOPPING:
@@ -394,10 +393,8 @@ class Simulation:
         planned, attempt = self._planned[job.id], job.attempt
         assert attempt is not None, "whose barrier opens was placed"
         lasts = planned.lasts * self._run_time(planned, gang_of(attempt))
-        # Under Open MPI the head tells how the program has ended, else all do.
-        head = job.token(attempt.head.index) if job.spec.launcher is Launcher.OPENMPI else None
         for site, runner in gang:
-            self._events.append(site.runs(runner, planned.exit_code if head in (None, runner.token) else None))
+            self._events.append(site.runs(runner, _exit_code(planned, job, attempt, runner.token)))
             self._later(lasts, ENDS, partial(self._ends, site, runner))
 
     def _stage(self, site: Site, token: Token) -> None:
@@ -442,6 +439,12 @@ def _start_delay(job: Job) -> float:
     attempt, first = job.attempt, job.first_start_estimate
     last = attempt.start_estimate if attempt is not None else None
     return last - first if last is not None and first is not None else 0.0
+
+
+def _exit_code(planned: PlannedJob, job: Job, attempt: Attempt, token: Token) -> int | None:
+    """What a component tells of its program's end: under Open MPI the head alone knows it, else all do."""
+    tells = job.spec.launcher is Launcher.PROCESSES or token == job.token(attempt.head.index)
+    return planned.exit_code if tells else None
 
 
 def _enough_scans(rules: Rules) -> int:

@@ -6,7 +6,9 @@ nobody else submits anything: what is told holds if both is so.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from random import Random
+from statistics import fmean
 from typing import Any
 
 from koalapy.model.cluster import Drain, check_cluster
@@ -16,7 +18,7 @@ from koalapy.model.request import ClusterName
 from koalapy.model.wording import listed
 from koalapy.placement.registry import Registry, builtin
 from koalapy.record.beginning import KnownCluster
-from koalapy.simulation.changed_rules import changed_rules
+from koalapy.simulation.changes import changed_rules, placed_by
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.moment import Moment, NodesNow
 from koalapy.simulation.outcome import JobOutcome, Outcome
@@ -47,47 +49,51 @@ class Change:
     def __bool__(self) -> bool:
         return self != Change()
 
-    def of(self, moment: Moment, policies: Registry) -> Moment:
-        """The moment as it would be; ``UsageError`` for what cannot be."""
-        beginning = moment.beginning
-        known = [cluster.name for cluster in beginning.clusters]
+    def check(self, moment: Moment, policies: Registry) -> None:
+        """``UsageError`` or ``NotFoundError`` for what cannot be; it takes a look at each job that is named."""
+        known = [cluster.name for cluster in moment.beginning.clusters]
         for field_name in ("drain", "resume"):
             for name in getattr(self, field_name):
                 check_cluster(name, known, field_name)
-        drained = {name: Drain(moment.now) for name in self.drain} | dict.fromkeys(self.resume)
-        clusters = [replace(each, drained=drained.get(each.name, each.drained)) for each in beginning.clusters]
         for name, nodes in self.add.items():
             if name in known:
-                raise UsageError(
-                    f"there is a cluster {name} already", field="add", value=name, hint="give another name"
-                )
+                hint = "give another name"
+                raise UsageError(f"there is a cluster {name} already", field="add", value=name, hint=hint)
             if nodes < 1:
                 raise UsageError(f"{name} would have {nodes} nodes", field="add", value=nodes, hint="give 1 or more")
-            clusters.append(KnownCluster(name, total=nodes))
-        jobs = {job.id: job for job in beginning.jobs}
         named = [("walltimes", ident) for ident in self.walltimes]
-        for field_name, ident in [*named, *([] if self.first is None else [("first", self.first)])]:
-            if ident not in jobs or not jobs[ident].waits:
+        if self.first is not None:
+            named.append(("first", self.first))
+        waiting = {job.id for job in moment.beginning.jobs if job.waits} if named else frozenset()
+        for field_name, ident in named:
+            if ident not in waiting:
                 hint = "name one that is queued"
                 raise UsageError(f"job {ident} does not wait", field=field_name, value=ident, hint=hint)
         if self.policy:
             policies.get(self.policy)
-        changed = beginning.jobs
+        changed_rules(moment.beginning.rules, self.rules)
+
+    def of(self, moment: Moment, policies: Registry) -> Moment:
+        """The moment as it would be; raises as ``check`` does."""
+        self.check(moment, policies)
+        beginning = moment.beginning
+        drained = {name: Drain(moment.now) for name in self.drain} | dict.fromkeys(self.resume)
+        clusters = [replace(each, drained=drained.get(each.name, each.drained)) for each in beginning.clusters]
+        clusters += [KnownCluster(name, total=nodes) for name, nodes in self.add.items()]
+        jobs = beginning.jobs
         if self.policy or self.walltimes or self.first is not None:
-            least = min((job.queue_seq for job in beginning.jobs), default=0)
-            changed = tuple(self._job(job, policies, least - 1) for job in beginning.jobs)
+            least = min((job.queue_seq for job in jobs), default=0)
+            jobs = tuple(self._job(job, policies, least - 1) for job in jobs)
         rules = changed_rules(beginning.rules, self.rules)
         return Moment(
-            replace(beginning, clusters=tuple(clusters), jobs=changed, rules=rules),
+            replace(beginning, clusters=tuple(clusters), jobs=jobs, rules=rules),
             {**moment.nodes, **{name: NodesNow(nodes) for name, nodes in self.add.items()}},
         )
 
     def _job(self, job: Job, policies: Registry, first: int) -> Job:
         if not job.waits:
             return job
-        spec = job.spec
-        if self.policy and spec.request.type in policies.get(self.policy).serves:
-            spec = replace(spec, policy=self.policy, policy_options=())
+        spec = placed_by(self.policy, job.spec, policies)
         if job.id in self.walltimes:
             spec = replace(spec, walltime=self.walltimes[job.id])
         return replace(job, spec=spec, queue_seq=first if job.id == self.first else job.queue_seq)
@@ -152,11 +158,13 @@ class Answer:
     changed: Forecast | None
 
 
-def answer(question: Question) -> Answer:
-    """Both by the same run times."""
-    policies = question.policies()
-    as_it_is = forecast(question.moment, policies=policies)
-    changed = forecast(question.moment, question.change, policies=policies) if question.change else None
+def answer(question: Question, *pieces: Sequence[Job]) -> Answer:
+    """Both by the same run times, of the question's jobs and those of the pieces."""
+    beginning = question.moment.beginning
+    jobs = (*beginning.jobs, *chain.from_iterable(pieces))
+    moment, policies = replace(question.moment, beginning=replace(beginning, jobs=jobs)), question.policies()
+    as_it_is = forecast(moment, policies=policies)
+    changed = forecast(moment, question.change, policies=policies) if question.change else None
     return Answer(as_it_is, changed)
 
 
@@ -238,19 +246,17 @@ def _starts(over: Iterable[JobOutcome], now: float) -> list[float]:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+    return fmean(values) if values else None
 
 
 def _interval(values: Iterable[float]) -> Interval | None:
     """From the 10th to the 90th of a hundred."""
     ordered = sorted(values)
-    if not ordered:
-        return None
-    low, middle, high = (_quantile(ordered, part) for part in (LOW, MIDDLE, HIGH))
-    return Interval(low, middle, high)
+    return Interval(*(_quantile(ordered, part) for part in (LOW, MIDDLE, HIGH))) if ordered else None
 
 
 def _quantile(ordered: Sequence[float], part: float) -> float:
+    """Never less than that of a smaller part, as rounding would have it in ``statistics.quantiles``."""
     place = part * (len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)

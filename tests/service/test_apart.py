@@ -3,6 +3,7 @@
 import asyncio
 import os
 import select
+import signal
 import sys
 from pathlib import Path
 
@@ -31,6 +32,21 @@ def vanish(_: None) -> None:
 
 def never_ends(fifo: str) -> None:
     Path(fifo).read_bytes()
+
+
+class Hangs:
+    """Stops the process that it is handed to, for good: it reads nothing any more."""
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return stop_for_good, ()
+
+
+def stop_for_good() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def nothing(*_: object) -> None:
+    raise AssertionError("it is never called")
 
 
 def size_of(values: list[int]) -> list[int]:
@@ -70,6 +86,12 @@ def fifo(tmp_path: Path) -> str:
     """What is read by who never ends: nobody reads it once that has ended."""
     os.mkfifo(tmp_path / "fifo")
     return str(tmp_path / "fifo")
+
+
+async def test_one_that_hangs_while_it_is_told_what_to_do_is_not_waited_for() -> None:
+    """There is more to tell than a pipe holds."""
+    with pytest.raises(BusyError, match=r"longer than 1 s"):
+        await asyncio.wait_for(apart(nothing, Hangs(), bytes(10_000_000), seconds=1.0), 60.0)
 
 
 async def test_what_takes_too_long_ends(fifo: str) -> None:

@@ -100,3 +100,19 @@ async def test_a_failure_is_told_and_does_not_last() -> None:
         await forecasts.expected(12, 60.0)
     fails = False
     assert (await forecasts.expected(12, 60.0))[0]
+
+
+async def test_a_failure_that_nobody_waits_for_leaves_no_complaint() -> None:
+    may_go_on = asyncio.Event()
+
+    async def work(question: Question) -> Answer:
+        await may_go_on.wait()
+        raise BusyError("too long", retry_after=1.0)
+
+    forecasts = Forecasts(queries_at(50.0), People(), Clock(), policies, work)
+    assert await forecasts.expected(12, 0.01) == (False, None)
+    (under_way,) = asyncio.all_tasks() - {asyncio.current_task()}
+    may_go_on.set()
+    await asyncio.wait([under_way])
+    await asyncio.sleep(0)
+    assert not under_way._log_traceback  # type: ignore[attr-defined]  # else asyncio writes to the log, once it is gone

@@ -1,13 +1,15 @@
-"""Rules with some parameters changed, as somebody wants to try them."""
+"""Rules and jobs with something changed, as somebody wants to try it."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from koalapy.model.errors import UsageError
+from koalapy.model.job import JobSpec
 from koalapy.model.wording import known_names
+from koalapy.placement.registry import Registry
 from koalapy.scheduling.rules import Rules
 
 
@@ -25,3 +27,10 @@ def changed_rules(rules: Rules, changes: Mapping[str, Any]) -> Rules:
             f"{name} cannot be {changes.get(name)!r}: {first['msg']}", field=f"rules.{name}", value=changes.get(name)
         ) from error
     return changed
+
+
+def placed_by(policy: str, spec: JobSpec, policies: Registry) -> JobSpec:
+    """The job by another policy, where there is one and it serves what the job asks for."""
+    if not policy or spec.request.type not in policies.get(policy).serves:
+        return spec
+    return replace(spec, policy=policy, policy_options=())
