@@ -1,15 +1,12 @@
 """All configuration, typed: one YAML file, overridden by environment variables (``KOALA_RULES__CLAIM_GRACE``)."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 import yaml
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
@@ -20,7 +17,6 @@ from pydantic_settings import (
 )
 
 from koalapy.agents.settings import SiteSettings
-from koalapy.credentials import checked_token
 from koalapy.model.alert import AlertRules
 from koalapy.model.cluster import ClusterPair, Link, check_cluster, pair_of
 from koalapy.model.disk import DiskLimits
@@ -37,61 +33,24 @@ from koalapy.notification_settings import NotificationSection
 from koalapy.record.settings import Recording
 from koalapy.scheduling.rules import Rules
 from koalapy.settings_refusal import DELIMITER, PREFIX, refusal
+from koalapy.settings_texts import (
+    AbsolutePath,
+    CollectorUrl,
+    HostName,
+    Network,
+    Ports,
+    ProviderUri,
+    Proxy,
+    Secret,
+    UserName,
+    UserPattern,
+    proxy,
+)
 
 MAX_TEXT_LENGTH = 1024 * 1024
 """Characters of any text. Pydantic refuses what UTF-8 cannot encode only where a text has a bound."""
-Secret = Annotated[str, AfterValidator(checked_token)]
-
-
-def _host_name(name: str) -> str:
-    if not re.fullmatch(r"[\w-]+(\.[\w-]+)*\.?", name):
-        raise ValueError(f"{name!r} is no host's name: give it without scheme and port, as grid.example.org")
-    return name
-
-
-HostName = Annotated[str, AfterValidator(_host_name)]
-
-
-def _network(text: str) -> str:
-    if "/" in text:
-        ip_network(text, strict=False)
-    return text
-
-
-def _proxy(text: str) -> str:
-    try:
-        ip_network(text, strict=False)
-    except ValueError:
-        raise ValueError(f"{text!r} is neither an IP address nor a network, as 192.0.2.7 or 192.0.2.0/24") from None
-    return text
-
-
-def _ordered(ports: str) -> str:
-    first, last = map(int, ports.split("-"))
-    if not 1024 <= first < last <= 65535:
-        raise ValueError("give FIRST-LAST with 1024 <= FIRST < LAST <= 65535")
-    return ports
-
-
-def _absolute(path: str) -> str:
-    if not path.startswith("/"):
-        raise ValueError(f"{path} is not an absolute path")
-    return path
-
-
-AbsolutePath = Annotated[str, AfterValidator(_absolute)]
-Proxy = Annotated[str, AfterValidator(_proxy)]
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 LogFormat = Literal["console", "json"]
-
-
-def _user_name(name: str) -> str:
-    if not re.fullmatch(r"[\w.+-]{1,100}", name):
-        raise ValueError(f"{name!r} is no user's name: give letters, digits, and . _ + - only")
-    return name
-
-
-UserName = Annotated[str, AfterValidator(_user_name)]
 
 
 @dataclass(frozen=True)
@@ -126,44 +85,16 @@ class UserSection:
     """The cluster whose user they count as; by default the one where they have an account, if it is one."""
 
 
-def _provider_uri(uri: str) -> str:
-    parts = urlsplit(uri)
-    host = parts.hostname or ""
-    if parts.scheme == "http" and (host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)):
-        return uri
-    if parts.scheme != "https" or not host:
-        raise ValueError(f"{uri} is no https address: whoever is on the way could be the provider")
-    return uri
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-def _one_group(pattern: str) -> str:
-    try:
-        groups = re.compile(pattern).groups
-    except re.error as error:
-        raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
-    if groups != 1:
-        raise ValueError(f"{pattern!r} must have one group, which is the user: (.+)@example\\.org")
-    return pattern
-
-
 @dataclass(frozen=True)
 class OidcSection(Provider):
     """An OpenID provider whose bearer tokens are taken."""
 
     users: dict[str, UserName] = field(default_factory=dict)
-    jwks_uri: Annotated[str, AfterValidator(_provider_uri)] | None = None
+    jwks_uri: ProviderUri | None = None
     jwks_file: AbsolutePath | None = None
-    pattern: Annotated[str, AfterValidator(_one_group)] | None = None
-    authorization_endpoint: Annotated[str, AfterValidator(_provider_uri)] | None = None
-    token_endpoint: Annotated[str, AfterValidator(_provider_uri)] | None = None
+    pattern: UserPattern | None = None
+    authorization_endpoint: ProviderUri | None = None
+    token_endpoint: ProviderUri | None = None
     client_secret: Secret | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -183,9 +114,9 @@ class MpiSection(Mpi):
 
     prefix: str | None = None
     """Where it is installed, with ``bin/mpirun`` below; by default the first ``mpirun`` on the nodes' ``PATH``."""
-    interface: Annotated[str, AfterValidator(_network)] | None = None
+    interface: Network | None = None
     """Network that other clusters' nodes can reach, as CIDR (``198.18.0.0/24``) or name (``ib0``)."""
-    ports: Annotated[str, Field(pattern=r"^\d+-\d+$"), AfterValidator(_ordered)] | None = None
+    ports: Ports | None = None
     """Ports that other clusters' nodes can reach, as ``FIRST-LAST``."""
     parameters: dict[str, str] = field(default_factory=dict)
     """Further MCA parameters of Open MPI's own (``btl_tcp_links: "2"``)."""
@@ -248,20 +179,11 @@ class TlsSection:
     """File with its key, which nobody else may read."""
 
 
-def _collector(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{url} is no address as http://127.0.0.1:4318/v1/traces")
-    if parts.username is not None or parts.password is not None:
-        raise ValueError("the address has a password: give it as OTEL_EXPORTER_OTLP_HEADERS in the environment")
-    return url
-
-
 @dataclass(frozen=True)
 class TracingSection:
     """Where jobs' ways are sent as spans of OpenTelemetry's, each when it is over."""
 
-    endpoint: Annotated[str, AfterValidator(_collector)] | None = None
+    endpoint: CollectorUrl | None = None
     """Address of a collector that takes OTLP by HTTP, as ``http://127.0.0.1:4318/v1/traces``; needs the extra
     ``tracing``. Without it nothing is sent."""
 
@@ -470,7 +392,7 @@ class Settings(BaseSettings):
 def proxies(given: Sequence[str]) -> list[str]:
     """Those of the command line; ``UsageError``."""
     try:
-        return [_proxy(text.strip()) for text in given]
+        return [proxy(text.strip()) for text in given]
     except ValueError as error:
         raise UsageError(
             f"--behind-proxy: {error}",

@@ -302,10 +302,7 @@ def _services(
         owners=owners,
     )
     network = Network(engine, jobs, stores.measurements, links, settings.network)
-    folders = {"data directory": data_dir} | {name: data_dir / name for name in ("bundles", "results", "output")}
-    if (file := file_of(settings.database)) is not None:
-        folders["database"] = file.parent
-    health = HealthMonitor(engine, folders, settings.disks)
+    health = HealthMonitor(engine, _folders(settings, data_dir), settings.disks)
     advisor = Advisor(engine.queries.experience, stores.advice)
     times = RetentionTimes(settings.jobs_keep, settings.internal_jobs_keep)
     retention = Retention(stores.history, outputs, results, times, removal_clock(clock), lambda: engine.draining)
@@ -330,6 +327,14 @@ def _services(
         Sharing(stores.history, engine.queries, clock),
         forecasts,
     )
+
+
+def _folders(settings: Settings, data_dir: Path) -> dict[str, Path]:
+    """Where the daemon writes."""
+    folders = {"data directory": data_dir} | {name: data_dir / name for name in ("bundles", "results", "output")}
+    if (file := file_of(settings.database)) is not None:
+        folders["database"] = file.parent
+    return folders
 
 
 def _duties(settings: Settings, services: Services, engine: Engine, certificate: Certificate | None) -> list[Duty]:

@@ -1,0 +1,118 @@
+"""What texts of the configuration must be like, as types: whoever reads one refuses what is not."""
+
+import re
+from ipaddress import ip_address, ip_network
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field
+
+from koalapy.credentials import checked_token
+
+Secret = Annotated[str, AfterValidator(checked_token)]
+
+
+def _host_name(name: str) -> str:
+    if not re.fullmatch(r"[\w-]+(\.[\w-]+)*\.?", name):
+        raise ValueError(f"{name!r} is no host's name: give it without scheme and port, as grid.example.org")
+    return name
+
+
+HostName = Annotated[str, AfterValidator(_host_name)]
+
+
+def _network(text: str) -> str:
+    if "/" in text:
+        ip_network(text, strict=False)
+    return text
+
+
+Network = Annotated[str, AfterValidator(_network)]
+"""An interface's name, or a network in CIDR."""
+
+
+def proxy(text: str) -> str:
+    """An address or a network; ``ValueError``."""
+    try:
+        ip_network(text, strict=False)
+    except ValueError:
+        raise ValueError(f"{text!r} is neither an IP address nor a network, as 192.0.2.7 or 192.0.2.0/24") from None
+    return text
+
+
+Proxy = Annotated[str, AfterValidator(proxy)]
+
+
+def _ordered(ports: str) -> str:
+    first, last = map(int, ports.split("-"))
+    if not 1024 <= first < last <= 65535:
+        raise ValueError("give FIRST-LAST with 1024 <= FIRST < LAST <= 65535")
+    return ports
+
+
+Ports = Annotated[str, Field(pattern=r"^\d+-\d+$"), AfterValidator(_ordered)]
+
+
+def _absolute(path: str) -> str:
+    if not path.startswith("/"):
+        raise ValueError(f"{path} is not an absolute path")
+    return path
+
+
+AbsolutePath = Annotated[str, AfterValidator(_absolute)]
+
+
+def _user_name(name: str) -> str:
+    if not re.fullmatch(r"[\w.+-]{1,100}", name):
+        raise ValueError(f"{name!r} is no user's name: give letters, digits, and . _ + - only")
+    return name
+
+
+UserName = Annotated[str, AfterValidator(_user_name)]
+
+
+def _provider_uri(uri: str) -> str:
+    parts = urlsplit(uri)
+    host = parts.hostname or ""
+    if parts.scheme == "http" and (host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)):
+        return uri
+    if parts.scheme != "https" or not host:
+        raise ValueError(f"{uri} is no https address: whoever is on the way could be the provider")
+    return uri
+
+
+ProviderUri = Annotated[str, AfterValidator(_provider_uri)]
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _one_group(pattern: str) -> str:
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+    if groups != 1:
+        raise ValueError(f"{pattern!r} must have one group, which is the user: (.+)@example\\.org")
+    return pattern
+
+
+UserPattern = Annotated[str, AfterValidator(_one_group)]
+"""A regular expression, of which the one group is the user."""
+
+
+def _collector(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url} is no address as http://127.0.0.1:4318/v1/traces")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("the address has a password: give it as OTEL_EXPORTER_OTLP_HEADERS in the environment")
+    return url
+
+
+CollectorUrl = Annotated[str, AfterValidator(_collector)]
