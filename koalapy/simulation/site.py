@@ -116,7 +116,6 @@ class Site:
 
     def take_up(self, background: int, down: int) -> None:
         """So many of its nodes local users have, who do not leave; and so many are out of order."""
-        self.tells_nodes = True
         self.background += background
         self.down = down
         self.idle -= background + down
@@ -132,11 +131,13 @@ class Site:
         self._found.append(self._status(runner, runs=runs))
 
     def connect(self) -> list[Event]:
-        """What its agent says first of all."""
+        """What its agent says first of all. The nodes of our components it counts as idle, as it would have before they
+        got them: what these have is told by what is said of each."""
         inventory = InventoryReceived(self.name, Inventory(tuple(self._found)))
         self._found = []
         self._allocate()
-        return [inventory, self.report()]
+        idle = max(self.nodes - self.background - self.down, 0)
+        return [inventory, Reported(self.name, ClusterReport(self.nodes, idle, self.background, self.down))]
 
     def _allocate(self) -> None:
         queue = self._queue

@@ -6,7 +6,7 @@ nobody else submits anything: what is told holds if both is so.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice
 from random import Random
 from statistics import fmean
 from typing import Any
@@ -21,14 +21,17 @@ from koalapy.record.beginning import KnownCluster
 from koalapy.simulation.changes import changed_rules, placed_by
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.moment import Moment, NodesNow
-from koalapy.simulation.outcome import JobOutcome, Outcome
+from koalapy.simulation.processes import forked_map, processors
 from koalapy.simulation.run_time_estimates import RunTimeEstimates
 from koalapy.simulation.simulation import Simulation
 
 JOB_RUNS, MIN_DRAWS, MAX_DRAWS = 2_000, 3, 20
 """So many simulated jobs in all are enough; with more of them the fewer repetitions, within bounds."""
 LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9
-DAY = 86_400.0
+HORIZON = 30 * 86_400.0
+"""Seconds that are simulated."""
+ALONE = 4_000
+"""Simulated jobs for which no further process is begun."""
 
 
 @dataclass(frozen=True)
@@ -163,9 +166,12 @@ def answer(question: Question, *pieces: Sequence[Job]) -> Answer:
     beginning = question.moment.beginning
     jobs = (*beginning.jobs, *chain.from_iterable(pieces))
     moment, policies = replace(question.moment, beginning=replace(beginning, jobs=jobs)), question.policies()
-    as_it_is = forecast(moment, policies=policies)
-    changed = forecast(moment, question.change, policies=policies) if question.change else None
-    return Answer(as_it_is, changed)
+    plans = [_plan(moment, Change(), policies)]
+    if question.change:
+        plans.append(_plan(moment, question.change, policies))
+    work = sum(len(plan.moment.jobs) * plan.draws for plan in plans)
+    forecasts = _carry_out(plans, processors() if work > ALONE else 1)
+    return Answer(forecasts[0], forecasts[1] if question.change else None)
 
 
 def forecast(
@@ -173,7 +179,7 @@ def forecast(
     change: Change | None = None,
     *,
     draws: int | None = None,
-    horizon: float = 30 * DAY,
+    horizon: float = HORIZON,
     seed: int = 0,
     policies: Registry | None = None,
 ) -> Forecast:
@@ -182,67 +188,108 @@ def forecast(
     ``UsageError`` for a change that cannot be. Equal arguments give equal answers; with and without a change the same
     run times are drawn.
     """
-    policies = policies or builtin()
-    changed = (change or Change()).of(moment, policies)
+    return _carry_out([_plan(moment, change or Change(), policies or builtin(), draws, horizon, seed)], 1)[0]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is to be simulated, and how often."""
+
+    moment: Moment
+    """As it would be."""
+    estimates: RunTimeEstimates
+    policies: Registry
+    draws: int
+    horizon: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """What came in one simulation."""
+
+    times: dict[JobId, tuple[float | None, float]]
+    """When a job started, if it did, and when it ended."""
+    utilisation: float
+
+
+def _plan(
+    moment: Moment,
+    change: Change,
+    policies: Registry,
+    draws: int | None = None,
+    horizon: float = HORIZON,
+    seed: int = 0,
+) -> _Plan:
+    changed = change.of(moment, policies)
     missing = sorted({job.spec.policy for job in changed.jobs if job.spec.policy} - set(policies.names()))
     if missing:
         hint = "install the package that it comes with"
         raise UsageError(f"there is no policy {listed(missing)} here", field="policy", value=missing[0], hint=hint)
     estimates = RunTimeEstimates(moment.beginning.runs, {each.name: each.speed for each in changed.beginning.clusters})
-    jobs = changed.jobs
-    number = draws or max(MIN_DRAWS, min(MAX_DRAWS, JOB_RUNS // max(1, len(jobs))))
-    outcomes = [_simulate(changed, estimates, policies, horizon, f"{seed}/{draw}") for draw in range(number)]
-    return _summary(changed, jobs, outcomes, estimates)
+    number = draws or max(MIN_DRAWS, min(MAX_DRAWS, JOB_RUNS // max(1, len(changed.jobs))))
+    return _Plan(changed, estimates, policies, number, horizon, seed)
 
 
-def _simulate(moment: Moment, estimates: RunTimeEstimates, policies: Registry, horizon: float, seed: str) -> Outcome:
+def _carry_out(plans: Sequence[_Plan], processes: int) -> list[Forecast]:
+    simulations = [(plan, draw) for plan in plans for draw in range(plan.draws)]
+    courses = iter(forked_map(_simulate, simulations, processes))
+    return [_summary(plan, list(islice(courses, plan.draws))) for plan in plans]
+
+
+def _simulate(simulation: tuple[_Plan, int]) -> _Course:
+    plan, draw = simulation
+    moment = plan.moment
     known = {
         job.id: PlannedJob(
-            max(0.0, job.submitted_at), job.spec, estimates.draw(job, moment.now, Random(f"{seed}/{job.id}"))
+            max(0.0, job.submitted_at),
+            job.spec,
+            plan.estimates.draw(job, moment.now, Random(f"{plan.seed}/{draw}/{job.id}")),
         )
         for job in moment.jobs
     }
-    simulation = Simulation(
+    outcome = Simulation(
         moment.grid(),
-        run_time=estimates.run_time,
-        policies=policies,
-        until=moment.now + horizon,
+        run_time=plan.estimates.run_time,
+        policies=plan.policies,
+        until=moment.now + plan.horizon,
         moment=moment,
         known=known,
-    )
-    return simulation.run(())
+    ).run(())
+    return _Course({each.ident: (each.started, each.ended) for each in outcome.jobs}, outcome.utilisation)
 
 
-def _summary(moment: Moment, jobs: Sequence[Job], outcomes: Sequence[Outcome], estimates: RunTimeEstimates) -> Forecast:
-    now, found = moment.now, [{each.ident: each for each in outcome.jobs} for outcome in outcomes]
+def _summary(plan: _Plan, courses: Sequence[_Course]) -> Forecast:
+    now, jobs = plan.moment.now, plan.moment.jobs
     waiting = [job.id for job in jobs if job.waits]
     expected = []
     for job in sorted(jobs, key=lambda job: job.id):
-        over = [each[job.id] for each in found if job.id in each]
+        over = [course.times[job.id] for course in courses if job.id in course.times]
         expected.append(
             Expected(
                 job.id,
                 job.state,
                 _interval(_starts(over, now)) if job.waits else None,
-                _interval([max(0.0, each.ended - now) for each in over]),
-                1 - len(over) / len(outcomes),
-                estimates.basis(job.spec),
+                _interval([max(0.0, ended - now) for _, ended in over]),
+                1 - len(over) / len(courses),
+                plan.estimates.basis(job.spec),
             )
         )
-    waits = [_mean(_starts([each[ident] for ident in waiting if ident in each], now)) for each in found]
-    responses = [_mean([each[ident].ended - now for ident in waiting if ident in each]) for each in found]
+    of_waiting = [[course.times[ident] for ident in waiting if ident in course.times] for course in courses]
+    waits = [_mean(_starts(over, now)) for over in of_waiting]
+    responses = [_mean([ended - now for _, ended in over]) for over in of_waiting]
     return Forecast(
         now,
-        len(outcomes),
+        len(courses),
         tuple(expected),
         _interval(each for each in waits if each is not None),
         _interval(each for each in responses if each is not None),
-        _mean([outcome.utilisation for outcome in outcomes]) or 0.0,
+        _mean([course.utilisation for course in courses]) or 0.0,
     )
 
 
-def _starts(over: Iterable[JobOutcome], now: float) -> list[float]:
-    return [max(0.0, each.started - now) for each in over if each.started is not None]
+def _starts(over: Iterable[tuple[float | None, float]], now: float) -> list[float]:
+    return [max(0.0, started - now) for started, _ in over if started is not None]
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 
 from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.job import JobState, Launcher
+from koalapy.placement.registry import builtin
 from koalapy.record.beginning import People
 from koalapy.scheduling.effects import Effects
 from koalapy.scheduling.rules import Rules
+from koalapy.simulation import twin
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.moment import Moment, moment_of
 from koalapy.simulation.simulation import Simulation
-from koalapy.simulation.twin import Change, forecast
+from koalapy.simulation.twin import Change, Question, answer, forecast
 from tests.simulation.test_simulation import grid, job
 
 ALIKE = 100.0
@@ -181,3 +183,13 @@ def test_equal_moments_give_equal_answers_also_after_they_were_packed() -> None:
     moment = moment_at(crowd(20, walltime=500.0), 50.0)
     packed: Moment = pickle.loads(pickle.dumps(moment))
     assert forecast(packed, draws=3, seed=4) == forecast(moment, draws=3, seed=4)
+
+
+def test_over_processes_the_answer_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    moment = moment_at(crowd(30), 150.0)
+    change = Change(rules={"queue": "fcfs"})
+    alone = answer(Question(moment, change, builtin))
+    monkeypatch.setattr(twin, "ALONE", 0)
+    monkeypatch.setattr(twin, "processors", lambda: 3)
+    assert answer(Question(moment, change, builtin)) == alone
+    assert alone.changed == forecast(moment, change)

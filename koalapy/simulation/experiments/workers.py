@@ -1,14 +1,12 @@
 """Processes that run cells: of this machine, or those of an MPI job."""
 
 import multiprocessing
-import os
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing.connection import wait
+
+from koalapy.simulation.processes import end_with_parent, processors
 
 
 @contextmanager
@@ -20,9 +18,7 @@ def workers(jobs: int | None = None) -> Iterator[Executor]:
         with MPIPoolExecutor() as ranks:
             yield ranks
         return
-    pool = ProcessPoolExecutor(
-        jobs or len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn"), initializer=_end_with_parent
-    )
+    pool = ProcessPoolExecutor(jobs or processors(), multiprocessing.get_context("spawn"), initializer=end_with_parent)
     try:
         yield pool
     except BaseException:
@@ -39,16 +35,3 @@ def is_mpi() -> bool:
     """Whether ``mpi4py.futures`` has started this program."""
     core = sys.modules.get("mpi4py.futures._core")
     return core is not None and core.SharedPool is not None
-
-
-def _end_with_parent() -> None:
-    """A parent that was killed leaves no workers behind; and that there was an interrupt the parent tells alone."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
