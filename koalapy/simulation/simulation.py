@@ -192,7 +192,10 @@ class Simulation:
         return max(self.now, at)
 
     def _later(self, seconds: float, kind: int, what: Callable[[], None]) -> None:
-        heapq.heappush(self._agenda, (self.now + seconds, kind, next(self._order), what))
+        self._at(self.now + seconds, kind, what)
+
+    def _at(self, moment: float, kind: int, what: Callable[[], None]) -> None:
+        heapq.heappush(self._agenda, (moment, kind, next(self._order), what))
 
     def _settle(self) -> None:
         """Steps until nothing more follows at this moment."""
@@ -244,7 +247,7 @@ class Simulation:
             self._outside.append(job)
             self._expect_job()
 
-        self._later(job.at - self.now, ARRIVES, arrives)
+        self._at(job.at, ARRIVES, arrives)
 
     def _let_in(self) -> None:
         """Submit those who are outside, while there is room in the placement queues."""
@@ -283,7 +286,7 @@ class Simulation:
             site.comes(user)
             self._expect_local_user()
 
-        self._later(max(user.at - self.now, 0.0), ARRIVES, arrives)
+        self._at(max(user.at, self.now), ARRIVES, arrives)
 
     # What happens on the clusters
 
