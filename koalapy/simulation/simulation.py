@@ -290,12 +290,22 @@ class Simulation:
 
     # What happens on the clusters
 
+    def startup(self, runner: Runner) -> float:
+        """Seconds from the moment when a component has its nodes until all its runners have reported. Another world may
+        know that of each by itself."""
+        return self.grid.startup
+
+    def holds(self, runner: Runner, lasts: float) -> float:
+        """Seconds for which a component has its nodes from the barrier on, where its program ``lasts`` so long. The
+        same holds of it."""
+        return lasts
+
     def _allocated(self, site: Site, who: Runner | LocalUser) -> None:
         if isinstance(who, Runner):
             who.since = self.now
             self._tell_nodes_of(site)
-            if self.grid.startup:
-                self._later(self.grid.startup, ENDS, lambda: self._starts(site, who))
+            if startup := self.startup(who):
+                self._later(startup, ENDS, lambda: self._starts(site, who))
             else:
                 self._starting.append((site, who))
             return
@@ -398,7 +408,7 @@ class Simulation:
         lasts = planned.lasts * self._run_time(planned, gang_of(attempt))
         for site, runner in gang:
             self._events.append(site.runs(runner, _exit_code(planned, job, attempt, runner.token)))
-            self._later(lasts, ENDS, partial(self._ends, site, runner))
+            self._later(self.holds(runner, lasts), ENDS, partial(self._ends, site, runner))
 
     def _stage(self, site: Site, token: Token) -> None:
         """Inputs come one after another, by the bandwidth of the link that each comes by."""
