@@ -96,22 +96,38 @@ def derive(
     compared = []
     for planned in workload.planned:
         job = history.jobs[int(planned.label)]
-        one, other = unchanged.get(job.id), changed.get(job.id)
+        one, other = unchanged.ran.get(job.id), changed.ran.get(job.id)
         if job.state.is_final and one is not None and other is not None:
             compared.append(Compared(job.id, _recorded(job, history.beginning.now), _way(one), _way(other)))
         else:
-            workload.leave_out("not over in each of the three")
-    return Derived(compared, workload.left_out, _remarks(history, policy, workload.planned, policies))
+            refused = one is not None and job.id in changed.refused
+            workload.leave_out("refused with the change" if refused else "not over in each of the three")
+    remarks = _remarks(history, policy, workload.planned, policies)
+    first = next((job for job in changed.refused if job in unchanged.ran), None)
+    if first is not None:
+        remarks.append(f"with the change job {first}, for one, is refused: {changed.refused[first]}")
+    return Derived(compared, workload.left_out, remarks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Simulated:
+    """What became of each job that came to its end, and why others were refused."""
+
+    ran: Mapping[JobId, JobOutcome]
+    refused: Mapping[JobId, str]
 
 
 def _simulated(
     history: History, grid: SimulatedGrid, jobs: Sequence[PlannedJob], rules: Rules, policies: Registry
-) -> dict[JobId, JobOutcome]:
-    """What became of each job that came to its end."""
+) -> _Simulated:
     simulation = Simulation(
         grid, rules, run_time=by_speed(grid.speeds), local_users=_local_users(history, grid), policies=policies
     )
-    return {int(job.planned.label): job for job in simulation.run(jobs).jobs if job.started is not None}
+    outcome = simulation.run(jobs)
+    return _Simulated(
+        {int(job.planned.label): job for job in outcome.jobs if job.started is not None},
+        {int(job.planned.label): job.reason for job in outcome.not_run if job.is_refused},
+    )
 
 
 # What the record tells

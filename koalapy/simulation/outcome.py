@@ -54,6 +54,7 @@ class NotRun:
 
     planned: PlannedJob
     reason: str
+    is_refused: bool = True
 
 
 @dataclass(slots=True)

@@ -227,7 +227,7 @@ class Simulation:
     def _finish(self) -> Outcome:
         outcome = self.outcome
         left = [*self._planned.values(), *self._outside, *filter(None, [self._expected]), *self._arrivals]
-        outcome.not_run += [NotRun(job, "it was not over when the simulation was") for job in left]
+        outcome.not_run += [NotRun(job, "it was not over when the simulation was", is_refused=False) for job in left]
         for site in self._sites.values():
             for runner in site.runners.values():
                 self._count(runner)

@@ -14,7 +14,7 @@ from tests.needs import TESTBED, TESTBED_UP
 WORLDS = ["embedded", *(["testbed"] if TESTBED_UP.is_met else [])]
 
 # The tests of a testbed cannot be played without one; a machine that must have it says so, and they are not left out.
-collect_ignore = [] if TESTBED_UP.is_met else ["test_testbed.py", "test_testbed_data.py", "test_testbed_people.py"]
+collect_ignore_glob = [] if TESTBED_UP.is_met else ["test_testbed*.py"]
 if os.environ.get("KOALA_REQUIRE_TESTBED") and not TESTBED_UP.is_met:
     raise pytest.UsageError(f"there is no {TESTBED}: make testbed")
 

@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 from tests.grid.embedded import Embedded
+from tests.grid.world import World
 
 FIXED: list[dict[str, Any]] = [
     {"type": "nonfixed", "components": [{"size": 2}, {"size": 1}]},
@@ -14,7 +15,7 @@ FIXED: list[dict[str, Any]] = [
 ]
 
 
-def some_jobs(grid: Embedded, draw: Random, count: int) -> list[int]:
+def some_jobs(grid: World, draw: Random, count: int) -> list[int]:
     """Jobs of all kinds, of which some are cancelled."""
     idents = []
     for _ in range(count):
@@ -26,7 +27,7 @@ def some_jobs(grid: Embedded, draw: Random, count: int) -> list[int]:
     return idents
 
 
-def replayed(grid: Embedded, file: Path, *more: str) -> list[dict[str, Any]]:
+def replayed(grid: World, file: Path, *more: str) -> list[dict[str, Any]]:
     done = grid.run("replay", str(file), "--json", *more)
     assert done.returncode == 0, done.stderr
     lives: list[dict[str, Any]] = json.loads(done.stdout)["lives"]

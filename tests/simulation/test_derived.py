@@ -91,6 +91,16 @@ def test_who_never_ran_is_counted_and_not_guessed() -> None:
     }
 
 
+def test_who_is_refused_with_the_change_is_told_from_who_was_not_over() -> None:
+    """Six nodes are in two clusters only, and best-fit places in one."""
+    wide = replace(ran(2, 5.0, 6, 30.0, 60.0), spec=JobSpec(FlexibleRequest(6), ("program",)))
+    found = derived(history(ran(1, 0.0, 2, 0.0, 30.0), wide), "best-fit")
+    assert [job.job for job in found.jobs] == [1]
+    assert found.left_out == {"refused with the change": 1}
+    assert any(told.startswith("with the change job 2, for one, is refused: ") for told in found.remarks)
+    assert derived(history(wide)).left_out == {}
+
+
 def test_of_no_jobs_there_are_no_means() -> None:
     found = derived(history())
     assert found.means("changed") == {"wait": None, "response": None}

@@ -12,11 +12,11 @@ from koalapy.simulation.experiments.tables import repetitions, table
 INDEX = "README.md"
 HOW = """`koala experiment list` names all experiments, `koala experiment run NAME…` makes some again, and
 `make experiments` all of them, and these pages. Each is made of simulations that need nothing of each other, *cells*,
-which run over processes, or as an MPI job over the clusters of the grid. The same cell gives the same numbers in every
-process and on every machine: all that is drawn is drawn by its seed. What a cell gave is kept in
-`results/`, one Parquet file for each experiment, with its parameters, seed and processor time; in the file's metadata
-is what made it: versions, the SHA-256 of each trace, and that of the source of every module that the experiment
-imports. When one of these is another one, the experiment is run again as a whole.
+which run over processes, or as [an MPI job over the clusters of the grid](../cli.md#experiments). The same cell gives
+the same numbers in every process and on every machine: all that is drawn is drawn by its seed. What a cell gave is
+kept in `results/`, one Parquet file for each experiment, with its parameters, seed and processor time; in the file's
+metadata is what made it: versions, the SHA-256 of each trace, and that of the source of every module that the
+experiment imports. When one of these is another one, the experiment is run again as a whole.
 
 In tables, *ours* is the mean over all seeds, and the interval is that in which the mean of all possible seeds lies with
 a probability of 95 % (Student). An experiment without an interval draws nothing: it gives the same each time."""

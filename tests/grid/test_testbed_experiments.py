@@ -1,0 +1,59 @@
+"""Experiments whose simulations run as one job over all clusters of the testbed."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from koalapy.simulation.experiments.experiment import Result
+from koalapy.simulation.experiments.registry import experiment_named
+from koalapy.simulation.experiments.results import Kept, load
+from koalapy.simulation.experiments.runs import Asked, run
+from koalapy.simulation.experiments.traces import Traces
+from koalapy.simulation.experiments.workers import workers
+from tests.grid.testbed import Testbed
+from tests.grid.world import Seen, until
+
+NAME = "lerida-2008-fig-5"
+SWEEP = f"python -m mpi4py.futures -m koalapy.simulation run {NAME} --seeds 1 --results results".split()
+
+
+@pytest.fixture
+def bed(testbed: Testbed) -> Iterator[Testbed]:
+    yield testbed
+    testbed.cancel_all()
+    testbed.settle()
+
+
+def test_a_sweep_over_all_clusters_gives_bit_for_bit_what_a_pool_gives_here(bed: Testbed, tmp_path: Path) -> None:
+    nodes = {container.service for container in bed.workplaces}
+    everywhere = {"type": "flexible", "total_size": len(nodes)}
+    ident = bed.submit(everywhere, *SWEEP, launcher="openmpi", collect=["results/*.parquet"])
+    until(lambda: {p.node for p in bed.workers(f"{ident}.") if _simulates(p)} == nodes, "every node to simulate")
+    job = bed.wait(ident)
+    assert job["state"] == "succeeded", bed.logs(ident)
+    assert {component["cluster"] for component in job["components"]} == set(bed.nodes)
+    fetched = bed.run("fetch", str(ident), "--to", str(tmp_path / "job"))
+    assert fetched.returncode == 0, fetched.stderr
+    [file] = (tmp_path / "job").glob("*/results/*.parquet")
+    asked = Asked([experiment_named(NAME)], tmp_path / "here", Traces(tmp_path), seeds=1)
+    with workers(2) as pool:
+        [here] = run(asked, pool)
+    assert here.kept is not None
+    assert _exactly(load(file.parent, NAME)) == _exactly(here.kept)
+    assert len(here.kept.results) > len(nodes)
+
+
+def _simulates(seen: Seen) -> bool:
+    """A rank: ``mpirun`` has its words, too, and has not become Python."""
+    return "koalapy.simulation" in seen.command and "python" in seen.command[0]
+
+
+def _exactly(kept: Kept | None) -> list[tuple[str, str]]:
+    """All that was drawn and came of it, each number to its last bit; how long it took is no part of it."""
+    assert kept is not None
+    return [_told(result) for result in kept.results]
+
+
+def _told(result: Result) -> tuple[str, str]:
+    return result.cell.key, repr(dict(result.values))

@@ -1,0 +1,50 @@
+"""What the daemon of the testbed has recorded, with real resource managers below it, is replayed as it was."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.grid.test_record import replayed, some_jobs
+from tests.grid.testbed import Testbed
+from tests.grid.world import until
+
+
+@pytest.fixture
+def bed(testbed: Testbed) -> Iterator[Testbed]:
+    yield testbed
+    testbed.cancel_all()
+    testbed.settle()
+
+
+def test_a_day_of_real_clusters_is_replayed_as_it_was(bed: Testbed, tmp_path: Path) -> None:
+    """With local users, a cluster that is drained, a node that fails, and jobs that are cancelled."""
+    draw, gate = Random(11), bed.gate()
+    alone = bed.submit({"type": "flexible", "total_size": 2}, "true")
+    load = bed.local_load("south", 1)
+    held = bed.submit({"type": "fixed", "components": [{"size": 2, "cluster": "north"}]}, *gate.hold)
+    bed.wait_state(held, "running")
+    assert bed.run("clusters", "drain", "east").returncode == 0
+    idents = [alone, held, *some_jobs(bed, draw, 3)]
+    for runner in bed.runners(f"{held}.", "north-1"):
+        runner.kill()
+    until(lambda: bed.job(held)["restarts"] == 1, "the node's failure to be noticed")
+    assert bed.run("clusters", "resume", "east").returncode == 0
+    gate.open()
+    load.stop()
+    idents += some_jobs(bed, draw, 3)
+    jobs = [bed.wait(ident) for ident in idents]
+    file = tmp_path / "day.gz"
+    done = bed.run("export", "-o", str(file), "--since", "1")
+    assert done.returncode == 0, done.stderr
+    [life] = replayed(bed, file, "--policy", "best-fit")
+    assert life["divergence"] is None
+    told = {one["job"]: one for one in life["derived"]["jobs"]}
+    assert told.keys() >= {alone, held}
+    for job in jobs:
+        if job["id"] in told:
+            placed = sorted([component["cluster"], component["size"]] for component in job["components"])
+            assert sorted(told[job["id"]]["recorded"]["gang"]) == placed
+    # Where all was idle: in the cluster with the most nodes, and by the other policy in the smallest that has enough.
+    assert told[alone]["unchanged"]["gang"] != told[alone]["changed"]["gang"] == [["south", 2]]
