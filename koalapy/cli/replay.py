@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from koalapy.cli.arguments import Argument, Option
-from koalapy.cli.errors import CliError, Exit, of_koala
+from koalapy.cli.errors import CliError, Exit, of_koala, printable
 from koalapy.cli.options import show_json
 from koalapy.cli.progress import waiting_for
 from koalapy.cli.tables import table
@@ -36,10 +36,10 @@ def replay(
     from koalapy.bootstrap import policies
     from koalapy.simulation.replay import replay
 
-    found, changes = [], _changes(rule or [])
+    found, changes, lost = [], _changes(rule or []), list[str]()
     try:
         with waiting_for(f"replays {file}"):
-            for history in replay(file, known := policies()):
+            for history in replay(file, known := policies(), lost):
                 told = _told(history)
                 if (policy or changes) and history.divergence is None and history.jobs:
                     told["derived"] = _derived(history, known, policy or "", changes)
@@ -47,7 +47,7 @@ def replay(
     except KoalaError as error:
         raise of_koala(error) from error
     if as_json:
-        show_json({"file": str(file), "lives": found})
+        show_json({"file": str(file), "lives": found, "lost": lost})
     else:
         for told in found:
             print(_line(told))
@@ -57,6 +57,10 @@ def replay(
             print("nothing was recorded then", file=sys.stderr)
     if any(told["divergence"] for told in found):
         raise CliError("the replay did something else than what was recorded", Exit.FAILED, _why(found))
+    if lost:
+        hint = "what was told there is missing; restore these files in its folder record, or remove them"
+        message = printable(f"the daemon could not read all of its record: {', '.join(lost)}")
+        raise CliError(message, Exit.FAILED, hint)
     return Exit.OK
 
 

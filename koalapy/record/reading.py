@@ -39,6 +39,8 @@ class RecordFile:
         self._of = ("", "")
         self.since: float | None = None
         """From when on it was asked for; a life that began before is whole all the same."""
+        self.lost: list[str] = []
+        """What the daemon could not read of its record, as far as the file has been read."""
 
     def lives(self) -> Iterator[Life]:
         """In order."""
@@ -64,6 +66,9 @@ class RecordFile:
                 if self._next(file) is not None:
                     raise self._fault(f"goes on after its end, in line {self._number}")
                 return
+            if "lost" in head:
+                self.lost.append(str(head["lost"]))
+                continue
             if head.get("part") != 1:
                 raise self._fault(f"has no beginning of what comes in line {self._number}")
             life = self._begun(head, file)

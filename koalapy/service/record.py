@@ -11,8 +11,10 @@ import os
 import re
 import shutil
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -144,6 +146,8 @@ class Record:
         for part in self._parts():
             if part.path.suffix != ".gz":
                 _compress(part.path)
+            else:
+                part.path.with_suffix("").unlink(missing_ok=True)
         lives: dict[int, list[Part]] = {}
         for part in self._parts():
             lives.setdefault(part.life, []).append(part)
@@ -158,8 +162,9 @@ class Record:
             raise OSError(0, f"the record of this daemon alone is more than record.size, {self._settings.size} bytes")
 
     def _parts(self) -> list[Part]:
-        """In order; one that was about to be compressed when a daemon died, as it was."""
-        found = ((path, _NAME.fullmatch(path.name)) for path in sorted(self._directory.glob("*.jsonl*"), reverse=True))
+        """In order. Of one that is there in both forms the compressed is whole; the other was about to be removed when
+        a daemon died, or is of a backup from when it was still written on."""
+        found = ((path, _NAME.fullmatch(path.name)) for path in sorted(self._directory.glob("*.jsonl*")))
         named = {(int(match[1]), int(match[2])): path for path, match in found if match}
         return [Part(life, number, path) for (life, number), path in sorted(named.items())]
 
@@ -175,23 +180,46 @@ class Record:
         lives: dict[int, list[Part]] = {}
         for part in self._parts() if self._directory.is_dir() else []:
             lives.setdefault(part.life, []).append(part)
-        for parts in lives.values():
-            ended = max(part.path.stat().st_mtime for part in parts)
-            if ended >= since and parts[0].life / 1000 <= until and parts[0].number == 1:
-                yield from _until(parts, until)
+        # Before the first is written: meanwhile files are compressed.
+        ended = {life: max(part.path.stat().st_mtime for part in parts) for life, parts in lives.items()}
+        for life, parts in lives.items():
+            if ended[life] >= since and life / 1000 <= until and parts[0].number == 1:
+                yield from _life(parts, until)
         yield line({"end": True})
+
+
+class _Unreadable(Exception):
+    """A file of the record, and why."""
+
+
+def _life(parts: list[Part], until: float) -> Iterator[bytes]:
+    """Up to a moment: nothing of one that died before its beginning was written, and a line that says so where the rest
+    cannot be read."""
+    told = _until(parts, until)
+    try:
+        begun = list(islice(told, 2))
+        if len(begun) == 2:
+            yield from begun
+            yield from told
+    except _Unreadable as error:
+        log.error("a part of the record cannot be read", action="record-unreadable", reason=str(error))
+        yield line({"lost": str(error)})
 
 
 def _until(parts: list[Part], until: float) -> Iterator[bytes]:
     """The whole lines of a life, up to a moment; one that was cut off by a death is left out."""
     for part in parts:
-        with _opened(part.path) as file:
-            for each in file:
-                if not each.endswith(b"\n"):
-                    return
-                if (match := _AT.match(each)) and float(match[1]) > until:
-                    return
-                yield each
+        try:
+            with _opened(part.path) as file:
+                for each in file:
+                    if not each.endswith(b"\n"):
+                        return
+                    if (match := _AT.match(each)) and float(match[1]) > until:
+                        return
+                    yield each
+        except (OSError, EOFError, zlib.error) as error:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise _Unreadable(f"{part.path.name} ({why})") from error
 
 
 def _opened(path: Path) -> BinaryIO | gzip.GzipFile:
@@ -211,6 +239,9 @@ def _compress(path: Path) -> None:
         gzip.GzipFile(filename="", fileobj=out, mode="wb", compresslevel=6) as packed,
     ):
         shutil.copyfileobj(plain, packed)
+        packed.close()
+        out.flush()
+        os.fsync(out.fileno())
     stat = path.stat()
     os.utime(incoming, (stat.st_atime, stat.st_mtime))
     incoming.rename(path.with_name(f"{path.name}.gz"))

@@ -55,9 +55,15 @@ class History:
                 self.nodes.setdefault(event.cluster, []).append(seen)
 
 
-def replay(path: Path, policies: Registry) -> Iterator[History]:
-    """Each life in a record, as it was. ``UsageError`` for what cannot be read, or names a policy that there is not."""
-    for life in RecordFile(path).lives():
+def replay(path: Path, policies: Registry, lost: list[str] | None = None) -> Iterator[History]:
+    """Each life in a record, as it was. ``UsageError`` for what cannot be read, or names a policy that there is not.
+
+    ``lost`` is given what the daemon that exported it could not read, up to where this has come.
+    """
+    file = RecordFile(path)
+    if lost is not None:
+        file.lost = lost
+    for life in file.lives():
         yield _replayed(life, policies, path)
 
 

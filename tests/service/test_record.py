@@ -2,7 +2,7 @@
 
 import gzip
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -42,10 +42,12 @@ async def kept(one: Record, some: Sequence[Step]) -> None:
     await one.flush()
 
 
-async def exported(one: Record, folder: Path, since: float = 0.0, until: float = 2e9) -> list[History]:
+async def exported(
+    one: Record, folder: Path, since: float = 0.0, until: float = 2e9, lost: list[str] | None = None
+) -> list[History]:
     path = folder / "export"
     path.write_bytes(b"".join(await one.export(since, until)))
-    return list(replay(path, builtin()))
+    return list(replay(path, builtin(), lost))
 
 
 async def test_what_was_kept_is_exported(tmp_path: Path) -> None:
@@ -85,6 +87,56 @@ async def test_one_who_was_killed_while_a_part_was_compressed_loses_nothing(tmp_
     await kept(another, steps(1, BEGAN + 100))
     assert [life.steps for life in await exported(another, tmp_path)] == [3, 1]
     assert len(list((tmp_path / "record").iterdir())) == 2
+    await another.close()
+
+
+async def test_one_who_died_before_its_beginning_was_written_is_left_out(tmp_path: Path) -> None:
+    """Or whose disk was full by then: the others can be replayed all the same."""
+    for number, count in enumerate((3, 2)):
+        one = record(tmp_path, BEGAN + 100 * number)
+        await kept(one, steps(count, BEGAN + 100 * number))
+        await one.close()
+    (path,) = (tmp_path / "record").glob(f"{int((BEGAN + 100) * 1000)}*")
+    whole = path.read_bytes()
+    head = whole.index(b"\n") + 1
+    for length in (0, 5, head, head + 20):
+        path.write_bytes(whole[:length])
+        assert [life.steps for life in await exported(one, tmp_path)] == [3]
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda packed: packed[:-100], lambda packed: packed[:60] + b"\xff" * 9, lambda _: b"no"]
+)
+async def test_of_one_that_is_damaged_it_is_said_what_is_lost(tmp_path: Path, spoil: Callable[[bytes], bytes]) -> None:
+    old, one = record(tmp_path), record(tmp_path, BEGAN + 100)
+    await kept(old, steps(900))
+    await old.close()
+    await kept(one, steps(2, BEGAN + 100))
+    (path,) = (tmp_path / "record").glob("*.gz")
+    path.write_bytes(spoil(path.read_bytes()))
+    lost: list[str] = []
+    *before, last = await exported(one, tmp_path, lost=lost)
+    assert (last.steps, last.divergence) == (2, None)
+    assert all(life.steps < 900 and life.divergence is None for life in before)
+    assert [told.partition(" ")[0] for told in lost] == [path.name]
+    await one.close()
+
+
+async def test_a_backup_of_a_part_that_was_written_on_replaces_nothing(tmp_path: Path) -> None:
+    old = record(tmp_path)
+    await kept(old, steps(20))
+    (path,) = (tmp_path / "record").iterdir()
+    backup = path.read_bytes()
+    await kept(old, steps(90)[20:])
+    await old.close()
+    one = record(tmp_path, BEGAN + 100)
+    await kept(one, steps(1, BEGAN + 100))
+    await one.close()
+    path.write_bytes(backup)
+    another = record(tmp_path, BEGAN + 200)
+    await kept(another, steps(1, BEGAN + 200))
+    assert [life.steps for life in await exported(another, tmp_path)] == [90, 1, 1]
+    assert not path.exists()
     await another.close()
 
 
