@@ -42,18 +42,28 @@ class WhatIf(Input):
 
     def change(self) -> Change:
         """``UsageError`` for what cannot be read."""
-        return Change(
-            self.policy,
-            {name: _value(name, value) for name, value in _pairs("rules", self.rules)},
-            tuple(self.drain),
-            tuple(self.resume),
-            {name: _number("add", value, MAX_NODES) for name, value in _pairs("add", self.add)},
-            self.first,
-            {
-                _number("walltimes", name, MAX_ID): _seconds(value)
-                for name, value in _pairs("walltimes", self.walltimes)
-            },
-        )
+        return change_of(self.policy, self.rules, self.drain, self.resume, self.add, self.first, self.walltimes)
+
+
+def change_of(
+    policy: str,
+    rules: list[str],
+    drain: list[str],
+    resume: list[str],
+    add: list[str],
+    first: int | None,
+    walltimes: list[str],
+) -> Change:
+    """What people write; ``UsageError`` for what cannot be read."""
+    return Change(
+        policy,
+        {name: _value(name, value) for name, value in _pairs("rules", rules)},
+        tuple(drain),
+        tuple(resume),
+        {name: _number("add", value, MAX_NODES) for name, value in _pairs("add", add)},
+        first,
+        {_number("walltimes", name, MAX_ID): _seconds(value) for name, value in _pairs("walltimes", walltimes)},
+    )
 
 
 def _pairs(field: str, texts: list[str]) -> list[tuple[str, str]]:

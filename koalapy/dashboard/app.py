@@ -20,7 +20,9 @@ from koalapy.dashboard.pages.now import add_now
 from koalapy.dashboard.pages.queue import add_queue
 from koalapy.dashboard.pages.room import add_room
 from koalapy.dashboard.pages.scheduler import add_scheduler
+from koalapy.dashboard.pages.sharing import add_sharing
 from koalapy.dashboard.pages.users import add_users
+from koalapy.dashboard.pages.what_if import add_what_if
 from koalapy.dashboard.pages.workloads import add_workloads
 from koalapy.dashboard.survey import Surveyor
 from koalapy.model.errors import NotFoundError
@@ -48,6 +50,8 @@ def add_dashboard(app: FastAPI, services: Services, engine: Engine, ways: WaysIn
     add_audit(dashboard, audit)
     add_history(dashboard, services.history)
     add_workloads(dashboard, services.workloads)
+    add_sharing(dashboard, services)
+    add_what_if(dashboard, services.forecasts)
     BrowserLogin(dashboard, ways)
     _add_files(dashboard)
     _add_events(dashboard)

@@ -15,6 +15,7 @@ from koalapy.dashboard.files import url_of
 from koalapy.dashboard.pictures.bar import bar
 from koalapy.dashboard.pictures.cumulative import cumulative
 from koalapy.dashboard.pictures.distribution import distribution
+from koalapy.dashboard.pictures.interval import interval
 from koalapy.dashboard.pictures.job_lanes import MEANINGS, job_lanes
 from koalapy.dashboard.pictures.node_grid import node_grid
 from koalapy.dashboard.pictures.nodes_over_time import nodes_over_time
@@ -31,7 +32,7 @@ POLICY = (
 HEADERS = {"Content-Security-Policy": POLICY, "Referrer-Policy": "same-origin"}
 """Browsers tell with a form where it comes from only by this referrer policy."""
 
-PICTURES = (bar, cumulative, distribution, job_lanes, node_grid, nodes_over_time, series)
+PICTURES = (bar, cumulative, distribution, interval, job_lanes, node_grid, nodes_over_time, series)
 """Templates know them by their names."""
 
 

@@ -23,7 +23,7 @@ class _Told:
 
 
 class Forecasts:
-    """One at a time, so that it takes no more than one processor's idle time."""
+    """One at a time, so that it takes no more than the processors' idle time."""
 
     def __init__(
         self,

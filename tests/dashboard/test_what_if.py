@@ -1,0 +1,106 @@
+"""The pages What if and Sharing: what the daemon simulates, in a browser and as pure functions."""
+
+import re
+
+import httpx2
+import pytest
+
+from koalapy.dashboard.pages.what_if import lines_of, most_of, ways_of
+from koalapy.dashboard.pictures.interval import WIDTH, interval
+from koalapy.model.job import JobState
+from koalapy.simulation.twin import Answer, Expected, Forecast, Interval
+from tests.dashboard.conftest import Visit
+from tests.dashboard.people import token_of
+from tests.grid.embedded import Embedded
+
+
+def forecast(*starts: tuple[int, JobState, float | None]) -> Forecast:
+    jobs = tuple(
+        Expected(job, state, None if at is None else Interval(at, at + 1, at + 2), None, float(at is None), "nothing")
+        for job, state, at in starts
+    )
+    return Forecast(0.0, 3, jobs, None, None, 0.5)
+
+
+def test_lines_are_those_who_wait_in_the_order_of_their_starts() -> None:
+    queued, running = JobState.QUEUED, JobState.RUNNING
+    before = forecast((1, running, None), (2, queued, 50.0), (3, queued, None), (4, queued, 10.0))
+    answer = Answer(before, forecast((1, running, None), (2, queued, None), (4, queued, 90.0)))
+    lines = lines_of(answer)
+    assert [line.job for line in lines] == [4, 2, 3]
+    assert [line.is_there for line in lines] == [True, True, False]
+    assert most_of(lines) == 92.0
+    assert [(way.name, way.never) for way in ways_of(answer)] == [("as it is", 1), ("changed", 1)]
+    assert [way.name for way in ways_of(Answer(before, None))] == ["as it is"]
+    assert most_of([]) == 0.0
+
+
+@pytest.mark.parametrize(("found", "most"), [((0, 0, 0), 0), ((5, 5, 5), 5), ((0, 1, 1e9), 10), ((-1, 0, 3), 7)])
+def test_a_picture_of_an_interval_stays_within_its_frame(found: tuple[float, float, float], most: float) -> None:
+    picture = interval(*found, most)
+    for left, width in re.findall(r' x="([^"]+)" [^>]*?width="([^"]+)"', picture):
+        assert 0 <= float(left) <= float(left) + float(width) <= WIDTH
+
+
+def test_an_operator_asks_what_if(visit: Visit, grid: Embedded) -> None:
+    gate = grid.gate()
+    first = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, *gate.hold, walltime=600)
+    grid.wait_state(first, "running")
+    waits = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, "true", walltime=600)
+    page = visit().open("/what-if", live=False)
+    assert page.locator("section").count() == 0, "nothing is simulated before it is asked for"
+    page.get_by_role("button", name="Simulate").click()
+    row = page.locator("section[aria-label=Jobs] tbody tr")
+    row.get_by_role("link", name=str(waits)).wait_for()
+    assert "never start" in page.locator("section[aria-label='All jobs'] th").all_inner_texts()[4].lower()
+    page.get_by_role("checkbox", name="north").check()
+    page.get_by_label("Rules").fill("queue=fcfs")
+    page.get_by_role("button", name="Simulate").click()
+    page.get_by_role("columnheader", name="Changed", exact=True).wait_for()
+    # Who asks for north alone starts nowhere else.
+    assert "not in 30 days" in row.inner_text()
+    assert page.get_by_role("checkbox", name="north").is_checked()
+    assert page.get_by_label("Rules").input_value() == "queue=fcfs"
+    assert "drain=north" in page.url
+    gate.open()
+    assert grid.wait(waits)["state"] == "succeeded"
+
+
+def test_what_cannot_be_simulated_is_told_with_the_way_out(grid: Embedded) -> None:
+    def ask(query: str) -> httpx2.Response:
+        return grid.http.get(f"/what-if?{query}", headers={"Accept": "text/html"})
+
+    for query, told in {
+        "drain=nowhere": "nowhere",
+        "rules=queue": "NAME=VALUE",
+        "rules=queue%3Dsideways": "queue",
+        "add=west%3D0": "give a number from 1",
+        "walltimes=1%3Dsoon": "walltime",
+        "first=999999": "999999",
+        "policy=none-such": "none-such",
+        "add=" + "x" * 10_001: "10000",
+        "first=-1": "first",
+        "nothing=1": "nothing",
+    }.items():
+        answer = ask(query)
+        assert 400 <= answer.status_code < 500, query
+        assert told in answer.text, query
+
+
+def test_sites_are_held_against_themselves(visit: Visit, grid: Embedded) -> None:
+    component = {"type": "fixed", "components": [{"size": 1, "cluster": "south"}]}
+    job = grid.submit(component, "true", launcher="processes", home_site="north")
+    assert grid.wait(job)["state"] == "succeeded"
+    page = visit().open("/sharing", live=False)
+    row = page.locator("#site-north")
+    assert row.locator("td").all_inner_texts()[1:4] == ["1", "1", "0"]
+    row.get_by_role("link", name="1").click()
+    page.locator(f"#job-{job}").wait_for()
+
+
+def test_they_are_for_operators(grid: Embedded) -> None:
+    headers = {"Authorization": f"Bearer {token_of(grid, 'somebody', 'user')}", "Accept": "text/html"}
+    with httpx2.Client(base_url=grid.url, headers=headers) as user:
+        for path in ("/what-if", "/what-if.json?ask=true", "/sharing", "/sharing.json"):
+            assert user.get(path).status_code == 403
+        assert 'href="/what-if"' not in user.get("/").text
