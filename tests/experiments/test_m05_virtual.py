@@ -8,7 +8,7 @@ from koalapy.model.job import ClaimingMode, Priority
 from tests.experiments.m05 import table
 from tests.experiments.m05_virtual import run, with_rules
 
-JOBS = 200
+JOBS = 100
 
 
 @pytest.mark.parametrize("claiming", ClaimingMode)
