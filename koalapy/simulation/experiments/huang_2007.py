@@ -1,15 +1,23 @@
 """Huang, Shih and Chung (2007): load sharing among the sites of a heterogeneous grid."""
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from itertools import permutations
 from math import trunc
 from typing import TYPE_CHECKING, ClassVar
 
 from koalapy.model.sharing import SharingMode
 from koalapy.scheduling.rules import ReclaimedPosition
-from koalapy.simulation.experiments.experiment import Cell, Experiment, Parameter, Result, Row, Value, by
-from koalapy.simulation.experiments.huang_2007_grid import ENTIRE, SITES, TRACE, Setting, jobs_of, responses, site_name
+from koalapy.simulation.experiments.experiment import Cell, Experiment, Result, Row, Value
+from koalapy.simulation.experiments.huang_2007_grid import (
+    ENTIRE,
+    SITES,
+    TABLE_3_LOAD,
+    TRACE,
+    Setting,
+    jobs_of,
+    responses,
+    site_name,
+)
+from koalapy.simulation.experiments.huang_2007_orders import Figure2, Figure2Whole, Figure3
 from koalapy.simulation.experiments.traces import Traces
 
 if TYPE_CHECKING:
@@ -72,7 +80,7 @@ class Table3(Experiment):
     unit = "s"
 
     speed = (1, 3, 4, 4, 8)
-    load = (5, 4, 5, 4, 1)
+    load = TABLE_3_LOAD
     paper_says: ClassVar[Mapping[str, Sequence[float]]] = {
         "independent": (9260, 14216, 10964, 10199, 6448, 57),
         "ordinary": (4135, 191, 4758, 4799, 3881, 559),
@@ -171,156 +179,6 @@ class Figure1(Experiment):
         )
 
 
-PARTS = 16
-"""Of the trace, equally many jobs in each: one for each simulation of the many orders of speeds."""
-SPEEDS = tuple(permutations((1, 3, 5, 7, 9)))
-SOME = 12
-"""One of so many orders is simulated for the other loads and thresholds."""
-EQUAL = 1e-6
-"""Mean response times that differ by less than this fraction are one."""
-
-
-class Permutations(Experiment):
-    """Policies held against each other with each order of the sites' speeds."""
-
-    traces = (TRACE,)
-    unit = ""
-    loads: ClassVar[Mapping[str, Sequence[float]]] = {"1": (1, 1, 1, 1, 1), "of Table 3": Table3.load}
-    variants: ClassVar[Sequence[tuple[str, float]]] = (("1", 1.0), ("of Table 3", 0.0), ("of Table 3", 1.0))
-    """Load and threshold, which the paper does not tell: beside load 1 and threshold 0, with some of the orders."""
-    said_to_be_last: ClassVar[Mapping[str, float]] = {}
-
-    def cells(self, seeds: int) -> Sequence[Cell]:
-        return [
-            Cell({"speeds": number, "policy": policy, "load": load, "threshold": threshold}, seed)
-            for seed in range(seeds)
-            for load, threshold in [("1", 0.0), *self.variants]
-            for number in range(0, len(SPEEDS), 1 if (load, threshold) == ("1", 0.0) else SOME)
-            for policy in self.policies
-        ]
-
-    @property
-    @abstractmethod
-    def policies(self) -> Sequence[str]:
-        """What is compared; the last is the adaptive one."""
-
-    @abstractmethod
-    def setting(self, policy: str, speed: Sequence[float], load: Sequence[float], threshold: float) -> Setting:
-        """What is simulated."""
-
-    def is_variant(self, cell: Cell) -> bool:
-        return (cell["load"], cell["threshold"]) != ("1", 0.0)
-
-    def run(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
-        number, load = int(cell["speeds"]), self.loads[str(cell["load"])]
-        jobs, part = jobs_of(traces), (number + cell.seed) % PARTS
-        size = -(-len(jobs) // PARTS)
-        setting = self.setting(str(cell["policy"]), SPEEDS[number], load, float(cell["threshold"]))
-        outcome = setting.simulate(jobs[part * size : (part + 1) * size])
-        return {ENTIRE: responses(outcome)[ENTIRE] if outcome.jobs else 0.0}
-
-    def _ratios(self, results: Sequence[Result]) -> dict[str, list[float]]:
-        """Of each policy, for each order of speeds and seed, its response time over that of the best."""
-        times: dict[tuple[Parameter, int], dict[str, float]] = {}
-        for result in results:
-            which = result.cell["speeds"], result.cell.seed
-            times.setdefault(which, {})[str(result.cell["policy"])] = result.number(ENTIRE)
-        best = {which: min(some.values()) for which, some in times.items()}
-        return {
-            policy: [some[policy] / best[which] if best[which] else 1.0 for which, some in times.items()]
-            for policy in self.policies
-        }
-
-    def _most(self, results: Sequence[Result], policy: str) -> float:
-        """How far a policy is behind the best at most, whatever load and threshold."""
-        parts = by(results, "load", "threshold").values()
-        return max(ratio for some in parts for ratio in self._ratios(some)[policy])
-
-    def rows(self, results: Sequence[Result]) -> list[Row]:
-        ratios = self._ratios([result for result in results if not self.is_variant(result.cell)])
-        found = []
-        for policy, own in ratios.items():
-            best = sum(ratio <= 1 + EQUAL for ratio in own)
-            last = sum(
-                ratio > 1 + EQUAL and all(ratio >= other * (1 - EQUAL) for other in others)
-                for ratio, *others in zip(own, *ratios.values(), strict=True)
-            )
-            found.append(Row.of(f"{policy}: best in so many of {len(own)}", [best]))
-            found.append(Row.of(f"{policy}: last in so many", [last], self.said_to_be_last.get(policy)))
-            found.append(Row.of(f"{policy}: response time over that of the best, mean", own))
-            found.append(Row.of(f"{policy}: response time over that of the best, at most", [max(own)]))
-        for load, threshold in self.variants:
-            some = self._ratios([each for each in results if each.has(load=load, threshold=threshold)])
-            for policy, own in some.items():
-                if own:
-                    label = f"load {load}, threshold {threshold:g}: {policy}: response time over that of the best, mean"
-                    found.append(Row.of(label, own))
-        return found
-
-    def figure(self, results: Sequence[Result]) -> "Figure | None":
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(7, 3.5), layout="constrained")
-        axes = figure.subplots()
-        shown = self._ratios([result for result in results if not self.is_variant(result.cell)])
-        for policy, ratios in shown.items():
-            axes.plot(range(1, len(ratios) + 1), sorted(ratios), label=policy)
-        axes.set(xlabel="orders of the sites' speeds, from the best on", ylabel="response time over that of the best")
-        axes.legend()
-        return figure
-
-
-class Figure2(Permutations):
-    """One queue for all, each job on one site."""
-
-    name = "huang-2007-fig-2"
-    title = "best-fit, fastest-one and the adaptive policy, with all orders of the speeds 1, 3, 5, 7, 9"
-    policies = ("best-fit", "fastest-one", "adaptive")
-    said_to_be_last: ClassVar[Mapping[str, float]] = {"adaptive": 0}
-
-    def setting(self, policy: str, speed: Sequence[float], load: Sequence[float], threshold: float) -> Setting:
-        return Setting(speed, load, policy, threshold=threshold)
-
-    def remarks(self, results: Sequence[Result]) -> str:
-        return (
-            f"{_PARTS_TOLD} The paper shows some of the permutations in a plot without numbers, and says that the "
-            "adaptive policy is never the last and always near to the best. It does not say which load and which "
-            "threshold they had: here load 1 and threshold 0, and below with some of the orders others. In none of all "
-            f"these simulations does fastest-one take more than {self._most(results, 'fastest-one'):.3f} times as long "
-            f"as the best, and the adaptive policy {self._most(results, 'adaptive'):.3f} times: it takes the fastest "
-            "site unless another choice lets more of those who wait start. So it is never poor here, either, but there "
-            "is no case in which fastest-one is, as the paper has them."
-        )
-
-
-class Figure3(Permutations):
-    """Jobs that no site has room for are split; each then takes 1 + p times as long."""
-
-    name = "huang-2007-fig-3"
-    title = "jobs split over sites at the price p = 2: larger-first, faster-first and the adaptive policy"
-    single = "one site, adaptive"
-    policies = (single, "larger-first", "faster-first", "adaptive")
-
-    def setting(self, policy: str, speed: Sequence[float], load: Sequence[float], threshold: float) -> Setting:
-        if policy == self.single:
-            return Setting(speed, load, "adaptive", threshold=threshold)
-        return Setting(speed, load, policy, threshold=threshold, p=2.0)
-
-    def remarks(self, results: Sequence[Result]) -> str:
-        return (
-            f"{_PARTS_TOLD} The paper says that to split jobs is better than not to, and that the adaptive policy is "
-            "better than the other two for each of the 120 orders. A split job runs as fast as the slowest of its "
-            "sites, which the paper does not say; nor does it tell load and threshold: here load 1 and threshold 0, "
-            "and below with some of the orders others."
-        )
-
-
-_PARTS_TOLD = (
-    f"Each order of speeds is simulated with one of {PARTS} equal parts of the trace, the next one for the next order "
-    f"and for the next seed: `--seeds {PARTS}` simulates all of it."
-)
-
-
 def _names(result: Result) -> list[str]:
     return [name for name in (ENTIRE, *map(site_name, SITES)) if name in result.values]
 
@@ -343,4 +201,4 @@ def _bars(labels: Sequence[str], groups: Mapping[str, Sequence[float]], says: st
     return figure
 
 
-EXPERIMENTS: tuple[Experiment, ...] = (Table1(), Figure1(), Figure2(), Table3(), Figure3())
+EXPERIMENTS: tuple[Experiment, ...] = (Table1(), Figure1(), Figure2(), Figure2Whole(), Figure3(), Table3())

@@ -19,6 +19,7 @@ TRACE = "SDSC-SP2-1998-huang56490"
 SITES = (1, 2, 3, 4, 5)
 """A site's users are those of the trace's queue of that number."""
 PROCESSORS = (8, 128, 128, 128, 50)
+TABLE_3_LOAD = (5, 4, 5, 4, 1)
 COMPLETED = 1
 ENTIRE = "entire grid"
 UNLIMITED = 1_000_000
