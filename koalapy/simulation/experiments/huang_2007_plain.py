@@ -29,8 +29,8 @@ def mean_response(jobs: Sequence[TraceJob], setting: Setting) -> float:
     while coming < len(jobs) or running:
         now = min(_moments(jobs, coming, running))
         while running and running[0][0] <= now:
-            _, _, site, processors = heapq.heappop(running)
-            free[site] += processors
+            _, _, left, processors = heapq.heappop(running)
+            free[left] += processors
         while coming < len(jobs) and jobs[coming].submitted <= now:
             insort(waiting, (jobs[coming].processors, coming))
             coming += 1
