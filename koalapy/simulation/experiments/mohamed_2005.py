@@ -317,10 +317,10 @@ class Figure3(OfEachKind):
         "The paper finds more failures of jobs with more components, and of high priority because they are tried more "
         "often. It does not say of what its percentages are: here of all attempts, also those that ended because nodes "
         "could not be claimed, or were taken for jobs of high priority. Jobs of low priority have far more of these, "
-        "in which nothing fails. **So counted, both of the paper's orders come out. Of the attempts alone that came to an "
-        "end of their own** (failed, or succeeded: *runs to an end*), low priority fails more often, for each of its "
-        "successes takes more starts, each with the same chance to fail; the paper's mis-configured nodes, which more "
-        "starts at a time meet more often, are not simulated. A job that fails more than once counts as often."
+        "in which nothing fails. **So counted, both of the paper's orders come out. Of the attempts alone that came to "
+        "an end of their own** (failed, or succeeded: *runs to an end*), low priority fails more often, for each of "
+        "its successes takes more starts, each with the same chance to fail; the paper's mis-configured nodes, which "
+        "more starts at a time meet more often, are not simulated. A job that fails more than once counts as often."
     )
 
 

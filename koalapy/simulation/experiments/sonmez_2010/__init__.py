@@ -3,6 +3,7 @@
 from koalapy.simulation.experiments.experiment import Experiment
 from koalapy.simulation.experiments.sonmez_2010.gains import Figure7a, Figure7b, Figure8, Table5
 from koalapy.simulation.experiments.sonmez_2010.policies import Figure2, Figure6, Figure9, Figure10
+from koalapy.simulation.experiments.sonmez_2010.readings import Figure9Times, Figure10Times, Table5Poisson
 from koalapy.simulation.experiments.sonmez_2010.saturation import Table4, Table4ByQueue
 
 EXPERIMENTS: tuple[Experiment, ...] = (
@@ -13,7 +14,10 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     Figure7a(),
     Figure7b(),
     Table5(),
+    Table5Poisson(),
     Figure8(),
     Figure9(),
+    Figure9Times(),
     Figure10(),
+    Figure10Times(),
 )

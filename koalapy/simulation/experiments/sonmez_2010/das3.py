@@ -1,7 +1,7 @@
 """The DAS-3 and its applications: what ``das3.toml`` tells."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from itertools import combinations
@@ -13,6 +13,7 @@ from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.run_times import Gang, RunTime, communicating
 
+Weigh = Callable[[Sequence[float]], float]
 DELFT, LEIDEN = "delft", "leiden"
 """One of them is left out in each experiment: nothing is known of the network between them."""
 
@@ -49,24 +50,32 @@ def synthetic(ccr: float) -> tuple[float, RunTime]:
     return told["seconds"], communicating(ccr, told["slowdown"])
 
 
-def by_latency(curve: Sequence[float]) -> RunTime:
+def by_latency(curve: Sequence[float], weigh: Weigh = max, *, by_number: bool = True) -> RunTime:
     """Each cluster more adds in proportion to the longest latency between those that are combined, so that a curve's
-    last value is that of the four clusters without Delft. Where Delft takes part, all communicate by its network."""
+    last value is that of the four clusters without Delft. Where Delft takes part, all communicate by its network.
+
+    ``weigh`` is what is taken of the latencies of all pairs; without ``by_number`` the number of clusters adds nothing
+    of its own."""
     four = [name for name in _told()["nodes"] if name != DELFT]
-    each = (curve[len(four) - 1] / curve[0] - 1.0) / ((len(four) - 1) * _longest_latency(four))
+    each = (curve[len(four) - 1] / curve[0] - 1.0) / (_more(four, by_number) * weigh(_latencies(four)))
 
     def factor(job: PlannedJob, gang: Gang) -> float:
         if len(gang) == 1:
             return 1.0
-        return 1.0 + each * (len(gang) - 1) * _longest_latency([name for name, _ in gang])
+        return 1.0 + each * _more(gang, by_number) * weigh(_latencies([name for name, _ in gang]))
 
     return factor
 
 
-def _longest_latency(names: Sequence[ClusterName]) -> float:
+def _more(clusters: Sequence[object], by_number: bool) -> int:
+    """How many times what a cluster more adds is added."""
+    return len(clusters) - 1 if by_number else 1
+
+
+def _latencies(names: Sequence[ClusterName]) -> list[float]:
     """Of all pairs; of those with Delft, if it is among them."""
     pairs = [pair_of(*pair) for pair in combinations(names, 2) if DELFT not in names or DELFT in pair]
-    return max(known.latency for pair in pairs if (known := _links()[pair]).latency is not None)
+    return [known.latency for pair in pairs if (known := _links()[pair]).latency is not None]
 
 
 _links = cache(links)
