@@ -5,8 +5,10 @@ import pytest
 from koalapy.model.job import Priority
 from koalapy.simulation.experiments.experiment import Cell, Result
 from koalapy.simulation.experiments.mohamed_2005 import (
+    EVERY,
     FAILURES,
     KINDS,
+    OTHERS,
     UNRELIABLE,
     Figure2,
     Figure3,
@@ -63,6 +65,26 @@ def test_seeds_without_jobs_of_a_kind_are_left_out_of_its_row_only() -> None:
     assert rows["72 in 8, high"].ours == 80.0
     assert rows["72 in 8 less 72 in 3"].ours == pytest.approx(50.0)
     assert rows["high priority less low"].ours == pytest.approx(0.0)
+
+
+def test_failures_are_told_of_all_attempts_and_of_those_that_came_to_an_end() -> None:
+    def values(cell: Cell) -> dict[str, float]:
+        usual = cell["every"] == EVERY
+        found = {}
+        for size, parts in KINDS:
+            for priority, share in ((Priority.HIGH, 40.0), (Priority.LOW, 30.0 if usual else 45.0)):
+                found[f"failures {size} in {parts} {priority}"] = share
+                found[f"failures of runs to an end {size} in {parts} {priority}"] = 100.0 - share
+        return found
+
+    figure = Figure3()
+    results = [Result(each, values(each)) for each in figure.cells(2)]
+    rows = {row.label: row.ours for row in figure.rows(results)}
+    assert rows["36 in 3, low"] == 30.0, "what other rates give is not in it"
+    assert rows["high priority less low"] == pytest.approx(10.0)
+    assert rows["failures of runs to an end: high priority less low"] == pytest.approx(-10.0)
+    for every in OTHERS:
+        assert rows[f"a job every {every:g} s: high priority less low"] == pytest.approx(-5.0)
 
 
 def test_figures_are_drawn_of_what_a_run_gives() -> None:

@@ -14,6 +14,15 @@ from koalapy.simulation.experiments.sonmez_2010.das3 import DELFT, LEIDEN, by_la
 from koalapy.simulation.experiments.sonmez_2010.loads import PRIME, SERIES, WAVE, WAVE_2, WF, cell
 from koalapy.simulation.experiments.sonmez_2010.loads import run as run_cell
 from koalapy.simulation.experiments.sonmez_2010.policies import CA, GROUPS, Figure2, Figure6, Figure9, Figure10
+from koalapy.simulation.experiments.sonmez_2010.readings import (
+    COSTS,
+    ONE_CLUSTER,
+    POISSON_READINGS,
+    Cost,
+    Figure9Times,
+    Figure10Times,
+    Table5Poisson,
+)
 from koalapy.simulation.experiments.sonmez_2010.saturation import Table4, is_saturated, saturates_at, share
 from koalapy.simulation.experiments.sonmez_2010.workloads import SIZES, rules, stream
 from koalapy.simulation.experiments.traces import Traces
@@ -129,6 +138,58 @@ def test_distant_clusters_make_wave_slower_and_all_combinations_together_give_it
     assert of(*clusters) == pytest.approx(curve[3] / curve[0])
     means = [fmean(curve[0] * of(*names) for names in combinations(clusters, count)) for count in (2, 3)]
     assert means == pytest.approx(curve[1:3], rel=0.06)
+
+
+@pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
+def test_whatever_counts_four_clusters_take_what_is_said_and_one_what_it_takes(cost: Cost) -> None:
+    job, near = PlannedJob(0.0, SERIES[WAVE].spec(8), ONE_CLUSTER), ("amsterdam", "multimedian")
+
+    def of(*names: str) -> float:
+        return ONE_CLUSTER * cost.run_time(job, [(name, 2) for name in names])
+
+    assert of("vrije") == ONE_CLUSTER
+    assert of(*grid(DELFT).clusters) == pytest.approx(cost.four)
+    assert of(*near) < of("vrije", "leiden") < of("vrije", "delft")
+    assert (of("vrije", *near) == pytest.approx(of("vrije", "amsterdam"))) == (cost.weigh is max and not cost.by_number)
+
+
+def test_what_the_mean_latency_costs_does_not_grow_with_the_number_of_clusters() -> None:
+    factor = COSTS["mean latency, 350 s"].run_time
+    job = PlannedJob(0.0, SERIES[WAVE].spec(8), ONE_CLUSTER)
+    two, three = (
+        factor(job, [(name, 2) for name in names])
+        for names in (("amsterdam", "vrije"), ("amsterdam", "multimedian", "vrije"))
+    )
+    assert three < two, "two near ones beside a distant one bring the mean down"
+
+
+def test_readings_of_figures_9_and_10_set_ca_beside_fcm_of_the_same_seed() -> None:
+    def values(seed: int, policy: str, percent: int) -> dict[str, float]:
+        late = 1000.0 if percent >= (80 if policy == CA else 70) else 10.0
+        return {"response": (50.0 if policy == CA else 100.0) * (1 + seed), "queued early": 10.0, "queued late": late}
+
+    ten, nine = Figure10Times(), Figure9Times()
+    of_ten, of_nine = (
+        [Result(each, values(each.seed, str(each["policy"]), int(each["percent"]))) for each in experiment.cells(2)]
+        for experiment in (ten, nine)
+    )
+    rows = {row.label: row for row in ten.rows(of_ten)}
+    for cost in COSTS:
+        assert rows[f"{cost}; with Delft: CA at 50 %"].ours == -50.0
+        assert (
+            rows[f"{cost}; with Delft: FCM saturated at"].ours,
+            rows[f"{cost}; with Delft: CA saturated at"].ours,
+        ) == (70, 80)
+    assert [row.ours for row in nine.rows(of_nine)] == [pytest.approx(-75.0)] * len(COSTS) * 2 * 3
+    assert {row.paper for row in nine.rows(of_nine)} == {-50, -230}
+
+
+def test_the_first_reading_of_poisson_is_that_of_table_5(tmp_path: Path) -> None:
+    table, traces = Table5Poisson(), Traces(tmp_path)
+    first = {each["series"]: each for each in table.cells(1) if each["reading"] == next(iter(POISSON_READINGS))}
+    assert table.run(first[WF], traces) == run_cell(cell(WF, table.percent, 0))
+    results = [Result(each, {"response": 95.0 if each["series"] != WF else 100.0}) for each in table.cells(2)]
+    assert [row.ours for row in table.rows(results)] == [pytest.approx(-5.0)] * len(POISSON_READINGS)
 
 
 def test_delft_and_leiden_are_never_in_one_grid_and_nothing_is_known_between_them() -> None:
