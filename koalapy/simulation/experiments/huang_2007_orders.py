@@ -197,7 +197,7 @@ class Figure2Whole(Figure2):
             "orders as well, and the adaptive policy is the nearest to the best on average, but not never the last. "
             "At load 16 all are behind by turns. Looked at as well, and no nearer to the paper: one queue for each "
             "site in place of one for all, who comes first in place of the narrowest first, a threshold of one half, "
-            "the fastest or the slowest of those sites that best-fit finds equal, and an adaptive policy that takes "
+            "the fastest of those sites that best-fit finds equal, and an adaptive policy that takes "
             "best-fit's site where neither lets more jobs start: that is best-fit in all but name."
         )
 

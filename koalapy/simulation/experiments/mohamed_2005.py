@@ -314,13 +314,14 @@ class Figure3(OfEachKind):
     more = ("failures of runs to an end",)
     others = OTHERS
     said = (
-        "The paper finds more failures of jobs with more components, and of high priority because they are tried more "
-        "often. It does not say of what its percentages are: here of all attempts, also those that ended because nodes "
-        "could not be claimed, or were taken for jobs of high priority. Jobs of low priority have far more of these, "
-        "in which nothing fails. **So counted, both of the paper's orders come out. Of the attempts alone that came to "
-        "an end of their own** (failed, or succeeded: *runs to an end*), low priority fails more often, for each of "
-        "its successes takes more starts, each with the same chance to fail; the paper's mis-configured nodes, which "
-        "more starts at a time meet more often, are not simulated. A job that fails more than once counts as often."
+        "The paper finds more failures of jobs with more components, and of high priority because they are tried "
+        "more often. It does not say of what its percentages are: here of all attempts, also those that ended "
+        "because nodes could not be claimed, or were taken for jobs of high priority. Jobs of low priority have far "
+        "more of these, in which nothing fails. **So counted, both of the paper's orders come out. Of the attempts "
+        "alone that came to an end of their own** (failed, or succeeded: *runs to an end*), low priority fails more "
+        "often, for each of its successes takes more starts, each with the same chance to fail; the paper's "
+        "mis-configured nodes, which more starts at a time meet more often, are not simulated. A job that fails more "
+        "than once counts as often. How much of it hangs on how often jobs come, the last lines tell."
     )
 
 
@@ -339,15 +340,16 @@ class Figure5a(OfEachKind):
     quantity = "placement"
     others = OTHERS
     said = (
-        "The paper finds that it takes considerably longer with more components, and less with high priority, and that "
-        "only small jobs of high priority are placed in reasonable time. It explains the first by re-placements: each "
-        "failure costs another scan. **That depends on how often jobs come, which it does not tell.** The more often, "
-        "the more of the time is that in the queue, in which small components rather help: with a job every 75 s, when "
-        "the placement queues are full for hours, it does not grow with the components any more.\n\n"
-        "Live, by `make experiment` on embedded clusters with times of a sixtieth and three of ten starts failing, one "
-        "run of 100 jobs each had mean response times for high and low priority of 3.4 and 31.5 s with atomic "
-        "claiming, 2.8 and 20.7 s with incremental, and 3.0 and 20.4 s with priced: high priority does better there, "
-        "too."
+        "The paper finds that it takes considerably longer with more components, and less with high priority, and "
+        "that only small jobs of high priority are placed in reasonable time. It explains the first by "
+        "re-placements: each failure costs another scan. **That depends on how often jobs come, which it does not "
+        "tell.** The more often, the more of the time is that in the queue, in which small components rather help: "
+        "with a job every 75 s, when the placement queues are full for hours, it hardly grows with the components "
+        "any more.\n\n"
+        "Live, by `make experiment` on embedded clusters with times of a sixtieth and three of ten starts failing, "
+        "one run of 100 jobs each had mean response times for high and low priority of 3.4 and 31.5 s with atomic "
+        "claiming, 2.8 and 20.7 s with incremental, and 3.0 and 20.4 s with priced: high priority does better "
+        "there, too."
     )
 
 
