@@ -58,9 +58,8 @@ def replay(
     if any(told["divergence"] for told in found):
         raise CliError("the replay did something else than what was recorded", Exit.FAILED, _why(found))
     if lost:
-        hint = "what was told there is missing; restore these files in its folder record, or remove them"
-        message = printable(f"the daemon could not read all of its record: {', '.join(lost)}")
-        raise CliError(message, Exit.FAILED, hint)
+        hint = "what was told there is missing; files of the record can be restored from a backup, or removed"
+        raise CliError(printable(f"not all that was is in it: {'; '.join(lost)}"), Exit.FAILED, hint)
     return Exit.OK
 
 

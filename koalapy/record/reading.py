@@ -40,7 +40,7 @@ class RecordFile:
         self.since: float | None = None
         """From when on it was asked for; a life that began before is whole all the same."""
         self.lost: list[str] = []
-        """What the daemon could not read of its record, as far as the file has been read."""
+        """What the daemon could not read of its record, or not write, as far as the file has been read."""
 
     def lives(self) -> Iterator[Life]:
         """In order."""

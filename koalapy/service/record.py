@@ -14,6 +14,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
@@ -185,6 +186,9 @@ class Record:
         for life, parts in lives.items():
             if ended[life] >= since and life / 1000 <= until and parts[0].number == 1:
                 yield from _life(parts, until)
+        if self.problem and self.failed_at < until:
+            since_then = datetime.fromtimestamp(self.failed_at, UTC).isoformat(timespec="seconds")
+            yield line({"lost": f"nothing since {since_then} was recorded ({self.problem})"})
         yield line({"end": True})
 
 
@@ -219,7 +223,7 @@ def _until(parts: list[Part], until: float) -> Iterator[bytes]:
                     yield each
         except (OSError, EOFError, zlib.error) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else error
-            raise _Unreadable(f"{part.path.name} ({why})") from error
+            raise _Unreadable(f"the daemon could not read {part.path.name} of its record ({why})") from error
 
 
 def _opened(path: Path) -> BinaryIO | gzip.GzipFile:

@@ -58,7 +58,7 @@ class History:
 def replay(path: Path, policies: Registry, lost: list[str] | None = None) -> Iterator[History]:
     """Each life in a record, as it was. ``UsageError`` for what cannot be read, or names a policy that there is not.
 
-    ``lost`` is given what the daemon that exported it could not read, up to where this has come.
+    ``lost`` is given what the daemon that exported it could not read or write of it, up to where this has come.
     """
     file = RecordFile(path)
     if lost is not None:

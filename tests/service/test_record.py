@@ -118,7 +118,8 @@ async def test_of_one_that_is_damaged_it_is_said_what_is_lost(tmp_path: Path, sp
     *before, last = await exported(one, tmp_path, lost=lost)
     assert (last.steps, last.divergence) == (2, None)
     assert all(life.steps < 900 and life.divergence is None for life in before)
-    assert [told.partition(" ")[0] for told in lost] == [path.name]
+    (told,) = lost
+    assert told.startswith(f"the daemon could not read {path.name} of its record (")
     await one.close()
 
 
@@ -199,7 +200,12 @@ async def test_a_disk_that_is_nearly_full_is_left_to_others(tmp_path: Path, monk
     one = record(tmp_path, disks=DiskLimits())
     await kept(one, steps(2))
     assert f"{disk}" in one.problem
-    assert [life.steps for life in await exported(one, tmp_path)] == [2]
+    lost: list[str] = []
+    assert [life.steps for life in await exported(one, tmp_path, lost=lost)] == [2]
+    assert lost == [f"nothing since 2023-11-14T22:13:20+00:00 was recorded ({one.problem})"]
+    lost.clear()
+    await exported(one, tmp_path, until=BEGAN, lost=lost)
+    assert lost == [], "up to then all was recorded"
     await one.close()
 
 
