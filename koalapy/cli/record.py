@@ -1,9 +1,12 @@
 """``koala export``: what the scheduler was told, as a file to be replayed."""
 
 import gzip
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO, Annotated, cast
 
 from koalapy.cli.arguments import Option
 from koalapy.cli.client import Client
@@ -31,6 +34,8 @@ def export(
             sys.stdout.buffer.write(piece)
         sys.stdout.buffer.flush()
         return
+    if not output.name or output.is_dir():
+        raise CliError(f"{output} is a folder", Exit.USAGE, "name a file in it: --output day.gz")
     incoming = output.with_name(f".{output.name}.incoming")
     got = Transfer(f"writes {output}")
     try:
@@ -44,5 +49,13 @@ def export(
         incoming.unlink(missing_ok=True)
 
 
-def _opened(path: Path, *, packed: bool) -> IO[bytes]:
-    return gzip.open(path, "wb") if packed else path.open("wb")  # type: ignore[return-value]
+@contextmanager
+def _opened(path: Path, *, packed: bool) -> Iterator[IO[bytes]]:
+    """A new file, which nobody else may read: commands are in it, as in the record itself."""
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as plain:
+        if not packed:
+            yield plain
+            return
+        with gzip.GzipFile(filename="", mode="wb", fileobj=plain) as file:
+            yield cast(IO[bytes], file)

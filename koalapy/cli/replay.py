@@ -92,7 +92,7 @@ def _changes(rules: list[str]) -> Json:
             raise CliError(f"{each!r} is no NAME=VALUE", Exit.USAGE, "write it as --rule queue=fcfs")
         try:
             changes[name] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise CliError(
                 f"{value!r} is no value of a rule", Exit.USAGE, "write it as in the configuration"
             ) from error

@@ -25,6 +25,9 @@ FORMAT = 1
 """Rises with every change that an older reader would misread."""
 EVENTS = {kind.__name__: kind for kind in get_args(ev.Event)}
 REPORTS = {kind.__name__: kind for kind in (ComponentStatus, ClusterReport, StageStatus)}
+LAST_MOMENT = 253_402_300_799.0
+"""The last second of the year 9999."""
+MAX_COUNT = 2**53
 FOR_PEOPLE = ("environment", "mail_type", "mail_user", "webhook")
 """What of a job is not written down."""
 OF_AGENTS = ("calls", "disks", "versions")
@@ -45,9 +48,10 @@ def beginning_to_json(beginning: Beginning) -> Json:
 
 
 def beginning_from_json(data: Json) -> Beginning:
-    """``ValueError`` for what is none."""
+    """``ValueError`` or its like for what is none."""
     rest = {name: value for name, value in data.items() if name != "jobs"}
     begun: Beginning = _adapter(Beginning).validate_python(rest)
+    _moment(begun.now)
     return replace(begun, jobs=tuple(job_from_json(job) for job in data.get("jobs", ())))
 
 
@@ -79,12 +83,12 @@ def step_from_json(data: Json) -> Step:
     """``ValueError`` or its like for what is none."""
     jobs, timeline, commands = data.get("done", ((), (), ()))
     return Step(
-        data["n"],
-        data["at"],
+        _whole(data["n"]),
+        _moment(data["at"]),
         tuple(_event_from_json(*event) for event in data.get("events", ())),
-        tuple(data.get("refused", ())),
-        tuple(data.get("nonces", ())),
-        tuple((count, ticks) for count, ticks in data.get("looks", ())),
+        tuple(map(_whole, data.get("refused", ()))),
+        tuple(map(_text, data.get("nonces", ()))),
+        tuple((_whole(count), _whole(ticks)) for count, ticks in data.get("looks", ())),
         Done(
             tuple(JobNow(job, state, generation, tuple(Placed(*p) for p in g)) for job, state, generation, g in jobs),
             tuple(Told(*each) for each in timeline),
@@ -115,6 +119,25 @@ def _event_from_json(kind: str, *rest: Any) -> ev.Event:
 
 
 # Values
+
+
+def _moment(value: Any) -> float:
+    """Seconds since the epoch, of which there is a date."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= LAST_MOMENT:
+        raise ValueError(f"{value!r:.30} is no moment")
+    return float(value)
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_COUNT:
+        raise ValueError(f"{value!r:.30} is no number")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.30} is no text")
+    return value
 
 
 @cache

@@ -16,6 +16,10 @@ from koalapy.record.step import Step
 AGAIN = "export it again: koala export"
 Lines = BinaryIO | gzip.GzipFile
 GZIP = b"\x1f\x8b"
+MAX_LINE = 1024**3
+"""Bytes: what a record begins with is one line, and has all jobs that wait. What is packed may pretend to be more."""
+NOT_READ = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""What is raised of a line that is none of a record."""
 
 
 @dataclass(slots=True)
@@ -84,9 +88,12 @@ class RecordFile:
             raise self._cut()
         try:
             beginning = beginning_from_json(told["begin"])
-        except (KeyError, ValueError, TypeError) as error:
+        except NOT_READ as error:
             raise self._fault(f"is damaged in line {self._number}: it begins with nothing that is known") from error
-        return Life(head["life"], head["version"], beginning, self._steps(head["life"], file))
+        life, version = head.get("life"), head.get("version")
+        if not isinstance(life, str) or not isinstance(version, str):
+            raise self._fault(f"is damaged before line {self._number}: it does not say whose life begins there")
+        return Life(life, version, beginning, self._steps(life, file))
 
     def _steps(self, life: str, file: Lines) -> Iterator[Step]:
         expected, part = 1, 1
@@ -101,7 +108,7 @@ class RecordFile:
                 return
             try:
                 step = step_from_json(told)
-            except (KeyError, ValueError, TypeError, IndexError) as error:
+            except NOT_READ as error:
                 raise self._fault(f"is damaged in line {self._number}: that is no step") from error
             if step.number != expected:
                 raise self._fault(
@@ -117,7 +124,7 @@ class RecordFile:
             told, self._ahead = self._ahead, None
             return told
         try:
-            line = file.readline()
+            line = file.readline(MAX_LINE)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise self._fault(f"is damaged after line {self._number}: {error}") from error
         except OSError as error:
@@ -125,9 +132,11 @@ class RecordFile:
         if not line:
             return None
         self._number += 1
+        if len(line) == MAX_LINE:
+            raise self._fault(f"is damaged in line {self._number}: it has more than {MAX_LINE} bytes")
         try:
             found = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if self._number == 1:
                 raise self._fault("is no record of koala's", "koala export writes one") from error
             if not line.endswith(b"\n"):

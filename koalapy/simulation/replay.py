@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from koalapy.model.errors import UsageError
+from koalapy.model.errors import KoalaError, UsageError
 from koalapy.model.job import Job, JobId
 from koalapy.model.reports import ClusterReport
 from koalapy.model.request import ClusterName
 from koalapy.placement.registry import Registry
 from koalapy.record.beginning import Beginning
-from koalapy.record.reading import Life, RecordFile
+from koalapy.record.reading import AGAIN, NOT_READ, Life, RecordFile
 from koalapy.record.replay import Divergence, Replay
 from koalapy.record.step import Step
 from koalapy.scheduling.effects import Effects
@@ -78,7 +78,18 @@ def _replayed(life: Life, policies: Registry, path: Path) -> History:
         )
     history = History(life.name, life.version, life.beginning, ended=life.beginning.now)
     history.jobs = {job.id: job for job in life.beginning.jobs}
-    for step, effects, divergence in Replay(life.beginning, policies).take_all(life.steps):
-        history.take(step, effects)
-        history.divergence = divergence
+    try:
+        for step, effects, divergence in Replay(life.beginning, policies).take_all(life.steps):
+            history.take(step, effects)
+            history.divergence = divergence
+    except KoalaError:
+        raise
+    except NOT_READ as error:
+        # No daemon writes of clusters or jobs that it does not know.
+        raise UsageError(
+            f"{path} tells after step {history.steps} of what there is not: {error!r:.100}",
+            field="file",
+            value=str(path),
+            hint=AGAIN,
+        ) from error
     return history

@@ -16,6 +16,8 @@ PARTS = (2, 3, 4)
 ZERO = "of run time 0"
 WAIT = 2
 """Of no use here: how long a job waits is found anew."""
+MAX_DIGITS = 9
+"""Of the processors that a header tells of; no machine has more."""
 NAMES = {
     0: "job number",
     1: "submit time",
@@ -59,7 +61,7 @@ class Trace:
         """Of the machine; where the header does not say, as many as the widest job has."""
         for name in ("MaxProcs", "MaxNodes"):
             text = self.header.get(name, "").split(" ")[0]
-            if text.isdecimal() and int(text) > 0:
+            if text.isdecimal() and len(text) <= MAX_DIGITS and int(text) > 0:
                 return int(text)
         return max((job.processors for job in self.jobs), default=1)
 

@@ -46,7 +46,16 @@ def test_two_lives_with_a_death_between_are_replayed(make_grid: Callable[..., Em
         grid.wait(ident)
     grid.settle()
     file = tmp_path / "day.gz"
+    leftover = tmp_path / ".day.gz.incoming"
+    leftover.symlink_to(tmp_path / "of-somebody-else")
     assert grid.run("export", "-o", str(file)).returncode == 0
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert not leftover.is_symlink()
+    assert not (tmp_path / "of-somebody-else").exists()
+    for folder in (".", str(tmp_path), "/"):
+        done = grid.run("export", "-o", folder)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        assert "is a folder" in done.stderr
     first, second = replayed(grid, file)
     assert (first["divergence"], second["divergence"]) == (None, None)
     assert first["jobs"] >= 6

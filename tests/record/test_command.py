@@ -57,6 +57,7 @@ def test_another_policy_places_otherwise(tmp_path: Path) -> None:
         (("--rule", "queu=fcfs"), "there is no rule queu"),
         (("--rule", "queue"), "'queue' is no NAME=VALUE"),
         (("--rule", "queue=]"), "']' is no value of a rule"),
+        (("--rule", "queue=2026-99-99"), "'2026-99-99' is no value of a rule"),
         (("--rule", "claim_grace=0"), "claim_grace cannot be 0"),
     ],
 )

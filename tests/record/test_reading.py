@@ -4,11 +4,13 @@ import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from koalapy.model.errors import UsageError
 from koalapy.placement.registry import Registry, builtin
+from koalapy.record import reading
 from koalapy.simulation.replay import History, replay
 from tests.record.days import a_day, exported, written
 
@@ -77,7 +79,24 @@ def test_what_is_missing_in_the_middle_is_a_gap(tmp_path: Path) -> None:
         (1, b'{"koala_record":7,"part":1}\n', "is of format 7"),
         (1, b'{"koala_record":1,"version":"1","life":"1","part":2}\n', "has no beginning"),
         (2, b'{"begin":{"rules":{}}}\n', "it begins with nothing that is known"),
+        (1, b'{"koala_record":1,"part":1}\n', "it does not say whose life begins there"),
+        (2, b'{"begin":[]}\n', "it begins with nothing that is known"),
+        (0, b"[" * 100_000 + b"\n", "is no record of koala's"),
+        (5, b"[" * 100_000 + b"\n", "is damaged in line 6"),
         (5, b"{\n", "is damaged in line 6"),
+        (5, b'{"n":3,"at":NaN}\n', "that is no step"),
+        (5, b'{"n":3,"at":Infinity}\n', "that is no step"),
+        (5, b'{"n":3,"at":1e300}\n', "that is no step"),
+        (5, b'{"n":3,"at":"now"}\n', "that is no step"),
+        (5, b'{"n":3,"at":null}\n', "that is no step"),
+        (5, b'{"n":3,"at":9.0,"looks":[["a",1]]}\n', "that is no step"),
+        (5, b'{"n":3,"at":9.0,"looks":[[1,1' + b"0" * 400 + b"]]}\n", "that is no step"),
+        (5, b'{"n":3,"at":9.0,"nonces":[1]}\n', "that is no step"),
+        (
+            5,
+            b'{"n":3,"at":9.0,"events":[["Reported","nowhere","ClusterReport",{"total":1,"idle":1}]]}\n',
+            "tells after step 2 of what there is not: KeyError('nowhere')",
+        ),
         (5, b'{"n":3,"at":1.0,"events":[["NoSuchEvent",{}]]}\n', "that is no step"),
         (5, b'{"n":3,"at":1.0,"events":[["Reported","north"]]}\n', "that is no step"),
         (5, b'{"n":3,"at":1.0,"done":[1]}\n', "that is no step"),
@@ -86,6 +105,25 @@ def test_what_is_missing_in_the_middle_is_a_gap(tmp_path: Path) -> None:
 def test_what_is_no_record_is_told(tmp_path: Path, number: int, instead: bytes, said: str) -> None:
     lines = WHOLE.splitlines(keepends=True)
     assert said in fault(tmp_path / "day", b"".join([*lines[:number], instead, *lines[number + 1 :]]))
+
+
+@pytest.mark.parametrize("changed", [{"now": 1e300}, {"now": float("nan")}, {"clusters": []}])
+def test_a_beginning_that_cannot_be_is_told(tmp_path: Path, changed: dict[str, Any]) -> None:
+    lines = WHOLE.splitlines(keepends=True)
+    begun = json.dumps({"begin": json.loads(lines[2])["begin"] | changed}).encode() + b"\n"
+    said = "of what there is not" if "clusters" in changed else "it begins with nothing that is known"
+    assert said in fault(tmp_path / "day", b"".join([*lines[:2], begun, *lines[3:]]))
+
+
+def test_a_line_that_would_fill_the_memory_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small packed file may hold one of any length."""
+    longest = max(map(len, WHOLE.splitlines(keepends=True)))
+    monkeypatch.setattr(reading, "MAX_LINE", longest + 1)
+    path = tmp_path / "day"
+    path.write_bytes(WHOLE)
+    assert len(read(path)) == 2
+    bomb = gzip.compress(WHOLE.splitlines(keepends=True)[0] + b" " * 10**7)
+    assert f"has more than {longest + 1} bytes" in fault(path, bomb)
 
 
 def test_a_policy_that_there_is_not_is_named(tmp_path: Path) -> None:

@@ -81,6 +81,11 @@ def test_no_text_is_more_than_refused(text: str) -> None:
             assert error.hint  # noqa: PT017
 
 
+def test_a_header_of_more_digits_than_any_machine_has_is_no_size() -> None:
+    trace = swf.parse([f"; MaxProcs: {'9' * 5000}\n", LINE], "x")
+    assert trace.processors == trace.jobs[0].processors
+
+
 def test_packed_traces_are_read(tmp_path: Path) -> None:
     text = ("; MaxProcs: 8\n" + LINE).encode()
     for name, packed in (("a.swf", text), ("a.swf.gz", gzip.compress(text)), ("a.swf.xz", lzma.compress(text))):

@@ -68,9 +68,9 @@ class Unfinished:
             try:
                 told = json.loads(line)
                 result = Result(Cell(told["parameters"], told["seed"]), told["values"], told["seconds"])
-            except (ValueError, TypeError, KeyError):
+                found[result.cell.key] = result
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 continue
-            found[result.cell.key] = result
         return found
 
     def begin(self, known: Iterable[Result]) -> None:

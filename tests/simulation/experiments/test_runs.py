@@ -92,6 +92,16 @@ def test_a_line_that_broke_off_is_run_again(tmp_path: Path) -> None:
     assert outcome.kept is not None
 
 
+@pytest.mark.parametrize("line", ['{"parameters":1,"seed":1,"values":{},"seconds":1}', "[" * 100_000, "null"])
+def test_a_line_that_is_none_is_passed_over(tmp_path: Path, line: str) -> None:
+    interrupted(asked(tmp_path), after=4)
+    file = tmp_path / f"{SQUARES.name}.cells.jsonl"
+    file.write_text(file.read_text() + line + "\n")
+    (outcome,) = run(asked(tmp_path), here := Here())
+    assert len(here.ran) == 2
+    assert outcome.kept is not None
+
+
 def test_a_damaged_file_of_cells_is_begun_anew(tmp_path: Path) -> None:
     (tmp_path / f"{SQUARES.name}.cells.jsonl").write_bytes(b"\xff\xfe{{{\n[]\n")
     run(asked(tmp_path), here := Here())
