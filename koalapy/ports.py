@@ -12,6 +12,7 @@ from koalapy.model.job import Attempt, Job, JobId, JobState, Priority, TimelineE
 from koalapy.model.limits import NodeUse
 from koalapy.model.measurement import Measurement
 from koalapy.model.notification import Notification
+from koalapy.model.prediction import Course, Prediction
 from koalapy.model.replica import Replica
 from koalapy.model.request import ClusterName
 
@@ -375,6 +376,20 @@ class AdviceStore(Protocol):
 
     def runs(self, limit: int) -> list[Run]:
         """The last jobs that succeeded and whose application is known, from the oldest to the newest."""
+        ...
+
+
+class PredictionStore(Protocol):
+    """What was foretold of jobs. Calls block; ``StoreUnavailable`` as those of ``Store``."""
+
+    def add_predictions(self, made: Sequence[Prediction]) -> None:
+        """All or none, but of jobs that there are; what is there of a job, kind and moment stays."""
+        ...
+
+    def predictions(
+        self, since: float, limit: int, owner: str | None = None, application: str = ""
+    ) -> list[tuple[Prediction, Course]]:
+        """The newest, of everybody's jobs and all applications where none is named, and what has come since."""
         ...
 
 

@@ -268,6 +268,9 @@ class Settings(BaseSettings):
     """The same of the daemon's own jobs, which measure the network; what they measured is kept by itself."""
     high_priority: Literal[Role.USER, Role.OPERATOR] = Role.USER
     """Who may submit jobs of more than low priority, which preempt others: every user, or operators only."""
+    forecast_interval: float | None = Field(default=600.0, ge=1, le=30 * 86400.0, allow_inf_nan=False)
+    """Seconds after which the daemon foretells by itself, while jobs wait, when they will start, so that it is known
+    how right that is; null: only when somebody asks."""
     audit_keep: float | None = Field(default=365 * 86400.0, ge=86400, allow_inf_nan=False)
     """Seconds for which it is kept who did what; null: for ever."""
     open_metrics: bool = False

@@ -40,6 +40,7 @@ ACCESS: Mapping[str, Access] = {
     "follow_grid": Role.USER,
     "follow_job": "owner",
     "foretell_job": "owner",
+    "foretell_submission": Role.USER,
     "has_bundle": Role.USER,
     "health": "everybody",
     "hold_job": "owner",
@@ -95,7 +96,7 @@ ACCESS: Mapping[str, Access] = {
 """By a route's operation; what is missing is for administrators only."""
 Id = Annotated[int, Path(ge=-fields.MAX_ID, le=fields.MAX_ID, description="the job's id")]
 _JOB: TypeAdapter[int] = TypeAdapter(Id)
-ASKING = frozenset({"ask_what_if", "explain_submission"})
+ASKING = frozenset({"ask_what_if", "explain_submission", "foretell_submission"})
 """Operations that change nothing, though they are no GET."""
 TOLD_AS = {"name": "cluster"}
 _IDENTITY = "identity"

@@ -9,6 +9,7 @@ from koalapy.api.fields import Moment, Output, Text
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
 from koalapy.model.identity import Identity, Role
+from koalapy.model.prediction import PredictionKind
 from koalapy.placement.log_normal import LogNormal
 from koalapy.service.advisor import Advisor, ApplicationRecord
 
@@ -91,8 +92,39 @@ class AdvisedView(Output):
     """By what fraction of the actual time the prediction was too long; negative when it was too short."""
 
 
+class CoverageView(Output):
+    """How right predictions of a kind were that were made in the last ``days`` days; times in seconds."""
+
+    kind: PredictionKind
+    """``start`` and ``end``: from when it was foretold until then; ``run-time``: of the same simulation; ``advised``:
+    the run time as ``auto`` had it, without an interval, of jobs that succeeded."""
+    days: float
+    predictions: int
+    """That are decided: by these alone all the rest is told."""
+    jobs: int
+    """Of so many jobs; each counts as much as any other."""
+    within: float | None
+    """The share of truths within the interval, which is to be 0.8; null of what has none."""
+    within_between: list[float] | None
+    """Bounds of that share in the long run, with a probability of 95 %, by the number of jobs."""
+    early: float | None
+    """The share below the interval."""
+    late: float | None
+    """The share above it; what has not happened by the upper bound is late before it happens."""
+    median_error: float | None
+    """By how much the middle was off, one way or the other."""
+    bias: float | None
+    """By how much more came than was foretold, in the median; negative when it was less."""
+    open: int
+    """That may still come true."""
+    censored: int
+    """Of which nobody knows: the job was cancelled, held or given another priority before, or its program failed."""
+
+
 class AdvisorRecord(Output):
     record: list[AdvisedView]
+    coverage: list[CoverageView]
+    """By kind and period, of the newest 20,000 predictions of a year; empty where there are none."""
 
 
 def advisor_router(advisor: Advisor) -> APIRouter:
@@ -109,9 +141,13 @@ def advisor_router(advisor: Advisor) -> APIRouter:
         "/record", response_model=AdvisorRecord, operation_id="show_advisor_record", responses=declared(401, 422, 503)
     )
     async def record(caller: Caller, application: Application = "", limit: Limit = 100) -> Any:
-        """Jobs that were placed by advice, newest first: what was compared, predicted, and what came. Users see
-        theirs."""
-        return {"record": await advisor.record(application, limit, _only(caller))}
+        """Jobs that were placed by advice, newest first: what was compared, predicted, and what came; and how right all
+        predictions were, by kind and period. Users are told of their jobs."""
+        own = _only(caller)
+        return {
+            "record": await advisor.record(application, limit, own),
+            "coverage": await advisor.coverage(application, own),
+        }
 
     return router
 

@@ -10,6 +10,7 @@ from koalapy.model.alert import AlertKind, Severity
 from koalapy.model.cluster import ClusterState
 from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobState, Priority
 from koalapy.model.placement import RefusalKind
+from koalapy.model.prediction import Outcome, PredictionKind
 from koalapy.model.reports import LrmCalls
 from koalapy.scheduling.effects import AttemptFailure, ClaimFailure
 from koalapy.service.figures import ClusterFigures, Figures
@@ -156,6 +157,18 @@ def _decisions(figures: Figures, instruments: Instruments) -> Iterator[Metric]:
     yield _counter("attempts_failed", "Attempts that failed by no fault of their program.", lost, ["cluster", "cause"])
     yield _counter("preemptions", "Jobs of low priority that made room for others.", instruments.preemptions)
     yield _counter("reclaims", "Jobs that made room for one at its home site.", instruments.reclaims)
+    predictions = [
+        ((kind, outcome), float(instruments.predictions.get((kind, outcome), 0)))
+        for kind in PredictionKind
+        for outcome in Outcome
+        if kind is not PredictionKind.ADVISED
+    ]
+    yield _gauge(
+        "predictions",
+        "What was foretold of users' jobs in the last seven days, by what it has come to.",
+        predictions,
+        ["kind", "outcome"],
+    )
 
 
 def _clusters(clusters: Sequence[ClusterFigures]) -> Iterator[Metric]:

@@ -6,16 +6,18 @@ import yaml
 from fastapi import APIRouter, Depends, Query
 from pydantic import Field
 
-from koalapy.api.access import Id
+from koalapy.api.access import Caller, Id
 from koalapy.api.fields import MAX_ID, Input, Moment, Name, Output, Text, seconds
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
+from koalapy.api.submission import JobSubmission
 from koalapy.model.bounds import MAX_NODES
 from koalapy.model.errors import UsageError
 from koalapy.model.job import MAX_DURATION, JobState
 from koalapy.model.request import MAX_NAME_LENGTH
-from koalapy.service.forecasts import Forecasts
-from koalapy.simulation.twin import Change
+from koalapy.service.forecasts import Forecasts, IfSubmitted
+from koalapy.service.jobs import Jobs
+from koalapy.simulation.twin import Change, Interval
 
 Pair = Annotated[Text, Field(max_length=2 * MAX_NAME_LENGTH)]
 """NAME=VALUE."""
@@ -119,6 +121,8 @@ class ExpectedView(Output):
     starts: IntervalView | None
     """Null of one that has started, and of one that never did in any simulation."""
     ends: IntervalView | None
+    runs: IntervalView | None
+    """From its start to its end; null as ``starts``."""
     not_run: float
     """The fraction of the simulations in which it did not come to its end."""
     basis: str
@@ -152,7 +156,34 @@ class JobForecastView(Output):
     """Null of a job that is held or over, and of one that came within the last minute."""
 
 
-def forecasts_router(service: Forecasts) -> APIRouter:
+class IfSubmittedView(Output):
+    """When a job would start and end if it was submitted now."""
+
+    at_once: bool
+    """Whether it would be placed at once."""
+    starts: IntervalView | None
+    """Of zeros where it would start at once; null where it is not known, and where it starts in no simulation."""
+    ends: IntervalView | None
+    """Null where it is not known, and where the job would start at once."""
+    not_run: float | None
+    """The fraction of the simulations in which it did not come to its end; null where nothing was simulated."""
+    basis: str
+    """What its run time is estimated by; empty where nothing was simulated."""
+    why: str
+    """Why it is not known when it would start, in words; empty where it is."""
+
+
+def _if_submitted(told: IfSubmitted) -> dict[str, Any]:
+    expected = told.expected
+    if expected is None:
+        starts = Interval(0.0, 0.0, 0.0) if told.at_once else None
+        return {"starts": starts, "ends": None, "not_run": None, "basis": "", "at_once": told.at_once, "why": told.why}
+    why = "" if expected.starts else "it started in no simulation of the next 30 days"
+    told_too = {name: getattr(expected, name) for name in ("starts", "ends", "not_run", "basis")}
+    return {"at_once": False, "why": why, **told_too}
+
+
+def forecasts_router(service: Forecasts, jobs: Jobs) -> APIRouter:
     """What will become of jobs."""
     router = APIRouter(tags=["jobs"], dependencies=[Depends(refuse_unknown)], prefix="/api/v1")
 
@@ -166,6 +197,18 @@ def forecasts_router(service: Forecasts) -> APIRouter:
         """When those who wait will start and end, as it is, and if something was otherwise: simulated from this moment
         on, again and again with other run times. It takes some seconds; nothing is changed."""
         return await service.what_if(question.change())
+
+    @router.post(
+        "/forecast",
+        response_model=IfSubmittedView,
+        operation_id="foretell_submission",
+        responses=declared(400, 401, 403, 409, 413, 422, 429, 503),
+    )
+    async def foretell_submission(submission: JobSubmission, caller: Caller, wait: Wait = 10.0) -> Any:
+        """When a job would start if it was submitted now: at once, or as it is simulated, where that is known in time.
+        Nothing is stored."""
+        spec = await jobs.as_submitted(submission.to_model(), caller)
+        return _if_submitted(await service.if_submitted(spec, wait))
 
     @router.get(
         "/jobs/{job}/forecast",

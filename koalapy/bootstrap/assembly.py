@@ -94,6 +94,7 @@ from koalapy.service.results import Results
 from koalapy.service.retention import HOUSEKEEPING_INTERVAL, Housekeeping, Retention, RetentionTimes, removal_clock
 from koalapy.service.services import Services
 from koalapy.service.sharing import Sharing
+from koalapy.service.track_record import COUNT_INTERVAL, TrackRecord
 from koalapy.service.workload_reports import WorkloadReports
 from koalapy.service_manager import ServiceManager
 from koalapy.settings import ClusterSection, Settings
@@ -303,14 +304,15 @@ def _services(
     )
     network = Network(engine, jobs, stores.measurements, links, settings.network)
     health = HealthMonitor(engine, _folders(settings, data_dir), settings.disks)
-    advisor = Advisor(engine.queries.experience, stores.advice)
+    track_record = TrackRecord(stores.predictions, stores.advice, clock)
+    advisor = Advisor(engine.queries.experience, stores.advice, track_record)
     times = RetentionTimes(settings.jobs_keep, settings.internal_jobs_keep)
     retention = Retention(stores.history, outputs, results, times, removal_clock(clock), lambda: engine.draining)
     limits = LimitsInUse(engine, bundles, results)
     history = History(stores.history, clock, engine.queries.jobs, settings.jobs_keep)
     alerts = alerts_of(settings, engine, hub, health, network, data_dir, record)
     workloads = WorkloadReports(data_dir / "workloads", settings.workloads_quota, clock)
-    forecasts = Forecasts(engine.queries, people, clock, installed)
+    forecasts = Forecasts(engine.queries, people, clock, installed, track_record=track_record)
     return Services(
         jobs,
         bundles,
@@ -326,6 +328,7 @@ def _services(
         workloads,
         Sharing(stores.history, engine.queries, clock),
         forecasts,
+        track_record,
     )
 
 
@@ -341,11 +344,14 @@ def _duties(settings: Settings, services: Services, engine: Engine, certificate:
     housekeeping = Housekeeping(
         services.bundles, services.results, services.retention, settings.results_keep, removal_clock(engine.clock)
     )
+    look_at_predictions = partial(engine.instruments.look_at_predictions, services.track_record.counts)
     return [
         Duty("tidy", HOUSEKEEPING_INTERVAL, housekeeping.tidy),
         Duty("alerts", LOOK_INTERVAL_OF_ALERTS, services.alerts.look),
         Duty("disks", DISK_INTERVAL, services.health.look_at_disks),
         Duty("network", DUE_CHECK_INTERVAL, services.network.measure_what_is_due),
+        Duty("predictions", COUNT_INTERVAL, look_at_predictions),
+        *([Duty("forecast", interval, services.forecasts.watch)] if (interval := settings.forecast_interval) else []),
         *([Duty("certificate", LOOK_INTERVAL, certificate.look_aside)] if certificate else []),
     ]
 
@@ -383,7 +389,7 @@ def _routers(settings: Settings, services: Services, hub: Hub, tokens: Tokens, e
         alerts_router(services.alerts),
         history_router(services.history),
         sharing_router(services.sharing, services.history),
-        forecasts_router(services.forecasts),
+        forecasts_router(services.forecasts, services.jobs),
         workloads_router(services.workloads),
         changes_router(engine.changes),
     ]

@@ -8,8 +8,10 @@ from koalapy.cli.arguments import Group, Option
 from koalapy.cli.client import Client
 from koalapy.cli.options import DEFAULT_URL, AsJson, Token, Url, show_json
 from koalapy.cli.tables import table
+from koalapy.model.wording import duration
 
 Json = dict[str, Any]
+KINDS = {"start": "start", "end": "end", "run-time": "run time", "advised": "run time by auto"}
 
 
 def advisor(as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
@@ -28,12 +30,17 @@ def record(
     url: Url = DEFAULT_URL,
     token: Token = None,
 ) -> None:
-    """Show what was advised, predicted against actual."""
+    """Show what was advised and foretold, against what came.
+
+    WITHIN is the share of truths within the interval, to be 80 %, and in brackets what it may be in the long run.
+    """
     answer = Client(url, token).get("/api/v1/advisor/record", application=application, limit=limit)
     if as_json:
         show_json(answer)
     else:
         print(record_table(answer["record"]))
+        if answer["coverage"]:
+            print(f"\n{coverage_table(answer['coverage'])}")
 
 
 def applications_table(found: Sequence[Json]) -> str:
@@ -81,6 +88,60 @@ def record_table(found: Sequence[Json]) -> str:
         return shown
     times = f"{len(errors)} run time{'s' if len(errors) > 1 else ''}"
     return f"{shown}\n\nPredictions of {times} were off by {fmean(errors):.0%} on average."
+
+
+def coverage_table(found: Sequence[Json]) -> str:
+    """How right predictions were, by kind and period; a period that has no more than the one before is left out."""
+    rows, before = [], None
+    for told in found:
+        same = [told[name] for name in ("kind", "predictions", "open", "censored")]
+        if same == before or not any(same[1:]):
+            continue
+        before = same
+        rows.append(
+            [
+                KINDS[told["kind"]],
+                f"{told['days']:g} d",
+                told["predictions"],
+                told["jobs"],
+                _share(told),
+                _part(told["early"]),
+                _part(told["late"]),
+                "-" if told["median_error"] is None else duration(told["median_error"]),
+                _signed(told["bias"]),
+                told["open"],
+                told["censored"],
+            ]
+        )
+    header = [
+        "FORETOLD",
+        "LAST",
+        "DECIDED",
+        "JOBS",
+        "WITHIN",
+        "EARLY",
+        "LATE",
+        "MEDIAN ERROR",
+        "BIAS",
+        "OPEN",
+        "CENSORED",
+    ]
+    return table(header, rows)
+
+
+def _share(told: Json) -> str:
+    if told["within"] is None:
+        return "-"
+    low, high = told["within_between"]
+    return f"{told['within']:.0%} ({low:.0%} to {high:.0%})"
+
+
+def _part(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
+
+
+def _signed(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{'-' if seconds < 0 else '+'}{duration(abs(seconds))}"
 
 
 def _between(bounds: Sequence[float], form: str) -> str:

@@ -6,9 +6,11 @@ from typing import Any
 from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.cli.options import DEFAULT_URL, AsJson, Job, Token, Url, show_json
+from koalapy.cli.progress import waiting_for
 from koalapy.cli.resubmit import command_for
 from koalapy.cli.submission import in_terms_of_options
 from koalapy.cli.tables import table
+from koalapy.cli.what_if import span
 
 Json = dict[str, Any]
 MAX_HISTORY_LINES = 10
@@ -33,10 +35,21 @@ def dry_run(client: Client, body: Json, options: Json, *, as_json: bool) -> None
         found = client.post("/api/v1/explain", body)
     except CliError as error:
         raise in_terms_of_options(error, body, options) from error
+    found["expected"] = _expected(client, body)
     if as_json:
         show_json(found)
     else:
         print(page(found))
+
+
+def _expected(client: Client, body: Json) -> Json:
+    """When it would start, or why that is not known: which is no reason not to tell the rest."""
+    try:
+        with waiting_for("simulates"):
+            return client.post("/api/v1/forecast", body)
+    except CliError as error:
+        unknown = dict.fromkeys(("starts", "ends", "not_run"))
+        return {"at_once": False, **unknown, "basis": "", "why": error.message}
 
 
 def refuse_with_dry_run(**others: bool) -> None:
@@ -92,6 +105,8 @@ def _clusters(clusters: list[Json]) -> str:
 
 def _facts(found: Json) -> list[tuple[str, str]]:
     facts = []
+    if expected := found.get("expected"):
+        facts.append(("starts", _start(expected)))
     if found["placement"] is not None and found["placement"]["reason"]:
         facts.append(("why there", found["placement"]["reason"]))
     facts += [("note", note) for note in found["notes"]]
@@ -103,6 +118,14 @@ def _facts(found: Json) -> list[tuple[str, str]]:
     if found["suffices"]:
         facts.append(("suffices", ", or ".join(found["suffices"])))
     return facts
+
+
+def _start(expected: Json) -> str:
+    if expected["at_once"]:
+        return "at once"
+    if expected["starts"] is None:
+        return f"not known: {expected['why']}"
+    return f"in {span(expected['starts'])}, by {expected['basis']}"
 
 
 def _way_out(change: Json, job: int | None) -> str:

@@ -4,11 +4,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from koalapy.model.advice import Advised
+from koalapy.model.prediction import Coverage
 from koalapy.placement.knowledge import HOPELESS, PAYS_UP_TO, SURE, Slowdowns, Where
 from koalapy.placement.log_normal import LogNormal
 from koalapy.ports import AdviceStore
 from koalapy.scheduling.advisor.experience import Experience, Seen
 from koalapy.service.database import query
+from koalapy.service.track_record import TrackRecord
 
 MAX_LEARNED_RUNS = 5000
 """Of so many of the last jobs it is read what they teach when a daemon starts."""
@@ -47,9 +49,10 @@ class ApplicationRecord:
 class Advisor:
     """Reads the experience of the scheduler, and the record in the store."""
 
-    def __init__(self, experience: Experience, store: AdviceStore) -> None:
+    def __init__(self, experience: Experience, store: AdviceStore, track_record: TrackRecord) -> None:
         self._experience = experience
         self._store = store
+        self._track_record = track_record
 
     async def applications(self, owner: str | None = None) -> list[ApplicationRecord]:
         """In order of name; of somebody, those that his jobs have run: what others run is not told."""
@@ -78,6 +81,10 @@ class Advisor:
     async def record(self, application: str, limit: int, owner: str | None = None) -> list[Advised]:
         """What was advised, newest first: of all applications when none is named, and of everybody's jobs."""
         return await query(self._store.record, application, limit, owner)
+
+    async def coverage(self, application: str, owner: str | None = None) -> list[Coverage]:
+        """How right predictions were, by kind and period: of the same."""
+        return await self._track_record.coverage(owner, application)
 
 
 def verdict_on(slowdowns: Slowdowns, where: Where) -> Verdict:

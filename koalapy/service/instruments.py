@@ -5,13 +5,14 @@ reports can make more of them.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from koalapy.model.errors import StoreUnavailable
 from koalapy.model.job import FINAL_STATES, JobState, Priority
 from koalapy.model.placement import RefusalKind
+from koalapy.model.prediction import Outcome, PredictionKind
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.claiming.preemption import PREEMPTED
 from koalapy.scheduling.claiming.reclaiming import RECLAIMED
@@ -92,6 +93,8 @@ class Instruments:
     attempts_failed: Counter[tuple[ClusterName, AttemptFailure]] = field(default_factory=Counter)
     transferred: dict[tuple[ClusterName, ClusterName], Transferred] = field(default_factory=dict)
     """By the clusters that files came from and to."""
+    predictions: Mapping[tuple[PredictionKind, Outcome], int] = field(default_factory=dict)
+    """Of the last week, by what they have come to, as they were last looked at."""
     database_size: int | None = None
     """Bytes, as they were last looked at."""
 
@@ -130,6 +133,13 @@ class Instruments:
         """How large the database is; what it was before where it does not say."""
         with suppress(StoreUnavailable):
             self.database_size = await query(size)
+
+    async def look_at_predictions(
+        self, counts: Callable[[], Awaitable[Mapping[tuple[PredictionKind, Outcome], int]]]
+    ) -> None:
+        """What they have come to; what it was before where the database does not say."""
+        with suppress(StoreUnavailable):
+            self.predictions = await counts()
 
     def moved(self, source: ClusterName, cluster: ClusterName, size: int, seconds: float) -> None:
         """A transfer is over; bytes."""

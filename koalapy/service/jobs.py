@@ -287,9 +287,13 @@ class Jobs:
 
     async def explain_submission(self, spec: JobSpec, by: Identity) -> Explanation:
         """What would become of a submission now; it is checked as ``submit`` does, and nothing is stored."""
+        return explain_submission(self._engine.queries, await self.as_submitted(spec, by), self._engine.clock())
+
+    async def as_submitted(self, spec: JobSpec, by: Identity) -> JobSpec:
+        """The job that a submission would be taken for now; it is checked as ``submit`` does, and nothing is stored."""
         spec = await self._checked(self._named(spec, by), by)
         self._engine.queries.admit(spec)
-        return explain_submission(self._engine.queries, spec, self._engine.clock())
+        return spec
 
     async def metrics(self, since: float) -> Metrics:
         """Of the last ``since`` seconds; of more than two days, from the beginning of the day on (UTC)."""

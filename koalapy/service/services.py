@@ -15,6 +15,7 @@ from koalapy.service.network import Network
 from koalapy.service.results import Results
 from koalapy.service.retention import Retention
 from koalapy.service.sharing import Sharing
+from koalapy.service.track_record import TrackRecord
 from koalapy.service.workload_reports import WorkloadReports
 
 
@@ -36,3 +37,4 @@ class Services:
     workloads: WorkloadReports
     sharing: Sharing
     forecasts: Forecasts
+    track_record: TrackRecord

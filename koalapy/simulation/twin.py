@@ -121,6 +121,8 @@ class Expected:
     starts: Interval | None
     """None of one that has started, or that started in no simulation."""
     ends: Interval | None
+    runs: Interval | None
+    """From its start to its end; None of one that has started, and of one that never did."""
     not_run: float
     """In which fraction of the simulations it did not come to its end within the horizon."""
     basis: str
@@ -271,6 +273,7 @@ def _summary(plan: _Plan, courses: Sequence[_Course]) -> Forecast:
                 job.state,
                 _interval(_starts(over, now)) if job.waits else None,
                 _interval([max(0.0, ended - now) for _, ended in over]),
+                _interval(ended - started for started, ended in over if started is not None) if job.waits else None,
                 1 - len(over) / len(courses),
                 plan.estimates.basis(job.spec),
             )

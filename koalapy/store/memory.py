@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
-from statistics import fmean
 
 from koalapy.model.advice import Advised, Run, run_of
 from koalapy.model.application import application_of
@@ -18,6 +17,7 @@ from koalapy.model.job import Attempt, Job, JobId, JobState, Priority, TimelineE
 from koalapy.model.limits import NodeUse
 from koalapy.model.measurement import MAX_PINGPONGS, Measurement, MeasurementKind
 from koalapy.model.notification import Notification
+from koalapy.model.prediction import Prediction
 from koalapy.model.replica import Replica
 from koalapy.model.request import ClusterName
 from koalapy.ports import (
@@ -25,7 +25,6 @@ from koalapy.ports import (
     ClusterRecord,
     JobFilter,
     JobPage,
-    MeanTimes,
     OutboxEntry,
     Saved,
     StoredBundle,
@@ -36,6 +35,7 @@ from koalapy.ports import (
 )
 from koalapy.store.advice import MAX_RETAINED_RUNS
 from koalapy.store.measurements import MAX_RETAINED
+from koalapy.store.memory_usage import mean_times
 
 
 @dataclass(slots=True)
@@ -55,6 +55,7 @@ class Memory:
     clusters: dict[ClusterName, ClusterRecord] = field(default_factory=dict)
     scans: dict[Priority, int] = field(default_factory=dict)
     advised: dict[tuple[JobId, int], Advised] = field(default_factory=dict)
+    predictions: dict[tuple[JobId, str, float], Prediction] = field(default_factory=dict)
     runs: dict[JobId, Run] = field(default_factory=dict)
     """Of jobs that are not kept any more."""
     replicas: dict[tuple[str, ClusterName], Replica] = field(default_factory=dict)
@@ -215,7 +216,7 @@ class MemoryStore:
         over = [job for job in users if job.state.is_final and job.ended_at is not None and start < job.ended_at <= end]
         return Usage(
             dict(nodes),
-            {priority: _means([job for job in over if job.spec.priority is priority]) for priority in Priority},
+            {priority: mean_times([job for job in over if job.spec.priority is priority]) for priority in Priority},
             dict(Counter(job.state for job in over)),
             sum(job.restarts for job in over),
         )
@@ -409,6 +410,7 @@ class MemoryStore:
             memory.submitted = {key: used for key, used in memory.submitted.items() if used.job not in jobs}
             memory.advised = {key: given for key, given in memory.advised.items() if key[0] not in jobs}
             memory.results = {key: result for key, result in memory.results.items() if key[0] not in jobs}
+            memory.predictions = {key: told for key, told in memory.predictions.items() if key[0] not in jobs}
 
     def size(self) -> int | None:
         return None
@@ -469,28 +471,6 @@ def _matches(job: Job, which: JobFilter) -> bool:
         and (not which.cluster or which.cluster in clusters)
         and (which.before is None or job.id < which.before)
         and (which.ids is None or job.id in which.ids)
-    )
-
-
-def _means(over: list[Job]) -> MeanTimes:
-    """Of those that ran to an end of their own."""
-    ran = [
-        (job, job.attempt)
-        for job in over
-        if job.state is not JobState.CANCELLED and job.attempt and job.attempt.barrier_at is not None
-    ]
-
-    def mean(spans: Iterable[tuple[float | None, float | None]]) -> float | None:
-        lasted = [until - since for since, until in spans if since is not None and until is not None]
-        return fmean(lasted) if lasted else None
-
-    return MeanTimes(
-        len(ran),
-        mean((job.submitted_at, job.placed_at) for job, _ in ran),
-        mean((job.submitted_at, job.started_at) for job, _ in ran),
-        mean((job.placed_at, job.started_at) for job, _ in ran),
-        mean((job.submitted_at, job.ended_at) for job, _ in ran),
-        mean((job.first_start_estimate, attempt.start_estimate) for job, attempt in ran),
     )
 
 

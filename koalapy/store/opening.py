@@ -10,6 +10,7 @@ from koalapy.ports import (
     MeasurementStore,
     NotificationStore,
     OutputStore,
+    PredictionStore,
     Saved,
     Store,
     TokenStore,
@@ -24,6 +25,7 @@ from koalapy.store.measurements import SqlMeasurements
 from koalapy.store.memory import Memory, MemoryStore
 from koalapy.store.migrate import migrate, move_output
 from koalapy.store.notifications import MemoryNotifications, SqlNotifications
+from koalapy.store.predictions import MemoryPredictions, SqlPredictions
 from koalapy.store.sql import SqlStore
 from koalapy.store.tokens import SqlTokens
 
@@ -41,6 +43,7 @@ class Stores:
     tokens: TokenStore
     audit: AuditStore
     notifications: NotificationStore
+    predictions: PredictionStore
     output: OutputStore
 
 
@@ -61,7 +64,8 @@ def open_stores(url: str, now: float, output: OutputStore) -> Stores:
 
 def stores_in_memory(memory: Memory, output: OutputStore) -> Stores:
     store = MemoryStore(memory)
-    return Stores(store, store.load(), store, store, store, store, store, store, MemoryNotifications(memory), output)
+    same = store, store, store, store, store, store
+    return Stores(store, store.load(), *same, MemoryNotifications(memory), MemoryPredictions(memory), output)
 
 
 def stores_in_database(database: Database, output: OutputStore) -> Stores:
@@ -77,5 +81,6 @@ def stores_in_database(database: Database, output: OutputStore) -> Stores:
         SqlTokens(database),
         SqlAudit(database),
         SqlNotifications(database),
+        SqlPredictions(database),
         output,
     )

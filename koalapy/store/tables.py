@@ -360,6 +360,22 @@ advice = Table(
     Index(None, "application", "job_id"),
 )
 
+# What was foretold of jobs; what came of it, the other tables say.
+predictions = Table(
+    "predictions",
+    metadata,
+    Column("job_id", ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("kind", Plain(12), primary_key=True),
+    Column("made_at", Float, primary_key=True),
+    Column("source", Plain(12), nullable=False),
+    Column("generation", Integer, nullable=False),
+    Column("low", Float, nullable=False),
+    Column("middle", Float, nullable=False),
+    Column("high", Float, nullable=False),
+    Column("conditions", JSON, nullable=False),
+    Index(None, "made_at"),
+)
+
 # What the advisor learned from jobs that are not kept any more.
 runs = Table(
     "runs",

@@ -61,6 +61,7 @@ from koalapy.service.quota import StorageLimits
 from koalapy.service.record import Record
 from koalapy.service.results import Results
 from koalapy.service.sharing import Sharing
+from koalapy.service.track_record import TrackRecord
 from koalapy.service.workload_reports import WorkloadReports
 from koalapy.simulation.twin import Answer, Question, answer
 from koalapy.store.advice import SqlAdvice
@@ -72,6 +73,7 @@ from koalapy.store.history import SqlHistory
 from koalapy.store.measurements import SqlMeasurements
 from koalapy.store.migrate import migrate
 from koalapy.store.output import FileOutput
+from koalapy.store.predictions import SqlPredictions
 from koalapy.store.sql import SqlStore
 from koalapy.store.tokens import SqlTokens
 from tests.identities import administrators
@@ -171,15 +173,18 @@ async def serving(
     history = History(SqlHistory(database), engine.clock, engine.queries.jobs)
     begun = Beginning(rules, tuple(builtin().names()), (KnownCluster("north"), KnownCluster("south")), now=1.0)
     record = Record(path.parent / "record", Recording(), DiskLimits(0, 0), begun)
+    advice = SqlAdvice(database)
+    track_record = TrackRecord(SqlPredictions(database), advice, engine.clock)
+    forecasts = Forecasts(engine.queries, People(), engine.clock, installed, _at_once, track_record)
     routers = [
         network_router(network),
         files_router(files, bundles, results),
         agent_files_router(bundles, results, AGENT_TOKENS, lambda cluster, _: cluster == "north"),
-        advisor_router(Advisor(experience, SqlAdvice(database))),
+        advisor_router(Advisor(experience, advice, track_record)),
         limits_router(LimitsInUse(engine, bundles, results)),
         history_router(history),
         sharing_router(Sharing(SqlHistory(database), engine.queries, engine.clock), history),
-        forecasts_router(Forecasts(engine.queries, People(), engine.clock, installed, _at_once)),
+        forecasts_router(forecasts, jobs),
         workloads_router(WorkloadReports(path.parent / "workloads", WORKLOADS_QUOTA, engine.clock)),
         record_router(record, engine.clock),
     ]

@@ -468,4 +468,4 @@ async def test_what_applications_others_run_is_not_told(api: Api) -> None:
     await api.submit("bob", application="wave")
     assert await names("bob") == ["wave"]
     assert await names("ada") == []
-    assert (await api.ask("bob", "GET", "/api/v1/advisor/record")).json() == {"record": []}
+    assert (await api.ask("bob", "GET", "/api/v1/advisor/record")).json() == {"record": [], "coverage": []}

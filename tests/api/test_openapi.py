@@ -118,6 +118,8 @@ async def test_every_answer_is_as_declared(open_api: Open, body: Json) -> None:
         await api.get(f"/api/v1{path}")
     for change in (body, body | {"nmae": "x"}):
         await api.post("/api/v1/explain", json=change)
+        await api.post("/api/v1/forecast", json=change)
+    await api.get("/api/v1/advisor/record")
     for question in ({}, {"add": ["west=4"]}, {"add": ["west"]}, {"rlue": []}):
         await api.post("/api/v1/what-if", json=question)
     for path in ("/jobs/1/forecast", "/jobs/99/forecast", "/jobs/1/forecast?wait=x"):

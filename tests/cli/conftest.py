@@ -17,6 +17,7 @@ from koalapy.api.advisor import advisor_router
 from koalapy.api.agents import AgentConnection, agents_router
 from koalapy.api.app import create_app
 from koalapy.api.files import files_router
+from koalapy.api.forecasts import forecasts_router
 from koalapy.api.limits import limits_router
 from koalapy.api.network import network_router
 from koalapy.api.workloads import workloads_router
@@ -79,6 +80,7 @@ class Server:
             agents_router(NoHub(), self.agents),
             network_router(self.network),
             advisor_router(self.advisor.advisor),
+            forecasts_router(self.service, self.service),
             files_router(self.files, self.bundles, self.results),
             *([limits_router(self.limits)] if self.limits else []),
             *([workloads_router(self.workloads)] if self.workloads else []),

@@ -14,6 +14,7 @@ from koalapy.model.request import ClusterName
 from koalapy.placement.registry import builtin
 from koalapy.ports import ClusterRecord, JobFilter, MeanTimes, Usage
 from koalapy.service.bulk_actions import ActionResult
+from koalapy.service.forecasts import IfSubmitted
 from koalapy.service.health import HealthReport
 from koalapy.service.jobs import JobChange, JobRecord, Metrics
 from koalapy.validation.limits import ClusterLimits, Limits
@@ -67,6 +68,7 @@ class MemoryService:
         self.warned: set[JobId] = set()
         """Jobs that were cancelled with a warning."""
         self.explanation: Explanation | None = None
+        self.told = IfSubmitted(at_once=True)
         """What "why?" is answered with, if not by the job's reason."""
         self.asked: JobSpec | None = None
         """The last submission that was only asked about."""
@@ -195,6 +197,12 @@ class MemoryService:
         check(replace(spec, policy="", policy_options=()), LIMITS)
         self.asked = spec
         return self.explanation or Explanation(None, JobState.PLACED, "would be placed at once on north (4 nodes)")
+
+    async def as_submitted(self, spec: JobSpec, by: Identity) -> JobSpec:
+        return spec
+
+    async def if_submitted(self, spec: JobSpec, patience: float) -> IfSubmitted:
+        return self.told
 
     async def timeline(self, job: JobId) -> Sequence[TimelineEntry]:
         entries = [TimelineEntry(job, 1000.25, "submitted", JobState.QUEUED)]

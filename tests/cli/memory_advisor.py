@@ -1,8 +1,12 @@
 """An advisor in memory: the test says what ran, and what was advised."""
 
+from collections.abc import Sequence
+
 from koalapy.model.advice import Advised, Run
+from koalapy.model.prediction import Course, Prediction
 from koalapy.scheduling.advisor.experience import Experience
 from koalapy.service.advisor import Advisor
+from koalapy.service.track_record import TrackRecord
 
 
 class MemoryAdvisor:
@@ -11,13 +15,23 @@ class MemoryAdvisor:
     def __init__(self) -> None:
         self.experience = Experience()
         self.advised: list[Advised] = []
-        self.advisor = Advisor(self.experience, self)
+        self.told: list[tuple[Prediction, Course]] = []
+        self.now = 1000.0
+        self.advisor = Advisor(self.experience, self, TrackRecord(self, self, lambda: self.now))
 
     def record(self, application: str, limit: int, owner: str | None = None) -> list[Advised]:
         return [given for given in self.advised if application in ("", given.application)][:limit]
 
     def applications_of(self, owner: str) -> set[str]:
         raise AssertionError("for users only")
+
+    def add_predictions(self, made: Sequence[Prediction]) -> None:
+        raise AssertionError("nothing is foretold here")
+
+    def predictions(
+        self, since: float, limit: int, owner: str | None = None, application: str = ""
+    ) -> list[tuple[Prediction, Course]]:
+        return self.told
 
     def runs(self, limit: int) -> list[Run]:
         return []

@@ -4,6 +4,8 @@ import json
 from dataclasses import replace
 
 from koalapy.model.advice import Advised, Option, Run, Size
+from koalapy.model.job import JobState
+from koalapy.model.prediction import Course, Prediction, PredictionKind, PredictionSource
 from tests.cli.conftest import Koala, Server
 
 OPTIONS = (Option(("north", "south"), 1.5, 0.0, 0.0, 15.0), Option(("north",), 1.0, None, 0.0, 10.0))
@@ -48,6 +50,9 @@ def test_the_record_holds_predictions_against_what_came(koala: Koala, server: Se
         "7    1970-01-01T00:16:40.000Z  wave         2         15.0 s     12.0 s  +25%   no cluster holds it alone",
         "",
         "Predictions of 1 run time were off by 25% on average.",
+        "",
+        "FORETOLD          LAST  DECIDED  JOBS  WITHIN  EARLY  LATE  MEDIAN ERROR  BIAS   OPEN  CENSORED",
+        "run time by auto  1 d   1        1     -       -      -     0:03          -0:03  0     0",
     ]
     assert koala("advisor", "record", "--application", "prime").out == "the policy auto has placed no job yet\n"
     (given,) = json.loads(koala("advisor", "record", "--limit", "1", "--json").out)["record"]
@@ -59,6 +64,28 @@ def test_the_record_holds_predictions_against_what_came(koala: Koala, server: Se
         "run": 10.0,
         "response": None,
     }
+
+
+def test_what_was_foretold_is_told_by_kind_and_period(koala: Koala, server: Server) -> None:
+    server.advisor.now = 1e6
+    told = [
+        (Prediction(job, PredictionKind.START, at, PredictionSource.DAEMON, 0, 60.0, 90.0, 120.0), course)
+        for job, at, course in (
+            (1, 1e6 - 500.0, Course(JobState.RUNNING, started_at=1e6 - 400.0)),
+            (2, 1e6 - 500.0, Course(JobState.QUEUED)),
+            (3, 1e6 - 50.0, Course(JobState.QUEUED)),
+            (4, 1e6 - 50.0, Course(JobState.CANCELLED, ended_at=1e6 - 40.0)),
+            (5, 1e6 - 2 * 86400.0, Course(JobState.RUNNING, started_at=1e6 - 2 * 86400.0 + 10.0)),
+        )
+    ]
+    server.advisor.told = told
+    assert koala("advisor", "record").out.splitlines() == [
+        "the policy auto has placed no job yet",
+        "",
+        "FORETOLD  LAST  DECIDED  JOBS  WITHIN           EARLY  LATE  MEDIAN ERROR  BIAS   OPEN  CENSORED",
+        "start     1 d   2        2     50% (9% to 91%)  0%     50%   3:30          +3:30  1     1",
+        "start     7 d   3        3     33% (6% to 79%)  33%    33%   1:20          +0:10  1     1",
+    ]
 
 
 def test_a_limit_out_of_range_is_refused(koala: Koala) -> None:

@@ -12,6 +12,8 @@ from koalapy.model.explanation import Change, ClusterFinding, Explanation, PastR
 from koalapy.model.job import JobSpec, JobState, Launcher, Priority
 from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest
+from koalapy.service.forecasts import IfSubmitted
+from koalapy.simulation.twin import Expected, Interval
 from tests.cli.conftest import Koala, Server
 
 BOTH = Placement((PlacedComponent(4, "north"), PlacedComponent(2, "south")), "north had the most idle nodes")
@@ -85,11 +87,37 @@ def test_an_unknown_job(koala: Koala) -> None:
 
 def test_a_dry_run_submits_nothing(koala: Koala, server: Server) -> None:
     done = koala("submit", "--flexible", "4", "--dry-run", "--", "program")
-    assert (done.code, done.out) == (0, "would be placed at once on north (4 nodes)\n")
+    assert done.code == 0
+    assert done.out == "would be placed at once on north (4 nodes)\n\nstarts  at once\n"
     assert server.service.records == {}
     assert server.service.asked is not None
     assert server.service.asked.request == FlexibleRequest(4)
-    assert json.loads(koala("submit", "--flexible", "4", "--dry-run", "--json", "program").out)["job"] is None
+    found = json.loads(koala("submit", "--flexible", "4", "--dry-run", "--json", "program").out)
+    assert (found["job"], found["expected"]["at_once"]) == (None, True)
+
+
+SPAN = Interval(60.0, 90.0, 300.0)
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        (
+            IfSubmitted(False, Expected(9, JobState.QUEUED, SPAN, SPAN, SPAN, 0.0, "4 runs of wave")),
+            "in 1:30 (1:00 to 5:00), by 4 runs of wave",
+        ),
+        (
+            IfSubmitted(False, Expected(9, JobState.QUEUED, None, None, None, 1.0, "its walltime")),
+            "not known: it started in no simulation of the next 30 days",
+        ),
+        (IfSubmitted(False, why="it takes longer than 10 s"), "not known: it takes longer than 10 s"),
+    ],
+)
+def test_a_dry_run_says_when_the_job_would_start(koala: Koala, server: Server, told: IfSubmitted, says: str) -> None:
+    server.service.told = told
+    server.service.explanation = replace(WAITS, job=None, reasons=(), notes=())
+    done = koala("submit", "--flexible", "6", "--dry-run", "--", "program")
+    assert f"  starts  {says}\n" in done.out, done.err
 
 
 def test_a_dry_run_of_what_would_wait(koala: Koala, server: Server) -> None:

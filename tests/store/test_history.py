@@ -8,6 +8,7 @@ from sqlalchemy import func, insert, select
 
 from koalapy.model.advice import Advised
 from koalapy.model.job import JobSpec, JobState, TimelineEntry
+from koalapy.model.prediction import Prediction, PredictionKind, PredictionSource
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch, MeanTimes, StoredResult, Submitted
 from koalapy.store import advice as sql_advice
@@ -37,6 +38,8 @@ def write(stores: Stores, first: int, last: int, spec: JobSpec = SPEC, ended: fl
     stores.jobs.write(Batch(at=2.0, epoch=stores.jobs.epoch, jobs=dict(jobs)))
     for ident in jobs:
         stores.files.save_result(StoredResult(ident, 2, 0, "north", 7, 1, 1.0))
+    told = (PredictionKind.START, 1.0, PredictionSource.DAEMON, 1, 1.0, 2.0, 3.0)
+    stores.predictions.add_predictions([Prediction(ident, *told) for ident in jobs])
     if (database := database_of(stores)) is None:
         return
     with database.engine.begin() as connection:
@@ -53,6 +56,7 @@ def rows_of(stores: Stores, job: int) -> dict[str, int]:
             "attempts": len(kept.attempts.get(job, ())),
             "timeline": len(kept.timeline.get(job, ())),
             "results": sum(key[0] == job for key in kept.results),
+            "predictions": sum(key[0] == job for key in kept.predictions),
             "advice": sum(key[0] == job for key in kept.advised),
             "submissions": sum(used.job == job for used in kept.submitted.values()),
             "runs": sum(ident == job for ident in kept.runs),

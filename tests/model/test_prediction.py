@@ -1,0 +1,125 @@
+"""Whether predictions were right: the arithmetic, and what counts as what."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.model.job import JobState
+from koalapy.model.prediction import (
+    Course,
+    Judged,
+    Outcome,
+    Prediction,
+    PredictionKind,
+    PredictionSource,
+    coverage_of,
+    judge,
+    outcome_of,
+    wilson,
+)
+
+MADE = 1000.0
+START, END, RUN_TIME = PredictionKind.START, PredictionKind.END, PredictionKind.RUN_TIME
+
+
+def told(kind: PredictionKind) -> Prediction:
+    return Prediction(1, kind, MADE, PredictionSource.DAEMON, 0, 100.0, 200.0, 300.0)
+
+
+WAITS = Course(JobState.QUEUED)
+
+
+@pytest.mark.parametrize(
+    ("kind", "course", "now", "outcome", "error"),
+    [
+        (START, WAITS, 1300.0, Outcome.OPEN, None),
+        (START, WAITS, 1301.0, Outcome.LATE, 101.0),
+        (START, WAITS, 10.0, Outcome.OPEN, None),
+        (START, Course(JobState.RUNNING, started_at=1150.0), 9e9, Outcome.WITHIN, -50.0),
+        (START, Course(JobState.RUNNING, started_at=1099.0), 9e9, Outcome.EARLY, -101.0),
+        (START, Course(JobState.RUNNING, started_at=1301.0), 9e9, Outcome.LATE, 101.0),
+        (START, Course(JobState.RUNNING, started_at=900.0), 950.0, Outcome.CENSORED, None),
+        (START, Course(JobState.RUNNING, started_at=1150.0, touched_at=1140.0), 9e9, Outcome.CENSORED, None),
+        (START, Course(JobState.RUNNING, started_at=1350.0, touched_at=1310.0), 9e9, Outcome.LATE, 110.0),
+        (START, Course(JobState.CANCELLED, ended_at=1200.0), 9e9, Outcome.CENSORED, None),
+        (START, Course(JobState.CANCELLED, ended_at=1400.0), 9e9, Outcome.LATE, 200.0),
+        (START, Course(JobState.CANCELLED, started_at=1150.0, ended_at=1200.0), 9e9, Outcome.WITHIN, -50.0),
+        (END, Course(JobState.SUCCEEDED, started_at=1100.0, ended_at=1200.0), 9e9, Outcome.WITHIN, 0.0),
+        (END, Course(JobState.FAILED, started_at=1100.0, ended_at=1200.0, exit_code=1), 9e9, Outcome.CENSORED, None),
+        (RUN_TIME, WAITS, 9e9, Outcome.OPEN, None),
+        (RUN_TIME, Course(JobState.RUNNING, barrier_at=5000.0), 5301.0, Outcome.LATE, 101.0),
+        (RUN_TIME, Course(JobState.SUCCEEDED, barrier_at=5000.0, attempt_ended_at=5050.0), 9e9, Outcome.EARLY, -150.0),
+        (
+            RUN_TIME,
+            Course(JobState.FAILED, 150.0, barrier_at=5000.0, launched_at=5001.0, attempt_ended_at=5152.0),
+            9e9,
+            Outcome.WITHIN,
+            -48.0,
+        ),
+        (RUN_TIME, Course(JobState.CANCELLED, ended_at=9000.0), 9e9, Outcome.CENSORED, None),
+    ],
+)
+def test_what_a_prediction_has_come_to(
+    kind: PredictionKind, course: Course, now: float, outcome: Outcome, error: float | None
+) -> None:
+    judged = judge(told(kind), course, now)
+    assert (judged.outcome, judged.error) == (outcome, error)
+
+
+SECONDS = st.floats(0, 1e9)
+
+
+@given(st.tuples(SECONDS, SECONDS).map(sorted), SECONDS)
+def test_what_is_late_while_it_waits_stays_late_whatever_comes(bounds: list[float], elapsed: float) -> None:
+    low, high = bounds
+    if outcome_of(low, high, None, None, elapsed) is Outcome.LATE:
+        assert outcome_of(low, high, elapsed, None, elapsed) is Outcome.LATE
+        assert outcome_of(low, high, None, elapsed, elapsed) is Outcome.LATE
+    else:
+        assert outcome_of(low, high, None, elapsed, elapsed) is Outcome.CENSORED
+
+
+JUDGED = st.builds(
+    lambda job, outcome, error: Judged(job, START, MADE, outcome, error if outcome.is_decided else None),
+    st.integers(1, 20),
+    st.sampled_from(list(Outcome)),
+    st.floats(-1e6, 1e6),
+)
+
+
+@given(st.lists(JUDGED, max_size=60))
+def test_every_prediction_is_counted_once_and_shares_add_up(judged: list[Judged]) -> None:
+    found = coverage_of(START, 7.0, judged)
+    assert found.predictions + found.open + found.censored == len(judged)
+    assert found.jobs == len({each.job for each in judged if each.outcome.is_decided})
+    if found.within is None or found.early is None or found.late is None or found.within_between is None:
+        assert found.predictions == 0
+        return
+    assert found.within + found.early + found.late == pytest.approx(1.0)
+    low, high = found.within_between
+    assert 0.0 <= low <= found.within <= high <= 1.0
+    assert found.median_error is not None
+    assert found.bias is not None
+    assert abs(found.bias) <= max(abs(each.error) for each in judged if each.error is not None)
+
+
+@given(st.lists(JUDGED, min_size=1, max_size=20), st.integers(2, 5))
+def test_to_foretell_the_same_again_and_again_makes_nothing_more_certain(judged: list[Judged], times: int) -> None:
+    once, again = coverage_of(START, 7.0, judged), coverage_of(START, 7.0, judged * times)
+    assert again.jobs == once.jobs
+    assert again.within == (None if once.within is None else pytest.approx(once.within))
+    if once.within_between is not None:
+        assert again.within_between == pytest.approx(once.within_between)
+
+
+@given(st.floats(0, 1), st.integers(1, 10**6))
+def test_the_interval_of_a_share_holds_it_and_narrows_with_the_number(share: float, number: int) -> None:
+    low, high = wilson(share, number)
+    assert 0.0 <= low <= share <= high <= 1.0
+    closer = wilson(share, 4 * number)
+    assert closer[1] - closer[0] < high - low
+
+
+def test_the_interval_is_wilsons() -> None:
+    """Of 8 of 10, as the books have it."""
+    assert wilson(0.8, 10) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))
