@@ -56,7 +56,10 @@ def change_of(
     first: int | None,
     walltimes: list[str],
 ) -> Change:
-    """What people write; ``UsageError`` for what cannot be read."""
+    """What people write; ``UsageError`` for what cannot be read, or contradicts itself."""
+    if both := sorted(set(drain) & set(resume)):
+        hint = "leave out one of the two"
+        raise UsageError(f"{both[0]} cannot be both drained and resumed", field="resume", value=both[0], hint=hint)
     return Change(
         policy,
         {name: _value(name, value) for name, value in _pairs("rules", rules)},
@@ -69,9 +72,11 @@ def change_of(
 
 
 def _pairs(field: str, texts: list[str]) -> list[tuple[str, str]]:
-    pairs = []
+    pairs: list[tuple[str, str]] = []
     for text in texts:
         name, equals, value = text.partition("=")
+        if name in (known for known, _ in pairs):
+            raise UsageError(f"{name} is named twice", field=field, value=text, hint="give it once")
         if not (name and equals and value):
             raise UsageError(f"{text!r} is no NAME=VALUE", field=field, value=text, hint="write it as name=value")
         pairs.append((name, value))

@@ -36,24 +36,30 @@ def export(
         return
     if not output.name or output.is_dir():
         raise CliError(f"{output} is a folder", Exit.USAGE, "name a file in it: --output day.gz")
-    incoming = output.with_name(f".{output.name}.incoming")
+    # A pipe, a terminal, or what a link leads to is written to, and not replaced.
+    is_new = not output.is_symlink() and (output.is_file() or not output.exists())
+    incoming = output.with_name(f".{output.name}.incoming") if is_new else output
     got = Transfer(f"writes {output}")
     try:
-        with Progress(lambda: str(got)), _opened(incoming, packed=output.suffix == ".gz") as file:
+        with Progress(lambda: str(got)), _opened(incoming, is_new=is_new, packed=output.suffix == ".gz") as file:
             for piece in got.counted(pieces):
                 file.write(piece)
-        incoming.rename(output)
+        if is_new:
+            incoming.rename(output)
     except OSError as error:
         raise CliError(f"cannot write {output}: {error.strerror or error}", Exit.FAILED) from error
     finally:
-        incoming.unlink(missing_ok=True)
+        if is_new:
+            incoming.unlink(missing_ok=True)
 
 
 @contextmanager
-def _opened(path: Path, *, packed: bool) -> Iterator[IO[bytes]]:
-    """A new file, which nobody else may read: commands are in it, as in the record itself."""
-    path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as plain:
+def _opened(path: Path, *, is_new: bool, packed: bool) -> Iterator[IO[bytes]]:
+    """A new file is one that nobody else may read: commands are in it, as in the record itself."""
+    if is_new:
+        path.unlink(missing_ok=True)
+    how = os.O_WRONLY | (os.O_CREAT | os.O_EXCL if is_new else os.O_TRUNC)
+    with os.fdopen(os.open(path, how, 0o600), "wb") as plain:
         if not packed:
             yield plain
             return

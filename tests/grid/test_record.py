@@ -1,6 +1,7 @@
 """What a real daemon has recorded is replayed as it was, however the daemon ended; and otherwise by another policy."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -52,6 +53,18 @@ def test_two_lives_with_a_death_between_are_replayed(make_grid: Callable[..., Em
     assert file.stat().st_mode & 0o777 == 0o600
     assert not leftover.is_symlink()
     assert not (tmp_path / "of-somebody-else").exists()
+    link, fifo = tmp_path / "latest", tmp_path / "fifo"
+    link.symlink_to(file)
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
+    for there in (link, fifo):
+        assert grid.run("export", "-o", str(there), "--until", "1e8").returncode == 0
+    assert link.is_symlink()
+    assert fifo.is_fifo()
+    for written in (os.read(reader, 65_536), file.read_bytes()):
+        assert [next(iter(json.loads(line))) for line in written.splitlines()] == ["koala_export", "end"]
+    os.close(reader)
+    assert grid.run("export", "-o", str(file)).returncode == 0
     for folder in (".", str(tmp_path), "/"):
         done = grid.run("export", "-o", folder)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
