@@ -4,6 +4,7 @@ import asyncio
 import os
 import pickle
 import resource
+import signal
 import subprocess
 import sys
 import threading
@@ -33,7 +34,7 @@ async def apart(function: Callable[[*A], B], *arguments: *A, seconds: float = SE
     """What a function of a module answers. The process ends when nobody waits for it any more.
 
     Arguments are handed over one by one, and others have their turn between them: what is large comes in pieces.
-    ``BusyError`` when that takes too long, ``RuntimeError`` when it fails.
+    ``BusyError`` when that takes too long or is killed, ``RuntimeError`` when it fails.
     """
     process = await asyncio.to_thread(_start)
     try:
@@ -68,6 +69,11 @@ def _answer(process: "subprocess.Popen[bytes]", function: Callable[[*A], B], arg
         end.cancel()
     if process.returncode < 0 and time.monotonic() - began >= seconds:
         raise TimeoutError
+    if process.returncode == -signal.SIGKILL:
+        # Nobody else than the kernel, where memory is short, or a person does that.
+        log.error("work in a process of its own failed", action="apart-failed", error="it was killed")
+        hint = "ask again, when the machine has more memory to spare"
+        raise BusyError("the process that works it out was killed", retry_after=RETRY_AFTER, hint=hint)
     if process.returncode != 0:
         text = errors.decode(errors="replace").strip()[-2000:]
         log.error("work in a process of its own failed", action="apart-failed", error=text)

@@ -30,6 +30,10 @@ def vanish(_: None) -> None:
     os._exit(3)
 
 
+def die(_: None) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def never_ends(fifo: str) -> None:
     Path(fifo).read_bytes()
 
@@ -79,6 +83,11 @@ async def test_a_failure_is_told_with_its_reason() -> None:
         await apart(fail, "not like this")
     with pytest.raises(RuntimeError, match="vanish failed"):
         await apart(vanish, None)
+
+
+async def test_one_that_is_killed_is_told_as_such() -> None:
+    with pytest.raises(BusyError, match="was killed"):
+        await apart(die, None)
 
 
 @pytest.fixture
