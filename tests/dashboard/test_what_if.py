@@ -16,7 +16,9 @@ from tests.grid.embedded import Embedded
 
 def forecast(*starts: tuple[int, JobState, float | None]) -> Forecast:
     jobs = tuple(
-        Expected(job, state, None if at is None else Interval(at, at + 1, at + 2), None, float(at is None), "nothing")
+        Expected(
+            job, state, None if at is None else Interval(at, at + 1, at + 2), None, None, float(at is None), "nothing"
+        )
         for job, state, at in starts
     )
     return Forecast(0.0, 3, jobs, None, None, 0.5)
