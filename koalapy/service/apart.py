@@ -40,10 +40,10 @@ async def apart(function: Callable[[*A], B], *arguments: *A, seconds: float = SE
     try:
         return await asyncio.to_thread(_answer, process, function, arguments, seconds)
     except TimeoutError as error:
-        hint = "ask for less, as for fewer days"
+        hint = "ask for less, as for fewer days, or for a simulation in which less happens"
         raise BusyError(f"that takes longer than {seconds:g} s", retry_after=RETRY_AFTER, hint=hint) from error
     finally:
-        process.kill()
+        _kill(process)
 
 
 def pieces(items: Sequence[T]) -> Iterator[Sequence[T]]:
@@ -53,12 +53,19 @@ def pieces(items: Sequence[T]) -> Iterator[Sequence[T]]:
 
 def _start() -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", __spec__.name]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, process_group=0)
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """With those that it has begun, also such as hang: they would keep its pipes open for ever."""
+    if process.returncode is None:  # so that its number is still its own
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _answer(process: "subprocess.Popen[bytes]", function: Callable[[*A], B], arguments: tuple[*A], seconds: float) -> B:
     assert process.stdin is not None
-    began, end = time.monotonic(), threading.Timer(seconds, process.kill)
+    began, end = time.monotonic(), threading.Timer(seconds, _kill, [process])
     end.start()
     try:
         with suppress(BrokenPipeError):  # it has ended, and says why, or was

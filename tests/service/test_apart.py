@@ -38,6 +38,12 @@ def never_ends(fifo: str) -> None:
     Path(fifo).read_bytes()
 
 
+def one_of_two_hangs(_: None) -> None:
+    if os.fork() == 0:
+        stop_for_good()
+    os.wait()
+
+
 class Hangs:
     """Stops the process that it is handed to, for good: it reads nothing any more."""
 
@@ -101,6 +107,12 @@ async def test_one_that_hangs_while_it_is_told_what_to_do_is_not_waited_for() ->
     """There is more to tell than a pipe holds."""
     with pytest.raises(BusyError, match=r"longer than 1 s"):
         await asyncio.wait_for(apart(nothing, Hangs(), bytes(10_000_000), seconds=1.0), 60.0)
+
+
+async def test_a_process_of_its_own_that_hangs_is_not_waited_for() -> None:
+    """It has the pipe by which an answer would come, and keeps that when the one that waits for it is killed."""
+    with pytest.raises(BusyError, match=r"longer than 1 s"):
+        await asyncio.wait_for(apart(one_of_two_hangs, None, seconds=1.0), 60.0)
 
 
 async def test_what_takes_too_long_ends(fifo: str) -> None:
