@@ -272,7 +272,7 @@ class Figure8(SolverTime):
         return (
             "The paper says of CPLEX that it took up to a minute for 16 links (128 nodes), and beyond that recommends "
             f"to take the first matching that is found. {super().remarks(results)} Its figure 9, of estimated and real "
-            "run times, needs real clusters whose links are held to their bandwidths, and is not among these."
+            "run times, is made [live, on clusters whose links are held to a bandwidth](live/lerida-2008-fig-9.md)."
         )
 
 

@@ -1,0 +1,56 @@
+"""What is foretold of runs on slow links, and what is told of them; the runs themselves take the testbed."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.experiments.lerida_2008_live import (
+    COMMUNICATING,
+    COMPUTING,
+    PAGE,
+    PROGRAM,
+    RATE,
+    STEPS,
+    Point,
+    foretold,
+    measured,
+    page,
+    told_by,
+)
+from tests.needs import MPI, needs
+
+
+@pytest.mark.parametrize(
+    ("placement", "slowdown"),
+    [({"north": 2, "south": 2}, 2 / 3), ({"north": 3, "south": 2}, 3 / 4), ({"north": 3, "east": 3}, 3 / 5)],
+)
+@pytest.mark.parametrize("need", [1.0, 3.0])
+def test_it_is_the_equation_of_the_paper(placement: dict[str, int], slowdown: float, need: float) -> None:
+    """(4): of each node's traffic the part to the other cluster's nodes, over what its way there takes."""
+    matching = foretold(placement, need * RATE)
+    assert matching.communication == pytest.approx(max(1.0, slowdown * need))
+    share = COMMUNICATING / (COMPUTING + COMMUNICATING)
+    assert matching.time == pytest.approx(1 - share + share * matching.communication)
+
+
+def test_what_the_program_says_is_read() -> None:
+    told = told_by('a warning\n{"lasted": 15.0, "exchanging": 12.0}\n')
+    assert measured(told) == (12.0 / (STEPS * COMMUNICATING), 15.0 / (STEPS * (COMPUTING + COMMUNICATING)))
+    with pytest.raises(ValueError, match="killed"):
+        told_by("killed")
+
+
+@needs(MPI)
+def test_the_program_keeps_its_pace_where_nothing_is_slow() -> None:
+    flags = ["--allow-run-as-root", "--oversubscribe", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"]
+    command = ["mpirun", *flags, "-np", "3", sys.executable, str(PROGRAM)]
+    done = subprocess.run([*command, "2", "0.01", "0.1", "1e6"], capture_output=True, text=True, check=True)
+    told = told_by(done.stdout)
+    assert 0.2 <= told["exchanging"] <= told["lasted"]
+
+
+def test_the_page_is_that_of_the_kept_results() -> None:
+    kept = json.loads(PAGE.with_suffix(".json").read_text())
+    assert PAGE.read_text() == page([Point(**each) for each in kept["points"]], kept["load"], kept["processors"])
