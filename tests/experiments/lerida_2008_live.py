@@ -139,8 +139,9 @@ on {processors} processors.
 {markdown(head, rows)}
 
 The estimate is right about where links begin to be too narrow, and about the order of placements but for the widest
-need, where both placements with south take equally long. What it leaves out are the bytes around each message and the
-waiting for the last of all parts: beyond saturation exchanges take {_beyond(points)} times as long as foretold.
+need, where both placements with south take equally long. Beyond saturation exchanges take {_beyond(points)} times as
+long as foretold; it leaves out the bytes around each message and the waiting for the last of all parts, but whether
+that is why was not looked into.
 
 The paper's figure has NAS programs on two clusters of workstations, and no numbers in its text; it says that estimated
 and real times have a similar shape, and that the estimate can be corrected. Local activity on processors, its other
