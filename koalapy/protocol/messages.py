@@ -75,7 +75,8 @@ class Output(Message):
 
     type: Literal["output"] = "output"
     token: Name
-    offset: Bytes
+    offset: Annotated[int, Interval(ge=0, le=2**52)]
+    """So that where it ends is a number of bytes, too."""
     data: Base64
     gap: Bytes = 0
 

@@ -206,7 +206,7 @@ def _life(parts: list[Part], until: float) -> Iterator[bytes]:
             yield from begun
             yield from told
     except _Unreadable as error:
-        log.error("a part of the record cannot be read", action="record-unreadable", reason=str(error))
+        log.error("a part of the record cannot be read", action="record-damaged", reason=str(error))
         yield line({"lost": str(error)})
 
 
