@@ -211,11 +211,12 @@ class Table5Poisson(Experiment):
 
     def remarks(self, results: Sequence[Result]) -> str:
         return (
-            "The paper's -5 % hangs on how long Poisson takes on several clusters, which it shows in Figure 4 without "
-            "numbers, and on the queue: a scan to its end changes nothing and 10 s of start-up little by themselves, but "
-            "in strict order, with which Table IV is another (sonmez-2010-table-4-queue), it is more than that. Even if Poisson were as fast on several clusters as on one, -7 % would be "
-            "all there is at 65 % otherwise (Prime at that load). So -5 % asks for a slow-down of 5 to 10 % for each cluster "
-            "more, of which Table IV (80 to 85 %) asks for 23: the paper's two tables cannot both be had with one "
-            "curve that grows evenly. Here the curve is that of Table IV. Local users beside the jobs are in neither "
-            "table; with them the change is -1 to -7 % (sonmez-2010-fig-6)."
+            "The paper's -5 % hangs on how long Poisson takes on several clusters, which it shows in Figure 4 without"
+            " numbers, and on the queue: a scan to its end changes nothing and 10 s of start-up little by themselves,"
+            " but in strict order, with which Table IV is another (sonmez-2010-table-4-queue), it is more than that. "
+            "Even if Poisson were as fast on several clusters as on one, -7 % would be all there is at 65 % otherwise"
+            " (Prime at that load). So -5 % asks for a slow-down of 5 to 10 % for each cluster more, of which Table "
+            "IV (80 to 85 %) asks for 23: the paper's two tables cannot both be had with one curve that grows evenly."
+            " Here the curve is that of Table IV. Local users beside the jobs are in neither table; with them the "
+            "change is -1 to -7 % (sonmez-2010-fig-6)."
         )
