@@ -7,7 +7,7 @@ from fastapi import APIRouter, Depends, Query
 from pydantic import Field
 
 from koalapy.api.access import Caller, Id
-from koalapy.api.fields import MAX_ID, Input, Moment, Name, Output, Text, seconds
+from koalapy.api.fields import MAX_ID, Input, Moment, Name, Output, Seconds, Text, seconds
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
 from koalapy.api.submission import JobSubmission
@@ -15,14 +15,19 @@ from koalapy.model.bounds import MAX_NODES
 from koalapy.model.errors import UsageError
 from koalapy.model.job import MAX_DURATION, JobState
 from koalapy.model.request import MAX_NAME_LENGTH
+from koalapy.model.wording import days
 from koalapy.service.forecasts import Forecasts, IfSubmitted
 from koalapy.service.jobs import Jobs
-from koalapy.simulation.twin import Change, Interval
+from koalapy.simulation.twin import HORIZON, Change, Interval
 
 Pair = Annotated[Text, Field(max_length=2 * MAX_NAME_LENGTH)]
 """NAME=VALUE."""
 MAX_CHANGES = 1000
 Wait = Annotated[float, Query(ge=0, le=60, allow_inf_nan=False, description="seconds to wait for it at most")]
+
+
+MIN_HORIZON = 60.0
+Horizon = Annotated[Seconds, Field(ge=MIN_HORIZON, le=HORIZON, description="seconds, or as `24h`")]
 
 
 class WhatIf(Input):
@@ -41,6 +46,8 @@ class WhatIf(Input):
     """A job that waits and comes before all others of its priority."""
     walltimes: list[Pair] = Field([], max_length=MAX_CHANGES, examples=[["17=90m"]])
     """Of jobs that wait."""
+    horizon: Horizon = HORIZON
+    """How far to look ahead."""
 
     def change(self) -> Change:
         """``UsageError`` for what cannot be read."""
@@ -124,8 +131,10 @@ class ExpectedView(Output):
     state: JobState
     """Now."""
     starts: IntervalView | None
-    """Null of one that has started, and of one that never did in any simulation."""
+    """Null of one that has started, and of one that did in no simulation; in simulations in which it did not, it counts
+    as if it started at the horizon."""
     ends: IntervalView | None
+    """As ``starts``."""
     runs: IntervalView | None
     """From its start to its end; null as ``starts``."""
     not_run: float
@@ -136,12 +145,17 @@ class ExpectedView(Output):
 
 class ForecastView(Output):
     at: Moment
+    horizon: float
+    """Seconds that were simulated."""
     draws: int
     """How often it was simulated, with run times drawn anew."""
     mean_wait: IntervalView | None
-    """Of the jobs that wait now, until they start; null when none do."""
+    """Of the jobs that wait now, until they start; null when none do. Those that do not before the horizon are not in
+    it."""
     mean_response: IntervalView | None
     """The same, until they end."""
+    started: IntervalView | None
+    """How many of them start before the horizon; null when none wait."""
     utilisation: float
     """Of all nodes, until the last is over."""
     jobs: list[ExpectedView]
@@ -183,7 +197,7 @@ def _if_submitted(told: IfSubmitted) -> dict[str, Any]:
     if expected is None:
         starts = Interval(0.0, 0.0, 0.0) if told.at_once else None
         return {"starts": starts, "ends": None, "not_run": None, "basis": "", "at_once": told.at_once, "why": told.why}
-    why = "" if expected.starts else "it started in no simulation of the next 30 days"
+    why = "" if expected.starts else f"it started in no simulation of the next {days(HORIZON)}"
     told_too = {name: getattr(expected, name) for name in ("starts", "ends", "not_run", "basis")}
     return {"at_once": False, "why": why, **told_too}
 
@@ -201,7 +215,7 @@ def forecasts_router(service: Forecasts, jobs: Jobs) -> APIRouter:
     async def ask_what_if(question: WhatIf) -> Any:
         """When those who wait will start and end, as it is, and if something was otherwise: simulated from this moment
         on, again and again with other run times. It takes some seconds; nothing is changed."""
-        return await service.what_if(question.change())
+        return await service.what_if(question.change(), question.horizon)
 
     @router.post(
         "/forecast",

@@ -7,7 +7,7 @@ from koalapy.cli.client import Client
 from koalapy.cli.options import DEFAULT_URL, AsJson, Token, Url, show_json
 from koalapy.cli.progress import waiting_for
 from koalapy.cli.tables import table
-from koalapy.model.wording import duration
+from koalapy.model.wording import days, duration
 
 Json = dict[str, Any]
 MAX_LINES = 20
@@ -22,6 +22,7 @@ def what_if(
     add: Annotated[list[str] | None, Option(help="a new cluster and its nodes, as west=64")] = None,
     first: Annotated[int | None, Option(help="a job that comes before all others of its priority", min=1)] = None,
     walltime: Annotated[list[str] | None, Option(help="of a job that waits, as 17=90m")] = None,
+    horizon: Annotated[str, Option(help="how far to look ahead, as 24h")] = "30d",
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
     token: Token = None,
@@ -39,6 +40,7 @@ def what_if(
         "add": add or [],
         "first": first,
         "walltimes": walltime or [],
+        "horizon": horizon,
     }
     with waiting_for("simulates"):
         found = Client(url, token).post("/api/v1/what-if", body, patient=True)
@@ -50,15 +52,24 @@ def what_if(
 
 def _page(found: Json) -> str:
     ways = [("as it is", found["as_it_is"]), *([("changed", found["changed"])] if found["changed"] else [])]
-    rows = [[way, span(told["mean_wait"]), span(told["mean_response"]), told["draws"]] for way, told in ways]
-    parts = [table(("", "MEAN WAIT", "UNTIL THEY END", "SIMULATIONS"), rows)]
+    rows = [
+        [way, _number(told["started"]), span(told["mean_wait"]), span(told["mean_response"]), told["draws"]]
+        for way, told in ways
+    ]
+    parts = [table(("", "START", "MEAN WAIT", "UNTIL THEY END", "SIMULATIONS"), rows)]
+    horizon = found["as_it_is"]["horizon"]
     waiting = [job for job in found["as_it_is"]["jobs"] if job["state"] == "queued"]
     if not waiting:
         return "\n\n".join(["Nobody waits.", *parts[1:]])
     later = {job["job"]: job for job in found["changed"]["jobs"]} if found["changed"] else {}
     head = ("JOB", "STARTS IN", *(("CHANGED",) if later else ()), "RUN TIME BY")
     lines = [
-        [job["job"], _starts(job), *((_starts(later.get(job["job"])),) if later else ()), job["basis"]]
+        [
+            job["job"],
+            _starts(job, horizon),
+            *((_starts(later.get(job["job"]), horizon),) if later else ()),
+            job["basis"],
+        ]
         for job in waiting[:MAX_LINES]
     ]
     parts.append(table(head, lines))
@@ -67,8 +78,16 @@ def _page(found: Json) -> str:
     return "\n\n".join(parts)
 
 
-def _starts(job: Json | None) -> str:
-    return "-" if job is None else "not in 30 days" if job["starts"] is None else span(job["starts"])
+def _starts(job: Json | None, horizon: float) -> str:
+    return "-" if job is None else f"not in {days(horizon)}" if job["starts"] is None else span(job["starts"])
+
+
+def _number(interval: Json | None) -> str:
+    """As ``span``, of jobs."""
+    if interval is None:
+        return "-"
+    low, middle, high = (f"{interval[name]:.0f}" for name in ("low", "middle", "high"))
+    return middle if low == high else f"{middle} ({low} to {high})"
 
 
 def span(interval: Json | None) -> str:

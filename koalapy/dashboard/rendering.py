@@ -22,7 +22,7 @@ from koalapy.dashboard.pictures.nodes_over_time import nodes_over_time
 from koalapy.dashboard.pictures.series import series
 from koalapy.model.job_search import word_of
 from koalapy.model.quantities import bytes_text
-from koalapy.model.wording import clock, duration, nodes, three_digits
+from koalapy.model.wording import clock, days, duration, nodes, three_digits
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
@@ -101,6 +101,7 @@ def _environment() -> Environment:
     environment.filters |= {
         "age": age,
         "clocked": clocked,
+        "days": days,
         "duration": duration,
         "identifier": identifier,
         "moment": moment,

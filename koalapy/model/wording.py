@@ -52,6 +52,12 @@ def duration(seconds: float | None) -> str:
     return f"{days}-{clock}" if days else clock
 
 
+def days(seconds: float) -> str:
+    """``30 days``; a time that is no number of days as ``duration`` has it."""
+    number = seconds / 86400
+    return f"{number:.0f} days" if number >= 2 and number.is_integer() else duration(seconds)
+
+
 def three_digits(number: float) -> str:
     """``1234``, ``123``, ``12.3``, ``1.23``, ``0.123``: never as a power of ten."""
     digits = next((digits for digits, least in ((0, 100), (1, 10), (2, 1)) if number >= least), 3)

@@ -16,7 +16,7 @@ from koalapy.scheduling.queries import Queries
 from koalapy.service.apart import apart, pieces
 from koalapy.service.track_record import TrackRecord
 from koalapy.simulation.moment import Moment, moment_of
-from koalapy.simulation.twin import Answer, Change, Expected, Forecast, Question, answer
+from koalapy.simulation.twin import HORIZON, Answer, Change, Expected, Forecast, Question, answer
 
 log = structlog.get_logger()
 
@@ -74,10 +74,10 @@ class Forecasts:
         """Those that were, and when."""
         self._rests_until = 0.0
 
-    async def what_if(self, change: Change) -> Answer:
+    async def what_if(self, change: Change, horizon: float = HORIZON) -> Answer:
         """``UsageError`` or ``NotFoundError`` for a change that cannot be, ``BusyError`` when it takes too long."""
         async with self._one_at_a_time:
-            return await self._answer(change, PredictionSource.WHAT_IF)
+            return await self._answer(change, PredictionSource.WHAT_IF, horizon)
 
     async def expected(self, job: JobId, patience: float) -> tuple[bool, Expected | None]:
         """Of a job that is not over, as of a minute ago at most: whether that is known within so many seconds, and what
@@ -160,10 +160,12 @@ class Forecasts:
         async with self._one_at_a_time:
             await self._answer(Change(), source)
 
-    async def _answer(self, change: Change, source: PredictionSource) -> Answer:
+    async def _answer(self, change: Change, source: PredictionSource, horizon: float = HORIZON) -> Answer:
         moment = moment_of(self._queries, self._people, self._clock())
         change.check(moment, self._queries.policies)
-        told = await self._work(Question(moment, change, self._policies))
+        told = await self._work(Question(moment, change, self._policies, horizon))
+        if horizon < HORIZON:  # what comes later is not in it
+            return told
         self._told = _Told(moment.now, told.as_it_is, {job.id: job for job in moment.beginning.jobs})
         if self._track_record is not None:
             await self._track_record.keep(told.as_it_is, self._told.jobs, source)

@@ -19,12 +19,16 @@ class SimulatedCluster:
     profile: ClusterProfile = field(default_factory=ClusterProfile)
     failures: float | None = None
     """The chance that the start of a component fails there; None: the grid's."""
+    startup: float | None = None
+    """Of components there, in seconds; None: the grid's."""
 
     def __post_init__(self) -> None:
         _hold("nodes", self.nodes, self.nodes >= 1, "at least 1")
         _hold("speed", self.speed, isfinite(self.speed) and self.speed > 0, "more than 0")
         if self.failures is not None:
             _hold("failures", self.failures, 0 <= self.failures < 1, "at least 0 and below 1")
+        if self.startup is not None:
+            _hold("startup", self.startup, isfinite(self.startup) and self.startup >= 0, "at least 0")
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,9 @@ class NodesNow:
     total: int
     background: int = 0
     down: int = 0
+    startup: float = 0.0
+    """Seconds from the hand-over of a component to the resource manager, where it has room, until all its runners have
+    reported."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,9 @@ class Moment:
 
     def grid(self) -> SimulatedGrid:
         clusters = {
-            cluster.name: SimulatedCluster(max(1, self._total(cluster)), cluster.speed, cluster.profile)
+            cluster.name: SimulatedCluster(
+                max(1, self._total(cluster)), cluster.speed, cluster.profile, startup=self._startup(cluster)
+            )
             for cluster in self.beginning.clusters
         }
         return SimulatedGrid(clusters, {(one, other): link for one, other, link in self.beginning.links})
@@ -52,6 +57,10 @@ class Moment:
     def _total(self, cluster: KnownCluster) -> int:
         nodes = self.nodes.get(cluster.name)
         return cluster.total if nodes is None else nodes.total
+
+    def _startup(self, cluster: KnownCluster) -> float:
+        nodes = self.nodes.get(cluster.name)
+        return 0.0 if nodes is None else nodes.startup
 
     def scheduler(self, policies: Registry, *, keeps_effects: bool) -> Scheduler:
         """One that has taken up all jobs; its clusters are out of reach until they are heard of."""
@@ -91,7 +100,7 @@ def moment_of(queries: Queries, people: People, now: float) -> Moment:
             now=now,
         ),
         {
-            each.name: NodesNow(each.total, each.background, each.down)
+            each.name: NodesNow(each.total, each.background, each.down, each.evidence.mean_wait(now))
             for each in statuses
             if each.contact.connected and each.total
         },

@@ -80,6 +80,13 @@ class Outcome:
         offered = self.nodes * self.lasted
         return (self.node_seconds + self.local_node_seconds) / offered if offered else 0.0
 
+    def complete(self) -> "Outcome":
+        """Itself; ``ValueError`` where a job was neither refused nor came to its end: then means are of some only."""
+        left = [each for each in self.not_run if not each.is_refused]
+        if left:
+            raise ValueError(f"{len(left)} jobs did not come to their end, the first that of {left[0].planned.at:g} s")
+        return self
+
     def succeeded(self) -> list[JobOutcome]:
         return [job for job in self.jobs if job.state is JobState.SUCCEEDED]
 

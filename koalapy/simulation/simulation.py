@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import count
-from math import ceil
 from random import Random
 
 from koalapy.model.errors import UsageError
@@ -29,15 +28,13 @@ from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.local_users import LocalUser
 from koalapy.simulation.moment import HAVE_NODES, IN_QUEUE, Moment
 from koalapy.simulation.outcome import JobOutcome, NotRun, Outcome
+from koalapy.simulation.regular_scans import RegularScans
 from koalapy.simulation.run_times import Gang, RunTime, constant
 from koalapy.simulation.site import Runner, Site
 from koalapy.validation.submission import check
 
 ENDS, ARRIVES = 0, 1
 """In which order things happen at one moment."""
-MIN_SCANS_IN_VAIN = 200
-"""Of who waits though nothing happens any more: see ``_enough_scans``."""
-
 Watcher = Callable[[float, Effects], None]
 
 
@@ -73,6 +70,9 @@ class Simulation:
         self._failures = {
             name: grid.failures if each.failures is None else each.failures for name, each in grid.clusters.items()
         }
+        self._startup = {
+            name: grid.startup if each.startup is None else each.startup for name, each in grid.clusters.items()
+        }
         self._sites = {name: Site(name, each.nodes, self._allocated) for name, each in grid.clusters.items()}
         self._order = count()
         self._agenda: list[tuple[float, int, int, Callable[[], None]]] = []
@@ -99,7 +99,6 @@ class Simulation:
         self._arrivals: Iterator[PlannedJob] = iter(())
         self._expected: PlannedJob | None = None
         """Who arrives next."""
-        self._enough_scans = _enough_scans(self.rules)
         self._unreachable: set[ClusterName] = set()
         if moment is not None:
             self._take_up(moment, known or {})
@@ -160,21 +159,22 @@ class Simulation:
             if name not in self._unreachable:
                 self._events += site.connect()
         self._settle()
-        scan_at, in_vain = self.now + self.rules.scan_interval, 0
-        while (self._expected or self._planned or self._outside) and in_vain < self._enough_scans:
-            if scan_at < self.now:
-                scan_at += ceil((self.now - scan_at) / self.rules.scan_interval) * self.rules.scan_interval
-            now = self._next(scan_at)
+        scans = RegularScans(self.rules, self.now)
+        while self._expected or self._planned or self._outside:
+            scans.skip_those_before(self.now)
+            now = self._next(scans.at)
             if self._until is not None and now > self._until:
                 self.now = self._until
                 break
             self.now = now
-            in_vain += 1
+            if self._agenda and self._agenda[0][0] <= now:
+                scans.something_happens(now)
+            elif scans.are_enough() and not self._agenda:
+                break
             while self._agenda and self._agenda[0][0] <= now:
                 heapq.heappop(self._agenda)[3]()
-                in_vain = 0
-            if self._waiting and now >= scan_at:
-                scan_at += self.rules.scan_interval
+            if self._waiting and now >= scans.at:
+                scans.next(is_counted=self._are_tries_counted)
                 self._events.append(PeriodicScan())
             self._settle()
         return self._finish()
@@ -190,6 +190,13 @@ class Simulation:
         if self._changed and self._next_look < at:
             at = self._next_look
         return max(self.now, at)
+
+    def _are_tries_counted(self) -> bool:
+        """Whether anybody who waits gives up after so many scans."""
+        limit = self.rules.max_placement_tries
+        return limit is not None or any(
+            self._planned[ident].spec.max_placement_tries is not None for ident in self._waiting
+        )
 
     def _later(self, seconds: float, kind: int, what: Callable[[], None]) -> None:
         self._at(self.now + seconds, kind, what)
@@ -290,10 +297,10 @@ class Simulation:
 
     # What happens on the clusters
 
-    def startup(self, runner: Runner) -> float:
+    def startup(self, runner: Runner, cluster: ClusterName) -> float:
         """Seconds from the moment when a component has its nodes until all its runners have reported. Another world may
         know that of each by itself."""
-        return self.grid.startup
+        return self._startup[cluster]
 
     def holds(self, runner: Runner, lasts: float) -> float:
         """Seconds for which a component has its nodes from the barrier on, where its program ``lasts`` so long. The
@@ -304,7 +311,7 @@ class Simulation:
         if isinstance(who, Runner):
             who.since = self.now
             self._tell_nodes_of(site)
-            if startup := self.startup(who):
+            if startup := self.startup(who, site.name):
                 self._later(startup, ENDS, lambda: self._starts(site, who))
             else:
                 self._starting.append((site, who))
@@ -458,13 +465,6 @@ def _exit_code(planned: PlannedJob, job: Job, attempt: Attempt, token: Token) ->
     """What a component tells of its program's end: under Open MPI the head alone knows it, else all do."""
     tells = job.spec.launcher is Launcher.PROCESSES or token == job.token(attempt.head.index)
     return planned.exit_code if tells else None
-
-
-def _enough_scans(rules: Rules) -> int:
-    """So many regular scans in a row in which nothing else happens, and nobody is placed: by then whoever waits was
-    aged and promised its turn, if it ever is, and further ones change nothing."""
-    promised = ceil((rules.low_patience or 0.0) / rules.scan_interval)
-    return max(MIN_SCANS_IN_VAIN, 2 * rules.aging_tries, 2 * promised)
 
 
 def gang_of(attempt: Attempt) -> Gang:

@@ -29,7 +29,7 @@ JOB_RUNS, MIN_DRAWS, MAX_DRAWS = 2_000, 3, 20
 """So many simulated jobs in all are enough; with more of them the fewer repetitions, within bounds."""
 LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9
 HORIZON = 30 * 86_400.0
-"""Seconds that are simulated."""
+"""Seconds that are simulated, if nobody wants fewer."""
 ALONE = 4_000
 """Simulated jobs for which no further process is begun."""
 
@@ -88,9 +88,10 @@ class Change:
             least = min((job.queue_seq for job in jobs), default=0)
             jobs = tuple(self._job(job, policies, least - 1) for job in jobs)
         rules = changed_rules(beginning.rules, self.rules)
+        startup = fmean([nodes.startup for nodes in moment.nodes.values()] or [0.0])
         return Moment(
             replace(beginning, clusters=tuple(clusters), jobs=jobs, rules=rules),
-            {**moment.nodes, **{name: NodesNow(nodes) for name, nodes in self.add.items()}},
+            {**moment.nodes, **{name: NodesNow(nodes, startup=startup) for name, nodes in self.add.items()}},
         )
 
     def _job(self, job: Job, policies: Registry, first: int) -> Job:
@@ -119,8 +120,10 @@ class Expected:
     state: JobState
     """Now."""
     starts: Interval | None
-    """None of one that has started, or that started in no simulation."""
+    """None of one that has started, or that started in no simulation. In simulations in which it did not, it counts as
+    if it started at the horizon."""
     ends: Interval | None
+    """As ``starts``."""
     runs: Interval | None
     """From its start to its end; None of one that has started, and of one that never did."""
     not_run: float
@@ -134,12 +137,16 @@ class Forecast:
     """All jobs that were not over, in the order of their ids."""
 
     at: float
+    horizon: float
+    """For so many seconds it was simulated."""
     draws: int
     jobs: tuple[Expected, ...]
     mean_wait: Interval | None
-    """Of those who wait now, from now to their start."""
+    """Of those who wait now, from now to their start, if that is before the horizon."""
     mean_response: Interval | None
-    """From now to their end."""
+    """The same, to their end."""
+    started: Interval | None
+    """How many of them start before the horizon."""
     utilisation: float
 
     def of(self, ident: JobId) -> Expected | None:
@@ -153,6 +160,7 @@ class Question:
     moment: Moment
     change: Change
     policies: Callable[[], Registry]
+    horizon: float = HORIZON
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +176,9 @@ def answer(question: Question, *pieces: Sequence[Job]) -> Answer:
     beginning = question.moment.beginning
     jobs = (*beginning.jobs, *chain.from_iterable(pieces))
     moment, policies = replace(question.moment, beginning=replace(beginning, jobs=jobs)), question.policies()
-    plans = [_plan(moment, Change(), policies)]
+    plans = [_plan(moment, Change(), policies, horizon=question.horizon)]
     if question.change:
-        plans.append(_plan(moment, question.change, policies))
+        plans.append(_plan(moment, question.change, policies, horizon=question.horizon))
     work = sum(len(plan.moment.jobs) * plan.draws for plan in plans)
     forecasts = _carry_out(plans, processors() if work > ALONE else 1)
     return Answer(forecasts[0], forecasts[1] if question.change else None)
@@ -205,13 +213,21 @@ class _Plan:
     horizon: float
     seed: int
 
+    def interval(self, moments: Sequence[float | None]) -> Interval | None:
+        """Of moments at which something happens in each simulation, in seconds from now; None where it never does."""
+        if all(moment is None for moment in moments):
+            return None
+        return _interval(self.horizon if at is None else max(0.0, at - self.moment.now) for at in moments)
+
 
 @dataclass(frozen=True, slots=True)
 class _Course:
     """What came in one simulation."""
 
-    times: dict[JobId, tuple[float | None, float]]
-    """When a job started, if it did, and when it ended."""
+    starts: dict[JobId, float]
+    """When those started that did."""
+    ends: dict[JobId, float]
+    """When those ended that did."""
     utilisation: float
 
 
@@ -239,8 +255,8 @@ def _carry_out(plans: Sequence[_Plan], processes: int) -> list[Forecast]:
     return [_summary(plan, list(islice(courses, plan.draws))) for plan in plans]
 
 
-def _simulate(simulation: tuple[_Plan, int]) -> _Course:
-    plan, draw = simulation
+def _simulate(planned: tuple[_Plan, int]) -> _Course:
+    plan, draw = planned
     moment = plan.moment
     known = {
         job.id: PlannedJob(
@@ -250,15 +266,18 @@ def _simulate(simulation: tuple[_Plan, int]) -> _Course:
         )
         for job in moment.jobs
     }
-    outcome = Simulation(
+    simulation = Simulation(
         moment.grid(),
         run_time=plan.estimates.run_time,
         policies=plan.policies,
         until=moment.now + plan.horizon,
         moment=moment,
         known=known,
-    ).run(())
-    return _Course({each.ident: (each.started, each.ended) for each in outcome.jobs}, outcome.utilisation)
+    )
+    outcome = simulation.run(())
+    starts = {job.id: job.started_at for job in simulation.scheduler.queries.jobs() if job.started_at is not None}
+    starts |= {each.ident: each.started for each in outcome.jobs if each.started is not None}
+    return _Course(starts, {each.ident: each.ended for each in outcome.jobs}, outcome.utilisation)
 
 
 def _summary(plan: _Plan, courses: Sequence[_Course]) -> Forecast:
@@ -266,37 +285,32 @@ def _summary(plan: _Plan, courses: Sequence[_Course]) -> Forecast:
     waiting = [job.id for job in jobs if job.waits]
     expected = []
     for job in sorted(jobs, key=lambda job: job.id):
-        over = [course.times[job.id] for course in courses if job.id in course.times]
+        starts = [course.starts.get(job.id) for course in courses]
+        ends = [course.ends.get(job.id) for course in courses]
+        ran = [(start, end) for start, end in zip(starts, ends, strict=True) if start is not None and end is not None]
         expected.append(
             Expected(
                 job.id,
                 job.state,
-                _interval(_starts(over, now)) if job.waits else None,
-                _interval([max(0.0, ended - now) for _, ended in over]),
-                _interval(ended - started for started, ended in over if started is not None) if job.waits else None,
-                1 - len(over) / len(courses),
+                plan.interval(starts) if job.waits else None,
+                plan.interval(ends),
+                _interval(end - start for start, end in ran) if job.waits else None,
+                ends.count(None) / len(courses),
                 plan.estimates.basis(job.spec),
             )
         )
-    of_waiting = [[course.times[ident] for ident in waiting if ident in course.times] for course in courses]
-    waits = [_mean(_starts(over, now)) for over in of_waiting]
-    responses = [_mean([ended - now for _, ended in over]) for over in of_waiting]
+    starts_of_waiting = [[course.starts[ident] for ident in waiting if ident in course.starts] for course in courses]
+    ends_of_waiting = [[course.ends[ident] for ident in waiting if ident in course.ends] for course in courses]
     return Forecast(
         now,
+        plan.horizon,
         len(courses),
         tuple(expected),
-        _interval(each for each in waits if each is not None),
-        _interval(each for each in responses if each is not None),
-        _mean([course.utilisation for course in courses]) or 0.0,
+        _interval(fmean(some) - now for some in starts_of_waiting if some),
+        _interval(fmean(some) - now for some in ends_of_waiting if some),
+        _interval(len(some) for some in starts_of_waiting) if waiting else None,
+        fmean(course.utilisation for course in courses),
     )
-
-
-def _starts(over: Iterable[tuple[float | None, float]], now: float) -> list[float]:
-    return [max(0.0, started - now) for started, _ in over if started is not None]
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return fmean(values) if values else None
 
 
 def _interval(values: Iterable[float]) -> Interval | None:

@@ -21,7 +21,7 @@ def forecast(*starts: tuple[int, JobState, float | None]) -> Forecast:
         )
         for job, state, at in starts
     )
-    return Forecast(0.0, 3, jobs, None, None, 0.5)
+    return Forecast(0.0, 3600.0, 3, jobs, None, None, None, 0.5)
 
 
 def test_lines_are_those_who_wait_in_the_order_of_their_starts() -> None:

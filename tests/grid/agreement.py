@@ -164,9 +164,9 @@ class SameDurations(Simulation):
         super().__init__(SimulatedGrid(clusters, links), replace(begun.rules, **rules))
         self._took = {_parts(parse_token(token)): each for token, each in live.components.items()}
 
-    def startup(self, runner: Runner) -> float:
+    def startup(self, runner: Runner, cluster: str) -> float:
         took = self._took.get(_parts(parse_token(runner.token)))
-        return took.claimed - took.submitted if took else super().startup(runner)
+        return took.claimed - took.submitted if took else super().startup(runner, cluster)
 
     def holds(self, runner: Runner, lasts: float) -> float:
         took = self._took.get(_parts(parse_token(runner.token)))

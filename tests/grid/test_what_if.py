@@ -16,7 +16,7 @@ def test_what_comes_and_what_would_come(make_grid: MakeGrid) -> None:
     waits = grid.submit({"type": "flexible", "total_size": 8}, "true", walltime=60)
     page = grid.run("what-if", "--add", "west=8")
     assert page.returncode == 0, page.stderr
-    assert page.stdout.splitlines()[0].split() == ["MEAN", "WAIT", "UNTIL", "THEY", "END", "SIMULATIONS"]
+    assert page.stdout.splitlines()[0].split() == ["START", "MEAN", "WAIT", "UNTIL", "THEY", "END", "SIMULATIONS"]
     line = next(line for line in page.stdout.splitlines() if line.startswith(str(waits)))
     assert line.endswith("its walltime")
 
@@ -24,7 +24,11 @@ def test_what_comes_and_what_would_come(make_grid: MakeGrid) -> None:
     as_it_is, changed = ({each["job"]: each for each in found[way]["jobs"]} for way in ("as_it_is", "changed"))
     assert set(as_it_is) == {runs, waits}
     assert 0 < as_it_is[waits]["starts"]["middle"] <= 600
-    assert changed[waits]["starts"]["middle"] == 0.0
+    assert 0 < changed[waits]["starts"]["middle"] < as_it_is[waits]["starts"]["middle"], "what starting takes"
+
+    soon = json.loads(grid.run("what-if", "--horizon", "1m", "--json").stdout)["as_it_is"]
+    assert soon["horizon"] == 60
+    assert soon["started"]["low"] <= soon["started"]["high"] <= 1
 
     refused = grid.run("what-if", "--drain", "nowhere")
     assert refused.returncode != 0

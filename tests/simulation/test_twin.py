@@ -114,6 +114,36 @@ def test_a_job_that_comes_first_starts_before_the_others() -> None:
     assert after.starts.middle < last.starts.middle
 
 
+def test_what_comes_later_than_the_horizon_is_left_out_and_said_so() -> None:
+    moment = moment_at(crowd(30), 150.0)
+    whole, short = forecast(moment), forecast(moment, horizon=150.0)
+    waiting = [each for each in whole.jobs if each.starts is not None]
+    assert whole.started
+    assert whole.started.low == len(waiting)
+    assert short.started
+    assert 0 < short.started.high < len(waiting)
+    soon = {each.job for each in waiting if each.starts and each.starts.high < 150.0}
+    for each in short.jobs:
+        known = whole.of(each.job)
+        assert known
+        if each.job in soon:
+            assert each.starts == known.starts
+        elif each.starts is not None:
+            assert each.starts.high == 150.0
+    assert short.started.low <= len(soon) <= short.started.high
+    running = [each for each in short.jobs if each.job in soon and each.not_run]
+    assert running, "it starts before the horizon, and ends after it"
+
+
+def test_who_starts_at_times_only_counts_as_late_at_the_others() -> None:
+    """Jobs of which nobody knows how long they run."""
+    moment = moment_at([job(0.0, 12, 500.0, walltime=1000.0), job(1.0, 12, 10.0, walltime=1000.0)], 2.0)
+    (_, second) = forecast(moment, draws=20, horizon=500.0).jobs
+    assert second.starts
+    assert second.starts.low < 400.0
+    assert second.starts.high == 500.0
+
+
 def test_a_policy_is_for_all_that_wait() -> None:
     moment = moment_at(crowd(30), 150.0)
     alone = forecast(moment, Change(policy="fastest-one"))

@@ -7,17 +7,19 @@ from typing import Annotated
 from fastapi import Query
 
 from koalapy.api.fields import MAX_ID, Name, Text
-from koalapy.api.forecasts import MAX_CHANGES, change_of
+from koalapy.api.forecasts import MAX_CHANGES, Horizon, change_of
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.model.identity import Role
 from koalapy.model.job import JobId, JobState
 from koalapy.model.request import ClusterName
 from koalapy.service.forecasts import Forecasts
-from koalapy.simulation.twin import Answer, Change, Forecast, Interval
+from koalapy.simulation.twin import HORIZON, Answer, Change, Forecast, Interval
 
 MAX_LINES = 200
 """Jobs that are shown; the JSON of the REST API has all."""
 Names = Annotated[list[Name], Query(max_length=MAX_CHANGES)]
+HORIZONS = 3600.0, 86_400.0, 7 * 86_400.0, HORIZON
+"""To choose from; another may stand in the address."""
 Words = Annotated[Text, Query(max_length=10_000, description="NAME=VALUE, with blanks between them")]
 
 
@@ -32,6 +34,7 @@ class Asked:
     add: str
     first: str
     walltimes: str
+    horizon: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +47,12 @@ class Way:
     utilisation: float
     draws: int
     never: int
-    """Jobs that wait and start in no simulation."""
+    """Jobs that wait and start in no simulation before the horizon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A job that waits; seconds from now, None where it starts in no simulation."""
+    """A job that waits; seconds from now, None where it starts in no simulation before the horizon."""
 
     job: JobId
     starts: Interval | None
@@ -63,6 +66,7 @@ class Line:
 class WhatIfView:
     asked: Asked
     policies: Sequence[str]
+    horizons: Sequence[float]
     drained: Sequence[ClusterName]
     open: Sequence[ClusterName]
     """Clusters that are not drained."""
@@ -121,15 +125,17 @@ def add_what_if(dashboard: Dashboard, forecasts: Forecasts) -> None:
         add: Words = "",
         first: Annotated[str, Query(max_length=len(str(MAX_ID)), pattern="^[0-9]*$")] = "",
         walltimes: Words = "",
+        horizon: Horizon = HORIZON,
     ) -> WhatIfView:
         given = (rules.split(), drain, resume, add.split(), int(first) if first else None, walltimes.split())
         change = change_of(policy, *given)
-        answer = await forecasts.what_if(change) if ask or change != Change() else None
+        answer = await forecasts.what_if(change, horizon) if ask or change != Change() else None
         lines = [] if answer is None else lines_of(answer)
         clusters = engine.queries.grid.clusters()
         return WhatIfView(
-            asked=Asked(policy, rules, drain, resume, add, first, walltimes),
+            asked=Asked(policy, rules, drain, resume, add, first, walltimes, horizon),
             policies=engine.queries.policies.names(),
+            horizons=sorted({*HORIZONS, horizon}),
             drained=[each.name for each in clusters if each.drained is not None],
             open=[each.name for each in clusters if each.drained is None],
             waiting=sum(job.state is JobState.QUEUED for job in engine.queries.jobs()),

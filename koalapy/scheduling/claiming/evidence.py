@@ -165,6 +165,11 @@ class ClaimEvidence:
         tally = self._known(size)
         return (tally.waited.at(now) + general) / (tally.started.at(now) + 1.0)
 
+    def mean_wait(self, now: float) -> float:
+        """The same of runners of all sizes, as they were, or as is assumed where there were none."""
+        started = self._of_all.started.at(now)
+        return self._of_all.waited.at(now) / started if started > 0 else ASSUMED_START
+
     def _known(self, size: int) -> Tally:
         return self._by_class.get(_class_of(size)) or Tally()
 

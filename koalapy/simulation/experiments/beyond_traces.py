@@ -66,7 +66,7 @@ class OfTraces(Experiment):
         clusters = cut(of.nodes)
         setting = str(cell["setting"])
         fitting = tuple(job for job in of.jobs if job.nodes <= self.most_nodes(job, clusters, setting))
-        outcome = self.simulate(Window(fitting, of.nodes), clusters, setting, str(cell["way"]), cell.seed)
+        outcome = self.simulate(Window(fitting, of.nodes), clusters, setting, str(cell["way"]), cell.seed).complete()
         return {
             "response time": outcome.mean_response(),
             "wait": sum(job.waited for job in outcome.jobs) / len(outcome.jobs),

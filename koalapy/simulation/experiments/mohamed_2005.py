@@ -129,7 +129,7 @@ def simulate(cell: Cell, jobs: int = JOBS) -> dict[str, Value]:
     users = poisson(PROCESSORS, LOCAL, duration=planned[-1].at, sizes=(1, 2, 4, 8), lasts=900.0, seed=cell.seed)
     simulation = Simulation(where, RULES, local_users=users, seed=cell.seed, watch=load.watch)
     load.simulation = simulation
-    outcome = simulation.run(planned)
+    outcome = simulation.run(planned).complete()
     found: dict[str, Value] = {
         "succeeded": len(outcome.succeeded()) / jobs,
         "used": max(load.slots),

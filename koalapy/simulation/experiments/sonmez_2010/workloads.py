@@ -47,7 +47,7 @@ def stream(
 
 def measured(outcome: Outcome, duration: float) -> dict[str, Value]:
     """Of a run that arrivals came to for so long."""
-    jobs = outcome.succeeded()
+    jobs = outcome.complete().succeeded()
     early, late = ([_queued(job) for job in arrived_between(jobs, *when)] for when in _quarters(duration))
     used = sum(job.nodes * max(0.0, min(job.ended, duration) - (job.placed or 0.0)) for job in jobs)
     return {
