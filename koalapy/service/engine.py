@@ -41,6 +41,8 @@ BREATH = 0.01
 """Seconds that everybody else in the daemon has between two steps, as long as there are jobs left to be placed."""
 RETRY_PAUSE = 0.5
 """Seconds before a transaction that the database did not take is tried again."""
+LAST_WRITE = 10.0
+"""Seconds that a database has for a transaction while the daemon ends: after that it ends without, as if killed."""
 WRITER = "engine"
 
 
@@ -364,10 +366,10 @@ class Engine:
                 await asyncio.sleep(RETRY_PAUSE)
 
     async def _try_to_write(self, work: Callable[[], None]) -> None:
-        writing = asyncio.get_running_loop().run_in_executor(self._writer, work)
+        writing, began = asyncio.get_running_loop().run_in_executor(self._writer, work), time.monotonic()
         while not (await asyncio.wait({writing}, timeout=SLOW_AFTER))[0]:
             self._cannot_write(silent := f"the database has not answered for {SLOW_AFTER:g} s")
-            if self._stopping:
+            if self._stopping and time.monotonic() - began >= LAST_WRITE:
                 raise StoreUnavailable(silent)
         await writing
 

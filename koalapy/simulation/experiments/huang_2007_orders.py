@@ -164,7 +164,7 @@ class Figure2(Orders):
     def remarks(self, results: Sequence[Result]) -> str:
         return (
             f"{_PARTS_TOLD} With load and threshold of which it does not matter much, every tenth order is. What the "
-            "paper says, what it leaves open, and the same for all 120 orders with the whole trace: "
+            "paper says, what it leaves open, and the same with the whole trace: "
             "huang-2007-fig-2-whole. The parts have the order of the policies and about their distances, not how often "
             "each is the best: what queues up for months is not in them, and in a short stretch two policies do more "
             f"often the very same. The adaptive policy is the best in {self.counts(results, 'adaptive')}."
@@ -177,7 +177,7 @@ class Figure2Whole(Figure2):
     name = "huang-2007-fig-2-whole"
     title = "Figure 2 with the whole trace and each of the loads and thresholds, by a plain loop"
     parts = 1
-    few = 1
+    all_of = (READINGS[0], ("of Table 3", 1.0), CROWDED)
 
     def simulate(self, jobs: Sequence[TraceJob], setting: Setting) -> float:
         return mean_response(jobs, setting)

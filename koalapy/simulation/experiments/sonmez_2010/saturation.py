@@ -97,7 +97,7 @@ class Table4ByQueue(Table4):
     name = "sonmez-2010-table-4-queue"
     title = "what Table IV is with other readings of how the queue is scanned"
     unit = "net utilisation, %"
-    seeds = 6
+    seeds = 4
     queues: ClassVar[Mapping[str, tuple[str, float, Sequence[int]]]] = {
         "fcfs, ": ("fcfs", 0.0, (-2, -1, 0)),
         "scan, ": ("scan", 0.0, (0, 1, 2)),
