@@ -29,8 +29,13 @@ def changed_rules(rules: Rules, changes: Mapping[str, Any]) -> Rules:
     return changed
 
 
+def is_served(policy: str, spec: JobSpec, policies: Registry) -> bool:
+    """Whether a policy places what the job asks for; ``UsageError`` where there is none of that name."""
+    return spec.request.type in policies.get(policy).serves
+
+
 def placed_by(policy: str, spec: JobSpec, policies: Registry) -> JobSpec:
     """The job by another policy, where there is one and it serves what the job asks for."""
-    if not policy or spec.request.type not in policies.get(policy).serves:
+    if not policy or not is_served(policy, spec, policies):
         return spec
     return replace(spec, policy=policy, policy_options=())

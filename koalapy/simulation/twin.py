@@ -18,7 +18,7 @@ from koalapy.model.request import ClusterName
 from koalapy.model.wording import listed
 from koalapy.placement.registry import Registry, builtin
 from koalapy.record.beginning import KnownCluster
-from koalapy.simulation.changes import changed_rules, placed_by
+from koalapy.simulation.changes import changed_rules, is_served, placed_by
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.moment import Moment, NodesNow
 from koalapy.simulation.processes import forked_map, processors
@@ -73,8 +73,20 @@ class Change:
                 hint = "name one that is queued"
                 raise UsageError(f"job {ident} does not wait", field=field_name, value=ident, hint=hint)
         if self.policy:
-            policies.get(self.policy)
+            self._check_policy(moment, policies)
         changed_rules(moment.beginning.rules, self.rules)
+
+    def _check_policy(self, moment: Moment, policies: Registry) -> None:
+        serves = sorted(policies.get(self.policy).serves)
+        waiting = [job.spec for job in moment.jobs if job.waits]
+        if waiting and not any(is_served(self.policy, spec, policies) for spec in waiting):
+            asked = listed(sorted({spec.request.type for spec in waiting}))
+            raise UsageError(
+                f"{self.policy} places none of the jobs that wait: it serves {listed(serves)}, and they are {asked}",
+                field="policy",
+                value=self.policy,
+                hint=f"name a policy that serves {asked} requests",
+            )
 
     def of(self, moment: Moment, policies: Registry) -> Moment:
         """The moment as it would be; raises as ``check`` does."""

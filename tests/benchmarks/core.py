@@ -28,6 +28,7 @@ from tests.benchmarks.job_end import FullGrid
 from tests.benchmarks.matching import matching_ms
 from tests.benchmarks.placing import POLICIES, placements_per_s
 from tests.benchmarks.waiting_jobs import CLUSTERS, IDLE, empty_scheduler, fill, report, specs
+from tests.benchmarks.what_if import what_if_s
 from tests.benchmarks.whole_life import Arrival, Step, World, replay, workload
 
 SEVERAL = 0.3
@@ -178,6 +179,11 @@ def accasim_trace(options: Options) -> Figures:
     return {"accasim_trace_jobs_per_s": accasim.jobs_per_s(arrivals, min(options.rounds, 3), system)}
 
 
+def what_if(options: Options) -> Figures:
+    """On the clock, for it goes over all processors; once."""
+    return {"what_if_s": what_if_s(options.jobs(10_000))}
+
+
 def _seconds(act: Callable[[], object], *, collect: bool = True) -> float:
     """CPU seconds of this process."""
     if collect:
@@ -198,6 +204,7 @@ PARTS: dict[str, tuple[Callable[[Options], Figures], tuple[str, ...]]] = {
     "accasim": (accasim_whole_life, ("accasim_jobs_per_s",)),
     "trace": (whole_trace, ("trace_jobs_per_s",)),
     "trace_memory": (trace_memory, ("trace_mb",)),
+    "what_if": (what_if, ("what_if_s",)),
     "accasim_trace": (accasim_trace, ("accasim_trace_jobs_per_s",)),
 }
 """The parts by name, in the order in which they run, and the figures that each has."""

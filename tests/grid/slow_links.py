@@ -1,6 +1,6 @@
 """A narrow link between two clusters of the testbed: token buckets (tbf) on the ways between their hosts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from tests.grid.containers import Container
@@ -13,11 +13,25 @@ WIDE, NARROW = "1:1", "1:2"
 @contextmanager
 def narrowed(testbed: Testbed, one: str, other: str, rate: str) -> Iterator[None]:
     """While this lasts, what goes from any host of a cluster to any of the other is held to ``rate`` (``40mbit``)."""
-    here, there = hosts(testbed, one), hosts(testbed, other)
-    narrow = [(c, there) for c in here] + [(c, here) for c in there]
+    with all_narrowed(testbed, [(one, other)], rate):
+        yield
+
+
+@contextmanager
+def all_narrowed(testbed: Testbed, pairs: Iterable[tuple[str, str]], rate: str) -> Iterator[None]:
+    """The same between the clusters of several pairs: what goes from a host to all those others takes one way."""
+    others: dict[str, set[str]] = {}
+    for one, other in pairs:
+        others.setdefault(one, set()).add(other)
+        others.setdefault(other, set()).add(one)
+    narrow = [
+        (host, [_address(there) for cluster in sorted(far) for there in hosts(testbed, cluster)])
+        for near, far in others.items()
+        for host in hosts(testbed, near)
+    ]
     try:
-        for container, others in narrow:
-            _narrow(container, [_address(c) for c in others], rate)
+        for container, addresses in narrow:
+            _narrow(container, addresses, rate)
         yield
     finally:
         for container, _ in narrow:

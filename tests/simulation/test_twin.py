@@ -150,6 +150,13 @@ def test_a_policy_is_for_all_that_wait() -> None:
     assert any(each.not_run == 1.0 for each in alone.jobs), "those of more than 8 nodes fit on no single cluster"
 
 
+def test_a_policy_that_none_of_them_can_have_is_refused() -> None:
+    moment = moment_at(crowd(30), 150.0)
+    with pytest.raises(UsageError, match=r"fixed places none .* it serves fixed, and they are flexible") as refused:
+        forecast(moment, Change(policy="fixed"))
+    assert refused.value.field == "policy"
+
+
 def test_a_rule_and_a_walltime() -> None:
     moment = moment_at(crowd(30, walltime=1000.0), 250.0)
     ident = max(each.id for each in moment.jobs)

@@ -155,7 +155,7 @@ class Figure2(Orders):
     title = "best-fit, fastest-one and the adaptive policy, with all orders of the speeds 1, 3, 5, 7, 9"
     policies = ("best-fit", "fastest-one", "adaptive")
     few = 10
-    all_of = (READINGS[0], CROWDED)
+    all_of: ClassVar[Sequence[tuple[str, float]]] = (READINGS[0], CROWDED)
     said: ClassVar[Mapping[str, float]] = {"adaptive: last in": 0}
 
     def setting(self, policy: str, speed: Sequence[float], load: Sequence[float], threshold: float) -> Setting:
@@ -177,7 +177,7 @@ class Figure2Whole(Figure2):
     name = "huang-2007-fig-2-whole"
     title = "Figure 2 with the whole trace and each of the loads and thresholds, by a plain loop"
     parts = 1
-    all_of = (READINGS[0], ("of Table 3", 1.0), CROWDED)
+    all_of: ClassVar[Sequence[tuple[str, float]]] = (READINGS[0], ("of Table 3", 1.0), CROWDED)
 
     def simulate(self, jobs: Sequence[TraceJob], setting: Setting) -> float:
         return mean_response(jobs, setting)

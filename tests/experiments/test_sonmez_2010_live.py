@@ -1,0 +1,74 @@
+"""What is simulated beside the live runs of sonmez-2010, and what is told of both; the runs take the testbed."""
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from koalapy.workload.plan import lines, parse
+from tests.experiments.sonmez_2010_live import FIGURE_6, FIGURE_9, NEEDS, PAGE, SMALL, WIDE, Twin, alone, page
+
+RUNS = (*FIGURE_6, *FIGURE_9)
+
+
+def found(factor: float = 3.0) -> dict[str, Any]:
+    """Runs in which wave takes so many times as long on links that are held, and nothing else is slow."""
+
+    def one(name: str, links: str, placement: dict[str, int]) -> dict[str, Any]:
+        slow = name == "wave" and len(placement) > 1
+        slow &= links == "held" or (links == "to east held" and "east" in placement)
+        lasted = alone() * (factor if slow else 1.0)
+        return {"application": name, "links": links, "placement": placement, "lasted": lasted, "startup": 1.0}
+
+    alone_runs = [one(name, links, each) for links in ("free", "held") for name in NEEDS for each in SMALL]
+    alone_runs += [one("wave", "to east held", each) for each in WIDE]
+    live = {"wait": 1.0, "execution": 5.0, "response": 6.0, "coallocated": 0.5, "startup": 1.0, "ran": 40, "local": 0.2}
+    links = [
+        {"one": one, "other": other, "latency": 1e-4, "bandwidth": bandwidth, "bandwidth_back": None}
+        for one, other, bandwidth in (
+            ("east", "east", 1e9),
+            ("north", "north", 1e9),
+            ("south", "south", 1e9),
+            ("north", "south", 1e9),
+            ("east", "north", 1e6),
+            ("east", "south", 1e6),
+        )
+    ]
+    return {"processors": 2, "load": 1.0, "alone": alone_runs, "runs": {run.name: live for run in RUNS}, "links": links}
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+def test_workloads_are_what_the_command_takes(run: Any) -> None:
+    workload = run.workload()
+    again = parse(lines(workload), "workload")
+    assert [(round(each.at, 3), each.job) for each in workload.jobs] == [(each.at, each.job) for each in again.jobs]
+    assert len(again.jobs) == run.jobs
+
+
+def test_all_runs_of_a_figure_have_the_same_sizes_at_the_same_moments() -> None:
+    for figure in (FIGURE_6, FIGURE_9):
+        for one, other in pairwise(run.workload() for run in figure):
+            assert [each.at for each in one.jobs] == [each.at for each in other.jobs]
+
+
+def test_the_simulation_goes_by_what_single_programs_took() -> None:
+    twin = Twin(found())
+    never, prime, _, wave = (twin.simulate(run, 1) for run in FIGURE_6)
+    assert never["coallocated"] == 0.0
+    assert never["execution"] == prime["execution"] == pytest.approx(alone())
+    assert wave["execution"] == pytest.approx(alone() * (1 + 2 * wave["coallocated"]))
+    by_number, by_links = (twin.simulate(run, 1) for run in FIGURE_9)
+    assert by_number["coallocated"] == by_links["coallocated"] == 1.0
+    assert by_links["execution"] < by_number["execution"], "it keeps away from east"
+
+
+def test_the_page_is_made_of_the_last_run() -> None:
+    assert PAGE.read_text() == page(json.loads(PAGE.with_suffix(".json").read_text()))
+
+
+def test_a_page_tells_what_was_found() -> None:
+    told = page(found(2.5))
+    (row,) = (line for line in told.splitlines() if line.startswith("| wave") and "| held" in line)
+    assert [cell.strip() for cell in row.split("|")[3:6]] == ["5.0 (5.0 – 5.0)", "12.5 (12.5 – 12.5)", "12.5"]
+    assert "wave 2.50" in told
