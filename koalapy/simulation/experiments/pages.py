@@ -16,7 +16,8 @@ which run over processes, or as [an MPI job over the clusters of the grid](../cl
 the same numbers in every process and on every machine: all that is drawn is drawn by its seed. What a cell gave is
 kept in `results/`, one Parquet file for each experiment, with its parameters, seed and processor time; in the file's
 metadata is what made it: versions, the SHA-256 of each trace, and that of the source of every module that the
-experiment imports. When one of these is another one, the experiment is run again as a whole.
+experiment imports. When one of these is another one, the experiment is run again as a whole. What was run on real
+clusters is told [apart](live/README.md).
 
 In tables, *ours* is the mean over all seeds, and the interval is that in which the mean of all possible seeds lies with
 a probability of 95 % (Student). An experiment without an interval draws nothing: it gives the same each time."""
