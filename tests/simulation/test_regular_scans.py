@@ -11,7 +11,7 @@ from koalapy.model.job import JobState, Priority
 from koalapy.scheduling.rules import Rules
 from koalapy.simulation import regular_scans
 from koalapy.simulation.local_users import LocalUser
-from tests.simulation.test_simulation import job, run
+from tests.simulation.test_simulation import grid, job, run
 
 DAY = 86_400.0
 
@@ -51,15 +51,16 @@ priorities = st.sampled_from(list(Priority))
     users=st.lists(st.tuples(st.floats(0, DAY / 2), st.sampled_from(["north", "south"]), lasts), max_size=4),
     queue=st.sampled_from(["scan", "fcfs", "head"]),
     aging=st.booleans(),
+    world=st.fixed_dictionaries({"look_every": st.sampled_from([0.0, 700.0]), "startup": st.sampled_from([0.0, 20.0])}),
 )
-def test_all_comes_as_with_every_scan(jobs: Any, users: Any, queue: Any, aging: bool) -> None:
+def test_all_comes_as_with_every_scan(jobs: Any, users: Any, queue: Any, aging: bool, world: Any) -> None:
     planned = [job(at, nodes, ran, priority=priority) for at, nodes, ran, priority in sorted(jobs, key=lambda j: j[0])]
     local_users = [LocalUser(at, cluster, 3, ran) for at, cluster, ran in sorted(users)]
     rules = Rules(queue=queue, aging=aging, max_restarts=None)
-    few = run(planned, rules=rules, local_users=local_users)
+    few = run(planned, grid(**world), rules=rules, local_users=local_users)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(regular_scans, "MIN_IN_VAIN", 10**9)
-        every = run(planned, rules=rules, local_users=local_users)
+        every = run(planned, grid(**world), rules=rules, local_users=local_users)
     assert [replace(each, placement_tries=0) for each in few.jobs] == [
         replace(each, placement_tries=0) for each in every.jobs
     ]

@@ -170,7 +170,7 @@ class Figure9(Experiment):
             f"The paper's is one real run of four hours, some 90 jobs, with 10 to 30 % of local load; here it is "
             f"{BACKGROUND:.0%} on average. In the paper CA gains in both. **Here CA by itself loses**, for the reason "
             "told at sonmez-2010-fig-10; held within groups of near clusters it gains, without Delft about as much as "
-            "there. What it hangs on: sonmez-2010-fig-9-times."
+            "there. What it hangs on: sonmez-2010-fig-9-times. What it is like [live, on a small grid](live/sonmez-2010.md)."
         )
 
 
@@ -219,5 +219,5 @@ class Figure6(Experiment):
             "The changes are those of Table V, which come from this figure. A run is four hours on the grid without "
             "Delft, with 10 s of start-up. Of the local load the paper tells only that it was held between 10 and 30 "
             "%; here local jobs take 4, 8 or 16 nodes for ten minutes on average, and wait in their cluster's own "
-            "queue."
+            "queue. What it is like [live, on a small grid, and simulated beside it](live/sonmez-2010.md)."
         )
