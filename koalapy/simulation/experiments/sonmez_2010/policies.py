@@ -170,7 +170,8 @@ class Figure9(Experiment):
             f"The paper's is one real run of four hours, some 90 jobs, with 10 to 30 % of local load; here it is "
             f"{BACKGROUND:.0%} on average. In the paper CA gains in both. **Here CA by itself loses**, for the reason "
             "told at sonmez-2010-fig-10; held within groups of near clusters it gains, without Delft about as much as "
-            "there. What it hangs on: sonmez-2010-fig-9-times. What it is like [live, on a small grid](live/sonmez-2010.md)."
+            "there. What it hangs on: sonmez-2010-fig-9-times. What it is like "
+            "[live, on a small grid](live/sonmez-2010.md)."
         )
 
 
