@@ -26,6 +26,20 @@ async def test_a_job_that_waits_is_foretold(open_api: Open) -> None:
     assert (await api.get(f"/api/v1/jobs/{job}/forecast")).json() == {"ready": True, "expected": as_it_is}
 
 
+async def test_a_look_ahead_is_as_far_as_it_is_told(open_api: Open) -> None:
+    api = await open_api()
+    await api.post("/api/v1/jobs", json=WIDE)
+    question = {"add": ["west=4"], "horizon": "24h"}
+    found = (await api.post("/api/v1/what-if", json=question)).json()
+    assert [found[way]["horizon"] for way in ("as_it_is", "changed")] == [86_400.0] * 2
+    assert [found[way]["started"]["middle"] for way in ("as_it_is", "changed")] == [0, 1]
+    # What is told of single jobs looks as far ahead as ever.
+    told = (await api.get("/api/v1/jobs/1/forecast")).json()
+    assert told["expected"]["not_run"] == 1.0
+    refused = await api.post("/api/v1/what-if", json={"policy": "fixed"})
+    assert (refused.status_code, refused.json()["field"]) == (422, "policy"), "it places no flexible request"
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [
@@ -54,6 +68,10 @@ async def test_a_job_that_waits_is_foretold(open_api: Open) -> None:
         ({"walltimes": ["77=90m"]}, "walltimes"),
         ({"walltimes": ["1=never"]}, "walltimes"),
         ({"polcy": "auto"}, "polcy"),
+        ({"horizon": 59}, "horizon"),
+        ({"horizon": "31d"}, "horizon"),
+        ({"horizon": "soon"}, "horizon"),
+        ({"horizon": True}, "horizon"),
     ],
 )
 async def test_a_change_that_cannot_be_is_refused_by_its_field(open_api: Open, body: Any, field: str) -> None:

@@ -64,6 +64,10 @@ def test_an_operator_asks_what_if(visit: Visit, grid: Embedded) -> None:
     assert page.get_by_role("checkbox", name="north").is_checked()
     assert page.get_by_label("Rules").input_value() == "queue=fcfs"
     assert "drain=north" in page.url
+    page.get_by_label("Look ahead").select_option("7 days")
+    page.get_by_role("button", name="Simulate").click()
+    row.filter(has_text="not in 7 days").wait_for()
+    assert page.get_by_label("Look ahead").input_value() == "604800"
     gate.open()
     assert grid.wait(waits)["state"] == "succeeded"
 
@@ -83,6 +87,8 @@ def test_what_cannot_be_simulated_is_told_with_the_way_out(grid: Embedded) -> No
         "add=" + "x" * 10_001: "10000",
         "first=-1": "first",
         "nothing=1": "nothing",
+        "horizon=59": "horizon",
+        "horizon=soon": "horizon",
     }.items():
         answer = ask(query)
         assert 400 <= answer.status_code < 500, query
