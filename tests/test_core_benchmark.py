@@ -40,6 +40,7 @@ def test_all_figures_are_named_whether_they_were_measured_or_not(
         "accasim_jobs_per_s",
         "trace_jobs_per_s",
         "trace_mb",
+        "what_if_s",
         "accasim_trace_jobs_per_s",
     ]
 
