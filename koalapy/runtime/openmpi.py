@@ -131,6 +131,9 @@ class Follower:
     def filter_output(self, output: bytes) -> bytes:
         return output
 
+    def rest_of_output(self, *, stopped: bool) -> bytes:
+        return b""
+
     def close(self) -> None:
         self._runner.loop.cancel("daemon-ended")
         self._runner.loop.cancel("unfit")
@@ -264,8 +267,13 @@ class Head:
     def filter_output(self, output: bytes) -> bytes:
         return self._filter.apply(output)
 
+    def rest_of_output(self, *, stopped: bool) -> bytes:
+        return self._filter.rest(stopped=stopped)
+
     def close(self) -> None:
         self._filter.close()
+        if self._filter.has_lost and self._code is None:
+            os.kill(self._mpirun, signal.SIGKILL)  # it is giving up already, and series 4 crashes when asked to
         if self._launch_requests is not None:
             self._launch_requests.close()
             self._launch_requests = None

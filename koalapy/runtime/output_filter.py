@@ -9,8 +9,24 @@ if TYPE_CHECKING:
     from koalapy.runtime.plan import Plan
     from koalapy.runtime.role import Node
 
-NOISE = re.compile(rb"^\[[^\]\n]*\] plm:[sr]sh: Warning: setpgid\([^\n]*\n+", re.MULTILINE)
-"""Open MPI warns of a harmless race between itself and its launch agent; nobody should have to read it."""
+NOISE = re.compile(
+    rb"^\[[^\]\n]*\] (?:plm:[sr]sh: Warning: setpgid\(|[^\n]*osc_ucx_component\.c:\d+ +Error: OSC UCX component "
+    rb"priority set inside component query failed)[^\n]*\n(?:[ \t]*\n)*",
+    re.MULTILINE,
+)
+"""What nobody should have to read: Open MPI warns of a harmless race between itself and its launch agent, and series 5
+calls it an error, in each rank that makes a window, that a node has no network of UCX's."""
+SIGNS_OF_NOISE = (b"setpgid(", b"osc_ucx_component.c")
+RULE = rb"^-{20,}\n"
+LOST = RULE + rb"(?:PRTE|ORTE) has lost communication with a remote daemon\.\n"
+ALL_OF_LOST = re.compile(LOST + rb".*?(?:\Z|" + RULE + rb"\0?)", re.MULTILINE | re.DOTALL)
+"""What mpirun says of it; series 5 writes each line by itself, and a zero after the last."""
+BEGIN_OF_LOST = re.compile(rb"%s|%s\Z" % (LOST, RULE), re.MULTILINE)
+PAUSE = 0.2
+"""Seconds for which we wait for what follows a line that may be the first of it."""
+HOLD = 10.0
+"""Seconds at most for which we wait, where mpirun has lost a daemon, whether we are told to stop: the other node was
+told first then, and had no trouble. Clusters hear of it one after the other; who is in trouble concludes sooner."""
 TRACEBACK = b"Traceback (most recent call last)"
 HINT_DELAY = 10.0
 """Seconds after an exception for which ranks go on before we say what may be wrong."""
@@ -29,16 +45,40 @@ class OutputFilter:
         is_alone = len(plan.nodes) == 1 and plan.me["slots"] == 1
         self._is_clear = is_alone or any("-m mpi4py" in each for each in commands)
         """Whether there is nothing to say: no rank waits for another, or one that fails ends all."""
+        self._held = b""
+        self.has_lost = False
+        """Whether mpirun has just said that it lost a daemon, and the user was not told yet."""
 
     def apply(self, output: bytes) -> bytes:
-        """What the user is to see of it."""
+        """What the user is to see of it now."""
         if not self._is_clear and TRACEBACK in output:
             self._is_clear = True  # said once
             self._runner.loop.after("hint", HINT_DELAY, self._hint)
-        return NOISE.sub(b"", output) if b"setpgid(" in output else output
+        if any(sign in output for sign in SIGNS_OF_NOISE):
+            output = NOISE.sub(b"", output)
+        output, self._held = self._held + output, b""
+        if self.has_lost:
+            self._held = output
+            return b""
+        self._runner.loop.cancel("held")
+        begin = BEGIN_OF_LOST.search(output)
+        if begin is None:
+            return output
+        self._held, self.has_lost = output[begin.start() :], not begin[0].endswith(b"-\n")
+        self._runner.loop.after("held", HOLD if self.has_lost else PAUSE, self._release)
+        return output[: begin.start()]
+
+    def rest(self, *, stopped: bool) -> bytes:
+        """What was held back; without the trouble that was none where we were ``stopped``."""
+        held, self._held, self.has_lost = self._held, b"", False
+        return ALL_OF_LOST.sub(b"", held) if stopped else held
 
     def close(self) -> None:
         self._runner.loop.cancel("hint")
+        self._runner.loop.cancel("held")
+
+    def _release(self) -> None:
+        self._runner.show(self.rest(stopped=False))
 
     def _hint(self) -> None:
         self._runner.say(HINT.format(seconds=HINT_DELAY))

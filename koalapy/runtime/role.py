@@ -32,6 +32,9 @@ if TYPE_CHECKING:
         def relay(self, token: str, node: int, payload: dict[str, Any]) -> None:
             """Say something to another node's runner; may get lost."""
 
+        def show(self, output: bytes) -> None:
+            """Let the user see this of the program's output."""
+
         def say(self, line: str) -> None:
             """Tell the user, between the lines of the program's output."""
 
@@ -52,7 +55,11 @@ if TYPE_CHECKING:
             ...
 
         def filter_output(self, output: bytes) -> bytes:
-            """What the user is to see of what came from the program."""
+            """What the user is to see now of what came from the program."""
+            ...
+
+        def rest_of_output(self, *, stopped: bool) -> bytes:
+            """What the user is to see of what was held back, when all is over; ``stopped`` when we were told to."""
             ...
 
         def close(self) -> None: ...
@@ -81,6 +88,9 @@ class Single:
 
     def filter_output(self, output: bytes) -> bytes:
         return output
+
+    def rest_of_output(self, *, stopped: bool) -> bytes:
+        return b""
 
     def close(self) -> None:
         """Nothing to let go of."""

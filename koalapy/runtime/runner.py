@@ -283,7 +283,7 @@ class Runner:
 
     def say(self, line: str) -> None:
         """Tell the user, between the lines of the program's output."""
-        self._keep(f"koala: {line}\n".encode())
+        self.show(f"koala: {line}\n".encode())
 
     def _read(self, _events: int) -> None:
         self._read_once()
@@ -294,13 +294,14 @@ class Runner:
             data = os.read(self._reading, 65536)
         except BlockingIOError:
             return False
-        self._keep(data if self._role is None else self._role.filter_output(data))
+        self.show(data if self._role is None else self._role.filter_output(data))
         return True
 
-    def _keep(self, data: bytes) -> None:
-        self._output.append(data)
+    def show(self, output: bytes) -> None:
+        """Keep it until the agent has it, for the user to see."""
+        self._output.append(output)
         if self._copy >= 0:
-            self._add_to_copy(data)
+            self._add_to_copy(output)
         if self._output.full:
             self.loop.forget(self._reading)
         self._pump()
@@ -367,6 +368,8 @@ class Runner:
     def _finish(self) -> None:
         while self._read_once():
             pass
+        if self._role is not None:
+            self.show(self._role.rest_of_output(stopped=bool(self._result and self._result["stopped"])))
         self._phase = "ended"
         self.loop.cancel("sweep")
         if self._folder:

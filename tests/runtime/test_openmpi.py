@@ -120,6 +120,7 @@ async def test_a_killed_mpi_daemon_is_a_fault_of_the_infrastructure(agent: FakeA
         assert end["infrastructure"], end
         assert "MPI daemon on" in end["error"]
         assert "127.0.2.1" in end["error"]
+    assert b"PRTE has lost communication with a remote daemon." in nodes[0].output, "what mpirun says of it is kept"
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -136,6 +137,27 @@ async def test_stop_leaves_no_process(agent: FakeAgent, victim: int) -> None:
         assert await node.ended() == 0
     assert alive(" ".join(map(str, below))) == []
     assert nodes[0].output.split() == [b"up"] * 3, "nothing of firewalls: who was told to end has no trouble"
+
+
+async def stop_one_after_the_other(agent: FakeAgent, environment: dict[str, str]) -> list[bytes]:
+    """What the user sees when a node is told to stop first, and the head not before mpirun has given up."""
+    nodes = await gang(agent, environment, north=2, south=1)
+    await run(agent, nodes, SLEEPER)
+    await agent.until(lambda: nodes[0].output.count(b"up") == 3, "all ranks")
+    assert nodes[1].process is not None
+    others = " ".join(map(str, descendants(nodes[1].process.pid)))
+    nodes[2].send(t="stop")
+    assert (await nodes[2].expect("exit"))["stopped"]
+    await agent.until(lambda: alive(others) == [], "mpirun to end the program elsewhere")
+    nodes[0].send(t="stop")
+    assert (await nodes[0].expect("exit"))["stopped"]
+    for node in nodes:
+        assert await node.ended() == 0
+    return nodes[0].output.split()
+
+
+async def test_who_is_told_to_stop_last_has_no_trouble_either(agent: FakeAgent) -> None:
+    assert await stop_one_after_the_other(agent, {}) == [b"up"] * 3
 
 
 async def test_programs_that_end_at_once_do_not_hang(agent: FakeAgent) -> None:

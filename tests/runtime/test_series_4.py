@@ -14,7 +14,7 @@ from tests.runtime.conftest import MPI_ENVIRONMENT, FakeAgent, FakeNode, alive
 from tests.runtime.connections import cut
 from tests.runtime.test_clusters_differ import WHERE_AM_I, said
 from tests.runtime.test_host_names import WHO_SHARES, groups_agree
-from tests.runtime.test_openmpi import RANK, SLEEPER, gang, run
+from tests.runtime.test_openmpi import RANK, SLEEPER, gang, run, stop_one_after_the_other
 
 pytestmark = pytest.mark.mpi
 
@@ -55,7 +55,7 @@ async def test_ranks_share_memory_with_those_of_their_own_node_only(agent: FakeA
     nodes = await gang(agent, SERIES, north=2, south=1)
     await run(agent, nodes, [sys.executable, "-c", WHO_SHARES])
     assert (await nodes[0].expect("exit"))["code"] == 0, nodes[0].output
-    groups_agree(json.loads(nodes[0].output.strip().splitlines()[-1]))
+    groups_agree(json.loads(nodes[0].output))
 
 
 async def test_ranks_have_their_own_nodes_path_and_settings(agent: FakeAgent, tmp_path: Path) -> None:
@@ -80,6 +80,10 @@ async def test_a_failing_program_is_no_fault_of_the_infrastructure(agent: FakeAg
     end = await nodes[0].expect("exit")
     assert (end["code"], end["infrastructure"]) == (code, False)
     assert not (await nodes[1].expect("exit"))["infrastructure"]
+
+
+async def test_who_is_told_to_stop_last_has_no_trouble_either(agent: FakeAgent) -> None:
+    assert await stop_one_after_the_other(agent, SERIES) == [b"up"] * 3
 
 
 async def test_a_lost_connection_is_a_fault_of_the_infrastructure(agent: FakeAgent) -> None:
