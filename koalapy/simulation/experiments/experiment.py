@@ -1,5 +1,6 @@
 """What an experiment is: cells that are simulated each by itself, and rows with the paper's numbers beside ours."""
 
+import inspect
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -98,7 +99,16 @@ class Experiment(ABC):
 
     @abstractmethod
     def run(self, cell: Cell, traces: "Traces") -> Mapping[str, Value]:
-        """Simulate a cell; equal cells give equal values, whenever and wherever they are run, but what is timed."""
+        """Simulate a cell; equal cells give equal values, whenever and wherever they are run, but what is timed.
+
+        A static method where several figures show the same simulations: equal cells of theirs are run once for all.
+        """
+
+    @property
+    def simulation(self) -> object:
+        """The same of experiments whose equal cells are one simulation."""
+        run = inspect.getattr_static(self, "run")
+        return run if isinstance(run, staticmethod) else self.name
 
     @abstractmethod
     def rows(self, results: Sequence[Result]) -> list[Row]:

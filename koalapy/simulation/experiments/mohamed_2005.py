@@ -161,7 +161,15 @@ def _means(jobs: Sequence[JobOutcome]) -> dict[str, float]:
     }
 
 
-class OfEachKind(Experiment):
+class OfTheWorkload(Experiment):
+    """What the same simulations tell."""
+
+    @staticmethod
+    def run(cell: Cell, traces: Traces) -> Mapping[str, Value]:
+        return simulate(cell)
+
+
+class OfEachKind(OfTheWorkload):
     """One quantity of the runs, for each kind of job and priority."""
 
     seeds = 30
@@ -179,9 +187,6 @@ class OfEachKind(Experiment):
             for every in (EVERY, *self.others)
             for seed in range(seeds if every == EVERY else min(seeds, SEEDS_OF_OTHERS))
         ]
-
-    def run(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
-        return simulate(cell)
 
     def rows(self, results: Sequence[Result]) -> list[Row]:
         """Also the differences of which the paper speaks, each within a seed."""
@@ -256,7 +261,7 @@ def _less(some: Sequence[Sequence[float | None]], others: Sequence[Sequence[floa
     return found
 
 
-class Figure2(Experiment):
+class Figure2(OfTheWorkload):
     name = "mohamed-2005-fig-2"
     title = "how much of the grid was used while 500 jobs with files came, and starts failed"
     unit = "%"
@@ -264,9 +269,6 @@ class Figure2(Experiment):
 
     def cells(self, seeds: int) -> Sequence[Cell]:
         return [Cell({"failures": FAILURES, "every": EVERY}, seed) for seed in range(seeds)]
-
-    def run(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
-        return simulate(cell)
 
     def rows(self, results: Sequence[Result]) -> list[Row]:
         return [

@@ -89,18 +89,22 @@ def _run(asked: Asked, executor: Executor, progress: Progress) -> list[Outcome]:
         }
         progress.cells = sum(len(one.cells) for one in runs.values())
         progress.done = progress.cells - sum(len(one.missing) for one in runs.values())
-        futures: dict[Future[Result], tuple[_Run, Cell]] = {}
-        at_end.callback(lambda: [future.cancel() for future in futures])
+        begun: dict[tuple[object, str], Future[Result]] = {}
+        wanted: dict[Future[Result], list[tuple[_Run, Cell]]] = {}
+        at_end.callback(lambda: [future.cancel() for future in wanted])
         for one in runs.values():
             for cell in one.missing:
-                futures[executor.submit(run_cell, one.experiment, cell, asked.traces)] = (one, cell)
-        for future in as_completed(futures):
-            one, cell = futures[future]
-            _take(one, cell, future)
-            progress.done, progress.finished = progress.done + 1, progress.finished + 1
-            progress.running = one.experiment.name
-            if not one.missing:
-                _finish(one, asked)
+                which = one.experiment.simulation, cell.key
+                if which not in begun:
+                    begun[which] = executor.submit(run_cell, one.experiment, cell, asked.traces)
+                wanted.setdefault(begun[which], []).append((one, cell))
+        for future in as_completed(wanted):
+            for one, cell in wanted[future]:
+                _take(one, cell, future)
+                progress.done, progress.finished = progress.done + 1, progress.finished + 1
+                progress.running = one.experiment.name
+                if not one.missing:
+                    _finish(one, asked)
         return list(_outcomes(asked, runs))
 
 

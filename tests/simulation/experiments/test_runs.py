@@ -19,7 +19,7 @@ from koalapy.simulation.experiments.results import Kept, Unfinished, load, path_
 from koalapy.simulation.experiments.runs import Asked, Progress, run
 from koalapy.simulation.experiments.traces import Traces
 from koalapy.simulation.experiments.workers import workers
-from tests.simulation.experiments.toys import Here, Squares, Traced
+from tests.simulation.experiments.toys import Halves, Here, Quarters, Squares, Traced
 from tests.simulation.experiments.traces import a_trace, swf_line
 
 SQUARES = Squares()
@@ -55,6 +55,25 @@ def test_all_cells_are_run_and_kept_in_their_order(tmp_path: Path) -> None:
     assert [row.ours for row in SQUARES.rows(outcome.kept.results)] == pytest.approx([1.05, 4.05, 9.05])
     assert load(tmp_path, SQUARES.name) == outcome.kept
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", f"{SQUARES.name}.parquet"]
+
+
+def test_figures_of_the_same_simulations_have_them_run_once(tmp_path: Path) -> None:
+    here, progress = Here(), Progress()
+    halves, quarters, squares = run(asked(tmp_path, Halves(), Quarters((2, 3, 4)), SQUARES, seeds=1), here, progress)
+    assert [cell["number"] for cell in here.ran] == [1, 2, 3, 4, 1, 2, 3]
+    assert (progress.cells, progress.done) == (9, 9)
+    for outcome, numbers in ((halves, (1, 2, 3)), (quarters, (2, 3, 4))):
+        assert outcome.kept
+        assert outcome.kept == load(tmp_path, outcome.experiment.name)
+        assert [result.values["half"] for result in outcome.kept.results] == [number / 2 for number in numbers]
+    assert squares.kept
+    assert "square" in squares.kept.results[0].values
+
+
+def test_a_simulation_that_fails_is_told_of_each_that_wants_it(tmp_path: Path) -> None:
+    for outcome in run(asked(tmp_path, Halves((7,)), Quarters((7,)), seeds=1), Here()):
+        assert outcome.kept is None
+        assert "it is odd" in outcome.problems[0]
 
 
 def test_what_is_there_is_not_run_again_unless_asked_for(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ import pytest
 
 from koalapy.simulation.experiments.experiment import Result
 from koalapy.simulation.experiments.sonmez_2010.das3 import DELFT, LEIDEN, by_latency, grid, links, seconds
-from koalapy.simulation.experiments.sonmez_2010.loads import PRIME, SERIES, WAVE, WAVE_2, WF, cell
-from koalapy.simulation.experiments.sonmez_2010.loads import run as run_cell
+from koalapy.simulation.experiments.sonmez_2010.loads import PRIME, SERIES, WAVE, WAVE_2, WF, OfLoads, cell
 from koalapy.simulation.experiments.sonmez_2010.policies import CA, GROUPS, Figure2, Figure6, Figure9, Figure10
 from koalapy.simulation.experiments.sonmez_2010.readings import (
     COSTS,
@@ -89,8 +88,8 @@ def test_a_stream_uses_the_grid_as_it_says_and_has_the_same_sizes_for_all() -> N
     assert [job.spec for job in jobs[: len(others)]] == [job.spec for job in others]
 
 
-def test_a_run_tells_how_long_jobs_waited_and_what_was_used() -> None:
-    low, high = run_cell(cell(WF, 10, 0)), run_cell(cell(WF, 20, 0))
+def test_a_run_tells_how_long_jobs_waited_and_what_was_used(tmp_path: Path) -> None:
+    low, high = (OfLoads.run(cell(WF, percent, 0), Traces(tmp_path)) for percent in (10, 20))
     assert low["response"] == pytest.approx(200.0, abs=0.5)
     assert low["co-allocated"] == 0.0
     assert float(str(high["used"])) == pytest.approx(0.2, abs=0.03)
@@ -187,7 +186,7 @@ def test_readings_of_figures_9_and_10_set_ca_beside_fcm_of_the_same_seed() -> No
 def test_the_first_reading_of_poisson_is_that_of_table_5(tmp_path: Path) -> None:
     table, traces = Table5Poisson(), Traces(tmp_path)
     first = {each["series"]: each for each in table.cells(1) if each["reading"] == next(iter(POISSON_READINGS))}
-    assert table.run(first[WF], traces) == run_cell(cell(WF, table.percent, 0))
+    assert table.run(first[WF], traces) == OfLoads.run(cell(WF, table.percent, 0), traces)
     results = [Result(each, {"response": 95.0 if each["series"] != WF else 100.0}) for each in table.cells(2)]
     assert [row.ours for row in table.rows(results)] == [pytest.approx(-5.0)] * len(POISSON_READINGS)
 

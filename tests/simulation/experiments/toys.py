@@ -58,6 +58,22 @@ class Traced(Squares):
     traces = ("a-trace",)
 
 
+class Halves(Squares):
+    """Figures of the same simulations have one method that makes them."""
+
+    name = "huang-2007-halves"
+
+    @staticmethod
+    def run(cell: Cell, traces: Traces) -> Mapping[str, Value]:
+        if cell["number"] == 7:
+            raise ArithmeticError("it is odd")
+        return {"half": int(cell["number"]) / 2}
+
+
+class Quarters(Halves):
+    name = "huang-2007-quarters"
+
+
 class Here(Executor):
     """Runs in this process, each at once."""
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from math import fsum
 from typing import TYPE_CHECKING, ClassVar
 
-from koalapy.simulation.experiments.experiment import Cell, Experiment, Result, Row, Value, by
+from koalapy.simulation.experiments.experiment import Cell, Result, Row, by
 from koalapy.simulation.experiments.sonmez_2010.loads import (
     POISSON,
     PRIME,
@@ -13,10 +13,9 @@ from koalapy.simulation.experiments.sonmez_2010.loads import (
     WAVE,
     WAVE_2,
     WF,
+    OfLoads,
     cell,
-    run,
 )
-from koalapy.simulation.experiments.traces import Traces
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,7 +59,7 @@ def curves(lines: Mapping[str, Curve], what: str, *, bottom: float | None = None
     return figure
 
 
-class Loaded(Experiment):
+class Loaded(OfLoads):
     """Series of workloads at some net utilisations."""
 
     series: ClassVar[Mapping[str, Sequence[int]]]
@@ -72,9 +71,6 @@ class Loaded(Experiment):
             for percent in percents
             for seed in range(seeds)
         ]
-
-    def run(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
-        return run(cell)
 
 
 class Figure7a(Loaded):

@@ -7,9 +7,10 @@ from typing import cast
 
 from koalapy.model.job import JobSpec
 from koalapy.scheduling.rules import QueueMode
-from koalapy.simulation.experiments.experiment import Cell, Value
+from koalapy.simulation.experiments.experiment import Cell, Experiment, Value
 from koalapy.simulation.experiments.sonmez_2010.das3 import DELFT, grid, seconds, synthetic
 from koalapy.simulation.experiments.sonmez_2010.workloads import DAY, SIZES, measured, rules, split, stream, whole
+from koalapy.simulation.experiments.traces import Traces
 from koalapy.simulation.run_times import RunTime, by_number_of_clusters
 from koalapy.simulation.simulation import Simulation
 
@@ -53,10 +54,14 @@ def cell(series: str, percent: int, seed: int, queue: str = "head", startup: flo
     return Cell({"series": series, "percent": percent, "queue": queue, "startup": startup}, seed)
 
 
-def run(cell: Cell) -> Mapping[str, Value]:
-    """24 hours of arrivals on the grid without Delft, which is empty at first, until the last job is over."""
-    series, where = SERIES[str(cell["series"])], grid(DELFT, float(cell["startup"]))
-    specs = {size: series.spec(size) for size in SIZES}
-    jobs = stream(specs, series.lasts, int(cell["percent"]) / 100, where.nodes, DAY, cell.seed)
-    simulation = Simulation(where, rules(cast(QueueMode, cell["queue"])), run_time=series.run_time)
-    return measured(simulation.run(jobs), DAY)
+class OfLoads(Experiment):
+    """Workloads of section VI: the same ones in several figures and tables."""
+
+    @staticmethod
+    def run(cell: Cell, traces: Traces) -> Mapping[str, Value]:
+        """24 hours of arrivals on the grid without Delft, which is empty at first, until the last job is over."""
+        series, where = SERIES[str(cell["series"])], grid(DELFT, float(cell["startup"]))
+        specs = {size: series.spec(size) for size in SIZES}
+        jobs = stream(specs, series.lasts, int(cell["percent"]) / 100, where.nodes, DAY, cell.seed)
+        simulation = Simulation(where, rules(cast(QueueMode, cell["queue"])), run_time=series.run_time)
+        return measured(simulation.run(jobs), DAY)

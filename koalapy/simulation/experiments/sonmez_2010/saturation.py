@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from math import sqrt
 from typing import ClassVar
 
-from koalapy.simulation.experiments.experiment import Cell, Experiment, Result, Row, Value, by
+from koalapy.simulation.experiments.experiment import Cell, Result, Row, by
 from koalapy.simulation.experiments.intervals import NORMAL
-from koalapy.simulation.experiments.sonmez_2010.loads import POISSON, PRIME, SERIES, WAVE, WAVE_2, WF, cell, run
-from koalapy.simulation.experiments.traces import Traces
+from koalapy.simulation.experiments.sonmez_2010.loads import POISSON, PRIME, SERIES, WAVE, WAVE_2, WF, OfLoads, cell
 
 STEP = 5
 """Percent between two utilisations of the paper."""
@@ -37,11 +36,11 @@ def saturates_at(shares: Mapping[int, float]) -> float:
     return next((percent for percent in sorted(shares) if shares[percent] >= SATURATED), max(shares) + STEP)
 
 
-class Table4(Experiment):
+class Table4(OfLoads):
     name = "sonmez-2010-table-4"
     title = "from which net utilisation on jobs pile up, without and with co-allocation"
     unit = "net utilisation, %; of the lines with *at*: seeds of which the queue grows, %"
-    seeds = 40
+    seeds = 30
     steps: ClassVar[Sequence[int]] = (-1, 0)
     """Utilisations that are tried, from the upper end of the paper's interval."""
     queues: ClassVar[Mapping[str, tuple[str, float, Sequence[int]]]] = {"": ("head", 0.0, steps)}
@@ -55,9 +54,6 @@ class Table4(Experiment):
             for percent in dict.fromkeys(min(said + STEP * step, 100) for step in steps)
             for seed in range(seeds)
         ]
-
-    def run(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
-        return run(cell)
 
     def rows(self, results: Sequence[Result]) -> list[Row]:
         rows = []
@@ -97,7 +93,7 @@ class Table4ByQueue(Table4):
     name = "sonmez-2010-table-4-queue"
     title = "what Table IV is with other readings of how the queue is scanned"
     unit = "net utilisation, %"
-    seeds = 4
+    seeds = 3
     queues: ClassVar[Mapping[str, tuple[str, float, Sequence[int]]]] = {
         "fcfs, ": ("fcfs", 0.0, (-2, -1, 0)),
         "scan, ": ("scan", 0.0, (0, 1, 2)),
