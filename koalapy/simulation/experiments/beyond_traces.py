@@ -43,7 +43,7 @@ class OfTraces(Experiment):
     The numbers are ratios to what the first way gives.
     """
 
-    seeds = 6
+    seeds = 8
     traces = MACHINES
     jobs: ClassVar[int]
     """Of a window."""
@@ -262,7 +262,6 @@ class Sharing(OfTraces):
 
     name = "beyond-traces-sharing"
     title = "each site for itself, one queue for all, or what is its own taken back, on eight traces"
-    seeds = 8
     jobs = 500
     modes: ClassVar[Mapping[str, SharingMode]] = {
         "independent": "independent",

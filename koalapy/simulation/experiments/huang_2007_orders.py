@@ -179,7 +179,7 @@ class Figure2Whole(Figure2):
     title = "Figure 2 with the whole trace and each of the loads and thresholds, by a plain loop"
     parts = 1
     few = 10
-    all_of: ClassVar[Sequence[tuple[str, float]]] = (READINGS[0], CROWDED)
+    all_of: ClassVar[Sequence[tuple[str, float]]] = (READINGS[0], ("of Table 3", 1.0), CROWDED)
 
     def simulate(self, jobs: Sequence[TraceJob], setting: Setting) -> float:
         return mean_response(jobs, setting)

@@ -158,10 +158,10 @@ def test_experiments_of_permutations_count_who_is_best() -> None:
     assert rows[f"{crowded}: adaptive: last in so many"].paper == 0
 
 
-def test_with_the_whole_trace_a_crowded_and_an_empty_grid_are_simulated_with_all_orders() -> None:
+def test_with_the_whole_trace_half_of_the_readings_are_simulated_with_all_orders() -> None:
     cells = Figure2Whole().cells(1)
     orders = Counter((cell["load"], cell["threshold"]) for cell in cells if cell["policy"] == "adaptive")
-    assert sorted(orders.values()) == [12] * 4 + [120] * 2
+    assert sorted(orders.values()) == [12] * 3 + [120] * 3
     assert {reading for reading, number in orders.items() if number == 120} == set(Figure2Whole.all_of)
     assert len({cell.key for cell in cells}) == len(cells) == 3 * sum(orders.values())
 
