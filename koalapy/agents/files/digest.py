@@ -116,11 +116,12 @@ class GrowingDigest:
     def follow(self) -> Content:
         """``OSError`` when it cannot be read, or was never there."""
         while True:
+            last = self._whole.is_set()  # before we look: it may come, and be whole, right after we have not found it
             try:
                 descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
                 break
             except FileNotFoundError:
-                if self._whole.is_set():
+                if last:
                     raise
                 self._whole.wait(POLL_INTERVAL)
         try:

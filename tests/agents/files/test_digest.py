@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -126,6 +127,25 @@ async def test_a_file_that_never_came(tmp_path: Path) -> None:
     digest.finish()
     with pytest.raises(FileNotFoundError):
         digest.follow()
+
+
+def test_a_file_that_comes_and_is_whole_right_after_it_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "f"
+    digest = GrowingDigest(path)
+    really = os.open
+
+    def opened(*args: Any) -> int:
+        try:
+            return really(*args)
+        except FileNotFoundError:
+            path.write_bytes(b"whole")
+            digest.finish()
+            raise
+
+    monkeypatch.setattr(os, "open", opened)
+    assert digest.follow() == Content(5, hashlib.sha256(b"whole").hexdigest())
 
 
 def test_who_gives_up_reads_no_further(tree: Path) -> None:
