@@ -10,6 +10,8 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from koalapy.cli import completion
+from koalapy.service import database, idempotency
 from tests import needs
 
 # What a shell runs in the background without job control ignores SIGINT, and so do all that it starts: here they are
@@ -39,6 +41,15 @@ def own_logging() -> Iterator[None]:
     before = structlog.get_config()
     yield
     structlog.configure(**before)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long a question to the database or a shell's for words may take has tests of its own, which set it; in all
+    others of this process it may take as long as a machine needs whose disk stands still for some seconds."""
+    monkeypatch.setattr(database, "QUERY_TIMEOUT", 60.0)
+    monkeypatch.setattr(idempotency, "QUERY_TIMEOUT", 60.0)
+    monkeypatch.setattr(completion, "MAX_SECONDS", 60.0)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

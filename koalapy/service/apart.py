@@ -1,4 +1,4 @@
-"""Work of many seconds in a process of its own, at the lowest priority: nothing that the daemon does waits for it."""
+"""Work of many seconds in a process of its own, at a low priority: nothing that the daemon does waits for it."""
 
 import asyncio
 import os
@@ -24,7 +24,9 @@ B = TypeVar("B")
 T = TypeVar("T")
 SECONDS = 120.0
 """That it may take, and of a processor's time too, should the daemon be gone."""
-NICENESS = 19
+NICENESS = 5
+"""A third of what the daemon may have of a processor that both want. At 19 it would be a seventieth: on a machine that
+others keep busy, as login nodes are, nothing would be worked out in time."""
 RETRY_AFTER = 60.0
 PIECE = 1000
 """Jobs, or the like, that are handed over at once."""

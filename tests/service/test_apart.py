@@ -4,7 +4,10 @@ import asyncio
 import os
 import select
 import signal
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,21 @@ def double(number: int) -> int:
 
 def who(_: None) -> tuple[int, int]:
     return os.getpid(), os.nice(0)
+
+
+def other_ones_time(process: int, processor: int) -> float:
+    """The processor time in seconds that another process has while this one has 0.2 s, on the same processor."""
+
+    def used() -> float:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+    os.sched_setaffinity(0, {processor})
+    began = used()
+    end = time.process_time() + 0.2
+    while time.process_time() < end:
+        pass
+    return used() - began
 
 
 def fail(text: str) -> None:
@@ -76,6 +94,26 @@ async def test_it_is_another_process_that_others_go_before() -> None:
     process, niceness = await apart(who, None)
     assert process != os.getpid()
     assert niceness == min(19, os.nice(0) + NICENESS)
+
+
+@pytest.fixture
+def processor() -> int:
+    return min(os.sched_getaffinity(0))
+
+
+@pytest.fixture
+def busy(processor: int) -> Iterator[int]:
+    """A process that takes all that it gets of that processor."""
+    code = f"import os; os.sched_setaffinity(0, {{{processor}}}); print(flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
+        process.kill()
+
+
+async def test_a_busy_machine_does_not_keep_it_from_its_end(busy: int, processor: int) -> None:
+    assert await apart(other_ones_time, busy, processor) < 2
 
 
 async def test_much_comes_and_goes() -> None:
