@@ -9,11 +9,11 @@ import pytest
 
 from koalapy.simulation.processes import forked_map
 
-PROGRAM = """
+PROGRAM = r"""
 import os, time
 from koalapy.simulation.processes import forked_map
 def work(number):
-    print(os.getpid(), flush=True)
+    os.write(1, b"%d\n" % os.getpid())  # at once: print may write a number and its line's end one after the other
     time.sleep(60)
 forked_map(work, range(2), 2)
 """
