@@ -13,10 +13,10 @@ from dataclasses import replace
 import pytest
 from textual.pilot import Pilot
 
-from koalapy.cli import feed
+from koalapy.cli import feed, tables
 from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit
-from koalapy.cli.top.app import Top
+from koalapy.cli.top.app import Rows, Top
 from koalapy.cli.top.status import alert_lines
 from koalapy.model.identity import Identity, Role
 from koalapy.service.identities import Identities
@@ -27,7 +27,7 @@ from tests.identities import administrators
 
 FAST = """
 import sys
-from koalapy.cli import feed
+from koalapy.cli import feed, tables
 from koalapy.cli.main import main
 feed.MIN_PAUSE = feed.MIN_LIVE_PAUSE = 0.05
 main()
@@ -76,6 +76,20 @@ async def test_the_first_page_shows_clusters_queue_and_reasons_and_each_change(k
         await shows(pilot, "second", "held", "not before Monday")
         koala("cancel", "1")
         await shows(pilot, "second", without="first")
+
+
+async def test_cells_are_whole_even_where_they_are_drawn_before_the_table_has_come_to_rest(server: Server) -> None:
+    async with opened(server) as pilot:
+        await shows(pilot, "north")
+        rows = pilot.app.query_one("#clusters", Rows)
+        narrow = ["x", *["-"] * (len(tables.CLUSTERS) - 1)]
+        for changed in (["x", "a wide kind", *narrow[2:]], ["a wide name", *narrow[1:]], narrow):
+            rows.show([narrow, ["y", *narrow[1:]]])
+            await pilot.pause()
+            rows.show([changed, ["y", *narrow[1:]]])
+            at_once = page(pilot).splitlines()[1:4]
+            assert re.split(r"  +", at_once[1].strip())[:2] == changed[:2]
+            assert at_once[0].index("KIND") == at_once[1].index(changed[1]) == at_once[2].index("-")
 
 
 async def test_the_cursor_stays_on_its_job_when_others_come(koala: Koala, server: Server) -> None:

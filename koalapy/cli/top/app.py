@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar
 
 from rich.text import Text
@@ -55,6 +55,7 @@ class Rows(DataTable[Text]):
     def show(self, rows: Sequence[Sequence[object]]) -> None:
         """Rows, each by its first cell."""
         wanted = {str(row[0]): [printable(str(cell)) for cell in row] for row in rows}
+        self._widen(wanted.values())
         if list(wanted) == list(self._shown):
             for key, cells in wanted.items():
                 for name, now, before in zip(self._header, cells, self._shown[key], strict=True):
@@ -69,6 +70,15 @@ class Rows(DataTable[Text]):
                 self.move_cursor(row=list(wanted).index(chosen), scroll=False)
                 self.scroll_to(at.x, at.y, animate=False)
         self._shown = wanted
+
+    def _widen(self, rows: Collection[Sequence[str]]) -> None:
+        """Columns as wide as their cells.
+
+        The table would find this itself, but only once nothing else is to be done; what is drawn before that is
+        kept, cut off at the old width, until a cell changes again.
+        """
+        for at, column in enumerate(self.ordered_columns):
+            column.content_width = max(column.label.cell_len, *(Text(row[at]).cell_len for row in rows), 0)
 
 
 class Top(App[CliError | int]):
