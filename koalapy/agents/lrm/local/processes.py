@@ -18,6 +18,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 # Kernels without CONFIG_PROC_CHILDREN do not have the file.
 _KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+_EXEC_PAUSES = [0.0003 * number for number in range(1, 11)]
+"""Seconds between looks at a process that shows no environment; all different, for programs that execute in turn."""
 _NUMBERS_STAY_UNIQUE = 5.0
 """Seconds in which the kernel does not come round to a process number again."""
 
@@ -96,13 +98,27 @@ def send(pids: Iterable[int], signum: int) -> None:
 
 def mark_of(pid: int) -> str:
     """The mark in the environment the process was started with; empty when it has none or cannot be read."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as environ:
-            variables = environ.read().split(b"\0")
-    except OSError:
-        return ""
     name = MARK.encode() + b"="
+    variables = environment_of(pid).split(b"\0")
     return next((os.fsdecode(each[len(name) :]) for each in variables if each.startswith(name)), "")
+
+
+def environment_of(pid: int) -> bytes:
+    """What a process was started with, as /proc has it; empty where that cannot be read.
+
+    While it executes another program it shows a part, or nothing: its end is waited for.
+    """
+    shown = b""
+    for pause in _EXEC_PAUSES:
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                shown = file.read()
+        except OSError:
+            return b""
+        if shown.endswith(b"\0") or not (shown or _has_memory(pid)):
+            break
+        time.sleep(pause)
+    return shown
 
 
 def is_of(pid: int, directory: str) -> bool:
@@ -111,7 +127,7 @@ def is_of(pid: int, directory: str) -> bool:
     Its own mark only root can read, and that of what it forked: these are known by a part of their command line.
     """
     command = f"\0--dir\0{directory}\0".encode(errors="surrogateescape")
-    return mark_of(pid).endswith(f"@{directory}") or command in _command_line_of(pid)
+    return mark_of(pid).endswith(f"@{directory}") or command in _read(pid, "cmdline")
 
 
 def kill_marked(directory: str, within: float) -> int:
@@ -129,9 +145,16 @@ def kill_marked(directory: str, within: float) -> int:
     return killed
 
 
-def _command_line_of(pid: int) -> bytes:
+def _has_memory(pid: int) -> bool:
+    """Whether there is such a process, and it is neither over nor the kernel's own."""
+    pages = _read(pid, "statm").partition(b" ")[0]
+    return pages not in (b"", b"0")
+
+
+def _read(pid: int, name: str) -> bytes:
+    """What the kernel shows of a process; nothing of one that is gone, or another account's."""
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
             return file.read()
     except OSError:
         return b""
