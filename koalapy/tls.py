@@ -4,6 +4,7 @@ Standard library only, as the command line needs it, too.
 """
 
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -60,6 +61,12 @@ class Trust:
         # TLS 1.2 or later, with the host's name verified.
         told = self.authorities if self.ca_file is None else _certificates(self.ca_file)
         return ssl.create_default_context(cadata=told or None)
+
+    def was_renewed(self, since: float) -> bool:
+        """Whether the daemon has put another certificate in place of the one that is pinned, since a moment."""
+        with suppress(OSError):
+            return self.pinned is not None and self.pinned.stat().st_mtime >= since
+        return False
 
     def told(self) -> str:
         """The certificates of ``ca_file`` for others who are to trust the same, if there are few of them."""

@@ -6,6 +6,8 @@
 import http.client
 import json
 import select
+import ssl
+import time
 from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +23,10 @@ CHUNK_SIZE = 64 * 1024
 """Bytes that are read or sent at once."""
 CONNECT_TIMEOUT = 20.0
 """Seconds."""
+RENEWAL_TIME = 5.0
+"""Seconds after its certificate was replaced in which a daemon may still show the one before."""
+RENEWAL_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+"""Seconds before each further attempt meanwhile."""
 CONNECTION_ERRORS = (OSError, http.client.HTTPException)
 """What is raised where nobody answers, or breaks off."""
 Seconds = float | None
@@ -149,8 +155,24 @@ class Connection:
             if not select.select([kept.sock], [], [], 0)[0]:
                 return kept
             kept.close()
+        for pause in RENEWAL_PAUSES:
+            began = time.time()
+            try:
+                return self._opened()
+            except ssl.SSLCertVerificationError:
+                # What was read may be older or younger than what the daemon showed then; it was told nothing yet.
+                if not self.trust.was_renewed(began - RENEWAL_TIME):
+                    raise
+            time.sleep(pause)
+        return self._opened()
+
+    def _opened(self) -> http.client.HTTPConnection:
         opened = self._new()
-        opened.connect()
+        try:
+            opened.connect()
+        except BaseException:
+            opened.close()
+            raise
         return opened
 
 
