@@ -11,7 +11,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 from koalapy.cli import completion
-from koalapy.service import database, idempotency
+from koalapy.service import database, engine, idempotency
 from tests import needs
 
 # What a shell runs in the background without job control ignores SIGINT, and so do all that it starts: here they are
@@ -45,10 +45,14 @@ def own_logging() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How long a question to the database or a shell's for words may take has tests of its own, which set it; in all
-    others of this process it may take as long as a machine needs whose disk stands still for some seconds."""
+    """How long a question to the database, a write or a shell's words may take has tests of its own, which set it.
+
+    In all others of this process it may take as long as a machine needs whose disk stands still for some seconds.
+    """
     monkeypatch.setattr(database, "QUERY_TIMEOUT", 60.0)
     monkeypatch.setattr(idempotency, "QUERY_TIMEOUT", 60.0)
+    monkeypatch.setattr(engine, "SLOW_AFTER", 60.0)
+    monkeypatch.setattr(engine, "LAST_WRITE", 60.0)
     monkeypatch.setattr(completion, "MAX_SECONDS", 60.0)
 
 

@@ -19,16 +19,25 @@ from tests.cli.test_process import KOALA, environment
 
 
 class Told:
-    """What is told, one number after the other; ``until`` waits for so many."""
+    """What is told, one number after the other; ``until`` waits for so many.
 
-    def __init__(self) -> None:
-        self._told, self._changed = 0, threading.Condition()
+    The one whose number is ``held`` is begun, but not told before ``let_go``.
+    """
+
+    def __init__(self, held: int = 0) -> None:
+        self._told, self._held, self._changed = 0, held, threading.Condition()
 
     def __call__(self) -> str:
         with self._changed:
             self._told += 1
             self._changed.notify_all()
+            assert self._changed.wait_for(lambda: self._told != self._held, 60)
             return f"step {self._told}"
+
+    def let_go(self) -> None:
+        with self._changed:
+            self._held = 0
+            self._changed.notify_all()
 
     def until(self, number: int) -> None:
         with self._changed:
@@ -53,14 +62,14 @@ def standard_error(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], io.Strin
 
 
 def test_a_terminal_shows_one_line_that_is_gone_afterwards(standard_error: Callable[[bool], io.StringIO]) -> None:
-    stream, told = standard_error(True), Told()
+    stream, told = standard_error(True), Told(held=4)
     with Progress(told):
-        told.until(3)
+        told.until(4)
         report("koala: something else")
+        told.let_go()
         told.until(6)
     lines = stream.getvalue().split(ERASE)
-    assert lines[:3] == ["step 1", "step 2", lines[2]]
-    assert "koala: something else\n" in "".join(lines[2:5]), "above the next, whole"
+    assert lines[:5] == ["step 1", "step 2", "step 3", "koala: something else\nstep 4", "step 5"]
     assert lines[-1] == "", "nothing is left"
     assert "\n" not in stream.getvalue().replace("koala: something else\n", "")
     assert DRAWN.erase is None

@@ -40,6 +40,7 @@ def test_two_lives_with_a_death_between_are_replayed(make_grid: Callable[..., Em
     over = some_jobs(grid, draw, 6)
     for ident in over:
         grid.wait(ident)
+    assert grid.run("export", "-o", str(tmp_path / "before.gz")).returncode == 0, "which also is on the disk then"
     some_jobs(grid, draw, 4)
     grid.kill()
     grid.start()
