@@ -10,6 +10,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from koalapy.agents.check import daemon
 from koalapy.cli import completion
 from koalapy.service import database, engine, idempotency
 from tests import needs
@@ -45,14 +46,15 @@ def own_logging() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How long a question to the database, a write or a shell's words may take has tests of its own, which set it.
+    """How long the daemon, its database or a shell's words may take has tests of its own, which set it.
 
-    In all others of this process it may take as long as a machine needs whose disk stands still for some seconds.
+    In all others of this process it may be as long as a machine needs that is busy, or whose disk stands still.
     """
     monkeypatch.setattr(database, "QUERY_TIMEOUT", 60.0)
     monkeypatch.setattr(idempotency, "QUERY_TIMEOUT", 60.0)
     monkeypatch.setattr(engine, "SLOW_AFTER", 60.0)
     monkeypatch.setattr(engine, "LAST_WRITE", 60.0)
+    monkeypatch.setattr(daemon, "DAEMON_TIMEOUT", 60.0)
     monkeypatch.setattr(completion, "MAX_SECONDS", 60.0)
 
 

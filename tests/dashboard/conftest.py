@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.grid.embedded import Embedded
+from tests.grid.embedded import Embedded, close
 from tests.needs import CHROMIUM
 
 Visit = Callable[..., Any]
@@ -30,7 +30,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
     running = Embedded(tmp_path_factory.mktemp("dashboard") / "koala", **SOON).start()
     running.settle()
     yield running
-    running.end()
+    close(running)
 
 
 @pytest.fixture

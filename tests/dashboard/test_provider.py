@@ -16,7 +16,7 @@ import pytest
 from joserfc import jwt
 from joserfc.jwk import ECKey
 
-from tests.grid.embedded import Embedded
+from tests.grid.embedded import Embedded, close
 
 KEY = ECKey.generate_key("P-256", {"kid": "ec"})
 
@@ -101,7 +101,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory, provider: Provider) -> Iterat
     }
     running = Embedded(folder / "koala", KOALA_OIDC=json.dumps(told)).start()
     yield running
-    running.end()
+    close(running)
 
 
 @pytest.fixture
