@@ -31,6 +31,7 @@ ACCESS: Mapping[str, Access] = {
     "clear_cluster": Role.OPERATOR,
     "create_login_code": Role.USER,
     "create_token": Role.USER,
+    "openapi": "everybody",
     "docs": "everybody",
     "drain_cluster": Role.OPERATOR,
     "explain_job": "owner",

@@ -73,6 +73,7 @@ def create_app(
         description="A live co-allocating meta-scheduler.",
         openapi_tags=TAGS,
         redirect_slashes=False,
+        openapi_url=None,  # which would be made by the loop: see docs_router
         docs_url=None,
         redoc_url=None,
         dependencies=[Depends(authorizer(jobs.theirs))],

@@ -1,5 +1,6 @@
-"""The page at ``/docs``: what ``/openapi.json`` says, for people; it loads nothing and runs nothing."""
+"""``/openapi.json``, and the page at ``/docs``, which says the same for people; it loads nothing and runs nothing."""
 
+import asyncio
 import base64
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
@@ -7,7 +8,7 @@ from html import escape
 from typing import Any
 
 from fastapi import APIRouter
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, JSONResponse
 
 from koalapy.api.headers import NOTHING
 
@@ -25,12 +26,21 @@ HEADERS = {"Content-Security-Policy": f"{NOTHING}; style-src 'sha256-{HASH}'"}
 
 
 def docs_router(document: Callable[[], Json]) -> APIRouter:
-    """``document`` makes the OpenAPI document."""
-    router = APIRouter()
+    """``document`` makes the OpenAPI document: once, for half a second, and anybody may be the first to ask for it. So
+    that is done by another thread, one at a time."""
+    router, making = APIRouter(), asyncio.Lock()
+
+    async def made() -> Json:
+        async with making:
+            return await asyncio.to_thread(document)
+
+    @router.get("/openapi.json", operation_id="openapi", include_in_schema=False)
+    async def openapi() -> JSONResponse:
+        return JSONResponse(await made())
 
     @router.get("/docs", operation_id="docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
-        return HTMLResponse("\n".join(_page(document())), headers=HEADERS)
+        return HTMLResponse("\n".join(_page(await made())), headers=HEADERS)
 
     return router
 

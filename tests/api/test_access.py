@@ -115,7 +115,7 @@ def _routes(app: FastAPI) -> Iterator[Any]:
     for route in app.routes:
         included = getattr(route, "effective_route_contexts", None)
         for each in included() if included else [route]:
-            if getattr(each, "methods", None) and each.path != "/openapi.json":  # that is for everybody
+            if getattr(each, "methods", None):
                 yield each
 
 
