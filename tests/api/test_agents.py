@@ -82,7 +82,7 @@ def shown(token: str | None) -> dict[str, str]:
 async def test_who_is_no_agent_of_a_configured_cluster_stays_outside(
     tmp_path: Path, cluster: str, token: str | None, status: int, why: str
 ) -> None:
-    async with served(tmp_path / "bundle") as address, httpx2.AsyncClient(trust_env=False) as http:
+    async with served(tmp_path / "bundle") as address, httpx2.AsyncClient(trust_env=False, timeout=60.0) as http:
         with pytest.raises(InvalidStatus) as refused:
             await connect(f"ws://{address}/{cluster}/connect", additional_headers=shown(token), proxy=None)
         assert refused.value.response.status_code == status
@@ -148,7 +148,7 @@ async def test_who_is_turned_away_after_its_hello_comes_less_and_less_often(
 
 
 async def test_an_agent_that_shows_its_clusters_token_comes_in(tmp_path: Path) -> None:
-    async with served(tmp_path / "bundle") as address, httpx2.AsyncClient(trust_env=False) as http:
+    async with served(tmp_path / "bundle") as address, httpx2.AsyncClient(trust_env=False, timeout=60.0) as http:
         headers = shown("of north")
         async with connect(f"ws://{address}/north/connect", additional_headers=headers, proxy=None) as agent:
             assert await agent.recv() == "welcome to north"

@@ -135,7 +135,7 @@ class Served:
 def schema(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     served = Served(tmp_path_factory.mktemp("conformance") / "koala.db")
     served.start()
-    yield schemathesis.openapi.from_url(f"{served.url}/openapi.json")
+    yield schemathesis.openapi.from_url(f"{served.url}/openapi.json", timeout=120)
     served.end()
 
 
@@ -180,7 +180,7 @@ def play(operation: Any, mode: GenerationMode) -> int:
         case.headers = None
         if mode is GenerationMode.POSITIVE:
             made_acceptable(case)
-        answer = case.call(headers=HEADERS, timeout=30)
+        answer = case.call(headers=HEADERS, timeout=120)
         sent += 1
         if mode is GenerationMode.POSITIVE and answer.status_code == 422 and SENSE.search(answer.json()["detail"]):
             return

@@ -80,7 +80,7 @@ def test_its_twin_tells_the_same(past: Embedded) -> None:
 
 def test_users_see_no_others(past: Embedded) -> None:
     made = past.http.post("/api/v1/tokens", json={"user": "bob", "role": str(Role.USER)}).json()
-    with httpx2.Client(base_url=past.url, headers={"Authorization": f"Bearer {made['token']}"}) as bob:
+    with httpx2.Client(base_url=past.url, headers={"Authorization": f"Bearer {made['token']}"}, timeout=60.0) as bob:
         page = bob.get("/history", params={"by": "user"}, headers={"Accept": "text/html"})
         assert page.status_code == 200
         assert "bob" in page.text

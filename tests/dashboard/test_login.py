@@ -15,7 +15,7 @@ FORM = "application/x-www-form-urlencoded"
 @pytest.fixture
 def anybody(grid: Embedded) -> Iterator[httpx2.Client]:
     """A browser without a login."""
-    with httpx2.Client(base_url=grid.url, headers={"Accept": "text/html"}) as client:
+    with httpx2.Client(base_url=grid.url, headers={"Accept": "text/html"}, timeout=60.0) as client:
         yield client
 
 
@@ -97,12 +97,12 @@ def test_what_others_of_the_host_keep_in_a_browser_hides_no_login(
     assert logged_in(anybody, grid.shown).status_code == 303
     ((name, token),) = anybody.cookies.items()
     for cookies in (f"{others}; {name}={token}", f"{name}={token}; {others}"):
-        assert httpx2.get(f"{grid.url}/", headers={"Cookie": cookies.encode()}).status_code == 200
+        assert httpx2.get(f"{grid.url}/", headers={"Cookie": cookies.encode()}, timeout=60.0).status_code == 200
 
 
 def test_of_two_cookies_of_its_name_none_is_believed(anybody: httpx2.Client, grid: Embedded) -> None:
     assert logged_in(anybody, grid.shown).status_code == 303
     ((name, token),) = anybody.cookies.items()
     for cookies in (f"{name}={token}; {name}=other", f"{name}=other; {name}={token}"):
-        answer = httpx2.get(f"{grid.url}/", headers={"Cookie": cookies, "Accept": "text/html"})
+        answer = httpx2.get(f"{grid.url}/", headers={"Cookie": cookies, "Accept": "text/html"}, timeout=60.0)
         assert answer.headers["location"].startswith("/login")

@@ -87,7 +87,7 @@ def test_a_user_sees_no_action_and_no_words_of_others(grid: Embedded, alice: str
     held = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, *gate.hold)
     grid.wait_state(held, "running")
     waits = grid.submit({"type": "fixed", "components": [{"size": 4, "cluster": "north"}]}, "true")
-    with httpx2.Client(base_url=grid.url, headers={"Accept": "text/html"}) as client:
+    with httpx2.Client(base_url=grid.url, headers={"Accept": "text/html"}, timeout=60.0) as client:
         for token, sees in ((olga, True), (alice, False)):
             headers = {"Authorization": f"Bearer {token}"}
             now = client.get("/now.json", headers=headers).json()

@@ -16,7 +16,7 @@ def people(grid: Embedded) -> Iterator[dict[str, httpx2.Client]]:
     made = {}
     for role in ("user", "operator", "admin"):
         headers = {"Authorization": f"Bearer {token_of(grid, role, role)}", "Accept": "text/html"}
-        made[role] = httpx2.Client(base_url=grid.url, headers=headers)
+        made[role] = httpx2.Client(base_url=grid.url, headers=headers, timeout=60.0)
     yield made
     for client in made.values():
         client.close()

@@ -106,7 +106,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory, provider: Provider) -> Iterat
 
 @pytest.fixture
 def person(grid: Embedded) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=grid.url, headers={"Accept": "text/html"}) as client:
+    with httpx2.Client(base_url=grid.url, headers={"Accept": "text/html"}, timeout=60.0) as client:
         yield client
 
 
@@ -114,7 +114,7 @@ def sent_back(person: httpx2.Client, then: str = "/") -> str:
     """To the provider, and where it leads the browser to then."""
     begun = person.get("/login/provider", params={"next": then})
     assert begun.status_code == 303
-    back = httpx2.get(begun.headers["location"])
+    back = httpx2.get(begun.headers["location"], timeout=60.0)
     return str(back.headers["location"])
 
 
@@ -140,13 +140,15 @@ def test_the_daemon_says_who_it_is_and_that_it_began_this(person: httpx2.Client,
 def test_what_comes_back_counts_once(person: httpx2.Client, grid: Embedded) -> None:
     back = sent_back(person)
     assert person.get(back).status_code == 200
-    with httpx2.Client(base_url=grid.url, headers={"Accept": "text/html"}, cookies=person.cookies) as again:
+    with httpx2.Client(
+        base_url=grid.url, headers={"Accept": "text/html"}, cookies=person.cookies, timeout=60.0
+    ) as again:
         assert again.get(back).status_code == 401
 
 
 def test_nobody_is_logged_in_by_a_link_of_somebody_else(person: httpx2.Client, grid: Embedded) -> None:
     back = sent_back(person)
-    with httpx2.Client(base_url=grid.url, headers={"Accept": "text/html"}) as victim:
+    with httpx2.Client(base_url=grid.url, headers={"Accept": "text/html"}, timeout=60.0) as victim:
         answer = victim.get(back)
         assert (answer.status_code, "koala_" in answer.headers.get("set-cookie", "")) == (401, False)
 

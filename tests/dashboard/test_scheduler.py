@@ -139,5 +139,5 @@ def test_a_user_may_look_and_nobody_else(grid: Embedded) -> None:
     made = grid.http.post("/api/v1/tokens", json={"user": "alice", "role": "user"}).raise_for_status()
     headers = {"Authorization": f"Bearer {made.json()['token']}"}
     for path in ("/scheduler", "/scheduler.json"):
-        assert httpx2.get(f"{grid.url}{path}", headers=headers).status_code == 200
-        assert httpx2.get(f"{grid.url}{path}").status_code == 401
+        assert httpx2.get(f"{grid.url}{path}", headers=headers, timeout=60.0).status_code == 200
+        assert httpx2.get(f"{grid.url}{path}", timeout=60.0).status_code == 401

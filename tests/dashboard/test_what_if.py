@@ -108,7 +108,7 @@ def test_sites_are_held_against_themselves(visit: Visit, grid: Embedded) -> None
 
 def test_they_are_for_operators(grid: Embedded) -> None:
     headers = {"Authorization": f"Bearer {token_of(grid, 'somebody', 'user')}", "Accept": "text/html"}
-    with httpx2.Client(base_url=grid.url, headers=headers) as user:
+    with httpx2.Client(base_url=grid.url, headers=headers, timeout=60.0) as user:
         for path in ("/what-if", "/what-if.json?ask=true", "/sharing", "/sharing.json"):
             assert user.get(path).status_code == 403
         assert 'href="/what-if"' not in user.get("/").text

@@ -206,7 +206,7 @@ def ask(drawn: tuple[str, Any, Any], figures: Figures) -> None:
 
 
 def test_every_role_gets_what_it_may(served: Served) -> None:
-    schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
+    schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json", timeout=120)
     daemons_own = {"Authorization": f"Bearer {served.own_token()}"}
     operations = [found.ok() for found in schema.get_all_operations()]
     operations = [one for one in operations if one.definition.raw["operationId"] not in UNDONE]

@@ -136,7 +136,7 @@ def test_another_account_is_refused(make_grid: Callable[..., Embedded]) -> None:
     command = [python, "-I", "-c", ASK, grid.url, *(paths if root else [])]
     asked = subprocess.run(command, capture_output=True, text=True, cwd="/", timeout=60, **account)  # type: ignore[call-overload]
     assert asked.stdout.split() == ["401", "401", "401", *["refused"] * (3 if root else 0)], asked.stderr
-    with httpx2.Client(base_url=grid.url) as stranger:
+    with httpx2.Client(base_url=grid.url, timeout=60.0) as stranger:
         assert stranger.post("/api/v1/jobs/1/cancel").status_code == 401
 
 

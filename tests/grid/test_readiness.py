@@ -76,7 +76,7 @@ def _ready_before_and_after(grid: Embedded) -> Iterator[None]:
 def asked(grid: Embedded, path: str, **more: Any) -> httpx2.Response:
     """By a connection of its own, as a probe has one."""
     headers = {"Authorization": f"Bearer {grid.shown}"}
-    return httpx2.get(f"{grid.url}{path}", headers=headers, **more)
+    return httpx2.get(f"{grid.url}{path}", headers=headers, **{"timeout": 60.0, **more})
 
 
 def faults(grid: Embedded, *, clusters: bool = False) -> dict[str, str]:
@@ -167,7 +167,7 @@ def test_an_agent_and_a_resource_manager_that_hang(grid: Embedded, name: str, ne
         assert words in told(grid, f"{name} north", clusters=True)
         assert faults(grid) == {}
         assert asked(grid, "/healthz").json()["status"] == "degraded"
-        anybody = httpx2.get(f"{grid.url}/readyz").json()
+        anybody = httpx2.get(f"{grid.url}/readyz", timeout=60.0).json()
         reasons = {check["reason"] for check in anybody["checks"] if check["cluster"]}
         assert reasons == {"", "who shows a token is told why"}
 

@@ -125,7 +125,7 @@ def test_no_process_of_ours_has_what_looks_like_a_secret(busy: Busy) -> None:
 def test_no_log_tells_a_secret(busy: Busy) -> None:
     grid = busy.grid
     shown = {"Authorization": "Bearer the-secret-of-a-guess"}
-    with httpx2.Client(base_url=grid.url, headers=shown) as stranger:
+    with httpx2.Client(base_url=grid.url, headers=shown, timeout=60.0) as stranger:
         refused = stranger.get("/api/v1/jobs")
     assert refused.status_code == 401
     assert "the-secret" not in refused.text
