@@ -19,6 +19,9 @@ LOOKING = re.compile(
 NOTHING: Mapping[str, str] = {}
 DRAWN = set("├─█░▒≈")
 JOB = re.compile(r"\bkoala (show|explain|logs|wait|cancel|hold|release|fetch)\b((?: --?[a-z]+)*) (\d+)")
+COUNTING = re.compile(r"koala clusters\b")
+"""Whose numbers are compared, too: what is typed next hangs on how many nodes somebody has."""
+NUMBER, TIME = re.compile(r"\d[\d.,:]*( [kKMG]?B\b)?"), re.compile(r"\d+:\d+")
 BETWEEN_LOOKS, LOOKS_END = 0.2, 30.0
 
 
@@ -73,9 +76,10 @@ class Session:
         text, *told = (self._here(line) for line in (text, *command.told))
         end = time.monotonic() + LOOKS_END
         fails = any(line.startswith("koala: ") for line in told)
+        varying = TIME if COUNTING.match(text) else NUMBER
         while True:
             code, said = self.run(text)
-            lacking = [] if code and not fails else missing(told, said)
+            lacking = [] if code and not fails else missing(told, said, varying)
             if (not lacking and (code == 0 or fails)) or not LOOKING.match(text) or time.monotonic() > end:
                 break
             time.sleep(BETWEEN_LOOKS)
@@ -98,10 +102,12 @@ class Session:
         self._shell.wait(timeout=DEADLINE)
 
 
-def missing(told: Sequence[str], said: str) -> list[str]:
-    """The told lines that are in nothing that was said; numbers and the like are not compared."""
-    known = [alike(line) for line in said.splitlines()]
-    return [line for line in told if not DRAWN & set(line) and not any(fits(alike(line), one) for one in known)]
+def missing(told: Sequence[str], said: str, varying: re.Pattern[str] = NUMBER) -> list[str]:
+    """The told lines that are in nothing that was said; what is ``varying`` and the like is not compared."""
+    known = [alike(line, varying) for line in said.splitlines()]
+    return [
+        line for line in told if not DRAWN & set(line) and not any(fits(alike(line, varying), one) for one in known)
+    ]
 
 
 def fits(told: str, said: str) -> bool:
@@ -110,10 +116,10 @@ def fits(told: str, said: str) -> bool:
     return re.fullmatch(".*".join(parts), said) is not None
 
 
-def alike(line: str) -> str:
-    """A line without what differs from one time to the next: numbers, checksums, names of users, times, blanks."""
+def alike(line: str, varying: re.Pattern[str] = NUMBER) -> str:
+    """A line without what differs from one time to the next: ``varying``, checksums, names of users, blanks."""
     line = re.sub(r"\b[0-9a-f]{8}[0-9a-f]*\b", "#", line)
     line = re.sub(rf"\b({re.escape(os.environ.get('USER', 'root'))}|root|ada)\b", "USER", line)
     line = re.sub(r"data in [^)]*", "data in FOLDER", line)
-    line = re.sub(r"\d[\d.,:]*( [kKMG]?B\b)?", "#", line)
+    line = varying.sub("#", line)
     return re.sub(r"\s+", " ", line).strip()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import ROOT, blocks
-from tests.docs.session import missing
+from tests.docs.session import TIME, missing
 
 PAGE = """
 ```console
@@ -73,6 +73,12 @@ def test_what_differs_from_one_time_to_the_next_is_no_lie(told: str, said: str) 
 )
 def test_what_is_not_said_is_found(told: str, said: str) -> None:
     assert missing([told], said) == [told]
+
+
+def test_nodes_are_counted_where_the_next_step_hangs_on_them() -> None:
+    told = "south  local  usable  4  2  0  2  since 16:17 UTC"
+    assert missing([told], "south local usable 4 4 0 0 since 16:17 UTC", TIME) == [told]
+    assert missing([told], "south local usable 4 2 0 2 since 9:05 UTC", TIME) == []
 
 
 @pytest.mark.parametrize("page", ["README.md", "SECURITY.md"])
