@@ -40,6 +40,17 @@ def all_that_suffice(candidates: list[Candidate], lacking: dict[str, int]) -> li
 @given(jobs=jobs, lacking=lacking)
 @example(jobs=[({"north": 3}, Harm(9, 1, 1)), ({"north": 2}, Harm(5, 1, 1)), ({"north": 1}, Harm(3, 1, 1))], lacking={})
 @example(jobs=[({"north": 2}, Harm(0, 1, 1))] * 3, lacking={"north": 0, "south": -1})
+@example(
+    # A better way comes to leave as many as one that is not worth its price any more.
+    jobs=[
+        ({"south": 4}, Harm(4, 1, 1)),
+        ({"north": 4}, Harm(4, 1, 1)),
+        ({"north": 4, "south": 1}, Harm(3, 1, 1)),
+        ({"north": 4, "south": 4}, Harm(6, 1, 1)),
+        ({"south": 1}, Harm(2, 1, 1)),
+    ],
+    lacking={"north": 3, "south": 6},
+)
 def test_no_other_choice_loses_less(jobs: list[tuple[dict[str, int], Harm]], lacking: dict[str, int]) -> None:
     some = candidates(jobs)
     possible = all_that_suffice(some, lacking)

@@ -127,11 +127,10 @@ def _exactly(victims: Sequence[_Victim], lacks: Nodes, known: list[_Victim]) -> 
     """Of those that leave so many lacking the one of the lowest price."""
     steps = 0
     for victim in victims:
+        # Each node that still lacks costs as much as one of this victim's at least: the later ones are dearer. What is
+        # given up is so before any is added: a better way may come to leave as many as one that is not worth its price.
+        ways = {left: way for left, way in ways.items() if (least - way[0]) * victim.helps > sum(left) * victim.price}
         for left, (price, chosen) in list(ways.items()):
-            # Each node that still lacks costs as much as one of this victim's at least: the later ones are dearer.
-            if (least - price) * victim.helps <= sum(left) * victim.price:
-                del ways[left]
-                continue
             if (steps := steps + 1) > MAX_STEPS:
                 return known
             after, price = _after(left, victim.frees), price + victim.price
