@@ -100,8 +100,9 @@ class Loop:
                 key.data(events)
         self.awake(MAX_LAG)
         now = self.time()
-        for name, (due, callback) in list(self._alarms.items()):
-            if due <= now and self._alarms.get(name, (0, None))[1] is callback:
+        for name, alarm in list(self._alarms.items()):
+            due, callback = alarm
+            if due <= now and self._alarms.get(name) is alarm:  # an earlier callback may have moved it
                 del self._alarms[name]
                 callback()
 

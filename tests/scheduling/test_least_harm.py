@@ -83,6 +83,16 @@ def test_a_little_more_work_of_one_is_less_than_that_of_two() -> None:
     assert least_harm(some, {"north": 4}) == [some[2]]
 
 
+def test_what_was_found_when_it_takes_too_long_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last step, with which nothing is found any more, is one too many."""
+    harms = [({"north": 3}, 10), ({"north": 3}, 9), ({"north": 4}, 15), ({"north": 1}, 8)]
+    some = candidates([(frees, Harm(work, 1, 1)) for frees, work in harms])
+    monkeypatch.setattr(least, "MAX_STEPS", 0)
+    assert least_harm(some, {"north": 4}) == [some[1], some[0]], "greedily"
+    monkeypatch.setattr(least, "MAX_STEPS", 4)
+    assert least_harm(some, {"north": 4}) == [some[2]]
+
+
 def test_who_was_begun_more_often_is_spared_and_then_who_is_wider() -> None:
     often, wide, plain = Harm(0, 3, 1), Harm(0, 1, 2), Harm(0, 1, 1)
     some = candidates([({"north": 1}, often), ({"north": 1, "south": 1}, wide), ({"north": 1}, plain)])

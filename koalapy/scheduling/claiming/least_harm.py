@@ -2,7 +2,7 @@
 
 It is a covering knapsack, solved exactly: job by job, in the order of the harm for each node that helps, the least
 harmful way is kept to each number of nodes that still lack, as long as it may become less harmful than the best that
-is known. That one is greedy at first, and remains where looking for a better one would take too long.
+is known. That one is greedy at first. Where looking for the best would take too long, the best found until then is it.
 """
 
 from collections import defaultdict
@@ -100,15 +100,18 @@ def _after(lacks: Nodes, frees: Nodes) -> Nodes:
 
 
 def _greedily(victims: Sequence[_Victim], lacks: Nodes) -> list[_Victim] | None:
-    """The first ones that do, without those that the others make superfluous, the dearest first; None if none do."""
+    """The first ones that do, without superfluous ones; None if all of them do not."""
     chosen: list[_Victim] = []
     left = lacks
     for victim in victims:
         if (after := _after(left, victim.frees)) != left:
             chosen.append(victim)
             left = after
-    if any(left):
-        return None
+    return None if any(left) else _needed(chosen, lacks)
+
+
+def _needed(chosen: Sequence[_Victim], lacks: Nodes) -> list[_Victim]:
+    """Without those that the others make superfluous, the dearest first."""
     spare = [sum(victim.frees[place] for victim in chosen) - count for place, count in enumerate(lacks)]
     needed: list[_Victim] = []
     for victim in sorted(chosen, key=lambda victim: -victim.price):
@@ -121,7 +124,7 @@ def _greedily(victims: Sequence[_Victim], lacks: Nodes) -> list[_Victim] | None:
 
 
 def _exactly(victims: Sequence[_Victim], lacks: Nodes, known: list[_Victim]) -> list[_Victim]:
-    """The best of all; the one that is known where that takes too many steps."""
+    """The best of all, or of those that were looked at where all would be too many; no worse than the known one."""
     best, least = known, sum(victim.price for victim in known)
     ways: dict[Nodes, tuple[int, list[_Victim]]] = {lacks: (0, [])}
     """Of those that leave so many lacking the one of the lowest price."""
@@ -132,7 +135,7 @@ def _exactly(victims: Sequence[_Victim], lacks: Nodes, known: list[_Victim]) -> 
         ways = {left: way for left, way in ways.items() if (least - way[0]) * victim.helps > sum(left) * victim.price}
         for left, (price, chosen) in list(ways.items()):
             if (steps := steps + 1) > MAX_STEPS:
-                return known
+                return _needed(best, lacks)
             after, price = _after(left, victim.frees), price + victim.price
             if not any(after):
                 if price < least:

@@ -34,9 +34,12 @@ class Deadlines:
         return max(0.0, min(when for when, _ in self._entries.values()) - time.monotonic())
 
     def run_due(self) -> None:
+        """Do what is due now; what an action drops, or sets anew, is not done."""
         now = time.monotonic()
-        for key, (when, action) in list(self._entries.items()):
-            if when <= now and self._entries.pop(key, None) is not None:
+        for key, entry in list(self._entries.items()):
+            when, action = entry
+            if when <= now and self._entries.get(key) is entry:
+                del self._entries[key]
                 action()
 
 
