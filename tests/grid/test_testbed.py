@@ -192,7 +192,7 @@ def _has_saved(head: containers.Container) -> bool:
 
     Of the same second it may be older; but what is not saved would be within some seconds.
     """
-    times = "for t in $(squeue -h -t all -o '%S %e'); do date -d $t +%s 2>/dev/null; done"
+    times = "squeue -h -t all -o '%S %e' | tr ' ' '\\n' | grep T | date -f - +%s"  # a time that is not known is N/A
     saved, now, *changes = head.shell(f"stat -c %Y /var/spool/slurmctld/job_state; date +%s; {times}").split()
     latest = max((int(at) for at in changes if int(at) <= int(now)), default=0)
     return int(saved) > latest or (int(saved) == latest and int(now) > latest + 10)
