@@ -21,11 +21,13 @@ class Database:
     """One that has been migrated, for the daemon that holds its lease: ``StoreUnavailable`` when it does not answer,
     and for what writes ``LeaseLost`` when another daemon has taken over."""
 
-    def __init__(self, engine: Engine, now: float, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self, engine: Engine, clock: Callable[[], float] = time.time, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         self.engine = engine
         self._reader = reading(engine)
         with unavailable_is_known():
-            self.lease = Lease(writing(engine), now, sleep)
+            self.lease = Lease(writing(engine), clock, sleep)
 
     @property
     def is_sqlite(self) -> bool:

@@ -25,28 +25,29 @@ POLL_INTERVAL = 1.0
 class Lease:
     """Held by this process from the beginning to ``release``; every transaction that writes checks it."""
 
-    def __init__(self, engine: Engine, now: float, sleep: Callable[[float], None] = time.sleep) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, clock: Callable[[], float], sleep: Callable[[float], None] = time.sleep) -> None:
+        self._engine, self._clock = engine, clock
         self._rising = 0
         """The epoch that is being taken, once it may be written."""
         self.holder = f"{socket.gethostname()}:{os.getpid()}:{_boot_of(os.getpid())}"
-        odd = self._try_to_acquire(now)
+        odd = self._try_to_acquire()
         if odd is not None:
             self._watch(odd, sleep)
-            self._try_to_acquire(now, dead=odd)
+            self._try_to_acquire(dead=odd)
 
-    def _try_to_acquire(self, now: float, dead: float | None = None) -> float | None:
+    def _try_to_acquire(self, dead: float | None = None) -> float | None:
         try:
-            return self._acquire(now, dead)
+            return self._acquire(dead)
         except IntegrityError:  # another daemon has made the row just now
-            return self._acquire(now, dead)
+            return self._acquire(dead)
 
-    def _acquire(self, now: float, dead: float | None) -> float | None:
+    def _acquire(self, dead: float | None) -> float | None:
         """Take the lease, or answer its expiry when that is later than any holder would have it by our clock; ``dead``
         is such an expiry of a holder that is known not to renew it. ``ConflictError`` when it is another's.
         """
         with self._engine.begin() as connection:
             row = connection.execute(select(lease).with_for_update()).mappings().first()
+            now = self._clock()  # no earlier: whoever holds it may have renewed it while we came here
             if row is None:
                 self.instance, self.epoch = uuid.uuid4().hex[:8], 1
                 connection.execute(insert(lease).values(id=1, instance=self.instance, **self._mine(now)))

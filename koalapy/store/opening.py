@@ -47,7 +47,7 @@ class Stores:
     output: OutputStore
 
 
-def open_stores(url: str, now: float, output: OutputStore) -> Stores:
+def open_stores(url: str, output: OutputStore) -> Stores:
     """Output that an earlier version kept in the database is moved to ``output``.
 
     ``UsageError`` for what is no database, ``ConflictError`` when another daemon holds it, ``OSError`` when ``output``
@@ -57,7 +57,7 @@ def open_stores(url: str, now: float, output: OutputStore) -> Stores:
         return stores_in_memory(Memory(), output)
     engine = make_engine(url)
     migrate(engine)
-    database = Database(engine, now)
+    database = Database(engine)
     move_output(database, output)
     return stores_in_database(database, output)
 

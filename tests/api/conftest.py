@@ -112,7 +112,7 @@ async def serving(
     open_metrics: bool = False,
 ) -> AsyncIterator[httpx2.AsyncClient]:
     migrate(tables := make_engine(f"sqlite:///{path}"))
-    database = Database(tables, 0.0)
+    database = Database(tables)
     store = SqlStore(database)
     clusters = [ClusterStatus("north"), ClusterStatus("south")]
     for cluster in clusters:

@@ -148,7 +148,7 @@ async def test_a_job_that_an_older_daemon_let_in_spoils_nothing(open_api: Open, 
     path = tmp_path / "koala.db"
     engine = make_engine(f"sqlite:///{path}")
     migrate(engine)
-    store = SqlStore(Database(engine, 0.0))
+    store = SqlStore(Database(engine))
     jobs = {ident: Job(ident, JobSpec(FlexibleRequest(6), ("true",), owner="ada"), 0.0) for ident in (1, 2)}
     store.write(Batch(at=0.0, epoch=store.epoch, jobs=jobs))
     store.release_lease()

@@ -45,7 +45,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stores]:
     if not url:
         url = f"sqlite:///{folder / 'koala.db'}"
         make_database(url, int(os.environ.get("KOALA_BENCH_JOBS", ENDED)))
-    database = Database(make_engine(url), time.time())
+    database = Database(make_engine(url))
     yield stores_in_database(database, FileOutput(folder / "output", 1000))
     database.close()
 

@@ -30,7 +30,7 @@ def saved_by(path: Path, *clusters: ClusterStatus) -> Saved:
     describe = _describer(SETTINGS, GridStatus(clusters), path)
     engine = make_engine(f"sqlite:///{path / 'koala.db'}")
     migrate(engine)
-    store = SqlStore(Database(engine, 0.0))
+    store = SqlStore(Database(engine))
     store.write(Batch(at=1.0, epoch=store.epoch, clusters=[describe(name) for name in known]))
     saved = store.load()
     store.release_lease()

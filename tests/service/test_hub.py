@@ -73,7 +73,7 @@ class Daemon:
     def __init__(self, path: Path, unreachable_after: float = 60.0) -> None:
         database = make_engine(f"sqlite:///{path}")
         migrate(database)
-        self.store = SqlStore(Database(database, 0.0))
+        self.store = SqlStore(Database(database))
         nonces = count(0xFA)
         clusters = [ClusterStatus(name, profile=ClusterProfile()) for name in ("north", "south")]
         self.scheduler = Scheduler(SchedulerState(Rules(), builtin(), clusters), nonces=lambda: f"{next(nonces):x}")

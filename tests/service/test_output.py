@@ -100,7 +100,7 @@ def test_output_in_the_database_is_moved_to_files_once(tmp_path: Path, monkeypat
     """Also when the daemon is killed in between, again and again."""
     engine = make_engine(f"sqlite:///{tmp_path / 'koala.db'}")
     migrate(engine)
-    database = Database(engine, 0.0)
+    database = Database(engine)
     store = SqlStore(database)
     texts = {(1, 0): b"0123456789" * 100, (1, 1): b"other", (2, 0): b""}
     parts = tuple(Component(index, "north", 1) for index in (0, 1))

@@ -42,7 +42,7 @@ class World:
         database = make_engine(f"sqlite:///{path / 'koala.db'}")
         migrate(database)
         self.path = path
-        self.jobs = SqlStore(Database(database, 0.0))
+        self.jobs = SqlStore(Database(database))
         self.store = SqlFiles(self.jobs.database)
         self.now = 1000.0
         self.needed: set[str] = set()

@@ -37,7 +37,7 @@ def ticking() -> Callable[[], float]:
 async def test_who_comes_while_very_many_jobs_are_placed_is_served_between_them(tmp_path: Path) -> None:
     database = make_engine(f"sqlite:///{tmp_path}/koala.db")
     migrate(database)
-    store = SqlStore(Database(database, 0.0))
+    store = SqlStore(Database(database))
     state = SchedulerState(Rules(step_budget=float(TRIES)), builtin(), [ClusterStatus("north")])
     scheduler = Scheduler(state, nonces=str, clock=ticking())
 

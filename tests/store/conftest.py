@@ -96,7 +96,7 @@ def sql_stores(url: str) -> Iterator[Open]:
             opened[-1].release_lease()
         engine = make_engine(url)
         migrate(engine)
-        opened.append(SqlStore(Database(engine, now=1000.0)))
+        opened.append(SqlStore(Database(engine, lambda: 1000.0)))
         return opened[-1]
 
     yield open_next

@@ -364,7 +364,7 @@ def _write_present() -> None:
     """The data of the newest revision, as the present code writes them into SQLite."""
     revision = ScriptDirectory.from_config(alembic_config()).get_current_head() or ""
     with tempfile.TemporaryDirectory() as folder:
-        stores = open_stores(f"sqlite:///{folder}/koala.db", 50.0, FileOutput(Path(folder) / "output", 1000))
+        stores = open_stores(f"sqlite:///{folder}/koala.db", FileOutput(Path(folder) / "output", 1000))
         assert isinstance(stores.jobs, SqlStore)
         write(stores, world(int(revision), digest_of))
         with stores.jobs.database.engine.begin() as connection:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event
 
 from koalapy.model.errors import ConflictError, LeaseLost
 from koalapy.store.database import Database
@@ -23,7 +24,7 @@ def watching(url: str, now: float, look: Callable[[], None] = lambda: None) -> t
         look()
 
     try:
-        return SqlStore(Database(make_engine(url), now, sleep)), waited
+        return SqlStore(Database(make_engine(url), lambda: now + sum(waited), sleep)), waited
     except ConflictError:
         return None, waited
 
@@ -35,7 +36,33 @@ def test_a_lease_from_a_clock_that_was_ahead_holds_for_as_long_as_any_other(stor
     assert successor is not None
     assert successor.epoch == store.epoch + 1
     assert sum(waited) == LEASE_SECONDS
-    assert watching(url, now=1001.0) == (None, []), "it has a lease as good as any"
+    assert watching(url, now=1001.0 + LEASE_SECONDS) == (None, []), "it has a lease as good as any"
+
+
+def test_who_watched_holds_the_lease_from_when_it_has_it(store: SqlStore, url: str) -> None:
+    with store.database.engine.begin() as connection:
+        connection.exec_driver_sql("update lease set holder = 'elsewhere:1:1', expires_at = 5000.0")
+    assert watching(url, now=1000.0)[0] is not None
+    with store.database.engine.connect() as connection:
+        expires = connection.exec_driver_sql("select expires_at from lease").scalar_one()
+    assert expires == 1000.0 + 2 * LEASE_SECONDS
+
+
+def test_a_lease_that_is_renewed_while_another_daemon_starts_is_no_odd_one(url: str, open_store: Open) -> None:
+    """As when it migrates, or waits for the row: its clock is looked at when it has the row, and not before."""
+    store = open_store()
+    beginning = make_engine(url)
+    now = [1000.0]
+
+    def passes(*_: object) -> None:
+        if now[0] == 1000.0:
+            now[0] = 1020.0
+            store.renew_lease(now[0])
+
+    event.listen(beginning, "connect", passes)
+    with pytest.raises(ConflictError, match="another daemon"):
+        Database(beginning, lambda: now[0], lambda _: pytest.fail("it is watched"))
+    assert now == [1020.0]
 
 
 def test_a_daemon_whose_clock_is_ahead_is_not_pushed_aside_while_it_renews(store: SqlStore, url: str) -> None:

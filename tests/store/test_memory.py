@@ -87,7 +87,7 @@ def test_it_answers_as_a_database_does(
     folder = tmp_path_factory.mktemp("one")
     shutil.copy(migrated, folder / "koala.db")
     output = FileOutput(folder / "output", 100)
-    database = open_stores(f"sqlite:///{folder / 'koala.db'}", 1000.0, output)
+    database = open_stores(f"sqlite:///{folder / 'koala.db'}", output)
     memory = stores_in_memory(Memory(), output)
     for stores in (database, memory):
         for step in range(2):
@@ -105,12 +105,12 @@ def test_it_answers_as_a_database_does(
 
 def test_it_is_chosen_by_its_url_and_is_another_each_time(tmp_path: Path) -> None:
     output = FileOutput(tmp_path, 100)
-    first, second = (open_stores(MEMORY, 1000.0, output) for _ in range(2))
+    first, second = (open_stores(MEMORY, output) for _ in range(2))
     first.jobs.write(batch(a_job(1)))
     assert second.jobs.job(1) is None
     assert first.jobs.instance != second.jobs.instance
     with pytest.raises(UsageError) as error:
-        open_stores("mysql://localhost/koala", 1000.0, output)
+        open_stores("mysql://localhost/koala", output)
     assert "memory:" in (error.value.hint or "")
 
 

@@ -78,7 +78,7 @@ def test_earlier_jobs_teach_what_they_ran(url: str) -> None:
     with engine.connect() as connection:
         found = connection.exec_driver_sql("select application from jobs order by id").scalars().all()
     assert found == [name for _, name in SPECS]
-    assert SqlAdvice(Database(engine, now=1000.0)).runs(10) == [Run("koalapy.apps.wave", Size(3), ("north",), 10.0)]
+    assert SqlAdvice(Database(engine, lambda: 1000.0)).runs(10) == [Run("koalapy.apps.wave", Size(3), ("north",), 10.0)]
 
 
 def test_many_are_taken_some_at_a_time(url: str) -> None:
@@ -139,7 +139,7 @@ def test_what_a_revision_left_is_read_as_it_was_written(url: str, tmp_path: Path
     fill(engine, revision)
     engine.dispose()
     output = FileOutput(tmp_path / "output", 1000)
-    migrated = open_stores(url, 1000.0, output)
+    migrated = open_stores(url, output)
     earlier = world(revision, digest_of)
     expected = write(stores_in_memory(Memory(), output), earlier)
     assert answers(migrated) == answers(expected)

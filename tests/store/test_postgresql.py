@@ -94,7 +94,9 @@ def test_nobody_takes_over_while_a_transaction_is_written(store: SqlStore, url: 
     successor: list[SqlStore] = []
     with writing(store.database.engine).begin() as connection:
         connection.execute(text("update lease set holder = 'elsewhere:1:1', expires_at = 0"))
-    taking_over = threading.Thread(target=lambda: successor.append(SqlStore(Database(make_engine(url), now=2000.0))))
+    taking_over = threading.Thread(
+        target=lambda: successor.append(SqlStore(Database(make_engine(url), lambda: 2000.0)))
+    )
     with store.database.lease.writing() as connection:
         taking_over.start()
         with store.database.engine.connect() as watching:
@@ -164,7 +166,7 @@ def test_a_commit_whose_answer_is_lost_is_not_written_twice(store: SqlStore, url
     through = re.sub(r"@/(\w+)\?host=.*", rf"@127.0.0.1:{cut.port}/\1?sslmode=disable&gssencmode=disable", url)
     store.release_lease()
     engine = make_engine(through)
-    daemon = SqlStore(Database(engine, now=2000.0))
+    daemon = SqlStore(Database(engine, lambda: 2000.0))
     measurements = SqlMeasurements(daemon.database)
     measured = Measurement("north", "south", MeasurementKind.PINGPONG, 1.0, 1.0, 1.0)
     timeline = [TimelineEntry(1, 5.0, "error", JobState.QUEUED)]

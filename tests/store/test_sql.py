@@ -65,14 +65,14 @@ def test_lone_surrogates_neither_go_in_nor_come_out(store: SqlStore, url: str) -
 
 def test_only_one_daemon_at_a_time(store: SqlStore, url: str) -> None:
     with pytest.raises(ConflictError, match="another daemon"):
-        SqlStore(Database(make_engine(url), now=1001.0))
+        SqlStore(Database(make_engine(url), lambda: 1001.0))
 
 
 def test_a_daemon_that_died_is_followed_at_once(store: SqlStore, url: str) -> None:
     dead = store.database.lease.holder.rsplit(":", 1)[0] + ":0"
     with store.database.engine.begin() as connection:
         connection.execute(text("update lease set holder = :dead"), {"dead": dead})
-    successor = SqlStore(Database(make_engine(url), now=1001.0))
+    successor = SqlStore(Database(make_engine(url), lambda: 1001.0))
     assert (successor.epoch, successor.instance) == (store.epoch + 1, store.instance)
 
 
@@ -80,11 +80,11 @@ def test_a_daemon_of_another_machine_is_followed_when_its_lease_has_run_out(stor
     with store.database.engine.begin() as connection:
         connection.exec_driver_sql("update lease set holder = 'elsewhere:1:1'")
     with pytest.raises(ConflictError, match="elsewhere"):
-        SqlStore(Database(make_engine(url), now=1001.0))
+        SqlStore(Database(make_engine(url), lambda: 1001.0))
     store.renew_lease(1020.0)
     with pytest.raises(ConflictError, match="elsewhere"):
-        SqlStore(Database(make_engine(url), now=1049.0))
-    assert SqlStore(Database(make_engine(url), now=1051.0)).epoch == store.epoch + 1
+        SqlStore(Database(make_engine(url), lambda: 1049.0))
+    assert SqlStore(Database(make_engine(url), lambda: 1051.0)).epoch == store.epoch + 1
 
 
 def test_whatever_text_comes_in_is_kept_as_far_as_can_be(store: SqlStore) -> None:
@@ -121,7 +121,7 @@ def test_two_daemons_that_start_at_the_same_moment(url: str) -> None:
         at_once.wait(60)
         try:
             migrate(engine)
-            stores.append(SqlStore(Database(engine, now=1000.0)))
+            stores.append(SqlStore(Database(engine, lambda: 1000.0)))
         except (ConflictError, StoreUnavailable) as error:  # SQLite may be busy becoming what it is to be
             refused.append(error)
 
