@@ -63,9 +63,12 @@ class UplinkUse:
             self._demands[token] = demand
             self.changed()
 
-    def end(self, token: Token) -> None:
-        if self._demands.pop(token, 0.0):
+    def end(self, token: Token) -> bool:
+        """A component exchanges nothing any more; whether there is more left for others."""
+        ended = bool(self._demands.pop(token, 0.0))
+        if ended:
             self.changed()
+        return ended
 
 
 @dataclass(slots=True)

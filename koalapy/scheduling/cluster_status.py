@@ -252,7 +252,7 @@ class ClusterStatus:
         self.delivering.discard(token)
         size = self.live.pop(token, 0)
         self.classes.release(token)
-        self.uplink.end(token)
+        self.capacity_gained |= self.uplink.end(token)
         self._promised_of.pop(token, None)
         self.over.discard(token)
         self._leave_by.pop(token, None)

@@ -403,15 +403,13 @@ def check_reservation(world: "World") -> None:
         met: set[object] = set()
         is_oldest = True
         for job in sorted(waiting, key=lambda job: job.queue_seq):
-            if _shape(job) in met:
-                continue  # an older one of its shape stands for it
+            if _shape(job) in met or not has_waited(job):
+                continue  # an older one of its shape stands for it, or it has its turn later
             met.add(_shape(job))
             if queries.policies.capabilities(job.spec.policy).learns:
                 return  # predictions have changed since
             if queries.over_limit(job.spec) is not None:
                 continue  # nodes that are kept would be of no use to it
-            if not has_waited(job):
-                continue
             if isinstance(queries.evaluate(job.spec, empty), Placement):
                 if queries.reservation == job.id:
                     assert is_oldest or job.id in world.turns

@@ -277,3 +277,17 @@ def test_nobody_ever_has_more_and_everybody_gets_what_he_may(
             grid.release(job.id)
     grid.advance(20_000)
     assert grid.queries.jobs() == [], "limits only ever delay"
+
+
+@pytest.mark.parametrize("mode", ["head", "fcfs"])
+def test_who_stood_behind_one_that_its_owner_may_not_have_any_more_is_tried_at_once(mode: QueueMode) -> None:
+    """Its owner has too much for it by another job, of high priority."""
+    here = World({"north": 4, "south": 3}, Rules(queue=mode), limits=limits(UserLimits(nodes=4)))
+    here.submit(fixed(north=2), owner="zoe", lasts=1000)
+    here.submit(fixed(south=2), owner="carl", lasts=5)
+    here.submit(fixed(north=4), owner="anna")
+    behind = here.submit(fixed(south=2), owner="bert")
+    here.advance(10)
+    assert (here.state(behind), here.queries.grid["south"].available) == (JobState.QUEUED, 3)
+    here.submit(fixed(south=1), owner="anna", priority=Priority.HIGH, lasts=1000)
+    assert here.state(behind) is JobState.CLAIMING

@@ -230,3 +230,42 @@ def test_every_low_job_starts_in_bounded_time(
     lows = [world.submit(flexible(width) if width > 4 else nonfixed(width), lasts=10) for width in widths]
     stream_of_high_jobs(world, 60 + len(lows) * (10 + LONGEST + 15), sizes)
     assert [world.state(job) for job in lows] == [JobState.SUCCEEDED] * len(lows)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_nodes_are_kept_until_they_are_claimed_also_by_the_next_daemon(restarts: bool) -> None:
+    """Whose turn came waits for its file, which is on its way for a while."""
+    rules = Rules(low_patience=40.0, scan_interval=10)
+    world = World({"north": 10, "south": 1}, rules, links={("south", "north"): Link(0.001, 10.0)})
+    world.submit(fixed(north=8), lasts=1000, priority=Priority.HIGH)
+    world.submit(fixed(north=2), lasts=80, priority=Priority.HIGH)
+    file = InputFile("file", 1000, ("south",))
+    promised = world.submit(FixedRequest((ComponentRequest(2, "north", inputs=(file,)),)))
+    world.advance(120)
+    assert world.state(promised) is JobState.PLACED
+    if restarts:
+        world.restart()
+        world.connect("north")
+        world.connect("south")
+    assert world.queries.kept("north", Priority.HIGH) == 2
+    world.advance(1)
+    high = world.submit(fixed(north=2), priority=Priority.HIGH, lasts=1000)
+    world.advance(1)
+    assert world.state(high) is JobState.QUEUED
+    world.advance(100)
+    assert world.state(promised) is JobState.SUCCEEDED
+    assert world.state(high) is JobState.RUNNING, "and no longer"
+
+
+def test_who_stands_behind_a_younger_one_of_its_shape_has_its_turn() -> None:
+    """It was held for long, and released to the tail."""
+    world = World({"north": 4}, Rules(low_patience=1000.0, aging=False))
+    world.submit(fixed(north=4), priority=Priority.HIGH, lasts=100000)
+    old = world.submit(fixed(north=4))
+    world.hold(old)
+    world.advance(900)
+    young = world.submit(fixed(north=4))
+    world.release(old)
+    world.advance(500)
+    assert world.queries.position(young) == 1
+    assert world.queries.reservation == old

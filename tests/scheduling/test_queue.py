@@ -2,6 +2,7 @@
 
 import gc
 from types import FunctionType, ModuleType
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,31 +99,48 @@ def test_it_does_what_a_plain_list_does(actions: list[tuple[str, int]], order: Q
         assert [queue.position(job) for job in expected] == list(range(len(expected)))
         assert queue.head() == next(iter(expected), None)
         oldest = {sizes[job]: job for job in sorted(expected, key=lambda job: -seqs[job])}
-        assert [entry.job for entry in queue.oldest_of_each_shape(lambda _: True)] == sorted(
+        assert [entry.job for entry in queue.first_of_each_shape(lambda _: True)] == sorted(
             oldest.values(), key=lambda job: seqs[job]
         )
 
 
+COMES = st.tuples(st.integers(1, 2), st.integers(0, 12), st.integers(0, 4), st.integers(0, 4))
+"""A size, a place, tries of before, and when it was submitted."""
+
+
 @given(
-    jobs=st.lists(st.tuples(st.integers(1, 3), st.integers(0, 4), st.integers(0, 4)), max_size=10),
+    acts=st.lists(st.one_of(COMES, st.sampled_from(["scan", "leave first", "leave last", "tried"])), max_size=30),
     wanted=st.integers(0, 6),
+    before=st.integers(0, 5),
 )
-def test_who_was_tried_often_enough_is_known_by_scans_and_tries_of_before(
-    jobs: list[tuple[int, int, int]], wanted: int
-) -> None:
-    """Each job comes, with tries of its own, before as many scans as it says."""
+def test_the_first_of_each_shape_that_has_waited_is_known(acts: list[Any], wanted: int, before: int) -> None:
+    """By scans and tries of before, or since its submission; whoever stands before it, and leaves."""
     queue = PlacementQueue()
-    tried: dict[int, int] = {}
-    for job, (size, before, scans) in enumerate(jobs):
-        queue.push(job, job, size, flexible(size))
-        queue.tried(job, before, None)
-        tried[job] = before
-        for _ in range(scans):
+    here: dict[int, tuple[int, int, int, int]] = {}
+    for job, act in enumerate(acts):
+        if act == "scan":
             queue.count_scan()
-            tried = {other: tries + 1 for other, tries in tried.items()}
-    first = {size: job for job, (size, _, _) in reversed([*enumerate(jobs)])}
-    expected = sorted(job for job in first.values() if tried[job] >= wanted)
-    assert [entry.job for entry in queue.oldest_of_each_shape(lambda entry: queue.tries(entry) >= wanted)] == expected
+            here = {other: (size, seq, tries + 1, at) for other, (size, seq, tries, at) in here.items()}
+        elif isinstance(act, tuple):
+            here[job] = size, seq, tries, at = act
+            queue.push(job, seq, size, flexible(size), submitted_at=at)
+            queue.tried(job, tries, None)
+        elif here and act == "tried":
+            (size, seq, tries, at), other = here[min(here)], min(here)
+            here[other] = size, seq, tries + 3, at
+            queue.tried(other, tries + 3, None)
+        elif here:
+            gone = (min if act == "leave first" else max)(here, key=lambda other: (here[other][1], other))
+            del here[gone]
+            queue.remove(gone)
+        order = sorted(here, key=lambda other: (here[other][1], other))
+        aged = {here[other][0]: other for other in reversed(order) if here[other][2] >= wanted}
+        old = {here[other][0]: other for other in reversed(order) if here[other][3] <= before}
+        has_aged = queue.first_of_each_shape(lambda entry: queue.tries(entry) >= wanted)
+        is_old = queue.first_of_each_shape(lambda entry: entry.submitted_at <= before)
+        assert sorted(entry.job for entry in has_aged) == sorted(aged.values())
+        assert sorted(entry.job for entry in is_old) == sorted(old.values())
+        assert [entry.place[2] for entry in has_aged] == sorted(entry.place[2] for entry in has_aged)
 
 
 CLUSTERS = st.frozensets(st.sampled_from(["north", "south", "east"]), max_size=3)

@@ -6,6 +6,7 @@ from koalapy.scheduling.events import JobPriorityChanged
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.remains import FIRST_JOB, jobs_named, sizes
 from tests.scheduling.requests import flexible
+from tests.scheduling.test_failures import break_component
 from tests.scheduling.world import World
 
 
@@ -42,3 +43,16 @@ def test_nothing_is_kept_of_a_warning_that_nobody_ever_heard_of() -> None:
         world.advance(100)
         assert world.state(job).is_final
         assert not {path for path in jobs_named(world.scheduler) if "_timers" not in path and "_strays" not in path}
+
+
+def test_the_pause_of_a_job_that_is_cancelled_meanwhile_wakes_nobody() -> None:
+    world = World({"north": 2}, Rules(restart_pause=5000.0, restart_pause_max=5000.0, error_threshold=100))
+    job = world.submit(flexible(1), lasts=1000)
+    while world.job(job).retry_at is None:
+        world.advance(1)
+        break_component(world, world.tokens(job)[0])
+        world.settle()
+    assert world.scheduler.next_wakeup() == world.job(job).retry_at
+    world.cancel(job)
+    world.settle()
+    assert world.scheduler.next_wakeup() is None

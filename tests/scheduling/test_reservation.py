@@ -1,9 +1,13 @@
 """Wide jobs do not starve: nodes are kept for who has failed many scans (semantics 4)."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koalapy.model.job import JobState, Priority
+from koalapy.model.cluster import Link
+from koalapy.model.job import ClaimingMode, JobState, Priority
+from koalapy.model.request import ComponentRequest, InputFile, NonFixedRequest
+from koalapy.scheduling.events import PeriodicScan
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.requests import fixed, flexible, nonfixed
 from tests.scheduling.world import World
@@ -151,3 +155,45 @@ def test_a_limit_that_is_never_lifted_takes_nobody_elses_turn() -> None:
     began = world.job(wide).started_at
     assert began is not None
     assert began < 1200
+
+
+def test_one_of_its_shape_that_has_not_waited_and_stands_before_it_takes_nothing_from_who_has() -> None:
+    """It was preempted, and is back at the place that it had before the other one came."""
+    world = World({"north": 6}, Rules(aging_tries=20, low_patience=None))
+    first = world.submit(fixed(north=4), lasts=100000)
+    waits = world.submit(fixed(north=4), lasts=100)
+    world.advance(30 * 42)
+    narrow = [world.submit(fixed(north=1), lasts=200) for _ in range(3)]
+    assert world.queries.reservation == waits
+    world.submit(fixed(north=3), lasts=100, priority=Priority.HIGH)
+    world.settle()
+    assert world.state(first) is JobState.QUEUED
+    assert world.queries.position(first) == 1
+    assert world.queries.reservation == waits
+    world.advance(150)
+    assert world.state(waits) is JobState.RUNNING
+    assert world.queries.kept("north", Priority.LOW) == 0
+    assert {world.state(job) for job in narrow} <= {JobState.QUEUED, JobState.RUNNING}
+
+
+@pytest.mark.parametrize("priority", Priority)
+def test_a_component_of_low_priority_is_not_re_placed_on_nodes_that_are_kept(priority: Priority) -> None:
+    rules = Rules(aging_tries=3, low_patience=None, preemption="never")
+    world = World({"north": 4, "south": 4}, rules, links={("north", "south"): Link(0.001, 100.0)})
+    world.submit(fixed(north=2), lasts=300)
+    waits = world.submit(fixed(north=4))
+    world.step([PeriodicScan()] * 8)
+    assert world.queries.reservation == waits
+    sites = ("north",) if priority is Priority.LOW else ("north", "east")
+    inputs = (InputFile("file", 1000, sites),)
+    request = NonFixedRequest((ComponentRequest(2, inputs=inputs),))
+    world.sites["north"].local_user(2)
+    world.settle()
+    moves = world.submit(request, lasts=400, claiming=ClaimingMode.INCREMENTAL, priority=priority)
+    assert world.job(moves).attempt.gang[0].cluster == "south"  # type: ignore[union-attr]
+    world.sites["south"].local_user(4)
+    for user in list(world.sites["north"].locals):
+        world.sites["north"].local_user_leaves(user)
+    world.settle()
+    world.advance(15)
+    assert ("re-placed" in world.story(moves)) == (priority is Priority.HIGH)

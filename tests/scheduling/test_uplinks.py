@@ -5,11 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.cluster import Link, Uplink
-from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState
+from koalapy.model.job import Attempt, Component, Job, JobId, JobSpec, JobState
 from koalapy.scheduling.cluster_conditions import ContactStatus
 from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.grid import GridStatus
 from koalapy.scheduling.lifecycle.attempt_facts import link_demand
+from koalapy.scheduling.rules import Rules
 from tests.scheduling.requests import flexible
 from tests.scheduling.world import World
 
@@ -129,3 +130,34 @@ def test_every_view_knows_what_is_consumed_now(changes: list[tuple[str, int, boo
             consumed = {site: uplink.consumed for site, uplink in view.uplinks.items()}
             for site in NAMES:
                 assert consumed.get(site, 0.0) == pytest.approx(sum(d for (s, _), d in runs.items() if s == site))
+
+
+def test_who_waits_for_an_uplink_alone_is_tried_when_somebody_leaves_it() -> None:
+    """The nodes of who leaves it go to local users; others were idle all the time."""
+    links = {("north", "south"): Link(0.001, 100.0)}
+    world = World({"north": 2, "south": 2}, Rules(scan_interval=1000.0, low_patience=None), links=links)
+    options = (("mode", "non-saturated"),)
+
+    def exchanges(lasts: float) -> JobId:
+        return world.submit(
+            flexible(2), lasts=lasts, policy="resource-matching", policy_options=options, per_node_bandwidth=60.0
+        )
+
+    exchanges(2)  # so that its application is known
+    world.advance(5)
+    users = {name: site.local_user(1) for name, site in world.sites.items()}
+    world.settle()
+    runs = exchanges(20)
+    world.advance(1)
+    for name, user in users.items():
+        world.sites[name].local_user_leaves(user)
+    world.settle()
+    waits = exchanges(20)
+    assert "saturates an uplink" in world.queries.waiting_reason(world.job(waits))
+    for token in world.tokens(runs):
+        site = next(site for site in world.sites.values() if token in site.runners)
+        site.program_exits(token, 0)
+        site.ends(token)
+        site.local_user(1)
+    world.settle()
+    assert world.state(waits) is JobState.CLAIMING

@@ -1,20 +1,21 @@
 """Another site for a component whose own has no room when it is claimed for (semantics 5, step 2 of a claiming try)."""
 
 from koalapy.model.cluster import GridView
-from koalapy.model.job import Component, Job
+from koalapy.model.job import Component, Job, Priority
 from koalapy.model.request import ClusterName, FixedRequest
 from koalapy.model.transfer import Transfer
 from koalapy.placement.close_to_files import closest_site
 from koalapy.scheduling.ledger import live
 from koalapy.scheduling.queueing.eligibility import Eligibility
+from koalapy.scheduling.queueing.reservation import Reservation
 from koalapy.scheduling.state import SchedulerState
 
 
 class Relocation:
     """Finds new pairs of execution site and file site by close-to-files, on clusters where the job may run."""
 
-    def __init__(self, state: SchedulerState, eligibility: Eligibility) -> None:
-        self._eligibility = eligibility
+    def __init__(self, state: SchedulerState, eligibility: Eligibility, reservation: Reservation) -> None:
+        self._eligibility, self._reservation = eligibility, reservation
         self._policies = state.policies
         self._assumed = state.rules.assumed_bandwidth
 
@@ -24,6 +25,7 @@ class Relocation:
         """A site with enough idle nodes in the view, its transfer to take at most ``within`` seconds; None if none."""
         if isinstance(job.spec.request, FixedRequest) or self._policies.capabilities(job.spec.policy).keeps_together:
             return None
+        view = self._offered(job, view)
         asked = job.spec.component(component.request_index)
         files = asked.inputs if asked else job.spec.inputs
         others = {other.cluster for other in live(job).gang if other.index != component.index}
@@ -37,3 +39,10 @@ class Relocation:
         if not open_to_it:
             return None
         return closest_site(component.size, files, view.only(open_to_it), within, self._assumed)
+
+    def _offered(self, job: Job, view: GridView) -> GridView:
+        """The view without the nodes that are kept from jobs of low priority, for such a one."""
+        if job.spec.priority is Priority.HIGH:
+            return view
+        kept = {cluster: nodes for cluster in view.by_idle if (nodes := self._reservation.aged(cluster.name))}
+        return view.changed([cluster.with_idle(max(0, cluster.idle - nodes)) for cluster, nodes in kept.items()])

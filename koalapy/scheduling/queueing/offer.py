@@ -76,8 +76,7 @@ class Offers:
     def _left_if_taken_back(self, kept_too: bool, cluster: ClusterStatus) -> int:
         """Nodes of a cluster that are there, about to be, or with jobs of other home sites; without those that are kept
         for others, ``kept_too`` with those for who has aged."""
-        aged = 0 if kept_too else self._reservation.kept(cluster.name, Priority.LOW) - cluster.kept_from()
-        return taken_back(cluster) - max(0, aged)
+        return taken_back(cluster) - (0 if kept_too else self._reservation.aged(cluster.name))
 
     def view_with_preemption(self) -> GridView:
         """The grid as it would be if low-priority jobs made room for one of high priority."""

@@ -7,7 +7,7 @@ Where home sites have queues of their own (semantics 8) these are sections of th
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from koalapy.model.application import application_of
@@ -21,6 +21,7 @@ from koalapy.scheduling.queueing.reservation import Reservation
 from koalapy.scheduling.queueing.try_limits import placement_limit
 from koalapy.scheduling.queueing.wakeup import NODES_ANYWHERE, Change, Wakeup
 from koalapy.scheduling.state import SchedulerState
+from koalapy.scheduling.timers import Deadline
 
 PRIORITIES = tuple(Priority)
 """In the order in which their queues are tried."""
@@ -129,7 +130,7 @@ class PlacementQueues:
         """Keep a queued job out of its queue until its ``retry_at``, when it is requeued."""
         self._pausing.add(job.id)
 
-    def restore(self, jobs: Iterable[Job], scans: Mapping[Priority, int]) -> None:
+    def restore(self, jobs: Collection[Job], scans: Mapping[Priority, int]) -> None:
         """Jobs of an earlier life, to their old places, with their tries, which are counted by its ``scans``."""
         for priority, count in scans.items():
             self._queues[priority].scans = count
@@ -138,6 +139,7 @@ class PlacementQueues:
             self._first_seq = min(self._first_seq, job.queue_seq)
             if job.waits:
                 self._push(job)
+        self.reservation.restore(jobs)
 
     def _enter(self, job: Job, *, anew: bool) -> None:
         """Put a job into its queue: at the tail, to be tried at once, or to the place that it has had all the time,
@@ -162,7 +164,8 @@ class PlacementQueues:
         spec, sharing = job.spec, self._state.sharing
         section, home = sharing.section(spec.home_site), sharing.takes_back(spec.home_site)
         queue = self._queues[spec.priority]
-        queue.push(job.id, job.queue_seq, self.shape(spec), spec, self._use.ask(spec), home, section)
+        shape, ask = self.shape(spec), self._use.ask(spec)
+        queue.push(job.id, job.queue_seq, shape, spec, ask, home, section, job.submitted_at)
         if self._learns(spec) and not self._state.experience.knows(application := application_of(spec)):
             self._unknown[application].add(job.id)
         self.record_tries(job)
@@ -173,12 +176,16 @@ class PlacementQueues:
         """Take a job out of its queue; the scans it went through become tries of its own."""
         if job.id in self._pausing:
             self._pausing.remove(job.id)
+            self._state.timers.forget(job.id, 0, Deadline.RETRY)
             return self._ledger.change(job, retry_at=None)
         priority, tries = job.spec.priority, self.tries(job)
         if job.id == self.reservation.job:
             self.reservation.invalidate()
-        if self._rules.queue != "scan" and job.id != self.placing:
-            self.wakeups[priority].everybody = True  # it may have stood in others' way
+        if self._rules.queue != "scan":
+            if job.id != self.placing:
+                self.wakeups[priority].everybody = True  # it may have stood in others' way
+            elif self._use.ask(job.spec) is not None:
+                self.wake_everybody()  # others of its owner may be barred by it, who stood in others' way
         self._pull(job)
         return self._ledger.change(job, placement_tries=tries) if tries != job.placement_tries else job
 

@@ -38,12 +38,32 @@ class Group:
     """What each of its jobs would add to its owner's use; None where that is not limited."""
     section: int = 0
     entries: "list[Entry]" = field(default_factory=list)
+    behind_younger: "set[Entry]" = field(default_factory=set)
+    """Those that have waited longer, by their tries or since their submission, than the one before them: few."""
     refused_on: int = 0
     """The number of the grid on which its jobs were refused last when nodes were to be kept for one of them."""
 
     def index(self, place: Place) -> int:
         """How many of its jobs stand before a place."""
+        if not self.entries or self.entries[-1].place < place:
+            return len(self.entries)
         return bisect_left(self.entries, place, key=lambda entry: entry.place)
+
+    def compare(self, index: int) -> None:
+        """The entry at an index, and so the next one, may be behind one that has waited for less than before."""
+        for at in range(index, min(index + 2, len(self.entries))):
+            entry, before = self.entries[at], self.entries[max(at - 1, 0)]
+            if entry.tried_since < before.tried_since or entry.submitted_at < before.submitted_at:
+                self.behind_younger.add(entry)
+            else:
+                self.behind_younger.discard(entry)
+
+    def first(self, has_waited: "Callable[[Entry], bool]") -> "Entry | None":
+        """The first that has waited for long. All before it have not: so it is the first of all, or behind a younger
+        one."""
+        if has_waited(self.entries[0]):
+            return self.entries[0]
+        return min(filter(has_waited, self.behind_younger), key=lambda entry: entry.place, default=None)
 
 
 @dataclass(slots=True, eq=False)
@@ -52,8 +72,9 @@ class Entry:
 
     place: Place
     group: Group
-    tried_since: int = 0
+    tried_since: int
     """The number of the scan that would have been the last before its first try, had all its tries been scans."""
+    submitted_at: float = 0.0
     last_scan: int | None = None
     """The number of the scan with which its tries are used up."""
 
@@ -108,6 +129,7 @@ class PlacementQueue:
         ask: Ask | None = None,
         home: ClusterName = "",
         section: int = 0,
+        submitted_at: float = 0.0,
     ) -> None:
         """Put a job to the place in its section that its ``seq`` gives it, the smaller the nearer to the head; ``ask``
         is one of the shape, as is the ``home`` that may take back nodes for it."""
@@ -115,12 +137,11 @@ class PlacementQueue:
         if self._came is not None:
             self._came.add(job)
         place = (section, group.needs.total if self._narrowest_first and seq >= 0 else 0, seq, job)
-        entry = self._entries[job] = Entry(place, group)
+        entry = self._entries[job] = Entry(place, group, self.scans, submitted_at)
         self._order.add(place)
-        if not group.entries or group.entries[-1].place < place:
-            group.entries.append(entry)
-        else:
-            group.entries.insert(group.index(place), entry)
+        index = group.index(place)
+        group.entries.insert(index, entry)
+        group.compare(index)
 
     def _new_group(self, shape: Shape, spec: JobSpec, ask: Ask | None, home: ClusterName, section: int) -> Group:
         awaits = awaited_by(spec, is_limited=ask is not None, home=home)
@@ -137,7 +158,10 @@ class PlacementQueue:
         self._forget_limit(entry)
         self._order.remove(entry.place)
         group = entry.group
-        del group.entries[group.index(entry.place)]
+        index = group.index(entry.place)
+        del group.entries[index]
+        group.behind_younger.discard(entry)
+        group.compare(index)
         if not group.entries:
             del self._groups[group.shape]
             for change in group.awaits:
@@ -150,7 +174,9 @@ class PlacementQueue:
     def tried(self, job: JobId, tries: int, limit: int | None) -> None:
         """Say how often a job was tried, and after how many scans it is given up, if at all."""
         entry = self._entries[job]
-        entry.tried_since = self.scans - tries
+        if entry.tried_since != self.scans - tries:
+            entry.tried_since = self.scans - tries
+            entry.group.compare(entry.group.index(entry.place))
         self._forget_limit(entry)
         if limit is not None:
             entry.last_scan = self.scans + max(1, limit - tries)
@@ -173,13 +199,13 @@ class PlacementQueue:
         """How often a job here was tried."""
         return self.scans - entry.tried_since
 
-    def oldest_of_each_shape(self, has_waited: Callable[[Entry], bool]) -> list[Entry]:
-        """The job of each shape that has been here longest, if it has waited for long; the oldest first.
+    def first_of_each_shape(self, has_waited: Callable[[Entry], bool]) -> list[Entry]:
+        """The first job of each shape that has waited for long, by its tries or since its submission; in their order.
 
         None of an owner who may not have it just now: nodes that are kept for it would be of no use.
         """
-        first = [group.entries[0] for group in self._groups.values() if has_waited(group.entries[0])]
-        return sorted((entry for entry in first if not self._is_barred(entry.group)), key=lambda entry: entry.place[2])
+        found = [entry for group in self._groups.values() if (entry := group.first(has_waited)) is not None]
+        return sorted((entry for entry in found if not self._is_barred(entry.group)), key=lambda entry: entry.place[2])
 
     # Places
 

@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 from koalapy.model.cluster import GridView
-from koalapy.model.job import JobId, JobSpec, Priority
+from koalapy.model.job import Job, JobId, JobSpec, Priority
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.cluster_status import ClusterStatus
+from koalapy.scheduling.ledger import live
 from koalapy.scheduling.lifecycle.attempt_facts import unclaimed
 from koalapy.scheduling.queueing.feasibility import IdleSummary
 from koalapy.scheduling.queueing.promise import is_promised
@@ -24,8 +25,9 @@ class Reservation:
     promised their turn, then of high priority before low.
 
     A job is placed on the grid as it would be if all jobs of this scheduler had ended; as many nodes as it would have
-    on each cluster are then not offered to jobs of low priority, until it is placed. The oldest of a shape stands for
-    it, and who could not be placed even so keeps nothing. The daemon's own jobs never hold up anybody's.
+    on each cluster are then not offered to jobs of low priority, until it is placed. Of a shape the first of those
+    that have waited stands for it, and who could not be placed even so keeps nothing. The daemon's own jobs never hold
+    up anybody's.
 
     Whom nodes are kept for keeps them until it is placed, also when an older one of its priority could be placed again
     meanwhile: else one whose claims a limit refuses again and again would undo, each time, what was kept for others.
@@ -74,8 +76,11 @@ class Reservation:
         """Nodes that are not offered to jobs of a priority there."""
         if not self.is_kept_from(priority):
             return 0
-        aged = 0 if priority is Priority.HIGH or self._is_promised else self._kept[cluster]
-        return self._grid[cluster].kept_from() + aged
+        return self._grid[cluster].kept_from() + (self.aged(cluster) if priority is Priority.LOW else 0)
+
+    def aged(self, cluster: ClusterName) -> int:
+        """Of these, nodes that are kept from jobs of low priority only: for who has aged, and waits."""
+        return 0 if self._is_promised or self.job is None else self._kept[cluster]
 
     def _left_to(self, priority: Priority, cluster: ClusterStatus) -> int:
         return cluster.available - self.kept(cluster.name, priority)
@@ -110,6 +115,15 @@ class Reservation:
         return (
             is_less_held or self._chosen != job or any(self._kept[cluster] < count for cluster, count in kept.items())
         )
+
+    def restore(self, jobs: Iterable[Job]) -> None:
+        """Of an earlier life: what is kept for who was promised its turn, and is placed."""
+        active = [job for job in jobs if job.state.is_active and is_promised(job, self._rules, live(job).placed_at)]
+        for job in sorted(active, key=lambda job: (live(job).placed_at, job.queue_seq)):
+            if nodes := self._unclaimed(job.id):
+                self._held[job.id] = nodes
+                for name, count in nodes.items():
+                    self._grid[name].keep_for(job.id, count)
 
     def _hold(self) -> bool:
         """Keep nodes from everybody else for who was promised its turn, and, once it is placed, until they are claimed;
@@ -160,11 +174,11 @@ class Reservation:
     def _who_waited(self) -> Iterator[Iterable[Entry]]:
         """Who has waited for too long, one kind after the other."""
         if self._rules.low_patience is not None:
-            yield self._queues[Priority.LOW].oldest_of_each_shape(self._was_promised)
+            yield self._queues[Priority.LOW].first_of_each_shape(self._was_promised)
         if self._rules.aging:
             for queue in self._queues.values():
                 has_aged = partial(_has_aged, queue, self._rules.aging_tries)
-                yield queue.oldest_of_each_shape(has_aged)
+                yield queue.first_of_each_shape(has_aged)
 
     def _was_promised(self, entry: Entry) -> bool:
         return is_promised(self._ledger.jobs[entry.job], self._rules, self._state.now)
