@@ -117,10 +117,10 @@ class Queries:
         """The job that has failed so many scans that nodes are kept for it."""
         return self._queues.reservation.job
 
-    @property
-    def kept_for(self) -> JobId | None:
-        """That job, or one that is placed and was promised its nodes until they are claimed."""
-        return self._queues.reservation.kept_for
+    def keeper(self, job: JobId | None) -> JobId | None:
+        """For whom nodes are kept that a job, or a new one, is not given: that one, or one that was promised its turn
+        before; it keeps them until they are claimed."""
+        return self._queues.reservation.keeper(job)
 
     def kept(self, cluster: ClusterName, priority: Priority) -> int:
         """Nodes that are kept for that job there, and for those who were promised theirs, and not offered to jobs of a
@@ -148,10 +148,13 @@ class Queries:
         """The first of those who wait where such a job does, as far as limits go."""
         return self._queues.head(spec)
 
-    def is_behind(self, spec: JobSpec, other: JobSpec) -> bool:
-        """Whether they wait in the same queue, that of their home site where there are such."""
-        same_section = self.sharing.section(spec.home_site) == self.sharing.section(other.home_site)
-        return spec.priority is other.priority and same_section
+    def head_before(self, spec: JobSpec, without: JobId | None = None) -> JobId | None:
+        """The first of those, one left out, if such a job would stand behind it when it comes."""
+        return self._queues.head_before(spec, without)
+
+    def before_new(self, spec: JobSpec) -> int:
+        """How many jobs would stand before such a one when it comes, in the queue of its home site where it has one."""
+        return self._queues.before_new(spec)
 
     def view_at_home(self, spec: JobSpec, *, everything: bool = False) -> GridView | None:
         """A job's home site alone, as it would be if it took back its nodes for it, where it may; ``everything``: also

@@ -2,7 +2,7 @@
 
 from koalapy.model.cluster import GridView
 from koalapy.model.errors import UsageError
-from koalapy.model.job import Job, JobSpec, Priority
+from koalapy.model.job import Job, JobId, JobSpec, Priority
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.queries import Queries
@@ -19,7 +19,6 @@ class DryRun:
         self._answers: dict[JobSpec, Placement | Refusal] = {}
         self._views: dict[Priority, GridView] = {}
         self._preempting: GridView | None = None
-        self._others: list[JobSpec] | None = None
         self.asks = 0
         """How many questions were put to policies."""
 
@@ -36,7 +35,14 @@ class DryRun:
 
     def kept(self, cluster: ClusterName, priority: Priority) -> int:
         """Nodes that are not offered to such a job there, but kept for another."""
-        return 0 if self._has_reservation else self.queries.kept(cluster, priority)
+        if self.job is not None and self._has_reservation:
+            return self.queries.grid[cluster].kept_from(self.job.id)
+        return self.queries.kept(cluster, priority)
+
+    @property
+    def keeper(self) -> JobId | None:
+        """The other job that they are kept for."""
+        return self.queries.keeper(self.job.id if self.job is not None else None)
 
     def ask(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
         """The answer of the job's policy on some view."""
@@ -95,11 +101,7 @@ class DryRun:
         """Whether a new job is not put behind others without being looked at."""
         if self.queries.rules.queue != "fcfs":
             return True
-        if self._others is None:
-            own = self.job.id if self.job is not None else None
-            waiting = (j.spec for j in self.queries.jobs() if j.waits and j.id != own)
-            self._others = list({(other.priority, other.home_site): other for other in waiting}.values())
-        return not any(self.queries.is_behind(spec, other) for other in self._others)
+        return self.queries.head_before(spec, self.job.id if self.job is not None else None) is None
 
     def _is_acceptable(self, spec: JobSpec) -> bool:
         try:

@@ -50,13 +50,13 @@ def explain_submission(queries: Queries, spec: JobSpec, now: float) -> Explanati
     if excess is not None:
         headline = excess.said
     elif not tried:
-        headline = f"would wait behind job {queries.head(spec)}"
+        headline = f"would wait behind job {queries.head_before(spec)}"
     elif _is_reservation_in_the_way(dry_run, spec):
-        headline = f"nodes are kept for job {queries.kept_for}, which has waited longer"
+        headline = f"nodes are kept for job {dry_run.keeper}, which has waited longer"
     else:
         headline = answer.summary if isinstance(answer, Refusal) else ""
-    position = 1 + sum(1 for job in queries.jobs() if job.waits and queries.is_behind(spec, job.spec))
-    return replace(_waiting(dry_run, spec, answer, headline, now), position=position, ahead=position - 1)
+    ahead = queries.before_new(spec)
+    return replace(_waiting(dry_run, spec, answer, headline, now), position=ahead + 1, ahead=ahead)
 
 
 # A job that waits
@@ -89,7 +89,7 @@ def _waiting(dry_run: DryRun, spec: JobSpec, answer: Placement | Refusal, headli
         suffices = [*enough_idle(clusters), *_enough_if_usable(dry_run, spec)]
     if _is_reservation_in_the_way(dry_run, spec):
         # Once it is placed, it has them: that alone is no help.
-        reserved = queries.kept_for
+        reserved = dry_run.keeper
         suffices.append(f"job {reserved}, for which nodes are kept, out of its way (koala hold {reserved})")
     elif (first := _must_be_placed_first(dry_run, spec)) is not None:
         suffices.append(f"job {first} placed before it")
@@ -113,7 +113,7 @@ def _clusters(
     view = dry_run.view(spec.priority)
     refused = () if placement is not None else queries.reasons(spec, view)
     clusters = queries.grid.clusters()
-    kept = Kept(queries.kept_for, {c.name: dry_run.kept(c.name, spec.priority) for c in clusters})
+    kept = Kept(dry_run.keeper, {c.name: dry_run.kept(c.name, spec.priority) for c in clusters})
     findings = cluster_findings(spec.request, clusters, view, placement, refused, kept, now)
     names = {cluster.name for cluster in clusters}
     return tuple(findings), tuple(reason.reason for reason in refused if reason.cluster not in names)
@@ -121,10 +121,8 @@ def _clusters(
 
 def _is_reservation_in_the_way(dry_run: DryRun, spec: JobSpec) -> bool:
     """Whether only the nodes kept for another job keep it from being placed."""
-    queries, job = dry_run.queries, dry_run.job
-    if job is not None and job.id == queries.reservation:
-        return False
-    if not any(queries.kept(cluster.name, spec.priority) for cluster in queries.grid.clusters()):
+    queries = dry_run.queries
+    if not any(dry_run.kept(cluster.name, spec.priority) for cluster in queries.grid.clusters()):
         return False
     return isinstance(dry_run.ask(spec, queries.grid.view()), Placement)
 
@@ -134,8 +132,10 @@ def _must_be_placed_first(dry_run: DryRun, spec: JobSpec) -> JobId | None:
     job, mode = dry_run.job, dry_run.queries.rules.queue
     if mode == "scan" or (job is None and mode == "head"):
         return None
+    if job is None:
+        return dry_run.queries.head_before(spec)
     head = dry_run.queries.head(spec)
-    return head if head != (job.id if job is not None else None) else None
+    return head if head != job.id else None
 
 
 def _enough_if_usable(dry_run: DryRun, spec: JobSpec) -> list[str]:

@@ -126,6 +126,16 @@ class PlacementQueues:
         """The first of those who wait where such a job does, as far as limits go."""
         return self._queues[spec.priority].head(self._state.sharing.section(spec.home_site))
 
+    def head_before(self, spec: JobSpec, without: JobId | None = None) -> JobId | None:
+        """The first of those, one left out, if such a job would stand behind it when it comes."""
+        section = self._state.sharing.section(spec.home_site)
+        return self._queues[spec.priority].head_before_new(section, spec.request.total_size, without)
+
+    def before_new(self, spec: JobSpec) -> int:
+        """How many jobs would stand before such a one when it comes."""
+        section = self._state.sharing.section(spec.home_site)
+        return self._queues[spec.priority].before_new(section, spec.request.total_size)
+
     def pause(self, job: Job) -> None:
         """Keep a queued job out of its queue until its ``retry_at``, when it is requeued."""
         self._pausing.add(job.id)

@@ -1,6 +1,7 @@
 """A placement queue: jobs in their order, and scans that cost distinct request shapes, not jobs (semantics 4)."""
 
 import heapq
+import sys
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
@@ -217,6 +218,14 @@ class PlacementQueue:
         """The jobs that are refused with this one."""
         return self._entries[job].group
 
+    def before_new(self, section: int, nodes: int) -> int:
+        """How many jobs would stand before a new one of so many nodes in a section."""
+        return int(self._order.bisect_left(self._new(section, nodes)) - self._order.bisect_left(_begin(section)))
+
+    def _new(self, section: int, nodes: int) -> Place:
+        """The place of one that comes."""
+        return (section, nodes if self._narrowest_first else 0, sys.maxsize, 0)
+
     def position(self, job: JobId) -> int:
         """How many jobs stand before this one in its section."""
         place = self._entries[job].place
@@ -226,6 +235,11 @@ class PlacementQueue:
         """The first job of a section that may be placed as far as its owner's limits go."""
         found = self._head(section, set())
         return None if found is None else found.job
+
+    def head_before_new(self, section: int, nodes: int, without: JobId | None) -> JobId | None:
+        """The head, a job left out, if it would stand before a new one of so many nodes."""
+        found = self._head(section, () if without is None else {without})
+        return found.job if found is not None and found.place < self._new(section, nodes) else None
 
     def heads(self) -> list[JobId]:
         """Those of all sections, in their order."""

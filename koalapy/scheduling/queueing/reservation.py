@@ -68,6 +68,14 @@ class Reservation:
         """The same, or one that is placed and was promised its nodes until they are claimed."""
         return self.job or next(iter(self._held), None)
 
+    def keeper(self, job: JobId | None) -> JobId | None:
+        """For whom nodes are kept that a job, or a new one, is not given: of that one that they are kept for, who was
+        promised its turn before."""
+        if job is None or job != self.job:
+            return self.kept_for
+        first = next(iter(self._held), None)
+        return first if first != job else None
+
     def is_kept_from(self, priority: Priority) -> bool:
         """Whether jobs of a priority are offered less than there is."""
         return bool(self._held) or (priority is Priority.LOW and self.job is not None)

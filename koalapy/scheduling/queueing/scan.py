@@ -293,6 +293,7 @@ class Scanner:
         if refusal:
             return refusal
         reservation = self._queues.reservation
-        if reservation.kept_for != job.id and reservation.is_kept_from(job.spec.priority):
-            return f"nodes are kept for job {reservation.kept_for}, which has waited longer"
+        keeper = reservation.keeper(job.id)
+        if keeper is not None and (job.id == reservation.job or reservation.is_kept_from(job.spec.priority)):
+            return f"nodes are kept for job {keeper}, which has waited longer"
         return "fits, and waits for the next scan"
