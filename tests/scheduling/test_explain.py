@@ -1,5 +1,6 @@
 """Why a job waits, kind by kind: the binding reason, and that the smallest change does start it."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from koalapy.model.cluster import Drain, Link
 from koalapy.model.explanation import Explanation
 from koalapy.model.job import Job, JobId, JobSpec, JobState, Launcher, Priority
+from koalapy.model.limits import Limits, LimitSettings, UserLimits
 from koalapy.model.placement import Placement
 from koalapy.model.profile import ClusterProfile, Mpi
 from koalapy.model.reports import ClusterReport
@@ -19,7 +21,7 @@ from koalapy.scheduling.events import ClusterDrained, JobSubmitted, ReplicasChan
 from koalapy.scheduling.explain.dry_run import DryRun
 from koalapy.scheduling.explain.explain import explain, explain_submission
 from koalapy.scheduling.explain.smallest_change import MAX_QUESTIONS
-from koalapy.scheduling.rules import Rules
+from koalapy.scheduling.rules import QueueMode, QueueOrder, Rules
 from tests.scheduling.world import Program, World
 
 TWO = {"north": 4, "south": 4}
@@ -705,3 +707,52 @@ def test_any_job_is_explained(
     else:
         one = replace(spec, request=FlexibleRequest(1), coallocation=None, speed_ratio_min=None, policy="")
         assert DryRun(world.queries, world.job(job)).placed_at_once(one) is None
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 4), st.sampled_from(["anna", "bert", "carl"])), max_size=6),
+    asked=st.tuples(st.integers(1, 4), st.sampled_from(["anna", "bert", "carl"])),
+    order=st.sampled_from(["fcfs", "narrowest-first"]),
+    mode=st.sampled_from(["scan", "head", "fcfs"]),
+    clusters=st.lists(st.sampled_from(["north", "south"]), min_size=7, max_size=7),
+)
+def test_a_dry_run_foretells_whether_and_where_a_submission_waits(
+    sizes: list[tuple[int, str]], asked: tuple[int, str], order: QueueOrder, mode: QueueMode, clusters: list[str]
+) -> None:
+    """With owners who have what they may have, who stand in nobody's way."""
+    limits = Limits(LimitSettings(UserLimits(nodes=4)), lambda _: ())
+    world = World({"north": 4, "south": 4}, Rules(queue=mode, queue_order=order), limits=limits)
+    for (size, owner), cluster in zip(sizes, clusters, strict=False):
+        world.submit(fixed(**{cluster: size}), owner=owner, lasts=1000)
+        world.settle()
+    request = fixed(**{clusters[-1]: asked[0]})
+    told = explain_submission(world.queries, JobSpec(request, ("program",), owner=asked[1]), world.now)
+    behind = re.search(r"behind job (\d+)", told.headline)
+    assert behind is None or world.state(int(behind[1])) is JobState.QUEUED
+    job = world.submit(request, owner=asked[1], lasts=1000)
+    assert (told.state is JobState.PLACED) == (world.state(job) is not JobState.QUEUED)
+    assert told.position == world.queries.position(job)
+
+
+def test_for_whom_nodes_are_kept_is_told_of_those_that_are_kept_for_one_before_it() -> None:
+    """The one before waits for its file, and has been promised the nodes that are idle."""
+    rules = Rules(low_patience=40.0, scan_interval=10)
+    world = World({"north": 10, "south": 1}, rules, links={("south", "north"): Link(0.001, 10.0)})
+    world.submit(fixed(north=8), lasts=1000, priority=Priority.HIGH)
+    world.submit(fixed(north=2), lasts=80, priority=Priority.HIGH)
+    inputs = (InputFile("file", 1000, ("south",)),)
+    first = world.submit(FixedRequest((ComponentRequest(2, "north", inputs=inputs),)))
+    second = world.submit(fixed(north=4))
+    world.advance(120)
+    assert (world.state(first), world.queries.reservation) == (JobState.PLACED, second)
+    told = explain(world.queries, world.job(second), [], world.now)
+    assert told.suffices == ("4 more idle nodes in north",)
+    assert f"2 kept for job {first}" in told.clusters[0].reason
+    for token in world.tokens(1):
+        world.sites["north"].program_exits(token, 0)
+        world.sites["north"].ends(token)
+    world.sites["north"].local_user(6)
+    world.settle()
+    told = explain(world.queries, world.job(second), [], world.now)
+    assert told.headline == f"nodes are kept for job {first}, which has waited longer"
+    assert "2 more idle nodes in north" in told.suffices

@@ -4,6 +4,7 @@ import pytest
 
 from koalapy.model.cluster import ClusterState
 from koalapy.model.job import JobState
+from koalapy.model.request import ComponentRequest, FixedRequest, Request
 from koalapy.scheduling.events import ClusterCleared, ClusterDrained, ClusterResumed
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.laws import check_quiet
@@ -70,6 +71,20 @@ def test_no_job_brings_two_components_at_once() -> None:
     assert sorted(c.cluster for c in world.job(one).attempt.gang) == ["north", "south"]  # type: ignore[union-attr]
     world.advance(1)
     assert world.state(one) is JobState.RUNNING
+    assert state(world) is ClusterState.USABLE
+
+
+@pytest.mark.parametrize(
+    "request_", [FixedRequest((ComponentRequest(2, "north"), ComponentRequest(2, "north"))), nonfixed(2, 2, 2, 2)]
+)
+def test_who_can_come_with_two_components_only_brings_them_as_one_trial(request_: Request) -> None:
+    """Another cluster is trusted, and would not do even if it was idle: nobody else may ever try this one."""
+    world = given_up()
+    world.cancel(1)
+    world.settle()
+    job = world.submit(request_, lasts=10)
+    world.advance(100)
+    assert world.state(job) is JobState.SUCCEEDED
     assert state(world) is ClusterState.USABLE
 
 

@@ -51,14 +51,21 @@ class ClaimTry:
 
         On probation one component may be tried at a time, unless no cluster is trusted.
         """
-        status, taken = self._grid[cluster], self._taken.get(cluster, 0)
-        if not status.is_open or (taken and status.health.probation and not self._grid.is_all_on_trial):
+        taken, probation = self._taken.get(cluster, 0), self._grid[cluster].health.probation
+        if taken and probation and not self._grid.is_all_on_trial:
             return None
-        return max(0, status.available - status.kept_from(self._job)) - taken
+        return self._left(cluster)
+
+    def _left(self, cluster: ClusterName) -> int | None:
+        status = self._grid[cluster]
+        if not status.is_open:
+            return None
+        return max(0, status.available - status.kept_from(self._job)) - self._taken.get(cluster, 0)
 
     def _free_for(self, component: Component) -> int | None:
-        """The same for a component that may want nodes of a class. Whom it could preempt for these nobody knows."""
-        free, name = self.free(component.cluster), component.node_class
+        """The same for a component where it was placed, beside others of its job as one trial; it may want nodes of a
+        class. Whom it could preempt for these nobody knows."""
+        free, name = self._left(component.cluster), component.node_class
         if free is None or not name:
             return free
         taken = self._taken_of.get((component.cluster, name), 0)

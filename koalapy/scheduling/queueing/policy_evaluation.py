@@ -1,12 +1,14 @@
 """Evaluates the policies of jobs: what they answer depends on a job's shape, and on the view."""
 
 from collections import Counter
+from collections.abc import Mapping
 from itertools import islice
 
 from koalapy.model.cluster import ClusterState, GridView
 from koalapy.model.errors import UsageError
 from koalapy.model.job import JobSpec
 from koalapy.model.placement import ClusterReason, Placement, Refusal, RefusalKind
+from koalapy.model.request import ClusterName
 from koalapy.model.wording import listed
 from koalapy.placement.policy import Policy
 from koalapy.scheduling.advisor.knowledge import KnowledgeBuilder
@@ -27,6 +29,7 @@ class PolicyEvaluator:
     ) -> None:
         self._policies, self._grid, self._ledger = state.policies, state.grid, state.ledger
         self._eligibility, self._queues, self._knowledge = eligibility, queues, knowledge
+        self._whole = self._grid.lens(lambda cluster: cluster.total - cluster.down)
         self._broken: set[str] = set()
         """Policies whose invalid answers have been logged."""
 
@@ -81,7 +84,7 @@ class PolicyEvaluator:
     def _one_trial_each(self, policy: Policy, spec: JobSpec, view: GridView, answer: Placement) -> Placement | Refusal:
         """A cluster on probation gets one component at a time: an answer that gives it more is asked for anew.
 
-        If that leaves no way, and no cluster is trusted, a job may bring all its components as one trial.
+        If that leaves no way, and would not if all nodes were idle, a job may bring all its components as one trial.
         """
         if len(answer.components) == 1:
             return answer
@@ -95,9 +98,17 @@ class PolicyEvaluator:
             view = view.changed([c.with_idle(largest[c.name]) for c in view if c.name in largest])
             another = self._eligibility.evaluate(policy, spec, self._looking_ahead(policy, spec, view))
             if isinstance(another, Refusal):
-                return whole if self._grid.is_all_on_trial else another
+                return another if self._may_come_so(policy, spec, largest) else whole
             answer = another
         return answer
+
+    def _may_come_so(self, policy: Policy, spec: JobSpec, at_most: Mapping[ClusterName, int]) -> bool:
+        """Whether a job could be placed with so few nodes on these clusters if all others had theirs idle."""
+        if self._grid.is_all_on_trial:
+            return False
+        view = self._whole.view()
+        view = view.changed([c.with_idle(min(c.idle, at_most[c.name])) for c in view if c.name in at_most])
+        return isinstance(self._eligibility.evaluate(policy, spec, self._looking_ahead(policy, spec, view)), Placement)
 
 
 def _had_from_nowhere(spec: JobSpec, view: GridView) -> str:
