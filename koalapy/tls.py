@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import SplitResult
 
 from koalapy.model.errors import UsageError
-from koalapy.pinning import pinned
+from koalapy.pinning import pinned, secure
 
 CA_FILE = "KOALA_CA_FILE"
 """The variable that names a file with the certificates of authorities, beside ``--ca-file``."""
@@ -60,7 +60,7 @@ class Trust:
             return pinned(_certificates(self.pinned))
         # TLS 1.2 or later, with the host's name verified.
         told = self.authorities if self.ca_file is None else _certificates(self.ca_file)
-        return ssl.create_default_context(cadata=told or None)
+        return secure(ssl.create_default_context(cadata=told or None))
 
     def was_renewed(self, since: float) -> bool:
         """Whether the daemon has put another certificate in place of the one that is pinned, since a moment."""

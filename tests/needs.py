@@ -91,6 +91,8 @@ MPI = Need(
     _has_module("mpi4py") and _has_module("numpy"),
     "make .venv/.installed, or pip install '.[mpi]'",
 )
+MPIRUN = shutil.which("mpirun", path=str(Path(sys.executable).parent)) or shutil.which("mpirun") or "mpirun"
+"""Of this environment, whether it is activated or not."""
 OPEN_MPI_4 = Need(
     "Open MPI 4",
     shutil.which(str(SERIES_4 / "bin" / "orterun")) is not None,

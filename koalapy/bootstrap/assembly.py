@@ -192,7 +192,7 @@ def _open_stores(settings: Settings, data_dir: Path) -> Stores:
     """The database as this version has it; ``KoalaError`` when another daemon holds it."""
     output = FileOutput(data_dir / "output", settings.output_limit)
     try:
-        return open_stores(settings.database or f"sqlite:///{data_dir / 'koala.db'}", output)
+        return open_stores(settings.database or f"sqlite:///{data_dir / 'koala.db'}", output, time.time)
     except OSError as error:
         raise UsageError(
             f"output that is still in the database cannot be moved to {data_dir / 'output'}: {error.strerror}",

@@ -13,6 +13,7 @@ from pathlib import Path
 import structlog
 
 from koalapy.model.errors import UsageError
+from koalapy.pinning import secure
 from koalapy.private import write_private
 
 log = structlog.get_logger()
@@ -125,8 +126,7 @@ def _stamp_of(path: Path) -> tuple[int, int, int, int]:
 
 
 def _context() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context = secure(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
     # Nobody goes on with a session of before: who comes now sees what certificate there is now.
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0

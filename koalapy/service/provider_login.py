@@ -16,6 +16,7 @@ import httpx2
 from koalapy.model.errors import SiteUnavailable, TokenRefused
 from koalapy.model.identity import Identity
 from koalapy.model.provider import Provider
+from koalapy.pinning import secure
 from koalapy.service.identities import Identities
 
 SPAN = 600.0
@@ -108,7 +109,7 @@ class ProviderLogins:
 async def _post(uri: str, form: dict[str, str], auth: httpx2.BasicAuth | None) -> bytes:
     """No redirection is followed, and no proxy asked; ``ValueError`` for an answer that is too large."""
     async with (
-        httpx2.AsyncClient(verify=ssl.create_default_context(), trust_env=False, timeout=TIMEOUT) as client,
+        httpx2.AsyncClient(verify=secure(ssl.create_default_context()), trust_env=False, timeout=TIMEOUT) as client,
         client.stream("POST", uri, data=form, auth=auth, headers={"Accept": "application/json"}) as answer,
     ):
         content = bytearray()

@@ -1,5 +1,7 @@
 """Opens every store that a daemon has: in the database that a URL names, and components' output beside it."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from koalapy.ports import (
@@ -47,7 +49,7 @@ class Stores:
     output: OutputStore
 
 
-def open_stores(url: str, output: OutputStore) -> Stores:
+def open_stores(url: str, output: OutputStore, clock: Callable[[], float] = time.time) -> Stores:
     """Output that an earlier version kept in the database is moved to ``output``.
 
     ``UsageError`` for what is no database, ``ConflictError`` when another daemon holds it, ``OSError`` when ``output``
@@ -57,7 +59,7 @@ def open_stores(url: str, output: OutputStore) -> Stores:
         return stores_in_memory(Memory(), output)
     engine = make_engine(url)
     migrate(engine)
-    database = Database(engine)
+    database = Database(engine, clock)
     move_output(database, output)
     return stores_in_database(database, output)
 

@@ -2,16 +2,12 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.needs import MPI, needs
-
-MPIRUN = shutil.which("mpirun", path=str(Path(sys.executable).parent)) or shutil.which("mpirun")
+from tests.needs import MPI, MPIRUN, needs
 
 PATIENCE = 540.0
 """Seconds. Ranks in lockstep cost a time slice at each of thousands of steps where others want the processors, too."""
@@ -22,7 +18,7 @@ pytestmark = [pytest.mark.mpi, needs(MPI)]
 
 def run(ranks: int, name: str, *options: str) -> "subprocess.CompletedProcess[str]":
     flags = ["--allow-run-as-root", "--oversubscribe", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"]
-    command = [str(MPIRUN), *flags, "-np", str(ranks), sys.executable, "-m", f"koalapy.apps.{name}", *options]
+    command = [MPIRUN, *flags, "-np", str(ranks), sys.executable, "-m", f"koalapy.apps.{name}", *options]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=PATIENCE, start_new_session=True, env=YIELDING
     )

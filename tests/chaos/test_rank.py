@@ -1,6 +1,8 @@
 """What ranks mark of themselves and of each other, by real processes."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -135,7 +137,7 @@ def test_what_a_rank_left_behind_holds_its_locks(
         assert [trouble.partition(":")[0] for trouble in second.trouble] == ["node taken"]
     finally:
         (left,) = json.loads((ground / "left").read_text())
-        subprocess.run(["kill", "-KILL", str(left)], check=True)
+        os.kill(left, signal.SIGKILL)
 
 
 STRAGGLER = {"local": "someone", "size": 1, "seconds": 0.0, "lines": 0, "width": 64, "code": 0, "straggler": True}

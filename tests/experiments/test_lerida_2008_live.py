@@ -19,7 +19,7 @@ from tests.experiments.lerida_2008_live import (
     page,
     told_by,
 )
-from tests.needs import MPI, needs
+from tests.needs import MPI, MPIRUN, needs
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_what_the_program_says_is_read() -> None:
 @needs(MPI)
 def test_the_program_keeps_its_pace_where_nothing_is_slow() -> None:
     flags = ["--allow-run-as-root", "--oversubscribe", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"]
-    command = ["mpirun", *flags, "-np", "3", sys.executable, str(PROGRAM)]
+    command = [MPIRUN, *flags, "-np", "3", sys.executable, str(PROGRAM)]
     done = subprocess.run([*command, "2", "0.01", "0.1", "1e6"], capture_output=True, text=True, check=True)
     told = told_by(done.stdout)
     assert 0.2 <= told["exchanging"] <= told["lasted"]

@@ -55,7 +55,7 @@ async def told_to_run(agent: FakeAgent, prefix: list[str], command: list[str]) -
 
 
 async def test_a_python_that_was_built_for_an_old_c_library(agent: FakeAgent, tmp_path: Path) -> None:
-    script = "trap '' TERM; read -r line || echo none; echo $(ps -o sid= -p $$) $$; kill -PIPE $$"
+    script = "trap '' TERM; read -r line || echo none; echo $(cut -d ' ' -f 6 /proc/$$/stat) $$; kill -PIPE $$"
     node = await told_to_run(agent, changed(tmp_path, OLD_C_LIBRARY), ["sh", "-c", script])
     end = await node.expect("exit")
     assert (end["code"], end["infrastructure"]) == (128 + 13, False)

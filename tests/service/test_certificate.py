@@ -2,6 +2,8 @@
 
 import os
 import ssl
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -149,6 +151,10 @@ def test_nothing_older_than_tls_1_2_is_spoken(authority: Authority, data_dir: Pa
     for context in (served.context, Trust(authority.file).context(), Trust(pinned=served.shown).context()):
         assert context.minimum_version >= ssl.TLSVersion.TLSv1_2
         assert context.verify_mode == (ssl.CERT_NONE if context is served.context else ssl.CERT_REQUIRED)
+    told = "from koalapy.tls import OF_THIS_MACHINE; print(OF_THIS_MACHINE.context().minimum_version.name)"
+    bare = {**os.environ, "OPENSSL_CONF": "/dev/null"}
+    least = subprocess.run([sys.executable, "-c", told], env=bare, capture_output=True, text=True, check=True)
+    assert least.stdout.strip() == "TLSv1_2", "whatever this machine has as its default"
     old = Trust(authority.file).context()
     old.set_ciphers("ALL:@SECLEVEL=0")
     with pytest.warns(DeprecationWarning, match="TLSv1"):

@@ -17,7 +17,7 @@ import sys
 
 sys.path.append(__file__.rsplit("/", 4)[0])
 
-from koalapy.pinning import pinned
+from koalapy.pinning import pinned, secure
 
 HOST, PORT, CERTIFICATE = "KOALA_TUNNEL_HOST", "KOALA_TUNNEL_PORT", "KOALA_TUNNEL_CERTIFICATE"
 CONNECT_TIMEOUT = 10
@@ -57,7 +57,7 @@ def _connect(host: str, port: int, certificate: str) -> int:
 
 
 def _serve(rsync: int, key: int, seconds: float) -> int:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = secure(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
     context.load_cert_chain(f"/proc/self/fd/{key}")
     context.num_tickets = 0
     os.close(key)
