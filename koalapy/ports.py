@@ -426,12 +426,13 @@ class FileStore(Protocol):
         """In place of what the component brought before, and of all earlier attempts; how many bytes these were."""
         ...
 
-    def remove_results(
-        self, before: float, enough: int | None = None, owners: Collection[str] | None = None
-    ) -> dict[JobId, int]:
-        """Those of jobs (of these owners) that ended before a moment are not kept any more, the oldest first until
-        ``enough`` bytes are gone; the jobs, and how many bytes theirs were.
-        """
+    def old_results(self, before: float, owners: Collection[str] | None = None) -> dict[JobId, int]:
+        """The jobs (of these owners) that ended before a moment and of which something is kept, those first that ended
+        first, and how many bytes theirs are; ``LeaseLost`` as what writes, for files are removed by it."""
+        ...
+
+    def clear_results(self, jobs: Collection[JobId]) -> int:
+        """What these jobs brought is not kept any more; how many bytes that was. It is known that there was some."""
         ...
 
     def forget_results(self, jobs: Sequence[JobId]) -> int:

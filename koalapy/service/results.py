@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 import tarfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import isfinite
 from pathlib import Path
@@ -20,6 +20,8 @@ from koalapy.service.quota import Excess, Quota, Room, StorageLimits
 
 MIN_RETENTION = 86400.0
 """Seconds after a job's end for which its results are kept though there is no room for others."""
+MAX_STUCK = 100
+"""Jobs whose files cannot be removed that are passed over at once: with more it is the disk's trouble."""
 MAX_MTIME = 2**33
 """Seconds since the epoch that a file can have been changed at, as far as file systems know."""
 Attempts = Callable[[JobId], Awaitable[tuple[JobRecord, Sequence[Attempt]]]]
@@ -87,7 +89,8 @@ class Results:
             theirs = {one: kept for one, kept in sizes.items() if self._owners.has(scope, one)}
             over = sum(theirs.values()) + size - most
             if over > 0:
-                over -= sum((await self._remove(self._clock() - MIN_RETENTION, over, list(theirs))).values())
+                gone, _ = await self._remove(self._clock() - MIN_RETENTION, over, list(theirs))
+                over -= sum(gone.values())
             if excess := self._owners.excess(scope, "result_bytes", most + over - size, size):
                 raise FullError(excess.text, field="limits.result_bytes", value=excess.value, hint=excess.hint)
 
@@ -134,20 +137,26 @@ class Results:
         return self._directory / str(result.job) / f"{result.generation}.{result.rank}.tar"
 
     async def tidy(self, before: float | None) -> list[JobId]:
-        """Remove what jobs brought that ended before a moment, if there is one, and what there is too much of."""
-        gone: list[JobId] = []
+        """Remove what jobs brought that ended before a moment, if there is one, and what there is too much of.
+
+        ``OSError`` at the end when files of some stay.
+        """
+        gone: dict[JobId, int] = {}
+        stuck: OSError | None = None
         if before is not None:
             async with self._changing:
-                gone = list(await self._remove(before))
+                gone, stuck = await self._remove(before)
         with suppress(FullError):
             await self._quota.make_room()
-        return gone
+        if stuck is not None:
+            raise stuck
+        return list(gone)
 
     async def remove(self, jobs: Sequence[JobId]) -> None:
-        """All that jobs brought, which nobody will ask for any more."""
+        """All that jobs brought, which nobody will ask for any more; ``OSError`` when files stay, and the books do."""
         async with self._changing:
             for job in jobs:
-                await asyncio.to_thread(shutil.rmtree, self._directory / str(job), ignore_errors=True)
+                await asyncio.to_thread(self._remove_files, job)
             self._quota.used -= await asyncio.to_thread(self._store.forget_results, jobs)
 
     async def _free(self, excess: Excess) -> None:
@@ -158,12 +167,33 @@ class Results:
 
     async def _remove(
         self, before: float, enough: int | None = None, owners: Collection[str] | None = None
-    ) -> dict[JobId, int]:
-        old = await asyncio.to_thread(self._store.remove_results, before, enough, owners)
-        self._quota.used -= sum(old.values())
-        for job in old:
-            await asyncio.to_thread(shutil.rmtree, self._directory / str(job), ignore_errors=True)
-        return old
+    ) -> tuple[dict[JobId, int], OSError | None]:
+        """The jobs whose files are gone, and how many bytes these were; why files of others stay, if some do."""
+        old = await asyncio.to_thread(self._store.old_results, before, owners)
+        # Files first: one that the books have given up would stay for ever, and nobody would count it.
+        gone, stuck = await asyncio.to_thread(self._remove_oldest, old, enough)
+        self._quota.used -= await asyncio.to_thread(self._store.clear_results, gone)
+        return gone, stuck
+
+    def _remove_oldest(self, old: Mapping[JobId, int], enough: int | None) -> tuple[dict[JobId, int], OSError | None]:
+        """Until so many bytes are gone, or all; one that cannot be removed keeps no other."""
+        gone: dict[JobId, int] = {}
+        stuck: list[OSError] = []
+        for job, size in old.items():
+            if (enough is not None and enough <= 0) or len(stuck) > MAX_STUCK:
+                break
+            try:
+                self._remove_files(job)
+            except OSError as error:
+                stuck.append(error)
+                continue
+            gone[job] = size
+            enough = None if enough is None else enough - size
+        return gone, stuck[0] if stuck else None
+
+    def _remove_files(self, job: JobId) -> None:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self._directory / str(job))
 
 
 def _keep(path: Path, place: Path, generation: int) -> None:

@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import structlog
 
@@ -13,6 +14,8 @@ from koalapy.ports import HistoryStore
 from koalapy.service.bundles import Bundles
 from koalapy.service.output import Outputs
 from koalapy.service.results import Results
+
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -86,10 +89,9 @@ class Retention:
     async def _remove(self, old: Sequence[JobId]) -> int:
         # A file of a job that nobody knows would stay for ever: as long as there may be one, the job is known. And on a
         # full disk a database can let go of nothing before files have.
-        jobs = await self._without_output(old)
+        jobs = await self._without_files(old)
         if not jobs:
             return 0
-        await self._results.remove(jobs)
         began = time.monotonic()
         await asyncio.to_thread(self._store.remove, jobs)
         took = time.monotonic() - began
@@ -99,14 +101,15 @@ class Retention:
         await self._outputs.remove(frozenset(jobs))
         return len(jobs)
 
-    async def _without_output(self, jobs: Sequence[JobId]) -> Sequence[JobId]:
-        """Remove their output; those of which none is left. One that cannot be removed keeps no other."""
+    async def _without_files(self, jobs: Sequence[JobId]) -> Sequence[JobId]:
+        """Remove their output and results; those of which none are left. One that cannot be removed keeps no other."""
         try:
             await self._outputs.remove(frozenset(jobs))
+            await self._results.remove(jobs)
         except OSError as error:
             if len(jobs) > 1:
                 half = len(jobs) // 2
-                return [*await self._without_output(jobs[:half]), *await self._without_output(jobs[half:])]
+                return [*await self._without_files(jobs[:half]), *await self._without_files(jobs[half:])]
             self._stuck[jobs[0]] = error
             if len(self._stuck) > MAX_STUCK:
                 raise
@@ -132,18 +135,31 @@ class Housekeeping:
         self._clock = clock
 
     async def tidy(self) -> None:
+        """Files of one sort that cannot be removed keep none of another."""
         keep = self._results_keep
         try:
-            bundles = await self._bundles.tidy()
-            results = await self._results.tidy(None if keep is None else self._clock() - keep)
-            jobs = await self._retention.tidy()
-        except (StoreUnavailable, LeaseLost, OSError) as error:
-            log.error("not all that is old was removed", action="retention-failed", error=str(error))
+            bundles = await _as_far_as_it_goes(self._bundles.tidy(), [])
+            results = await _as_far_as_it_goes(self._results.tidy(None if keep is None else self._clock() - keep), [])
+            jobs = await _as_far_as_it_goes(self._retention.tidy(), 0)
+        except (StoreUnavailable, LeaseLost) as error:
+            _not_all(error)
             return
         if bundles or results or jobs:
             log.info(
                 "what was old is removed", action="retention-done", bundles=len(bundles), results_of=results, jobs=jobs
             )
+
+
+async def _as_far_as_it_goes(round_: Awaitable[T], nothing: T) -> T:
+    try:
+        return await round_
+    except OSError as error:
+        _not_all(error)
+        return nothing
+
+
+def _not_all(error: Exception) -> None:
+    log.error("not all that is old was removed", action="retention-failed", error=str(error))
 
 
 def removal_clock(clock: Callable[[], float]) -> Callable[[], float]:

@@ -78,9 +78,7 @@ class SqlFiles:
             connection.execute(insert(tables.results).values(row))
         return int(size)
 
-    def remove_results(
-        self, before: float, enough: int | None = None, owners: Collection[str] | None = None
-    ) -> dict[JobId, int]:
+    def old_results(self, before: float, owners: Collection[str] | None = None) -> dict[JobId, int]:
         results, jobs = tables.results.c, tables.jobs.c
         old = select(results.job_id, func.sum(results.size).label("size")).join(tables.jobs, jobs.id == results.job_id)
         old = old.where(jobs.ended_at < before, results.size > literal_column("0")).group_by(
@@ -88,16 +86,19 @@ class SqlFiles:
         )
         if owners is not None:
             old = old.where(jobs.owner.in_(owners))
-        removed: dict[JobId, int] = {}
+        with self._database.writing() as connection:  # the holder's
+            found = connection.execute(old.order_by(jobs.ended_at, results.job_id)).all()
+        return {row.job_id: int(row.size) for row in found}
+
+    def clear_results(self, jobs: Collection[JobId]) -> int:
+        results, bytes_gone = tables.results.c, 0
         with self._database.writing() as connection:
-            for row in connection.execute(old.order_by(jobs.ended_at, results.job_id)).all():
-                if enough is not None and enough <= 0:
-                    break
-                removed[row.job_id] = int(row.size)
-                enough = None if enough is None else enough - removed[row.job_id]
-            for ids in chunks(removed):
-                connection.execute(update(tables.results).where(results.job_id.in_(ids)).values(size=0))
-        return removed
+            for ids in chunks(jobs):
+                theirs = results.job_id.in_(ids)
+                size = select(func.coalesce(func.sum(results.size), 0)).where(theirs)
+                bytes_gone += int(connection.execute(size).scalar_one())
+                connection.execute(update(tables.results).where(theirs).values(size=0))
+        return bytes_gone
 
     def forget_results(self, jobs: Sequence[JobId]) -> int:
         theirs = tables.results.c.job_id.in_(jobs)

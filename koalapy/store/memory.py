@@ -284,24 +284,21 @@ class MemoryStore:
             memory.results[key] = result
             return size
 
-    def remove_results(
-        self, before: float, enough: int | None = None, owners: Collection[str] | None = None
-    ) -> dict[JobId, int]:
-        removed: dict[JobId, int] = {}
+    def old_results(self, before: float, owners: Collection[str] | None = None) -> dict[JobId, int]:
         with self._writing() as memory:
             sizes: dict[JobId, int] = defaultdict(int)
             for result in memory.results.values():
                 sizes[result.job] += result.size
             jobs = [memory.jobs[job] for job, size in sizes.items() if size]
             ended = [(job.ended_at, job.id) for job in jobs if owners is None or job.spec.owner in owners]
-            for _, job in sorted((at, job) for at, job in ended if at is not None and at < before):
-                if enough is not None and sum(removed.values()) >= enough:
-                    break
-                removed[job] = sizes[job]
-            for key, result in memory.results.items():
-                if result.job in removed:
-                    memory.results[key] = replace(result, size=0)
-        return removed
+            old = sorted((at, job) for at, job in ended if at is not None and at < before)
+            return {job: sizes[job] for _, job in old}
+
+    def clear_results(self, jobs: Collection[JobId]) -> int:
+        with self._writing() as memory:
+            theirs = {key: result for key, result in memory.results.items() if result.job in jobs}
+            memory.results |= {key: replace(result, size=0) for key, result in theirs.items()}
+            return sum(result.size for result in theirs.values())
 
     def forget_results(self, jobs: Sequence[JobId]) -> int:
         with self._writing() as memory:

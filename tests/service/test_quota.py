@@ -1,6 +1,7 @@
 """Bundles and results take no more room than they may: the old make way where that is allowed, else nothing comes."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -221,6 +222,51 @@ async def test_results_of_the_jobs_that_ended_first_make_way_for_others(world: W
         with pytest.raises(NotFoundError, match="the files of job 2 are not kept any more"):
             await now_and_after_a_restart.archive(2)
         assert list(await now_and_after_a_restart.archive(1))
+
+
+async def test_results_whose_files_stay_are_counted_until_they_are_gone(world: World) -> None:
+    """They were given up first, so that a file that stayed was served, but neither counted nor tried again."""
+    kept = world.results(2 * SIZE)
+    for job in (1, 2):
+        await kept.put("north", f"{job}.2.0", pieces(named("a")))
+        world.end(job)
+    world.now += DAY + 1.0
+    folder = world.path / "results" / "1"
+    folder.symlink_to(folder.rename(world.path / "aside"))
+    with pytest.raises(OSError, match="rmtree on a symbolic link"):
+        await kept.tidy(world.now)
+    assert os.listdir(world.path / "results") == ["1"], "that of the other is gone"
+    for now_and_after_a_restart in (kept, world.results(2 * SIZE)):
+        assert now_and_after_a_restart.room.used == SIZE
+        with pytest.raises(FullError):
+            await now_and_after_a_restart.put("north", "3.2.0", pieces(bytes(2 * SIZE)))
+    folder.unlink()
+    (world.path / "aside").rename(folder)
+    assert await kept.tidy(world.now) == [1]
+    assert (world.there("results"), kept.room.used) == ([], 0)
+
+
+async def test_results_whose_files_went_before_a_cut_are_given_up_by_the_next_round(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = world.results(2 * SIZE)
+    await kept.put("north", "1.2.0", pieces(named("a")))
+    world.end(1)
+    world.now += DAY + 1.0
+
+    def cut(jobs: object) -> int:
+        raise StoreUnavailable("the database is locked")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.store, "clear_results", cut)
+        with pytest.raises(StoreUnavailable):
+            await kept.tidy(world.now)
+    assert world.there("results") == []
+    again = world.results(2 * SIZE)
+    with pytest.raises(NotFoundError, match="the files of job 1 are not kept any more"):
+        await again.archive(1)
+    assert await again.tidy(world.now) == [1]
+    assert (again.room.used, world.store.results_sizes()) == (0, {})
 
 
 async def test_results_of_jobs_that_are_not_over_never_make_way(world: World) -> None:

@@ -13,14 +13,15 @@ from koalapy.model.errors import StoreUnavailable
 from koalapy.model.job import Attempt, Component, Job, JobId, JobSpec, JobState
 from koalapy.model.measurement import Measuring
 from koalapy.model.request import FlexibleRequest
-from koalapy.ports import Batch, OutputPiece
+from koalapy.ports import Batch, OutputPiece, StoredBundle
 from koalapy.service import retention
+from koalapy.service.bundles import Bundles
 from koalapy.service.jobs import Jobs
 from koalapy.service.network import spec_of
 from koalapy.service.output import Outputs
 from koalapy.service.quota import StorageLimits
 from koalapy.service.results import Results
-from koalapy.service.retention import Retention, RetentionTimes
+from koalapy.service.retention import Housekeeping, Retention, RetentionTimes
 from koalapy.store.files import SqlFiles
 from koalapy.store.history import SqlHistory
 from tests.service.archives import archive_of, pieces
@@ -69,6 +70,16 @@ class World:
             for what in ("output", "results")
         }
         return {"books": {ident for ident in range(1, 100) if self.store.job(ident)}, **folders}
+
+
+def block(folder: Path) -> None:
+    """It is none any more that can be removed, not even by root."""
+    folder.symlink_to(folder.rename(folder.with_name("aside-" + folder.name)))
+
+
+def unblock(folder: Path) -> None:
+    folder.unlink()
+    folder.with_name("aside-" + folder.name).rename(folder)
 
 
 @asynccontextmanager
@@ -166,6 +177,45 @@ async def test_one_whose_files_cannot_be_removed_keeps_no_other(
                 await tidying.tidy()
         assert await tidying.tidy() == 2
         assert world.there()["books"] == set()
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 50])
+async def test_one_whose_results_cannot_be_removed_keeps_its_books_and_no_other(tmp_path: Path, at_once: int) -> None:
+    """Nobody would know of them any more."""
+    async with opened(tmp_path) as world:
+        for ident in range(1, 8):
+            await world.add(ident, (30 - ident) * DAY)
+        for ident in (1, 4):
+            block(tmp_path / "results" / str(ident))
+        tidying = world.retention()
+        tidying._batch_size = at_once
+        with pytest.raises(OSError, match="rmtree on a symbolic link"):
+            await tidying.tidy()
+        there = world.there()
+        assert (there["books"], there["results"]) == ({1, 4}, {1, 4})
+        assert world.results._quota.used == sum(world.files.results_sizes().values()) > 0
+        for ident in (1, 4):
+            unblock(tmp_path / "results" / str(ident))
+        assert await tidying.tidy() == 2
+        assert world.there() == {"books": set(), "output": set(), "results": set()}
+        assert world.results._quota.used == 0
+
+
+async def test_files_of_one_sort_that_cannot_be_removed_keep_none_of_another(tmp_path: Path) -> None:
+    async with opened(tmp_path) as world:
+        old = StoredBundle("a" * 64, 5, 1, NOW - 10 * DAY)
+        world.files.save_bundles([old])
+        bundles = Bundles(
+            world.files, tmp_path / "bundles", StorageLimits(10**6, 10**9), needed=lambda: (), clock=lambda: NOW
+        )
+        (bundles.path(old.id) / "x").mkdir(parents=True)
+        for ident in (1, 2):
+            await world.add(ident, 5 * DAY)
+        await world.add(3, 20 * DAY)
+        block(tmp_path / "results" / "1")
+        keeping = Housekeeping(bundles, world.results, world.retention(), 3 * DAY, lambda: NOW)
+        await keeping.tidy()
+        assert world.there() == {"books": {1, 2}, "output": {1, 2}, "results": {1}}
 
 
 async def test_output_that_comes_meanwhile_leaves_nothing_behind(tmp_path: Path) -> None:

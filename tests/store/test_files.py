@@ -71,13 +71,12 @@ def test_results_go_by_the_age_of_their_jobs(open_stores: OpenAll) -> None:
     for job in jobs:
         for rank in (0, 1):
             files.save_result(StoredResult(job, 1, rank, "north", 10, 1, 9.0))
-    assert files.remove_results(10.0) == {}
-    assert files.remove_results(40.0, 0) == {}
-    assert files.remove_results(40.0, 21) == {2: 20, 3: 20}
+    assert files.old_results(10.0) == {}
+    assert list(files.old_results(40.0).items()) == [(2, 20), (3, 20), (1, 20)]
+    assert (files.clear_results([2, 3]), files.clear_results([2, 9]), files.clear_results([])) == (40, 0, 0)
     assert [result.size for result in files.results(2, 1)] == [0, 0], "it is known that there were some"
-    assert files.remove_results(40.0, 1000) == {1: 20}
-    assert files.remove_results(1e9) == {4: 20}, "of one that is not over they stay"
-    assert sum(files.results_sizes().values()) == 20
+    assert list(files.old_results(1e9).items()) == [(1, 20), (4, 20)], "of one that is not over they stay"
+    assert sum(files.results_sizes().values()) == 60
 
 
 def test_results_are_their_jobs_owners(open_stores: OpenAll) -> None:
@@ -91,6 +90,7 @@ def test_results_are_their_jobs_owners(open_stores: OpenAll) -> None:
     for job in jobs:
         files.save_result(StoredResult(job, 1, 0, "north", 10, 1, 9.0))
     assert files.results_sizes() == {"alice": 30, "bob": 10}
-    assert files.remove_results(3.5, 100, ["alice", "carl"]) == {1: 10, 3: 10}
+    assert files.old_results(3.5, ["alice", "carl"]) == {1: 10, 3: 10}
+    assert files.clear_results([1, 3]) == 20
     assert files.results_sizes() == {"alice": 10, "bob": 10}
-    assert files.remove_results(1e9, None, []) == {}
+    assert files.old_results(1e9, []) == {}

@@ -221,7 +221,8 @@ def test_what_is_beside_the_jobs_is_written_by_the_holder_only(stores: Stores, o
         lambda: files.save_bundles([StoredBundle("b", 1, 1, 1.0)]),
         lambda: files.remove_bundle("b"),
         lambda: files.save_result(result),
-        lambda: files.remove_results(before=1e12),
+        lambda: files.old_results(before=1e12),
+        lambda: files.clear_results([1]),
         lambda: measurements.add(Measurement("north", "south", MeasurementKind.PINGPONG, 1.0, 1.0, 1.0)),
     ):
         with pytest.raises(LeaseLost):
