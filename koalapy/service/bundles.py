@@ -128,8 +128,9 @@ class Bundles:
                     break
                 is_theirs = bool(bundle.owners) and self._is_of(scope, all, bundle)
                 if is_theirs and bundle.id not in needed and self._is_old(bundle.id, before):
-                    await self._remove(bundle.id)
-                    used -= bundle.size
+                    with suppress(OSError):
+                        await self._remove(bundle.id)
+                        used -= bundle.size
             if excess := self._owners.excess(scope, "bundle_bytes", used, size):
                 excess.refuse()
 
@@ -165,22 +166,31 @@ class Bundles:
         return self._directory / bundle
 
     async def tidy(self) -> list[str]:
-        """Remove those that are not needed and were not wanted for long; their names."""
+        """Remove those that are not needed and were not wanted for long; their names. ``OSError`` at the end when the
+        files of some stay."""
         for ident in self._needed():
             if self._is_there(ident):
                 self.touch(ident)
         before = self._clock() - RETENTION
-        gone = []
+        gone: list[str] = []
+        stuck: OSError | None = None
         for ident in [bundle.id for bundle in self._known.values() if bundle.used_at < before]:
             async with self._changing:
-                if self._is_old(ident, before):
+                if not self._is_old(ident, before):
+                    continue
+                try:
                     await self._remove(ident)
-                    gone.append(ident)
+                except OSError as error:
+                    stuck = error
+                    continue
+                gone.append(ident)
         with suppress(FullError):
             await self._quota.make_room()
         touched = self._touched & self._known.keys()
         await asyncio.to_thread(self._store.save_bundles, [self._known[ident] for ident in touched])
         self._touched -= touched
+        if stuck is not None:
+            raise stuck
         return gone
 
     async def _free(self, excess: Excess) -> None:
@@ -191,18 +201,19 @@ class Bundles:
                 if excess() <= 0:
                     return
                 if bundle.id not in needed and self._is_old(bundle.id, before):
-                    await self._remove(bundle.id)
+                    with suppress(OSError):  # one that cannot be removed keeps no other
+                        await self._remove(bundle.id)
 
     def _is_old(self, bundle: str, before: float) -> bool:
         """Whether it was not wanted since, also not while others were removed."""
         return bundle in self._known and self._known[bundle].used_at < before
 
     async def _remove(self, bundle: str) -> None:
-        # First out of the catalogue, then out of the store, so that nobody is promised what is on its way out.
-        size = self._known.pop(bundle).size
-        self._tops.pop(bundle, None)
+        """``OSError`` when its file stays: then it is known and counted as before, and tried again."""
         self.path(bundle).unlink(missing_ok=True)
-        self._quota.used -= size
+        # First out of the catalogue, then out of the store, so that nobody is promised what is on its way out.
+        self._quota.used -= self._known.pop(bundle).size
+        self._tops.pop(bundle, None)
         await asyncio.to_thread(self._store.remove_bundle, bundle)
 
 

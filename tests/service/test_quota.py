@@ -202,6 +202,25 @@ async def test_a_smaller_quota_is_kept_by_the_next_round(world: World) -> None:
     assert world.there("bundles") == [ids[1]]
 
 
+async def test_a_bundle_whose_file_stays_is_known_until_it_is_gone_and_keeps_no_other(world: World) -> None:
+    """It was forgotten first, so that its file was tried again by the next daemon only."""
+    kept = world.bundles(2 * SIZE)
+    a, _ = [(await kept.put(pieces(named(name))))[0].id for name in "ab"]
+    world.now += HOUR + 1
+    kept.path(a).unlink()
+    (kept.path(a) / "below").mkdir(parents=True)
+    c = (await kept.put(pieces(named("c"))))[0].id
+    assert sorted(bundle.id for bundle in world.store.bundles()) == sorted([a, c]), "that made way which could"
+    world.now += DAY + 1
+    with pytest.raises(OSError, match=a):
+        await kept.tidy()
+    assert ([bundle.id for bundle in world.store.bundles()], kept.room.used) == ([a], SIZE)
+    (kept.path(a) / "below").rmdir()
+    kept.path(a).rmdir()
+    assert await kept.tidy() == [a]
+    assert (world.store.bundles(), kept.room.used) == ([], 0)
+
+
 # Results
 
 
