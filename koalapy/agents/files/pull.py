@@ -77,9 +77,11 @@ class Pull:
         self.seconds = 0.0
         """In which they did; no wait for a turn is among them."""
         self.flowed, self.flowing = 0, 0.0
-        """The same without what it took until the first of them was here."""
+        """The same without what it took until the first of them was here, and until it was noticed that none came."""
         self._first: tuple[float, int] | None = None
         """When bytes were first seen to have come in this try, and how many were there."""
+        self._last = 0.0, 0
+        """The same of the last ones, or of the beginning."""
         self._before = 0
         """Bytes that were there before it."""
 
@@ -165,7 +167,8 @@ class Pull:
             await self._measure_now()
             self.moved += max(0, self.there - self._before)
             if first is not None:
-                self.flowing += max(0.0, ended - first[0])
+                # A cut is noticed long after the last bytes; what only the last look sees came before the end.
+                self.flowing += max(0.0, min(ended, self._last[0]) - first[0])
                 self.flowed += max(0, self.there - first[1])
             self._return_ticket(file.source, route)
         if outcome.local_error:
@@ -182,6 +185,7 @@ class Pull:
 
     def _expect_first(self, now: float) -> None:
         self._before, self._first, self._next_look = self.there, None, now
+        self._last = now, self.there
 
     def _tick(self) -> bool:
         """Whether anything has come yet; ``TooMuch``."""
@@ -203,8 +207,9 @@ class Pull:
         with contextlib.suppress(OSError):
             self.there = _size_of(self._folder)
         now = time.monotonic()
-        if self._first is None and self.there > self._before:
-            self._first = now, self.there
+        if self.there > self._last[1]:
+            self._last = now, self.there
+            self._first = self._first or self._last
         self._next_look = now + SHARE * (now - began)
 
     # Whether it is right

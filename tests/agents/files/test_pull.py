@@ -7,13 +7,15 @@ import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from koalapy.agents.files import exports, rsync
+from koalapy.agents.files import exports, pull, rsync
 from koalapy.agents.files.exports import Route
 from koalapy.agents.files.pull import MAX_TRIES, Pull
 from koalapy.agents.files.roots import Roots
+from koalapy.agents.files.rsync import Outcome
 from koalapy.agents.questions import RECONNECT_ALLOWANCE
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from tests.agents.files.conftest import INSTANCE, FileSite, Gate, T, Wire, content_of, needs_rsync
@@ -77,6 +79,42 @@ async def test_what_it_takes_to_set_a_transfer_up_is_no_part_of_how_fast_it_flow
     assert 0 < moved.flowed < len(BIG)
     assert 0 < moved.flowing < moved.seconds
     gate.close()
+
+
+async def test_the_silence_before_a_cut_is_noticed_is_no_part_of_how_fast_it_flows(
+    north: FileSite, south: FileSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """rsync takes half a minute for it."""
+    now = 0.0
+    tries = iter(
+        [
+            ([(1.0, 2_000_000), (1.5, 4_000_000)], Outcome(30, "rsync error: timeout in data send/receive")),
+            ([(40.0, 5_000_000)], Outcome(0, "")),
+        ]
+    )
+    monkeypatch.setattr(pull, "time", SimpleNamespace(monotonic=lambda: now))
+
+    async def played(route: Route, name: str, folder: Path, tick: Callable[[], bool]) -> Outcome:
+        nonlocal now
+        came, outcome = next(tries)
+        for at, size in came:
+            now = at
+            (folder / name).write_bytes(BIG[:size])
+            tick()
+            await asyncio.wait((run._pull._looking,))  # type: ignore[union-attr, type-var]
+        if outcome.code:
+            now += 30.0
+        else:
+            now += 0.25
+            (folder / name).write_bytes(BIG)  # which only the last look sees
+        return outcome
+
+    monkeypatch.setattr(rsync, "pull", played)
+    north.stage(south.input(south.make("set", BIG)))
+    run = north.stages._stages[INSTANCE, T]
+    (moved,) = (await north.comes_to("done")).moved
+    assert (moved.size, moved.flowed) == (len(BIG), 3_000_000)
+    assert moved.flowing == 0.5 + 0.25
 
 
 @pytest.mark.parametrize("daemon_came", [True, False])
