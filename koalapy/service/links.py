@@ -13,6 +13,10 @@ MAX_TRANSFER_WEIGHT = 20.0
 """Seconds of transfers for which what is known of a bandwidth counts at most against further ones."""
 PINGPONG_WEIGHT = 10.0
 """Seconds of transfers for which ping-pongs count."""
+MAX_NEW_SHARE = 0.5
+"""What one transfer counts at most, as a fraction of what is known, or of ping-pongs where that is more."""
+MAX_RISE = 4.0
+"""By which one transfer raises at most what counts as ping-pongs do, or for more."""
 MIN_CHANGE = 0.05
 """Fraction by which transfers must have changed a bandwidth before that is told and kept."""
 REPORT_INTERVAL = 600.0
@@ -157,6 +161,14 @@ class Knowledge:
         return LinkState.CONFIGURED if self.configured is not None else LinkState.UNMEASURED
 
 
+def _mean(before: float | None, counts: float, found: float, weight: float) -> float:
+    """Of a bandwidth that is known, if one is, and one that a transfer had, each for what it counts."""
+    if before is None:
+        return found
+    mean = (found * weight + before * counts) / (weight + counts)
+    return min(mean, MAX_RISE * before) if counts >= PINGPONG_WEIGHT else mean
+
+
 class LinkTable:
     """What is known of each pair of the configured clusters; a pair is within one cluster or between two."""
 
@@ -200,7 +212,7 @@ class LinkTable:
 
     def moved(self, way: ClusterPair, size: int, seconds: float, now: float) -> Measurement | None:
         """Learn from a transfer of that many bytes, from the first cluster to the second; None where nothing is to be
-        told and kept of it. The longer it took, the more it counts."""
+        told and kept of it. The longer it took, the more it counts, up to a bound."""
         pair = pair_of(*way)
         if pair not in self._known or size < MIN_TRANSFER_SIZE or seconds < MIN_TRANSFER_SECONDS:
             return None
@@ -208,8 +220,9 @@ class LinkTable:
         if known.unreachable:
             return None
         before, counts = known.bandwidth(back=back), self._counts.get(way, 0.0)
-        bandwidth = size / seconds if before is None else (size + before * counts) / (seconds + counts)
-        self._counts[way] = min(MAX_TRANSFER_WEIGHT, counts + seconds)
+        weight = min(seconds, MAX_NEW_SHARE * max(counts, PINGPONG_WEIGHT))
+        bandwidth = _mean(before, counts, size / seconds, weight)
+        self._counts[way] = min(MAX_TRANSFER_WEIGHT, counts + weight)
         new = Measurement(*way, MeasurementKind.TRANSFER, now, bandwidth=bandwidth)
         told = self._told.get(way)
         told_bandwidth = None if told is None else told.back if back and told.back is not None else told.bandwidth

@@ -11,7 +11,7 @@ from koalapy.model.cluster import Link, pair_of
 from koalapy.model.measurement import MAX_PINGPONGS, Measurement, MeasurementKind
 from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.grid import GridStatus
-from koalapy.service.links import MIN_CHANGE, MIN_TRANSFER_SECONDS, MIN_TRANSFER_SIZE, LinkState, LinkTable
+from koalapy.service.links import MAX_RISE, MIN_CHANGE, MIN_TRANSFER_SECONDS, MIN_TRANSFER_SIZE, LinkState, LinkTable
 
 NAMES = ("north", "south")
 PAIR = NAMES
@@ -196,8 +196,45 @@ def test_small_transfers_hardly_move_what_is_known() -> None:
     for at in range(10):
         known.moved(PAIR, MIN_TRANSFER_SIZE, 0.08, float(at))
     assert (known[PAIR].link.bandwidth or 0.0) > 1000e6
-    known.moved(PAIR, 6_000_000_000, 60.0, 20.0)
-    assert (known[PAIR].link.bandwidth or 0.0) < 600e6, "a minute of it says something"
+    for at in range(2):
+        known.moved(PAIR, 6_000_000_000, 60.0, 20.0 + at)
+    assert (known[PAIR].link.bandwidth or 0.0) < 600e6, "two of a minute say something"
+
+
+sizes, seconds = st.integers(MIN_TRANSFER_SIZE, 10**13), st.floats(MIN_TRANSFER_SECONDS, 1e5)
+transfers = st.lists(st.tuples(sizes, seconds), max_size=20)
+
+
+def moved_after(history: list[tuple[int, float]], *, measured: bool) -> LinkTable:
+    """A link of which much is known, by ping-pongs or by transfers."""
+    pingpongs = [replace(BASE, at=float(at), latency=1.0, bandwidth=1e8) for at in range(MAX_PINGPONGS)]
+    known = book(None, *(pingpongs if measured else [replace(MOVED, bandwidth=1e8)]))
+    for at, (size, took) in enumerate(history, 10):
+        known.moved(PAIR, size, took, float(at))
+    return known
+
+
+@example([(10**9, 10.0)] * 100, False, 10**8, 3600.0)  # one that was stalled made 0.6 MB/s of 100
+@example([], True, 10**8, 3600.0)
+@given(transfers, st.booleans(), sizes, seconds)
+def test_one_transfer_moves_what_is_known_by_a_bounded_factor(
+    history: list[tuple[int, float]], measured: bool, size: int, took: float
+) -> None:
+    known = moved_after(history, measured=measured)
+    before = known[PAIR].link.bandwidth or 0.0
+    known.moved(PAIR, size, took, 1e6)
+    assert before / 1.5 * (1 - 1e-9) <= (known[PAIR].link.bandwidth or 0.0) <= MAX_RISE * before
+
+
+@given(transfers, st.booleans(), st.floats(-2.0, 2.0))
+def test_several_long_transfers_in_a_row_replace_what_was_known(
+    history: list[tuple[int, float]], measured: bool, magnitude: float
+) -> None:
+    known = moved_after(history, measured=measured)
+    rate = (known[PAIR].link.bandwidth or 0.0) * 10**magnitude
+    for at in range(15):
+        known.moved(PAIR, max(MIN_TRANSFER_SIZE, round(60 * rate)), max(60.0, MIN_TRANSFER_SIZE / rate), 1e6 + at)
+    assert known[PAIR].link.bandwidth == pytest.approx(rate, rel=0.3)
 
 
 def test_one_ping_pong_that_is_far_from_the_others_does_not_count() -> None:
@@ -220,7 +257,8 @@ def test_one_ping_pong_does_not_replace_what_transfers_have_shown() -> None:
 def test_the_two_ways_of_a_link_are_two_numbers() -> None:
     known = book(None, replace(BASE, latency=1.0, bandwidth=1e9, back=1e8))
     assert (known[PAIR].link, known[PAIR].link_back) == (Link(1.0, 1e9), Link(1.0, 1e8))
-    known.moved(PAIR[::-1], 40 * 10**9, 10_000.0, 1.0)
+    for at in range(20):
+        known.moved(PAIR[::-1], 40 * 10**9, 10_000.0, float(at))
     assert known[PAIR].link == Link(1.0, 1e9)
     assert known[PAIR].link_back.bandwidth == pytest.approx(4e6, rel=0.05)
     grid = GridStatus([], known.links())
