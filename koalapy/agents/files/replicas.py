@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 
 from koalapy.agents.files.digest import Content, measure
 from koalapy.agents.files.roots import Roots, is_plain_name, shown
-from koalapy.agents.files.seals import Seals, make_read_only, seal_of
+from koalapy.agents.files.seals import Seals, make_read_only, seal_of, settable_part
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
 MAX_CONCURRENT_READS = 4
@@ -101,13 +101,17 @@ class Replicas:
                 return measure(opened.descriptor, checksum=False)
             return self._read(path, opened.descriptor, self._closing)
 
-    def _read(self, path: Path, descriptor: int, stop: threading.Event) -> Content:
-        """What it holds, with its checksum, which is remembered unless it was written to meanwhile."""
+    def _read(self, path: Path, descriptor: int, stop: threading.Event, changed_before: float | None = None) -> Content:
+        """What it holds, with its checksum, which is remembered unless it was written to meanwhile.
+
+        ``changed_before``: when others last changed it, if we have done so since.
+        """
         before, _ = seal_of(descriptor)
         began = time.time()
         content = measure(descriptor, checksum=True, given_up=stop.is_set)
         after, changed = seal_of(descriptor)
         if before == after:
+            changed = changed if changed_before is None else changed_before
             self._seals.note(path, after, content.checksum, changed + max(0.0, time.time() - began))
         return content
 
@@ -116,11 +120,17 @@ class Replicas:
         anything about it is another than when it was read last, and made read-only. Blocks; ``SiteRejected``."""
         path = self.check(wanted)
         with self._alone(path, stop), self.roots.open(path) as opened:
-            make_read_only(opened.descriptor)
-            seal, _ = seal_of(opened.descriptor)
-            if self._seals.hold(path, seal, checksum):
+            seal, changed = seal_of(opened.descriptor)
+            is_known, changed_before = self._seals.hold(path, seal, checksum), None
+            if make_read_only(opened.descriptor):
+                # That is no reason to read it, and with nothing else about it changed it is no change.
+                former, (seal, _) = settable_part(seal), seal_of(opened.descriptor)
+                is_same = settable_part(seal) == former
+                is_known, changed_before = is_known and is_same, changed if is_same else None
+            if is_known:
+                self._seals.renew(path, seal, checksum)
                 return path
-            found = self._read(path, opened.descriptor, stop)
+            found = self._read(path, opened.descriptor, stop, changed_before)
         if (found.size, found.checksum) != (wanted.size, checksum):
             said = f"its SHA-256 begins with {found.checksum[:8]} now and not {checksum[:8]}: it was changed"
             raise SiteRejected(f"{shown(str(path))}: {said}", fault="changed")

@@ -1,5 +1,5 @@
-"""How the content of a replica that was read once is known to be the same: by inode, size and time of change of all
-that it holds. Programs that are handed it find it read-only."""
+"""How the content of a replica that was read once is known to be the same: by inode, size and times of change of all
+that it holds, also that which nobody can set. Programs that are handed it find it read-only."""
 
 import contextlib
 import hashlib
@@ -24,24 +24,35 @@ WRITING = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
 def seal_of(descriptor: int) -> tuple[str, float]:
-    """Of an open file or folder, and when it was last changed (seconds since the epoch); ``OSError``."""
-    digest, changed = hashlib.sha256(), 0
+    """Of an open file or folder, and when it was last changed (seconds since the epoch); ``OSError``.
+
+    It has two words. The first goes by the time of change that can be set (``touch -r``, ``rsync --inplace --times``),
+    as the whole seal of earlier versions does; the second by the time of change of anything, which the kernel sets.
+    """
+    digest, kernels, changed = hashlib.sha256(), hashlib.sha256(), 0
     for name, found in _entries(descriptor, MAX_DEPTH):
         kind = stat.S_IFMT(found.st_mode)
         digest.update(f"{name}\0{kind} {found.st_ino} {found.st_size} {found.st_mtime_ns}\0".encode(errors="replace"))
-        changed = max(changed, found.st_mtime_ns)
-    return digest.hexdigest(), changed / 1e9
+        kernels.update(f"{found.st_ctime_ns} ".encode())
+        changed = max(changed, found.st_mtime_ns, found.st_ctime_ns)
+    return f"{digest.hexdigest()} {kernels.hexdigest()}", changed / 1e9
 
 
-def make_read_only(descriptor: int) -> None:
+def settable_part(seal: str) -> str:
+    """A seal without the time that nobody can set: what is left of it when only rights or names have changed."""
+    return seal.partition(" ")[0]
+
+
+def make_read_only(descriptor: int) -> bool:
     """Take the right to write from an open file, or from all files in an open folder, as far as they are ours alone:
-    not from those of another account, though root could, nor from those that have a name elsewhere, too.
+    not from those of another account, though root could, nor from those that have a name elsewhere, too. Whether there
+    were such, whose seal is another now.
 
     Folders stay as they are: their owners can remove what is in them.
     """
     if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
-        _protect(descriptor)
-        return
+        return _protect(descriptor)
+    protected = False
     for folder, names in _folders(descriptor, MAX_DEPTH):
         for name in names:
             with contextlib.suppress(OSError):
@@ -49,16 +60,19 @@ def make_read_only(descriptor: int) -> None:
                     continue
                 file = os.open(name, CONTENT, dir_fd=folder)
                 try:
-                    _protect(file)
+                    protected |= _protect(file)
                 finally:
                     os.close(file)
+    return protected
 
 
-def _protect(descriptor: int) -> None:
+def _protect(descriptor: int) -> bool:
     found = os.fstat(descriptor)
     if _is_to_protect(found):
         with contextlib.suppress(OSError):  # on a file system that knows no rights, or is read-only
             os.fchmod(descriptor, stat.S_IMODE(found.st_mode) & ~WRITING)
+            return True
+    return False
 
 
 def _is_to_protect(found: os.stat_result) -> bool:
@@ -102,9 +116,18 @@ class Seals:
             self._known = {str(place): [str(seal), str(checksum)] for place, (seal, checksum) in stored.items()}
 
     def hold(self, place: Path, seal: str, checksum: str) -> bool:
-        """Whether what has this seal had that checksum when it was read."""
+        """Whether what has this seal had that checksum when it was read; one of an earlier version is believed."""
         with self._lock:
-            return self._known.get(str(place)) == [seal, checksum]
+            return self._known.get(str(place)) in ([seal, checksum], [settable_part(seal), checksum])
+
+    def renew(self, place: Path, seal: str, checksum: str) -> None:
+        """It has this seal now, by what we did to it ourselves, or because an earlier version made the one that is
+        kept."""
+        with self._lock:
+            if self._known.get(str(place)) != [seal, checksum]:
+                self._known.pop(str(place), None)
+                self._keep(place, seal, checksum)
+                self._save()
 
     def note(self, place: Path, seal: str, checksum: str, changed: float) -> None:
         """It was read under this seal; nothing is kept of what was changed only just now, for it may be again without
@@ -114,13 +137,19 @@ class Seals:
                 return
             self._known.pop(str(place), None)
             if time.time() - changed > SETTLED:
-                self._known[str(place)] = [seal, checksum]
-                while len(self._known) > MAX_RETAINED_SEALS:
-                    del self._known[next(iter(self._known))]
-            if self._path is None:
-                return
-            with contextlib.suppress(OSError):  # then it is read again after a restart
-                fresh = self._path.with_name(f"{self._path.name}.new")
-                with open(fresh, "w", opener=owner_only) as file:
-                    file.write(json.dumps(self._known))
-                fresh.rename(self._path)
+                self._keep(place, seal, checksum)
+            self._save()
+
+    def _keep(self, place: Path, seal: str, checksum: str) -> None:
+        self._known[str(place)] = [seal, checksum]
+        while len(self._known) > MAX_RETAINED_SEALS:
+            del self._known[next(iter(self._known))]
+
+    def _save(self) -> None:
+        if self._path is None:
+            return
+        with contextlib.suppress(OSError):  # then it is read again after a restart
+            fresh = self._path.with_name(f"{self._path.name}.new")
+            with open(fresh, "w", opener=owner_only) as file:
+                file.write(json.dumps(self._known))
+            fresh.rename(self._path)

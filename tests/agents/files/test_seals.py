@@ -1,12 +1,16 @@
 """Replicas that programs read where they lie: verified whenever anything about them has changed, and read-only."""
 
+import hashlib
+import json
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from koalapy.agents.files import replicas
+from koalapy.agents.files import replicas, seals
 from koalapy.agents.files.digest import Content, measure
 from koalapy.agents.files.seals import MAX_RETAINED_SEALS, Seals
 from koalapy.protocol.messages import StageFile
@@ -30,8 +34,14 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was changed just now counts as changed long ago: the kernel's time of change cannot be set."""
+    monkeypatch.setattr(seals, "SETTLED", float("-inf"))
+
+
 def old(path: Path) -> Path:
-    """As if it had been there for long."""
+    """As if it had been there for long, to all that can be set."""
     for each in (path, *path.rglob("*")):
         os.utime(each, (LONG_AGO, LONG_AGO))
     return path
@@ -47,6 +57,15 @@ def in_place_and_made_look_old(path: Path) -> None:
     os.utime(path, (LONG_AGO + 1, LONG_AGO + 1))
 
 
+def in_place_with_its_times_kept(path: Path) -> None:
+    """As ``rsync --inplace --times`` and ``touch -r`` do."""
+    before = path.stat()
+    in_place(path)
+    while path.stat().st_ctime_ns == before.st_ctime_ns:  # the kernel's clock ticks some hundred times in a second
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
 def by_another_of_its_age(path: Path) -> None:
     other = path.with_name("other")
     other.write_bytes(b"CONTENT\n")
@@ -54,9 +73,10 @@ def by_another_of_its_age(path: Path) -> None:
     other.rename(path)
 
 
-CHANGES = [in_place, in_place_and_made_look_old, by_another_of_its_age]
+CHANGES = [in_place, in_place_and_made_look_old, in_place_with_its_times_kept, by_another_of_its_age]
 
 
+@pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("part", [None, "a"])
 async def test_a_replica_changed_at_equal_size_is_not_used(
@@ -73,6 +93,7 @@ async def test_a_replica_changed_at_equal_size_is_not_used(
     assert "it was changed" in failed.error
 
 
+@pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("change", CHANGES)
 async def test_a_folder_in_which_a_file_was_changed_is_not_used(
     north: FileSite, change: Callable[[Path], None]
@@ -87,6 +108,7 @@ async def test_a_folder_in_which_a_file_was_changed_is_not_used(
     assert "it was changed" in (await north.comes_to("failed", U)).error
 
 
+@pytest.mark.usefixtures("settled")
 async def test_what_has_not_changed_is_read_once_also_by_the_next_agent(north: FileSite, read: list[str]) -> None:
     path = old(north.make("data"))
     wanted = north.input(path)
@@ -100,6 +122,7 @@ async def test_what_has_not_changed_is_read_once_also_by_the_next_agent(north: F
     assert read == [str(path)]
 
 
+@pytest.mark.usefixtures("settled")
 async def test_what_was_looked_at_for_the_catalogue_is_not_read_again(north: FileSite, read: list[str]) -> None:
     path = old(north.make("data"))
     size, checksum = content_of(path)
@@ -112,6 +135,67 @@ async def test_what_was_looked_at_for_the_catalogue_is_not_read_again(north: Fil
     await north.comes_to("done", U)
     assert found["checksum"] == checksum
     assert read == [str(path)] * 2, "once for the stage, once because somebody asked"
+
+
+@pytest.mark.usefixtures("settled")
+@pytest.mark.parametrize("name", ["data", "set/below/data"])
+async def test_that_we_make_it_read_only_is_no_change(north: FileSite, read: list[str], name: str) -> None:
+    north.make(name).chmod(0o664)
+    path = north.replicas / name.split("/")[0]
+    await north.stages._means.replicas.stat({"path": str(path)})
+    for token in (T, U):
+        north.stage(north.input(path), token=token)
+        await north.comes_to("done", token)
+        assert writable(path) == []
+    assert read == [str(path)], "for the catalogue"
+
+
+async def test_that_we_make_it_read_only_is_not_what_was_changed_just_now(
+    north: FileSite, read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = north.make("data")
+    path.chmod(0o664)
+    now = path.stat().st_ctime + seals.SETTLED + 1e-5
+    for module in (seals, replicas):
+        monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: now))
+    for token in (T, U):
+        north.stage(north.input(path), token=token)
+        await north.comes_to("done", token)
+    assert read == [str(path)]
+
+
+@pytest.mark.usefixtures("settled")
+async def test_one_whose_names_or_rights_others_have_changed_is_read_once_more(
+    north: FileSite, read: list[str]
+) -> None:
+    path = north.make("data")
+    wanted = north.input(path)
+    for token, elsewhere in ((T, False), (U, True), (V, True), ("10.1.0", False), ("11.1.0", False)):
+        link = north.directory / "elsewhere"
+        if elsewhere and not link.exists():
+            link.hardlink_to(path)
+        elif not elsewhere:
+            link.unlink(missing_ok=True)
+        north.stage(wanted, token=token)
+        await north.comes_to("done", token)
+    assert read == [str(path)] * 3, "first, with the link, and without it"
+
+
+@pytest.mark.usefixtures("settled")
+async def test_seals_of_an_earlier_version_are_believed_and_replaced(north: FileSite, read: list[str]) -> None:
+    path = old(north.make("data"))
+    wanted, found = north.input(path), path.stat()
+    kind = f"{stat.S_IFREG} {found.st_ino} {found.st_size} {found.st_mtime_ns}"
+    seal = hashlib.sha256(f"\0{kind}\0".encode()).hexdigest()
+    await north.stop()
+    (north.directory / "seals.json").write_text(json.dumps({str(path): [seal, wanted.checksum]}))
+    north.start()
+    north.stage(wanted)
+    await north.comes_to("done")
+    assert read == []
+    in_place_with_its_times_kept(path)
+    north.stage(wanted, token=U)
+    assert "it was changed" in (await north.comes_to("failed", U)).error
 
 
 async def test_what_was_changed_just_now_is_read_again(north: FileSite, read: list[str]) -> None:
@@ -195,8 +279,8 @@ def test_a_book_of_nonsense_is_an_empty_one(tmp_path: Path) -> None:
 def test_a_book_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("koalapy.agents.files.seals.MAX_RETAINED_SEALS", 3)
     assert MAX_RETAINED_SEALS > 3
-    seals = Seals(tmp_path / "seals.json")
+    book = Seals(tmp_path / "seals.json")
     for number in range(5):
-        seals.note(Path(f"/{number}"), "seal", "checksum", LONG_AGO)
+        book.note(Path(f"/{number}"), "seal", "checksum", LONG_AGO)
     again = Seals(tmp_path / "seals.json")
     assert [again.hold(Path(f"/{number}"), "seal", "checksum") for number in range(5)] == [False] * 2 + [True] * 3
