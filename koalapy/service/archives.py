@@ -15,10 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+import structlog
+
 from koalapy.model.errors import StoreUnavailable, TooLargeError, UsageError
 from koalapy.model.quantities import bytes_text
 from koalapy.model.wording import encodable
 from koalapy.service.quota import QuotaHold
+
+log = structlog.get_logger()
 
 PIECE_TIMEOUT = 120.0
 """Seconds until the next bytes."""
@@ -52,10 +56,13 @@ class Archive:
 
 
 def discard(directory: Path, known: Container[str]) -> None:
-    """Remove what an earlier daemon did not get whole, or did not come to write down."""
+    """Remove what an earlier daemon did not get whole, or did not come to write down; what stays the next one does."""
     for path in directory.glob("*"):
         if path.is_file() and path.name not in known:
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                log.error("not all that is old was removed", action="retention-failed", error=str(error))
 
 
 @contextmanager

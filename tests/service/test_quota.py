@@ -288,6 +288,24 @@ async def test_results_whose_files_went_before_a_cut_are_given_up_by_the_next_ro
     assert (again.room.used, world.store.results_sizes()) == (0, {})
 
 
+async def test_a_leftover_that_cannot_be_removed_keeps_no_daemon_from_its_start(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("bundles", "results"):
+        (world.path / folder).mkdir(exist_ok=True)
+        (world.path / folder / ".incoming-1").touch()
+
+    def broken(self: Path, missing_ok: bool = False) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", broken)
+        assert (world.bundles(SIZE).room.used, world.results(SIZE).room.used) == (0, 0)
+    world.bundles(SIZE)
+    world.results(SIZE)
+    assert world.there("bundles") == world.there("results") == []
+
+
 async def test_results_of_jobs_that_are_not_over_never_make_way(world: World) -> None:
     kept = world.results(SIZE)
     await kept.put("north", "1.2.0", pieces(named("a")))
