@@ -230,7 +230,9 @@ class RunnerConnections:
     def add(self, connection: RunnerConnection) -> None:
         """The oldest that is not authenticated makes room, for a runner says hello at once."""
         if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:
-            next(iter(self._unauthenticated)).close()
+            oldest = next(iter(self._unauthenticated))
+            self._forget(oldest)  # it is told of its end in a later turn only, and others may come in this one
+            oldest.close()
         timeout = asyncio.get_running_loop().call_later(HELLO_TIMEOUT, connection.close)
         self._unauthenticated[connection] = timeout
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from koalapy.agents.agent import run_agent
 from koalapy.agents.settings import AgentSettings
 from koalapy.protocol.messages import Relay, from_agent
 from koalapy.runtime.session import TAG_LENGTH, Line
-from tests.agents.conftest import FakeDaemon
+from tests.agents.conftest import DEADLINE, FakeDaemon
 from tests.agents.memory_lrm import MemoryLrm
 from tests.agents.played_runner import HERE, PlayedRunner, secret_of
 
@@ -140,6 +140,33 @@ async def test_strangers_do_not_keep_runners_out(port: Port, monkeypatch: pytest
     await strangers[0].is_cut_off()
     runner.send(t="out", offset=0, data="aGk=")
     assert (await runner.hears("output"))["offset"] == 2
+
+
+async def test_so_few_strangers_are_kept_also_when_many_come_at_once(
+    port: Port, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runners, "MAX_UNAUTHENTICATED", 3)
+    monkeypatch.setattr(runners, "HELLO_TIMEOUT", 1000.0)
+    address = json.loads((tmp_path / "agent" / "agent.json").read_bytes())
+    with ExitStack() as stack:
+        # The event loop does not turn meanwhile: all of them wait to be accepted.
+        strangers = [
+            stack.enter_context(socket.create_connection((address["host"], address["port"]), DEADLINE))
+            for _ in range(20)
+        ]
+        for stranger in strangers:
+            stranger.setblocking(False)
+        for stranger in strangers[:-3]:
+            await hung_up_on(stranger)
+        for stranger in strangers[-3:]:
+            with pytest.raises(BlockingIOError):
+                stranger.recv(1)
+
+
+async def hung_up_on(stranger: socket.socket) -> None:
+    async with asyncio.timeout(DEADLINE):
+        with suppress(ConnectionResetError):
+            assert await asyncio.get_running_loop().sock_recv(stranger, 1) == b""
 
 
 async def test_a_long_line_is_put_together_once(port: Port) -> None:
