@@ -21,6 +21,7 @@ import structlog
 
 from koalapy.agents.settings import AgentSettings
 from koalapy.agents.uplink import Uplink
+from koalapy.listening import ONE_A_TURN, let_wait
 from koalapy.login_socket import DIRECTORY, MAX_LINE, address, open_folder, peer_of
 from koalapy.model.throttle import Throttle
 from koalapy.protocol.messages import Vouch, Vouched, Welcome
@@ -81,7 +82,10 @@ class LoginServer:
             except (OSError, ValueError) as error:
                 failures.append(f"{path}: {_reason(error)}")
                 continue
-            self._server = await asyncio.start_unix_server(self._serve, sock=self._bound.socket, limit=MAX_LINE)
+            self._server = await asyncio.start_unix_server(
+                self._serve, sock=self._bound.socket, limit=MAX_LINE, backlog=ONE_A_TURN
+            )
+            let_wait(self._server)
             log.info("users of this host can log in", action="login-socket", cluster=self._cluster, socket=str(path))
             break
         if failures:

@@ -16,6 +16,7 @@ import structlog
 
 from koalapy.agents.runner_messages import parse_hello, parse_message
 from koalapy.agents.spool import write_error
+from koalapy.listening import ONE_A_TURN, let_wait, take_in
 from koalapy.resources import open_files
 from koalapy.runtime.session import TAG_LENGTH, Line, Session
 
@@ -327,7 +328,9 @@ class RunnerServer:
 
     async def drain(self) -> None:
         """Wait until all is handled that runners have sent: when we were stopped, much of it may not have been read."""
-        await asyncio.sleep(LOOP_TURN)  # connections that wait are accepted
+        if self._server is not None:
+            await take_in(self._server)
+        await asyncio.sleep(LOOP_TURN)  # what is accepted becomes a connection
         for connection in self._connections.everyone:
             await connection.drain()
         if introducing := self._connections.introducing:
@@ -349,4 +352,6 @@ class RunnerServer:
 
 
 async def _listen(connection: Callable[[], RunnerConnection], host: str, port: int) -> asyncio.Server:
-    return await asyncio.get_running_loop().create_server(connection, host, port, backlog=1024)
+    server = await asyncio.get_running_loop().create_server(connection, host, port, backlog=ONE_A_TURN)
+    let_wait(server)
+    return server

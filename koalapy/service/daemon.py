@@ -13,6 +13,7 @@ import structlog
 import uvicorn
 
 from koalapy import __version__
+from koalapy.listening import ONE_A_TURN, let_wait
 from koalapy.model.errors import StoreUnavailable
 from koalapy.ports import Store
 from koalapy.service.certificate import Certificate
@@ -49,7 +50,7 @@ class HttpServer(uvicorn.Server):
             timeout_graceful_shutdown=SHUTDOWN_GRACE,
             ws_max_size=64 * 1024 * 1024,
             ws_per_message_deflate=False,
-            backlog=1024,
+            backlog=ONE_A_TURN,
             proxy_headers=False,
         )
         super().__init__(config)
@@ -63,6 +64,8 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         if self._certificate is None:
             await super().startup(sockets)
+            for server in self.servers:
+                let_wait(server)
         else:
             # Uvicorn's own way counts a connection, and gives it its time, only once it speaks TLS.
             await super().startup([])

@@ -1,0 +1,114 @@
+"""Servers that take connections in: what it costs when there is no file for them, and how many may wait."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from koalapy.agents.login import LoginServer
+from koalapy.agents.runners import RunnerServer
+from koalapy.listening import ONE_A_TURN, let_wait, take_in
+from koalapy.service.connections import OWN_FILES, Connections
+from koalapy.service.daemon import HttpServer
+from tests.agents.test_login import settings
+from tests.test_resources import few
+
+DEADLINE = 30.0
+MANY = 50
+
+
+async def nothing(scope: object, receive: object, send: object) -> None:
+    """An application."""
+
+
+@asynccontextmanager
+async def runners(folder: Path) -> AsyncIterator[tuple[str, int]]:
+    server = RunnerServer("127.0.0.1", folder / "agent.json")
+    await server.listen(None)  # type: ignore[arg-type]
+    host, _, port = server.address.rpartition(":")
+    yield host, int(port)
+    server.close()
+
+
+@asynccontextmanager
+async def logins(folder: Path) -> AsyncIterator[str]:
+    server = LoginServer(settings(folder), None)  # type: ignore[arg-type]
+    await server.listen()
+    yield str(folder / "login.sock")
+    server.close()
+
+
+@asynccontextmanager
+async def web(folder: Path) -> AsyncIterator[tuple[str, int]]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        started = asyncio.Event()
+        server = HttpServer(nothing, Connections(OWN_FILES), started.set)
+        running = asyncio.create_task(server.serve([listener]))
+        await started.wait()
+        yield listener.getsockname()
+        server.should_exit = True
+        await running
+
+
+def many_connect(stack: ExitStack, address: Any) -> list[socket.socket]:
+    """They wait until the event loop turns."""
+    made = []
+    for _ in range(MANY):
+        one = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
+        stack.enter_context(one)
+        one.settimeout(DEADLINE)
+        one.connect(address)
+        made.append(one)
+    return made
+
+
+@pytest.mark.parametrize("serving", [runners, logins, web])
+async def test_where_no_file_is_left_that_is_said_once_a_try(
+    serving: Callable[[Path], AbstractAsyncContextManager[Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(tmp_path) as address:
+        with ExitStack() as stack:
+            many_connect(stack, address)
+            with few(), caplog.at_level(logging.ERROR, "asyncio"):
+                async with asyncio.timeout(DEADLINE):
+                    while not caplog.records:  # noqa: ASYNC110
+                        await asyncio.sleep(0)
+            assert [each.getMessage().partition("\n")[0] for each in caplog.records] == [
+                "socket.accept() out of system resource"
+            ]
+
+
+async def test_all_that_wait_are_taken_in(tmp_path: Path) -> None:
+    taken: list[asyncio.BaseTransport] = []
+
+    class Taken(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            taken.append(transport)
+
+    server = await asyncio.get_running_loop().create_server(Taken, "127.0.0.1", 0, backlog=ONE_A_TURN)
+    let_wait(server)
+    with ExitStack() as stack:
+        many_connect(stack, server.sockets[0].getsockname())
+        await take_in(server)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert len(taken) == MANY
+        for each in taken:
+            each.close()
+    server.close()
+
+
+async def test_those_that_cannot_be_taken_in_are_not_waited_for() -> None:
+    server = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0, backlog=ONE_A_TURN)
+    let_wait(server)
+    with ExitStack() as stack:
+        many_connect(stack, server.sockets[0].getsockname())
+        with few():
+            await take_in(server)
+    server.close()
