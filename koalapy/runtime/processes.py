@@ -160,18 +160,3 @@ def find_program(name: str, environment: dict[str, str]) -> str | None:
         if os.path.isfile(path) and os.access(path, os.X_OK):
             return path
     return None
-
-
-def remove_tree(folder: str) -> None:
-    """Remove a folder with all that is in it, as far as possible."""
-    for path, folders, files in os.walk(folder, topdown=False):
-        for name in (*files, *folders):
-            full = os.path.join(path, name)
-            try:
-                os.rmdir(full) if name in folders and not os.path.islink(full) else os.unlink(full)
-            except OSError as error:
-                print(f"koala runner: cannot remove {full}: {error.strerror}", file=sys.stderr)
-    try:
-        os.rmdir(folder)
-    except OSError as error:
-        print(f"koala runner: cannot remove {folder}: {error.strerror}", file=sys.stderr)

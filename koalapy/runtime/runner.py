@@ -18,12 +18,12 @@ from traceback import print_exc
 if not __package__:
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from koalapy.runtime.folders import make_folder, sweep
+from koalapy.runtime.folders import make_folder, remove_tree, sweep
 from koalapy.runtime.link import Link, Loop, encode
 from koalapy.runtime.openmpi import Follower, Head
 from koalapy.runtime.output import Output
 from koalapy.runtime.plan import Plan
-from koalapy.runtime.processes import Processes, conceal, find_program, remove_tree
+from koalapy.runtime.processes import Processes, conceal, find_program
 from koalapy.runtime.role import Single
 from koalapy.runtime.session import seal_file
 from koalapy.runtime.settings import Failure, SecretGone, Settings
