@@ -68,7 +68,7 @@ def _sync(path: Path) -> OSError | None:
 
 def sync(path: Path) -> None:
     """Bring a file, or the names in a folder, to the disk; ``OSError``."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe in its place is not waited at
     try:
         os.fsync(descriptor)
     finally:

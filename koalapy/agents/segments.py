@@ -14,9 +14,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from koalapy.agents.regular_files import open_regular, read_regular
+
 SEGMENT_SIZE = 1024 * 1024
 """Bytes after which a new segment begins."""
 MAX_FRAME_SIZE = 1024 * 1024
+MAX_SEGMENT = 64 * 1024 * 1024
+"""Bytes of a file at most: what has more was not written by us."""
 STATE_FRAME = -1
 """In place of a node: how much there was of each before this segment."""
 _NAME = re.compile(r"stream\.(0|[1-9]\d{0,17})", re.ASCII)
@@ -54,7 +58,7 @@ class Segments:
         """Take up what is in the folder, whatever state it is in; what makes no sense is left out."""
         for start, path in self._files():
             try:
-                data = path.read_bytes()
+                data = read_regular(path, MAX_SEGMENT)
             except OSError:
                 data = b""
             frames = _parse(data)
@@ -147,8 +151,8 @@ class Segments:
 
     def _load(self, segment: Segment) -> None:
         try:
-            with segment.path.open("rb") as file:
-                data = file.read(max(0, segment.size) or -1)
+            data = read_regular(segment.path, MAX_SEGMENT)
+            data = data[: max(0, segment.size) or None]
         except OSError:
             data = b""
         self._window = bytearray(b"".join(payload for node, payload, _ in _parse(data) if node != STATE_FRAME))
@@ -191,7 +195,9 @@ def _state(frames: list[tuple[int, bytes, int]], count: int, start: int) -> list
 
 def _write(path: Path, at: int, data: bytes) -> None:
     """Write at the end of a file that is ``at``; what was written before an error stands behind it, and is no frame."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (0 if at else os.O_TRUNC), 0o600)
+    if not at:
+        _remove(path)  # whatever it is
+    descriptor = open_regular(path)
     try:
         done = 0
         while done < len(data):

@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import shutil
-import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,18 +15,19 @@ from typing import Any
 import structlog
 
 from koalapy.agents.disk_sync import DiskSync, sync
+from koalapy.agents.regular_files import open_regular, read_regular
 from koalapy.agents.runner_messages import parse_result
-from koalapy.private import owner_only
 from koalapy.runtime.account_files import LOG_END as LAST_LINE_WINDOW
 from koalapy.runtime.account_files import MAX_RESULT
 from koalapy.runtime.account_files import RUNNER_LOG as RUNNER_LOG
-from koalapy.runtime.collected import CONTENT
 from koalapy.runtime.session import FILE_TAG_LENGTH, open_file, seal_file
 
 log = structlog.get_logger()
 
 REMOVED_SUFFIX = ".forgotten"
 """Ends the name of a folder that is being removed."""
+MAX_JOURNAL = 64 * 1024 * 1024
+"""Bytes of a journal at most: of what has more, most was not written by us."""
 LAST_HEARD_FILE = "heard"
 """A file of each daemon instance: its time is when the daemon was last heard of."""
 
@@ -74,7 +74,7 @@ class Folder:
 
     def _append(self, lines: bytes) -> None:
         path = self.path / "journal"
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        descriptor = open_regular(path, os.O_APPEND)
         try:
             began = os.fstat(descriptor).st_size == 0
             if os.write(descriptor, lines) < len(lines):
@@ -92,10 +92,10 @@ class Folder:
                 sync(each)
 
     def entries(self) -> dict[str, Any]:
-        """All that was written, the later word over the earlier."""
+        """All that was written, the later word over the earlier; ``OSError`` when that cannot be read."""
         known: dict[str, Any] = {}
         try:
-            lines = (self.path / "journal").read_bytes().splitlines()
+            lines = read_regular(self.path / "journal", MAX_JOURNAL).splitlines()
         except FileNotFoundError:
             return known
         for line in lines:
@@ -114,15 +114,17 @@ class Folder:
     def left(self, node: int, path: Path, most: int) -> bytes:
         """What a node's runner left in a file; ``OSError``, and ``ValueError`` when it is not from that runner."""
         if self.secret_of is None:
-            return read_left(path, most)
+            return read_regular(path, most)
         if (secret := self.secret_of(node)) is None:
             raise OSError(errno.EAGAIN, "the node's secret is not known yet", str(path))
-        return open_file(secret, path.name, read_left(path, most + FILE_TAG_LENGTH))
+        return open_file(secret, path.name, read_regular(path, most + FILE_TAG_LENGTH))
 
     def last_words(self) -> str:
         """The last line that a runner, or who was to start it, wrote for people; empty when there is none."""
         try:
-            lines = read_left(self.path / RUNNER_LOG, LAST_LINE_WINDOW, end=True).decode(errors="replace").splitlines()
+            lines = (
+                read_regular(self.path / RUNNER_LOG, LAST_LINE_WINDOW, end=True).decode(errors="replace").splitlines()
+            )
         except OSError:
             return ""
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
@@ -146,7 +148,7 @@ class Folder:
             fresh = path.with_suffix(".kept")
             content = json.dumps(result).encode()
             secret = self.secret_of(node) if self.secret_of is not None else None
-            with open(fresh, "wb", opener=owner_only) as file:
+            with open(open_regular(fresh, os.O_TRUNC), "wb") as file:
                 file.write(content if secret is None else seal_file(secret, path.name, content))
             fresh.replace(path)
         self._written(path, began=True)
@@ -161,24 +163,6 @@ class Folder:
             shutil.rmtree(path, ignore_errors=True)
         if self.disk_sync is not None:
             self.disk_sync.forget(self.path)
-
-
-def read_left(path: Path, most: int, *, end: bool = False) -> bytes:
-    """A file in a folder where programs may write, too; ``end``: the last of it.
-
-    What is no file, or has more bytes, is an ``OSError``, and keeps nobody waiting.
-    """
-    with open(os.open(path, CONTENT), "rb", buffering=0) as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode) or (found.st_size > most and not end):
-            raise OSError(errno.EINVAL, "it is nothing that a runner leaves", str(path))
-        if end:
-            file.seek(max(0, found.st_size - most))
-        pieces, left = [], most
-        while left and (data := file.read(left)):
-            pieces.append(data)
-            left -= len(data)
-        return b"".join(pieces)
 
 
 def _line(entry: dict[str, Any]) -> bytes:

@@ -1,0 +1,92 @@
+"""What a program may make in its working folder, which is the agent's for the component, too."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from koalapy.agents.component import Component
+from koalapy.agents.outputlog import OutputLog
+from koalapy.agents.spool import Folder
+from tests.agents.conftest import DEADLINE
+
+T = "7.1.0"
+RESULT = {"code": 3, "error": "", "infrastructure": False, "stopped": False, "output": 0, "host": "h", "name": "n"}
+
+
+@pytest.fixture(autouse=True)
+def nobody_waits() -> Iterator[None]:
+    def waits(*_: object) -> None:
+        raise AssertionError("it waits for the other end of a pipe")
+
+    before = signal.signal(signal.SIGALRM, waits)
+    signal.setitimer(signal.ITIMER_REAL, DEADLINE)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    made = Folder(tmp_path)
+    made.write(submit={"size": 1})
+    return made
+
+
+def endless(path: Path) -> None:
+    """A file that has room for more than there is memory."""
+    path.touch()
+    os.truncate(path, 1 << 43)
+
+
+ODD = pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, endless])
+
+
+@ODD
+@pytest.mark.parametrize("name", ["stream.0", "stream.50", "result.0.json", "output.0.0"])
+def test_an_agent_that_begins_anew_does_without_it(folder: Folder, make: Callable[[Path], None], name: str) -> None:
+    make(folder.path / name)
+    component = Component.recall("test", T, folder)
+    assert component.size == 1
+    component.lrm_ended(None)
+    assert component.error == "the local resource manager no longer knows it"
+    assert Component.recall("test", T, folder).ended
+
+
+@ODD
+def test_in_the_journals_place_it_is_no_record(folder: Folder, make: Callable[[Path], None]) -> None:
+    (folder.path / "journal").unlink()
+    make(folder.path / "journal")
+    with pytest.raises(OSError, match="nothing that we or a runner leave"):
+        Component.recall("test", T, folder)
+
+
+def test_a_pipe_in_the_journals_place_is_not_written_to(folder: Folder) -> None:
+    (folder.path / "journal").unlink()
+    os.mkfifo(folder.path / "journal")
+    with pytest.raises(OSError, match="No such device"):
+        folder.write(stop="enough")
+    folder.note(lrm="7")
+    assert not folder.catch_up()
+
+
+def test_a_pipe_in_a_results_place_is_not_written_to(folder: Folder) -> None:
+    os.mkfifo(folder.path / "result.0.kept")
+    with pytest.raises(OSError, match="No such device"):
+        folder.keep_result(0, RESULT)
+
+
+def test_output_is_written_where_something_else_was(tmp_path: Path) -> None:
+    log = OutputLog(tmp_path, 1)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("precious")
+    for offset, make in ((0, os.mkfifo), (3, lambda path: path.symlink_to(elsewhere))):
+        make(tmp_path / f"stream.{offset}")
+        log = OutputLog(tmp_path, 1, segment=1) if offset == 0 else log
+        assert log.take(0, offset, b"hi\n") == offset + 3
+    piece = log.next_piece()
+    assert piece is not None
+    assert piece.data == b"hi\n"
+    assert elsewhere.read_text() == "precious"
