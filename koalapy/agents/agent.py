@@ -179,7 +179,7 @@ class Agent:
         for instance, token, folder in self._spool.load():
             try:
                 component = Component.recall(instance, token, folder)
-            except (OSError, ValueError, LookupError, TypeError) as error:
+            except Exception as error:
                 # Its job is told as one without a record: one folder is not to keep us from all others.
                 log.error(
                     "a component's record cannot be read", action="record-unreadable", token=token, exc_info=error

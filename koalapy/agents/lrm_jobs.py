@@ -159,7 +159,7 @@ class LrmJobs:
 
     def _compare(self, snapshot: LrmSnapshot, began: float) -> None:
         named = by_name(snapshot.jobs)
-        ending = []
+        ending: list[LrmJob] = []
         for component in list(self._reporter.live.values()):
             job, superfluous = job_of(component, named.get((component.name, component.user), ()))
             if component.lrm_job is None or (job is None and component.submitted_at >= began):
@@ -167,28 +167,45 @@ class LrmJobs:
             for each in superfluous:
                 log.warning("several jobs of one name", action="duplicate-jobs", token=component.token, lrm_job=each.id)
                 self._order(each)
-            if job is not None and job.id != component.lrm_job:
-                component.lrm_job = job.id
-                component.folder.note(lrm=job.id)
-            if job is not None and job.state is LrmJobState.ENDED:
-                self._hang_ups.ended(component)
-            if component.over(job):
-                if not self._places.has_taken_back(component, self.polls.soon):
-                    continue
-                component.lrm_ended(job)
-                self._over(component)
-            elif job is not None and (job.lost or job.refused) and component.may_fail:
-                component.fail(job.reason, job.refused or "site")
-                self.end(component)
-            elif job is not None and component.name in self._cancelled and job.state is not LrmJobState.ENDED:
-                ending.append(job)
-            elif job is not None:
-                component.lrm_lives(job)
-                if job.state is LrmJobState.RUNNING and not job.starting:
-                    self._connects.runs(component, job.nodes)
-            self._reporter.publish(component)
+            try:
+                self._take_in(component, job, ending)
+            except Exception as error:  # noqa: BLE001 whatever it is, the others have their turns
+                self._give_up(component, job, error)
         for job, by_force in self._leftovers.see(snapshot.jobs, ending):
             self._order(job, by_force=by_force)
+
+    def _take_in(self, component: Component, job: LrmJob | None, ending: list[LrmJob]) -> None:
+        """What a look says of a component; a job that was to end and still lives is added to ``ending``."""
+        if job is not None and job.id != component.lrm_job:
+            component.lrm_job = job.id
+            component.folder.note(lrm=job.id)
+        if job is not None and job.state is LrmJobState.ENDED:
+            self._hang_ups.ended(component)
+        if component.over(job):
+            if not self._places.has_taken_back(component, self.polls.soon):
+                return
+            component.lrm_ended(job)
+            self._over(component)
+        elif job is not None and (job.lost or job.refused) and component.may_fail:
+            component.fail(job.reason, job.refused or "site")
+            self.end(component)
+        elif job is not None and component.name in self._cancelled and job.state is not LrmJobState.ENDED:
+            ending.append(job)
+        elif job is not None:
+            component.lrm_lives(job)
+            if job.state is LrmJobState.RUNNING and not job.starting:
+                self._connects.runs(component, job.nodes)
+        self._reporter.publish(component)
+
+    def _give_up(self, component: Component, job: LrmJob | None, error: Exception) -> None:
+        """Its folder may be such that nothing can be done with it: that is to cost no other component anything."""
+        component.fail(in_one_line(unexpected(error)))
+        if component.over(job):
+            component.end()
+            self._over(component)
+            self._reporter.publish(component)
+        else:
+            self._failed(component)
 
     def _over(self, component: Component) -> None:
         log.info("component ended", action="component-ended", token=component.token, error=component.error)

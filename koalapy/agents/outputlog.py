@@ -10,7 +10,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from koalapy.agents.segments import SEGMENT_SIZE, Segments
+
+log = structlog.get_logger()
 
 MAX_PARTIAL_LINE = 64 * 1024
 """Bytes of an unfinished line that are held back at most, waiting for its end."""
@@ -113,14 +117,14 @@ class OutputLog:
             except OSError:
                 continue
             except ValueError:  # somebody else put it there
-                path.unlink(missing_ok=True)
+                _remove(path)
                 continue
             if start > self._known(node):
                 self.finish(node)
                 self.greet(node, start)
             self.take(node, start, data)
             if not self.error:
-                path.unlink(missing_ok=True)
+                _remove(path)
         if total is not None and total > self._known(node) and not self.error:
             self._lose(f"{total - self._known(node)} bytes of node {node}: it ended before it had sent them")
 
@@ -224,3 +228,11 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
+
+
+def _remove(path: Path) -> None:
+    """One that stays is known when it is found again, by its place in the stream."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("a file of a runner's cannot be removed", action="left-file-not-removed", reason=str(error))

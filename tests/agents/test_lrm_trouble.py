@@ -15,7 +15,7 @@ from koalapy.agents.component import Component
 from koalapy.agents.files.stages import Stages
 from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.job_places import JobPlaces
-from koalapy.agents.lrm.port import LrmJobState, LrmSubmission
+from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSubmission
 from koalapy.agents.lrm_jobs import LrmJobs
 from koalapy.agents.reporter import Reporter
 from koalapy.agents.settings import AgentSettings
@@ -292,6 +292,31 @@ async def test_one_before_that_ends_it_too(
         assert "nobody thought of this" in (await daemon.reaches("7.1.0", "ended"))["error"]
         await daemon.command("stop", "7.1.0", reason="cancelled")
         assert await daemon.reaches("7.1.0", "ended")
+
+
+async def test_one_with_a_components_end_costs_no_other_component_anything(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent had died of it, and each one that was started then."""
+    real = Component.lrm_ended
+
+    def refuse(component: Component, job: LrmJob | None) -> None:
+        if component.token == "7.1.0":
+            raise ZeroDivisionError("nobody thought of this")
+        real(component, job)
+
+    monkeypatch.setattr(Component, "lrm_ended", refuse)
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: bool(daemon.inventories))
+        for number, token in enumerate(("7.1.0", "8.1.0"), 1):
+            await daemon.submit(token, 1)
+            await daemon.until(lambda token=token: bool(daemon.status(token).get("lrm_job")))
+            lrm.end(str(number))
+        lrm.changed.set()
+        status = await daemon.reaches("7.1.0", "ended")
+        assert status["infrastructure"]
+        assert "nobody thought of this" in status["error"]
+        assert "ended without a word" in (await daemon.reaches("8.1.0", "ended"))["error"]
 
 
 async def test_one_at_a_look_is_told_as_trouble_and_passes(

@@ -10,7 +10,9 @@ import pytest
 from koalapy.agents.component import Component
 from koalapy.agents.outputlog import OutputLog
 from koalapy.agents.spool import Folder
-from tests.agents.conftest import DEADLINE
+from tests.agents.conftest import DEADLINE, FakeDaemon
+from tests.agents.memory_lrm import MemoryLrm
+from tests.agents.test_lrm_trouble import serving
 
 T = "7.1.0"
 RESULT = {"code": 3, "error": "", "infrastructure": False, "stopped": False, "output": 0, "host": "h", "name": "n"}
@@ -90,3 +92,39 @@ def test_output_is_written_where_something_else_was(tmp_path: Path) -> None:
     assert piece is not None
     assert piece.data == b"hi\n"
     assert elsewhere.read_text() == "precious"
+
+
+def refused(path: Path, missing_ok: bool = False) -> None:
+    """As in a folder that a program has made read-only."""
+    raise PermissionError(13, "Permission denied", str(path))
+
+
+def test_output_that_stays_where_it_was_left_is_taken_once(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.secret_of = None
+    component = Component.recall("test", T, folder)
+    (folder.path / "output.0.0").write_bytes(b"hi\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refused)
+        component.lrm_ended(None)
+    assert component.ended
+    assert component.output.total == 3
+    assert Component.recall("test", T, folder).output.total == 3
+
+
+def test_what_is_not_from_a_runner_may_stay(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.secret_of = lambda node: b"s" * 32
+    component = Component.recall("test", T, folder)
+    (folder.path / "output.0.0").write_bytes(b"hi\n")
+    monkeypatch.setattr(Path, "unlink", refused)
+    component.lrm_ended(None)
+    assert component.ended
+    assert component.output.total == 0
+
+
+async def test_a_record_that_a_program_wrote_keeps_no_agent_from_the_others(daemon: FakeDaemon, tmp_path: Path) -> None:
+    for token, record in (("7.1.0", '{"submit": 5}'), ("8.1.0", '{"submit": {"size": 1}, "lrm": "1"}')):
+        (tmp_path / "test" / token).mkdir(parents=True)
+        (tmp_path / "test" / token / "journal").write_text(f"{record}\n")
+    async with serving(MemoryLrm(), daemon, tmp_path):
+        await daemon.until(lambda: bool(daemon.inventories))
+        assert [each["token"] for each in daemon.inventories[0]] == ["8.1.0"]
