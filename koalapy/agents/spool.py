@@ -4,7 +4,6 @@ import contextlib
 import errno
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 import structlog
 
 from koalapy.agents.disk_sync import DiskSync, sync
+from koalapy.agents.files.trees import remove_tree
 from koalapy.agents.regular_files import open_regular, read_regular
 from koalapy.agents.runner_messages import parse_result
 from koalapy.runtime.account_files import LOG_END as LAST_LINE_WINDOW
@@ -160,7 +160,7 @@ class Folder:
         with contextlib.suppress(OSError):
             self.path.rename(gone)
         for path in (gone, self.path):
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path)
         if self.disk_sync is not None:
             self.disk_sync.forget(self.path)
 
@@ -222,7 +222,7 @@ class Spool:
             folders = (path for path in heard.parent.iterdir() if path.is_dir() and not path.is_symlink())
             gone += [path for path in folders if path not in gone and not (path / "journal").exists()]
         for path in gone:
-            shutil.rmtree(path, ignore_errors=True)
+            remove_tree(path)
         return gone
 
     def load(self) -> Iterator[tuple[str, str, Folder]]:

@@ -9,10 +9,12 @@ import pytest
 
 from koalapy.agents.component import Component
 from koalapy.agents.outputlog import OutputLog
-from koalapy.agents.spool import Folder
+from koalapy.agents.spool import Folder, Spool
 from tests.agents.conftest import DEADLINE, FakeDaemon
 from tests.agents.memory_lrm import MemoryLrm
 from tests.agents.test_lrm_trouble import serving
+from tests.needs import ROOT, needs
+from tests.runtime.test_folders import as_somebody
 
 T = "7.1.0"
 RESULT = {"code": 3, "error": "", "infrastructure": False, "stopped": False, "output": 0, "host": "h", "name": "n"}
@@ -128,3 +130,21 @@ async def test_a_record_that_a_program_wrote_keeps_no_agent_from_the_others(daem
     async with serving(MemoryLrm(), daemon, tmp_path):
         await daemon.until(lambda: bool(daemon.inventories))
         assert [each["token"] for each in daemon.inventories[0]] == ["8.1.0"]
+
+
+@needs(ROOT)
+def test_a_folder_goes_also_where_a_program_has_made_what_is_in_it_read_only(tmp_path: Path) -> None:
+    def left_by(remove: Callable[[Path], object]) -> None:
+        path = Path("test", T)
+        (path / "pkg" / "mod").mkdir(parents=True)
+        (path / "pkg" / "mod" / "go.sum").touch()
+        (path / "pkg" / "mod").chmod(0o555)
+        remove(path)
+
+    as_somebody(tmp_path, lambda: left_by(lambda path: Folder(path).remove()))
+    assert list((tmp_path / "test").iterdir()) == []
+    as_somebody(tmp_path, lambda: left_by(lambda _: Spool(Path()).sweep()))
+    assert list((tmp_path / "test").iterdir()) == [tmp_path / "test" / T], "it was never heard of"
+    (tmp_path / "test" / "heard").touch()
+    as_somebody(tmp_path, lambda: Spool(Path()).sweep())
+    assert [path.name for path in (tmp_path / "test").iterdir()] == ["heard"]
