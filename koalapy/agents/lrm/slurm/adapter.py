@@ -299,7 +299,7 @@ class SlurmLrm:
         if found is None:
             self._columns = True
             columns = COLUMNS_OF_MANY if self._folders.are_many else COLUMNS
-            answer = await ask("squeue", *self._me, "--states=all", "--noheader", columns)
+            answer = await ask("squeue", *self._me, "--states=all", "--noheader", "--noconvert", columns)
             found = read_columns(answer.output, self._prefix)
         ours = {os.getuid(), *await self._folders.people()}
         return [job for job in found if job.name.startswith(self._prefix) and job.user in ours]

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
+from koalapy.agents.lrm.slurm.counts import read_count
 from koalapy.agents.lrm.slurm.hostlist import expand
 from koalapy.model.errors import SiteUnavailable
 
@@ -279,6 +280,4 @@ def _job_in_columns(line: str) -> SlurmJob:
         raise SiteUnavailable(f"squeue answered what cannot be understood: {' '.join(line.split())[:80]}") from None
     # Of a job that may have more or fewer nodes it is a range.
     least = wants.partition("-")[0]
-    return SlurmJob(
-        id, name, user, words_in([state]), hosts, code, signal, reason, int(least) if least.isdecimal() else 0
-    )
+    return SlurmJob(id, name, user, words_in([state]), hosts, code, signal, reason, read_count(least) or 0)

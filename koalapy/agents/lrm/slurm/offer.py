@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from koalapy.agents.lrm.slurm.answers import SlurmNode
 from koalapy.agents.lrm.slurm.commands import ask
+from koalapy.agents.lrm.slurm.counts import read_count
 from koalapy.agents.lrm.slurm.hostlist import expand
 from koalapy.model.errors import SiteRejected
 from koalapy.model.wording import listed
@@ -104,7 +105,7 @@ async def read_offer(wanted: str | None, options: Sequence[str]) -> Offer:
 
 async def partitions() -> dict[str, Partition]:
     """By name. ``SiteError``."""
-    answer = await ask("sinfo", "--all", "--noheader", "--format=%P|%a|%s")
+    answer = await ask("sinfo", "--all", "--noheader", "--noconvert", "--format=%P|%a|%s")
     return read_partitions(answer.output.decode(errors="replace"))
 
 
@@ -114,12 +115,11 @@ def read_partitions(text: str) -> dict[str, Partition]:
     for line in text.splitlines():
         name, state, size, *_ = [*(word.strip() for word in line.split("|")), "", ""]
         if name:
-            max_nodes = size.rpartition("-")[2]
             known = Partition(
                 name.rstrip("*"),
                 _AVAILABLE.get(state, state.upper()),
                 name.endswith("*"),
-                int(max_nodes) if max_nodes.isdecimal() else None,
+                read_count(size.rpartition("-")[2]),
             )
             found[known.name] = known
     return found

@@ -83,6 +83,16 @@ async def test_a_large_queue_is_read_in_columns(slurm: FakeSlurm) -> None:
     assert sum("--json" in call for call in slurm.calls("squeue")) == 1, "asked once, and never again"
 
 
+def column_line(name: str, id: str, nodes: str = "", wants: str = "3", state: str = "RUNNING") -> str:
+    return f"{name:256}{id:24}{state:32}{'0':16}{wants:16}{'None':96}{nodes:8192.8192}\n"
+
+
+@pytest.mark.parametrize(("wants", "nodes"), [("3", 3), ("2-4", 2), ("1K", 1024), ("1.5K-2K", 1536), ("", 0)])
+def test_how_many_nodes_a_job_wants_is_read_however_slurm_shows_it(wants: str, nodes: int) -> None:
+    (job,) = read_columns(column_line("koala-x-1.1.0", "166", wants=wants).encode(), "koala-")
+    assert job.wants == nodes
+
+
 @pytest.mark.parametrize("answer", [b"koala-a", b"koala-a RUNNING x", b"koala-" + b"\xff" * 400])
 def test_nonsense_in_columns_is_one_clear_line(answer: bytes) -> None:
     with pytest.raises(SiteUnavailable, match="squeue answered what cannot be understood"):

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSnapshot
 from koalapy.agents.lrm.slurm.adapter import SlurmLrm, snapshot_of
 from koalapy.agents.lrm.slurm.answers import SlurmNode
-from koalapy.agents.lrm.slurm.offer import Offer, Partition, Reservation, option, read_partitions, read_reservations
+from koalapy.agents.lrm.slurm.offer import (
+    Offer,
+    Partition,
+    Reservation,
+    option,
+    partitions,
+    read_partitions,
+    read_reservations,
+)
 from koalapy.agents.settings import SiteSettings
 from koalapy.model.errors import SiteRejected
 
@@ -224,6 +232,20 @@ def test_what_sinfo_says_of_partitions() -> None:
         "draining": Partition("draining", "DRAIN", False, 4),
         "odd": Partition("odd", ""),
     }
+
+
+@pytest.mark.parametrize(
+    ("size", "most"),
+    [("1-1024", 1024), ("1-1K", 1024), ("1-1.5K", 1536), ("2K", 2048), ("1-1.50M", 1572864), ("1-infinite", None)],
+)
+def test_a_limit_is_one_also_where_slurm_makes_it_short(size: str, most: int | None) -> None:
+    assert read_partitions(f"long|up|{size}\n")["long"].max_nodes == most
+
+
+async def test_slurm_is_asked_not_to_make_numbers_short(slurm: FakeSlurm) -> None:
+    slurm.says("sinfo", "main*|up|1-1K\n", when="*%P*")
+    slurm.says("sinfo", "main*|up|1-1030\n", when="*--noconvert*%P*")
+    assert (await partitions())["main"].max_nodes == 1030
 
 
 def test_what_scontrol_says_of_reservations() -> None:
