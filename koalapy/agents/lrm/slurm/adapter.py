@@ -21,6 +21,7 @@ from koalapy.agents.lrm.slurm.answers import (
     SlurmJob,
     SlurmNode,
     read_columns,
+    read_hosts,
     read_jobs,
     read_nodes,
     words_in,
@@ -302,7 +303,7 @@ class SlurmLrm:
             answer = await ask("squeue", *self._me, "--states=all", "--noheader", "--noconvert", columns)
             found = read_columns(answer.output, self._prefix)
         ours = {os.getuid(), *await self._folders.people()}
-        return [job for job in found if job.name.startswith(self._prefix) and job.user in ours]
+        return await _with_hosts([job for job in found if job.name.startswith(self._prefix) and job.user in ours])
 
     async def _whole_queue(self) -> list[SlurmJob] | None:
         """Everyone's jobs, as many releases tell them whoever is asked for; None, and not read, where they are many."""
@@ -336,6 +337,17 @@ class SlurmLrm:
             self._boot_time = max(timeouts.get("ResumeTimeout", 0.0), RESUME_TIMEOUT)
             self._boot_time += timeouts.get("BatchStartTimeout", 0.0)
         return self._boot_time
+
+
+async def _with_hosts(jobs: list[SlurmJob]) -> list[SlurmJob]:
+    """With the nodes of those that have too many for a column, who are asked about alone."""
+    cut = ",".join(job.id for job in jobs if job.hosts_cut)
+    if not cut:
+        return jobs
+    hosts = read_hosts((await ask("squeue", "--states=all", "--noheader", f"--jobs={cut}", "--format=%i|%N")).output)
+    if missing := next((job.id for job in jobs if job.hosts_cut and job.id not in hosts), ""):
+        raise SiteUnavailable(f"squeue does not say which nodes job {missing} has")
+    return [replace(job, nodes=hosts[job.id], hosts_cut=False) if job.hosts_cut else job for job in jobs]
 
 
 async def _configured(*names: str) -> dict[str, float]:

@@ -18,7 +18,7 @@ from koalapy.model.errors import SiteUnavailable
 
 _WIDTHS = {"Name": 256, "JobID": 24, "State": 32, "exit_code": 16, "NumNodes": 16, "Reason": 96, "NodeList": 8192}
 COLUMNS = "--Format=" + ",".join(f"{name}:{width}" for name, width in _WIDTHS.items())
-"""Columns of fixed width: for clusters whose whole queue as JSON would be too much."""
+"""Columns of fixed width: for clusters whose whole queue as JSON would be too much. What is longer is cut."""
 _MEMORY_UNSET = 1
 """Megabytes that Slurm tells of a node where its configuration says nothing of them."""
 COLUMNS_OF_MANY = f"{COLUMNS},UserID:16"
@@ -57,6 +57,8 @@ class SlurmJob:
     reason: str = ""
     wants: int = 0
     """Nodes asked for."""
+    hosts_cut: bool = False
+    """Whether ``nodes`` are still to be asked for: their names are longer than the column."""
 
 
 def read_jobs(answer: bytes, prefix: str) -> list[SlurmJob]:
@@ -273,11 +275,24 @@ def _job_in_columns(line: str) -> SlurmJob:
     try:
         user = int(owner) if owner else os.getuid()
         code, signal = wait_status(int(status))
-        hosts = tuple(expand(nodes))
+        hosts_cut = len(nodes) >= _WIDTHS["NodeList"]
+        hosts = () if hosts_cut else tuple(expand(nodes))
         if not id.isdecimal() or not state:
             raise ValueError(line)
     except ValueError:
         raise SiteUnavailable(f"squeue answered what cannot be understood: {' '.join(line.split())[:80]}") from None
     # Of a job that may have more or fewer nodes it is a range.
     least = wants.partition("-")[0]
-    return SlurmJob(id, name, user, words_in([state]), hosts, code, signal, reason, read_count(least) or 0)
+    return SlurmJob(id, name, user, words_in([state]), hosts, code, signal, reason, read_count(least) or 0, hosts_cut)
+
+
+def read_hosts(answer: bytes) -> dict[str, tuple[str, ...]]:
+    """Each job's nodes, from lines of both; ``SiteUnavailable`` for what is no list of nodes."""
+    found = {}
+    for line in answer.decode(errors="replace").splitlines():
+        job, _, nodes = line.strip().partition("|")
+        try:
+            found[job] = tuple(expand(nodes))
+        except ValueError as error:
+            raise SiteUnavailable(f"squeue: nodes of job {job[:24]}: {error}") from None
+    return found

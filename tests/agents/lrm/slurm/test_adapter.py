@@ -93,6 +93,20 @@ def test_how_many_nodes_a_job_wants_is_read_however_slurm_shows_it(wants: str, n
     assert job.wants == nodes
 
 
+async def test_nodes_that_are_too_many_for_a_column_are_asked_for_alone(slurm: FakeSlurm) -> None:
+    names = ",".join(f"rack{n % 7}-node{n}" for n in range(2000))
+    lines = [column_line("koala-x-2.1.0", "167", names), column_line("koala-x-3.1.0", "168", "n3")]
+    slurm.says("squeue", "".join(lines), when="*--Format*")
+    slurm.says("squeue", f"167|{names}\n", when="*--jobs=167 --format=%i?%N*")
+    seen = lrm()
+    seen._columns = True
+    jobs = {job.id: job.nodes for job in (await seen.snapshot()).jobs}
+    assert jobs == {"167": tuple(names.split(",")), "168": ("n3",)}
+    slurm.says("squeue", "", when="*--jobs=167 --format=%i?%N*")
+    with pytest.raises(SiteUnavailable, match="does not say which nodes job 167 has"):
+        await seen.snapshot()
+
+
 @pytest.mark.parametrize("answer", [b"koala-a", b"koala-a RUNNING x", b"koala-" + b"\xff" * 400])
 def test_nonsense_in_columns_is_one_clear_line(answer: bytes) -> None:
     with pytest.raises(SiteUnavailable, match="squeue answered what cannot be understood"):
