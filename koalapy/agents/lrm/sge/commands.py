@@ -115,7 +115,8 @@ async def read_layout(commands: SgeCommands, environment: str, queue: str | None
             fault="site",
         )
     selected = await commands.run("qselect", "-pe", environment, *(("-q", queue) if queue else ()))
-    instances = [tuple(word.split("@", 1)) for word in selected.output.decode().split() if "@" in word]
+    words = selected.output.decode(errors="replace").split()
+    instances = [tuple(word.split("@", 1)) for word in words if "@" in word]
     if selected.code != 0 or not instances:
         where = f"the queue {queue} does not offer" if queue else "no queue offers"
         raise SiteRejected(

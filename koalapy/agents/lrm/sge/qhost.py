@@ -3,6 +3,8 @@
 import re
 from xml.etree import ElementTree as Xml
 
+from koalapy.agents.lrm.sge.xml_answers import read_xml
+
 _UNITS = {"": 1, "k": 1000, "K": 1 << 10, "m": 10**6, "M": 1 << 20, "g": 10**9, "G": 1 << 30, "t": 10**12, "T": 1 << 40}
 """As Grid Engine has them: small letters are decimal."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)")
@@ -16,8 +18,8 @@ def short(host: str) -> str:
 def read_memory(text: bytes) -> dict[str, int]:
     """Bytes of each host of which they are told, by its short name; none for what is no answer."""
     try:
-        root = Xml.fromstring(text)
-    except (Xml.ParseError, ValueError, LookupError):
+        root = read_xml(text)
+    except Xml.ParseError:
         return {}
     found = {}
     for host in root.iter("host"):

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from xml.etree import ElementTree as Xml
 
+from koalapy.agents.lrm.sge.xml_answers import read_xml
 from koalapy.model.errors import SiteUnavailable
 
 
@@ -41,8 +42,8 @@ class Listing:
 def read_listing(text: bytes) -> Listing:
     """Read an answer; ``SiteUnavailable`` in one line when it is none."""
     try:
-        root = Xml.fromstring(text)
-    except (Xml.ParseError, ValueError, LookupError) as error:
+        root = read_xml(text)
+    except Xml.ParseError as error:
         raise SiteUnavailable(f"qstat's answer is no XML: {_begin_of(text)} ({error})") from error
     if root.tag != "job_info" or root.find("queue_info") is None or root.find("job_info") is None:
         raise SiteUnavailable(f"qstat's answer is not about queues and jobs: {_begin_of(text)}")

@@ -90,7 +90,8 @@ def wait_status(status: int) -> tuple[int, int]:
 
 def _document(answer: bytes, command: str) -> Mapping[str, Any]:
     try:
-        document = json.loads(answer)
+        # Others' names and reasons are told in the bytes in which they were given, whatever these are.
+        document = json.loads(answer.decode(errors="replace"), strict=False)
     except (ValueError, RecursionError):
         shown = answer[:80].decode(errors="replace").strip() or "nothing"
         raise SiteUnavailable(f"{command} answered what is no JSON: {' '.join(shown.split())}") from None
@@ -262,16 +263,16 @@ def _not_understood(command: str, what: str) -> NoReturn:
 def read_columns(answer: bytes, prefix: str) -> list[SlurmJob]:
     """Jobs whose names begin with ``prefix``, of our own user unless the columns say whose; ``SiteUnavailable`` for
     what is no answer to that."""
-    return [_job_in_columns(line) for line in answer.decode(errors="replace").splitlines() if line.startswith(prefix)]
+    return [_job_in_columns(line) for line in answer.split(b"\n") if line.startswith(prefix.encode())]
 
 
-def _job_in_columns(line: str) -> SlurmJob:
+def _job_in_columns(line: bytes) -> SlurmJob:
+    """The columns are as wide as that many bytes."""
     values, at = [], 0
-    for width in _WIDTHS.values():
-        values.append(line[at : at + width].strip())
+    for width in (*_WIDTHS.values(), len(line)):
+        values.append(line[at : at + width].decode(errors="replace").strip())
         at += width
-    name, id, state, status, wants, reason, nodes = values
-    owner = line[at:].strip()
+    name, id, state, status, wants, reason, nodes, owner = values
     try:
         user = int(owner) if owner else os.getuid()
         code, signal = wait_status(int(status))
@@ -280,7 +281,8 @@ def _job_in_columns(line: str) -> SlurmJob:
         if not id.isdecimal() or not state:
             raise ValueError(line)
     except ValueError:
-        raise SiteUnavailable(f"squeue answered what cannot be understood: {' '.join(line.split())[:80]}") from None
+        shown = " ".join(line.decode(errors="replace").split())[:80]
+        raise SiteUnavailable(f"squeue answered what cannot be understood: {shown}") from None
     # Of a job that may have more or fewer nodes it is a range.
     least = wants.partition("-")[0]
     return SlurmJob(id, name, user, words_in([state]), hosts, code, signal, reason, read_count(least) or 0, hosts_cut)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from koalapy.agents.lrm.sge.adapter import snapshot_of
 from koalapy.agents.lrm.sge.commands import Layout
+from koalapy.agents.lrm.sge.qhost import read_memory
 from koalapy.agents.lrm.sge.qstat import Listing, QueueInstance, SgeJob, read_listing
 from koalapy.model.errors import SiteUnavailable
 
@@ -75,6 +76,39 @@ def test_nonsense_is_told_in_one_line(text: bytes) -> None:
     with pytest.raises(SiteUnavailable, match=r"^qstat") as raised:
         read_listing(text)
     assert "\n" not in raised.value.message
+
+
+ODD = [
+    b"sim\xfc",
+    b"sim\x01",
+    b"sim&#1;",
+    b"sim&#x1F;",
+    b"sim&#xD800;",
+    b"sim&#99999999999999999999999;",
+    b"\xef\xbf\xbf",
+]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_names_of_others_may_be_any_bytes(odd: bytes) -> None:
+    """One job of a stranger's had been the end of every look at the cluster."""
+    listing = read_listing(read("busy.xml").replace(b"<JB_name>koala-x1<", b"<JB_name>" + odd + b"<"))
+    assert len(listing.jobs) == 5
+    assert [job.name for job in listing.jobs if job.name.startswith("koala-")] == [
+        job.name for job in read_listing(read("busy.xml")).jobs if job.name != "koala-x1"
+    ]
+    assert listing.instances == read_listing(read("busy.xml")).instances
+
+
+def test_what_xml_has_for_letters_is_read() -> None:
+    listing = read_listing(read("busy.xml").replace(b">koala-x1<", b">a&amp;b&#252;&#x20AC;&#xA;c<"))
+    assert "a&bü€\nc" in {job.name for job in listing.jobs}
+
+
+def test_hosts_whose_memory_is_told_beside_odd_bytes() -> None:
+    told = b"<qhost><host name='h1'><hostvalue name='arch_string'>\xfc</hostvalue>"
+    told += b"<hostvalue name='mem_total'>2G</hostvalue></host></qhost>"
+    assert read_memory(told) == {"h1": 2 << 30}
 
 
 letters = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=8)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from koalapy.agents.lrm.port import LrmJob, LrmJobState
 from koalapy.agents.lrm.slurm.adapter import snapshot_of
-from koalapy.agents.lrm.slurm.answers import SlurmJob, read_jobs, read_nodes
+from koalapy.agents.lrm.slurm.answers import SlurmJob, read_columns, read_jobs, read_nodes
 from koalapy.agents.lrm.slurm.offer import Offer, Partition
 from koalapy.agents.lrm.slurm.states import job_state
 from koalapy.model.errors import SiteUnavailable
@@ -86,6 +86,27 @@ def test_jobs_of_others_cannot_spoil_the_answer() -> None:
     document = json.loads(answer("squeue-22.05"))
     document["jobs"] += [{"name": "theirs", "job_id": "?", "job_state": 3}]
     assert read_jobs(json.dumps(document).encode(), "koala-") == read_jobs(answer("squeue-22.05"), "koala-")
+
+
+@pytest.mark.parametrize("odd", [b"sim\xfc", b"sim\x01", b"sim\xed\xa0\x80"])
+def test_names_and_reasons_may_be_any_bytes(odd: bytes) -> None:
+    """One job of a stranger's had been the end of every look at the cluster."""
+    queue = json.loads(answer("squeue-22.05"))
+    queue["jobs"] += [{**queue["jobs"][0], "job_id": 999, "name": "ODD"}]
+    told = json.dumps(queue).encode().replace(b"ODD", odd)
+    assert read_jobs(told, "koala-") == read_jobs(answer("squeue-22.05"), "koala-")
+    nodes = read_nodes(answer("sinfo-22.05").replace(b'"disk"', b'"disk: ' + odd + b'"'), ["main"])
+    assert [node.name for node in nodes] == ["n1", "n2", "n3", "n4"]
+    assert nodes[3].reason.startswith("disk: sim")
+
+
+@pytest.mark.parametrize("reason", ["Lüfter", "L\udcfcfter", "a\x0bb", "\u2028", "ü" * 48])
+def test_a_reason_of_any_bytes_leaves_the_columns_where_they_are(reason: str) -> None:
+    told = reason.encode(errors="surrogateescape")
+    line = f"{'koala-x-1.1.0':256}{'166':24}{'RUNNING':32}{'0':16}{'2':16}".encode()
+    line += told.ljust(96) + b"n[1-2]".ljust(8192) + b"1500".ljust(16)
+    (job,) = read_columns(line + b"\n", "koala-")
+    assert (job.id, job.nodes, job.user, job.wants) == ("166", ("n1", "n2"), 1500, 2)
 
 
 @pytest.mark.parametrize(
