@@ -62,8 +62,10 @@ class Group:
     def first(self, has_waited: "Callable[[Entry], bool]") -> "Entry | None":
         """The first that has waited for long. All before it have not: so it is the first of all, or behind a younger
         one."""
-        if has_waited(self.entries[0]):
-            return self.entries[0]
+        if has_waited(first := self.entries[0]):
+            return first
+        if not self.behind_younger:  # as a rule, and asked of every shape in each scan
+            return None
         return min(filter(has_waited, self.behind_younger), key=lambda entry: entry.place, default=None)
 
 
