@@ -42,6 +42,8 @@ class Option:
     ``completes``: what a shell offers for its value, of what ``koalapy.cli.completion`` knows.
     ``beside``: an option that every command with this one has, too; what is given there is the value of its variable
     from then on.
+    ``may_be_empty``: the empty text is a value; else it is refused, so that a variable that is not set is not taken for
+    an option that is not given.
     """
 
     def __init__(
@@ -54,8 +56,9 @@ class Option:
         hidden: bool = False,
         beside: Option | None = None,
         completes: str = "",
+        may_be_empty: bool = False,
     ) -> None:
-        self.beside, self.completes = beside, completes
+        self.beside, self.completes, self.may_be_empty = beside, completes, may_be_empty
         self.names, self.help, self.envvar, self.hidden = names, help, envvar, hidden
         self.min, self.max = min, max
 
@@ -123,6 +126,30 @@ class _Number(click.ParamType[Any]):
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
         return number
+
+
+class _Text(click.types.StringParamType):
+    """A text that is not empty."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        _refuse_empty(value, param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class _File(click.Path):
+    """A path that is not empty, which would stand for the current folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        _refuse_empty(value, param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def _refuse_empty(value: Any, param: click.Parameter | None, ctx: click.Context | None) -> None:
+    """``UsageError`` for an option that is given with nothing; what is so by default is not given."""
+    if value != "" or not isinstance(param, click.Option) or ctx is None or param.name is None:
+        return
+    if ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE:
+        raise click.BadParameter("it is empty: give a value, or leave the option out.", ctx, param)
 
 
 class _Choice(click.Choice[str]):
@@ -231,7 +258,7 @@ def _beside(found: Sequence[_Parameter]) -> Iterator[click.Option]:
                 envvar=option.envvar,
                 show_envvar=True,
                 expose_value=False,
-                type=click.STRING,
+                type=_Text(),
                 callback=_sets(option.envvar),
             )
 
@@ -289,7 +316,9 @@ class _Parameter:
             return _Number(self.type, self.spec.min, self.spec.max)
         if issubclass(self.type, Enum):
             return _Choice(self.type)
-        return click.Path(path_type=Path) if self.type is Path else click.STRING
+        if self.type is Path:
+            return _File(path_type=Path)
+        return click.STRING if isinstance(self.spec, Option) and self.spec.may_be_empty else _Text()
 
 
 def _parameters(run: Function) -> Iterator[_Parameter]:

@@ -49,7 +49,7 @@ def clear(name: Name, url: Url = DEFAULT_URL, token: Token = None) -> None:
 
 def drain(
     name: Name,
-    reason: Annotated[str, Option("--reason", help="why; shown to everybody")] = "",
+    reason: Annotated[str, Option("--reason", help="why; shown to everybody", may_be_empty=True)] = "",
     requeue: Annotated[
         bool, Option("--requeue", help="stop the jobs there, with their warning; they queue again")
     ] = False,

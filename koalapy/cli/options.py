@@ -19,7 +19,7 @@ Watch = Annotated[bool, Option("--watch", help="go on showing it as it changes, 
 Job = Annotated[int, Argument(help="the job's id", completes="jobs")]
 Jobs = Annotated[list[int], Argument(help="ids of jobs", completes="active jobs")]
 Timeout = Annotated[float | None, Option("--timeout", help="seconds to wait at most", min=0, max=MAX_WAIT_SECONDS)]
-Why = Annotated[str, Option("--reason", help="why; kept in the job's timeline")]
+Why = Annotated[str, Option("--reason", help="why; kept in the job's timeline", may_be_empty=True)]
 
 
 def show_json(value: Any) -> None:

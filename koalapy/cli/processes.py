@@ -19,7 +19,7 @@ DATA = Path("~/.local/share/koala")
 
 def serve(
     port: Annotated[int, Option(help="0: any free one", min=0, max=65535)] = 8642,
-    host: Annotated[str, Option(help="address to listen on")] = "127.0.0.1",
+    host: Annotated[str, Option(help="address to listen on", may_be_empty=True)] = "127.0.0.1",
     data_dir: Annotated[Path, Option(envvar="KOALA_DATA_DIR", help="database and embedded clusters")] = DATA,
     config: Config = None,
     tls_cert: Annotated[

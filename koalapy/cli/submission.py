@@ -83,7 +83,7 @@ def body_of(file: Path | None, options: Json, environment: dict[str, str]) -> Js
     """What a job file says, overridden by what the options say."""
     body = _read(file) if file else {}
     by_name = {"environment": environment, "policy_options": options.get("policy_options") or {}}
-    body |= {name: value for name, value in options.items() if value not in (None, [], "") and name not in by_name}
+    body |= {name: value for name, value in options.items() if value not in (None, []) and name not in by_name}
     for field, given in by_name.items():
         of_file = body.get(field) or {}
         if given and not isinstance(of_file, dict):

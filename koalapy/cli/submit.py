@@ -56,7 +56,14 @@ def submit(
     client = Client(url, token)
     if dry_run:
         _dry_run(
-            client, body, options, paths, as_json=as_json, wait=wait, quiet=quiet, idempotency_key=bool(idempotency_key)
+            client,
+            body,
+            options,
+            paths,
+            as_json=as_json,
+            wait=wait,
+            quiet=quiet,
+            idempotency_key=idempotency_key is not None,
         )
         return None
     submitted = _submit(client, body, options, paths, idempotency_key)
@@ -89,7 +96,7 @@ def _submit(client: Client, body: Json, options: Json, paths: list[str], key: st
 
         body["bundle"] = staging.stage(client, paths)
     try:
-        return client.submit(body, key or os.urandom(16).hex())
+        return client.submit(body, os.urandom(16).hex() if key is None else key)
     except CliError as error:
         raise submission.in_terms_of_options(error, body, options) from error
 

@@ -18,7 +18,7 @@ def create(
     expires: Annotated[
         str | None, Option(help="how long it holds, as 8h or 2-00:00:00, or never; default: 30d")
     ] = None,
-    note: Annotated[str, Option(help="what it is for")] = "",
+    note: Annotated[str, Option(help="what it is for", may_be_empty=True)] = "",
     quiet: Annotated[bool, Option("-q", "--quiet", help="print the token only")] = False,
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,

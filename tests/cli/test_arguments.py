@@ -38,6 +38,8 @@ def draw(
     fill: Annotated[bool, Option("--fill/--no-fill", help="inside")] = True,
     quiet: Annotated[bool, Option("-q", "--quiet")] = False,
     target: Annotated[Path | None, Option("-o", "--output")] = None,
+    label: Annotated[list[str] | None, Option()] = None,
+    note: Annotated[str, Option(may_be_empty=True)] = "-",
 ) -> int:
     """Draw something."""
     CALLS.append(locals())
@@ -86,6 +88,11 @@ def test_options_come_in_every_form(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("t", ROOT, ["draw", "x"], "1") == 7
 
 
+def test_an_option_may_be_empty_only_where_that_means_something() -> None:
+    assert called("draw", "--note", "", "cat")["note"] == ""
+    assert called("draw", "--", "cat", "")["words"] == [""], "a word of the program's"
+
+
 def test_options_before_a_subcommand_are_its_own_by_default() -> None:
     assert called("things", "-s", "3", "add", "1", "2")["size"] == 3.0
     assert called("things", "-s", "3", "add", "-s", "4", "1")["size"] == 4.0
@@ -113,6 +120,9 @@ def test_options_before_a_subcommand_are_its_own_by_default() -> None:
         (("things", "add", "1", "x"), "Invalid value for 'NUMBER...': 'x' is not a valid whole number", "t things add"),
         (("things", "add"), "Missing argument 'NUMBER...'", "t things add"),
         (("draw", "-s", "x" * 9999, "y"), "xxx…", "t draw"),
+        (("draw", "--colour=", "y"), "Invalid value for '--colour': it is empty: give a value, or leave", "t draw"),
+        (("draw", "--label", "a", "--label", "", "y"), "Invalid value for '--label': it is empty", "t draw"),
+        (("draw", "-o", "", "y"), "Invalid value for '-o' / '--output': it is empty", "t draw"),
     ],
 )
 def test_an_error_names_the_word_and_the_commands_own_help(words: tuple[str, ...], says: str, way_out: str) -> None:

@@ -125,3 +125,15 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_node_is_one_node(koala: Koala) -> None:
     assert "flexible, 1 node, low priority" in koala("submit", "--flexible", "1", "--", "true").out
     assert "flexible, 1 node, low priority" in koala("show", "1").out
+
+
+EMPTY = "walltime policy name owner home-site signal output application per-node-bandwidth memory mail-user webhook"
+
+
+@pytest.mark.parametrize("option", [*EMPTY.split(), "chdir", "env", "stage", "collect", "idempotency-key", "file"])
+def test_an_empty_option_is_not_one_that_was_not_given(koala: Koala, option: str) -> None:
+    ended = koala("submit", "--flexible", "2", f"--{option}", "", "--", "true")
+    assert ended.code == Exit.USAGE
+    assert f"--{option}" in ended.err
+    assert "it is empty: give a value, or leave the option out; see koala submit --help" in ended.err
+    assert koala("queue", "--all", "-q").out == "", "nothing was submitted"
