@@ -11,7 +11,7 @@ from urllib.parse import SplitResult, urlsplit
 import click
 from click.core import ParameterSource
 
-from koalapy.cli.errors import CliError, of_koala
+from koalapy.cli.errors import CliError, Exit, of_koala
 from koalapy.cli.http import PORTS
 from koalapy.credentials import Found, address_of, find_token
 from koalapy.model.errors import UsageError
@@ -27,7 +27,7 @@ class Access:
     def __init__(self, url: str, shown: str | None, ca: str = "") -> None:
         """``shown``: the token that was given, if any; ``ca``: certificates by which the daemon is known."""
         self.parts = _parsed(url)
-        self.token, self.ca = shown or "", ca
+        self.token, self.ca = showable(shown, given_by("token", "--token", "KOALA_TOKEN")) if shown else "", ca
         self.pinned: Path | None = None
         """Where the certificate of this account's own daemon stands, which it must show itself."""
         self._renews = False
@@ -115,6 +115,27 @@ class Access:
         except UsageError as error:
             raise of_koala(error) from error
         return trust
+
+
+def showable(token: str, where: str) -> str:
+    """A token as a header takes it, without the end of the line of a file; ``CliError`` where it comes from otherwise.
+
+    What it is must not be told, whatever is wrong with it.
+    """
+    word = token.strip()
+    if not word:
+        raise CliError(f"{where} is blank", Exit.USAGE, "give a token, or leave it out")
+    if not all("!" <= sign <= "~" for sign in word):
+        hint = "a token has letters, digits and signs of ASCII only: give it as it was printed"
+        raise CliError(f"{where} is no token", Exit.USAGE, hint)
+    return word
+
+
+def given_by(name: str, option: str, variable: str) -> str:
+    """Where the value of a command's option comes from."""
+    context = click.get_current_context(silent=True)
+    is_variable = context is not None and context.get_parameter_source(name) is ParameterSource.ENVIRONMENT
+    return variable if is_variable else option
 
 
 def given_url(url: str) -> str | None:

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
+from koalapy.cli.access import showable
 from koalapy.cli.arguments import Argument, Option
 from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit, of_koala, printable
@@ -15,6 +16,7 @@ from koalapy.tls import CA_FILE
 Config = Annotated[Path | None, Option("--config", help="configuration in YAML", envvar="KOALA_CONFIG")]
 CaFile = Annotated[Path | None, Option("--ca-file", envvar=CA_FILE, help=ABOUT_CA_FILE)]
 DATA = Path("~/.local/share/koala")
+AGENT_TOKEN = "KOALA_AGENT_TOKEN"
 
 
 def serve(
@@ -62,9 +64,15 @@ def agent(
 
     where = directory or DATA.expanduser() / "clusters" / cluster
     try:
-        bootstrap.agent(cluster, url, config, where, os.environ.get("KOALA_AGENT_TOKEN", ""), ca_file, embedded)
+        bootstrap.agent(cluster, url, config, where, _agent_token(), ca_file, embedded)
     except KoalaError as error:
         raise of_koala(error) from error
+
+
+def _agent_token() -> str:
+    """What is shown to the daemon; no process that is started from here inherits it."""
+    given = os.environ.pop(AGENT_TOKEN, "")
+    return showable(given, AGENT_TOKEN) if given else ""
 
 
 def check(
@@ -82,7 +90,7 @@ def check(
 
     where = directory or DATA.expanduser() / "clusters" / cluster
     try:
-        findings = bootstrap.check(cluster, url, config, where, os.environ.pop("KOALA_AGENT_TOKEN", ""), ca_file, user)
+        findings = bootstrap.check(cluster, url, config, where, _agent_token(), ca_file, user)
     except KoalaError as error:
         raise of_koala(error) from error
     well = all(finding.ok for finding in findings)

@@ -10,6 +10,7 @@ from typing import Any
 
 from koalapy.cli.errors import CliError, Exit
 from koalapy.cli.job_options import JOB_FIELDS, number
+from koalapy.model.wording import is_utf8
 
 Json = dict[str, Any]
 STANDARD_INPUT = "-"
@@ -97,6 +98,14 @@ def body_of(file: Path | None, options: Json, environment: dict[str, str]) -> Js
     if "request" not in body:
         raise CliError("no nodes are asked for", Exit.USAGE, "give --flexible N, --nonfixed N,N or --fixed CLUSTER:N")
     return body
+
+
+def checked_key(key: str) -> str:
+    """An idempotency key as a header takes it; ``CliError``."""
+    if not key.strip() or not key.isprintable() or not is_utf8(key):
+        hint = "give letters, digits and signs, the same at each try"
+        raise CliError("--idempotency-key is blank, or has what no header takes", Exit.USAGE, hint)
+    return key
 
 
 def current_user() -> str:

@@ -48,6 +48,7 @@ def submit(
     token: Token = None,
 ) -> int | None:
     """Submit a job: koala submit --flexible 6 -- python -m koalapy.apps.poisson"""
+    key = None if idempotency_key is None else submission.checked_key(idempotency_key)
     options = {"request": submission.request_of(**vars(request)), "command": command, **read_options(job)}
     environment, stage = options.pop("environment") or {}, options.pop("bundle") or []
     body = submission.body_of(file, options | {"stage": stage}, environment)
@@ -66,7 +67,7 @@ def submit(
             idempotency_key=idempotency_key is not None,
         )
         return None
-    submitted = _submit(client, body, options, paths, idempotency_key)
+    submitted = _submit(client, body, options, paths, key)
     if quiet and not as_json:
         print(submitted["id"], flush=True)
     elif not as_json:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit
 from koalapy.cli.http import CONNECTION_ERRORS, Connection
+from tests.cli.conftest import Koala
 
 Play = Callable[[socket.socket], None]
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
@@ -166,6 +167,31 @@ def test_no_token_goes_to_another_machine_in_clear(monkeypatch: pytest.MonkeyPat
         with pytest.raises(CliError, match="is not encrypted: a token would go there") as refused:
             Client(url, "token")
         assert "use https://" in refused.value.hint
+
+
+def test_a_token_is_shown_without_the_end_of_its_file() -> None:
+    for token in ("a-token\n", "a-token\r\n", " a-token "):
+        with peer(says(OK)) as (url, heard):
+            Client(url, token).get("/")
+        assert b"Authorization: Bearer a-token\r\n" in heard[0]
+
+
+@pytest.mark.parametrize(
+    "token", ["sec\nret", "sec\rret", "sec ret", "s\0ecret", "secr\x7fet", "secrét", "sec\udcffret", " \n"]
+)
+def test_a_token_that_no_header_takes_is_refused_and_told_nowhere(
+    token: str, koala: Koala, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = koala("queue", "--token", token)
+    assert (given.code, given.out) == (Exit.USAGE, "")
+    assert given.err.startswith(("koala: --token is no token; ", "koala: --token is blank; "))
+    assert "sec" not in given.err
+    if "\0" not in token:
+        for variable, command in (("KOALA_TOKEN", ["queue"]), ("KOALA_AGENT_TOKEN", ["check", "north"])):
+            monkeypatch.setenv(variable, token)
+            told = koala(*command)
+            assert (told.code, told.out) == (Exit.USAGE, "")
+            assert told.err == given.err.replace("--token", variable)
 
 
 def test_a_password_in_a_url_is_told_nowhere() -> None:

@@ -137,3 +137,15 @@ def test_an_empty_option_is_not_one_that_was_not_given(koala: Koala, option: str
     assert f"--{option}" in ended.err
     assert "it is empty: give a value, or leave the option out; see koala submit --help" in ended.err
     assert koala("queue", "--all", "-q").out == "", "nothing was submitted"
+
+
+@pytest.mark.parametrize("key", ["a\n", "a\rb", "a\0", "\x7f", "\udcff", " "])
+def test_an_idempotency_key_that_no_header_takes_is_refused(koala: Koala, key: str) -> None:
+    ended = koala("submit", "--flexible", "2", "--idempotency-key", key, "--", "true")
+    assert (ended.code, ended.out) == (Exit.USAGE, "")
+    assert ended.err.startswith("koala: --idempotency-key is blank, or has what no header takes; give ")
+
+
+def test_an_idempotency_key_may_be_of_any_letters(koala: Koala) -> None:
+    ended = [koala("submit", "--flexible", "2", "-q", "--idempotency-key", "é 鍵", "--", "true") for _ in range(2)]
+    assert [(each.code, each.out) for each in ended] == [(0, "1\n")] * 2
