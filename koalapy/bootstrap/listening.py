@@ -17,6 +17,14 @@ def listen(host: str, port: int, settings: Settings) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+    except (TypeError, UnicodeError) as error:  # by a name that cannot be encoded
+        listener.close()
+        raise UsageError(
+            f"--host is {host[:60]!r}, which is no host's name",
+            field="--host",
+            value=host,
+            hint="give an address of this machine, as 127.0.0.1",
+        ) from error
     except OSError as error:
         listener.close()
         raise UsageError(

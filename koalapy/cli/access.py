@@ -149,6 +149,12 @@ def _parsed(url: str) -> SplitResult:
     parts = urlsplit(url.rstrip("/"))
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("it must begin with http:// or https:// and a host")
+    if not parts.path.isascii():
+        raise ValueError("its path has signs that are not ASCII")
+    try:
+        parts.hostname.encode("idna")
+    except UnicodeError as error:
+        raise ValueError("its host is no name, of which each part has 1 to 63 characters") from error
     return parts
 
 

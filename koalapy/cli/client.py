@@ -140,10 +140,10 @@ class Client:
         return found
 
     def cluster(self, name: str) -> Json:
-        return self.get(f"/api/v1/clusters/{quote(name, safe='')}")
+        return self.get(f"/api/v1/clusters/{in_path(name)}")
 
     def act_on_cluster(self, name: str, action: str, body: Json | None = None) -> Json:
-        return self.post(f"/api/v1/clusters/{quote(name, safe='')}/{action}", body)
+        return self.post(f"/api/v1/clusters/{in_path(name)}/{action}", body)
 
     def jobs(self, limit: int, **query: Any) -> tuple[list[Json], bool]:
         """The newest jobs, page by page, and whether there are more."""
@@ -257,6 +257,13 @@ class Client:
         if error.status == HTTPStatus.UNAUTHORIZED:
             error.hint = self._access.hint
         return error
+
+
+def in_path(name: str) -> str:
+    """A name as one part of a path; ``CliError`` for what no URL takes."""
+    if not is_utf8(name):
+        raise CliError(f"the name {name[:60]!r} is no UTF-8", Exit.USAGE, "write it in UTF-8")
+    return quote(name, safe="")
 
 
 def _no_unicode(error: UnicodeEncodeError, sent: Json) -> CliError:

@@ -3,10 +3,9 @@
 import sys
 import time
 from typing import Annotated, Any
-from urllib.parse import quote
 
 from koalapy.cli.arguments import Argument, Group, Option
-from koalapy.cli.client import Client
+from koalapy.cli.client import Client, in_path
 from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.cli.network_matrix import history_table, measurement_text, network_page
 from koalapy.cli.options import DEFAULT_URL, AsJson, Timeout, Token, Url, show_json
@@ -135,7 +134,7 @@ def history(
 
 
 def _history(one: str, other: str) -> str:
-    return f"/api/v1/network/{quote(one, safe='')}/{quote(other, safe='')}/history"
+    return f"/api/v1/network/{in_path(one)}/{in_path(other)}/history"
 
 
 def _name(link: Json) -> str:

@@ -5,9 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
-from koalapy.cli.client import Client
+from koalapy.cli.client import Client, in_path
 from koalapy.cli.errors import CliError, Exit
 from koalapy.workload import compare, tables
 
@@ -72,7 +71,7 @@ def upload(client: Client, told: Json, name: str) -> str:
                 "the report is larger than the daemon takes", Exit.FAILED, f"it has {len(told['jobs'])} jobs"
             )
         sent["samples"] = _half_of(sent["samples"])
-    return str(client.post(f"/api/v1/workloads?name={quote(name, safe='')}", sent)["id"])
+    return str(client.post(f"/api/v1/workloads?name={in_path(name)}", sent)["id"])
 
 
 def sent_of(told: Json) -> Json:

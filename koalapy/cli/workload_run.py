@@ -3,9 +3,8 @@
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
-from urllib.parse import quote
 
-from koalapy.cli.client import Client
+from koalapy.cli.client import Client, in_path
 from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.workload.daemon import Away, Busy, Refused
 from koalapy.workload.recipe import form_for
@@ -38,7 +37,7 @@ class RestDaemon:
         try:
             # An order for nothing: a daemon that takes orders refuses it for that.
             nothing = {"nodes": 0, "seconds": 1}
-            self._client.post(f"/api/v1/clusters/{quote(found[0]['name'], safe='')}/background", nothing)
+            self._client.post(f"/api/v1/clusters/{in_path(found[0]['name'])}/background", nothing)
         except CliError as error:
             if error.field != "nodes":
                 raise
@@ -80,11 +79,11 @@ class RestDaemon:
         return [str(one["problem"]["detail"]) for one in found if one["problem"]]
 
     def load(self, cluster: str, nodes: int, seconds: float) -> None:
-        self._post(f"/api/v1/clusters/{quote(cluster, safe='')}/background", {"nodes": nodes, "seconds": seconds})
+        self._post(f"/api/v1/clusters/{in_path(cluster)}/background", {"nodes": nodes, "seconds": seconds})
 
     def unload(self, cluster: str) -> None:
         try:
-            self._client.delete(f"/api/v1/clusters/{quote(cluster, safe='')}/background")
+            self._client.delete(f"/api/v1/clusters/{in_path(cluster)}/background")
         except CliError as error:
             _raise(error)
 

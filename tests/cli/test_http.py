@@ -210,10 +210,30 @@ def test_an_answer_that_does_not_come_in_time_is_none() -> None:
         done.set()
 
 
-@pytest.mark.parametrize("url", ["http://h:x", "http://h:99999", "http://[::1", "ftp://h", "http://"])
+NO_URLS = [
+    *("http://h:x", "http://h:99999", "http://[::1", "ftp://h", "http://"),
+    *("https://a..b", f"https://{'x' * 300}.example", "https://\udcff", "https://h/\udcff"),
+]
+
+
+@pytest.mark.parametrize("url", NO_URLS)
 def test_a_url_that_is_none_is_told(url: str) -> None:
     with pytest.raises(CliError, match="is no URL"):
         Client(url, "token")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(["clusters", action, "\udcff"] for action in ("show", "drain", "resume", "clear")),
+        *(["network", "history", *pair] for pair in (("\udcff", "north"), ("north", "\udcff"))),
+        ["local-run", "\udcff", "1", "true"],
+    ],
+)
+def test_a_name_that_no_url_takes_is_refused_in_one_line(koala: Koala, command: list[str]) -> None:
+    ended = koala(*command)
+    assert (ended.code, ended.out) == (Exit.USAGE, "")
+    assert ended.err == "koala: the name '\\udcff' is no UTF-8; write it in UTF-8\n"
 
 
 def test_questions_of_several_threads_each_get_their_own_answer() -> None:

@@ -157,3 +157,11 @@ def test_a_daemon_that_is_refused_its_port_leaves_nothing_behind(server: Server,
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"koala: cannot listen on 127.0.0.1:{server.port}: Address already in use; give ")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_host_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None:
+    done = run("", "serve", "--host", "\udcff", "--port", "0", "--data-dir", str(tmp_path / "data"))
+    assert (done.returncode, done.stdout) == (2, "")
+    hint = "give an address of this machine, as 127.0.0.1"
+    assert done.stderr == f"koala: --host is '\\udcff', which is no host's name; {hint}\n"
+    assert list(tmp_path.iterdir()) == []
