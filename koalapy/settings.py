@@ -35,6 +35,7 @@ from koalapy.scheduling.rules import Rules
 from koalapy.settings_refusal import DELIMITER, PREFIX, refusal
 from koalapy.settings_texts import (
     AbsolutePath,
+    ClusterKey,
     CollectorUrl,
     HostName,
     Network,
@@ -292,7 +293,7 @@ class Settings(BaseSettings):
     record: Recording = Recording()
     alerts: AlertRules = AlertRules()
     notifications: NotificationSection = NotificationSection()
-    clusters: dict[str, ClusterSection] = {
+    clusters: dict[ClusterKey, ClusterSection] = {
         "north": ClusterSection(network="127.0.1"),
         "south": ClusterSection(network="127.0.2"),
     }

@@ -41,6 +41,8 @@ def field_of(location: Location) -> str:
 def _faults(root: type[BaseModel], error: Mapping[str, Any]) -> Iterator[tuple[Location, object, str]]:
     """Where it is, the value, and what follows the field's name in the message: of a section several, or of a field."""
     location, cause = error["loc"], error.get("ctx", {}).get("error")
+    if location[-1:] == ("[key]",):  # a name among free ones, which the message has
+        location = location[:-2]
     if isinstance(cause, OutOfRange):
         for fault in cause.faults:
             yield (*location, fault.field), fault.value, fault.message.removeprefix(fault.field)

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from koalapy.credentials import checked_token
+from koalapy.model.request import MAX_CLUSTER_NAME_LENGTH
 
 Secret = Annotated[str, AfterValidator(checked_token)]
 
@@ -69,6 +70,17 @@ def _user_name(name: str) -> str:
 
 
 UserName = Annotated[str, AfterValidator(_user_name)]
+
+
+def _cluster_name(name: str) -> str:
+    """Names stand in paths, addresses, lists and ``NAME:SIZE``."""
+    if not re.fullmatch(rf"[^\W_][\w.-]{{0,{MAX_CLUSTER_NAME_LENGTH - 1}}}", name):
+        hint = f"give 1 to {MAX_CLUSTER_NAME_LENGTH} letters, digits, and . _ - only, the first a letter or digit"
+        raise ValueError(f"{name[:MAX_CLUSTER_NAME_LENGTH]!r} is no cluster's name: {hint}")
+    return name
+
+
+ClusterKey = Annotated[str, AfterValidator(_cluster_name)]
 
 
 def _provider_uri(uri: str) -> str:

@@ -388,3 +388,20 @@ def test_limits_that_are_none_are_refused_by_their_field(load_yaml: Any, section
     with pytest.raises(UsageError) as refusal:
         load_yaml(limits=section)
     assert refusal.value.field == field
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../x", "a/b", "a,b", "a:b", "no rth", "-x", "_x", ".x", "north\n", "a\0", "x" * 101]
+)
+def test_a_clusters_name_is_one_plain_word(load_yaml: Any, tmp_path: Path, name: str) -> None:
+    """Agents of others never connected, as their names are parts of addresses and paths."""
+    with pytest.raises(UsageError) as refusal:
+        load_yaml(clusters={name: {}})
+    assert refusal.value.field == "clusters"
+    assert refusal.value.message.startswith(f"clusters: {name[:100]!r} is no cluster's name: give 1 to 100 letters")
+    assert refusal.value.hint == f"correct {tmp_path / 'koala.yaml'}"
+
+
+@pytest.mark.parametrize("name", ["north", "é", "4", "das4-vu.nl_2", "x" * 100])
+def test_what_a_cluster_may_be_called(load_yaml: Any, name: str) -> None:
+    assert list(load_yaml(clusters={name: {}}).clusters) == [name]
