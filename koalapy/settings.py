@@ -409,13 +409,27 @@ def proxies(given: Sequence[str]) -> list[str]:
 CLIENT_VARIABLES = ("KOALA_URL", "KOALA_TOKEN", "KOALA_DATA_DIR", "KOALA_LOGIN_SOCKET")
 
 
+MAX_SIZE = 16 * 1024 * 1024
+"""Bytes of a configuration file."""
+NOT_READ = (OSError, ValueError, LookupError, AttributeError, RecursionError, yaml.YAMLError)
+"""What is raised for a file that cannot be read; some by YAML's reader, of odd numbers, dates and tags."""
+
+
+def _content(path: Path) -> str:
+    with path.open("rb") as file:
+        content = file.read(MAX_SIZE + 1)
+    if len(content) > MAX_SIZE:
+        raise ValueError(f"it is larger than {MAX_SIZE} bytes")
+    return content.decode("utf-8")
+
+
 def load(path: Path | None) -> Settings:
     """Read a configuration file; a bad one is a ``UsageError`` that names the field."""
     values: Any = {}
     if path is not None:
         try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            values = yaml.safe_load(_content(path)) or {}
+        except NOT_READ as error:
             raise UsageError(f"cannot read {path}: {error}", field="--config") from error
         if not isinstance(values, dict):
             raise UsageError(f"{path} must hold fields and values, not a {type(values).__name__}", field="--config")

@@ -405,3 +405,18 @@ def test_a_clusters_name_is_one_plain_word(load_yaml: Any, tmp_path: Path, name:
 @pytest.mark.parametrize("name", ["north", "é", "4", "das4-vu.nl_2", "x" * 100])
 def test_what_a_cluster_may_be_called(load_yaml: Any, name: str) -> None:
     assert list(load_yaml(clusters={name: {}}).clusters) == [name]
+
+
+def test_a_file_without_an_end_is_not_read_to_it() -> None:
+    with pytest.raises(UsageError) as refusal:
+        load(Path("/dev/zero"))
+    assert refusal.value.message == "cannot read /dev/zero: it is larger than 16777216 bytes"
+
+
+@pytest.mark.parametrize("text", ["jobs_keep: 2026-13-45", f"jobs_keep: {'9' * 5000}", "jobs_keep: !!bool x"])
+def test_what_yaml_itself_cannot_make_a_value_of_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "koala.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as refusal:
+        load(path)
+    assert refusal.value.message.startswith(f"cannot read {path}: ")

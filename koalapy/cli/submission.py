@@ -1,20 +1,17 @@
 """From options to the body of a submission."""
 
 import getpass
-import json
 import os
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
+from koalapy.cli import job_file
 from koalapy.cli.errors import CliError, Exit
 from koalapy.cli.job_options import JOB_FIELDS, number
 from koalapy.model.wording import is_utf8
 
 Json = dict[str, Any]
-STANDARD_INPUT = "-"
-"""As a file's name."""
 
 
 def _numbers(option: str, text: str) -> list[int]:
@@ -82,7 +79,7 @@ def paths_to_stage(body: Json, file: Path | None, given: list[str]) -> list[str]
 
 def body_of(file: Path | None, options: Json, environment: dict[str, str]) -> Json:
     """What a job file says, overridden by what the options say."""
-    body = _read(file) if file else {}
+    body = job_file.read(file) if file else {}
     by_name = {"environment": environment, "policy_options": options.get("policy_options") or {}}
     body |= {name: value for name, value in options.items() if value not in (None, []) and name not in by_name}
     for field, given in by_name.items():
@@ -121,30 +118,6 @@ def _here() -> str | None:
         return str(Path.cwd())
     except FileNotFoundError:
         return None
-
-
-def _read(file: Path) -> Json:
-    """A job as a file has it, or as it comes from standard input."""
-    import yaml
-
-    name = "standard input" if str(file) == STANDARD_INPUT else str(file)
-    try:
-        told = sys.stdin.buffer.read() if str(file) == STANDARD_INPUT else file.read_bytes()
-        body = yaml.safe_load(told.decode("utf-8"))
-    except OSError as error:
-        raise CliError(f"cannot read {name}: {error.strerror}", Exit.USAGE, "give a file with -f") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise CliError(f"cannot read {name}: {error}", Exit.USAGE, "write it in YAML or JSON") from error
-    except RecursionError as error:
-        raise CliError(f"cannot read {name}: too much within each other", Exit.USAGE, "write it flatter") from error
-    if not isinstance(body, dict):
-        raise CliError(f"{name} holds no job", Exit.USAGE, "give fields and values as in docs/cli.md")
-    try:
-        json.dumps(body, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        hint = "write it as a text, in quotes"
-        raise CliError(f"{name} has what JSON cannot say: {error}", Exit.USAGE, hint) from error
-    return body
 
 
 REQUEST_OPTIONS = {

@@ -104,7 +104,10 @@ def test_a_folder_that_is_asked_for_is_not_optional_because_the_files_was(tmp_pa
     assert (body["workdir"], body.get("workdir_optional", False)) == ("/b", False)
 
 
-@pytest.mark.parametrize("content", ["- 1", "a: [", "\xff"])
+BOMB = "\n".join(["a0: &a0 x", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 11))])
+
+
+@pytest.mark.parametrize("content", ["- 1", "a: [", "\xff", "a: 2026-13-45", f"a: {'9' * 5000}", "a: !!bool x", BOMB])
 def test_a_bad_file_is_one_clear_error(tmp_path: Path, content: str) -> None:
     file = tmp_path / "job.yaml"
     file.write_bytes(content.encode("latin-1"))
@@ -112,6 +115,25 @@ def test_a_bad_file_is_one_clear_error(tmp_path: Path, content: str) -> None:
         body_of(file, {}, {})
     assert str(file) in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_file_without_an_end_is_not_read_to_it() -> None:
+    with pytest.raises(CliError) as refusal:
+        body_of(Path("/dev/zero"), {}, {})
+    assert str(refusal.value) == "/dev/zero is larger than 1048576 bytes; put large data into files that the job reads"
+
+
+def test_a_file_has_no_aliases(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("request: {type: flexible, total_size: 2}\ncommand: [ls, &a x, *a]\n")
+    with pytest.raises(CliError) as refusal:
+        body_of(file, {}, {})
+    hint = "write out what it stands for, or put it in quotes"
+    assert (refusal.value.code, refusal.value.message, refusal.value.hint) == (
+        Exit.USAGE,
+        f"{file} has an alias (*NAME)",
+        hint,
+    )
 
 
 def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,68 @@
+"""A job as a file has it, or as it comes from standard input."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from koalapy.cli.errors import CliError, Exit
+
+Json = dict[str, Any]
+STANDARD_INPUT = "-"
+"""As a file's name."""
+MAX_SIZE = 1024 * 1024
+"""Bytes: as many as the daemon takes of a request."""
+
+
+def read(file: Path) -> Json:
+    """The fields of a job; ``CliError`` for a file that is of no use."""
+    name = "standard input" if str(file) == STANDARD_INPUT else str(file)
+    body = _parsed(name, _content(name, file))
+    if not isinstance(body, dict):
+        raise CliError(f"{name} holds no job", Exit.USAGE, "give fields and values as in docs/cli.md")
+    try:
+        json.dumps(body, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        hint = "write it as a text, in quotes"
+        raise CliError(f"{name} has what JSON cannot say: {error}", Exit.USAGE, hint) from error
+    return body
+
+
+def _content(name: str, file: Path) -> bytes:
+    try:
+        if str(file) == STANDARD_INPUT:
+            content = sys.stdin.buffer.read(MAX_SIZE + 1)
+        else:
+            with file.open("rb") as opened:
+                content = opened.read(MAX_SIZE + 1)
+    except OSError as error:
+        raise CliError(f"cannot read {name}: {error.strerror}", Exit.USAGE, "give a file with -f") from error
+    if len(content) > MAX_SIZE:
+        hint = "put large data into files that the job reads"
+        raise CliError(f"{name} is larger than {MAX_SIZE} bytes", Exit.USAGE, hint)
+    return content
+
+
+def _parsed(name: str, content: bytes) -> object:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Without aliases: what is small to read may be endless to write."""
+
+        def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+            if self.check_event(yaml.AliasEvent):
+                hint = "write out what it stands for, or put it in quotes"
+                raise CliError(f"{name} has an alias (*NAME)", Exit.USAGE, hint)
+            return super().compose_node(parent, index)
+
+    try:
+        return yaml.load(content.decode("utf-8"), Loader)
+    except RecursionError as error:
+        raise CliError(f"cannot read {name}: too much within each other", Exit.USAGE, "write it flatter") from error
+    except (
+        ValueError,
+        LookupError,
+        AttributeError,
+        yaml.YAMLError,
+    ) as error:  # the reader's own of odd numbers and tags
+        raise CliError(f"cannot read {name}: {error}", Exit.USAGE, "write it in YAML or JSON") from error
