@@ -46,8 +46,10 @@ def run_demo(keep: bool) -> int:
             kept = keep
     finally:
         if not kept:
-            _check_nothing_is_left(directory)
-            shutil.rmtree(directory, ignore_errors=True)
+            try:
+                _check_nothing_is_left(directory)
+            finally:  # also where that cannot be said
+                shutil.rmtree(directory, ignore_errors=True)
     _print("")
     _print("The program's own check passed." if passed else "The program's own check did not pass.")
     return Exit.OK if passed else Exit.FAILED

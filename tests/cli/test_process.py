@@ -81,6 +81,19 @@ def test_output_of_a_job_that_cannot_be_written_is_one_line_too(server: Server) 
     assert missing.returncode == 3
 
 
+def test_a_demo_whose_output_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*KOALA, "demo"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=120,
+            env=environment("", TMPDIR=str(tmp_path)),
+        )
+    assert (done.returncode, done.stderr.count(b"\n")) == (1, 1)
+    assert list(tmp_path.glob("koala-demo-*")) == []
+
+
 def test_output_that_was_closed_holds_up_nothing(server: Server) -> None:
     words = " ".join([*KOALA, "submit", "--flexible", "2", "--", "start", "x"])
     done = subprocess.run(["sh", "-c", f"{words} >&- 2>&- <&-"], timeout=60, env=environment(server.url))
