@@ -1,23 +1,31 @@
 """Every request that changes something, or is refused, is written down; and the routes that tell of it."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from koalapy.api import fields
-from koalapy.api.access import identity_of
+from koalapy.api.access import ACCESS, identity_of
 from koalapy.api.addresses import client_address
 from koalapy.api.fields import Moment, Output
 from koalapy.api.guard import READING
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
 from koalapy.model.audit import AuditFilter
+from koalapy.model.errors import UsageError
 from koalapy.model.job import MAX_DURATION
 from koalapy.service import audit
 from koalapy.service.audit import Audit, Deed
 
 STARTS = ("http.response.start", "websocket.http.response.start")
+METHODS = {"GET", "POST", "PUT", "DELETE", "other"}
+"""What is written down of a request that led nowhere."""
+TOLD = {"login", "impersonate-runner"}
+"""What agents tell."""
 MAX_TARGET = 200
 """Characters of a path that led nowhere."""
 
@@ -41,7 +49,7 @@ class Trail:
             return
         method = scope.get("method", "GET")
         change = method not in READING
-        deed = Deed(method if method in ("GET", "POST", "PUT", "DELETE") else "other", "", change)
+        deed = Deed(method if method in METHODS else "other", "", change)
         deed.target = scope["path"][:MAX_TARGET]
         if change:
             deed.address = client_address(scope)
@@ -84,12 +92,23 @@ class AuditPage(Output):
     next: int
 
 
+def _check_action(action: str, routes: Iterable[BaseRoute]) -> None:
+    """``UsageError`` for one of which there can be no entries, unless an older version wrote them."""
+    operations = {str(getattr(route, "operation_id", None) or getattr(route, "name", "")) for route in routes}
+    known = operations | ACCESS.keys() | TOLD | METHODS
+    if action not in known:
+        near = get_close_matches(action, known, 2)
+        hint = f"did you mean {' or '.join(near)}?" if near else "give an operation as the audit has it, as submit_job"
+        raise UsageError(f"action is {action!r}, which is no operation", field="action", value=action, hint=hint)
+
+
 def audit_router(trail: Audit) -> APIRouter:
     """For administrators."""
     router = APIRouter(prefix="/api/v1/audit", tags=["audit"], dependencies=[Depends(refuse_unknown)])
 
     @router.get("", response_model=AuditPage, operation_id="list_audit", responses=declared(401, 422, 503))
     async def entries(
+        request: Request,
         since: Since = None,
         user: Actor = "",
         action: Action = "",
@@ -98,6 +117,8 @@ def audit_router(trail: Audit) -> APIRouter:
     ) -> Any:
         """Who did what, from where, and who was refused, the oldest first."""
         found = await trail.entries(AuditFilter(0.0, user, action, after, limit), since)
+        if action and not found and not after:
+            _check_action(action, request.app.routes)
         return {"entries": found, "next": found[-1].id if found else after}
 
     return router

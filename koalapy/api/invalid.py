@@ -39,6 +39,8 @@ WANTED = {
     "warning_signal": ("with no signal that a program can catch", f"use {', '.join(WarningSignal)}, as TERM@30"),
     "warning_grace": ("with no duration after its @", "give seconds, as TERM@30, or USR1@2m"),
 }
+DURATIONS = ("walltime", "horizon", "expires")
+"""Fields whose number may also be written with units."""
 BOUNDS = {
     "less_than_equal": ("le", "at most"),
     "less_than": ("lt", "less than"),
@@ -83,7 +85,7 @@ def explain(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) -> Inva
         return Invalid(f"{field} is no object", field, value, hint)
     if kind in ("enum", "literal_error"):
         return Invalid(f"{field} is {shown(value)}", field, value, f"use {context['expected']}")
-    if field == "walltime" and kind == "float_parsing":
+    if field in DURATIONS and kind == "float_parsing":
         kind = "duration"
     if kind in WANTED:
         problem, hint = WANTED[kind]

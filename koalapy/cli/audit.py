@@ -31,6 +31,8 @@ def audit_log(
         page = client.get("/api/v1/audit", after=after, **query)
         for entry in page["entries"]:
             print(json.dumps(entry) if json_lines else _line(entry))
+        if not (page["entries"] or after or follow or json_lines):
+            print(f"koala: {printable(_none(since, user, action))}", file=sys.stderr)
         after = page["next"]
         if len(page["entries"]) < MAX_PAGE_SIZE:
             if not follow:
@@ -38,6 +40,12 @@ def audit_log(
             query.pop("since", None)  # what is new is told by its number, whatever the clocks say
             sys.stdout.flush()
             time.sleep(POLL_INTERVAL)
+
+
+def _none(since: float, user: str | None, action: str | None) -> str:
+    """What was looked for in vain."""
+    told = f"there are no entries of {user}" if user else "there are no entries"
+    return told + (f" with the action {action}" if action else "") + f" in the last {since:g} s"
 
 
 def _line(entry: Json) -> str:

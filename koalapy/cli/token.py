@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from koalapy.cli.arguments import Argument, Group, Option
 from koalapy.cli.client import Client
-from koalapy.cli.errors import CliError, Exit
+from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.cli.options import DEFAULT_URL, AsJson, Token, Url, show_json
 from koalapy.model.identity import Role
 
@@ -57,6 +57,8 @@ def list_(
 
     header = ["ID", "USER", "ROLE", "BY", "CREATED", "EXPIRES", "LAST USE", *(["REVOKED"] if every else []), "NOTE"]
     print(table(header, [_row(one, every=every) for one in answer["tokens"]]))
+    if not answer["tokens"]:
+        print(printable(f"koala: there are no tokens{f' of {user}' if user else ''}"), file=sys.stderr)
 
 
 def _row(one: Json, *, every: bool) -> list[object]:

@@ -40,6 +40,14 @@ async def test_a_look_ahead_is_as_far_as_it_is_told(open_api: Open) -> None:
     assert (refused.status_code, refused.json()["field"]) == (422, "policy"), "it places no flexible request"
 
 
+async def test_what_is_no_horizon_is_told_what_one_is(open_api: Open) -> None:
+    api = await open_api()
+    for text in ("soon", "-1s"):
+        told = (await api.post("/api/v1/what-if", json={"horizon": text})).json()
+        assert told["detail"] == f"horizon is '{text}', no duration"
+        assert told["hint"] == "give seconds, 90m, 1h30m or 1:30:00"
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [

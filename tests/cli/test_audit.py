@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from koalapy.cli.audit import _line
 from koalapy.cli.errors import Exit
 from tests.cli.conftest import Koala
@@ -37,7 +39,28 @@ def test_it_is_filtered_and_told_as_json_lines(koala: Koala) -> None:
         ("ada", "hold_job", "done", 1),
     ]
     assert len(koala("audit-log", "--action", "hold_job").out.splitlines()) == 1
-    assert koala("audit-log", "--user", "eve").out == ""
+
+
+def test_what_is_looked_for_in_vain_is_told(koala: Koala) -> None:
+    ended = koala("audit-log", "--user", "eve", "--action", "hold_job")
+    assert (ended.code, ended.out) == (0, "")
+    assert ended.err == "koala: there are no entries of eve with the action hold_job in the last 86400 s\n"
+    assert koala("audit-log", "--json-lines", "--since", "172800").err == ""
+    for action in ("login", "impersonate-runner", "GET", "list_audit", "submit_job"):
+        assert koala("audit-log", "--action", action).code == 0
+
+
+@pytest.mark.parametrize(
+    ("action", "hint"),
+    [
+        ("hold_jop", "did you mean hold_job or hold_jobs?"),
+        ("xyz", "give an operation as the audit has it, as submit_job"),
+    ],
+)
+def test_an_action_that_there_is_not_is_refused(koala: Koala, action: str, hint: str) -> None:
+    ended = koala("audit-log", "--action", action)
+    assert (ended.code, ended.out) == (Exit.USAGE, "")
+    assert ended.err == f"koala: action is '{action}', which is no operation; {hint}\n"
 
 
 def test_what_is_shown_does_no_harm_to_a_terminal() -> None:

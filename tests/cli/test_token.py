@@ -62,3 +62,9 @@ def test_what_is_no_role_or_time_is_refused(koala: Koala) -> None:
     assert koala("token", "create", "--role", "god").code == 2
     assert koala("token", "create", "--expires", "soon").code == 2
     assert koala("token", "revoke", "7").code == 3
+
+
+def test_that_there_are_none_is_told(koala: Koala) -> None:
+    ended = koala("token", "list", "--user", "nobody")
+    assert (ended.code, len(ended.out.splitlines()), ended.err) == (0, 1, "koala: there are no tokens of nobody\n")
+    assert koala("token", "list", "--json").err == ""
