@@ -2,11 +2,13 @@
 
 import sys
 import time
+from contextlib import closing, suppress
 from typing import Annotated, Any
 
 from koalapy.cli.arguments import Argument, Group, Option
 from koalapy.cli.client import Client, in_path
 from koalapy.cli.errors import CliError, Exit, printable
+from koalapy.cli.job_progress import WaitReporter
 from koalapy.cli.network_matrix import history_table, measurement_text, network_page
 from koalapy.cli.options import DEFAULT_URL, AsJson, Timeout, Token, Url, show_json
 from koalapy.cli.width import terminal_size
@@ -78,32 +80,61 @@ def _follow(client: Client, asked: Json, deadline: float | None, *, quiet: bool)
     """Tell of each link as soon as it is measured; all that was asked for, with what was found."""
     waiting = {(link["one"], link["other"]): link for link in asked["links"]}
     found: list[Json] = []
-    while True:
-        for link in _over(client, waiting):
-            del waiting[link["one"], link["other"]]
-            result = None if link["reason"] else _result(client, link, asked["since"])
-            found.append({**link, "job": result["job"] if result else link["job"], "result": result})
-            if not quiet:
-                print(printable(f"{_name(link)}: {measurement_text(result, link['reason'])}"), flush=True)
-        if not waiting:
-            return found
-        if deadline is not None and time.monotonic() >= deadline:
-            left = ", ".join(_name(link) for link in waiting.values())
-            raise CliError(f"not measured in time: {left}", Exit.TIMEOUT, "the measurements go on: koala network")
-        time.sleep(POLL_INTERVAL)
+    with closing(_Reporter(client)) as reporter:
+        while True:
+            links = _links(client)
+            for link in _over(links, waiting):
+                del waiting[link["one"], link["other"]]
+                result = None if link["reason"] else _result(client, link, asked["since"])
+                found.append({**link, "job": result["job"] if result else link["job"], "result": result})
+                if not quiet:
+                    print(printable(f"{_name(link)}: {measurement_text(result, link['reason'])}"), flush=True)
+            if not waiting:
+                return found
+            if deadline is not None and time.monotonic() >= deadline:
+                left = ", ".join(_name(link) for link in waiting.values())
+                raise CliError(f"not measured in time: {left}", Exit.TIMEOUT, "the measurements go on: koala network")
+            reporter.look([link for link in links if (link["one"], link["other"]) in waiting])
+            time.sleep(POLL_INTERVAL)
 
 
-def _over(client: Client, waiting: dict[tuple[str, str], Json]) -> list[Json]:
-    """Those of the links that are not under way, or not any more; a daemon that goes away is waited for."""
+class _Reporter:
+    """Says what the job waits for that measures now, as whoever waits for a job is told."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._job = 0
+        self._wait: WaitReporter | None = None
+
+    def look(self, links: list[Json]) -> None:
+        job = next((link["under_way"]["job"] for link in links if link["under_way"] and link["under_way"]["job"]), 0)
+        if job != self._job:
+            self.close()
+            self._job, self._wait = job, WaitReporter() if job else None
+        if self._wait is not None:
+            with suppress(CliError):  # the daemon is away, or the job was removed
+                self._wait.update(self._client.get(f"/api/v1/jobs/{job}"), is_reported=False)
+
+    def close(self) -> None:
+        if self._wait is not None:
+            self._wait.close()
+
+
+def _links(client: Client) -> list[Json]:
+    """What is known of all links; a daemon that goes away is waited for."""
     since = time.monotonic()
     while True:
         try:
-            links = client.get("/api/v1/network")["links"]
-            break
+            links: list[Json] = client.get("/api/v1/network")["links"]
+            return links
         except CliError as error:
             if error.code is not Exit.UNREACHABLE or time.monotonic() - since > ABSENCE_TIMEOUT:
                 raise
             time.sleep(POLL_INTERVAL)
+
+
+def _over(links: list[Json], waiting: dict[tuple[str, str], Json]) -> list[Json]:
+    """Those of the links that are not under way, or not any more."""
     under_way = {(link["one"], link["other"]) for link in links if link["under_way"]}
     return [link for pair, link in waiting.items() if link["reason"] or pair not in under_way]
 

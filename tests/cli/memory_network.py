@@ -21,6 +21,8 @@ class MemoryNetwork:
         """What measuring finds; of other links that they cannot be measured, and None that it is lost."""
         self.under_way: list[ClusterPair] = []
         self.stands_still = False
+        self.job = 7
+        """That measures the first link that is under way."""
         self.stale_after = 3600.0
 
     def knows(self, *lines: Measurement, configured: dict[ClusterPair, Link] | None = None) -> None:
@@ -39,7 +41,7 @@ class MemoryNetwork:
         return [self._record(pair) for pair in self.table.pairs()]
 
     def _record(self, pair: ClusterPair) -> LinkRecord:
-        under_way = UnderWay(7 if self.under_way.index(pair) == 0 else None) if pair in self.under_way else None
+        under_way = UnderWay(self.job if self.under_way.index(pair) == 0 else None) if pair in self.under_way else None
         known = self.table[pair]
         return LinkRecord(pair, known.state(NOW, self.stale_after), known.link, known, under_way)
 
