@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
+from koalapy.model import wanted
 from koalapy.model.errors import UsageError
 from koalapy.model.field import not_none
 from koalapy.scheduling.rules import OutOfRange
@@ -18,18 +19,27 @@ PREFIX, DELIMITER = "KOALA_", "__"
 """Of environment variables that say what a file may say, too."""
 UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 
+SAME = {
+    "dataclass_type": "dict_type",
+    "model_type": "dict_type",
+    "mapping_type": "dict_type",
+    "tuple_type": "list_type",
+    "set_type": "list_type",
+    "frozen_set_type": "list_type",
+    "bool_type": "bool_parsing",
+    "missing_argument": "missing",
+    "missing_keyword_only_argument": "missing",
+}
+"""Types of errors that say the same as another of a configuration."""
+
 
 def refusal(root: type[BaseModel], errors: Iterable[Mapping[str, Any]], path: Path | None) -> UsageError:
     """pydantic's errors as one of ours, which names the first field and tells of all."""
     faults = [fault for error in errors for fault in _faults(root, error)]
     location, value, _ = faults[0]
     places = dict.fromkeys(_place(location, path) for location, _, _ in faults)
-    return UsageError(
-        "; ".join(field_of(location) + message for location, _, message in faults),
-        field=field_of(location),
-        value=value,
-        hint=f"correct {' and '.join(places)}",
-    )
+    told = "; ".join(field_of(location) + message for location, _, message in faults)
+    return UsageError(f"{' and '.join(places)}: {told}", field=field_of(location), value=value, hint="correct it there")
 
 
 def field_of(location: Location) -> str:
@@ -52,7 +62,27 @@ def _faults(root: type[BaseModel], error: Mapping[str, Any]) -> Iterator[tuple[L
         meant = f", did you mean {near[0]}?" if near else f" (known: {', '.join(known)})"
         yield location, error.get("input"), f": there is no such key{meant}"
     else:
-        yield location, error.get("input"), f": {str(error['msg']).removeprefix('Value error, ')}"
+        yield location, error.get("input"), f": {_words(error)}"
+
+
+def _words(error: Mapping[str, Any]) -> str:
+    """What is wrong with a value, without the value: it may be a secret."""
+    kind, context = SAME.get(error["type"], error["type"]), error.get("ctx") or {}
+    if kind in wanted.WANTED:
+        return ", ".join(wanted.WANTED[kind])
+    if kind in wanted.BOUNDS:
+        bound, words = wanted.BOUNDS[kind]
+        return f"give {words} {context[bound]:.15g}"
+    if kind in wanted.LENGTHS:
+        bound, words = wanted.LENGTHS[kind]
+        return f"give {words.format(context[bound])}"
+    if kind in ("enum", "literal_error"):
+        return f"use {context['expected']}"
+    if kind == "missing":
+        return "it is missing, add it"
+    if kind == "string_pattern_mismatch":
+        return f"it is not as {context['pattern']} says"
+    return str(error["msg"]).removeprefix("Value error, ")
 
 
 def keys_beside(root: type[BaseModel], location: Location) -> Sequence[str]:

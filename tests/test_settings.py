@@ -107,12 +107,13 @@ def test_a_rule_out_of_range_is_refused_by_its_name(load_yaml: Any, name: str, v
     with pytest.raises(UsageError) as refusal:
         load_yaml(rules={name: value})
     assert refusal.value.field == f"rules.{name}"
-    assert refusal.value.message.startswith(f"rules.{name}")
+    assert f"koala.yaml: rules.{name}" in refusal.value.message
 
 
 def test_rules_of_the_environment_are_refused_likewise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KOALA_RULES__CLAIM_FACTOR", "1.5")
-    with pytest.raises(UsageError, match=r"^rules\.claim_factor is 1\.5, but must be at least 0\.01 and below 1"):
+    place = "KOALA_RULES__CLAIM_FACTOR in the environment"
+    with pytest.raises(UsageError, match=rf"^{place}: rules\.claim_factor is 1\.5, but must be at least 0\.01 "):
         load(None)
 
 
@@ -132,12 +133,12 @@ def test_links_are_known_by_their_clusters(load_yaml: Any) -> None:
         ({"between": ["north", "nroth"]}, "links[1].between[1]", "there is no cluster nroth"),
         ({"between": ["south", "north"]}, "links[1].between", "between north and south was given before"),
         ({"between": ["north"]}, "links[1].between", ""),
-        ({"latency": 0}, "links[1].latency", "greater than 0"),
-        ({"latency": -1}, "links[1].latency", "greater than 0"),
+        ({"latency": 0}, "links[1].latency", "more than 0"),
+        ({"latency": -1}, "links[1].latency", "more than 0"),
         ({"latency": "soon"}, "links[1].latency", "0.5ms"),
         ({"latency": True}, "links[1].latency", "0.5ms"),
         ({"latency": None}, "links[1]", "neither latency nor bandwidth"),
-        ({"bandwidth": 0.0}, "links[1].bandwidth", "greater than 0"),
+        ({"bandwidth": 0.0}, "links[1].bandwidth", "more than 0"),
         ({"bandwidth": "1Gb"}, "links[1].bandwidth", "1Gbit"),
         ({"bandwidth": "-5MB"}, "links[1].bandwidth", "1Gbit"),
         ({"bandwidth": float("inf")}, "links[1].bandwidth", "finite"),
@@ -228,7 +229,8 @@ def test_a_limit_out_of_range_is_refused_by_its_name(load_yaml: Any, name: str, 
     with pytest.raises(UsageError) as refusal:
         load_yaml(clusters={"north": {name: value}})
     assert refusal.value.field == f"clusters.north.{name}"
-    assert refusal.value.message.startswith(f"clusters.north.{name}: Input should be ")
+    assert f"koala.yaml: clusters.north.{name}: " in refusal.value.message
+    assert "give " in refusal.value.message
 
 
 @pytest.mark.parametrize(
@@ -280,7 +282,7 @@ def test_people_have_an_account_of_their_own_on_clusters_that_there_are(load_yam
 
 def test_tokens_of_the_environment_are_refused_likewise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KOALA_TOKENS", '[{"token": "", "user": "ada"}]')
-    with pytest.raises(UsageError, match=r"^tokens\[0\]\.token: a blank token would let everybody in"):
+    with pytest.raises(UsageError, match=r"^KOALA_TOKENS in the environment: tokens\[0\]\.token: a blank token "):
         load(None)
     monkeypatch.setenv("KOALA_TOKENS", "a-token-for-tests")
     with pytest.raises(UsageError, match="given as JSON"):
@@ -303,20 +305,21 @@ def test_all_that_is_wrong_is_told_at_once_with_the_key_that_was_meant_and_the_f
     )
     with pytest.raises(UsageError) as refused:
         load(path)
-    assert refused.value.message.split("; ") == [
+    told = refused.value.message.removeprefix(f"{path}: ")
+    assert told.split("; ") == [
         "rules.claim_grce: there is no such key, did you mean claim_grace?",
         "rules.scan_intervall: there is no such key, did you mean scan_interval?",
         "links[0].latencey: there is no such key, did you mean latency?",
-        "clusters.north.transfer_limit: Input should be greater than or equal to 1",
+        "clusters.north.transfer_limit: give at least 1",
         "clusters.north.node: there is no such key, did you mean nodes?",
-        *[one for one in refused.value.message.split("; ") if one.startswith("zzz: there is no such key (known: ")],
+        *[one for one in told.split("; ") if one.startswith("zzz: there is no such key (known: ")],
     ]
-    assert refused.value.hint == f"correct {path}"
+    assert refused.value.hint == "correct it there"
     path.write_text("rules: {claim_grace: 0, claim_factor: 2}\n")
     with pytest.raises(UsageError) as refused:
         load(path)
     assert refused.value.message == (
-        "rules.claim_grace is 0.0, but must be at least 0.001; "
+        f"{path}: rules.claim_grace is 0.0, but must be at least 0.001; "
         "rules.claim_factor is 2.0, but must be at least 0.01 and below 1"
     )
 
@@ -330,7 +333,7 @@ def test_what_the_environment_said_wrong_is_to_be_corrected_there(
     monkeypatch.setenv("KOALA_TOKENS", '[""]')
     with pytest.raises(UsageError) as refused:
         load(path)
-    places = refused.value.hint.removeprefix("correct ").split(" and ")
+    places = refused.value.message.partition(": ")[0].split(" and ")
     assert sorted(places) == sorted(
         [str(path), "KOALA_RULES__CLAIM_GRCE in the environment", "KOALA_TOKENS in the environment"]
     )
@@ -398,8 +401,8 @@ def test_a_clusters_name_is_one_plain_word(load_yaml: Any, tmp_path: Path, name:
     with pytest.raises(UsageError) as refusal:
         load_yaml(clusters={name: {}})
     assert refusal.value.field == "clusters"
-    assert refusal.value.message.startswith(f"clusters: {name[:100]!r} is no cluster's name: give 1 to 100 letters")
-    assert refusal.value.hint == f"correct {tmp_path / 'koala.yaml'}"
+    said = f"clusters: {name[:100]!r} is no cluster's name: give 1 to 100 letters"
+    assert refusal.value.message.startswith(f"{tmp_path / 'koala.yaml'}: {said}")
 
 
 @pytest.mark.parametrize("name", ["north", "é", "4", "das4-vu.nl_2", "x" * 100])
@@ -420,3 +423,33 @@ def test_what_yaml_itself_cannot_make_a_value_of_is_refused(tmp_path: Path, text
     with pytest.raises(UsageError) as refusal:
         load(path)
     assert refusal.value.message.startswith(f"cannot read {path}: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("rules: 5", "rules: not an object, give names and values"),
+        ("clusters: [a]", "clusters: not an object, give names and values"),
+        ("clusters: {1: {}}", "clusters: not a text, write it as a text, in quotes"),
+        ("links: x", "links: not a list, give a list"),
+        ("jobs_keep: x", "jobs_keep: not a number, give a number"),
+        ("jobs_keep: 1", "jobs_keep: give at least 3600"),
+        ("lease: 0", "lease: give more than 0"),
+        ("bundle_limit: 1.5", "bundle_limit: not an integer, give a whole number"),
+        ("open_metrics: maybe", "open_metrics: neither true nor false, use true or false"),
+        ("rules: {claiming: nix}", "rules.claiming: use 'atomic', 'incremental' or 'priced'"),
+        ("log_level: loud", "log_level: use 'debug', 'info', 'warning', 'error' or 'critical'"),
+        ("links: [{latency: 1}]", "links[0].between: it is missing, add it"),
+        ("limits_contact: [1]", "limits_contact: not a text, write it as a text, in quotes"),
+        (
+            "tokens: [{token: 1234567890123456, user: ada}]",
+            "tokens[0].token: not a text, write it as a text, in quotes",
+        ),
+    ],
+)
+def test_what_is_wrong_is_told_in_our_words(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "koala.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError) as refusal:
+        load(path)
+    assert (refusal.value.message, refusal.value.hint) == (f"{path}: {says}", "correct it there")

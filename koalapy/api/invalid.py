@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from koalapy.api import submission
+from koalapy.model import wanted
 from koalapy.model.warning import WarningSignal
 from koalapy.model.wording import known_names
 
@@ -17,17 +18,7 @@ REQUESTS: dict[str, type[BaseModel]] = {
 }
 COMPONENTS: dict[str, type[BaseModel]] = {"fixed": submission.FixedComponent, "nonfixed": submission.NonFixedComponent}
 KINDS = "fixed, nonfixed or flexible"
-WANTED = {
-    "int_type": ("not an integer", "give a whole number"),
-    "int_parsing": ("not an integer", "give a whole number"),
-    "finite_number": ("no finite number", "give a number"),
-    "string_type": ("not a text", "write it as a text, in quotes"),
-    "list_type": ("not a list", "give a list"),
-    "dict_type": ("not an object", "give names and values"),
-    "bool_parsing": ("neither true nor false", "use true or false"),
-    "float_parsing": ("not a number", "give a number"),
-    "float_type": ("not a number", "give a number"),
-    "string_unicode": ("no Unicode text", "remove lone surrogates"),
+WANTED = wanted.WANTED | {
     "one_line": ("with characters that cannot be shown", "leave them out"),
     "string_pattern_mismatch": ("with signs that may not be in it", "leave them out"),
     "nul": ("with a NUL in it", "leave it out"),
@@ -41,17 +32,6 @@ WANTED = {
 }
 DURATIONS = ("walltime", "horizon", "expires")
 """Fields whose number may also be written with units."""
-BOUNDS = {
-    "less_than_equal": ("le", "at most"),
-    "less_than": ("lt", "less than"),
-    "greater_than_equal": ("ge", "at least"),
-}
-
-LENGTHS = {
-    "string_too_long": ("max_length", "at most {} characters"),
-    "string_too_short": ("min_length", "at least {} characters"),
-    "too_long": ("max_length", "at most {}"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +70,11 @@ def explain(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) -> Inva
     if kind in WANTED:
         problem, hint = WANTED[kind]
         return Invalid(f"{field} is {shown(value)}, {problem}", field, value, hint)
-    if kind in BOUNDS:
-        bound, words = BOUNDS[kind]
+    if kind in wanted.BOUNDS:
+        bound, words = wanted.BOUNDS[kind]
         return Invalid(f"{field} is {shown(value)}", field, value, f"give {words} {context[bound]}")
-    if kind in LENGTHS:
-        bound, words = LENGTHS[kind]
+    if kind in wanted.LENGTHS:
+        bound, words = wanted.LENGTHS[kind]
         hint = f"give {words.format(context[bound])}"
         if isinstance(value, list | dict):
             return Invalid(f"{field} has {len(value)} entries", field, len(value), hint)

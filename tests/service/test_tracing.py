@@ -138,7 +138,7 @@ def test_an_address_that_is_none_is_refused_and_tells_no_password(wrong: str, tm
 
     config = tmp_path / "koala.yaml"
     config.write_text(f"tracing: {{endpoint: '{wrong}'}}\n")
-    with pytest.raises(UsageError, match=r"^tracing\.endpoint") as refused:
+    with pytest.raises(UsageError, match=r"^/.*: tracing\.endpoint") as refused:
         load(config)
     assert "the-secret" not in f"{refused.value!r} {refused.value} {refused.value.hint}"
 
