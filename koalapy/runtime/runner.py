@@ -274,12 +274,16 @@ class Runner:
             os.chdir(place)
 
     def _copy_to(self, path: str | None) -> None:
+        """Write the output to a file that the user has named, too; ``Failure`` where what comes here could not be."""
         if path:
             self._copy_path = path
             try:
                 self._copy = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
             except OSError as error:
-                self.say(f"cannot write {path} on {self.settings.name}: {error.strerror}")
+                text = f"cannot write {path} on {self.settings.name}: {error.strerror}"
+                if not isinstance(self._role, Follower):  # nothing of the program's comes to it
+                    raise Failure(text, 126) from error
+                self.say(text)
 
     def say(self, line: str) -> None:
         """Tell the user, between the lines of the program's output."""

@@ -90,6 +90,14 @@ async def test_a_missing_workdir_that_was_asked_for_is_an_error(agent: FakeAgent
     assert not node.said("running")
 
 
+async def test_a_file_for_the_output_that_cannot_be_written_is_an_error(agent: FakeAgent) -> None:
+    """The program ran, ended well, and what its user had asked for was nowhere."""
+    node, end = await result(agent, ["echo", "done"], output="/no/such/folder/log")
+    assert (end["code"], end["infrastructure"]) == (126, False)
+    assert node.output == b"koala: cannot write /no/such/folder/log on node-127.0.1.1: No such file or directory\n"
+    assert not node.said("running")
+
+
 async def test_what_the_program_leaves_behind_is_ended(agent: FakeAgent) -> None:
     node, end = await result(agent, ["sh", "-c", "setsid sh -c 'echo $$; exec sleep 1000' & sleep 0.3; exit 5"])
     assert end["code"] == 5
