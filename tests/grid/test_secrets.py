@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import httpx2
@@ -22,10 +23,12 @@ from tests.needs import ROOT, needs
 
 pytestmark = pytest.mark.grid
 
+SECRET = f"the-secret-{token_hex(4)}-of"
+"""By this all are known that are given here; others may be played on this machine at the same time."""
 CONFIGURED = {
-    "KOALA_TOKENS": '[{"token": "the-secret-of-users", "user": "ada", "role": "admin"}]',
-    "KOALA_CLUSTERS": json.dumps({"north": {"nodes": 2, "token": "the-secret-of-north"}, "south": {"nodes": 2}}),
-    "PGPASSWORD": "the-secret-of-the-database",
+    "KOALA_TOKENS": json.dumps([{"token": f"{SECRET}-users", "user": "ada", "role": "admin"}]),
+    "KOALA_CLUSTERS": json.dumps({"north": {"nodes": 2, "token": f"{SECRET}-north"}, "south": {"nodes": 2}}),
+    "PGPASSWORD": f"{SECRET}-the-database",
 }
 WITHOUT_CAPABILITIES = ("setpriv", "--bounding-set", "-all", "--inh-caps", "-all") if ROOT.is_met else ()
 """As any account runs a daemon: root's could look into what is closed to all."""
@@ -57,7 +60,7 @@ class Busy:
     @property
     def secrets(self) -> list[str]:
         own = (self.grid.directory / "token").read_text().strip()
-        return [own, self.made, "the-secret-of"]
+        return [own, self.made, SECRET]
 
     def log(self) -> str:
         return (self.grid.directory.parent / "daemon.log").read_text()
@@ -74,7 +77,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Busy]:
         grid.start()
         made = grid.http.post("/api/v1/tokens", json={"user": "bea", "role": "user"}).json()["token"]
         more = files(grid, tmp_path_factory.mktemp("sent"))
-        job = grid.submit(two, *gate.hold, environment={"KEY_OF_THE_JOB": "the-secret-of-the-job"}, **more)
+        job = grid.submit(two, *gate.hold, environment={"KEY_OF_THE_JOB": f"{SECRET}-the-job"}, **more)
         grid.wait_state(job, "running")
         yield Busy(grid, job, made)
         gate.open()
@@ -124,13 +127,13 @@ def test_no_process_of_ours_has_what_looks_like_a_secret(busy: Busy) -> None:
 
 def test_no_log_tells_a_secret(busy: Busy) -> None:
     grid = busy.grid
-    shown = {"Authorization": "Bearer the-secret-of-a-guess"}
+    shown = {"Authorization": f"Bearer {SECRET}-a-guess"}
     with httpx2.Client(base_url=grid.url, headers=shown, timeout=60.0) as stranger:
         refused = stranger.get("/api/v1/jobs")
     assert refused.status_code == 401
-    assert "the-secret" not in refused.text
-    grid.http.post("/api/v1/jobs", json={"command": ["the-secret-of-a-command"]})
-    assert grid.run("clusters", "--token", "the-secret-of-a-command-line").returncode == 4
+    assert SECRET not in refused.text
+    grid.http.post("/api/v1/jobs", json={"command": [f"{SECRET}-a-command"]})
+    assert grid.run("clusters", "--token", f"{SECRET}-a-command-line").returncode == 4
     log = busy.log()
     assert "level='debug'" in log or "level='info'" in log
     for secret in busy.secrets:
@@ -148,7 +151,7 @@ def test_no_answer_tells_a_secret(busy: Busy) -> None:
         f"/api/v1/jobs/{busy.job}/explain",
         "/api/v1/clusters/north",
     ]
-    secrets = [*busy.secrets[:2], *re.findall(r"the-secret-of-[\w-]+", " ".join(CONFIGURED.values()))]
+    secrets = [*busy.secrets[:2], *re.findall(rf"{SECRET}-[\w-]+", " ".join(CONFIGURED.values()))]
     read = 0
     for path in paths:
         with api.stream("GET", path) as answer:
@@ -198,7 +201,7 @@ def test_nobody_looks_into_the_memory_of_daemon_agents_and_runners(busy: Busy) -
 
 
 def test_a_database_that_does_not_answer_is_told_without_its_password(tmp_path: Path) -> None:
-    secret = "the-secret-of-the-database"
+    secret = CONFIGURED["PGPASSWORD"]
     environment = {**os.environ, "KOALA_DATABASE": f"postgresql+psycopg://koala:{secret}@127.0.0.1:1/koala"}
     serve = [sys.executable, "-m", "koalapy.cli.main", "serve", "--port", "0", "--data-dir", str(tmp_path / "data")]
     done = subprocess.run(serve, env=environment, capture_output=True, text=True, timeout=120)
