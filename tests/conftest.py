@@ -1,5 +1,6 @@
 """How the suite is played: benchmarks apart, and, with several workers, what belongs together in one of them."""
 
+import os
 import signal
 import sys
 from collections import Counter
@@ -19,6 +20,10 @@ from tests import needs
 # to be interrupted by the tests.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Whoever plays the tests may want their own Python unbuffered: the end of a line that is printed is a write of its own
+# then, and mpirun of series 4 puts what others have written between the two.
+os.environ.pop("PYTHONUNBUFFERED", None)
 
 # Benchmarks measure and do not test: they are collected by ``make bench`` only.
 collect_ignore = [] if "--benchmark-only" in sys.argv else ["benchmarks"]

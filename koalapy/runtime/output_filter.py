@@ -10,12 +10,13 @@ if TYPE_CHECKING:
     from koalapy.runtime.role import Node
 
 NOISE = re.compile(
-    rb"^\[[^\]\n]*\] (?:plm:[sr]sh: Warning: setpgid\(|[^\n]*osc_ucx_component\.c:\d+ +Error: OSC UCX component "
-    rb"priority set inside component query failed)[^\n]*\n(?:[ \t]*\n)*",
-    re.MULTILINE,
+    rb"\[[^\[\]\n]*\] (?:plm:[sr]sh: Warning: setpgid\([^\n]*\n(?:[ \t]*\n)*"
+    rb"|\S*osc_ucx_component\.c:\d+ +Error: OSC UCX component priority set inside component query failed[^\n]*\n"
+    rb"(?:[ \t]+\n)*)"
 )
 """What nobody should have to read: Open MPI warns of a harmless race between itself and its launch agent, and series 5
-calls it an error, in each rank that makes a window, that a node has no network of UCX's."""
+calls it an error, in each rank that makes a window, that a node has no network of UCX's. Where a program writes a
+line's text and its end one by one, such an error may come between the two."""
 SIGNS_OF_NOISE = (b"setpgid(", b"osc_ucx_component.c")
 RULE = rb"^-{20,}\n"
 LOST = RULE + rb"(?:PRTE|ORTE) has lost communication with a remote daemon\.\n"

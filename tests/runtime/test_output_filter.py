@@ -104,14 +104,30 @@ def test_a_programs_own_tables_are_not_held_up_for_long(pieces: list[bytes]) -> 
     assert shown.seen == f"up\n{TABLE}{RULE}".encode()
 
 
-@pytest.mark.parametrize(
-    "noise",
-    [
-        "[n1:42] plm:rsh: Warning: setpgid(43,43) failed in parent with errno=Permission denied(13)\n\n",
-        "[n1:42] /src/ompi/mca/osc/ucx/osc_ucx_component.c:375  Error: OSC UCX component priority set inside component "
-        "query failed \n \n",
-    ],
+SETPGID = "[n1:42] plm:rsh: Warning: setpgid(43,43) failed in parent with errno=Permission denied(13)\n\n"
+UCX = (
+    "[n1:42] /src/ompi/mca/osc/ucx/osc_ucx_component.c:375  Error: OSC UCX component priority set inside component "
+    "query failed \n \n"
 )
+
+
+@pytest.mark.parametrize("noise", [SETPGID, UCX])
 def test_what_nobody_should_have_to_read_is_left_out(noise: str) -> None:
     shown, _ = pass_on([f"up\n{noise}down\n{noise}".encode()])
     assert shown.seen == b"up\ndown\n"
+
+
+@given(st.lists(st.sampled_from(["", UCX, UCX * 2]), min_size=6, max_size=6), st.data())
+def test_an_error_between_a_line_and_its_end_is_left_out(noises: list[str], data: st.DataObject) -> None:
+    """However it is cut: unbuffered programs write a line's text and its end one by one."""
+    texts = ["[[1, 2]]", "\n", "\n", "[north] of", " two\n", "last"]
+    parts = [part.encode() for pair in zip(texts, noises, strict=True) for part in pair if part]
+    cuts = data.draw(st.lists(st.booleans(), min_size=len(parts), max_size=len(parts)))
+    pieces = [b""]
+    for part, is_cut in zip(parts, cuts, strict=True):
+        if is_cut:
+            pieces.append(part)
+        else:
+            pieces[-1] += part
+    shown, _ = pass_on(pieces)
+    assert shown.seen == b"[[1, 2]]\n\n[north] of two\nlast"
