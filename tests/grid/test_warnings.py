@@ -18,7 +18,8 @@ def save(number, frame):
     with open(state + ".new", "w") as file:
         file.write(str(done))
     os.replace(state + ".new", state)
-    print("saved at", done, "by", signal.Signals(number).name, flush=True)
+    # What it interrupts may be printing.
+    os.write(1, f"saved at {done} by {signal.Signals(number).name}".encode() + bytes([10]))
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
 signal.signal(signal.SIGUSR1, save)

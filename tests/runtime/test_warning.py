@@ -48,7 +48,7 @@ async def test_a_warned_program_saves_itself_and_its_exit_code_counts(agent: Fak
 
 
 async def test_what_a_shell_has_started_has_its_grace_though_the_shell_is_gone(agent: FakeAgent) -> None:
-    slow = SAVES.replace("    sys.exit(7)", "    import time; time.sleep(1.5); print('late', flush=True); sys.exit(7)")
+    slow = SAVES.replace("    sys.exit(7)", "    import time; time.sleep(1.5); os.write(1, b'late'); sys.exit(7)")
     node = await running(agent, ["sh", "-c", f"{sys.executable} -c '{slow.replace(chr(39), chr(34))}'; echo never"])
     stop(node, LONG)
     end = await node.expect("exit")
