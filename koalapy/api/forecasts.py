@@ -3,10 +3,11 @@
 from typing import Annotated, Any
 
 import yaml
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Request
 from pydantic import Field
 
 from koalapy.api.access import Caller, Id
+from koalapy.api.asked import while_asked
 from koalapy.api.fields import MAX_ID, Input, Moment, Name, Output, Seconds, Text, seconds
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
@@ -212,10 +213,10 @@ def forecasts_router(service: Forecasts, jobs: Jobs) -> APIRouter:
         operation_id="ask_what_if",
         responses=declared(400, 401, 403, 404, 413, 422, 429, 503),
     )
-    async def ask_what_if(question: WhatIf) -> Any:
+    async def ask_what_if(question: WhatIf, request: Request) -> Any:
         """When those who wait will start and end, as it is, and if something was otherwise: simulated from this moment
         on, again and again with other run times. It takes some seconds; nothing is changed."""
-        return await service.what_if(question.change(), question.horizon)
+        return await while_asked(request, service.what_if(question.change(), question.horizon))
 
     @router.post(
         "/forecast",

@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from koalapy.api.invalid import explain
@@ -143,6 +144,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(KoalaError, _koala_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(ClientDisconnect, _nobody_there)
     app.add_exception_handler(Exception, _bug)
 
 
@@ -176,6 +178,10 @@ async def _http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 400:
         return problem(400, "the body is no JSON", field="body", hint="send one object in UTF-8", headers=headers)
     return problem(error.status_code, str(error.detail), headers=headers)
+
+
+async def _nobody_there(request: Request, error: Exception) -> Response:
+    return Response(status_code=400)
 
 
 async def _bug(request: Request, error: Exception) -> Response:

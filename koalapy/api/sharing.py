@@ -3,8 +3,9 @@
 from datetime import date
 from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Request
 
+from koalapy.api.asked import while_asked
 from koalapy.api.fields import Moment, Output
 from koalapy.api.history import First, Last
 from koalapy.api.problems import declared
@@ -66,12 +67,12 @@ def sharing_router(service: Sharing, history: History) -> APIRouter:
     @router.get(
         "", response_model=SharingView, operation_id="show_sharing", responses=declared(401, 403, 422, 429, 503)
     )
-    async def show(first: First = None, last: Last = None) -> Any:
+    async def show(request: Request, first: First = None, last: Last = None) -> Any:
         """Whether every site is better off for taking part: the response times of its own users' jobs as they were, and
         as they would have been on that site by itself, which is simulated. Of jobs that were submitted in these days
         and are over; it takes some seconds."""
         span = history.span(first, last)
-        report = await service.report(span)
+        report = await while_asked(request, service.report(span))
         told = {name: getattr(report, name) for name in ("start", "end", "every_site", "sites", "left_out")}
         return SharingView.model_validate({"first": span.first, "last": span.last, **told})
 

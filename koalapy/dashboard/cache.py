@@ -18,6 +18,8 @@ class _Made:
     page: "asyncio.Task[bytes]"
     at: float
     version: str
+    asked_by: int = 0
+    """As many as wait for it now."""
 
 
 class PageCache:
@@ -39,13 +41,18 @@ class PageCache:
             if len(self._pages) >= MAX_PAGES:
                 self._pages.clear()
             made = self._pages[key] = _Made(asyncio.ensure_future(make()), now, self._changes.version)
+        made.asked_by += 1
         try:
             # One who goes away does not take the page from the others.
             return await asyncio.shield(made.page)
         except BaseException:
-            if made.page.done() and self._pages.get(key) is made:
+            if made.asked_by == 1:  # nobody waits for it any more
+                made.page.cancel()
+            if (made.asked_by == 1 or made.page.done()) and self._pages.get(key) is made:
                 del self._pages[key]
             raise
+        finally:
+            made.asked_by -= 1
 
     def _is_good(self, made: _Made, now: float) -> bool:
         if made.at <= self._changes.told_at:

@@ -3,7 +3,7 @@
 import gzip
 import time
 from asyncio import to_thread
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial, wraps
 from hashlib import sha256
@@ -17,6 +17,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 from pydantic import TypeAdapter, ValidationError
 
 from koalapy.api.access import Caller, identity_of, session_of
+from koalapy.api.asked import while_asked
 from koalapy.api.fields import Reason
 from koalapy.api.queries import refuse_unknown
 from koalapy.dashboard.cache import PageCache
@@ -25,7 +26,7 @@ from koalapy.model.errors import ForbiddenError, UsageError
 from koalapy.model.identity import Identity, Role
 from koalapy.service.engine import Engine
 
-Load = Callable[..., Awaitable[Any]]
+Load = Callable[..., Coroutine[Any, Any, Any]]
 Act = Callable[..., Awaitable[str]]
 MAX_FIELDS = 2000
 """Of a form."""
@@ -103,15 +104,16 @@ class Dashboard:
                 """As HTML; only what changes, where a page of ours asks again."""
                 is_part = "hx-request" in request.headers
                 which = (request.url.path, request.url.query, caller.user, caller.role, caller.groups, is_part)
-                made = await self._cache.get(
+                making = self._cache.get(
                     (*which, session_of(request.scope)),
                     lambda: self._make(request, caller, load, template, title, is_part=is_part, live=live),
                 )
+                made = await while_asked(request, making)
                 return _compressed(request, made)
 
-            async def twin(load: Callable[[], Awaitable[Any]] = bound) -> JSONResponse:
+            async def twin(request: Request, load: Callable[[], Coroutine[Any, Any, Any]] = bound) -> JSONResponse:
                 """As JSON."""
-                return JSONResponse(jsonable_encoder(await load()))
+                return JSONResponse(jsonable_encoder(await while_asked(request, load())))
 
             checks = [Depends(refuse_unknown)]
             json_path = "/now.json" if path == "/" else f"{path}.json"
