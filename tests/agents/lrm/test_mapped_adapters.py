@@ -139,9 +139,10 @@ async def test_an_account_that_is_gone_is_handed_nothing(
 async def test_a_large_queue_in_columns_says_whose_jobs_are_whose(
     slurm: FakeSlurm, mapped: SlurmLrm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    widths = (256, 24, 32, 16, 16, 96, 8192, 16)
-    rows = [("koala-x-1.1.0", "201", "RUNNING", "0", "1", "None", "n1", "1501")]
-    rows.append(("koala-x-2.1.0", "202", "RUNNING", "0", "1", "None", "n2", "1999"))
+    widths = (24, 32, 16, 16, 8192, 16, 96, 256)
+    rows = [("201", "RUNNING", "0", "1", "n1", "1501", "None", "koala-x-1.1.0")]
+    rows.append(("202", "RUNNING", "0", "1", "n2", "1999", "None", "koala-x-2.1.0"))
+    rows.append(("203", "RUNNING", "0", "1", "n2", "1999", "None", "x\nkoala-x-1.1.0"))
     text = "".join("".join(v.ljust(w) for v, w in zip(row, widths, strict=True)) + "\n" for row in rows)
     slurm.says("squeue", text, when="*--Format=*UserID*")
     mapped._columns = True

@@ -17,7 +17,6 @@ from koalapy.agents.lrm.port import JOB_PREFIX, Finding, JobControl, LrmJob, Lrm
 from koalapy.agents.lrm.script import place_script
 from koalapy.agents.lrm.slurm.answers import (
     COLUMNS,
-    COLUMNS_OF_MANY,
     SlurmJob,
     SlurmNode,
     read_columns,
@@ -296,13 +295,12 @@ class SlurmLrm:
         return nodes
 
     async def _jobs(self) -> list[SlurmJob]:
+        ours = {os.getuid(), *await self._folders.people()}
         found = None if self._columns else await self._whole_queue()
         if found is None:
             self._columns = True
-            columns = COLUMNS_OF_MANY if self._folders.are_many else COLUMNS
-            answer = await ask("squeue", *self._me, "--states=all", "--noheader", "--noconvert", columns)
-            found = read_columns(answer.output, self._prefix)
-        ours = {os.getuid(), *await self._folders.people()}
+            answer = await ask("squeue", *self._me, "--states=all", "--noheader", "--noconvert", COLUMNS)
+            found = read_columns(answer.output, self._prefix, ours)
         return await _with_hosts([job for job in found if job.name.startswith(self._prefix) and job.user in ours])
 
     async def _whole_queue(self) -> list[SlurmJob] | None:

@@ -7,7 +7,6 @@ to 22.05) or groups of like ones (since 23.02). Whatever is not understood raise
 """
 
 import json
-import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -16,13 +15,24 @@ from koalapy.agents.lrm.slurm.counts import read_count
 from koalapy.agents.lrm.slurm.hostlist import expand
 from koalapy.model.errors import SiteUnavailable
 
-_WIDTHS = {"Name": 256, "JobID": 24, "State": 32, "exit_code": 16, "NumNodes": 16, "Reason": 96, "NodeList": 8192}
+_WIDTHS = {
+    "JobID": 24,
+    "State": 32,
+    "exit_code": 16,
+    "NumNodes": 16,
+    "NodeList": 8192,
+    "UserID": 16,
+    "Reason": 96,
+    "Name": 256,
+}
 COLUMNS = "--Format=" + ",".join(f"{name}:{width}" for name, width in _WIDTHS.items())
-"""Columns of fixed width: for clusters whose whole queue as JSON would be too much. What is longer is cut."""
+"""Columns of fixed width: for clusters whose whole queue as JSON would be too much. What is longer is cut. Free texts
+come last, and are much shorter together than all before them: none can be taken for a line."""
+_UNTIL_NAME = sum(_WIDTHS.values()) - _WIDTHS["Name"]
+_UNTIL_USER = _UNTIL_NAME - _WIDTHS["Reason"]
+"""Bytes of a line to the end of that column."""
 _MEMORY_UNSET = 1
 """Megabytes that Slurm tells of a node where its configuration says nothing of them."""
-COLUMNS_OF_MANY = f"{COLUMNS},UserID:16"
-"""The same, where several accounts' jobs are ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,32 +270,48 @@ def _not_understood(command: str, what: str) -> NoReturn:
     raise SiteUnavailable(f"{command} answered what cannot be understood: {what}")
 
 
-def read_columns(answer: bytes, prefix: str) -> list[SlurmJob]:
-    """Jobs whose names begin with ``prefix``, of our own user unless the columns say whose; ``SiteUnavailable`` for
-    what is no answer to that."""
-    return [_job_in_columns(line) for line in answer.split(b"\n") if line.startswith(prefix.encode())]
+def read_columns(answer: bytes, prefix: str, users: Collection[int]) -> list[SlurmJob]:
+    """Jobs of these users whose names begin with ``prefix``; ``SiteUnavailable`` for what is no answer to that.
+
+    A name may have newlines. What is behind one is passed over: it is too short for a line, whatever it says.
+    """
+    *lines, rest = answer.split(b"\n")
+    if rest or (lines and len(lines[0]) < _UNTIL_USER):
+        _no_columns(rest or lines[0])
+    theirs = [line for line in lines if len(line) >= _UNTIL_USER and _user(line) in users]
+    if cut := next((line for line in theirs if len(line) < _UNTIL_NAME), b""):
+        _no_columns(cut)  # perhaps ours, and not to be taken for one that is gone
+    return [_job_in_columns(line) for line in theirs if line.startswith(prefix.encode(), _UNTIL_NAME)]
+
+
+def _user(line: bytes) -> int | None:
+    """None of a line that cannot be understood."""
+    text = line[_UNTIL_USER - _WIDTHS["UserID"] : _UNTIL_USER].strip()
+    return int(text) if text.isdigit() else None
 
 
 def _job_in_columns(line: bytes) -> SlurmJob:
     """The columns are as wide as that many bytes."""
     values, at = [], 0
-    for width in (*_WIDTHS.values(), len(line)):
+    for width in _WIDTHS.values():
         values.append(line[at : at + width].decode(errors="replace").strip())
         at += width
-    name, id, state, status, wants, reason, nodes, owner = values
+    id, state, status, wants, nodes, user, reason, name = values
     try:
-        user = int(owner) if owner else os.getuid()
         code, signal = wait_status(int(status))
         hosts_cut = len(nodes) >= _WIDTHS["NodeList"]
         hosts = () if hosts_cut else tuple(expand(nodes))
         if not id.isdecimal() or not state:
             raise ValueError(line)
     except ValueError:
-        shown = " ".join(line.decode(errors="replace").split())[:80]
-        raise SiteUnavailable(f"squeue answered what cannot be understood: {shown}") from None
+        _no_columns(line)
     # Of a job that may have more or fewer nodes it is a range.
-    least = wants.partition("-")[0]
-    return SlurmJob(id, name, user, words_in([state]), hosts, code, signal, reason, read_count(least) or 0, hosts_cut)
+    count = read_count(wants.partition("-")[0]) or 0
+    return SlurmJob(id, name, int(user), words_in([state]), hosts, code, signal, reason, count, hosts_cut)
+
+
+def _no_columns(line: bytes) -> NoReturn:
+    _not_understood("squeue", " ".join(line.decode(errors="replace").split())[:80])
 
 
 def read_hosts(answer: bytes) -> dict[str, tuple[str, ...]]:

@@ -67,11 +67,11 @@ async def test_a_large_queue_is_read_in_columns(slurm: FakeSlurm) -> None:
     document["jobs"][1:1] = [{**document["jobs"][2], "name": "theirs"}] * 700
     slurm.says("squeue", json.dumps(document)[:-1], when="*--json*")  # which nobody parses: it took seconds
     columns = [
-        f"{'koala-x-1.1.0':256}{'166':24}{'FAILED':32}{'1792':16}{'3':16}{'NonZeroExitCode':96}{'n[1-2]':8192}",
-        f"{'koala-x-2.1.0':256}{'167':24}{'RUNNING':32}{'0':16}{'3':16}{'None':96}{'n[1-2]':8192}",
-        f"{'koala-x-4.1.0':256}{'169':24}{'PENDING':32}{'0':16}{'3':16}{'Resources':96}{'':8192}",
+        column_line("koala-x-1.1.0", "166", "n[1-2]", state="FAILED", status="1792", reason="NonZeroExitCode"),
+        column_line("koala-x-2.1.0", "167", "n[1-2]"),
+        column_line("koala-x-4.1.0", "169", state="PENDING", reason="Resources"),
     ]
-    slurm.says("squeue", "".join(f"{line}\n" for line in columns), when="*--Format*")
+    slurm.says("squeue", "".join(columns), when="*--Format*")
     seen = lrm()
     first = await seen.snapshot()
     assert {job.id: job.state for job in first.jobs} == {
@@ -83,13 +83,23 @@ async def test_a_large_queue_is_read_in_columns(slurm: FakeSlurm) -> None:
     assert sum("--json" in call for call in slurm.calls("squeue")) == 1, "asked once, and never again"
 
 
-def column_line(name: str, id: str, nodes: str = "", wants: str = "3", state: str = "RUNNING") -> str:
-    return f"{name:256}{id:24}{state:32}{'0':16}{wants:16}{'None':96}{nodes:8192.8192}\n"
+def column_line(
+    name: str,
+    id: str,
+    nodes: str = "",
+    wants: str = "3",
+    state: str = "RUNNING",
+    status: str = "0",
+    reason: str = "None",
+    user: str = "1500",
+) -> str:
+    """As squeue makes it: it cuts what is longer."""
+    return f"{id:24}{state:32}{status:16}{wants:16}{nodes:8192.8192}{user:16}{reason:96}{name:256.256}\n"
 
 
 @pytest.mark.parametrize(("wants", "nodes"), [("3", 3), ("2-4", 2), ("1K", 1024), ("1.5K-2K", 1536), ("", 0)])
 def test_how_many_nodes_a_job_wants_is_read_however_slurm_shows_it(wants: str, nodes: int) -> None:
-    (job,) = read_columns(column_line("koala-x-1.1.0", "166", wants=wants).encode(), "koala-")
+    (job,) = read_columns(column_line("koala-x-1.1.0", "166", wants=wants).encode(), "koala-", {1500})
     assert job.wants == nodes
 
 
@@ -107,10 +117,44 @@ async def test_nodes_that_are_too_many_for_a_column_are_asked_for_alone(slurm: F
         await seen.snapshot()
 
 
-@pytest.mark.parametrize("answer", [b"koala-a", b"koala-a RUNNING x", b"koala-" + b"\xff" * 400])
-def test_nonsense_in_columns_is_one_clear_line(answer: bytes) -> None:
+OURS = column_line("koala-x-1.1.0", "166", "n1")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "koala-a",
+        "\n",
+        "slurm_load_jobs error: none\n",
+        "\udcff" * 400 + "\n",
+        OURS[:-1],
+        OURS + OURS[:8500],
+        OURS + OURS[:400],
+        OURS[:8320] + "\n" + OURS[8321:],
+        OURS.replace("166", "x66"),
+        OURS.replace("RUNNING", "       "),
+        OURS.replace("n1 ", "n[1"),
+    ],
+)
+def test_nonsense_in_columns_is_one_clear_line(answer: str) -> None:
     with pytest.raises(SiteUnavailable, match="squeue answered what cannot be understood"):
-        read_columns(answer, "koala-")
+        read_columns(answer.encode(errors="surrogateescape"), "koala-", {1500})
+
+
+@pytest.mark.parametrize("user", ["1999", "21500", "x"])
+@pytest.mark.parametrize("newlines", [1, 2, 24])
+@pytest.mark.parametrize("says", [OURS.replace("RUNNING", "FAILED "), "koala-x-1.1.0", f"{'koala-x-1.1.0':200}", ""])
+def test_a_name_of_a_strangers_job_is_never_taken_for_a_job_of_ours(says: str, newlines: int, user: str) -> None:
+    """One with a newline and our prefix had put the cluster out of reach."""
+    ours = read_columns(OURS.encode(), "koala-", {1500})
+    assert [(job.id, job.words, job.nodes) for job in ours] == [("166", {"RUNNING"}, ("n1",))]
+    theirs = column_line("x" + "\n" * newlines + says, "9166", "n9", state="FAILED", status="1792", user=user)
+    assert read_columns((theirs + OURS + theirs).encode(), "koala-", {1500}) == ours
+
+
+def test_jobs_of_our_users_with_other_names_are_none_of_ours() -> None:
+    theirs = column_line("x\nkoala-x-1.1.0", "9166", "n[9", state="") + column_line("", "9167")
+    assert read_columns((theirs + OURS).encode(), "koala-", {1500}) == read_columns(OURS.encode(), "koala-", {1500})
 
 
 @pytest.mark.parametrize(

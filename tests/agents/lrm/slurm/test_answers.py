@@ -103,9 +103,9 @@ def test_names_and_reasons_may_be_any_bytes(odd: bytes) -> None:
 @pytest.mark.parametrize("reason", ["Lüfter", "L\udcfcfter", "a\x0bb", "\u2028", "ü" * 48])
 def test_a_reason_of_any_bytes_leaves_the_columns_where_they_are(reason: str) -> None:
     told = reason.encode(errors="surrogateescape")
-    line = f"{'koala-x-1.1.0':256}{'166':24}{'RUNNING':32}{'0':16}{'2':16}".encode()
-    line += told.ljust(96) + b"n[1-2]".ljust(8192) + b"1500".ljust(16)
-    (job,) = read_columns(line + b"\n", "koala-")
+    line = f"{'166':24}{'RUNNING':32}{'0':16}{'2':16}{'n[1-2]':8192}{'1500':16}".encode()
+    line += told.ljust(96) + b"koala-x-1.1.0".ljust(256)
+    (job,) = read_columns(line + b"\n", "koala-", {1500})
     assert (job.id, job.nodes, job.user, job.wants) == ("166", ("n1", "n2"), 1500, 2)
 
 
