@@ -34,6 +34,21 @@ class NoUsage(Exception):
     """The job has ended, and the library knows no more of it."""
 
 
+class ErrorText:
+    """What the library wrote into a buffer, as the package reads it."""
+
+    class Bytes(bytes):
+        def decode(self, encoding: str = "utf-8", errors: str = "replace") -> str:
+            return super().decode(encoding, errors)
+
+    def __init__(self, buffer: Any) -> None:
+        self._buffer = buffer
+
+    @property
+    def value(self) -> bytes:
+        return self.Bytes(self._buffer.value)
+
+
 class Worker:
     """The session and the jobs submitted through it that have not ended."""
 
@@ -146,6 +161,9 @@ def load() -> Any:
     # For "no usage" the package raises a plain Exception, which nobody can tell from others.
     known = getattr(drmaa.errors, "_ERRORS", [])
     drmaa.errors._ERRORS = [NoUsage if each is Exception else each for each in known]
+    # What is not UTF-8 in a text would hide the error.
+    if (buffer := getattr(drmaa.errors, "error_buffer", None)) is not None:
+        drmaa.errors.error_buffer = ErrorText(buffer)
     return drmaa
 
 
