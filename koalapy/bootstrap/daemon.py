@@ -1,8 +1,10 @@
 """The daemon, for those who start one."""
 
 import os
+import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +59,25 @@ def serve(
     # Imported here, so that an agent, which also comes through this module, does not pay for it.
     from koalapy.bootstrap.assembly import run
 
+    is_new = is_untold = False
+
     def data_directory() -> Path:
+        nonlocal is_new
+        with suppress(OSError):  # which is told below, if it is one
+            data_dir.parent.mkdir(parents=True, exist_ok=True)
+            data_dir.mkdir(mode=0o700)
+            is_new = True
         return private_directory(data_dir, CONTENTS, "--data-dir")
 
-    uvloop.run(run(settings, policies(), host, port, data_directory, umask, announce, manager))
+    def announced(url: str) -> None:
+        nonlocal is_untold
+        is_untold = True
+        announce(url)
+        is_untold = False
+
+    try:
+        uvloop.run(run(settings, policies(), host, port, data_directory, umask, announced, manager))
+    finally:
+        # The lease was ours: no other daemon has served from it. Of a database elsewhere there may be moved output.
+        if is_new and is_untold and not settings.database:
+            shutil.rmtree(data_dir, ignore_errors=True)

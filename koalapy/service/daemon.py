@@ -117,8 +117,8 @@ class Daemon:
         self.url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def _started(self) -> None:
-        self._agents.start(self.url)
         self._announce(self.url)
+        self._agents.start(self.url)
         log.info("serving", action="daemon-serves", url=self.url, version=__version__, epoch=self._engine.epoch)
         self._manager.ready(f"serves {self.url}")
         self._watchdog.start(StandIn(self._listener, self._certificate.context if self._certificate else None))

@@ -94,6 +94,22 @@ def test_a_demo_whose_output_cannot_be_written_leaves_nothing_behind(tmp_path: P
     assert list(tmp_path.glob("koala-demo-*")) == []
 
 
+@pytest.mark.parametrize("was_there", [False, True])
+def test_a_daemon_that_cannot_say_where_it_serves_leaves_no_folder_that_was_not_there(
+    tmp_path: Path, was_there: bool
+) -> None:
+    data = tmp_path / "a" / "data"
+    if was_there:
+        data.mkdir(parents=True, mode=0o700)
+    command = [*KOALA, "serve", "--port", "0", "--data-dir", str(data)]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, timeout=120, env=environment(""))
+    assert done.returncode == 1
+    assert b"koala: cannot write what is to be printed: no space left on device\n" in done.stderr
+    assert data.exists() == was_there
+    assert not was_there or (data / "koala.db").exists()
+
+
 def test_output_that_was_closed_holds_up_nothing(server: Server) -> None:
     words = " ".join([*KOALA, "submit", "--flexible", "2", "--", "start", "x"])
     done = subprocess.run(["sh", "-c", f"{words} >&- 2>&- <&-"], timeout=60, env=environment(server.url))
