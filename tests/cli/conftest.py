@@ -1,6 +1,7 @@
 """The ``koala`` command in this process, against a real server on a port of its own."""
 
 import asyncio
+import signal
 import socket
 import sys
 import threading
@@ -21,6 +22,7 @@ from koalapy.api.forecasts import forecasts_router
 from koalapy.api.limits import limits_router
 from koalapy.api.network import network_router
 from koalapy.api.workloads import workloads_router
+from koalapy.cli import job_progress
 from koalapy.cli.main import main
 from koalapy.service.audit import Audit
 from koalapy.service.identities import Identities
@@ -129,3 +131,17 @@ def koala(server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         return Ended(exit_.value.code, out, err)
 
     return run
+
+
+@pytest.fixture
+def interrupted_wait(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a command that waits is said of that; it is interrupted then."""
+    said: list[str] = []
+
+    def report(line: str) -> None:
+        said.append(line)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    monkeypatch.setattr(job_progress, "REPORT_DELAY", 0.01)
+    monkeypatch.setattr(job_progress, "_report", report)
+    return said

@@ -1,8 +1,6 @@
 """Who waits for a job is told what happens to it."""
 
 import json
-import signal
-import threading
 from queue import SimpleQueue
 
 import pytest
@@ -53,19 +51,12 @@ def test_a_failure_that_ends_the_waiting_is_told_once(koala: Koala, server: Serv
 
 @pytest.mark.parametrize("command", [("logs", "-f", "1"), ("wait", "1"), ("submit", "--flexible", "1", "--wait", "x")])
 def test_who_waits_for_a_queued_job_is_told_for_what(
-    koala: Koala, server: Server, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+    koala: Koala, server: Server, interrupted_wait: list[str], command: tuple[str, ...]
 ) -> None:
-    def interrupted(line: str) -> None:
-        said.append(line)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    said: list[str] = []
-    monkeypatch.setattr(job_progress, "REPORT_DELAY", 0.01)
-    monkeypatch.setattr(job_progress, "_report", interrupted)
     koala("submit", "--flexible", "1", "program")
     server.service.story = STORY[:1]
     assert koala(*command).code == 130
-    assert said == [f"job {2 if command[0] == 'submit' else 1} is queued: too few idle nodes"]
+    assert interrupted_wait == [f"job {2 if command[0] == 'submit' else 1} is queued: too few idle nodes"]
 
 
 def test_the_wait_is_told_once_and_again_when_it_is_for_something_else(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,10 @@
 """``koala network``: the matrix as people read it, measuring, and a link's history."""
 
 import json
-import signal
-import threading
 from dataclasses import replace
 
 import pytest
 
-from koalapy.cli import job_progress
 from koalapy.cli.network_matrix import matrix
 from koalapy.model.cluster import Link
 from koalapy.model.measurement import Measurement, MeasurementKind
@@ -174,22 +171,13 @@ def test_nobody_has_to_wait(koala: Koala, server: Server) -> None:
     assert json.loads(koala("network", "measure", "--no-wait", "--json").out)["links"][0]["reason"] == ""
 
 
-def test_who_waits_is_told_what_the_job_waits_for(
-    koala: Koala, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(line: str) -> None:
-        said.append(line)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    said: list[str] = []
-    monkeypatch.setattr(job_progress, "REPORT_DELAY", 0.01)
-    monkeypatch.setattr(job_progress, "_report", interrupted)
+def test_who_waits_is_told_what_the_job_waits_for(koala: Koala, server: Server, interrupted_wait: list[str]) -> None:
     koala("submit", "--flexible", "1", "program")
     server.network.finds = {NORTH: pingpong(NORTH)}
     server.network.stands_still, server.network.job = True, 1
     done = koala("network", "measure", "north")
     assert (done.code, done.err) == (130, "koala: the measurements go on; see koala network\n")
-    assert said == ["job 1 is queued: too few idle nodes"]
+    assert interrupted_wait == ["job 1 is queued: too few idle nodes"]
 
 
 def test_history_newest_first(koala: Koala, server: Server) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from koalapy.runtime import folders
 from koalapy.runtime.folders import MARK, make_folder, remove_tree, sweep
+from tests.deep_folders import deepened
 from tests.needs import ROOT, needs
 
 HOLDER = """
@@ -148,18 +149,9 @@ def test_where_something_of_anothers_stays_the_rest_goes_and_it_is_found_again(
 def test_folders_deeper_than_python_can_go_are_removed(tmp_path: Path, remove: Callable[[Path], object]) -> None:
     path, mark = make_folder(str(tmp_path), "7.1.0.0f", 0)
     os.close(mark)
-    folder = os.open(path, os.O_RDONLY)
-    for _ in range(1500):
-        os.mkdir("d", dir_fd=folder)
-        below = os.open("d", os.O_RDONLY, dir_fd=folder)
-        os.close(folder)
-        folder = below
-    os.close(folder)
-    try:
-        remove(Path(path))
+    with deepened(Path(path)) as folder:
+        remove(folder)
         assert os.listdir(tmp_path) == []
-    finally:
-        subprocess.run(("rm", "-rf", "--", path), check=True)  # pytest could not
 
 
 def test_one_that_was_killed_before_it_had_its_mark_is_left_alone(tmp_path: Path) -> None:

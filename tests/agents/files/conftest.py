@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import os
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from koalapy.agents.questions import Questions
 from koalapy.model.reports import StageStatus
 from koalapy.protocol.messages import Answer, Ask, Stage, StageBundle, StageFile
 from tests.agents.files.fake_daemon_files import FakeDaemonFiles
+from tests.deep_folders import deepened
 from tests.needs import RSYNC, needs
 
 DEADLINE = 30.0
@@ -274,15 +274,7 @@ async def south(tmp_path: Path, wire: Wire) -> AsyncIterator[FileSite]:
 
 @pytest.fixture
 def deep(tmp_path: Path) -> Iterator[Path]:
-    """Folders within each other, more than Python can go down; pytest could not remove them either."""
-    top = tmp_path / "deep"
-    top.mkdir()
-    folder = os.open(top, os.O_RDONLY)
-    for _ in range(1500):
-        os.mkdir("d", dir_fd=folder)
-        below = os.open("d", os.O_RDONLY, dir_fd=folder)
-        os.close(folder)
-        folder = below
-    os.close(folder)
-    yield top
-    subprocess.run(("rm", "-rf", "--", top), check=True)
+    """Folders within each other, more than Python can go down."""
+    (tmp_path / "deep").mkdir()
+    with deepened(tmp_path / "deep") as top:
+        yield top
