@@ -44,6 +44,11 @@ async def apart(function: Callable[[*A], B], *arguments: *A, seconds: float = SE
     except TimeoutError as error:
         hint = "ask for less, as for fewer days, or for a simulation in which less happens"
         raise BusyError(f"that takes longer than {seconds:g} s", retry_after=RETRY_AFTER, hint=hint) from error
+    except ChildProcessError as error:
+        # Nobody else than the kernel, where memory is short, or a person does that to one that is waited for.
+        log.error("work in a process of its own failed", action="apart-failed", error="it was killed")
+        hint = "ask again, when the machine has more memory to spare"
+        raise BusyError("the process that works it out was killed", retry_after=RETRY_AFTER, hint=hint) from error
     finally:
         _kill(process)
 
@@ -79,10 +84,7 @@ def _answer(process: "subprocess.Popen[bytes]", function: Callable[[*A], B], arg
     if process.returncode < 0 and time.monotonic() - began >= seconds:
         raise TimeoutError
     if process.returncode == -signal.SIGKILL:
-        # Nobody else than the kernel, where memory is short, or a person does that.
-        log.error("work in a process of its own failed", action="apart-failed", error="it was killed")
-        hint = "ask again, when the machine has more memory to spare"
-        raise BusyError("the process that works it out was killed", retry_after=RETRY_AFTER, hint=hint)
+        raise ChildProcessError
     if process.returncode != 0:
         text = errors.decode(errors="replace").strip()[-2000:]
         log.error("work in a process of its own failed", action="apart-failed", error=text)

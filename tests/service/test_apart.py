@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from koalapy.model.errors import BusyError
 from koalapy.service.apart import NICENESS, apart
@@ -171,3 +172,14 @@ async def test_it_ends_with_who_waits_for_it(fifo: str) -> None:
     ((_, event),) = await asyncio.to_thread(reader.poll, 60_000)
     os.close(writing)
     assert event == select.POLLERR
+
+
+async def test_one_that_nobody_waits_for_any_more_has_not_failed(fifo: str) -> None:
+    with capture_logs() as logs:
+        waiting = asyncio.create_task(apart(never_ends, fifo))
+        writing = await asyncio.to_thread(os.open, fifo, os.O_WRONLY)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await asyncio.get_running_loop().shutdown_default_executor()  # so that the thread has seen its end
+        os.close(writing)
+    assert logs == []
