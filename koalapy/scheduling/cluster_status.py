@@ -437,6 +437,11 @@ class ClusterStatus:
     # Whether it may be used
 
     @property
+    def is_in_reach(self) -> bool:
+        """Whether it is heard of, and can use its resource manager."""
+        return self.contact.connected and not self.problem
+
+    @property
     def is_open(self) -> bool:
         """Whether components may be placed here now; on probation only while none is being tried."""
         state = self.state

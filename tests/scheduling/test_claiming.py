@@ -88,6 +88,23 @@ def test_local_users_are_faster() -> None:
     check_quiet(world)
 
 
+def test_a_claim_that_a_resource_manager_in_trouble_does_not_start_is_no_try() -> None:
+    world = World({"north": 4}, Rules(claim_grace=10))
+    world.sites["north"].local_user(1)  # not yet reported
+    job = world.submit(fixed(north=4), max_claiming_tries=1)
+    world.sites["north"].has_problem("slurmctld does not answer")
+    world.advance(60)
+    waits = world.job(job)
+    assert (waits.state, waits.generation, waits.claiming_tries) == (JobState.QUEUED, 1, 0)
+    world.sites["north"].has_problem("")
+    world.advance(60)
+    assert world.state(job) is JobState.QUEUED, "the local user is still there"
+    world.sites["north"].local_user_leaves("user-1")
+    world.advance(60)
+    assert (world.state(job), world.job(job).claiming_tries) == (JobState.SUCCEEDED, 1)
+    check_quiet(world)
+
+
 def test_a_failed_claim_makes_room_that_is_used_at_once() -> None:
     """A runner that never had nodes gives back a promise, which no report of its cluster would show as growth."""
     world = World({"north": 4}, Rules(claim_grace=10, scan_interval=1000))

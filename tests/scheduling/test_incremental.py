@@ -243,6 +243,92 @@ def test_a_job_that_may_be_claimed_for_only_so_often_fails() -> None:
     check_quiet(world)
 
 
+# A cluster that is not there to be claimed for
+
+
+class Gone:
+    """A cluster takes nothing, for one reason or another, and comes back."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+    def goes(self, world: World) -> None:
+        match self.why:
+            case "disconnected":
+                world.disconnect("south")
+            case "the daemon restarts":
+                world.restart()
+                for name in ("north", "files"):
+                    world.connect(name)
+            case "drained":
+                world.step([ClusterDrained("south", "ops", "disks")])
+            case "its resource manager hangs":
+                world.sites["south"].has_problem("slurmctld does not answer")
+        world.settle()
+
+    def returns(self, world: World) -> None:
+        match self.why:
+            case "drained":
+                world.step([ClusterResumed("south")])
+            case "its resource manager hangs":
+                world.sites["south"].has_problem("")
+            case _:
+                world.connect("south")
+        world.settle()
+
+
+GONE = ["disconnected", "the daemon restarts", "drained", "its resource manager hangs"]
+
+
+@pytest.mark.parametrize("why", GONE)
+@given(
+    mode=st.sampled_from(ClaimingMode),
+    request=st.sampled_from([fixed(south=4), fixed(north=4, south=4), fixed(north=2, south=3)]),
+    at=st.integers(0, 11),
+    away=st.sampled_from([1, 5, 30, 100]),
+)
+def test_a_claim_for_which_a_cluster_is_not_there_is_no_try(
+    why: str, mode: ClaimingMode, request: FixedRequest, at: int, away: float
+) -> None:
+    """The job waits as one does that comes while the cluster is away; whoever is overtaken then has used up its try."""
+    rules = Rules(claiming=mode, max_claiming_tries=1, scan_interval=5, barrier_timeout=20)
+    world, gone = world_of(rules), Gone(why)
+    job = world.submit(with_input(request))
+    world.advance(at)
+    gone.goes(world)
+    world.advance(away)
+    assert not world.state(job).is_final
+    assert world.job(job).claiming_tries <= 1
+    assert world.job(job).generation <= 2, "it is not placed before the cluster is back"
+    gone.returns(world)
+    world.advance(120)
+    assert world.state(job) is JobState.SUCCEEDED
+    assert (world.job(job).claiming_tries, world.job(job).restarts) == (1, 0)
+    check_quiet(world)
+
+
+@given(why=st.sampled_from(GONE), mode=st.sampled_from(ClaimingMode), overtaken=st.integers(1, 3))
+def test_whom_a_cluster_was_away_for_has_all_its_tries_left(why: str, mode: ClaimingMode, overtaken: int) -> None:
+    rules = Rules(claiming=mode, max_claiming_tries=overtaken, scan_interval=5, barrier_timeout=20, claim_epsilon=5)
+    world, gone = world_of(rules), Gone(why)
+    job = world.submit(with_input(fixed(south=4)))
+    gone.goes(world)
+    world.advance(30)
+    waits = world.job(job)
+    assert (waits.state, waits.claiming_tries, waits.claim_factor) == (JobState.QUEUED, 0, None)
+    assert world.reasons(job, "requeued") == ["claim-failed: south cannot be used"]
+    gone.returns(world)
+    for number in range(1, overtaken + 1):
+        assert world.state(job) is JobState.PLACED
+        user = world.sites["south"].local_user(1)
+        world.advance(16)
+        assert world.job(job).claiming_tries == number
+        assert world.state(job) is (JobState.QUEUED if number < overtaken else JobState.FAILED)
+        world.sites["south"].local_user_leaves(user)
+        world.settle()
+    assert world.job(job).reason == f"not claimed in {overtaken} tries: no room on south"
+
+
 @pytest.mark.parametrize("when", [5.0, 13.0])
 def test_a_cluster_drained_while_it_is_claimed_for(when: float) -> None:
     """Before its JCT a component there cannot start; after it has started, it goes on."""

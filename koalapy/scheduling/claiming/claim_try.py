@@ -24,6 +24,7 @@ class ClaimTry:
         self.blocked: list[Component] = []
         self.preempting: list[Component] = []
         """Of those that can start: those that wait for others to be preempted."""
+        self._closed = {c.cluster for c in unclaimed(job) if not state.grid[c.cluster].is_open}
         for component in sorted(unclaimed(job), key=lambda c: (-c.size, c.rank)):
             free = self._free_for(component)
             if free is not None and component.size <= free:
@@ -45,6 +46,12 @@ class ClaimTry:
     def fraction(self) -> float:
         """The components that are started or can be, of all."""
         return (self._gang_size - len(self.blocked)) / self._gang_size
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether a cluster has no room; of one that takes nothing at all just now, be it out of reach, drained or
+        broken, nobody has taken nodes."""
+        return any(component.cluster not in self._closed for component in self.blocked)
 
     def free(self, cluster: ClusterName) -> int | None:
         """Nodes that are left for another component; None where there may be none.

@@ -273,9 +273,13 @@ class Claiming:
         for component in this.blocked:
             self._ledger.count_failed_claim(component.cluster, ClaimFailure.NO_ROOM)
         where = _clusters(this.blocked)
-        if may_not_be_claimed(job, self._rules):
+        if not this.is_refused:
+            job = self._uncounted(job)
+            if terms.next_try is None:
+                return self._return(job, f"{where} cannot be used", now)
+        elif may_not_be_claimed(job, self._rules):
             return self._give_up(job, f"no room on {where}", now)
-        if terms.next_try is None:
+        elif terms.next_try is None:
             return self._give_up(job, f"no room on {where} before its start time", now)
         return self._claim_at(job, terms.next_try)
 
@@ -283,7 +287,11 @@ class Claiming:
         """A component gets no nodes: its claim has failed, and another stands in for it at the next try."""
         self._ledger.count_failed_claim(component.cluster, why)
         job, terms = self._bargain.after_failure(job, component, now)
-        if terms.next_try is None or may_not_be_claimed(job, self._rules):
+        if not self._state.grid[component.cluster].is_in_reach:
+            if terms.next_try is None:
+                # A try that has left others to be claimed for may be none already.
+                return self._return(job if unclaimed(job) else self._uncounted(job), reason, now)
+        elif terms.next_try is None or may_not_be_claimed(job, self._rules):
             return self._give_up(job, reason, now)
         self._ledger.note(job, now, CLAIM_FAILED, reason, component)
         job = self._replace(job, component, reason)
@@ -332,8 +340,16 @@ class Claiming:
         job = self._ledger.change(job, claim_factor=lowered)
         if used_up := tries_used_up(job, rules):
             return self._attempts.end(job, JobState.FAILED, f"{used_up}: {reason}", now)
+        return self._return(job, reason, now)
+
+    def _return(self, job: Job, reason: str, now: float) -> Job:
+        """Nothing came of a claim: all components are aborted, and the job queues again."""
         self._state.later_starts.given_up(job.id, now)
         return self._attempts.end(job, JobState.QUEUED, f"{CLAIM_FAILED}: {reason}", now)
+
+    def _uncounted(self, job: Job) -> Job:
+        """What a cluster that cannot be used has thwarted was no claiming try."""
+        return self._ledger.change(job, claiming_tries=job.claiming_tries - 1)
 
 
 def _clusters(components: list[Component]) -> str:
