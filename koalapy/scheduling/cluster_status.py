@@ -325,11 +325,6 @@ class ClusterStatus:
         return count
 
     @property
-    def trusted_available(self) -> int:
-        """The same, if nothing of what it says were in doubt."""
-        return self._within_limit(self.idle)
-
-    @property
     def without_ours(self) -> int:
         """Nodes that could be promised if no component of ours had any."""
         return self._within_limit(self.total - self.background - self.down - self.doubted)

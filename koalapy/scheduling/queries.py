@@ -127,6 +127,10 @@ class Queries:
         priority."""
         return self._queues.reservation.kept(cluster, priority)
 
+    def aged(self, cluster: ClusterName) -> int:
+        """Of these, nodes that are kept from jobs of low priority only."""
+        return self._queues.reservation.aged(cluster)
+
     # What might be placed
 
     def limits(self) -> Limits:

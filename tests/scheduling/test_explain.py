@@ -13,7 +13,7 @@ from koalapy.model.cluster import Drain, Link
 from koalapy.model.explanation import Explanation
 from koalapy.model.job import Job, JobId, JobSpec, JobState, Launcher, Priority
 from koalapy.model.limits import Limits, LimitSettings, UserLimits
-from koalapy.model.placement import Placement
+from koalapy.model.placement import Placement, Refusal
 from koalapy.model.profile import ClusterProfile, Mpi
 from koalapy.model.reports import ClusterReport
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest, Request
@@ -707,6 +707,85 @@ def test_any_job_is_explained(
     else:
         one = replace(spec, request=FlexibleRequest(1), coallocation=None, speed_ratio_min=None, policy="")
         assert DryRun(world.queries, world.job(job)).placed_at_once(one) is None
+
+
+@settings(deadline=None, max_examples=300)
+@example(
+    {"a": (4, 2, ""), "b": (2, 2, ""), "c": (1, 1, "")}, fixed(a=3), [(2, Priority.LOW)], Priority.HIGH, "", False, None
+)
+@given(
+    grids,
+    requests,
+    st.lists(st.tuples(sizes, st.sampled_from(Priority)), max_size=3),
+    st.sampled_from(Priority),
+    policies,
+    st.booleans(),
+    st.sampled_from([None, "promised", "aged", "leaves"]),
+)
+def test_what_suffices_is_the_least_whoever_makes_room(
+    grid: dict[str, tuple[int, int, str]],
+    request: Request,
+    others: list[tuple[int, Priority]],
+    priority: Priority,
+    policy: str,
+    reclaims: bool,
+    also: str | None,
+) -> None:
+    """Nodes of local users and of others who make no room: so many of them on one cluster, and no fewer, would do."""
+    rules = Rules(
+        sharing="feasible" if reclaims else "ordinary",
+        low_patience=5.0 if also == "promised" else None,
+        aging_tries=1 if also == "aged" else 1000,
+        high_scans_per_low=1,
+        scan_interval=10.0,
+    )
+    world = World({name: total for name, (total, *_) in grid.items()}, rules, now=AT)
+    for number, (size, rank) in enumerate(others):
+        world.submit(FlexibleRequest(size), lasts=1e6, priority=rank, home_site="abc"[number] if reclaims else "")
+        world.settle()
+    for name, (_, taken, state) in grid.items():
+        world.sites[name].local_user(min(world.sites[name].idle, taken))
+        world.settle()
+        if state == "drained":
+            world.step([ClusterDrained(name)])
+    world.advance(25)
+    if also == "leaves" and others:
+        world.cancel(1)
+    spec = JobSpec(request, ("program",), priority=priority, policy=policy, home_site="a" if reclaims else "")
+    job = submit(world, spec)
+    if world.state(job) is not JobState.QUEUED:
+        return
+    queries = world.queries
+
+    def is_placed_with(name: str, count: int) -> bool:
+        status, site = queries.grid[name], world.sites[name].look()
+        status.report(ClusterReport(site.total, site.idle + count, site.background - count, 0, site.holding), 0.0)
+        answer = DryRun(queries, world.job(job)).answer(spec)
+        status.report(ClusterReport(site.total, site.idle, site.background, 0, site.holding), 0.0)
+        return isinstance(answer, Placement)
+
+    found = why(world, job)
+    assert isinstance(DryRun(queries, world.job(job)).answer(spec), Refusal)
+    for name, (*_, state) in grid.items():
+        if state == "drained":
+            queries.grid[name].drained = None
+            queries.grid.touch(name)
+            answer = DryRun(queries, world.job(job)).answer(spec)
+            assert isinstance(answer, Placement) == any(f"resume {name}" in text for text in found.suffices)
+            queries.grid[name].drained = Drain(AT)
+            queries.grid.touch(name)
+    for cluster in found.clusters:
+        status = queries.grid[cluster.cluster]
+        counts = range(1, status.background + 1 if status.is_open else 1)
+        least = next((count for count in counts if is_placed_with(cluster.cluster, count)), None)
+        if least is not None or (cluster.missing or 0) <= status.background:
+            assert cluster.missing == least
+        told = [
+            text
+            for text in found.suffices
+            if f"more idle node{'s'[: cluster.missing != 1]} in {cluster.cluster}" in text
+        ]
+        assert [text.split()[0] for text in told] == ([] if cluster.missing is None else [str(cluster.missing)])
 
 
 @given(

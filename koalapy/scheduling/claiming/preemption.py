@@ -56,6 +56,12 @@ def within_limit(cluster: ClusterStatus, count: int) -> int:
     return count if cluster.limit is None else min(count, cluster.limit.size - 1)
 
 
+def with_preemption(cluster: ClusterStatus, more: int = 0) -> int:
+    """Nodes that a job of high priority could have there, were so many ``more`` idle: idle, about to be, or held by
+    low-priority jobs; as many of all these are left as are kept for who was promised its turn."""
+    return within_limit(cluster, cluster.expected + more + cluster.preemptible - cluster.kept_from())
+
+
 class Preemption:
     """Chooses victims; to end them is the claiming's business."""
 
@@ -66,9 +72,8 @@ class Preemption:
         self._rules, self._ledger, self._grid = state.rules, state.ledger, state.grid
 
     def available(self, cluster: ClusterStatus) -> int:
-        """Nodes that a job of high priority could have there: idle, about to be, or held by low-priority jobs; as many
-        of all these are left as are kept for who was promised its turn."""
-        return within_limit(cluster, cluster.expected + cluster.preemptible - cluster.kept_from())
+        """Nodes that a job could have there if others make room for it."""
+        return with_preemption(cluster)
 
     def _stoppable(self, cluster: ClusterStatus) -> Mapping[Token, int]:
         """Components there whose jobs may be stopped, with their nodes."""

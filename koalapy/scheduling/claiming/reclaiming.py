@@ -13,10 +13,10 @@ from koalapy.scheduling.state import SchedulerState
 RECLAIMED = "reclaimed"
 
 
-def taken_back(cluster: ClusterStatus) -> int:
-    """Nodes that a job could have on its home site: idle, about to be, or with jobs of low priority of other sites; as
-    many of all these are left as are kept for who was promised its turn."""
-    return within_limit(cluster, cluster.expected + cluster.reclaimable - cluster.kept_from())
+def taken_back(cluster: ClusterStatus, more: int = 0) -> int:
+    """Nodes that a job could have on its home site, were so many ``more`` idle: idle, about to be, or with jobs of low
+    priority of other sites; as many of all these are left as are kept for who was promised its turn."""
+    return within_limit(cluster, cluster.expected + more + cluster.reclaimable - cluster.kept_from())
 
 
 class Reclaiming(Preemption):

@@ -1,7 +1,9 @@
 """What each cluster means for a job that waits: what is idle there, who has the rest, and why that is not enough."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from koalapy.model.cluster import ClusterState, GridView
 from koalapy.model.explanation import ClusterFinding
@@ -10,6 +12,7 @@ from koalapy.model.placement import ClusterReason, Placement
 from koalapy.model.request import ClusterName, FixedRequest, Request
 from koalapy.model.wording import clock, listed, nodes
 from koalapy.scheduling.cluster_status import ClusterStatus
+from koalapy.scheduling.explain.dry_run import Way
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,14 @@ class Kept:
 
     by: JobId | None
     nodes: Mapping[ClusterName, int]
+
+
+class Lack(NamedTuple):
+    """What more idle nodes on a cluster, on that one alone, would suffice."""
+
+    nodes: int
+    beside: str
+    """Which are to come beside these, where others make room; else empty."""
 
 
 def finding_of(
@@ -44,6 +55,7 @@ def cluster_findings(
     placement: Placement | None,
     refused: Sequence[ClusterReason],
     kept: Kept,
+    lacking: Mapping[ClusterName, Lack],
     now: float,
 ) -> Iterator[ClusterFinding]:
     """Of every cluster that the request could have to do with; ``kept``: what is kept from it."""
@@ -59,18 +71,30 @@ def cluster_findings(
         why = not_usable(cluster, now) or (refusal.reason if refusal is not None else "") or _part_of(placement, gives)
         if cluster.is_open and (holders := _holders(cluster, idle, kept.by)):
             why = f"{why or f'{idle} of {cluster.total} nodes idle'} ({holders})"
-        missing = refusal.missing if refusal is not None and cluster.is_open else None
-        if missing is not None:
-            missing = _more_idle(cluster, idle + missing + kept.nodes.get(cluster.name, 0))
+        missing = lacking[cluster.name].nodes if cluster.name in lacking else None
         yield finding_of(cluster, idle, gives=gives, reason=why, missing=missing)
 
 
-def _more_idle(cluster: ClusterStatus, available: int) -> int | None:
-    """How many more nodes would have to be idle for so many to be available; None where they cannot come: those that
-    are idle already, kept for another job or in doubt, do not, and a limit stays."""
-    more = available - cluster.surplus
-    may_come = cluster.idle + more <= cluster.total and (cluster.limit is None or available < cluster.limit.size)
-    return more if may_come else None
+def lacking_by(
+    way: Way, refused: Sequence[ClusterReason], clusters: Iterable[ClusterStatus]
+) -> Iterator[tuple[ClusterName, Lack]]:
+    """Cluster by cluster what is lacking if nodes are had in that way, by what the policy says of it."""
+    missing = {reason.cluster: reason.missing for reason in refused if reason.missing is not None}
+    for cluster in clusters:
+        seen = way.view.get(cluster.name)
+        if cluster.is_open and cluster.name in missing and seen is not None:
+            more = _more_idle(cluster, way, seen.idle + missing[cluster.name])
+            if more is not None:
+                yield cluster.name, Lack(more, way.beside if way.others(cluster) else "")
+
+
+def _more_idle(cluster: ClusterStatus, way: Way, wanted: int) -> int | None:
+    """How many more nodes would have to be idle for so many to be offered; None where they cannot come: those that
+    are idle already, kept for another job or in doubt, do not, nor those that others make room with, and a limit
+    stays."""
+    counts = range(cluster.total - cluster.idle - way.others(cluster) + 1)
+    more = bisect_left(counts, wanted, key=lambda more: way.offered(cluster, more))
+    return more if more < len(counts) else None
 
 
 def not_usable(cluster: ClusterStatus, now: float) -> str:
@@ -111,10 +135,10 @@ def _holders(cluster: ClusterStatus, idle: int, kept_for: JobId | None) -> str:
     return ", ".join(texts)
 
 
-def enough_idle(found: Sequence[ClusterFinding]) -> list[str]:
+def enough_idle(lacking: Mapping[ClusterName, Lack]) -> list[str]:
     """What more idle nodes on one cluster would do, the fewest first."""
-    lacking: list[tuple[int, ClusterName]] = [(f.missing, f.cluster) for f in found if f.missing]
-    return [f"{nodes(count, 'more idle')} in {name}" for count, name in sorted(lacking)]
+    ordered = sorted((lack.nodes, name, lack.beside) for name, lack in lacking.items())
+    return [f"{nodes(count, 'more idle')} in {name}{beside and f' beside {beside}'}" for count, name, beside in ordered]
 
 
 def listed_where(placement: Placement) -> str:

@@ -1,12 +1,32 @@
 """What would become of a submission now, without making it."""
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
 from koalapy.model.cluster import GridView
 from koalapy.model.errors import UsageError
 from koalapy.model.job import Job, JobId, JobSpec, Priority
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import ClusterName
+from koalapy.scheduling.claiming.preemption import with_preemption, within_limit
+from koalapy.scheduling.claiming.reclaiming import taken_back
+from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.queries import Queries
 from koalapy.validation.submission import check
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way for a job to get nodes: those that are idle, or those that others make room with, too."""
+
+    view: GridView
+    """What it is offered so."""
+    offered: Callable[[ClusterStatus, int], int]
+    """How many nodes that would be on a cluster, were so many more idle there."""
+    others: Callable[[ClusterStatus], int]
+    """How many of these are not idle: they are none that would be idle beside."""
+    beside: str = ""
+    """What these are to the job."""
 
 
 class DryRun:
@@ -54,18 +74,34 @@ class DryRun:
         known = self._answers.get(spec)
         if known is not None:
             return known
-        answer = self.ask(spec, self.view(spec.priority))
-        if isinstance(answer, Refusal) and self.may_preempt(spec):
-            preempting = self.ask(spec, self.widest_view(spec))
-            answer = preempting if isinstance(preempting, Placement) else answer
-        if isinstance(answer, Refusal) and (home := self._home(spec)) is not None:
-            taken_back = self.ask(spec, home)
-            answer = taken_back if isinstance(taken_back, Placement) else answer
+        refusal: Refusal | None = None
+        for way in self.ways(spec):
+            answer = self.ask(spec, way.view)
+            if isinstance(answer, Placement):
+                break
+            answer = refusal = refusal or answer
         self._answers[spec] = answer
         return answer
 
-    def _home(self, spec: JobSpec) -> GridView | None:
-        return self.queries.view_at_home(spec, everything=self._has_reservation)
+    def ways(self, spec: JobSpec) -> Iterator[Way]:
+        """In the order in which the scheduler tries them."""
+        priority, queries = spec.priority, self.queries
+        yield Way(
+            self.view(priority),
+            lambda cluster, more: within_limit(cluster, cluster.surplus + more) - self.kept(cluster.name, priority),
+            lambda _: 0,
+        )
+        if self.may_preempt(spec):
+            others = "those that it would have of others by preemption"
+            yield Way(self.widest_view(spec), with_preemption, lambda c: c.leaving + c.preemptible, others)
+        if (home := queries.view_at_home(spec, everything=self._has_reservation)) is not None:
+            takes_all = self._has_reservation or priority is Priority.HIGH
+            yield Way(
+                home,
+                lambda c, more: taken_back(c, more) - (0 if takes_all else queries.aged(c.name)),
+                lambda c: c.leaving + c.reclaimable,
+                "those that it would take back",
+            )
 
     def may_preempt(self, spec: JobSpec) -> bool:
         return spec.priority is Priority.HIGH and self.queries.rules.preemption == "placement"

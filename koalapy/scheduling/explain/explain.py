@@ -1,16 +1,25 @@
 """Why? The binding reason of a job that waits, what would suffice, and the smallest change that would place it now."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from koalapy.model.cluster import ClusterState
 from koalapy.model.explanation import ClusterFinding, Explanation, PastReason
 from koalapy.model.job import Job, JobId, JobSpec, JobState, TimelineEntry
 from koalapy.model.placement import Placement, Refusal
+from koalapy.model.request import ClusterName
 from koalapy.model.wording import clock
-from koalapy.scheduling.explain.cluster_findings import Kept, cluster_findings, enough_idle, listed_where
+from koalapy.scheduling.cluster_status import ClusterStatus
+from koalapy.scheduling.explain.cluster_findings import (
+    Kept,
+    Lack,
+    cluster_findings,
+    enough_idle,
+    lacking_by,
+    listed_where,
+)
 from koalapy.scheduling.explain.current_state import current_state
-from koalapy.scheduling.explain.dry_run import DryRun
+from koalapy.scheduling.explain.dry_run import DryRun, Way
 from koalapy.scheduling.explain.smallest_change import smallest_change
 from koalapy.scheduling.queries import Queries
 
@@ -43,7 +52,7 @@ def explain_submission(queries: Queries, spec: JobSpec, now: float) -> Explanati
     answer = dry_run.answer(spec)
     tried, excess = dry_run.is_tried_at_once(spec), queries.over_limit(spec)
     if isinstance(answer, Placement) and tried and excess is None:
-        clusters, notes = _clusters(dry_run, spec, answer, now)
+        clusters, notes = _clusters(dry_run, spec, answer, {}, now)
         others = f", where {dry_run.who_makes_room(spec)}" if dry_run.preempts(spec, answer) else ""
         headline = f"would be placed at once on {listed_where(answer)}{others}"
         return Explanation(None, JobState.PLACED, headline, clusters, notes, placement=answer)
@@ -77,7 +86,8 @@ def _waiting(dry_run: DryRun, spec: JobSpec, answer: Placement | Refusal, headli
     """What is common to a job that waits and to a submission that would."""
     queries, job = dry_run.queries, dry_run.job
     placement = answer if isinstance(answer, Placement) else None
-    clusters, notes = _clusters(dry_run, spec, placement, now)
+    lacking = _lacking(dry_run, spec) if placement is None else {}
+    clusters, notes = _clusters(dry_run, spec, placement, lacking, now)
     if placement is not None:
         notes = (f"there is room for it on {listed_where(placement)}", *notes)
         if job is not None and not queries.rules.event_driven:
@@ -86,7 +96,7 @@ def _waiting(dry_run: DryRun, spec: JobSpec, answer: Placement | Refusal, headli
         notes = (answer.summary, *notes)
     suffices = []
     if placement is None and queries.over_limit(spec) is None:
-        suffices = [*enough_idle(clusters), *_enough_if_usable(dry_run, spec)]
+        suffices = [*enough_idle(lacking), *_enough_if_usable(dry_run, spec)]
     if _is_reservation_in_the_way(dry_run, spec):
         # Once it is placed, it has them: that alone is no help.
         reserved = dry_run.keeper
@@ -106,7 +116,7 @@ def _waiting(dry_run: DryRun, spec: JobSpec, answer: Placement | Refusal, headli
 
 
 def _clusters(
-    dry_run: DryRun, spec: JobSpec, placement: Placement | None, now: float
+    dry_run: DryRun, spec: JobSpec, placement: Placement | None, lacking: Mapping[ClusterName, Lack], now: float
 ) -> tuple[tuple[ClusterFinding, ...], tuple[str, ...]]:
     """Cluster by cluster, and the reasons that are of none of them."""
     queries = dry_run.queries
@@ -114,9 +124,18 @@ def _clusters(
     refused = () if placement is not None else queries.reasons(spec, view)
     clusters = queries.grid.clusters()
     kept = Kept(dry_run.keeper, {c.name: dry_run.kept(c.name, spec.priority) for c in clusters})
-    findings = cluster_findings(spec.request, clusters, view, placement, refused, kept, now)
+    findings = cluster_findings(spec.request, clusters, view, placement, refused, kept, lacking, now)
     names = {cluster.name for cluster in clusters}
     return tuple(findings), tuple(reason.reason for reason in refused if reason.cluster not in names)
+
+
+def _lacking(dry_run: DryRun, spec: JobSpec) -> dict[ClusterName, Lack]:
+    """What more idle nodes on each cluster would suffice: the fewest, in whichever way the rest is had."""
+    queries, lacking = dry_run.queries, dict[ClusterName, Lack]()
+    for way in dry_run.ways(spec):
+        for name, lack in lacking_by(way, queries.reasons(spec, way.view), queries.grid.clusters()):
+            lacking[name] = min(lack, lacking.get(name, lack))
+    return lacking
 
 
 def _is_reservation_in_the_way(dry_run: DryRun, spec: JobSpec) -> bool:
@@ -140,16 +159,10 @@ def _must_be_placed_first(dry_run: DryRun, spec: JobSpec) -> JobId | None:
 
 def _enough_if_usable(dry_run: DryRun, spec: JobSpec) -> list[str]:
     """The clusters whose return, each alone, would do."""
-    view = dry_run.view(spec.priority)
     closed = [cluster for cluster in dry_run.queries.grid.clusters() if not cluster.is_open or cluster.doubted]
     texts = []
     for cluster in closed[:MAX_CLOSED_CLUSTERS]:
-        idle = max(0, cluster.trusted_available - dry_run.kept(cluster.name, spec.priority))
-        opened = tuple(
-            replace(c.with_idle(idle), state=ClusterState.USABLE) if c.name == cluster.name else c
-            for c in view.clusters
-        )
-        if isinstance(dry_run.ask(spec, replace(view, clusters=opened)), Placement):
+        if any(_is_enough_if_usable(dry_run, spec, way, cluster) for way in dry_run.ways(spec)):
             if cluster.state is ClusterState.DRAINED:
                 texts.append(f"{cluster.name} resumed (koala clusters resume {cluster.name})")
             elif cluster.state is ClusterState.UNUSABLE:
@@ -161,6 +174,15 @@ def _enough_if_usable(dry_run: DryRun, spec: JobSpec) -> list[str]:
             else:
                 texts.append(f"the component that is tried on {cluster.name} started")
     return texts
+
+
+def _is_enough_if_usable(dry_run: DryRun, spec: JobSpec, way: Way, cluster: ClusterStatus) -> bool:
+    idle = max(0, way.offered(cluster, cluster.doubted))
+    opened = tuple(
+        replace(c.with_idle(idle), state=ClusterState.USABLE) if c.name == cluster.name else c
+        for c in way.view.clusters
+    )
+    return isinstance(dry_run.ask(spec, replace(way.view, clusters=opened)), Placement)
 
 
 def _history(timeline: Sequence[TimelineEntry]) -> tuple[PastReason, ...]:
