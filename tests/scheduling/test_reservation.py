@@ -49,6 +49,43 @@ def test_with_aging_it_is_placed_as_soon_as_those_that_ran_before_have_ended() -
     assert world.state(narrow) is JobState.SUCCEEDED
 
 
+@pytest.mark.parametrize("queue", ["scan", "head", "fcfs"])
+@pytest.mark.parametrize("restarts", [False, True])
+@given(width=st.integers(2, 4), lasts=st.integers(11, 40), order=st.sampled_from(["narrowest-first", "fcfs"]))
+def test_a_wide_job_does_not_starve_whatever_the_order(
+    queue: str, restarts: bool, width: int, lasts: int, order: str
+) -> None:
+    """Narrower ones come all the time, one for each node, and run until the next ones wait."""
+    rules = Rules(queue=queue, queue_order=order, aging_tries=3, scan_interval=10, high_scans_per_low=1)  # type: ignore[arg-type]
+    world = World({"north": 4}, rules, strict=False)
+    for _ in range(5):
+        world.submit(flexible(1), lasts=lasts)
+    wide = world.submit(fixed(north=width), lasts=20)
+    for _ in range(12):
+        for _ in range(5):
+            world.submit(flexible(1), lasts=lasts)
+        world.advance(10)
+        if restarts and world.state(wide) is JobState.QUEUED:
+            before = world.queries.tries(wide), world.queries.reservation
+            world.restart()
+            world.connect("north")
+            assert (world.queries.tries(wide), world.queries.reservation) == before
+    assert world.state(wide) in (JobState.RUNNING, JobState.SUCCEEDED)
+
+
+@pytest.mark.parametrize("queue", ["scan", "head", "fcfs"])
+def test_who_is_behind_narrower_ones_is_given_up_after_as_many_tries_as_they(queue: str) -> None:
+    rules = Rules(queue=queue, queue_order="narrowest-first", scan_interval=10, high_scans_per_low=1)  # type: ignore[arg-type]
+    world = World({"north": 4}, rules)
+    world.submit(fixed(north=4), lasts=1000)
+    jobs = [world.submit(fixed(north=size), max_placement_tries=5) for size in (1, 2)]
+    world.advance(39)
+    assert [world.state(job) for job in jobs] == [JobState.QUEUED] * 2
+    world.advance(12)
+    assert [world.job(job).placement_tries for job in jobs] == [5, 5]
+    assert [world.state(job) for job in jobs] == [JobState.FAILED] * 2
+
+
 def test_nodes_beyond_those_that_are_kept_are_given_to_others() -> None:
     world = World({"north": 4, "south": 4}, AGING)
     world.submit(fixed(north=4), lasts=100)

@@ -18,7 +18,7 @@ from koalapy.scheduling.queueing.eligibility import Eligibility
 from koalapy.scheduling.queueing.promise import is_promised
 from koalapy.scheduling.queueing.queue import Place, PlacementQueue, Shape
 from koalapy.scheduling.queueing.reservation import Reservation
-from koalapy.scheduling.queueing.try_limits import placement_limit
+from koalapy.scheduling.queueing.try_limits import placement_limit, scan_tries_all
 from koalapy.scheduling.queueing.wakeup import NODES_ANYWHERE, Change, Wakeup
 from koalapy.scheduling.state import SchedulerState
 from koalapy.scheduling.timers import Deadline
@@ -265,5 +265,5 @@ class PlacementQueues:
 
     def record_tries(self, job: Job) -> None:
         """Tell the queue how often a job was tried; where only the head is in each scan, scans use up no tries."""
-        limit = placement_limit(job, self._rules) if self._rules.queue == "scan" else None
+        limit = placement_limit(job, self._rules) if scan_tries_all(self._rules) else None
         self._queues[job.spec.priority].tried(job.id, self.tries(job), limit)

@@ -17,7 +17,7 @@ from koalapy.scheduling.queueing.offer import Offer, Offers
 from koalapy.scheduling.queueing.placement_queues import PRIORITIES, PlacementQueues
 from koalapy.scheduling.queueing.policy_evaluation import PolicyEvaluator
 from koalapy.scheduling.queueing.queue import Group, Shape
-from koalapy.scheduling.queueing.try_limits import placement_limit
+from koalapy.scheduling.queueing.try_limits import placement_limit, scan_tries_all
 from koalapy.scheduling.queueing.wakeup import LIMITS, Change, Wakeup, at_home, nodes_of
 from koalapy.scheduling.state import SchedulerState
 
@@ -252,10 +252,9 @@ class Scanner:
     # Tries
 
     def _count_scan(self, priority: Priority) -> Iterator[JobId]:
-        """All that are still there have failed once more; those of them whose tries are used up."""
+        """All that were tried and are still there have failed once more; those of them whose tries are used up."""
         queue = self._queues[priority]
-        if self._rules.queue != "scan":
-            # A scan that ends at the first refusal has tried nobody behind it.
+        if not scan_tries_all(self._rules):
             for head in queue.heads():
                 self._count_try(self._ledger.jobs[head], self._state.now)
         elif len(queue):

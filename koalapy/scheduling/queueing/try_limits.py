@@ -4,6 +4,16 @@ from koalapy.model.job import Job
 from koalapy.scheduling.rules import Rules
 
 
+def scan_tries_all(rules: Rules) -> bool:
+    """Whether a periodic scan is a failed try of all whom it leaves in their queue, not of the first only.
+
+    One that ends at the first refusal has tried nobody behind it. But where the narrowest come first, those behind are
+    overtaken by all that is narrower and comes later: else a wide one would have no tries, however long it waits, and
+    nodes would never be kept for it.
+    """
+    return rules.queue == "scan" or rules.queue_order == "narrowest-first"
+
+
 def placement_limit(job: Job, rules: Rules) -> int | None:
     """The most tries to place a job."""
     own = job.spec.max_placement_tries
