@@ -1,5 +1,6 @@
 """What must hold at every step, whatever happens: semantics 2 to 6 and 13."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from tests.scheduling.world import World
 
 Gang = tuple[JobId, int]
+NOT_CLAIMED = re.compile(r"not claimed in (\d+) tries: no room on (.*?)(?: before its start time)?")
 
 
 class Gangs:
@@ -47,11 +49,16 @@ def check_effects(world: "World", effects: Effects) -> None:
     """One step's effects, before they are written."""
     for job in effects.jobs.values():
         _state_changes_are_told(world.jobs.get(job.id), job, effects)
+        assert job.claiming_tries >= 0
     gangs = world.gangs
     for entry in effects.timeline:
         assert entry.job in effects.jobs or entry.job in world.jobs
         if entry.event == "ending" and entry.reason.startswith("walltime of"):
             _did_not_end_in_time(world, effects.jobs[entry.job])
+        if entry.event in ("ending", "failed") and (tried := NOT_CLAIMED.fullmatch(entry.reason)):
+            assert effects.jobs[entry.job].claiming_tries >= int(tried[1])
+            clusters = [world.queries.grid[name] for name in tried[2].split(", ")]
+            assert any(c.is_in_reach and c.drained is None for c in clusters), "nobody was faster"
         if entry.event == "claimed":
             gangs.claimed[entry.job, entry.generation].add(_token(world, effects, entry))
         if entry.event == "error" and entry.reason.startswith("not heard of for"):

@@ -50,7 +50,7 @@ usual_rules = st.fixed_dictionaries(
         "high_scans_per_low": st.sampled_from([2, 2, 1, 3]),
         "max_restarts": st.sampled_from([None, 1]),
         "low_patience": st.sampled_from([None, 41.0]),
-        "max_claiming_tries": st.sampled_from([None, None, 4]),
+        "max_claiming_tries": st.sampled_from([None, None, 4, 1]),
         "restart_pause": st.sampled_from([0.0, 5.0]),
         "claiming": st.sampled_from(ClaimingMode),
         "claim_threshold": st.sampled_from([0.0, 0.5, 1.0]),
