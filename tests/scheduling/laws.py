@@ -66,7 +66,7 @@ def check_effects(world: "World", effects: Effects) -> None:
             world.lost.add(_token(world, effects, entry))
         if entry.event == "preempted":
             assert makes_room(world, world.jobs[entry.job]), "it was promised that nobody preempts it"
-        if entry.event == "reclaimed":
+        if entry.event == "reclaimed" and entry.job in world.jobs:  # else it came, and was placed, in this very step
             _was_a_guest(world, world.jobs[entry.job])
         if entry.event == "re-placed":
             gangs.replaced.add((entry.job, entry.generation))

@@ -79,6 +79,18 @@ def test_the_youngest_go_first_and_no_more_than_needed(order: str, stopped: list
     assert reclaimed(world) == stopped
 
 
+def test_a_guest_makes_room_for_who_has_come_with_it() -> None:
+    world = World({"north": 4, "south": 4}, Rules(sharing="feasible"))
+    specs = [JobSpec(fixed(south=3), ("program",), home_site=site) for site in ("north", "south")]
+    guest, owner = world.submit_together(specs)
+    world.settle()
+    assert (world.state(guest), world.state(owner)) == (JobState.QUEUED, JobState.CLAIMING)
+    assert reclaimed(world) == [guest]
+    world.advance(60)
+    assert [world.state(job) for job in (guest, owner)] == [JobState.SUCCEEDED] * 2
+    check_quiet(world)
+
+
 def test_nothing_is_taken_back_where_there_is_room_elsewhere() -> None:
     world = World({"north": 4, "south": 4}, Rules(**FEASIBLE))
     running(world, (4, "north", "south"))
