@@ -632,6 +632,7 @@ grids = st.fixed_dictionaries(
 )
 
 
+jobs_of_others = st.lists(st.tuples(sizes, st.sampled_from(Priority)), max_size=3)
 policies = st.sampled_from(["", "", "best-fit", "faster-first", "adaptive", "communication-aware", "close-to-files"])
 
 
@@ -643,7 +644,7 @@ TIGHT = {"a": (1, 0, ""), "b": (2, 0, ""), "c": (3, 0, "")}
 @given(
     grids,
     requests,
-    st.lists(st.tuples(sizes, st.sampled_from(Priority)), max_size=3),
+    jobs_of_others,
     st.sampled_from(Priority),
     policies,
     st.none() | st.integers(1, 3),
@@ -716,7 +717,7 @@ def test_any_job_is_explained(
 @given(
     grids,
     requests,
-    st.lists(st.tuples(sizes, st.sampled_from(Priority)), max_size=3),
+    jobs_of_others,
     st.sampled_from(Priority),
     policies,
     st.booleans(),

@@ -25,6 +25,7 @@ class ClaimTry:
         self.preempting: list[Component] = []
         """Of those that can start: those that wait for others to be preempted."""
         self._closed = {c.cluster for c in unclaimed(job) if not state.grid[c.cluster].is_open}
+        """As the try begins: one on probation takes nothing more once something of the try has started there."""
         for component in sorted(unclaimed(job), key=lambda c: (-c.size, c.rank)):
             free = self._free_for(component)
             if free is not None and component.size <= free:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from koalapy.model.cluster import ClusterState
 from koalapy.model.explanation import ClusterFinding, Explanation, PastReason
 from koalapy.model.job import Job, JobId, JobSpec, JobState, TimelineEntry
-from koalapy.model.placement import Placement, Refusal
+from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import clock
 from koalapy.scheduling.cluster_status import ClusterStatus
@@ -52,7 +52,7 @@ def explain_submission(queries: Queries, spec: JobSpec, now: float) -> Explanati
     answer = dry_run.answer(spec)
     tried, excess = dry_run.is_tried_at_once(spec), queries.over_limit(spec)
     if isinstance(answer, Placement) and tried and excess is None:
-        clusters, notes = _clusters(dry_run, spec, answer, {}, now)
+        clusters, notes = _clusters(dry_run, spec, answer, (), {}, now)
         others = f", where {dry_run.who_makes_room(spec)}" if dry_run.preempts(spec, answer) else ""
         headline = f"would be placed at once on {listed_where(answer)}{others}"
         return Explanation(None, JobState.PLACED, headline, clusters, notes, placement=answer)
@@ -86,8 +86,10 @@ def _waiting(dry_run: DryRun, spec: JobSpec, answer: Placement | Refusal, headli
     """What is common to a job that waits and to a submission that would."""
     queries, job = dry_run.queries, dry_run.job
     placement = answer if isinstance(answer, Placement) else None
-    lacking = _lacking(dry_run, spec) if placement is None else {}
-    clusters, notes = _clusters(dry_run, spec, placement, lacking, now)
+    ways = tuple(dry_run.ways(spec)) if placement is None else ()
+    refused = [queries.reasons(spec, way.view) for way in ways]
+    lacking = _lacking(ways, refused, queries.grid.clusters())
+    clusters, notes = _clusters(dry_run, spec, placement, refused[0] if refused else (), lacking, now)
     if placement is not None:
         notes = (f"there is room for it on {listed_where(placement)}", *notes)
         if job is not None and not queries.rules.event_driven:
@@ -96,7 +98,7 @@ def _waiting(dry_run: DryRun, spec: JobSpec, answer: Placement | Refusal, headli
         notes = (answer.summary, *notes)
     suffices = []
     if placement is None and queries.over_limit(spec) is None:
-        suffices = [*enough_idle(lacking), *_enough_if_usable(dry_run, spec)]
+        suffices = [*enough_idle(lacking), *_enough_if_usable(dry_run, spec, ways)]
     if _is_reservation_in_the_way(dry_run, spec):
         # Once it is placed, it has them: that alone is no help.
         reserved = dry_run.keeper
@@ -116,24 +118,29 @@ def _waiting(dry_run: DryRun, spec: JobSpec, answer: Placement | Refusal, headli
 
 
 def _clusters(
-    dry_run: DryRun, spec: JobSpec, placement: Placement | None, lacking: Mapping[ClusterName, Lack], now: float
+    dry_run: DryRun,
+    spec: JobSpec,
+    placement: Placement | None,
+    refused: Sequence[ClusterReason],
+    lacking: Mapping[ClusterName, Lack],
+    now: float,
 ) -> tuple[tuple[ClusterFinding, ...], tuple[str, ...]]:
     """Cluster by cluster, and the reasons that are of none of them."""
-    queries = dry_run.queries
     view = dry_run.view(spec.priority)
-    refused = () if placement is not None else queries.reasons(spec, view)
-    clusters = queries.grid.clusters()
+    clusters = dry_run.queries.grid.clusters()
     kept = Kept(dry_run.keeper, {c.name: dry_run.kept(c.name, spec.priority) for c in clusters})
     findings = cluster_findings(spec.request, clusters, view, placement, refused, kept, lacking, now)
     names = {cluster.name for cluster in clusters}
     return tuple(findings), tuple(reason.reason for reason in refused if reason.cluster not in names)
 
 
-def _lacking(dry_run: DryRun, spec: JobSpec) -> dict[ClusterName, Lack]:
+def _lacking(
+    ways: Sequence[Way], refused: Sequence[Sequence[ClusterReason]], clusters: Sequence[ClusterStatus]
+) -> dict[ClusterName, Lack]:
     """What more idle nodes on each cluster would suffice: the fewest, in whichever way the rest is had."""
-    queries, lacking = dry_run.queries, dict[ClusterName, Lack]()
-    for way in dry_run.ways(spec):
-        for name, lack in lacking_by(way, queries.reasons(spec, way.view), queries.grid.clusters()):
+    lacking: dict[ClusterName, Lack] = {}
+    for way, reasons in zip(ways, refused, strict=True):
+        for name, lack in lacking_by(way, reasons, clusters):
             lacking[name] = min(lack, lacking.get(name, lack))
     return lacking
 
@@ -157,12 +164,12 @@ def _must_be_placed_first(dry_run: DryRun, spec: JobSpec) -> JobId | None:
     return head if head != job.id else None
 
 
-def _enough_if_usable(dry_run: DryRun, spec: JobSpec) -> list[str]:
+def _enough_if_usable(dry_run: DryRun, spec: JobSpec, ways: Sequence[Way]) -> list[str]:
     """The clusters whose return, each alone, would do."""
     closed = [cluster for cluster in dry_run.queries.grid.clusters() if not cluster.is_open or cluster.doubted]
     texts = []
     for cluster in closed[:MAX_CLOSED_CLUSTERS]:
-        if any(_is_enough_if_usable(dry_run, spec, way, cluster) for way in dry_run.ways(spec)):
+        if any(_is_enough_if_usable(dry_run, spec, way, cluster) for way in ways):
             if cluster.state is ClusterState.DRAINED:
                 texts.append(f"{cluster.name} resumed (koala clusters resume {cluster.name})")
             elif cluster.state is ClusterState.UNUSABLE:
