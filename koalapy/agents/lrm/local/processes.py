@@ -36,10 +36,22 @@ def conceal() -> None:
 
 
 def is_below(pid: int, ancestor: int) -> bool:
-    """Whether a process is a descendant of another; one that has gone might have been."""
-    while pid > 1 and pid != ancestor:
-        pid = _parent_of(pid)
-    return pid in (0, ancestor)
+    """Whether a process is a descendant of another; one that has gone, or is not to be seen here, might have been.
+
+    A process between the two may end meanwhile, and its children have another parent then.
+    """
+    if pid == 0:
+        return True
+    line = [pid]
+    while line[-1] > 1 and line[-1] != ancestor:
+        parent = _parent_of(line[-1])
+        if len(line) > 1 and _parent_of(line[-2]) != line[-1]:
+            line.pop()
+        elif parent is None:
+            return True
+        else:
+            line.append(parent)
+    return line[-1] == ancestor
 
 
 def die_with_parent(parent: int) -> None:
@@ -84,7 +96,7 @@ class Adopted:
                 parent = _parent_of(pid)
                 if parent == us:
                     found.append(pid)
-                elif parent in self._foreign or parent in (0, 1):
+                elif parent in self._foreign or parent in (None, 0, 1):
                     self._foreign.add(pid)
         return found
 
@@ -194,13 +206,12 @@ def _children_by_kernel(pid: int) -> list[int]:
 def _children_by_scan() -> Callable[[int], list[int]]:
     children: defaultdict[int, list[int]] = defaultdict(list)
     for pid in _all_pids():
-        children[_parent_of(pid)].append(pid)
+        if parent := _parent_of(pid):
+            children[parent].append(pid)
     return lambda pid: children.get(pid, [])
 
 
-def _parent_of(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            return int(stat.read().rpartition(b")")[2].split()[1])
-    except OSError:
-        return 0
+def _parent_of(pid: int) -> int | None:
+    """Its number; 0 when that is of another namespace, as for what is started in a container; None: it has gone."""
+    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    return int(fields[1]) if fields else None

@@ -15,6 +15,7 @@ from koalapy.agents.lrm.local.cluster import LocalCluster, LocalConnection
 
 _POLL_INTERVAL = 0.1
 """Seconds between two looks at the output file."""
+_INTERRUPTED = 130
 
 
 class _Interrupted(BaseException):
@@ -26,7 +27,7 @@ def local_run(
 ) -> int:
     """Run ``argv`` on each of so many nodes, its output on stdout; returns its exit code, 130 when interrupted.
 
-    Raises ``SiteError``.
+    Nothing of it runs on when this process ends. Raises ``SiteError``.
     """
     with cluster.reach() as connection:
         folder = cluster.directory.resolve() / "local-run"
@@ -45,8 +46,11 @@ def local_run(
                     env=dict(env),
                     cwd=str(cwd),
                     output=str(output),
+                    attached=True,
                 )["job"]
                 return _exit_code(_follow(cluster, connection, job, name, shown))
+        except _Interrupted:  # before there was an answer, or again while the job is cancelled
+            return _INTERRUPTED
         finally:
             output.unlink(missing_ok=True)
 
@@ -74,7 +78,7 @@ def _show(shown: BinaryIO) -> None:
 
 def _exit_code(record: dict[str, Any]) -> int:
     if record["interrupted"]:
-        return 130
+        return _INTERRUPTED
     if record.get("lost"):
         print(f"lost: {record['reason']}", file=sys.stderr)
     code = record.get("exit_code")

@@ -44,6 +44,8 @@ class ClientConnection:
         peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         self.is_of_a_job = is_below(struct.unpack("3i", peer)[0], os.getpid())
         """Whether it belongs to a program that runs here: all that those start stays below us."""
+        self.attached: list[LocalJob] = []
+        """Jobs that end when the client goes."""
         self.received = bytearray()
         self.unsent = bytearray()
         self.watching = False
@@ -191,6 +193,12 @@ class Server:
         self._clients.discard(client)
         self._selector.unregister(client.connection)
         client.connection.close()
+        if client.attached:
+            self._deadlines.set(client, 0.0, lambda: self._end_attached(client))
+
+    def _end_attached(self, client: ClientConnection) -> None:
+        for job in client.attached:
+            self._end_job(job, "who ran it has gone")
 
     def _answer(self, client: ClientConnection, line: bytes) -> None:
         reply: dict[str, Any] | None
@@ -220,15 +228,20 @@ class Server:
         self._key = self._key or offered
         return {"key": self._key}
 
-    def _submit(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
+    def _submit(self, client: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
+        """``attached``: the job ends when this client goes, however that happens."""
         if self._stopping:
             raise RequestRejected("the cluster is shutting down", "unavailable")
+        if type(attached := request.get("attached", False)) is not bool:
+            raise RequestRejected(f"attached: true or false is needed, not {attached!r}")
         job = self._jobs.submit(request)
         try:
             self._journal.submitted(job)
         except OSError as error:
             self._jobs.end(job)
             raise RequestRejected(f"the journal cannot be written: {error}", "unavailable") from error
+        if attached:
+            client.attached.append(job)
         return {"job": str(job.id)}
 
     def _cancel(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:

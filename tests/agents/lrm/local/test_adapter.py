@@ -1,8 +1,10 @@
 """The ``local`` cluster seen from its agent: background load, nodes out of use, a locald that dies."""
 
 import asyncio
+import json
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, suppress
@@ -139,14 +141,14 @@ sys.exit(local_run(cluster, int(sys.argv[2]), sys.argv[3:], "alice", {"GREETING"
 """
 
 
-async def local_run(site: Site, nodes: int, script: str) -> asyncio.subprocess.Process:
-    arguments = [str(site.cluster.directory), str(nodes), "/bin/sh", "-c", script]
+async def local_run(cluster: LocalCluster, nodes: int, script: str) -> asyncio.subprocess.Process:
+    arguments = [str(cluster.directory), str(nodes), "/bin/sh", "-c", script]
     pipe = asyncio.subprocess.PIPE
     return await asyncio.create_subprocess_exec(sys.executable, "-c", RUN, *arguments, stdout=pipe)
 
 
 async def test_local_run_shows_the_output_and_exits_like_its_command(site: Site) -> None:
-    process = await local_run(site, 2, "echo $GREETING; exit 5")
+    process = await local_run(site.cluster, 2, "echo $GREETING; exit 5")
     shown, _ = await asyncio.wait_for(process.communicate(), WITHIN)
     assert (shown, process.returncode) == (b"hello\nhello\n", 5)
     assert not list((site.cluster.directory / "local-run").iterdir())
@@ -157,9 +159,7 @@ async def test_local_run_waits_for_the_agent_to_start_the_cluster(make_cluster: 
     cluster = make_cluster(network="127.0.9")
     cluster.connect().close()
     os.kill(pid_of_locald(cluster), signal.SIGKILL)
-    pipe = asyncio.subprocess.PIPE
-    arguments = [str(cluster.directory), "1", "/bin/sh", "-c", "echo $LOCALD_NODE"]
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", RUN, *arguments, stdout=pipe)
+    process = await local_run(cluster, 1, "echo $LOCALD_NODE")
     lrm = LocalLrm(cluster, "koala-")
     await lrm.open()
     shown, _ = await asyncio.wait_for(process.communicate(), WITHIN)
@@ -175,12 +175,32 @@ def test_a_user_of_a_cluster_that_nobody_starts_is_told_so(make_cluster: Callabl
     assert not cluster.directory.exists()
 
 
-async def test_local_run_interrupted_ends_its_job(site: Site) -> None:
-    process = await local_run(site, 1, "echo $$; sleep 60")
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+async def test_local_run_takes_its_job_along_however_it_ends(site: Site, how: signal.Signals) -> None:
+    process = await local_run(site.cluster, 1, "echo $$; sleep 60")
     assert process.stdout is not None
     pid = int(await asyncio.wait_for(process.stdout.readline(), WITHIN))
-    process.send_signal(signal.SIGINT)
+    process.send_signal(how)
     await asyncio.wait_for(process.communicate(), WITHIN)
-    assert process.returncode == 130
+    assert process.returncode == (-how if how == signal.SIGKILL else 130)
     eventually(lambda: not is_alive(pid))
     assert site.list()["idle"] == 4
+
+
+async def test_local_run_interrupted_before_its_submission_is_answered_goes_at_once(tmp_path: Path) -> None:
+    """It goes, and its job with it, whose number it never heard."""
+    cluster = LocalCluster(tmp_path, "north", 4)
+    (tmp_path / "locald.json").write_text(json.dumps({"socket": str(tmp_path / "socket")}))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        listener.listen()
+        process = await local_run(cluster, 1, "sleep 60")
+        taken, _ = await asyncio.to_thread(listener.accept)
+        with taken, taken.makefile("rb") as asked:
+            assert json.loads(await asyncio.to_thread(asked.readline))["op"] == "hello"
+            taken.sendall(b"{}\n")
+            assert json.loads(await asyncio.to_thread(asked.readline))["attached"] is True
+            process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(asked.readline) == b""
+    assert await asyncio.wait_for(process.wait(), WITHIN) == 130
+    assert not list((tmp_path / "local-run").iterdir())

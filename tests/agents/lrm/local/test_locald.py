@@ -147,6 +147,21 @@ def test_a_killed_locald_takes_its_runners_along_and_the_next_one_ends_the_rest(
         assert connection.request("find", name="job")["lost"]
 
 
+def test_attached_jobs_end_with_whoever_submitted_them(site: Site) -> None:
+    """Those that run and those that wait; all others stay, and get the nodes."""
+    stays = site.submit("exec sleep 60", name="stays")
+    with LocalConnection(site.cluster.socket_path()) as user:
+        submitted = [
+            user.request("submit", name=f"job-{k}", nodes=3, argv=["sleep", "60"], attached=True)["job"] for k in (1, 2)
+        ]
+        after = site.submit("exec sleep 60", nodes=3, name="after")
+        assert [site.look(job)["state"] for job in (*submitted, after)] == ["running", "queued", "queued"]
+    for job in submitted:
+        assert site.wait(job)["reason"] == "who ran it has gone"
+    eventually(lambda: site.look(after)["state"] == "running")
+    assert site.look(stays)["state"] == "running"
+
+
 def test_shutdown_waits_when_asked_to_and_leaves_nothing(site: Site) -> None:
     site.submit(DAEMON + "; exec sleep 60", nodes=2)
     left = pids(site, 2)
@@ -234,6 +249,7 @@ def test_who_starts_a_runner_hands_it_its_secret_and_nobody_else(make_site: Call
         ("walltime", -1),
         ("walltime", float("nan")),
         ("walltime", "soon"),
+        ("attached", 1),
     ],
 )
 def test_a_bad_submission_is_refused_by_the_name_of_its_field(site: Site, field: str, value: object) -> None:
