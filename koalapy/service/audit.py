@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
@@ -22,8 +23,13 @@ MERGE_INTERVAL = 60.0
 MAX_KINDS = 100
 """Of refusals in that time; those of further kinds are counted together, so that a flood fills no disk."""
 MAX_WAITING = 1000
-"""Entries that are kept until the database takes them; each is in the log as well."""
+"""Entries that are kept until the database takes them; further ones are in the log."""
 OTHERS = "others"
+PATIENCE = 3.0
+"""Seconds for which an answer waits for its entry; none waits while the database is known to be away."""
+
+_writer = ThreadPoolExecutor(1, "audit")
+"""A database that hangs keeps nobody else from a thread."""
 
 
 @dataclass(slots=True)
@@ -41,7 +47,13 @@ class Deed:
 
     def entry(self, at: float, outcome: str) -> AuditEntry:
         user, role, how = (self.by.user, str(self.by.role), self.by.how) if self.by else ("", "", "")
-        return AuditEntry(at, user, role, how, self.address, self.action, self.target, outcome, self.detail)
+        target, detail = _storable(self.target), _storable(self.detail)
+        return AuditEntry(at, user, role, how, self.address, self.action, target, outcome, detail)
+
+
+def _storable(text: str) -> str:
+    """As every database takes it: without what is no character, and without NUL."""
+    return text.encode(errors="replace").decode().replace("\0", "\ufffd")
 
 
 _under_way: ContextVar[Deed | None] = ContextVar("deed", default=None)
@@ -82,6 +94,9 @@ class Audit:
         self._more: dict[tuple[str, ...], AuditEntry] = {}
         """Refusals of the last seconds by their kind: the newest, and how many there were that are not written."""
         self._waiting: list[AuditEntry] = []
+        self._writing: set[asyncio.Future[None]] = set()
+        self._is_away = False
+        """The database has not taken, or not yet answered, what came last."""
 
     async def close(self, deed: Deed, status: int) -> None:
         """A request is about to be answered: nothing of it may be lost when we end after that."""
@@ -111,9 +126,10 @@ class Audit:
         """Write what was counted and what the database has not taken; once in a while, and at the end."""
         counted, self._more = [entry for entry in self._more.values() if entry.times], {}
         self._keep(counted)
-        waiting, self._waiting = self._waiting, []
-        if waiting:
-            await self._write(waiting)
+        if not self._writing:
+            self._write_waiting()
+        if self._writing:
+            await asyncio.wait(self._writing, timeout=PATIENCE)
 
     async def entries(self, which: AuditFilter, last: float | None = None) -> Sequence[AuditEntry]:
         """The oldest first; of the ``last`` so many seconds only."""
@@ -147,19 +163,48 @@ class Audit:
         return False
 
     async def _write(self, entries: list[AuditEntry]) -> None:
-        try:
-            await asyncio.to_thread(self._store.append_audit, entries)
-        except KoalaError as error:
-            log.error(
-                "the audit is not written: the database does not take it",
-                action="audit-not-written",
-                error=error.message,
-            )
+        if self._is_away:
             self._keep(entries)
+            if not self._writing:
+                self._write_waiting()
+        elif not (await asyncio.wait({self._begin(entries)}, timeout=PATIENCE))[0]:
+            self._failed(f"the database has not answered for {PATIENCE:g} s")
+
+    def _write_waiting(self) -> None:
+        entries, self._waiting = self._waiting, []
+        if entries:
+            self._begin(entries)
+
+    def _begin(self, entries: list[AuditEntry]) -> "asyncio.Future[None]":
+        writing = asyncio.get_running_loop().run_in_executor(_writer, self._store.append_audit, entries)
+        self._writing.add(writing)
+        writing.add_done_callback(lambda _: self._end(writing, entries))
+        return writing
+
+    def _end(self, writing: "asyncio.Future[None]", entries: list[AuditEntry]) -> None:
+        """Whoever waited for it, or went."""
+        self._writing.discard(writing)
+        error = asyncio.CancelledError("nobody writes any more") if writing.cancelled() else writing.exception()
+        if error is None:
+            self._is_away = False
+            self._write_waiting()
+        elif isinstance(error, KoalaError):
+            self._failed(error.message)
+            self._keep(entries)
+        else:  # nothing of what waits behind it may be lost with it
+            for entry in entries:
+                self._tell(entry, str(error))
+
+    def _failed(self, reason: str) -> None:
+        self._is_away = True
+        log.error("the audit is not written: the database does not take it", action="audit-not-written", error=reason)
 
     def _keep(self, entries: Sequence[AuditEntry]) -> None:
         for entry in entries:
             if len(self._waiting) >= MAX_WAITING:
-                log.error("an entry of the audit is only here", action="audit-entry", entry=entry)
+                self._tell(entry, f"{MAX_WAITING} wait")
             else:
                 self._waiting.append(entry)
+
+    def _tell(self, entry: AuditEntry, reason: str) -> None:
+        log.error("an entry of the audit is only here", action="audit-entry", entry=entry, error=reason)

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,15 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from koalapy.model.audit import AuditFilter
+from koalapy.model.audit import AuditEntry, AuditFilter
 from koalapy.model.errors import StoreUnavailable
+from koalapy.service import audit as module
 from koalapy.service.audit import MAX_KINDS, Audit
 from tests.api.conftest import AGENT_TOKENS, NO_PAGE, URL
 from tests.api.test_access import BODY, BUNDLE, SECRET, Api, opened
 
 Json = dict[str, Any]
+DEADLINE = 20.0
 
 
 @pytest_asyncio.fixture
@@ -152,6 +155,54 @@ async def test_what_the_database_does_not_take_is_written_later(api: Api, monkey
     assert await entries(api) == []
     await audit.flush()
     assert [one["action"] for one in await entries(api)] == ["upload_bundle", "GET"]
+
+
+async def test_nobody_waits_for_the_audit_while_the_database_hangs(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each who was refused waited for ever, and had a thread that everything else lacked."""
+    audit: Audit = api.app.state.audit
+    monkeypatch.setattr(module, "PATIENCE", 0.1)
+    append, goes_on = audit._store.append_audit, threading.Event()
+
+    def hanging(written: Sequence[AuditEntry]) -> None:
+        goes_on.wait()
+        append(written)
+
+    monkeypatch.setattr(audit._store, "append_audit", hanging)
+    try:
+        async with asyncio.timeout(DEADLINE):
+            await asyncio.gather(
+                *(api.ask("nobody", "GET", path) for path in 20 * ["/api/v1/jobs", "/api/v1/clusters"]),
+                *(audit.record("login", None, origin=f"192.0.2.{number}") for number in range(20)),
+            )
+            await audit.flush()
+            assert await asyncio.to_thread(lambda: "a thread is free") == "a thread is free"
+    finally:
+        goes_on.set()
+    monkeypatch.setattr(module, "PATIENCE", DEADLINE)
+    await audit.flush()
+    await audit.flush()
+    found = await entries(api, limit=1000)
+    assert sum(one["times"] for one in found if one["action"] == "GET") == 40
+    assert sum(one["action"] == "login" for one in found) == 20
+
+
+async def test_what_no_database_takes_is_written_without_it_and_takes_nothing_along(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL has no NUL, and who asked for such a path was answered with an error of ours."""
+    audit: Audit = api.app.state.audit
+    assert (await api.ask("nobody", "GET", "/api/v1/%00")).status_code == 401
+    await audit.record("login", None, origin="192.0.2.1", target="\ud800\0")
+    assert [one["target"] for one in await entries(api)] == ["/api/v1/\ufffd", "?\ufffd"]
+
+    def broken(_: object) -> None:
+        raise ValueError("no such value")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(audit._store, "append_audit", broken)
+        assert (await api.ask("nobody", "GET", "/api/v1/clusters")).status_code == 401
+    await audit.record("login", None, origin="192.0.2.1", target="after")
+    assert (await entries(api))[-1]["target"] == "after"
 
 
 async def test_a_flood_of_refusals_is_counted(api: Api) -> None:
