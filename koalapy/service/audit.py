@@ -13,7 +13,7 @@ from koalapy.model.audit import AuditEntry, AuditFilter
 from koalapy.model.errors import KoalaError
 from koalapy.model.identity import Identity
 from koalapy.ports import AuditStore
-from koalapy.service.database import query
+from koalapy.service.database import in_database, query
 
 log = structlog.get_logger()
 
@@ -142,7 +142,7 @@ class Audit:
         await self.flush()
         if keep is not None:
             try:
-                await asyncio.to_thread(self._store.forget_audit, min(self._clock(), time.time()) - keep)
+                await in_database(self._store.forget_audit, min(self._clock(), time.time()) - keep)
             except KoalaError as error:
                 log.error("what is old of the audit was not removed", action="audit-not-tidied", error=error.message)
 

@@ -13,6 +13,7 @@ from koalapy.model.limits import Limits, Scope
 from koalapy.model.wording import encodable, is_utf8
 from koalapy.ports import FileStore, StoredBundle
 from koalapy.service.archives import WAY_OUT, check, check_size, discard, incoming, keeping, receive
+from koalapy.service.database import in_database
 from koalapy.service.quota import Excess, Quota, Room, StorageLimits
 
 RETENTION = 86400.0
@@ -79,7 +80,7 @@ class Bundles:
                 with keeping():
                     path.rename(self._directory / bundle.id)
                 # Known only when that is written: after a restart nobody would know of it.
-                await asyncio.to_thread(self._store.save_bundles, [bundle])
+                await in_database(self._store.save_bundles, [bundle])
                 # One whose file was lost is counted, until it is back or thrown away.
                 hold.keep(instead_of=self._known[bundle.id].size if bundle.id in self._known else 0)
                 self._known[bundle.id] = bundle
@@ -93,7 +94,7 @@ class Bundles:
             return found, False
         await self._make_room_of(owner, found.size)
         found = replace(found, owners=(*found.owners, owner))
-        await asyncio.to_thread(self._store.save_bundles, [found])
+        await in_database(self._store.save_bundles, [found])
         self._known[bundle] = found
         return found, True
 
@@ -187,7 +188,7 @@ class Bundles:
         with suppress(FullError):
             await self._quota.make_room()
         touched = self._touched & self._known.keys()
-        await asyncio.to_thread(self._store.save_bundles, [self._known[ident] for ident in touched])
+        await in_database(self._store.save_bundles, [self._known[ident] for ident in touched])
         self._touched -= touched
         if stuck is not None:
             raise stuck
@@ -214,7 +215,7 @@ class Bundles:
         # First out of the catalogue, then out of the store, so that nobody is promised what is on its way out.
         self._quota.used -= self._known.pop(bundle).size
         self._tops.pop(bundle, None)
-        await asyncio.to_thread(self._store.remove_bundle, bundle)
+        await in_database(self._store.remove_bundle, bundle)
 
 
 def _no_bundle(bundle: str) -> NotFoundError:

@@ -31,7 +31,13 @@ UNKNOWN_OUTCOME = "ask for it in a while: it is done or not, and nothing is done
 READS = Timings()
 """Questions to the database, of all who ask in this process."""
 _readers = ThreadPoolExecutor(8, "reader")
-"""Those who ask a database that hangs keep nobody else from a thread."""
+_workers = ThreadPoolExecutor(8, "database")
+"""Those who ask a database that hangs keep nobody else from a thread: neither of these nor of the common pool."""
+
+
+async def in_database(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What the database does of it, however long that takes: for work that is done whoever waits for it."""
+    return await asyncio.get_running_loop().run_in_executor(_workers, lambda: work(*args, **kwargs))
 
 
 async def query(question: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

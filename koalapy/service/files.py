@@ -20,6 +20,7 @@ from koalapy.protocol.messages import Found
 from koalapy.scheduling.events import Event, ReplicasChanged
 from koalapy.service.audit import about
 from koalapy.service.bundles import Bundles
+from koalapy.service.database import in_database
 from koalapy.service.engine import Engine, WorkItem
 from koalapy.service.questions import Questions
 from koalapy.validation.inputs import ADD, name_problem, near_names, resolve_inputs
@@ -126,7 +127,7 @@ class Files:
         async with self._changing:
             gone = self._chosen(name, cluster)
             clusters = [replica.cluster for replica in gone]
-            await asyncio.to_thread(self._store.remove_replicas, name, clusters)
+            await in_database(self._store.remove_replicas, name, clusters)
             for one in clusters:
                 self._catalogue.remove(name, one)
             await self._tell(name)
@@ -249,7 +250,7 @@ class Files:
 
     async def _save(self, replicas: Sequence[Replica]) -> None:
         """To the store, to memory, and then before the scheduler."""
-        await asyncio.to_thread(self._store.save_replicas, replicas)
+        await in_database(self._store.save_replicas, replicas)
         for replica in replicas:
             self._catalogue.put(replica)
         await self._tell(*sorted({replica.name for replica in replicas}))

@@ -17,6 +17,7 @@ from koalapy.model.provider import Verified, looks_signed
 from koalapy.model.request import ClusterName
 from koalapy.model.users import Users
 from koalapy.ports import StoredToken, TokenStore
+from koalapy.service.database import in_database
 
 log = structlog.get_logger()
 
@@ -205,7 +206,7 @@ class Identities:
             # Known before it is written, so that who revokes the one that was shown meanwhile ends this one, too.
             self._stored[number] = token
             try:
-                await asyncio.to_thread(self._store.save_tokens, [token])
+                await in_database(self._store.save_tokens, [token])
             except BaseException:
                 del self._stored[number]
                 raise
@@ -300,7 +301,7 @@ class Identities:
             old -= kept
         async with self._changing:
             if old and self._store is not None:
-                await asyncio.to_thread(self._store.remove_tokens, old)
+                await in_database(self._store.remove_tokens, old)
                 for number in old:
                     self._valid.pop(self._stored.pop(number).digest, None)
         return len(old)
@@ -309,7 +310,7 @@ class Identities:
         async with self._changing:
             rows = [self._stored[number] for number in sorted(tokens) if number in self._stored]
             if rows and self._store is not None:
-                await asyncio.to_thread(self._store.save_tokens, rows)
+                await in_database(self._store.save_tokens, rows)
 
 
 def _moments(token: StoredToken) -> list[float]:

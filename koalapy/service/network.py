@@ -18,7 +18,7 @@ from koalapy.model.request import ClusterName, ComponentRequest, FixedRequest
 from koalapy.ports import MeasurementStore
 from koalapy.runtime.preflight import CANNOT_REACH
 from koalapy.scheduling.events import LinkMeasured
-from koalapy.service.database import query
+from koalapy.service.database import in_database, query
 from koalapy.service.engine import RETRY_PAUSE, Engine, WorkItem
 from koalapy.service.jobs import Jobs
 from koalapy.service.links import Knowledge, LinkState, LinkTable
@@ -274,7 +274,7 @@ class Network:
         """Keep what was found, and then tell the scheduler."""
         while True:
             try:
-                await asyncio.to_thread(self._store.add, found)
+                await in_database(self._store.add, found)
                 break
             except StoreUnavailable as error:
                 log.error("a measurement was not written", action="measurement-not-kept", error=str(error))

@@ -14,7 +14,7 @@ from koalapy.model.limits import Limits, Scope
 from koalapy.model.request import ClusterName
 from koalapy.ports import FileStore, StoredResult
 from koalapy.service.archives import PIECE_SIZE, discard, incoming, keeping, plain_name, receive
-from koalapy.service.database import query
+from koalapy.service.database import in_database, query
 from koalapy.service.jobs import JobRecord
 from koalapy.service.quota import Excess, Quota, Room, StorageLimits
 
@@ -62,7 +62,7 @@ class Results:
             async with self._changing:
                 await self._make_room_of(owner, archive.size)
                 # Written down first: a file that nobody knows of would stay for ever.
-                hold.keep(instead_of=await asyncio.to_thread(self._store.save_result, result))
+                hold.keep(instead_of=await in_database(self._store.save_result, result))
                 await asyncio.to_thread(_keep, path, self._path(result), generation)
         return result
 
@@ -85,7 +85,7 @@ class Results:
             most = scope.limits.result_bytes
             if most is None:
                 continue
-            sizes = await asyncio.to_thread(self._store.results_sizes)
+            sizes = await in_database(self._store.results_sizes)
             theirs = {one: kept for one, kept in sizes.items() if self._owners.has(scope, one)}
             over = sum(theirs.values()) + size - most
             if over > 0:
@@ -116,7 +116,7 @@ class Results:
         """
         record, _ = await self._attempts(job)
         spec, state = record.job.spec, record.job.state
-        found = await asyncio.to_thread(self._store.results, job, record.job.generation)
+        found = await query(self._store.results, job, record.job.generation)
         there = [result for result in found if self._path(result).is_file()]
         # While it waits to be tried again, what an attempt brought that failed is not the job's.
         if there and state not in (JobState.QUEUED, JobState.HELD):
@@ -157,7 +157,7 @@ class Results:
         async with self._changing:
             for job in jobs:
                 await asyncio.to_thread(self._remove_files, job)
-            self._quota.used -= await asyncio.to_thread(self._store.forget_results, jobs)
+            self._quota.used -= await in_database(self._store.forget_results, jobs)
 
     async def _free(self, excess: Excess) -> None:
         """Remove those of the jobs that ended first."""
@@ -169,10 +169,10 @@ class Results:
         self, before: float, enough: int | None = None, owners: Collection[str] | None = None
     ) -> tuple[dict[JobId, int], OSError | None]:
         """The jobs whose files are gone, and how many bytes these were; why files of others stay, if some do."""
-        old = await asyncio.to_thread(self._store.old_results, before, owners)
+        old = await in_database(self._store.old_results, before, owners)
         # Files first: one that the books have given up would stay for ever, and nobody would count it.
         gone, stuck = await asyncio.to_thread(self._remove_oldest, old, enough)
-        self._quota.used -= await asyncio.to_thread(self._store.clear_results, gone)
+        self._quota.used -= await in_database(self._store.clear_results, gone)
         return gone, stuck
 
     def _remove_oldest(self, old: Mapping[JobId, int], enough: int | None) -> tuple[dict[JobId, int], OSError | None]:

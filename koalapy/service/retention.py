@@ -12,6 +12,7 @@ from koalapy.model.errors import LeaseLost, StoreUnavailable
 from koalapy.model.job import JobId
 from koalapy.ports import HistoryStore
 from koalapy.service.bundles import Bundles
+from koalapy.service.database import in_database
 from koalapy.service.output import Outputs
 from koalapy.service.results import Results
 
@@ -68,7 +69,7 @@ class Retention:
             gone += await self._remove_all(now - times.jobs, internal=False)
         more = True
         while more and not self._is_ending():
-            more = await asyncio.to_thread(self._store.shrink)
+            more = await in_database(self._store.shrink)
             await asyncio.sleep(PAUSE)
         if self._stuck:
             raise next(iter(self._stuck.values()))
@@ -78,7 +79,7 @@ class Retention:
         gone = 0
         while not self._is_ending():
             limit = self._batch_size + len(self._stuck)
-            found = await asyncio.to_thread(self._store.over, before, limit, internal=internal)
+            found = await in_database(self._store.over, before, limit, internal=internal)
             jobs = [job for job in found if job not in self._stuck]
             if not jobs:
                 break
@@ -93,7 +94,7 @@ class Retention:
         if not jobs:
             return 0
         began = time.monotonic()
-        await asyncio.to_thread(self._store.remove, jobs)
+        await in_database(self._store.remove, jobs)
         took = time.monotonic() - began
         size = self._batch_size // 2 if took > LONG_TRANSACTION else self._batch_size * 2
         self._batch_size = min(max(1, size), MAX_BATCH)

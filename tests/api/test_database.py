@@ -257,3 +257,15 @@ async def test_replicas_are_not_waited_for_while_the_database_is_away(stack: Asy
         check_refusal(await api.post("/api/v1/replicas", json=order), "database")
     await ready(api)
     assert (await api.post("/api/v1/replicas", json=order)).status_code == 201
+
+
+async def test_work_that_hangs_in_the_database_takes_no_thread_from_anything_else() -> None:
+    goes_on = threading.Event()
+    hanging = [asyncio.ensure_future(module.in_database(goes_on.wait)) for _ in range(40)]
+    try:
+        async with asyncio.timeout(DEADLINE):
+            assert await asyncio.to_thread(lambda: "shown") == "shown"
+            assert await module.query(lambda: "answered") == "answered"
+    finally:
+        goes_on.set()
+    assert await asyncio.gather(*hanging) == [True] * 40
