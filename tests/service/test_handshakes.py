@@ -18,7 +18,7 @@ from koalapy.service.connections import OWN_FILES, RESERVED, Connections
 from koalapy.service.daemon import HttpServer
 from koalapy.tls import Trust
 from tests.certificates import Authority
-from tests.service.test_connections import GOOD, app, closed
+from tests.service.test_connections import DEADLINE, GOOD, app, closed
 
 Test = Callable[[int, ssl.SSLContext], Coroutine[Any, Any, None]]
 HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01"
@@ -46,7 +46,7 @@ def play(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Connection
 
     def run(connections: Connections, test: Test) -> None:
         async def whole() -> None:
-            async with asyncio.timeout(60), serving(tmp_path, connections) as (port, trust):
+            async with asyncio.timeout(DEADLINE), serving(tmp_path, connections) as (port, trust):
                 await test(port, trust)
 
         with asyncio.Runner(loop_factory=request.param) as runner:
@@ -78,14 +78,17 @@ def test_requests_and_websockets_are_served(play: Play) -> None:
 
 @pytest.mark.parametrize("first", SILENT)
 def test_who_does_not_come_to_the_end_of_a_handshake_is_hung_up_on(play: Play, first: bytes) -> None:
+    connections = Connections(4096, headers_timeout=0.1)
+
     async def test(port: int, trust: ssl.SSLContext) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(first)
         assert await closed(reader) == b""
         writer.close()
+        connections.headers_timeout = DEADLINE
         assert await answer_to(port, trust)
 
-    play(Connections(4096, headers_timeout=0.1), test)
+    play(connections, test)
 
 
 def test_many_that_say_nothing_make_way(play: Play) -> None:
