@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -83,19 +84,19 @@ async def test_a_lease_that_may_soon_be_anothers_and_a_round_that_does_not_end_a
         health = HealthMonitor(daemon.engine, {}, DiskLimits())
         database = daemon.engine.database
         now = time.monotonic()
+        monkeypatch.setattr(service_health, "time", SimpleNamespace(monotonic=lambda: now))
         database.lease_renewed_at = now - service_health.LEASE_OVERDUE - 1
         assert health.readiness().reasons == ["the lease was renewed 11 s ago: another daemon may take over"]
         database.lease_renewed_at = now
         assert health.readiness().ready
-        may_write = threading.Event()
-        monkeypatch.setattr(daemon.store, "write", lambda batch: may_write.wait(DEADLINE))
-        monkeypatch.setattr(service_health, "ROUND_TIMEOUT", 0.0)
+        writes, may_write = threading.Event(), threading.Event()
+        monkeypatch.setattr(daemon.store, "write", lambda batch: writes.set() or may_write.wait(DEADLINE))
         north.says(ClusterReport(total=3, idle=3))
         daemon.engine.post(WorkItem(events=(ClusterDrained("south", "ops", ""),)))
-        async with asyncio.timeout(DEADLINE):
-            while health.readiness().ready:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
-        assert health.readiness().reasons == ["a round of the engine does not end since 0 s"]
+        assert await asyncio.to_thread(writes.wait, DEADLINE)
+        assert daemon.engine.round_began is not None
+        database.lease_renewed_at = now = daemon.engine.round_began + service_health.ROUND_TIMEOUT
+        assert health.readiness().reasons == ["a round of the engine does not end since 3 s"]
         may_write.set()
         async with asyncio.timeout(DEADLINE):
             while not health.readiness().ready:  # noqa: ASYNC110

@@ -25,6 +25,7 @@ async def north_and_jobs(path: Path) -> AsyncIterator[tuple[Daemon, Agent, Jobs]
     async with running(path / "koala.db") as daemon, daemon.agent_of("north") as north:
         north.says(Inventory(components=()), report(4))
         await until(daemon, "north", ("usable", 4, ""))
+        await daemon.engine.commit(WorkItem())  # what is known of it is written, and no round is under way
         yield daemon, north, Jobs(daemon.engine, daemon.store, daemon.outputs, 1, daemon.describe)
 
 
