@@ -47,11 +47,17 @@ def listening(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, sock
     return f"https://127.0.0.1:{port}", listener, (context, ssl.create_default_context(cafile=str(authority.file)))
 
 
+def hung_up_on(silent: socket.socket) -> None:
+    silent.settimeout(DEADLINE)
+    assert silent.recv(1) == b""
+
+
 async def test_who_connects_while_the_loop_hangs_is_told_so(
     listening: tuple[str, socket.socket, Pairs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, listener, (context, verify) = listening
-    monkeypatch.setattr(watchdog, "HANGS_AFTER", 0.2)
+    monkeypatch.setattr(watchdog, "HANGS_AFTER", DEADLINE)
+    monkeypatch.setattr(watchdog, "MAX_OVERSLEEP", DEADLINE)
     monkeypatch.setattr(watchdog, "INTERVAL", 0.02)
     manager = Recorded()
     watched = Watchdog(manager, lambda: "ready")
@@ -63,12 +69,15 @@ async def test_who_connects_while_the_loop_hangs_is_told_so(
 
     def ask() -> None:
         # Who says nothing keeps others waiting for a moment only.
-        with socket.create_connection(listener.getsockname()):
+        with socket.create_connection(listener.getsockname()) as silent:
+            hung_up_on(silent)
+            monkeypatch.setattr(stand_in, "REQUEST_TIMEOUT", DEADLINE)
             answers.append(httpx2.get(f"{url}/livez", verify=verify, timeout=DEADLINE))
             answers.append(httpx2.get(f"{url}/readyz", verify=verify, timeout=DEADLINE))
             answers.append(httpx2.head(f"{url}/readyz", verify=verify, timeout=DEADLINE))
             answers.append(httpx2.post(f"{url}/api/v1/jobs", content=b"x" * 100_000, verify=verify, timeout=DEADLINE))
 
+    monkeypatch.setattr(watchdog, "HANGS_AFTER", 0.2)
     asking = threading.Thread(target=ask)
     asking.start()
     asking.join()  # in the loop's own thread: it hangs until all have been answered
@@ -79,6 +88,7 @@ async def test_who_connects_while_the_loop_hangs_is_told_so(
     (place,) = [said for said in manager.said if said != "ready"]
     assert place.startswith("its loop hangs: ")
     assert "test_watchdog.py" in place
+    monkeypatch.setattr(watchdog, "HANGS_AFTER", DEADLINE)
     async with asyncio.timeout(DEADLINE):
         while len(manager.alive_at) == silent or manager.said[-1] != "ready":  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -140,6 +150,9 @@ def test_the_silent_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     standing.start(time.monotonic())
     silent = [socket.create_connection(listener.getsockname()) for _ in range(5)]
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/readyz"
+    for each in silent:
+        hung_up_on(each)
+    monkeypatch.setattr(stand_in, "REQUEST_TIMEOUT", DEADLINE)
     assert httpx2.get(url, timeout=DEADLINE).status_code == 503
     for each in silent:
         each.close()
