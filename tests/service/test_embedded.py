@@ -37,6 +37,7 @@ Keep = Callable[..., Told]
 async def keep(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Keep]:
     monkeypatch.setattr(embedded, "MIN_RESTART_DELAY", 0.01)
     monkeypatch.setattr(embedded, "MAX_RESTART_DELAY", 0.04)
+    monkeypatch.setattr(embedded, "LAST_WORDS_TIMEOUT", 60.0)
     kept: list[EmbeddedAgents] = []
 
     def start(*command: str, handover: bytes = b"{}\n") -> Told:
@@ -98,7 +99,10 @@ async def test_what_it_says_is_in_the_daemons_log(keep: Keep, capfd: pytest.Capt
     assert "one\ntwo\n" in capfd.readouterr().err
 
 
-async def test_one_whose_standard_error_another_process_has_is_not_waited_for(keep: Keep) -> None:
+async def test_one_whose_standard_error_another_process_has_is_not_waited_for(
+    keep: Keep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "LAST_WORDS_TIMEOUT", 0.1)
     told = keep(*SHELL, "sleep 60 & exit 4")
     assert await the_next(told) == "north: ended with exit code 4"
 
