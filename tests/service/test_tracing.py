@@ -73,12 +73,17 @@ async def test_a_job_that_is_tried_twice_is_one_trace(tmp_path: Path) -> None:
 async def test_a_collector_that_is_away_costs_spans_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracing, "SEND_TIMEOUT", 0.2)
     said: list[str] = []  # past structlog's own way to record, which does not hear other threads
 
     def note(event: str, action: str, **_: object) -> None:
         said.append(action)
 
+    async def until_said(action: str) -> None:
+        async with asyncio.timeout(DEADLINE):
+            while action not in said:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(tracing, "SEND_TIMEOUT", DEADLINE)
     monkeypatch.setattr(tracing, "log", SimpleNamespace(warning=note, info=note, error=note))
     with Collector() as collector:
         collector.status = 400
@@ -88,13 +93,12 @@ async def test_a_collector_that_is_away_costs_spans_and_nothing_else(
                     await jobs.submit(WAITS, ADA)
                     await jobs.cancel(ident, ADA, "not wanted")
                 await asyncio.to_thread(collector.wait_refused)
-                async with asyncio.timeout(DEADLINE):
-                    while not said:  # noqa: ASYNC110
-                        await asyncio.sleep(0.01)
+                await until_said("spans-lost")
                 collector.status = 200
                 await jobs.submit(WAITS, ADA)
                 await jobs.cancel(3, ADA, "")
                 await asyncio.to_thread(collector.wait, 1)
+                await until_said("spans-taken")
     assert said == ["spans-lost", "spans-taken"]
 
 
