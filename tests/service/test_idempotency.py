@@ -65,17 +65,20 @@ async def test_a_failure_is_that_of_those_who_asked_then() -> None:
 
 
 async def test_nobody_waits_for_long_behind_a_question_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("koalapy.service.idempotency.QUERY_TIMEOUT", 0.05)
     store = Slow()
     keys = IdempotencyKeys(store)  # type: ignore[arg-type]
     first = asyncio.create_task(keys.find("a"))
     await begun(store, 1)
+    monkeypatch.setattr("koalapy.service.idempotency.QUERY_TIMEOUT", 0.05)
     for key in "bc":
         with pytest.raises(StoreUnavailable):
             await keys.find(key)
+    assert len(store.asked) == 1, "they waited for their turn"
+    store.may_answer.release()
+    assert await first is None
     with pytest.raises(StoreUnavailable):
-        await first
-    monkeypatch.setattr("koalapy.service.idempotency.QUERY_TIMEOUT", 5.0)
+        await keys.find("a")
+    monkeypatch.setattr("koalapy.service.idempotency.QUERY_TIMEOUT", 60.0)
     store.known["d"] = Submitted("d", 4, "digest")
     store.may_answer.release(10)
     assert await keys.find("d") == store.known["d"]
