@@ -175,11 +175,11 @@ async def run(
                 duties.append(Duty("record", FLUSH_INTERVAL, record.flush))
             way_in = behind_proxies(app, settings, certificate)
             parts = (engine, stores.jobs, hub, way_in, listener, connections, agents, announce, duties, certificate)
-            await Daemon(*parts, manager, lambda: services.health.readiness().status).run()
+            await Daemon(*parts, manager, lambda: services.health.readiness().status, audit.give_up).run()
         finally:
             await services.network.stop()
             await notifications.stop()
-            await audit.flush()
+            await audit.end()
             if record is not None:
                 await record.close()
             stores.jobs.close()

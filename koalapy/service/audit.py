@@ -3,9 +3,10 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import structlog
 
@@ -13,7 +14,7 @@ from koalapy.model.audit import AuditEntry, AuditFilter
 from koalapy.model.errors import KoalaError
 from koalapy.model.identity import Identity
 from koalapy.ports import AuditStore
-from koalapy.service.database import in_database, query
+from koalapy.service.database import Threads, in_database, query
 
 log = structlog.get_logger()
 
@@ -28,7 +29,7 @@ OTHERS = "others"
 PATIENCE = 3.0
 """Seconds for which an answer waits for its entry; none waits while the database is known to be away."""
 
-_writer = ThreadPoolExecutor(1, "audit")
+_writer = Threads(1, "audit")
 """A database that hangs keeps nobody else from a thread."""
 
 
@@ -94,7 +95,7 @@ class Audit:
         self._more: dict[tuple[str, ...], AuditEntry] = {}
         """Refusals of the last seconds by their kind: the newest, and how many there were that are not written."""
         self._waiting: list[AuditEntry] = []
-        self._writing: set[asyncio.Future[None]] = set()
+        self._writing: dict[asyncio.Future[None], Sequence[AuditEntry]] = {}
         self._is_away = False
         """The database has not taken, or not yet answered, what came last."""
 
@@ -123,13 +124,30 @@ class Audit:
             await self._write([entry])
 
     async def flush(self) -> None:
-        """Write what was counted and what the database has not taken; once in a while, and at the end."""
-        counted, self._more = [entry for entry in self._more.values() if entry.times], {}
-        self._keep(counted)
+        """Write what was counted and what the database has not taken; once in a while."""
+        self._keep_counted()
         if not self._writing:
             self._write_waiting()
         if self._writing:
             await asyncio.wait(self._writing, timeout=PATIENCE)
+
+    async def end(self) -> None:
+        """The last ``flush``: until all is written, or in the log where the database does not take it in time."""
+        self._keep_counted()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE):
+                await self._until_written()  # what waits behind that may not be tried by its end
+                self._write_waiting()
+                await self._until_written()
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Have in the log what is not written, or not known to be."""
+        self._keep_counted()
+        under_way, self._writing = self._writing, {}
+        waiting, self._waiting = self._waiting, []
+        for entry in (*chain.from_iterable(under_way.values()), *waiting):
+            self._tell(entry, "the daemon ends")
 
     async def entries(self, which: AuditFilter, last: float | None = None) -> Sequence[AuditEntry]:
         """The oldest first; of the ``last`` so many seconds only."""
@@ -170,6 +188,10 @@ class Audit:
         elif not (await asyncio.wait({self._begin(entries)}, timeout=PATIENCE))[0]:
             self._failed(f"the database has not answered for {PATIENCE:g} s")
 
+    async def _until_written(self) -> None:
+        while self._writing:
+            await asyncio.wait(self._writing)
+
     def _write_waiting(self) -> None:
         entries, self._waiting = self._waiting, []
         if entries:
@@ -177,13 +199,14 @@ class Audit:
 
     def _begin(self, entries: list[AuditEntry]) -> "asyncio.Future[None]":
         writing = asyncio.get_running_loop().run_in_executor(_writer, self._store.append_audit, entries)
-        self._writing.add(writing)
+        self._writing[writing] = entries
         writing.add_done_callback(lambda _: self._end(writing, entries))
         return writing
 
     def _end(self, writing: "asyncio.Future[None]", entries: list[AuditEntry]) -> None:
         """Whoever waited for it, or went."""
-        self._writing.discard(writing)
+        if self._writing.pop(writing, None) is None:
+            return  # given up
         error = asyncio.CancelledError("nobody writes any more") if writing.cancelled() else writing.exception()
         if error is None:
             self._is_away = False
@@ -198,6 +221,10 @@ class Audit:
     def _failed(self, reason: str) -> None:
         self._is_away = True
         log.error("the audit is not written: the database does not take it", action="audit-not-written", error=reason)
+
+    def _keep_counted(self) -> None:
+        counted, self._more = [entry for entry in self._more.values() if entry.times], {}
+        self._keep(counted)
 
     def _keep(self, entries: Sequence[AuditEntry]) -> None:
         for entry in entries:

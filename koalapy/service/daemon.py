@@ -99,8 +99,13 @@ class Daemon:
         certificate: Certificate | None = None,
         manager: ServiceManager | None = None,
         status: Callable[[], str] = str,
+        give_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """``manager`` is told that the daemon serves, lives and ends, and its ``status``."""
+        """``manager`` is told that the daemon serves, lives and ends, and its ``status``.
+
+        ``give_up`` is called before an end as if killed: nothing else is done after that.
+        """
+        self._give_up = give_up
         self._manager = manager or ServiceManager()
         self._watchdog, self._certificate = Watchdog(self._manager, status), certificate
         self._engine = engine
@@ -154,6 +159,7 @@ class Daemon:
             await query(self._store.release_lease)
         except StoreUnavailable as error:
             log.critical("ending as if killed: the database does not answer", action="daemon-ends", error=error.message)
+            self._give_up()
             sys.stderr.flush()
             os._exit(1)  # threads that wait for it would keep us for as long as it hangs
         await server

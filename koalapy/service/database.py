@@ -5,9 +5,11 @@ users while that does not work, and nobody is kept waiting: what may still becom
 """
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future
+from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
 import structlog
@@ -30,8 +32,45 @@ UNKNOWN_OUTCOME = "ask for it in a while: it is done or not, and nothing is done
 
 READS = Timings()
 """Questions to the database, of all who ask in this process."""
-_readers = ThreadPoolExecutor(8, "reader")
-_workers = ThreadPoolExecutor(8, "database")
+
+
+class Threads(Executor):
+    """At most so many; one that hangs does not keep the process from ending, as one of a pool of Python's would."""
+
+    def __init__(self, most: int, name: str) -> None:
+        self._most, self._name = most, name
+        self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._begun = self._open = 0
+        """Threads, and what is not done yet."""
+
+    def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        answer: Future[T] = Future()
+
+        def do() -> None:
+            if answer.set_running_or_notify_cancel():
+                try:
+                    answer.set_result(work(*args, **kwargs))
+                except BaseException as error:  # noqa: BLE001 - it is raised where that is waited for
+                    answer.set_exception(error)
+
+        with self._lock:
+            self._open += 1
+            if self._begun < min(self._open, self._most):
+                threading.Thread(target=self._run, name=f"{self._name}_{self._begun}", daemon=True).start()
+                self._begun += 1
+        self._tasks.put(do)
+        return answer
+
+    def _run(self) -> None:
+        while True:
+            self._tasks.get()()
+            with self._lock:
+                self._open -= 1
+
+
+_readers = Threads(8, "reader")
+_workers = Threads(8, "database")
 """Those who ask a database that hangs keep nobody else from a thread: neither of these nor of the common pool."""
 
 

@@ -3,13 +3,15 @@
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 import pytest_asyncio
+from structlog.testing import capture_logs
 
 from koalapy.model.audit import AuditEntry, AuditFilter
 from koalapy.model.errors import StoreUnavailable
@@ -184,6 +186,54 @@ async def test_nobody_waits_for_the_audit_while_the_database_hangs(api: Api, mon
     found = await entries(api, limit=1000)
     assert sum(one["times"] for one in found if one["action"] == "GET") == 40
     assert sum(one["action"] == "login" for one in found) == 20
+
+
+@contextmanager
+def held(audit: Audit, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The database takes nothing until the event is set, nor is anybody patient before the end of this."""
+    append, goes_on = audit._store.append_audit, threading.Event()
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "PATIENCE", 0.1)
+        patched.setattr(audit._store, "append_audit", lambda written: (goes_on.wait(), append(written)))
+        try:
+            yield goes_on
+        except BaseException:
+            goes_on.set()
+            raise
+
+
+async def test_at_the_end_what_waits_behind_a_write_is_written_too(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    audit: Audit = api.app.state.audit
+    with capture_logs() as logs:
+        with held(audit, monkeypatch) as goes_on:
+            for target in ("is under way", "waits"):
+                await audit.record("login", None, origin="192.0.2.1", target=target)
+        monkeypatch.setattr(module, "PATIENCE", DEADLINE)
+        ending = asyncio.create_task(audit.end())
+        await asyncio.sleep(0)
+        goes_on.set()
+        await ending
+        assert not audit._writing, "nothing is left to a loop that ends"
+    assert [one["target"] for one in await entries(api)] == ["is under way", "waits"]
+    assert [log for log in logs if log["action"] == "audit-entry"] == []
+
+
+async def test_at_the_end_what_is_not_written_stands_in_the_log(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    audit: Audit = api.app.state.audit
+    with capture_logs() as logs, held(audit, monkeypatch) as goes_on:
+        for target in ("is under way", "waits"):
+            await audit.record("login", None, origin="192.0.2.1", target=target)
+        for _ in range(3):
+            await audit.record("login", None, origin="192.0.2.1", target="is counted", outcome="refused")
+        await audit.end()
+        goes_on.set()
+    told = [log["entry"] for log in logs if log["action"] == "audit-entry"]
+    assert [(entry.target, entry.times) for entry in told] == [
+        ("is under way", 1),
+        ("waits", 1),
+        ("is counted", 1),
+        ("is counted", 2),
+    ]
 
 
 async def test_what_no_database_takes_is_written_without_it_and_takes_nothing_along(

@@ -39,7 +39,10 @@ async def _be_told_to_end_while_the_database_hangs(directory: Path) -> None:
 
     listener = socket.create_server(("127.0.0.1", 0))
     agents = EmbeddedAgents([], lambda cluster, why: None)
-    daemon = Daemon(parts.engine, parts.store, parts.hub, _nothing, listener, Connections(1000), agents, serving)
+    daemon = Daemon(
+        *(parts.engine, parts.store, parts.hub, _nothing, listener, Connections(1000), agents, serving),
+        give_up=lambda: print("the audit is in the log", file=sys.stderr),
+    )
     await daemon.run()
 
 
@@ -55,6 +58,40 @@ def test_a_daemon_ends_when_told_though_its_database_hangs(tmp_path: Path) -> No
     )
     assert told.returncode == 1, told.stderr
     assert "ending as if killed: the database does not answer" in told.stdout + told.stderr
+    assert "the audit is in the log" in told.stderr
+
+
+HANG_ONE_BY_ONE = """
+import asyncio, threading, time
+from koalapy.model.errors import StoreUnavailable
+from koalapy.service import audit, database
+
+database.QUERY_TIMEOUT = audit.PATIENCE = 0.1
+hang = threading.Event().wait
+
+class Store:
+    append_audit = staticmethod(hang)
+
+async def run():
+    working = asyncio.ensure_future(database.in_database(hang))
+    trail = audit.Audit(Store(), time.time)
+    await trail.record("login", None, origin="192.0.2.1")
+    await trail.end()
+    try:
+        await database.query(hang)
+    except StoreUnavailable:
+        print("told")
+
+asyncio.run(run())
+"""
+
+
+def test_a_process_ends_though_questions_to_its_database_hang(tmp_path: Path) -> None:
+    """As when a connection is dead, and others are not: the daemon was kept by the threads that waited for it."""
+    told = subprocess.run(
+        [sys.executable, "-c", HANG_ONE_BY_ONE], timeout=DEADLINE, capture_output=True, text=True, check=True
+    )
+    assert told.stdout.splitlines()[-1] == "told"
 
 
 if __name__ == "__main__":
