@@ -182,11 +182,12 @@ class Audit:
 
     async def _write(self, entries: list[AuditEntry]) -> None:
         if self._is_away:
+            self._not_taken(entries, "the database is away")
             self._keep(entries)
             if not self._writing:
                 self._write_waiting()
         elif not (await asyncio.wait({self._begin(entries)}, timeout=PATIENCE))[0]:
-            self._failed(f"the database has not answered for {PATIENCE:g} s")
+            self._not_taken(entries, f"the database has not answered for {PATIENCE:g} s")
 
     async def _until_written(self) -> None:
         while self._writing:
@@ -195,15 +196,15 @@ class Audit:
     def _write_waiting(self) -> None:
         entries, self._waiting = self._waiting, []
         if entries:
-            self._begin(entries)
+            self._begin(entries, again=True)
 
-    def _begin(self, entries: list[AuditEntry]) -> "asyncio.Future[None]":
+    def _begin(self, entries: list[AuditEntry], *, again: bool = False) -> "asyncio.Future[None]":
         writing = asyncio.get_running_loop().run_in_executor(_writer, self._store.append_audit, entries)
         self._writing[writing] = entries
-        writing.add_done_callback(lambda _: self._end(writing, entries))
+        writing.add_done_callback(lambda _: self._end(writing, entries, again))
         return writing
 
-    def _end(self, writing: "asyncio.Future[None]", entries: list[AuditEntry]) -> None:
+    def _end(self, writing: "asyncio.Future[None]", entries: list[AuditEntry], again: bool) -> None:
         """Whoever waited for it, or went."""
         if self._writing.pop(writing, None) is None:
             return  # given up
@@ -212,15 +213,17 @@ class Audit:
             self._is_away = False
             self._write_waiting()
         elif isinstance(error, KoalaError):
-            self._failed(error.message)
+            self._not_taken([] if again else entries, error.message)
             self._keep(entries)
         else:  # nothing of what waits behind it may be lost with it
             for entry in entries:
                 self._tell(entry, str(error))
 
-    def _failed(self, reason: str) -> None:
+    def _not_taken(self, entries: Sequence[AuditEntry], reason: str) -> None:
+        """Each is in the log, once, should we be killed before the database takes it."""
         self._is_away = True
-        log.error("the audit is not written: the database does not take it", action="audit-not-written", error=reason)
+        for entry in entries:
+            log.error("the database does not take the audit", action="audit-not-written", entry=entry, error=reason)
 
     def _keep_counted(self) -> None:
         counted, self._more = [entry for entry in self._more.values() if entry.times], {}

@@ -149,11 +149,13 @@ async def test_what_the_database_does_not_take_is_written_later(api: Api, monkey
     def away(_: object) -> None:
         raise StoreUnavailable("it is away")
 
-    with monkeypatch.context() as patched:
+    with monkeypatch.context() as patched, capture_logs() as logs:
         patched.setattr(audit._store, "append_audit", away)
         assert (await api.ask("ada", "POST", "/api/v1/bundles", content=BUNDLE)).status_code == 201
         assert (await api.ask("nobody", "GET", "/api/v1/jobs")).status_code == 401
         await audit.flush()
+    told = [log["entry"].action for log in logs if log["action"] == "audit-not-written"]
+    assert told == ["upload_bundle", "GET"], "each once, should the daemon be killed now"
     assert await entries(api) == []
     await audit.flush()
     assert [one["action"] for one in await entries(api)] == ["upload_bundle", "GET"]
