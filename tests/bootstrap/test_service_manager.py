@@ -1,5 +1,6 @@
 """What an agent tells its service manager, whether or not there is a daemon."""
 
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ def test_an_agent_is_up_when_it_serves_its_nodes_and_silent_while_it_hangs(
         manager.hears("WATCHDOG=1")
         assert "STATUS=its daemon is out of reach" in manager.told
         agent.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, agent.pid, os.WSTOPPED)  # until then it may still say what it is about to say
         manager.forget()
         manager.hears_nothing_of("WATCHDOG=1")
         agent.send_signal(signal.SIGCONT)
