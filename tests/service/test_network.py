@@ -335,7 +335,7 @@ async def test_what_is_due_is_measured_and_nothing_else(world: World) -> None:
     await world.network.measure_what_is_due()
     assert not any(link.under_way for link in world.network.links()), "there is no interval"
     now = world.daemon.engine.clock()
-    for pair, age in ((NORTH, 90.0), (BOTH, 110.0)):
+    for pair, age in ((NORTH, 0.0), (BOTH, 100.0)):
         world.store.add(Measurement(*pair, MeasurementKind.INCONCLUSIVE, now - age, error="no nodes"))
     network = world.new_network(interval=100.0)
     await network.measure_what_is_due()
