@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from koalapy.cli import http
 from koalapy.cli.http import RENEWAL_TIME, Connection
 from koalapy.service.certificate import Certificate
 from koalapy.tls import Trust
@@ -89,7 +90,10 @@ def test_who_has_read_the_certificate_before_looks_again(served: Served) -> None
     assert served.refused == 1
 
 
-def test_who_has_read_the_one_that_is_not_shown_yet_comes_again(served: Served) -> None:
+def test_who_has_read_the_one_that_is_not_shown_yet_comes_again(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "RENEWAL_TIME", 60.0)
     later = served.authority.issue()
     served.certificate.shown.write_bytes(later.certificate.read_bytes())
 
