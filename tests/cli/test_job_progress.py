@@ -28,6 +28,13 @@ TOLD = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What happens is told to its end, and nothing else because something takes long."""
+    monkeypatch.setattr(job_progress, "JOIN_TIMEOUT", 60.0)
+    monkeypatch.setattr(job_progress, "REPORT_DELAY", 60.0)
+
+
 def test_who_submits_and_waits_is_told_each_change(koala: Koala, server: Server) -> None:
     server.service.story = STORY
     done = koala("submit", "--flexible", "1", "--wait", "--", "echo", "hello")
