@@ -60,12 +60,11 @@ class Scene:
 
     async def settle(self) -> None:
         """Until nothing more is under way at this time."""
-        for _ in range(500):
+        async with asyncio.timeout(60):
             self.notifications._begin_what_is_due()
-            if not self.notifications._telling and not self.notifications._saving:
-                return
-            await asyncio.sleep(0.002)
-        raise AssertionError("it does not settle")
+            while self.notifications._telling or self.notifications._saving:
+                await asyncio.sleep(0.002)
+                self.notifications._begin_what_is_due()
 
 
 @pytest.fixture
