@@ -75,7 +75,7 @@ _workers = Threads(8, "database")
 
 
 async def in_database(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What the database does of it, however long that takes: for work that is done whoever waits for it."""
+    """What comes of work in the database, however long that takes."""
     return await asyncio.get_running_loop().run_in_executor(_workers, lambda: work(*args, **kwargs))
 
 

@@ -1,6 +1,7 @@
 """What makes a daemon unready is told within seconds, by the daemon where it can, and is over when its cause is."""
 
 import json
+import os
 import signal
 import sqlite3
 import subprocess
@@ -222,6 +223,7 @@ def test_a_daemon_that_ends_says_so_first(grid: Embedded, manager: ServiceManage
     grid.wait_state(ident, "running")
     assert grid.daemon is not None
     psutil.Process(grid.daemon.pid).suspend()
+    os.waitid(os.P_PID, grid.daemon.pid, os.WSTOPPED)  # until then it may still say what it is about to say
     manager.forget()
     manager.hears_nothing_of("WATCHDOG=1")
     grid.kill()
