@@ -1,6 +1,7 @@
 """The runner warns a program before it is stopped: whom it tells, and what becomes of the grace."""
 
 import os
+import signal
 import sys
 from typing import Any
 
@@ -33,16 +34,16 @@ async def running(agent: FakeAgent, command: list[str], ready: int = 1, **warnin
     return node
 
 
-def stop(node: FakeNode, grace: float, signal: str = "TERM") -> None:
-    node.send(t="stop", signal=signal, grace=grace)
+def stop(node: FakeNode, grace: float, by: str = "TERM") -> None:
+    node.send(t="stop", signal=by, grace=grace)
 
 
-@pytest.mark.parametrize("signal", ["TERM", "USR1"])
-async def test_a_warned_program_saves_itself_and_its_exit_code_counts(agent: FakeAgent, signal: str) -> None:
+@pytest.mark.parametrize("by", ["TERM", "USR1"])
+async def test_a_warned_program_saves_itself_and_its_exit_code_counts(agent: FakeAgent, by: str) -> None:
     node = await running(agent, PROGRAM)
-    stop(node, LONG, signal)
+    stop(node, LONG, by)
     end = await node.expect("exit")
-    assert f"saved by SIG{signal}".encode() in node.output
+    assert f"saved by SIG{by}".encode() in node.output
     assert (end["code"], end["stopped"], end["infrastructure"]) == (7, False, False)
     assert len(node.said("warned")) == 1
 
@@ -83,7 +84,7 @@ async def test_a_stop_within_the_grace_ends_it_at_once(agent: FakeAgent) -> None
 
 
 async def test_a_stop_also_ends_what_is_left_of_a_warned_program(agent: FakeAgent) -> None:
-    left = "(trap '' TERM; echo ready; while :; do sleep 0.05; done) & trap 'exit 3' TERM; wait"
+    left = "trap 'exit 3' TERM; (trap '' TERM; echo ready; while :; do sleep 0.05; done) & wait"
     node = await running(agent, ["sh", "-c", left])
     stop(node, LONG)
     await node.expect("ending")
@@ -118,19 +119,22 @@ async def test_before_its_program_runs_a_runner_stops_at_once(agent: FakeAgent) 
 
 
 async def test_before_its_walltime_a_program_is_warned_by_its_runner_alone(agent: FakeAgent) -> None:
-    node = await running(agent, PROGRAM, warning={"signal": "USR1", "grace": LONG, "after": 0.3})
+    """Its program need not have a handler by then."""
+    node = await running(agent, ["sleep", "600"], ready=0, warning={"signal": "USR1", "grace": LONG, "after": 0.3})
     end = await node.expect("exit")
-    assert b"saved by SIGUSR1" in node.output
-    assert (end["code"], end["stopped"]) == (7, False)
+    assert (end["code"], end["stopped"], end["warned"]) == (128 + signal.SIGUSR1, False, True)
+    assert len(node.said("warned")) == 1
 
 
 async def test_who_was_warned_of_its_walltime_is_not_warned_again_and_has_what_is_left(agent: FakeAgent) -> None:
+    """The first warning, which may come before its program has a handler, is one that ends nothing by itself."""
     script = "trap 'echo heard' USR1; echo ready; while :; do sleep 0.05; done"
-    node = await running(agent, ["sh", "-c", script], warning={"signal": "USR1", "grace": 0.5, "after": 0.1})
-    await agent.until(lambda: b"heard" in node.output, "the warning")
+    node = await running(agent, ["sh", "-c", script], warning={"signal": "WINCH", "grace": 0.5, "after": 0.1})
+    await node.expect("warned")
     stop(node, LONG, "USR1")
     assert (await node.expect("exit"))["stopped"] is True
-    assert node.output.count(b"heard") == 1
+    assert node.output == b"ready\n"
+    assert len(node.said("warned")) == 1
 
 
 async def test_an_agent_that_comes_back_is_told_that_the_program_was_warned(agent: FakeAgent) -> None:
