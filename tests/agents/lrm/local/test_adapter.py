@@ -184,7 +184,7 @@ async def test_local_run_takes_its_job_along_however_it_ends(site: Site, how: si
     await asyncio.wait_for(process.communicate(), WITHIN)
     assert process.returncode == (-how if how == signal.SIGKILL else 130)
     eventually(lambda: not is_alive(pid))
-    assert site.list()["idle"] == 4
+    eventually(lambda: site.list()["idle"] == 4)
 
 
 async def test_local_run_interrupted_before_its_submission_is_answered_goes_at_once(tmp_path: Path) -> None:
