@@ -53,10 +53,17 @@ def test_descendants_of_a_living_job_are_left_alone_when_another_ends(site: Site
     assert all(is_alive(pid) for pid in living)
 
 
-def test_what_ignores_sigterm_is_killed_at_the_walltime(site: Site) -> None:
-    job = site.submit("trap : TERM; echo $$; while :; do sleep 0.05; done", walltime=0.1)
+def test_what_ignores_sigterm_is_killed(site: Site) -> None:
+    job = site.submit("trap : TERM; echo $$; while :; do sleep 0.05; done")
+    pids(site, 1)
+    site.connection.request("cancel", job=job, name="job")
     record = site.wait(job)
-    assert (record["exit_code"], record["lost"], record["reason"]) == (137, False, "walltime exceeded")
+    assert (record["exit_code"], record["lost"], record["reason"]) == (137, False, "cancelled")
+
+
+def test_a_job_is_ended_at_its_walltime(site: Site) -> None:
+    record = site.wait(site.submit("exec sleep 60", walltime=0.1))
+    assert (record["exit_code"], record["lost"], record["reason"]) == (143, False, "walltime exceeded")
 
 
 def test_jobs_never_share_a_node(make_site: Callable[..., Site]) -> None:
