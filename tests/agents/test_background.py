@@ -36,11 +36,16 @@ async def until(lrm: LocalLrm, condition: Callable[[LrmSnapshot], bool]) -> LrmS
 
 async def test_it_counts_as_background_until_it_ends(lrm: LocalLrm, tmp_path: Path) -> None:
     background = Background(lrm, "local", tmp_path / "background")
-    answer = await background.start({"nodes": 3, "seconds": 0.5})
+    answer = await background.start({"nodes": 3, "seconds": 300})
     assert str(answer["name"]).startswith("local-")
     assert str(answer["lrm_job"])
     seen = await until(lrm, lambda s: s.background == 3)
     assert (seen.idle, seen.jobs) == (1, ())
+    await background.stop({})
+    await background.start({"nodes": 3, "seconds": 0.5})
+    await background.start({"nodes": 4, "seconds": 300})
+    await until(lrm, lambda s: s.background == 4)
+    await background.stop({})
     ended = await until(lrm, lambda s: s.idle == 4)
     assert ended.background == 0
 
