@@ -125,9 +125,18 @@ async def test_who_says_nothing_is_cut_off(port: Port, monkeypatch: pytest.Monke
 
 
 async def test_a_runner_that_has_said_hello_may_be_silent(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    add, timeouts = runners.RunnerConnections.add, []
+
+    def noted(connections: runners.RunnerConnections, connection: runners.RunnerConnection) -> None:
+        add(connections, connection)
+        timeouts.append(connections._unauthenticated[connection])
+
+    monkeypatch.setattr(runners.RunnerConnections, "add", noted)
+    known = await port.runner("1.1.0.aa")
+    assert [timeout.cancelled() for timeout in timeouts] == [True]
     monkeypatch.setattr(runners, "HELLO_TIMEOUT", 0.2)
-    known, silent = await port.runner("1.1.0.aa"), await port.connect()
-    await silent.is_cut_off()  # by when the other would have been, too
+    silent = await port.connect()
+    await silent.is_cut_off()
     known.send(t="out", offset=0, data="aGk=")
     assert (await known.hears("output"))["offset"] == 2
 
