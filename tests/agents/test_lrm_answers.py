@@ -5,13 +5,15 @@ import json
 import os
 import re
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from structlog.testing import capture_logs
 
-from koalapy.agents import lrm_health, lrm_jobs, lrm_leftovers
+from koalapy.agents import lrm_calls, lrm_health, lrm_jobs, lrm_leftovers
 from koalapy.agents.component import Component, Node
 from koalapy.agents.lrm.local.cluster import LocalConnection
 from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSubmission
@@ -144,14 +146,17 @@ async def test_whose_fault_a_refusal_is(
 async def test_a_refusal_by_the_sites_fault_is_tried_again_some_day(
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lrm_health, "REFUSAL_PAUSE", 0.05)
+    ahead = 0.0
+    clock = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + ahead)
+    for module in (lrm_health, lrm_calls):
+        monkeypatch.setattr(module, "time", clock)
     lrm.refusal = SiteRejected("no such account", fault="site")
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: counts(daemon) == (2, 2, ""))
         await daemon.submit(T)
         await daemon.reaches(T, "ended")
         assert any(report["problem"] == "no such account" for report in daemon.said("report"))
-        await asyncio.sleep(0.06)
+        ahead = lrm_health.REFUSAL_PAUSE
         lrm.changed.set()
         await daemon.until(lambda: counts(daemon) == (2, 2, ""))
         lrm.refusal = None
