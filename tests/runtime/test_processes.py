@@ -130,10 +130,16 @@ async def test_stop_at_the_barrier(agent: FakeAgent) -> None:
 
 
 async def test_a_runner_without_word_from_its_agent_ends_everything(tmp_path: Path) -> None:
-    agent = FakeAgent(tmp_path, lease=1.0)
+    agent = FakeAgent(tmp_path)
     await agent.listen()
-    node = await run(agent, ["sh", "-c", "echo $$; exec sleep 1000"])
+    node = await agent.start(TOKEN, 0, "127.0.1.1")
+    node.ack_output = False
+    node.send(**plan([node], ["sh", "-c", "echo $$; exec sleep 1000"]))
     await agent.until(lambda: node.output.endswith(b"\n"), "pid")
+    for _ in range(2):  # the second is the word after which the lease that the first has told of counts
+        before = len(node.said("out"))
+        node.send(t="welcome", lease=1.0, output=0)
+        await agent.until(lambda before=before: len(node.said("out")) > before, "its output again")
     await agent.leave()
     assert await node.ended() == 1
     assert not alive(node.output)
