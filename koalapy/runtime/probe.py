@@ -12,7 +12,9 @@ from collections.abc import Callable
 from koalapy.runtime.link import Loop
 from koalapy.runtime.settings import Failure
 
-PROBE_TIMEOUT = 3.0
+CONNECT_TIMEOUT = 3.0
+REPLY_TIMEOUT = 15.0
+"""Seconds for the reply of a node that was reached: one that is busy, or stands still for a while, is late with it."""
 MAX_CONCURRENT_PROBES = 128
 """Connections that are tried at the same time: a process may have so many files open."""
 MAX_REPLY_SIZE = 128
@@ -119,13 +121,14 @@ class ProbeRound:
             return
         self._open[number] = connection, b""
         self._loop.watch(connection.fileno(), lambda _: self._connected(number), selectors.EVENT_WRITE)
-        self._loop.after(f"probe-{number}", PROBE_TIMEOUT, lambda: self._finish(number, "timed out"))
+        self._loop.after(f"probe-{number}", CONNECT_TIMEOUT, lambda: self._finish(number, "timed out"))
 
     def _connected(self, number: int) -> None:
         connection, _ = self._open[number]
         if code := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._finish(number, os.strerror(code).lower())
         else:
+            self._loop.after(f"probe-{number}", REPLY_TIMEOUT, lambda: self._finish(number, "no reply"))
             self._loop.watch(connection.fileno(), lambda _: self._read_reply(number))
 
     def _read_reply(self, number: int) -> None:

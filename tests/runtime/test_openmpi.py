@@ -221,5 +221,6 @@ async def test_what_comes_before_the_plan_is_kept_within_bounds(agent: FakeAgent
     for _ in range(64):
         nodes[0].send(t="relay", sender="8.1.0", sender_node=0, payload={"op": "x" * 1_000_000})
     await run(agent, nodes, RANK)
-    assert (await nodes[0].expect("exit"))["code"] == 0
+    end = await nodes[0].expect("exit")
+    assert end["code"] == 0, end["error"]
     assert sorted(nodes[0].output.split()) == sorted(b"0 of 2 on 127.0.1.1 0 1 of 2 on 127.0.2.1 1".split())

@@ -81,14 +81,6 @@ async def test_a_stranger_at_the_port_is_no_door(agent: FakeAgent) -> None:
     stranger.close()
 
 
-async def test_who_accepts_and_says_nothing_is_given_up(agent: FakeAgent) -> None:
-    silent = await asyncio.start_server(lambda _, __: None, "127.0.2.1", 0)
-    nodes = await gang(agent, north=1, south=1)
-    at_door(agent, "127.0.2.1", port=silent.sockets[0].getsockname()[1])
-    assert "(timed out)" in await failure(agent, nodes, 1)
-    silent.close()
-
-
 def first_of_each_lost() -> Callable[[FakeNode, Payload], Payload | None]:
     seen: set[tuple[str, int, str]] = set()
 

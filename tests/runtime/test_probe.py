@@ -23,3 +23,36 @@ def test_who_stays_at_the_door_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch)
         for peer in peers:
             peer.close()
         listener.close()
+
+
+class Clock(Loop):
+    """A loop whose time the test sets."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+
+def turn_after(loop: Clock, seconds: float) -> None:
+    loop.now += seconds
+    loop.turn()
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_node_that_is_reached_has_longer_to_answer(answers: bool) -> None:
+    """A node whose runner got no processor for three seconds was one that could not be reached: the job failed."""
+    loop, found = Clock(), list[dict[int, str]]()
+    with socket.create_server(("127.0.0.1", 0)) as slow:
+        listeners = {1: ("127.0.0.1", slow.getsockname()[1], "word")}
+        tried = probe.ProbeRound(loop, "127.0.0.1", listeners, found.append)
+        tried.start()
+        loop.turn()
+        peer, _ = slow.accept()
+        with peer:
+            turn_after(loop, probe.REPLY_TIMEOUT - 1)
+            assert found == []
+            if answers:
+                peer.sendall(b"word 127.0.0.1\n")
+            turn_after(loop, 2)
+    assert found == [{} if answers else {1: "no reply"}]
