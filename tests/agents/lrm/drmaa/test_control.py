@@ -101,10 +101,13 @@ async def test_a_library_that_hangs_is_killed(
     monkeypatch: pytest.MonkeyPatch, library: FakeLibrary, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(process, "RESTART_DELAYS", (0.1, 0.1))
-    control = make_control(library, timeout=1.0)
+    control = make_control(library)
+    await control.check()
     library.will("runJob", "hang")
-    with pytest.raises(Unanswered, match="did not answer within 1 s"):
-        await hand_in(control, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(control._process, "_timeout", 1.0)
+        with pytest.raises(Unanswered, match="did not answer within 1 s"):
+            await hand_in(control, tmp_path)
     library.will("runJob", "")
     assert await tried_again(control, tmp_path) == "1"
     await control.close()
@@ -237,12 +240,14 @@ async def test_a_library_that_hangs_holds_up_nobody_who_looks_and_is_told_of(
 ) -> None:
     monkeypatch.setattr(drmaa_control, "START_WAIT", 0.05)
     library.will("initialize", "hang")
-    control = make_control(library, timeout=1.0)
+    control = make_control(library)
     try:
-        assert await control.submit_error() == "", "nothing is known yet"
-        async with asyncio.timeout(20):
-            while not (told := await control.submit_error()):
-                pass
+        with monkeypatch.context() as patch:
+            patch.setattr(control._process, "_timeout", 1.0)
+            assert await control.submit_error() == "", "nothing is known yet"
+            async with asyncio.timeout(20):
+                while not (told := await control.submit_error()):
+                    pass
         assert told
         library.will("initialize", "")
         async with asyncio.timeout(20):
