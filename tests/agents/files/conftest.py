@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.agents.files import pull
+from koalapy.agents.files import exports, pull
 from koalapy.agents.files.daemon_files import DaemonFiles
 from koalapy.agents.files.digest import measure
 from koalapy.agents.files.exports import Exports
@@ -249,6 +249,37 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody here needs time to come back."""
     monkeypatch.setattr(pull, "RETRY_DELAY", 0.01)
     monkeypatch.setattr(pull, "MAX_RETRY_DELAY", 0.05)
+
+
+class Logins:
+    """The time that pullers have to log in, which is over when the test says so."""
+
+    SECONDS = 987.0
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._given: list[asyncio.Timeout] = []
+        self._timeout = asyncio.timeout
+        monkeypatch.setattr(exports, "LOGIN_TIMEOUT", self.SECONDS)
+        monkeypatch.setattr(asyncio, "timeout", self._give)
+
+    def _give(self, seconds: float | None) -> asyncio.Timeout:
+        given = self._timeout(seconds)
+        if seconds == self.SECONDS:
+            self._given.append(given)
+        return given
+
+    @property
+    def rsync_runs(self) -> bool:
+        """Whether it is waited for the end of the one puller's rsync, as before for the first byte."""
+        return len(self._given) == 2
+
+    def are_over(self) -> None:
+        self._given[-1].reschedule(asyncio.get_running_loop().time())
+
+
+@pytest.fixture
+def logins(monkeypatch: pytest.MonkeyPatch) -> Logins:
+    return Logins(monkeypatch)
 
 
 @pytest.fixture

@@ -10,11 +10,10 @@ from typing import Any
 import psutil
 import pytest
 
-from koalapy.agents.files import exports
 from koalapy.agents.files.encryption import TransferIdentity, through_tunnel
 from koalapy.agents.files.exports import Route
 from koalapy.model.errors import SiteRejected
-from tests.agents.files.conftest import FileSite, Gate, Wire, needs_rsync
+from tests.agents.files.conftest import FileSite, Gate, Logins, Wire, needs_rsync
 
 pytestmark = needs_rsync
 SECRET = b"nobody on the way may read this; " * 10_000
@@ -210,10 +209,7 @@ async def test_nothing_is_left_of_a_transfer_that_is_given_up(north: FileSite, s
     gate.close()
 
 
-async def test_a_puller_that_begins_and_goes_on_with_nothing_is_sent_away(
-    south: FileSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(exports, "LOGIN_TIMEOUT", 0.5)
+async def test_a_puller_that_begins_and_goes_on_with_nothing_is_sent_away(south: FileSite, logins: Logins) -> None:
     path = south.make("set", SECRET)
     route = Route.model_validate(
         await south.exports.export({"path": str(path), "size": len(SECRET), "encrypted": True})
@@ -222,6 +218,9 @@ async def test_a_puller_that_begins_and_goes_on_with_nothing_is_sent_away(
     trusting.check_hostname = False
     reader, writer = await asyncio.open_connection("127.0.0.1", route.port, ssl=trusting)
     async with asyncio.timeout(20):
-        assert (await reader.read()).startswith(b"@RSYNCD")
+        assert (await reader.readline()).startswith(b"@RSYNCD")
+        await south.until(lambda: logins.rsync_runs)
+        logins.are_over()
+        await reader.read()
     writer.close()
     await south.until(lambda: not tunnels() and not south.exports._connections)

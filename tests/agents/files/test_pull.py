@@ -18,7 +18,7 @@ from koalapy.agents.files.roots import Roots
 from koalapy.agents.files.rsync import Outcome
 from koalapy.agents.questions import RECONNECT_ALLOWANCE
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
-from tests.agents.files.conftest import INSTANCE, FileSite, Gate, T, Wire, content_of, needs_rsync
+from tests.agents.files.conftest import INSTANCE, FileSite, Gate, Logins, T, Wire, content_of, needs_rsync
 
 pytestmark = needs_rsync
 HOSTILE = [
@@ -498,9 +498,9 @@ async def test_no_puller_has_links_followed(south: FileSite, tmp_path: Path, opt
     assert not (tmp_path / "came" / "route" / "s").exists()
 
 
-@pytest.mark.parametrize(("first", "answer"), [(b"", b""), (GREETING, b"@RSYNCD"), (b"\x16\x03\x01\x02", b"")])
+@pytest.mark.parametrize("first", [b"", b"\x16\x03\x01\x02"])
 async def test_who_connects_and_says_nothing_is_sent_away(
-    south: FileSite, monkeypatch: pytest.MonkeyPatch, first: bytes, answer: bytes
+    south: FileSite, monkeypatch: pytest.MonkeyPatch, first: bytes
 ) -> None:
     monkeypatch.setattr(exports, "LOGIN_TIMEOUT", 0.2)
     path = south.make("data")
@@ -509,12 +509,26 @@ async def test_who_connects_and_says_nothing_is_sent_away(
     reader, writer = await asyncio.open_connection("127.0.0.1", route.port)
     writer.write(first)
     async with asyncio.timeout(20):
-        assert (await reader.read()).startswith(answer)
+        assert await reader.read() == b""
+    writer.close()
+
+
+async def test_who_greets_and_says_nothing_more_is_sent_away(south: FileSite, logins: Logins) -> None:
+    path = south.make("data")
+    await exported(south, path)
+    route = Route.model_validate(await south.exports.export({"path": str(path), "size": 8, "encrypted": True}))
+    reader, writer = await asyncio.open_connection("127.0.0.1", route.port)
+    writer.write(GREETING)
+    async with asyncio.timeout(20):
+        assert (await reader.readline()).startswith(b"@RSYNCD")
+        await south.until(lambda: logins.rsync_runs)
+        logins.are_over()
+        await reader.read()
     writer.close()
 
 
 async def test_who_was_let_in_may_take_as_long_as_it_takes(
-    north: FileSite, south: FileSite, wire: Wire, monkeypatch: pytest.MonkeyPatch
+    north: FileSite, south: FileSite, wire: Wire, monkeypatch: pytest.MonkeyPatch, logins: Logins
 ) -> None:
     judged: list[bool] = []
     real = exports._has_begun
@@ -523,12 +537,13 @@ async def test_who_was_let_in_may_take_as_long_as_it_takes(
         judged.append(real(pid))
         return judged[-1]
 
-    monkeypatch.setattr(exports, "LOGIN_TIMEOUT", 3.0)
     monkeypatch.setattr(exports, "_has_begun", judging)
     gate = Gate(wire, len(BIG) // 2)
     await gate.listen()
     folder = north.stage(south.input(south.make("big", BIG)))
     await gate.reached.wait()
+    await south.until(lambda: logins.rsync_runs)
+    logins.are_over()
     await north.until(lambda: bool(judged))
     assert judged == [True]  # later it is asked once more, when the ticket is given back
     gate.open.set()
