@@ -154,8 +154,19 @@ class Embedded(World):
         return load
 
     def kill_agent(self, cluster: str) -> None:
+        lost, next_one = (f"action='agent-{what}' cluster='{cluster}'" for what in ("disconnected", "connected"))
+        earlier = {line: self._logged(line) for line in (lost, next_one)}
         self.agent(cluster).kill()
-        until(lambda: self.cluster(cluster)["state"] == "unreachable", "the loss to be noticed")
+        # The next one may be there before we look again, but what is in the log stays.
+        until(lambda: self._logged(lost) > earlier[lost], "the loss to be noticed")
+        until(
+            lambda: self.cluster(cluster)["state"] == "unreachable" or self._logged(next_one) > earlier[next_one],
+            "the loss to be taken in",
+        )
+
+    def _logged(self, words: str) -> int:
+        """How often the daemon's log has them."""
+        return (self.directory.parent / "daemon.log").read_text().count(words)
 
     def suspend_agent(self, cluster: str) -> Callable[[], None]:
         process = psutil.Process(self.agent(cluster).pid)
