@@ -219,7 +219,8 @@ def test_a_daemon_that_is_stopped_as_a_whole_is_noticed_by_its_silence(grid: Emb
 
 def test_a_daemon_that_ends_says_so_first(grid: Embedded, manager: ServiceManager) -> None:
     """And is ended and started anew by its service manager, when that hears nothing: jobs go on."""
-    ident = grid.submit({"type": "fixed", "components": [{"cluster": "north", "size": 1}]}, "sleep", "2")
+    gate = grid.gate()
+    ident = grid.submit({"type": "fixed", "components": [{"cluster": "north", "size": 1}]}, *gate.hold)
     grid.wait_state(ident, "running")
     assert grid.daemon is not None
     psutil.Process(grid.daemon.pid).suspend()
@@ -229,6 +230,7 @@ def test_a_daemon_that_ends_says_so_first(grid: Embedded, manager: ServiceManage
     grid.kill()
     grid.start()
     manager.hears("READY=1")
+    gate.open()
     assert grid.wait(ident)["state"] == "succeeded"
     assert grid.end() == 0
     manager.hears("STOPPING=1")

@@ -8,11 +8,11 @@ import psutil
 import pytest
 
 from tests.grid.embedded import Embedded
-from tests.grid.world import until
+from tests.grid.world import Gate, until
 
 MakeGrid = Callable[..., Embedded]
-REST = 5.0
-"""Seconds for which something is stopped, which is longer than what is left of the walltime."""
+WALLTIME = 10.0
+"""Seconds; within them a program begins that is told to end at once, and ends, however busy this machine is."""
 
 
 @pytest.fixture
@@ -30,35 +30,49 @@ def stopped(pid: int) -> Iterator[None]:
         process.resume()
 
 
-def start(grid: Embedded, *command: str) -> int:
-    ident = grid.submit({"type": "fixed", "components": [{"size": 2, "cluster": "north"}]}, *command, walltime=3)
+def start(grid: Embedded, *command: str) -> tuple[int, Callable[[], bool]]:
+    """A job that runs, and whether its walltime is over."""
+    request = {"type": "fixed", "components": [{"size": 2, "cluster": "north"}]}
+    ident = grid.submit(request, *command, walltime=WALLTIME)
     grid.wait_state(ident, "running")
-    return ident
+    seen = time.monotonic()
+    return ident, lambda: time.monotonic() - seen > WALLTIME + 1
+
+
+def let_end(grid: Embedded, ident: int, gate: Gate) -> None:
+    until(lambda: len(grid.programs(ident)) == 2, "its programs to run")
+    gate.open()
+    until(lambda: not grid.programs(ident), "its programs to end")
 
 
 def test_an_agent_is_stopped_while_a_program_ends_in_time(embedded: Embedded) -> None:
     """Stopped for as long as a silence is overlooked, and longer."""
-    ident = start(embedded, "sleep", "1")
+    gate = embedded.gate()
+    ident, is_late = start(embedded, *gate.hold)
     with stopped(embedded.agent("north").pid):
+        let_end(embedded, ident, gate)
         until(lambda: embedded.cluster("north")["state"] == "unreachable", "the silence to be noticed")
         assert "has not answered for" in embedded.cluster("north")["reason"]
+        until(is_late, "the walltime to be over")
     job = embedded.wait(ident)
     assert (job["state"], job["restarts"]) == ("succeeded", 0), job["timeline"]
 
 
 def test_the_daemon_is_stopped_while_a_program_ends_in_time(embedded: Embedded) -> None:
-    ident = start(embedded, "sleep", "1")
+    gate = embedded.gate()
+    ident, is_late = start(embedded, *gate.hold)
     assert embedded.daemon is not None
     with stopped(embedded.daemon.pid):
-        time.sleep(REST)
+        let_end(embedded, ident, gate)
+        until(is_late, "the walltime to be over")
     job = embedded.wait(ident)
     assert (job["state"], job["restarts"]) == ("succeeded", 0), job["timeline"]
 
 
 def test_a_program_that_does_not_end_is_ended_for_its_walltime(embedded: Embedded) -> None:
     """Also when its agent was stopped at that moment: it says so as soon as it can."""
-    ident = start(embedded, "sleep", "600")
+    ident, is_late = start(embedded, "sleep", "600")
     with stopped(embedded.agent("north").pid):
-        time.sleep(REST)
+        until(is_late, "the walltime to be over")
     job = embedded.wait(ident)
-    assert (job["state"], job["reason"]) == ("failed", "walltime of 3 s exceeded")
+    assert (job["state"], job["reason"]) == ("failed", "walltime of 10 s exceeded")
