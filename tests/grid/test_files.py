@@ -5,9 +5,8 @@ import json
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,47 @@ CLUSTERS = json.dumps(
     {name: {"nodes": 2, "network": f"127.0.{i}"} for i, name in enumerate(("east", "north", "south"), 1)}
 )
 MB = 10**6
+Slow = Callable[[], AbstractContextManager[None]]
+SLOW_RSYNC = """#!/bin/sh
+[ "$1" != --daemon ] && [ -e "$0.slow" ] && set -- --bwlimit=2000 "$@"
+exec {rsync} "$@"
+"""
+"""rsync that takes minutes for 300 MB, as long as a file is beside it."""
 
 
 @pytest.fixture(scope="module")
-def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
+def rsync(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    program = tmp_path_factory.mktemp("bin") / "rsync"
+    program.write_text(SLOW_RSYNC.format(rsync=shutil.which("rsync")))
+    program.chmod(0o755)
+    return program
+
+
+@pytest.fixture
+def slow(rsync: Path) -> Slow:
+    """Transfers that begin meanwhile are slow ones."""
+
+    @contextmanager
+    def held() -> Iterator[None]:
+        mark = rsync.with_name("rsync.slow")
+        mark.touch()
+        try:
+            yield
+        finally:
+            mark.unlink()
+
+    return held
+
+
+def path_with(rsync: Path) -> str:
+    return f"{rsync.parent}:{os.environ['PATH']}"
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory, rsync: Path) -> Iterator[Embedded]:
     """Three clusters, for all tests that leave them as they found them."""
-    embedded = Embedded(tmp_path_factory.mktemp("grid") / "data", KOALA_CLUSTERS=CLUSTERS).start()
+    directory = tmp_path_factory.mktemp("grid") / "data"
+    embedded = Embedded(directory, KOALA_CLUSTERS=CLUSTERS, PATH=path_with(rsync)).start()
     yield embedded
     embedded.settle()
     close(embedded)
@@ -241,26 +275,18 @@ def large(grid: Embedded) -> str:
 
 
 def stalled(grid: Embedded, ident: int) -> list[psutil.Process]:
-    """Stop a job's transfer in its middle: let it go on for moments until something has come."""
-    until(lambda: transfers(grid), "the transfer to begin")
-    while True:
-        running = transfers(grid)
-        for process in running:
-            process.suspend()
-        # An agent looks every quarter of a second.
-        end = time.monotonic() + 1.0
-        while time.monotonic() < end:
-            if grid.job(ident)["components"][0]["staged"]:
-                return running
-            time.sleep(0.05)
-        for process in running:
-            process.resume()
-        time.sleep(0.05)
+    """Stop a job's transfer, which is a slow one, in its middle."""
+    until(lambda: grid.job(ident)["components"][0]["staged"], "some of it to come")
+    running = transfers(grid)
+    for process in running:
+        process.suspend()
+    return running
 
 
-def test_a_job_that_is_cancelled_leaves_nothing_of_its_transfer(grid: Embedded, large: str) -> None:
-    ident = grid.submit(fixed("north"), "true", inputs=[{"file": large}])
-    running = stalled(grid, ident)
+def test_a_job_that_is_cancelled_leaves_nothing_of_its_transfer(grid: Embedded, large: str, slow: Slow) -> None:
+    with slow():
+        ident = grid.submit(fixed("north"), "true", inputs=[{"file": large}])
+        running = stalled(grid, ident)
     assert 0 < grid.job(ident)["components"][0]["staged"] < 300 * MB
     grid.cancel(ident)
     assert grid.wait(ident)["state"] == "cancelled"
@@ -271,15 +297,18 @@ def test_a_job_that_is_cancelled_leaves_nothing_of_its_transfer(grid: Embedded, 
     until(lambda: not stages(grid), f"no folder to be left: {stages(grid)}")
 
 
-def test_a_transfer_goes_on_when_the_daemon_is_killed_meanwhile(make_grid: Callable[..., Embedded]) -> None:
-    grid = make_grid()
+def test_a_transfer_goes_on_when_the_daemon_is_killed_meanwhile(
+    make_grid: Callable[..., Embedded], slow: Slow, rsync: Path
+) -> None:
+    grid = make_grid(PATH=path_with(rsync))
     path = folder(grid, "south") / "large"
     path.touch()
     os.truncate(path, 300 * MB)
     grid.http.post("/api/v1/replicas", json={"name": "large", "cluster": "south", "path": str(path)})
     command = "import os; print(os.stat('large').st_size, os.stat('large').st_ino)"
-    ident = grid.submit(fixed("north"), sys.executable, "-c", command, inputs=[{"file": "large"}])
-    running = stalled(grid, ident)
+    with slow():
+        ident = grid.submit(fixed("north"), sys.executable, "-c", command, inputs=[{"file": "large"}])
+        running = stalled(grid, ident)
     (arriving,) = (grid.directory / "clusters" / "north").rglob("large")
     there, inode = arriving.stat().st_size, arriving.stat().st_ino
     grid.kill()
