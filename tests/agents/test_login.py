@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -130,7 +131,10 @@ async def test_a_daemon_that_hangs_is_told(tmp_path: Path, monkeypatch: pytest.M
         server.vouched(Vouched(ident=late, token=TOKEN, user="ann", role="user", lifetime=60.0))
 
 
-async def test_nobody_has_more_than_a_few_connections_or_asks_all_the_time(tmp_path: Path) -> None:
+async def test_nobody_has_more_than_a_few_connections_or_asks_all_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(login, "time", SimpleNamespace(monotonic=lambda: 1000.0))
     async with serving(own := settings(tmp_path)) as (_, daemon):
         path = str(own.login_sockets[0])
         open_ones = [await asyncio.open_unix_connection(path) for _ in range(MAX_CONNECTIONS_PER_ACCOUNT)]
