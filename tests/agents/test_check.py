@@ -201,6 +201,14 @@ async def test_the_runner_is_tried_on_a_node_under_the_python_there(settings: Ag
     assert [job for job, _ in node.cancelled] == ["1"], "nothing of it is left"
 
 
+async def test_a_trial_that_is_over_is_seen_to_be_however_late(
+    settings: AgentSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_node, "NODE_TIMEOUT", 0.0)
+    seen = await found(settings, CHECKED, lrm=Node(sys.executable))
+    assert seen.found.endswith(", which runs the runner")
+
+
 @pytest.mark.parametrize(
     ("text", "problem", "hint"),
     [

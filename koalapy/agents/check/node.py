@@ -137,14 +137,15 @@ async def _try_there(settings: AgentSettings, lrm: Lrm, folders: JobFolders, use
 async def _wait_for_end(lrm: Lrm, job: str) -> str | None:
     """Where it ran, as far as that is known, once it has ended; None when it does not in time."""
     give_up, node, seen = time.monotonic() + NODE_TIMEOUT, "", False
-    while time.monotonic() < give_up:
+    while True:
         found = next((each for each in (await lrm.snapshot()).jobs if each.id == job), None)
         if found is not None:
             seen, node = True, next(iter(found.nodes), node)
         if (found is None and seen) or (found is not None and found.state is LrmJobState.ENDED):
             return node
+        if time.monotonic() > give_up:
+            return None
         await asyncio.sleep(POLL_INTERVAL)
-    return None
 
 
 async def _fetched(folders: JobFolders, user: str, work: Path, into: Path) -> str:
