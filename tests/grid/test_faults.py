@@ -148,11 +148,9 @@ def test_local_users_who_are_faster_make_the_claim_fail(grid: World, cluster: st
     if cluster not in grid.nodes:
         cluster = "north"
     size = grid.nodes[cluster]
-    resume = grid.suspend_agent(cluster)
+    request = {"type": "fixed", "components": [{"size": 2, "cluster": cluster}]}
+    ident, resume = grid.submit_unheard(cluster, request, "true")
     try:
-        # In this order: an agent that is stopped for long is hung up on, and nothing is placed there any more.
-        ident = grid.submit({"type": "fixed", "components": [{"size": 2, "cluster": cluster}]}, "true")
-        assert grid.job(ident)["state"] == "claiming"
         load = grid.local_load(cluster, size)
     finally:
         resume()

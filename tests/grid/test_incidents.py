@@ -227,11 +227,9 @@ def test_a_black_hole(grid: Grid) -> None:
 
 
 def test_a_job_stuck_in_claiming(grid: Grid) -> None:
-    resume = grid.suspend_agent("south")
+    request = {"type": "fixed", "components": [*fixed("north", 2)["components"], *fixed("south")["components"]]}
+    job, resume = grid.submit_unheard("south", request, "true")
     try:
-        job = grid.submit(
-            {"type": "fixed", "components": [*fixed("north", 2)["components"], *fixed("south")["components"]]}, "true"
-        )
         load = grid.local_load("south", 4)
     finally:
         resume()

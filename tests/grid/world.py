@@ -144,6 +144,23 @@ class World(ABC):
         assert answer.status_code == 201, answer.text
         return int(answer.json()["id"])
 
+    def submit_unheard(self, cluster: str, request: dict[str, Any], *command: str) -> tuple[int, Callable[[], None]]:
+        """A job that is placed on a cluster whose agent is stopped, and what lets that one go on."""
+
+        def place() -> tuple[int, Callable[[], None]] | None:
+            resume = self.suspend_agent(cluster)
+            ident = self.submit(request, *command)
+            if self.job(ident)["state"] == "claiming":
+                return ident, resume
+            # We were late: an agent that is stopped for long is hung up on, and nothing is placed there any more.
+            resume()
+            self.cancel(ident)
+            self.wait(ident)
+            until(lambda: self.cluster(cluster)["state"] == "usable", f"{cluster} to be there again")
+            return None
+
+        return until(place, f"a job to be placed on {cluster}")  # type: ignore[return-value]
+
     def job(self, ident: int) -> dict[str, Any]:
         answer: dict[str, Any] = self.http.get(f"/api/v1/jobs/{ident}").json()
         return answer
