@@ -23,7 +23,8 @@ def save(number, frame):
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
 signal.signal(signal.SIGUSR1, save)
-print("from", done, flush=True)
+begin, done = done, done + 1
+print("from", begin, flush=True)
 while not os.path.exists(gate):
     done += 1
     time.sleep(0.02)
