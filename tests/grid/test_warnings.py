@@ -25,6 +25,7 @@ signal.signal(signal.SIGTERM, save)
 signal.signal(signal.SIGUSR1, save)
 begin, done = done, done + 1
 print("from", begin, flush=True)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGUSR1))
 while not os.path.exists(gate):
     done += 1
     time.sleep(0.02)
@@ -64,7 +65,9 @@ class Saving:
     def __init__(self, grid: Embedded, folder: Path, warning: str = "TERM@60", **more: Any) -> None:
         self.grid, self.state, self.gate = grid, folder / "state", folder / "gate"
         request = {"type": "fixed", "components": [{"size": 2, "cluster": more.pop("cluster", "north")}]}
-        command = (sys.executable, "-u", "-c", PROGRAM, str(self.state), str(self.gate))
+        # A warning that comes before Python is there waits for it.
+        early = ("env", "--block-signal=TERM,USR1")
+        command = (*early, sys.executable, "-u", "-c", PROGRAM, str(self.state), str(self.gate))
         self.ident = grid.submit(request, *command, warning=warning, **more)
         self.runs()
 
