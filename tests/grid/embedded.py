@@ -115,8 +115,14 @@ class Embedded(World):
     def runners(self, token: str = "", node: str = "") -> list[Seen]:
         """Forked by their cluster's resource manager, parents of what runs on a node."""
         workers = {w.pid: w for w in self.workers(token) if not node or w.node == node}
-        parents = {w.parent: w for w in workers.values() if w.parent not in workers and psutil.pid_exists(w.parent)}
-        return [Seen(pid, 0, [], {}, w.node, _killer(psutil.Process(pid))) for pid, w in parents.items()]
+        # What a killed runner leaves is for a moment the resource manager's own.
+        managers = {seen.pid for seen in self.processes("locald.py")} - {seen.pid for seen in self.forks()}
+        found = []
+        for pid, worker in {w.parent: w for w in workers.values() if w.parent not in workers}.items():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if pid not in managers:
+                    found.append(Seen(pid, 0, [], {}, worker.node, _killer(psutil.Process(pid))))
+        return found
 
     def forks(self) -> list[Seen]:
         """All runners: children of a resource manager that are copies of it."""
