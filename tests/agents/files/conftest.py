@@ -5,6 +5,7 @@ import hashlib
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +276,15 @@ class Logins:
 
     def are_over(self) -> None:
         self._given[-1].reschedule(asyncio.get_running_loop().time())
+
+    async def end_behind_a_greeting(self, site: FileSite, reader: asyncio.StreamReader) -> None:
+        """Who was greeted and says nothing more is sent away when they are over."""
+        async with asyncio.timeout(20):
+            assert (await reader.readline()).startswith(b"@RSYNCD")
+            await site.until(lambda: self.rsync_runs)
+            self.are_over()
+            with suppress(ConnectionResetError):  # it may not have read all that it was told
+                await reader.read()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import random
 import resource
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -499,15 +498,20 @@ async def test_no_puller_has_links_followed(south: FileSite, tmp_path: Path, opt
     assert not (tmp_path / "came" / "route" / "s").exists()
 
 
+async def connected(site: FileSite) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """To where a file is exported in clear as well as encrypted."""
+    path = site.make("data")
+    await exported(site, path)
+    route = Route.model_validate(await site.exports.export({"path": str(path), "size": 8, "encrypted": True}))
+    return await asyncio.open_connection("127.0.0.1", route.port)
+
+
 @pytest.mark.parametrize("first", [b"", b"\x16\x03\x01\x02"])
 async def test_who_connects_and_says_nothing_is_sent_away(
     south: FileSite, monkeypatch: pytest.MonkeyPatch, first: bytes
 ) -> None:
     monkeypatch.setattr(exports, "LOGIN_TIMEOUT", 0.2)
-    path = south.make("data")
-    await exported(south, path)
-    route = Route.model_validate(await south.exports.export({"path": str(path), "size": 8, "encrypted": True}))
-    reader, writer = await asyncio.open_connection("127.0.0.1", route.port)
+    reader, writer = await connected(south)
     writer.write(first)
     async with asyncio.timeout(20):
         assert await reader.read() == b""
@@ -515,17 +519,9 @@ async def test_who_connects_and_says_nothing_is_sent_away(
 
 
 async def test_who_greets_and_says_nothing_more_is_sent_away(south: FileSite, logins: Logins) -> None:
-    path = south.make("data")
-    await exported(south, path)
-    route = Route.model_validate(await south.exports.export({"path": str(path), "size": 8, "encrypted": True}))
-    reader, writer = await asyncio.open_connection("127.0.0.1", route.port)
+    reader, writer = await connected(south)
     writer.write(GREETING)
-    async with asyncio.timeout(20):
-        assert (await reader.readline()).startswith(b"@RSYNCD")
-        await south.until(lambda: logins.rsync_runs)
-        logins.are_over()
-        with suppress(ConnectionResetError):  # it may not have read all that it was told
-            await reader.read()
+    await logins.end_behind_a_greeting(south, reader)
     writer.close()
 
 
