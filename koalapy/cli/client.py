@@ -10,12 +10,15 @@ from koalapy.cli.access import Access
 from koalapy.cli.errors import CODE_OF_STATUS, CliError, Exit, printable
 from koalapy.cli.http import CONNECTION_ERRORS, Answer, Connection, Readable
 from koalapy.cli.streams import report
+from koalapy.model.job import ACTIVE_STATES, WAITING_STATES
 from koalapy.model.wording import is_utf8
 from koalapy.tls import refusal
 
 Json = dict[str, Any]
 FINAL = ("succeeded", "failed", "cancelled")
 MAX_PAGE_SIZE = 1000
+MAX_ACTIVE_JOBS = 10_000
+"""Jobs with nodes, or about to get them, that are listed at most."""
 LONG_POLL = 20.0
 """Seconds for which the daemon is asked to hold a question."""
 ANSWER_TIMEOUT = LONG_POLL + 20
@@ -154,6 +157,18 @@ class Client:
             if page["next"] is None or len(found) >= limit:
                 return found, page["next"] is not None
             query["before"] = parse_qs(urlsplit(page["next"]).query)["before"][0]
+
+    def unfinished_jobs(self, max_waiting: int, **query: Any) -> tuple[list[Json], bool]:
+        """Return the jobs that are not over, and whether more of them wait than are listed.
+
+        First come all jobs with nodes or about to get them, then the newest ``max_waiting`` of those that wait; each
+        group newest first. Later submissions never hide a job that runs.
+        """
+        # Waiting jobs first: a job placed between the two requests is then in the second answer.
+        waiting, has_more = self.jobs(max_waiting, state=sorted(WAITING_STATES), **query)
+        active, _ = self.jobs(MAX_ACTIVE_JOBS, state=sorted(ACTIVE_STATES), **query)
+        active_ids = {job["id"] for job in active}
+        return active + [job for job in waiting if job["id"] not in active_ids], has_more
 
     def logs(self, job: int, follow: bool, component: int | None) -> Iterator[bytes]:
         """The output of a job, piece by piece."""

@@ -64,12 +64,14 @@ def _help(told: str) -> str:
     return short if len(short) <= MAX_HELP_LENGTH else f"{short[: MAX_HELP_LENGTH - 1]}…"
 
 
-def _jobs(**query: object) -> Callable[[Client, str], Sequence[Offer]]:
-    """Jobs of these, as the API is asked: one's own, or where none of them begins so, everybody's."""
+def _jobs(
+    list_jobs: Callable[..., tuple[list[Json], bool]] = Client.jobs, **query: object
+) -> Callable[[Client, str], Sequence[Offer]]:
+    """Offer listed jobs: the caller's own, or all users' where none of those begins with the word."""
 
     def offered(client: Client, incomplete: str) -> Sequence[Offer]:
         for mine in (True, None):
-            found = client.jobs(MAX_JOBS, mine=mine, **query)[0]
+            found, _ = list_jobs(client, MAX_JOBS, mine=mine, **query)
             if fitting := [_job(job) for job in found if str(job["id"]).startswith(incomplete)]:
                 return fitting
         return []
@@ -119,7 +121,7 @@ def _experiments(client: Client, incomplete: str) -> Iterable[Offer]:
 
 OFFERS: dict[str, Callable[[Client, str], Iterable[Offer]]] = {
     "jobs": _jobs(),
-    "active jobs": _jobs(active=True),
+    "active jobs": _jobs(Client.unfinished_jobs),
     "queued jobs": _jobs(state="queued"),
     "held jobs": _jobs(state="held"),
     "clusters": _clusters,

@@ -32,7 +32,7 @@ def queue(
     name: Annotated[str | None, Option(help="jobs of this name")] = None,
     cluster: Annotated[str | None, Option(help="jobs with a component there", completes="clusters")] = None,
     home_site: Annotated[str | None, Option(help="jobs of this site's users", completes="clusters")] = None,
-    limit: Annotated[int, Option(help="how many at most", min=1)] = 100,
+    limit: Annotated[int, Option(help="waiting jobs at most; with --state, jobs", min=1)] = 100,
     quiet: Annotated[bool, Option("-q", "--quiet", help="print bare ids")] = False,
     form: Annotated[Format, Option("-o", "--output", help="how to print")] = Format.TABLE,
     watch: Watch = False,
@@ -40,25 +40,28 @@ def queue(
     url: Url = DEFAULT_URL,
     token: Token = None,
 ) -> None:
-    """List jobs, newest first: yours that are not over, or what the options ask for.
+    """List jobs: yours that are not over, or what the options ask for.
+
+    Jobs with nodes come first, all of them; then the newest that wait. With --state the newest jobs in that state.
 
     A job is queued until clusters are chosen for it; then it is placed, claiming while these are asked for its nodes,
     and starting once it has all of them. It is unknown while one of its clusters is out of reach.
     """
     mine = True if not user and not everyone else None
-    query = {"mine": mine, "owner": user, "state": state, "name": name, "cluster": cluster, "home_site": home_site}
+    query = {"mine": mine, "owner": user, "name": name, "cluster": cluster, "home_site": home_site}
     client = Client(url, token)
 
     def look(client: Client) -> tuple[list[Json], bool]:
-        jobs, more = client.jobs(limit, active=None if state else True, **query)
+        jobs, more = client.jobs(limit, state=state, **query) if state else client.unfinished_jobs(limit, **query)
         for named in (cluster, home_site):
             if not jobs and named:
                 client.cluster(named)  # says so if there is none
         return jobs, more
 
     nothing = printable(_none(user or ("yours" if mine else ""), state, name, cluster, home_site))
+    cut = f"only the newest {limit}{'' if state else ' that wait'} are shown; --limit shows more"
     if watch:
-        _watch(client, look, form, nothing, limit, json=as_json or form is Format.JSON, quiet=quiet)
+        _watch(client, look, form, nothing, cut, json=as_json or form is Format.JSON, quiet=quiet)
     jobs, more = look(client)
     if as_json or form is Format.JSON:
         show_json({"jobs": jobs})
@@ -73,10 +76,10 @@ def queue(
         if not jobs:
             print(f"koala: {nothing}", file=sys.stderr)
     if more:
-        print(f"koala: {_only(limit)}", file=sys.stderr)
+        print(f"koala: {cut}", file=sys.stderr)
 
 
-def _watch(client: Client, look: Look, form: Format, nothing: str, limit: int, **others: bool) -> NoReturn:
+def _watch(client: Client, look: Look, form: Format, nothing: str, cut: str, **others: bool) -> NoReturn:
     """Show every change; as NDJSON each job that has changed, also when it has left what was asked for."""
     from koalapy.cli import watching
 
@@ -87,7 +90,7 @@ def _watch(client: Client, look: Look, form: Format, nothing: str, limit: int, *
     def page(found: tuple[list[Json], bool]) -> str:
         jobs, more = found
         told = tables.queue(jobs, wide=form is Format.WIDE)
-        return told + (f"\n{nothing}" if not jobs else "") + (f"\n{_only(limit)}" if more else "")
+        return told + (f"\n{nothing}" if not jobs else "") + (f"\n{cut}" if more else "")
 
     watching.watch(client, look, page)
 
@@ -100,10 +103,6 @@ def _print_changed(client: Client, before: tuple[list[Json], bool] | None, now: 
         job.pop("timeline", None)
         if job != known.get(job["id"]):
             print(json.dumps(job), flush=True)
-
-
-def _only(limit: int) -> str:
-    return f"only the newest {limit} are shown; --limit shows more"
 
 
 def _none(

@@ -263,7 +263,25 @@ def test_the_queue(koala: Koala) -> None:
     assert "home site  north" in koala("show", "4").out
     assert "home site" not in koala("show", "1").out
     few = koala("queue", "-q", "--limit", "1")
-    assert (few.out, few.err) == ("4\n", "koala: only the newest 1 are shown; --limit shows more\n")
+    assert (few.out, few.err) == ("4\n2\n1\n", "")
+    koala(*FLEXIBLE, "program")
+    few = koala("queue", "-q", "--limit", "1")
+    assert (few.out, few.err) == ("4\n2\n5\n", "koala: only the newest 1 that wait are shown; --limit shows more\n")
+    of_state = koala("queue", "-q", "--limit", "1", "--state", "running")
+    assert (of_state.out, of_state.err) == ("4\n", "koala: only the newest 1 are shown; --limit shows more\n")
+
+
+def test_queue_with_more_newer_waiting_jobs_than_the_limit_shows_all_running_jobs(
+    koala: Koala, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("koalapy.cli.client.MAX_PAGE_SIZE", 2)
+    for _ in range(5):
+        koala(*FLEXIBLE, "start")
+    for _ in range(4):
+        koala(*FLEXIBLE, "program")
+    listed = koala("queue", "-q", "--all", "--limit", "3")
+    assert listed.out.split() == ["5", "4", "3", "2", "1", "9", "8", "7"]
+    assert "only the newest 3 that wait are shown" in listed.err
 
 
 def test_a_queue_in_which_nothing_is_found_says_what_was_looked_for(koala: Koala) -> None:

@@ -145,7 +145,18 @@ async def test_more_jobs_than_are_shown_are_told_of(koala: Koala, server: Server
     for number in range(4):
         submitted(koala, f"job-{number}")
     async with opened(server, limit=2) as pilot:
-        await shows(pilot, "2 of the newest 2; --limit shows more", "job-3", without="job-0")
+        await shows(pilot, "2 with the newest that wait; --limit shows more", "job-3", without="job-0")
+
+
+async def test_top_with_more_newer_waiting_jobs_than_the_limit_shows_all_running_jobs(
+    koala: Koala, server: Server
+) -> None:
+    for number in range(3):
+        submitted(koala, f"runs-{number}", "start")
+    for number in range(4):
+        submitted(koala, f"waits-{number}")
+    async with opened(server, limit=2) as pilot:
+        await shows(pilot, "runs-0", "runs-1", "runs-2", "waits-3", "waits-2", without="waits-1")
 
 
 @pytest.mark.parametrize("size", [(80, 24), (40, 12), (20, 5), (1, 1)])

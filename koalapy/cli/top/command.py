@@ -13,7 +13,7 @@ from koalapy.cli.width import can_redraw
 
 def top(
     everyone: Annotated[bool, Option("--all", help="begin with the jobs of all users")] = False,
-    limit: Annotated[int, Option(help="how many jobs at most, the newest", min=1, max=2000)] = 200,
+    limit: Annotated[int, Option(help="how many waiting jobs at most, the newest", min=1, max=2000)] = 200,
     url: Url = DEFAULT_URL,
     token: Token = None,
 ) -> None:

@@ -55,7 +55,7 @@ class OneJob:
 def grid(client: Client, query: Query) -> Grid:
     everyone, cluster = query.everyone, query.cluster
     found = client.get("/api/v1/clusters")["clusters"]
-    jobs, more = client.jobs(query.limit, active=True, mine=None if everyone else True, cluster=cluster)
+    jobs, more = client.unfinished_jobs(query.limit, mine=None if everyone else True, cluster=cluster)
     return Grid(found, jobs, more, _alerts(client), (everyone, cluster))
 
 
