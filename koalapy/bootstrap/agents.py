@@ -34,6 +34,8 @@ from koalapy.tls import OF_THIS_MACHINE, Trust, check_encrypted
 
 PREDECESSOR_TIMEOUT = 10.0
 """Seconds that an embedded agent waits for the one before it, which its own daemon may have left behind."""
+INSTALLED_CONFIGURATIONS = ("~/.config/koala/koala.yaml", "/etc/koala/koala.yaml")
+"""Where the units of agents have their configuration: of an account's own agent, and of the site's."""
 MAX_OPEN_FILES = 65_536
 """Open files that an agent asks for: one for each runner, and what transfers and commands need."""
 
@@ -57,6 +59,7 @@ def agent(
         token, settings, trust = take_handover()
     else:
         check_encrypted(urlsplit(url))
+        config = config or installed_configuration()
         settings, trust = load(config), Trust(ca_file)
         trust.check()
     # What an agent does is of no interest beside the daemon's own lines.
@@ -65,7 +68,7 @@ def agent(
     watch_out_for_crashes()
     manager = ServiceManager.of_environment()
     forget_own()
-    section = _section(cluster, settings)
+    section = _section(cluster, settings, config)
     directory = private_directory(directory, ("spool", "lrm", "stages", "replicas"), "--directory")
     own = _settings_of_agent(cluster, settings, url, token, directory, *_addresses(section, url), trust)
     _check_identity(cluster, own, section)
@@ -81,11 +84,33 @@ def agent(
                 lrm.cluster.stop(if_idle=True)
 
 
-def _section(cluster: str, settings: Settings) -> ClusterSection:
+def installed_configuration() -> Path | None:
+    """Return the configuration file that the agents' units read on this host, None where there is none.
+
+    The file of this account comes before that of the site. A file that may not be read is returned all the same.
+    """
+    for name in INSTALLED_CONFIGURATIONS:
+        path = Path(name).expanduser()
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            pass  # reading it says what is wrong
+        return path
+    return None
+
+
+def _section(cluster: str, settings: Settings, config: Path | None) -> ClusterSection:
     section = settings.clusters.get(cluster)
     if section is None:
-        known = ", ".join(sorted(settings.clusters))
-        raise UsageError(f"there is no cluster {cluster}", field="CLUSTER", value=cluster, hint=f"there are {known}")
+        source = config or "the built-in configuration"
+        raise UsageError(
+            f"there is no cluster {cluster} in {source}",
+            field="CLUSTER",
+            value=cluster,
+            hint=f"give one of {', '.join(sorted(settings.clusters))}, or another configuration with --config",
+        )
     return section
 
 
@@ -243,8 +268,9 @@ def check(
     from koalapy.agents.check.cluster import Expected, check_cluster
 
     configure_logging("critical")
+    config = config or installed_configuration()
     settings = load(config)
-    section = _section(cluster, settings)
+    section = _section(cluster, settings, config)
     directory = directory.absolute()
     try:
         runner_host, transfer_address = _addresses(section, url)
@@ -257,4 +283,17 @@ def check(
     folders = {what: path for what, path in (("scratch", section.scratch), ("home", section.home)) if path}
     own_token = section.is_embedded and section.token is None
     expected = Expected(section.mpi.series, section.mpi.prefix, folders, own_token)
-    return asyncio.run(check_cluster(own, expected, lambda: own.lrm.make(own), user=user))
+    findings = asyncio.run(check_cluster(own, expected, lambda: own.lrm.make(own), user=user))
+    return [_configuration_finding(cluster, config), *findings]
+
+
+def _configuration_finding(cluster: str, config: Path | None) -> Finding:
+    if config is not None:
+        return Finding("configuration", True, str(config.absolute()))
+    places = " nor ".join(INSTALLED_CONFIGURATIONS)
+    return Finding(
+        "configuration",
+        True,
+        f"none was given, and there is neither {places}: this checks the built-in embedded cluster {cluster}",
+        "give the cluster's own with --config or KOALA_CONFIG",
+    )

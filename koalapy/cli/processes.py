@@ -14,9 +14,12 @@ from koalapy.concealment import OWN, conceal
 from koalapy.tls import CA_FILE
 
 Config = Annotated[Path | None, Option("--config", help="configuration in YAML", envvar="KOALA_CONFIG")]
+ABOUT_CONFIG = "configuration in YAML; default: the installed one"
+AgentConfig = Annotated[Path | None, Option("--config", help=ABOUT_CONFIG, envvar="KOALA_CONFIG")]
 CaFile = Annotated[Path | None, Option("--ca-file", envvar=CA_FILE, help=ABOUT_CA_FILE)]
 DATA = Path("~/.local/share/koala")
-AGENT_TOKEN = "KOALA_AGENT_TOKEN"
+AGENT_TOKEN, AGENT_DIRECTORY = "KOALA_AGENT_TOKEN", "KOALA_AGENT_DIRECTORY"
+ABOUT_DIRECTORY = "the agent's, which must survive a restart; default: in the data"
 
 
 def serve(
@@ -52,8 +55,8 @@ def _announce(url: str, directory: Path) -> None:
 def agent(
     cluster: Annotated[str, Argument(help="the cluster, as the configuration names it", completes="clusters")],
     url: Annotated[str, Option(envvar="KOALA_URL", help="where the daemon is")] = DEFAULT_URL,
-    directory: Annotated[Path | None, Option(help="what must survive a restart; default: in the data")] = None,
-    config: Config = None,
+    directory: Annotated[Path | None, Option(envvar=AGENT_DIRECTORY, help=ABOUT_DIRECTORY)] = None,
+    config: AgentConfig = None,
     ca_file: CaFile = None,
     embedded: Annotated[bool, Option("--embedded", hidden=True)] = False,
 ) -> None:
@@ -78,8 +81,8 @@ def _agent_token() -> str:
 def check(
     cluster: Annotated[str, Argument(help="the cluster, as the configuration names it", completes="clusters")],
     url: Annotated[str, Option(envvar="KOALA_URL", help="where the daemon is")] = DEFAULT_URL,
-    directory: Annotated[Path | None, Option(help="the agent's; default: in the data")] = None,
-    config: Config = None,
+    directory: Annotated[Path | None, Option(envvar=AGENT_DIRECTORY, help=ABOUT_DIRECTORY)] = None,
+    config: AgentConfig = None,
     ca_file: CaFile = None,
     user: Annotated[str, Option(help="an account to try, where jobs run as their owners'")] = "",
     as_json: Annotated[bool, Option("--json", help="the findings, for programs")] = False,

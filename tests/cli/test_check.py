@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from koalapy.agents.lrm.local.cluster import LocalCluster
+from koalapy.bootstrap import agents
 from tests.cli.conftest import Koala, Server
 from tests.needs import RSYNC, needs
 
@@ -51,7 +52,9 @@ def check(koala: Koala, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 @needs(RSYNC)
 def test_all_is_well(check: Check, server: Server) -> None:
     code, lines = check("north", "the-secret-of-north")
-    assert lines[0] == "ok    resource manager: embedded, 2 nodes, 2 idle"
+    assert lines[0].startswith("ok    configuration: /")
+    assert lines[0].endswith("/koala.yaml")
+    assert lines[1] == "ok    resource manager: embedded, 2 nodes, 2 idle"
     assert lines[-2].startswith("ok    daemon: koalapy ")
     assert lines[-2].endswith(f" at {server.url}")
     assert lines[-1] == "ok    agent's token: lets an agent of north in"
@@ -124,3 +127,50 @@ def test_a_wrong_configuration_is_one_line(koala: Koala, tmp_path: Path) -> None
     ended = koala("check", "nowhere")
     assert (ended.code, ended.out) == (2, "")
     assert "there is no cluster nowhere" in ended.err
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home without anything installed, on a host without a site's configuration."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("KOALA_AGENT_DIRECTORY", str(tmp_path / "agent"))
+    monkeypatch.setattr(
+        agents, "INSTALLED_CONFIGURATIONS", ("~/.config/koala/koala.yaml", f"{tmp_path}/etc/koala.yaml")
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize("place", [".config/koala/koala.yaml", "etc/koala.yaml"])
+def test_check_without_config_option_reads_installed_configuration(koala: Koala, home: Path, place: str) -> None:
+    path = home / place
+    path.parent.mkdir(parents=True)
+    path.write_text("clusters: {north: {kind: slurm, token: the-secret-of-north}}")
+    ended = koala("check", "north", "--json")
+    configuration, resource_manager, *_ = json.loads(ended.out)["findings"]
+    assert (configuration["ok"], configuration["found"]) == (True, str(path))
+    assert "embedded" not in resource_manager["found"]
+    found = [
+        finding["found"] for finding in json.loads(ended.out)["findings"] if finding["what"] == "agent's directory"
+    ]
+    assert found[0].startswith(str(home / "agent" / "spool"))
+    elsewhere = koala("check", "nowhere")
+    assert elsewhere.err == (
+        f"koala: there is no cluster nowhere in {path}; give one of north, or another configuration with --config\n"
+    )
+
+
+def test_check_with_unreadable_installed_configuration_is_refused(koala: Koala, home: Path) -> None:
+    (home / "etc/koala.yaml").mkdir(parents=True)
+    ended = koala("check", "north")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith(f"koala: cannot read {home}/etc/koala.yaml: ")
+
+
+def test_check_without_any_configuration_says_it_checks_built_in_cluster(koala: Koala, home: Path) -> None:
+    lines = koala("check", "north").out.splitlines()
+    assert lines[:2] == [
+        f"ok    configuration: none was given, and there is neither ~/.config/koala/koala.yaml nor {home}/etc/koala.yaml: "
+        "this checks the built-in embedded cluster north",
+        "      give the cluster's own with --config or KOALA_CONFIG",
+    ]
+    LocalCluster(home / "agent" / "lrm", "north", 4).stop()
