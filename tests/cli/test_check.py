@@ -169,7 +169,8 @@ def test_check_with_unreadable_installed_configuration_is_refused(koala: Koala, 
 def test_check_without_any_configuration_says_it_checks_built_in_cluster(koala: Koala, home: Path) -> None:
     lines = koala("check", "north").out.splitlines()
     assert lines[:2] == [
-        f"ok    configuration: none was given, and there is neither ~/.config/koala/koala.yaml nor {home}/etc/koala.yaml: "
+        "ok    configuration: none was given, and there is neither ~/.config/koala/koala.yaml nor "
+        f"{home}/etc/koala.yaml: "
         "this checks the built-in embedded cluster north",
         "      give the cluster's own with --config or KOALA_CONFIG",
     ]
