@@ -130,7 +130,7 @@ class AccountProcess(io.RawIOBase):
         if code:
             self._errors.seek(0)
             words = " ".join(self._errors.read(MAX_ERROR).decode(errors="replace").split()) or f"exit code {code}"
-            raise SiteRejected(f"as {self._who}: {words}", fault="job")
+            raise SiteRejected(f"as {self._who}: {words}", fault="unknown")
 
     def give_up(self) -> None:
         """It is not waited for any more; one that may not be killed sees that nobody reads."""
@@ -160,7 +160,7 @@ class AccountProcess(io.RawIOBase):
         return SiteUnavailable(f"what runs as {self._who} has said nothing for {STALL_TIMEOUT:g} s")
 
     def _odd(self) -> SiteRejected:
-        return SiteRejected(f"what runs as {self._who} says what is not understood", fault="job")
+        return SiteRejected(f"what runs as {self._who} says what is not understood", fault="unknown")
 
 
 class Content(io.RawIOBase):

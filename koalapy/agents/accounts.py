@@ -112,7 +112,7 @@ class Accounts:
         return ""
 
     def _refused(self, message: str, hint: str) -> SiteRejected:
-        return SiteRejected(message, field="account", hint=hint, fault="job")
+        return SiteRejected(message, field="account", hint=hint, fault="unsuitable")
 
 
 def own_name(uid: int) -> str:

@@ -1,7 +1,7 @@
 """One component as its agent knows it: what was decided, what its runners said, what the resource manager says."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from koalapy.agents.grace import Grace
 from koalapy.agents.lrm.port import Fault, LrmJob, LrmJobState
@@ -9,7 +9,7 @@ from koalapy.agents.outputlog import DEFAULT_OUTPUT_LIMIT, OutputLog
 from koalapy.agents.runners import RunnerConnection, encode
 from koalapy.agents.spool import RUNNER_LOG, Folder
 from koalapy.model.job import ComponentState
-from koalapy.model.reports import ComponentStatus, ReportedState
+from koalapy.model.reports import ComponentStatus, Refusal, ReportedState
 from koalapy.runtime.session import Line
 
 KILLED_BY_TERM = 128 + 15
@@ -78,8 +78,8 @@ class Component:
     """Of one that is told to stop: what its program is told before, and until when it may end by itself."""
     error: str = ""
     infrastructure: bool = False
-    refused: Literal["", "job", "limit"] = ""
-    """Whose fault it was, if the resource manager did not take it and that was not the infrastructure's."""
+    refused: Refusal = ""
+    """What the refusal of its resource manager concerns."""
     exit_code: int | None = None
     ended: bool = False
     collected: bool = False

@@ -87,7 +87,7 @@ class JobFolders:
     def folder(self, user: str, name: str) -> Path:
         """One of an account's."""
         if self.base is None or not PLAIN.fullmatch(user):
-            raise SiteRejected(f"{user!r} has no folder here", fault="job")
+            raise SiteRejected(f"{user!r} has no folder here", fault="unsuitable")
         return self.base / user / name
 
     def stage(self, user: str, instance: str, token: str) -> Path:

@@ -221,7 +221,7 @@ class LrmJobs:
         try:
             component.lrm_job = await self._lrm_job_of(component, unsure)
         except SiteRejected as error:
-            fault: Fault = "job" if error.fault not in FAULTS else cast(Fault, error.fault)
+            fault: Fault = "unknown" if error.fault not in FAULTS else cast(Fault, error.fault)
             if fault == "site":  # said first, so that no other is sent the same way
                 self._health.refused(error)
             component.fail(in_one_line(error), fault)

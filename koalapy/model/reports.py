@@ -35,6 +35,10 @@ ReportedState = Literal[
     ComponentState.DELIVERING,
     ComponentState.ENDED,
 ]
+Refusal = Literal["", "job", "unsuitable", "limit", "unknown"]
+"""What the refusal of a resource manager concerns, if not the cluster, whose fault is an infrastructure failure: the
+job on any cluster (``job``); this job on this cluster, which never takes its walltime or size (``unsuitable``); a
+limit that may be gone later (``limit``); or nothing that is known (``unknown``)."""
 StageState = Literal["running", "done", "failed"]
 StageFault = Literal["site", "source", "file"]
 
@@ -46,8 +50,7 @@ class ComponentStatus:
     ``program_exit`` is told as soon as it is certain: non-zero when the first node's program failed, 0 when the
     program of the component is done everywhere (Open MPI: the head node's ``mpirun``). ``delivering`` means that the
     resource manager has the nodes back, and ``ended`` that the daemon has the results and the output as well.
-    ``refused``: its resource manager did not take it, for ``error``, by the fault of the job itself, or for a limit
-    that may be gone later; a fault of the cluster is an infrastructure failure.
+    ``refused``: its resource manager did not take it, for ``error``: see ``Refusal``.
     """
 
     token: Name
@@ -57,7 +60,7 @@ class ComponentStatus:
     program_exit: ExitCode | None = None
     error: TruncatedText = ""
     infrastructure: bool = False
-    refused: Literal["", "job", "limit"] = ""
+    refused: Refusal = ""
     missing: TruncatedText = ""
     """What of its output will never come, and why."""
     over: bool = False

@@ -53,7 +53,7 @@ def test_nobody_else_gets_anything(user: str, account: Account | None, why: str)
     known = {user: account} if account is not None else {}
     with pytest.raises(SiteRejected, match=why) as refused:
         accounts(**known).find_now(user)
-    assert refused.value.fault == "job"
+    assert refused.value.fault == "unsuitable"
     assert refused.value.hint
 
 

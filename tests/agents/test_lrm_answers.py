@@ -123,7 +123,9 @@ def test_very_many_words_are_cut() -> None:
         ("job", (False, "job"), ""),
         ("limit", (False, "limit"), ""),
         ("site", (True, ""), "no such account; ask for one"),
-        ("", (False, "job"), ""),
+        ("unsuitable", (False, "unsuitable"), ""),
+        ("unknown", (False, "unknown"), ""),
+        ("", (False, "unknown"), ""),
     ],
 )
 async def test_whose_fault_a_refusal_is(

@@ -10,8 +10,10 @@ from koalapy.model.reports import NodeClassReport
 
 JOB_PREFIX = "koala-"
 """How the names of our jobs begin, in every resource manager."""
-Fault = Literal["job", "limit", "site"]
-"""Whose fault it is that a resource manager takes no job: the job's own, a limit's or quota's, or the cluster's."""
+Fault = Literal["job", "unsuitable", "limit", "site", "unknown"]
+"""What a refusal of a resource manager concerns: the job on any cluster (``job``); this job on this cluster, which
+never takes its walltime or size (``unsuitable``); a limit or quota that may be gone later (``limit``); the cluster, its
+configuration, or the options that every job of koalapy has (``site``); or nothing that is known (``unknown``)."""
 
 
 class LrmJobState(StrEnum):
@@ -108,7 +110,7 @@ class Finding:
 
 class Lrm(Protocol):
     """A local resource manager. Errors: ``SiteUnavailable`` (try again), ``SiteRejected`` (do not; of the ``Fault`` it
-    names, else the job's)."""
+    names, else ``unknown``)."""
 
     async def open(self) -> None:
         """Get ready to answer; called until it succeeds."""

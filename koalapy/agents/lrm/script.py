@@ -109,6 +109,7 @@ def _text(submission: LrmSubmission, fanout: Fanout, path: Path) -> str:
                 field="size",
                 value=submission.nodes,
                 hint="set the cluster's fanout to srun or qrsh",
+                fault="unsuitable",
             )
         case "none":
             parts.append(f"KOALA_NODE_INDEX=0 exec {argv}\n")

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from koalapy.model.job import Component, Job, JobState
+from koalapy.model.reports import Refusal
 from koalapy.model.wording import nodes
 from koalapy.scheduling.claiming.claiming import Claiming
 from koalapy.scheduling.claiming.doubtful_nodes import DoubtfulNodes
@@ -38,12 +39,14 @@ class Failures:
         self._health.count_error(component.cluster, error, now)
         return self.restart(job, f"{INFRASTRUCTURE_FAILURE}: {component.cluster}: {error}", now)
 
-    def refused(self, job: Job, component: Component, fault: str, error: str, now: float) -> Job:
-        """A resource manager did not take a component, and that is no error of the cluster: by the job's own fault,
-        which ends it, or for a limit, for which it waits as it does when local users were faster.
+    def refused(self, job: Job, component: Component, fault: Refusal, error: str, now: float) -> Job:
+        """Follow a refusal of a component by its resource manager that is no error of the cluster.
+
+        A job that the cluster never takes fails. For a limit, and for words that are not known, it waits as it does
+        when local users were faster.
         """
         cluster = component.cluster
-        if fault == "job":
+        if fault in ("job", "unsuitable"):
             self._ledger.count_failed_attempt(cluster, AttemptFailure.REFUSED)
             self._ledger.note(job, now, "error", error, component)
             return self._attempts.end(job, JobState.FAILED, f"{cluster} refused it: {error}", now)

@@ -1,6 +1,5 @@
-"""Whose fault it is that a resource manager takes no job, by what real ones said."""
+"""Refusals are classified by the words of real resource managers."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
 
@@ -8,36 +7,42 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.agents.lrm.drmaa import codes as drmaa_codes
+from koalapy.agents.lrm.drmaa.codes import error_of
 from koalapy.agents.lrm.port import Fault
-from koalapy.agents.lrm.sge import refusals as sge_refusals
-from koalapy.agents.lrm.slurm import refusals as slurm_refusals
+from koalapy.agents.lrm.refusals import fault_of
+from koalapy.agents.lrm.slurm.refusals import fault_of_waiting
+from koalapy.model.errors import SiteRejected
 
 HERE = Path(__file__).parent
-FAULT_OF: dict[str, Callable[[str], Fault]] = {"slurm": slurm_refusals.fault_of, "sge": sge_refusals.fault_of}
 
 
-def recorded(kind: str) -> list[tuple[str, str, str]]:
+def recorded_refusals(kind: str) -> list[tuple[str, str]]:
     lines = (HERE / kind / "answers" / "refusals.txt").read_text().splitlines()
-    return [(kind, *line.split(" ", 1)) for line in lines if not line.startswith("#")]  # type: ignore[misc]
+    return [tuple(line.split(" ", 1)) for line in lines if not line.startswith("#")]  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(("kind", "fault", "told"), [*recorded("slurm"), *recorded("sge")])
-def test_what_was_said_is_of_one_fault_by_commands_and_library(kind: str, fault: str, told: str) -> None:
-    assert FAULT_OF[kind](told) == fault
-    assert drmaa_codes.fault_of(f"DRMAA: {told}") == fault
+@pytest.mark.parametrize(("fault", "words"), [*recorded_refusals("slurm"), *recorded_refusals("sge")])
+def test_fault_of_recorded_refusal_is_alike_by_command_and_library(fault: str, words: str) -> None:
+    assert fault_of(words) == fault
+    error = error_of("DeniedByDrmException", f"code 17: {words}")
+    assert isinstance(error, SiteRejected)
+    assert error.fault == fault
 
 
 @given(st.text())
-def test_any_words_get_an_answer(told: str) -> None:
-    for fault_of in (*FAULT_OF.values(), drmaa_codes.fault_of):
-        assert fault_of(told) in get_args(Fault)
+def test_fault_of_any_text_is_a_fault(text: str) -> None:
+    assert fault_of(text) in get_args(Fault)
+
+
+@given(st.from_regex(r"sbatch: (lua: )?[a-z ,.]{0,60}; Batch job submission failed: Unspecified error", fullmatch=True))
+def test_fault_of_unknown_words_is_never_the_job(words: str) -> None:
+    assert fault_of(words) != "job"
 
 
 @pytest.mark.parametrize(
     ("reason", "fault"),
     [
-        ("PartitionTimeLimit", "job"),
+        ("PartitionTimeLimit", "unsuitable"),
         ("InvalidQOS", "site"),
         ("Resources", None),
         ("Priority", None),
@@ -46,5 +51,5 @@ def test_any_words_get_an_answer(told: str) -> None:
         ("QOSMaxJobsPerUserLimit", None),
     ],
 )
-def test_a_job_that_was_taken_and_never_starts(reason: str, fault: str | None) -> None:
-    assert slurm_refusals.fault_of_waiting(reason) == fault
+def test_fault_of_waiting_is_set_for_jobs_that_never_start(reason: str, fault: str | None) -> None:
+    assert fault_of_waiting(reason) == fault

@@ -151,7 +151,10 @@ class DrmaaLrm:
         text = self._settings.native_specification
         if "{walltime}" in text and submission.walltime is None:
             raise SiteRejected(
-                "this cluster wants a walltime for every job", field="walltime", hint="submit the job with one"
+                "this cluster wants a walltime for every job",
+                field="walltime",
+                hint="submit the job with one",
+                fault="unsuitable",
             )
         seconds = submission.walltime or 0.0
         # Where srun starts the runners it is a Slurm, to whose library a mere number is nothing.

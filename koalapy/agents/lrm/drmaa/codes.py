@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from koalapy.agents.lrm.port import Fault, LrmJobState
-from koalapy.agents.lrm.sge import refusals as sge_refusals
-from koalapy.agents.lrm.slurm import refusals as slurm_refusals
+from koalapy.agents.lrm.port import LrmJobState
+from koalapy.agents.lrm.refusals import fault_of
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 
 STATES: Mapping[str, LrmJobState] = {
@@ -87,11 +86,6 @@ def error_of(name: str, text: str) -> SiteError:
     if kind is SiteRejected or fault_of(message) == "limit":
         return SiteRejected(message, value=name, fault=fault_of(message))
     return kind(message, value=name)
-
-
-def fault_of(message: str) -> Fault:
-    """Of the words of a refused submission, which are those of the resource manager behind the library."""
-    return slurm_refusals.known_fault(message) or sge_refusals.known_fault(message) or "job"
 
 
 def start_error(name: str, text: str, library: str | None) -> SiteError:

@@ -222,4 +222,4 @@ def raise_error(reply: dict[str, Any]) -> NoReturn:
     kind, message = reply.get("kind"), str(reply["error"])
     if kind == "unavailable":
         raise SiteUnavailable(message, value=kind)
-    raise SiteRejected(message, value=kind, fault="limit" if kind == "limit" else "job")
+    raise SiteRejected(message, value=kind, fault="limit" if kind == "limit" else "unknown")

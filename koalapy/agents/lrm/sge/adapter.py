@@ -15,6 +15,7 @@ from koalapy.agents.lrm.drmaa.control import DrmaaControl
 from koalapy.agents.lrm.node_classes import KnownNode, NodeGroups, grouped
 from koalapy.agents.lrm.polling import Polling
 from koalapy.agents.lrm.port import JOB_PREFIX, Finding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agents.lrm.refusals import fault_of
 from koalapy.agents.lrm.script import place_script
 from koalapy.agents.lrm.sge.check import findings
 from koalapy.agents.lrm.sge.commands import Layout, SgeCommands, read_layout
@@ -23,7 +24,6 @@ from koalapy.agents.lrm.sge.jobs import TrackedJobs, active_job, unreachable_hos
 from koalapy.agents.lrm.sge.qhost import read_memory, short
 from koalapy.agents.lrm.sge.qstat import Listing, QueueInstance, SgeJob, read_listing
 from koalapy.agents.lrm.sge.qsub import QsubControl
-from koalapy.agents.lrm.sge.refusals import fault_of
 from koalapy.agents.lrm.sge.states import DELETED, NodeState, is_broken, job_state, queue_state
 from koalapy.agents.settings import AgentSettings, SiteSettings
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable

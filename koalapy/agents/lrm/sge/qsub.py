@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from koalapy.agents.lrm.port import Finding, LrmSubmission
+from koalapy.agents.lrm.refusals import fault_of
 from koalapy.agents.lrm.sge.commands import SgeCommands
-from koalapy.agents.lrm.sge.refusals import known_fault
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 
 GONE = ("does not exist", "already in deletion", "registered the job")
@@ -29,7 +29,7 @@ class QsubControl:
         if answer.code != 0:
             words = " ".join((answer.errors or answer.output.decode(errors="replace")).split())
             text = f"qsub: {words or answer.error_line}"
-            raise SiteRejected(text, fault=known_fault(text) or "job")
+            raise SiteRejected(text, fault=fault_of(text))
         job = answer.output.decode(errors="replace").strip().partition(".")[0]
         if not job.isdecimal():
             raise SiteUnavailable(f"qsub answered what is no job number: {answer.error_line[:80]}")

@@ -11,7 +11,7 @@ from typing import NoReturn
 from koalapy.agents.environment import inherited
 from koalapy.agents.lrm.commands import CommandResult, run
 from koalapy.agents.lrm.port import Finding, LrmSubmission
-from koalapy.agents.lrm.slurm.refusals import fault_of
+from koalapy.agents.lrm.refusals import fault_of
 from koalapy.agents.run_as import RunAs
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 

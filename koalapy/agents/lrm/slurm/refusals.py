@@ -1,31 +1,13 @@
-"""Whose fault it is that Slurm takes no job, or will never start one, by its own words. Pure; total: any words get an
-answer.
-
-What a job can be refused for by its user's doing is its walltime and its size: all other options are the cluster's
-configuration, the same for every job, so that what is wrong with them is wrong for all.
-"""
+"""Explain why Slurm does not start a job that it has taken. Pure; any text gets an answer."""
 
 import re
 
 from koalapy.agents.lrm.port import Fault
 
-_JOB = re.compile(
-    r"time limit|--time\b|MaxWall|PerJob|node count|node configuration|processors requested|date/time", re.IGNORECASE
-)
-_LIMIT = re.compile(
-    r"\b(QOS|Assoc)(Max|Grp)\w+|\bMax(Submit|Jobs|Array)\w*|would exceed|quota exceeded|exceeds? .*\bquota",
-    re.IGNORECASE,
-)
-_SITE = re.compile(
-    r"account|partition|\bqos\b|reservation|permission|not permitted|access denied|unrecognized option"
-    r"|invalid (--[a-z-]+|feature|license|generic resource|node name|option|native specification)|unable to open file"
-    r"|user id|uid|credential|plugin",
-    re.IGNORECASE,
-)
 _NEVER_STARTS: dict[str, Fault] = {
-    "PartitionTimeLimit": "job",
-    "QOSMaxWallDurationPerJobLimit": "job",
-    "AssocMaxWallDurationPerJobLimit": "job",
+    "PartitionTimeLimit": "unsuitable",
+    "QOSMaxWallDurationPerJobLimit": "unsuitable",
+    "AssocMaxWallDurationPerJobLimit": "unsuitable",
     "InvalidAccount": "site",
     "InvalidQOS": "site",
     "QOSNotAllowed": "site",
@@ -45,22 +27,6 @@ _WAITS_FOR = tuple(
         (r"JobHeld", "somebody holds it"),
     )
 )
-
-
-def fault_of(text: str) -> Fault:
-    """Of the words of a refused submission; unknown ones are taken to be about the job."""
-    return known_fault(text) or "job"
-
-
-def known_fault(text: str) -> Fault | None:
-    """Of the words of a refused submission; None when they are not known."""
-    # What every refusal for a limit is wrapped in names everything that might be meant.
-    text = re.sub(r"Job violates accounting/QOS policy(\s*\([^)]*\))?", "", text)
-    if _JOB.search(text):
-        return "job"
-    if _LIMIT.search(text):
-        return "limit"
-    return "site" if _SITE.search(text) else None
 
 
 def fault_of_waiting(reason: str, *, choice: bool = False) -> Fault | None:

@@ -470,7 +470,7 @@ async def test_a_job_that_will_never_start_is_told_with_whose_fault_that_is(slur
         job["state_reason"] = "PartitionTimeLimit"
     slurm.says("squeue", json.dumps(document), when="*--json*")
     found = {job.id: (job.state, job.refused, job.reason) for job in (await lrm().snapshot()).jobs}
-    assert found["169"] == (LrmJobState.QUEUED, "job", "Slurm will not start it: PartitionTimeLimit")
+    assert found["169"] == (LrmJobState.QUEUED, "unsuitable", "Slurm will not start it: PartitionTimeLimit")
     assert found["167"] == (LrmJobState.RUNNING, None, "")
 
 

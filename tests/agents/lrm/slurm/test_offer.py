@@ -200,7 +200,7 @@ async def test_a_limit_of_one_of_several_partitions_ends_nothing(slurm: FakeSlur
     (job,) = (await seen(slurm, "short,long")).jobs
     assert (job.refused, job.reason) == (None, "Slurm says PartitionTimeLimit")
     (job,) = (await seen(slurm, "short")).jobs
-    assert job.refused == "job"
+    assert job.refused == "unsuitable"
 
 
 @pytest.mark.parametrize(
