@@ -13,10 +13,11 @@ from koalapy.placement.registry import Registry
 from koalapy.record.beginning import People
 from koalapy.scheduling.explain.dry_run import DryRun
 from koalapy.scheduling.queries import Queries
-from koalapy.service.apart import apart, pieces
+from koalapy.service.subprocess_worker import run_in_subprocess
 from koalapy.service.track_record import TrackRecord
-from koalapy.simulation.moment import Moment, moment_of
-from koalapy.simulation.twin import HORIZON, Answer, Change, Expected, Forecast, Question, answer
+from koalapy.simulation.moment import moment_of
+from koalapy.simulation.twin import HORIZON, Answer, Change, Expected, Forecast, Question
+from koalapy.simulation.wire import answer_question, read_answer, write_question
 
 log = structlog.get_logger()
 
@@ -63,7 +64,7 @@ class Forecasts:
     ) -> None:
         """``policies``: a function of a module, by which another process knows them, too."""
         self._queries, self._people, self._clock, self._policies = queries, people, clock, policies
-        self._work = work or _apart
+        self._work = work or _answer_in_subprocess
         self._track_record = track_record
         self._one_at_a_time = asyncio.Lock()
         self._told: _Told | None = None
@@ -176,10 +177,8 @@ def _if_waiting(expected: Expected | None) -> IfSubmitted:
     return IfSubmitted(False, expected, "" if expected else "nothing came of it in the simulation")
 
 
-async def _apart(question: Question) -> Answer:
-    beginning = question.moment.beginning
-    moment: Moment = replace(question.moment, beginning=replace(beginning, jobs=()))
-    return await apart(answer, replace(question, moment=moment), *pieces(beginning.jobs))
+async def _answer_in_subprocess(question: Question) -> Answer:
+    return read_answer(await run_in_subprocess(answer_question, write_question(question), question.policies))
 
 
 def _hear_out(task: "asyncio.Task[None] | asyncio.Task[Expected | None]") -> None:

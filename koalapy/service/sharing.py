@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from koalapy.model.errors import UsageError
 from koalapy.model.history import EndedJob
@@ -10,15 +10,18 @@ from koalapy.model.job import JobId
 from koalapy.model.request import ClusterName
 from koalapy.ports import HistoryStore
 from koalapy.scheduling.queries import Queries
-from koalapy.service.apart import PIECE, apart, pieces
 from koalapy.service.database import query
 from koalapy.service.history import Span
 from koalapy.service.slices import slices
-from koalapy.simulation.alone import SharingQuestion, answer
+from koalapy.service.subprocess_worker import run_in_subprocess
+from koalapy.simulation.alone import SharingQuestion
 from koalapy.simulation.sharing import SharingReport, Site
+from koalapy.simulation.wire import answer_sharing_question, read_sharing_report, write_sharing_question
 
 MAX_JOBS = 100_000
 """Of one report."""
+PAGE_SIZE = 1000
+"""Jobs that are read from the store at once."""
 FRESH = 60.0
 """Seconds for which a report is told again to who asks the same."""
 
@@ -41,7 +44,7 @@ class Sharing:
         work: Callable[[SharingQuestion], Awaitable[SharingReport]] | None = None,
     ) -> None:
         self._store, self._queries, self._clock = store, queries, clock
-        self._work = work or _apart
+        self._work = work or _answer_in_subprocess
         self._one_at_a_time = asyncio.Lock()
         self._told: _Told | None = None
 
@@ -70,12 +73,12 @@ class Sharing:
         jobs: list[EndedJob] = []
         after = (start, 0)
         while True:
-            some: Sequence[EndedJob] = await query(self._store.ended, after, now + 1.0, PIECE)
+            some: Sequence[EndedJob] = await query(self._store.ended, after, now + 1.0, PAGE_SIZE)
             jobs += [job for job in some if job.submitted_at < end]
             if len(jobs) > MAX_JOBS:
                 hint = "ask for fewer days, by first and last"
                 raise UsageError(f"that is more than {MAX_JOBS} jobs", field="first", value=str(span.first), hint=hint)
-            if len(some) < PIECE:
+            if len(some) < PAGE_SIZE:
                 return jobs
             after = (some[-1].ended_at, some[-1].id)
 
@@ -89,5 +92,5 @@ class Sharing:
         return {each.name: Site(most, each.speed) for each in known if (most := nodes.get(each.name, each.total)) > 0}
 
 
-async def _apart(question: SharingQuestion) -> SharingReport:
-    return await apart(answer, replace(question, jobs=()), *pieces(question.jobs))
+async def _answer_in_subprocess(question: SharingQuestion) -> SharingReport:
+    return read_sharing_report(await run_in_subprocess(answer_sharing_question, write_sharing_question(question)))

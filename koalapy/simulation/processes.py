@@ -1,13 +1,15 @@
 """Work that goes over processes."""
 
+import json
 import multiprocessing
 import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -31,28 +33,48 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def forked_map(function: Callable[[A], B], arguments: Sequence[A], processes: int) -> list[B]:
-    """What a function answers for each argument, by so many processes, which begin with all that this one has.
+def forked_map(function: Callable[[A], B], arguments: Sequence[A], processes: int, kind: type[B]) -> list[B]:
+    """Return the function's value for each argument, computed by forked processes that inherit all of this one's state.
 
-    For processes without threads only. Answers are handed over by pickle, the function and its arguments are not.
+    ``kind`` is the type of the values, which cross the process boundary as JSON. Call it without threads only. Raise
+    ``RuntimeError`` when a process fails.
     """
     processes = min(processes, len(arguments))
     if processes < 2:
         return [function(each) for each in arguments]
+    adapter: TypeAdapter[B] = TypeAdapter(kind)
     fork = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(processes, fork, initializer=_inherit, initargs=(function, arguments)) as pool:
-        return list(pool.map(_nth, range(len(arguments))))
+    values: list[B] = []
+    workers = []
+    try:
+        for first in range(processes):
+            receiving, sending = fork.Pipe(duplex=False)
+            worker = fork.Process(target=_compute, args=(function, arguments, first, processes, adapter, sending))
+            worker.start()
+            sending.close()
+            workers.append((worker, receiving))
+        for number in range(len(arguments)):
+            receiving = workers[number % processes][1]
+            values.append(adapter.validate_python(json.loads(receiving.recv_bytes())))
+    except EOFError as error:
+        raise RuntimeError("a process of the simulation has failed; its error is above") from error
+    finally:
+        for worker, receiving in workers:
+            receiving.close()
+            worker.kill()
+            worker.join()
+    return values
 
 
-_inherited: tuple[Callable[[Any], Any], Sequence[Any]]
-
-
-def _inherit(function: Callable[[A], B], arguments: Sequence[A]) -> None:
-    global _inherited
-    _inherited = function, arguments
+def _compute(
+    function: Callable[[A], B],
+    arguments: Sequence[A],
+    first: int,
+    step: int,
+    adapter: "TypeAdapter[B]",
+    sending: "Connection[Any, Any]",
+) -> None:
+    """Send the values of every ``step``-th argument, in order."""
     end_with_parent()
-
-
-def _nth(number: int) -> Any:
-    function, arguments = _inherited
-    return function(arguments[number])
+    for argument in arguments[first::step]:
+        sending.send_bytes(json.dumps(adapter.dump_python(function(argument), mode="json")).encode())

@@ -263,7 +263,7 @@ def _plan(
 
 def _carry_out(plans: Sequence[_Plan], processes: int) -> list[Forecast]:
     simulations = [(plan, draw) for plan in plans for draw in range(plan.draws)]
-    courses = iter(forked_map(_simulate, simulations, processes))
+    courses = iter(forked_map(_simulate, simulations, processes, _Course))
     return [_summary(plan, list(islice(courses, plan.draws))) for plan in plans]
 
 

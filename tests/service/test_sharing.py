@@ -98,9 +98,9 @@ async def test_until_today_it_is_until_now_and_what_is_not_over_is_named(place: 
     assert (tomorrow.start, tomorrow.end, tomorrow.left_out) == ((THURSDAY + 2) * DAY, (THURSDAY + 2) * DAY, [])
 
 
-async def test_jobs_come_in_pieces_and_not_too_many(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_report_reads_jobs_page_by_page_up_to_its_limit(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     place.write(*(of_north(ident) for ident in range(1, 8)))
-    monkeypatch.setattr(module, "PIECE", 3)
+    monkeypatch.setattr(module, "PAGE_SIZE", 3)
     assert (await place.sharing.report(THAT_DAY)).sites[0].jobs == 7
     monkeypatch.setattr(module, "MAX_JOBS", 6)
     place.now += 100.0

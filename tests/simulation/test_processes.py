@@ -15,21 +15,33 @@ from koalapy.simulation.processes import forked_map
 def work(number):
     os.write(1, b"%d\n" % os.getpid())  # at once: print may write a number and its line's end one after the other
     time.sleep(60)
-forked_map(work, range(2), 2)
+forked_map(work, range(2), 2, type(None))
 """
 
 
-def test_answers_come_in_the_order_of_the_arguments_from_what_cannot_be_pickled() -> None:
-    assert forked_map(lambda number: number * 2, range(20), 3) == [number * 2 for number in range(20)]
-    assert forked_map(lambda number: number * 2, [], 3) == []
+def test_forked_map_with_function_that_cannot_be_pickled_keeps_order_of_arguments() -> None:
+    assert forked_map(lambda number: number * 2, range(20), 3, int) == [number * 2 for number in range(20)]
+    assert forked_map(lambda number: number * 2, [], 3, int) == []
 
 
-def test_what_a_process_refuses_is_refused() -> None:
+def test_forked_map_with_failing_process_raises_runtime_error() -> None:
     def refuses(number: int) -> None:
         raise ValueError(f"not {number}")
 
-    with pytest.raises(ValueError, match="not 1"):
-        forked_map(refuses, [1, 2], 2)
+    with pytest.raises(RuntimeError, match="a process of the simulation has failed"):
+        forked_map(refuses, [1, 2], 2, type(None))
+
+
+class _RunsCode:
+    """A value whose unpickling would run code."""
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return os._exit, (5,)
+
+
+def test_forked_map_with_value_that_would_run_code_raises_runtime_error() -> None:
+    with pytest.raises(RuntimeError, match="a process of the simulation has failed"):
+        forked_map(lambda _: _RunsCode(), [1, 2], 2, object)
 
 
 def test_who_is_killed_leaves_nobody_behind() -> None:

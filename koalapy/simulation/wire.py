@@ -1,0 +1,84 @@
+"""Questions to simulations and their answers as JSON values, for the process that works them out."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from koalapy.model.history import EndedJob
+from koalapy.model.request import ClusterName
+from koalapy.placement.registry import Registry
+from koalapy.record.lines import beginning_from_json, beginning_to_json, job_from_json, job_to_json
+from koalapy.simulation import alone, twin
+from koalapy.simulation.alone import SharingQuestion
+from koalapy.simulation.moment import Moment, NodesNow
+from koalapy.simulation.sharing import SharingReport
+from koalapy.simulation.twin import Answer, Change, Question
+
+Json = Any
+CHUNK_SIZE = 1000
+"""Ended jobs that are one JSON value."""
+
+
+@dataclass(frozen=True)
+class _ForecastTerms:
+    """A question to the twin, without its moment's beginning."""
+
+    nodes: Mapping[ClusterName, NodesNow]
+    change: Change
+    horizon: float
+
+
+def write_question(question: Question) -> Iterator[Json]:
+    """Yield the question without its jobs and policies, then each job."""
+    moment, beginning = question.moment, question.moment.beginning
+    yield _to_json(_ForecastTerms, _ForecastTerms(moment.nodes, question.change, question.horizon))
+    yield beginning_to_json(replace(beginning, jobs=()))
+    yield from map(job_to_json, beginning.jobs)
+
+
+def answer_question(policies: Callable[[], Registry], values: Iterator[Json]) -> Json:
+    """Answer what ``write_question`` has written."""
+    terms: _ForecastTerms = _from_json(_ForecastTerms, next(values))
+    beginning = beginning_from_json(next(values))
+    moment = Moment(replace(beginning, jobs=tuple(map(job_from_json, values))), terms.nodes)
+    return _to_json(Answer, twin.answer(Question(moment, terms.change, policies, terms.horizon)))
+
+
+def read_answer(value: Json) -> Answer:
+    answer: Answer = _from_json(Answer, value)
+    return answer
+
+
+def write_sharing_question(question: SharingQuestion) -> Iterator[Json]:
+    """Yield the question without its jobs, then lists of jobs."""
+    yield _to_json(SharingQuestion, replace(question, jobs=()))
+    for start in range(0, len(question.jobs), CHUNK_SIZE):
+        yield _to_json(Sequence[EndedJob], question.jobs[start : start + CHUNK_SIZE])
+
+
+def answer_sharing_question(values: Iterator[Json]) -> Json:
+    """Answer what ``write_sharing_question`` has written."""
+    question: SharingQuestion = _from_json(SharingQuestion, next(values))
+    chunks = [_from_json(Sequence[EndedJob], value) for value in values]
+    return _to_json(SharingReport, alone.answer(question, *chunks))
+
+
+def read_sharing_report(value: Json) -> SharingReport:
+    report: SharingReport = _from_json(SharingReport, value)
+    return report
+
+
+def _to_json(kind: Any, value: Any) -> Json:
+    return _adapter(kind).dump_python(value, mode="json")
+
+
+def _from_json(kind: Any, value: Json) -> Any:
+    return _adapter(kind).validate_python(value)
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)

@@ -1,0 +1,35 @@
+"""No process of koalapy runs code that another process has written as data."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import koalapy
+
+PACKAGE = Path(koalapy.__file__).parent
+MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+CALLS = {"eval", "exec", "unsafe_load", "full_load", "ProcessPoolExecutor", "Manager", "Queue"}
+"""Names of functions that run text as code, or classes of the standard library that pickle."""
+ALLOWED = {
+    # The user's own command: its processes are children of a shell, and work out experiments from the package's files.
+    "simulation/experiments/workers.py": {"ProcessPoolExecutor"}
+}
+FROM_ASYNCIO_OR_QUEUE = {"asyncio", "queue"}
+
+
+def code_runners_of(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            yield from (name for name in names if name.partition(".")[0] in MODULES)
+        elif isinstance(node, ast.Call):
+            name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+            owner = getattr(getattr(node.func, "value", None), "id", "")
+            if name in CALLS and owner not in FROM_ASYNCIO_OR_QUEUE:
+                yield name
+
+
+def test_modules_of_package_use_nothing_that_runs_data_as_code() -> None:
+    seen = {str(path.relative_to(PACKAGE)): set(code_runners_of(path)) for path in sorted(PACKAGE.rglob("*.py"))}
+    assert {path: names for path, names in seen.items() if names} == ALLOWED
