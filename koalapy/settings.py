@@ -21,7 +21,7 @@ from koalapy.model.alert import AlertRules
 from koalapy.model.cluster import ClusterPair, Link, check_cluster, pair_of
 from koalapy.model.disk import DiskLimits
 from koalapy.model.errors import UsageError
-from koalapy.model.identity import Role
+from koalapy.model.identity import HighPriority, Role
 from koalapy.model.limits import LimitSettings
 from koalapy.model.measurement import Measuring
 from koalapy.model.profile import ClusterProfile, Mpi
@@ -267,8 +267,8 @@ class Settings(BaseSettings):
     """Seconds after its end for which a job is kept with its output, results and history; null: for ever."""
     internal_jobs_keep: float = Field(default=7 * 86400.0, ge=3600, allow_inf_nan=False)
     """The same of the daemon's own jobs, which measure the network; what they measured is kept by itself."""
-    high_priority: Literal[Role.USER, Role.OPERATOR] = Role.USER
-    """Who may submit jobs of more than low priority, which preempt others: every user, or operators only."""
+    high_priority: HighPriority = HighPriority()
+    """Who may give jobs high priority, by which they preempt others: operators, unless it is allowed to more."""
     forecast_interval: float | None = Field(default=600.0, ge=1, le=30 * 86400.0, allow_inf_nan=False)
     """Seconds after which the daemon foretells by itself, while jobs wait, when they will start, so that it is known
     how right that is; null: only when somebody asks."""

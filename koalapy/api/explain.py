@@ -117,9 +117,9 @@ def explain_router(service: Jobs) -> APIRouter:
         response_model_exclude_unset=True,
         responses=declared(401, 404, 422, 503),
     )
-    async def explain(job: Id) -> Any:
+    async def explain(job: Id, caller: Caller) -> Any:
         """Why a job waits, and what would start it; why it is where it is; or how it ended."""
-        return await service.explain(job)
+        return await service.explain(job, caller)
 
     @router.post(
         "/explain",

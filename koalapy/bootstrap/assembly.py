@@ -37,12 +37,15 @@ from koalapy.bootstrap.handover import write_handover
 from koalapy.bootstrap.listening import behind_proxies, certificate_of, listen
 from koalapy.bootstrap.notifications import notifications_of
 from koalapy.bootstrap.people import (
+    check_reserved_names,
     known_identities,
     logins,
     note_impostors,
     openid_provider,
     own_access,
+    own_identity,
     provider_logins,
+    reserved_names,
     token_duties,
 )
 from koalapy.bootstrap.policies import policies as installed
@@ -101,6 +104,7 @@ from koalapy.settings import ClusterSection, Settings
 from koalapy.store.engine import file_of
 from koalapy.store.opening import Stores, open_stores
 from koalapy.store.output import FileOutput
+from koalapy.validation.permissions import SubmissionRules
 
 log = structlog.get_logger()
 
@@ -120,6 +124,7 @@ async def run(
     """Be a daemon until told to end; ``umask`` is that of the agents. The directory is made once we may serve."""
     configured = settings.known_links()
     settings.check_people()
+    check_reserved_names(settings)
     listener = listen(host, port, settings)
     data_dir = data_directory()
     certificate = certificate_of(settings, data_dir)
@@ -138,7 +143,10 @@ async def run(
     engine.observers.append(log_change)
     outputs = Outputs(engine, stores.jobs, stores.output)
     hub = _hub(settings, stores, engine, outputs)
-    told = (settings, stores, engine, hub, outputs, links, describe, data_dir, record, beginning.people)
+    provider = openid_provider(settings)
+    identities = known_identities(settings, stores, engine.clock, provider)
+    rules = SubmissionRules(settings.high_priority, identities.role_of, reserved_names())
+    told = (settings, stores, engine, hub, outputs, links, describe, data_dir, record, beginning.people, rules)
     services = _services(*told)
     notifications = notifications_of(settings, stores, engine, services.alerts)
     hub.number_above(services.jobs.number_above)
@@ -153,8 +161,7 @@ async def run(
     agents = _embedded_agents(settings, tokens, data_dir, umask, engine, certificate)
     audit = Audit(stores.audit, engine.clock)
     with traced(settings, engine, stores.jobs.instance), own_access(data_dir, listener, certificate) as own:
-        provider = openid_provider(settings)
-        identities = known_identities(settings, own, stores, engine.clock, provider)
+        identities.admit_daemon(own, own_identity())
         vouched = logins(settings, identities, engine.clock, audit)
         await vouched.end_what_is_over()
         hub.log_in_with(vouched)
@@ -280,6 +287,7 @@ def _services(
     data_dir: Path,
     record: Record | None,
     people: People,
+    rules: SubmissionRules,
 ) -> Services:
     clock, owners = engine.clock, engine.queries.owner_use.limits
     bundles = Bundles(
@@ -291,9 +299,8 @@ def _services(
         owners=owners,
     )
     files = Files(engine, stores.files, hub.questions, bundles)
-    high_priority, reachable = settings.high_priority, settings.notifications.reachable
-    next_job = stores.saved.next_job
-    jobs = Jobs(engine, stores.jobs, outputs, next_job, describe, files.resolve, high_priority, reachable)
+    next_job, reachable = stores.saved.next_job, settings.notifications.reachable
+    jobs = Jobs(engine, stores.jobs, outputs, next_job, describe, files.resolve, rules, reachable)
     results = Results(
         stores.files,
         data_dir / "results",

@@ -12,7 +12,7 @@ import structlog
 
 from koalapy.bootstrap.listening import addresses
 from koalapy.credentials import TOKEN_FILE, Registration, own_token
-from koalapy.model.errors import LeaseLost, StoreUnavailable
+from koalapy.model.errors import LeaseLost, StoreUnavailable, UsageError
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job
 from koalapy.protocol.messages import Impostor
@@ -22,6 +22,7 @@ from koalapy.service.certificate import Certificate
 from koalapy.service.duties import Duty
 from koalapy.service.identities import LAST_USE_INTERVAL, Identities, Verifier
 from koalapy.service.login import LoginRules, Logins
+from koalapy.service.network import OWNER
 from koalapy.service.provider_login import ProviderLogins
 from koalapy.service.retention import HOUSEKEEPING_INTERVAL
 from koalapy.settings import Settings
@@ -74,17 +75,42 @@ def provider_logins(settings: Settings, identities: Identities) -> ProviderLogin
     return ProviderLogins(provider, identities)
 
 
+def reserved_names() -> frozenset[str]:
+    """Return the users that the daemon itself acts as: its account, and the owner of its own jobs."""
+    return frozenset((_own_account(), OWNER))
+
+
+def check_reserved_names(settings: Settings) -> None:
+    """Raise ``UsageError`` if the configuration gives a name of the daemon's own to another user."""
+    sources = {f"tokens[{index}].user": section.user for index, section in enumerate(settings.tokens)}
+    sources |= {f"users.{name}": name for name in settings.users}
+    if settings.oidc is not None:
+        sources |= {f"oidc.users.{claim}": user for claim, user in settings.oidc.users.items()}
+    for field, user in sources.items():
+        if user in reserved_names():
+            raise UsageError(
+                f"{field}: the name {user} is the daemon's own, and what is {user}'s is the administrator's",
+                field=field,
+                value=user,
+                hint="give the user another name; the daemon's account uses the daemon's token",
+            )
+
+
+def own_identity() -> Identity:
+    """Return the identity of a caller that shows the daemon's own token."""
+    return Identity(_own_account(), Role.ADMIN, "the daemon's own token")
+
+
 def known_identities(
-    settings: Settings, own: str, stores: Stores, clock: Callable[[], float], provider: Verifier | None
+    settings: Settings, stores: Stores, clock: Callable[[], float], provider: Verifier | None
 ) -> Identities:
-    """Who may come in: this account, those whom the configuration gives a token, and whoever was made one."""
-    users = settings.known_users()
-    fixed = {own: Identity(_own_account(), Role.ADMIN, "the daemon's own token")}
+    """Return the identities of the configuration's tokens, of stored tokens and of the provider's."""
+    users, fixed = settings.known_users(), {}
     for index, section in enumerate(settings.tokens):
         groups = users.groups_of(section.user)
         how = f"tokens[{index}] of the configuration"
         fixed[section.token] = Identity(section.user, section.role, how, groups, guessable=True)
-    return Identities(fixed, stores.tokens, users, clock, provider)
+    return Identities(fixed, stores.tokens, users, clock, provider, reserved_names())
 
 
 def note_impostors(audit: Audit) -> NoteImpostor:
@@ -108,6 +134,7 @@ def logins(settings: Settings, identities: Identities, clock: Callable[[], float
         frozenset(settings.trusted_logins),
         {name: section.min_uid for name, section in settings.clusters.items()},
         {name: section.refused_accounts for name, section in settings.clusters.items()},
+        reserved_names(),
     )
     return Logins(rules, identities, clock, audit=audit)
 

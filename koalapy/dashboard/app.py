@@ -42,7 +42,7 @@ def add_dashboard(app: FastAPI, services: Services, engine: Engine, ways: WaysIn
     add_queue(dashboard, services)
     add_job(dashboard, services)
     add_clusters(dashboard, services, surveyor)
-    add_room(dashboard)
+    add_room(dashboard, services)
     add_network(dashboard, services)
     add_scheduler(dashboard)
     add_users(dashboard, services, ways.identities)

@@ -1,7 +1,9 @@
 """Who is behind a request, and what they may do."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Literal
 
 
 class Role(Enum):
@@ -23,6 +25,11 @@ class Role(Enum):
 
 
 _ORDER = tuple(Role)
+
+
+def highest_role(roles: Iterable[Role]) -> Role:
+    """Return the highest of several roles, `user` where there is none."""
+    return max(roles, key=_ORDER.index, default=Role.USER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +56,19 @@ class Identity:
     def owns(self, owner: str) -> bool:
         """Whether what is ``owner``'s is theirs."""
         return self.user == owner
+
+
+@dataclass(frozen=True)
+class HighPriority:
+    """Who may submit jobs of high priority, which preempt others; the setting ``high_priority``."""
+
+    role: Literal[Role.USER, Role.OPERATOR] = Role.OPERATOR
+    """The least role: ``operator``, or ``user`` for every user."""
+    users: list[str] = field(default_factory=list)
+    """Users who may as well."""
+    groups: list[str] = field(default_factory=list)
+    """Groups of the setting ``users`` whose members may as well."""
+
+    def is_allowed_to(self, caller: Identity) -> bool:
+        """Return whether a caller may give jobs high priority."""
+        return caller.may(self.role) or caller.user in self.users or not set(self.groups).isdisjoint(caller.groups)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import MinLen
 
-from koalapy.model.identity import Role
+from koalapy.model.identity import Role, highest_role
 
 MAX_CLAIM_LENGTH = 200
 """Characters of a claim that names a user."""
@@ -64,7 +64,12 @@ class Provider:
         told = claims.get(self.role_claim) if self.role_claim else None
         texts = [told] if isinstance(told, str) else told if isinstance(told, list) else []
         given = {self.roles[text] for text in texts if isinstance(text, str) and text in self.roles}
-        return next((role for role in reversed(Role) if role in given), None)
+        return highest_role(given) if given else None
+
+    def possible_role(self, user: str) -> Role:
+        """Return the highest role that a token may give a user whose claims are not known."""
+        may_be_named = user in self.users.values() or (self.pattern is not None and USER.fullmatch(user))
+        return highest_role(self.roles.values()) if may_be_named else Role.USER
 
 
 @dataclass(frozen=True, slots=True)

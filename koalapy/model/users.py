@@ -69,7 +69,8 @@ class Users:
         named, sites = self.named.get(user, User()), self.sites_of(user)
         return named.home or (sites[0] if len(sites) == 1 else "")
 
-    def role_of(self, user: str) -> Role:
+    def configured_role(self, user: str) -> Role:
+        """Return the role that the setting ``users`` gives a user; other sources may give a higher one."""
         return self.named[user].role if user in self.named else Role.USER
 
     def groups_of(self, user: str) -> tuple[str, ...]:
@@ -94,10 +95,6 @@ class Accounts:
         self._domains = {name: domain for name, domain in (domains or {}).items() if domain.identity != "service"}
         self._closed: dict[str, frozenset[ClusterName]] = {}
         """By owner; both do not change while a daemon lives."""
-
-    def role_of(self, owner: str) -> Role:
-        """What the configuration says that somebody may do."""
-        return self._users.role_of(owner)
 
     def sites_of(self, owner: str) -> Sequence[ClusterName]:
         """The clusters that an owner is a user of, as far as is known."""

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from koalapy.model.errors import ConflictError, ForbiddenError, KoalaError, NotFoundError
-from koalapy.model.identity import Identity, Role
+from koalapy.model.identity import Identity
 from koalapy.model.job import Job, JobId, JobState, Priority
 from koalapy.scheduling.events import Event, JobCancelled, JobHeld, JobPriorityChanged, JobReleased
 from koalapy.service.audit import about
 from koalapy.service.engine import Engine, WorkItem
-from koalapy.validation.permissions import check_is_theirs, check_priority, may_see_all_of
+from koalapy.validation.permissions import SubmissionRules, check_is_theirs, may_see_all_of
 
 if TYPE_CHECKING:
     from koalapy.service.jobs import JobRecord, Jobs
@@ -45,9 +45,8 @@ class BulkActions:
     With ``shown`` nothing is done to a job that is in another state than it was shown in: who decided did not know.
     """
 
-    def __init__(self, jobs: "Jobs", engine: Engine, high_priority: Role) -> None:
-        """``high_priority``: who may ask for more than low priority."""
-        self._jobs, self._engine, self._high_priority = jobs, engine, high_priority
+    def __init__(self, jobs: "Jobs", engine: Engine, rules: SubmissionRules) -> None:
+        self._jobs, self._engine, self._rules = jobs, engine, rules
 
     async def cancel(
         self, jobs: Sequence[JobId], by: Identity, reason: str, shown: Shown = NOTHING_SHOWN, *, warn: bool = False
@@ -84,8 +83,8 @@ class BulkActions:
     async def set_priority(
         self, jobs: Sequence[JobId], priority: Priority, by: Identity, reason: str, shown: Shown = NOTHING_SHOWN
     ) -> Sequence[ActionResult]:
-        """``ForbiddenError`` where not everybody may ask for more than low priority."""
-        check_priority(priority, by, self._high_priority, "leave it low")
+        """Raise ``ForbiddenError`` if the caller may not give jobs this priority."""
+        self._rules.check_priority(priority, by, "leave it low")
 
         def event(job: Job) -> Event | None:
             if not job.state.waits:

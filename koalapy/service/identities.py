@@ -11,8 +11,8 @@ from typing import Protocol
 
 import structlog
 
-from koalapy.model.errors import ConflictError, ForbiddenError, LeaseLost, NotFoundError, StoreUnavailable
-from koalapy.model.identity import Identity, Role
+from koalapy.model.errors import ConflictError, ForbiddenError, LeaseLost, NotFoundError, StoreUnavailable, TokenRefused
+from koalapy.model.identity import Identity, Role, highest_role
 from koalapy.model.provider import Verified, looks_signed
 from koalapy.model.request import ClusterName
 from koalapy.model.users import Users
@@ -45,6 +45,9 @@ class Verifier(Protocol):
 
     async def verify(self, token: str) -> Verified:
         """``TokenRefused``, and ``SiteUnavailable`` while that cannot be told."""
+
+    def role_of(self, user: str) -> Role:
+        """Return the highest role that its tokens may give a user."""
 
 
 def agent_of(cluster: ClusterName) -> str:
@@ -84,9 +87,11 @@ class Identities:
         users: Users | None = None,
         clock: Callable[[], float] = time.time,
         provider: Verifier | None = None,
+        reserved: Collection[str] = (),
     ) -> None:
-        """``fixed``: tokens that hold while the daemon lives."""
-        self._provider = provider
+        """``fixed``: tokens that hold while the daemon lives; ``reserved``: names of the daemon's own, which no other
+        source may give to a caller."""
+        self._provider, self._reserved = provider, frozenset(reserved)
         self._fixed = {digest_of_token(token): identity for token, identity in fixed.items()}
         self._store, self._users, self._clock = store, users or Users({}), clock
         self._stored = {token.id: token for token in (store.tokens() if store else ())}
@@ -99,6 +104,27 @@ class Identities:
         """What ends with each token."""
         self._changing = asyncio.Lock()
         """Held while tokens are written, so that no later row is overwritten by an earlier one."""
+
+    def admit_daemon(self, token: str, identity: Identity) -> None:
+        """Accept the daemon's own token."""
+        self._fixed[digest_of_token(token)] = identity
+
+    def role_of(self, user: str) -> Role:
+        """Return the highest role that a user has by any source.
+
+        The sources are the settings ``users`` and ``tokens``, stored tokens that hold, the OpenID provider, and the
+        names of the daemon's own. An account that no user is mapped to (``ACCOUNT@CLUSTER``) has the role of the user
+        of the account's name as well, since it may be the same person's.
+        """
+        names, now = {user, user.rpartition("@")[0] or user}, self._clock()
+        if names & self._reserved:
+            return Role.ADMIN
+        held = [one for one in self._fixed.values() if one.user in names]
+        held += [one for one in self._valid.values() if one.user in names and not _has_expired(one, now)]
+        roles = [one.role for one in held] + [self._users.configured_role(name) for name in names]
+        if self._provider is not None:
+            roles += [self._provider.role_of(name) for name in names]
+        return highest_role(roles)
 
     def _admit(self, token: StoredToken) -> None:
         if token.revoked_at is None and token.role in ROLES:
@@ -117,9 +143,9 @@ class Identities:
         found = self._valid.get(digest)
         if found is None or found.token is None:
             signed = self._provider.known(token) if self._provider and looks_signed(token) else None
-            return self._of_provider(signed) if signed else None
+            return self._of_provider(signed) if signed and signed.user not in self._reserved else None
         now = self._clock()
-        if found.expires_at is not None and found.expires_at <= now:
+        if _has_expired(found, now):
             return None
         self._last_used[found.token] = now
         return found
@@ -131,12 +157,16 @@ class Identities:
         """
         if self._provider is None or not looks_signed(token):
             return None
-        return self._of_provider(await self._provider.verify(token))
+        signed = await self._provider.verify(token)
+        if signed.user in self._reserved:
+            raise TokenRefused(
+                f"the user {signed.user} is the daemon's own; map the claim to another one in oidc.users"
+            )
+        return self._of_provider(signed)
 
     def _of_provider(self, signed: Verified) -> Identity:
-        user, role = signed.user, self._users.role_of(signed.user)
-        if signed.role is not None and signed.role.includes(role):
-            role = signed.role
+        user = signed.user
+        role = highest_role([self._users.configured_role(user), signed.role or Role.USER])
         return Identity(
             user, role, "a token of the OpenID provider", self._users.groups_of(user), None, signed.expires_at
         )
@@ -167,6 +197,10 @@ class Identities:
         Others than administrators get none that can do more, or lasts longer, than the one that they show.
         """
         now = self._clock()
+        if order.user in self._reserved and by.user not in self._reserved:
+            raise ForbiddenError(
+                f"{order.user} is a name of the daemon's own", field="user", value=order.user, hint="give another name"
+            )
         expires_at = None if order.expires is None else now + order.expires
         if not by.may(Role.ADMIN):
             _check_own(order, by)
@@ -316,6 +350,10 @@ class Identities:
 def _moments(token: StoredToken) -> list[float]:
     """When a token ended, or will."""
     return [at for at in (token.expires_at, token.revoked_at) if at is not None]
+
+
+def _has_expired(identity: Identity, now: float) -> bool:
+    return identity.expires_at is not None and identity.expires_at <= now
 
 
 def _check_own(order: TokenOrder, by: Identity) -> None:

@@ -8,7 +8,7 @@ from koalapy.model.digest import digest_of, has_digest, key_of
 from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable
 from koalapy.model.explanation import Explanation
 from koalapy.model.history import DAY
-from koalapy.model.identity import Identity, Role
+from koalapy.model.identity import Identity
 from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, TimelineEntry
 from koalapy.model.notification import Reachable
 from koalapy.model.request import ClusterName
@@ -33,7 +33,7 @@ from koalapy.service.engine import RETRY_PAUSE, Engine, WorkItem
 from koalapy.service.idempotency import IdempotencyKeys
 from koalapy.service.output import Outputs, OutputTail
 from koalapy.validation.notifications import check_notifications
-from koalapy.validation.permissions import check_is_theirs, in_the_name_of, with_home_site
+from koalapy.validation.permissions import SubmissionRules, check_is_theirs, with_home_site
 from koalapy.validation.size import check_size
 from koalapy.validation.submission import check
 
@@ -85,14 +85,14 @@ class Jobs:
         next_job: JobId,
         describe: Callable[[str], ClusterRecord],
         resolve: Callable[[JobSpec, Identity], Awaitable[JobSpec]] | None = None,
-        high_priority: Role = Role.USER,
+        rules: SubmissionRules | None = None,
         reachable: Reachable | None = None,
     ) -> None:
-        """``high_priority``: who may ask for more than low priority; ``reachable``: where users may have what told."""
+        """``rules``: what callers may ask for; ``reachable``: where users may have what told."""
         self._engine = engine
         self._resolve = resolve or _as_it_is
-        self._high_priority = high_priority
-        self.bulk = BulkActions(self, engine, high_priority)
+        self.rules = rules or SubmissionRules()
+        self.bulk = BulkActions(self, engine, self.rules)
         self._reachable = reachable or Reachable()
         self._store = store
         self._outputs = outputs
@@ -109,7 +109,7 @@ class Jobs:
         The same key with another spec is a ``ConflictError``; keys are each user's own. ``ForbiddenError`` for what the
         user may not ask for.
         """
-        spec = self._named(spec, by)
+        spec = self.rules.with_owner(spec, by)
         if idempotency_key is None:
             return await self._engine.database.await_outcome(self._store_new(spec, by, None), UNKNOWN_JOB), True
         # It goes on when its client goes away: the next one with its key must find what becomes of it.
@@ -117,9 +117,6 @@ class Jobs:
         self._submitting.add(submitting)
         submitting.add_done_callback(self._submitting.discard)
         return await self._engine.database.await_outcome(submitting, UNKNOWN_JOB_OF_KEY)
-
-    def _named(self, spec: JobSpec, by: Identity) -> JobSpec:
-        return in_the_name_of(spec, by, self._high_priority, self._engine.queries.accounts.role_of)
 
     async def _submit_once(self, spec: JobSpec, by: Identity, key: str) -> tuple[JobRecord, bool]:
         own = key_of(by.user, key)
@@ -278,20 +275,22 @@ class Jobs:
         found = [*(attempt for attempt in stored if attempt.generation < newest.generation), newest]
         return record, found[-last:] if last else found
 
-    async def explain(self, job: JobId) -> Explanation:
-        """Why a job waits, is where it is, or how it ended."""
+    async def explain(self, job: JobId, by: Identity) -> Explanation:
+        """Return why a job waits, is where it is, or how it ended, with changes that the caller may make."""
         known = (await self.get(job)).job
         timeline = await query(self._store.timeline, job)
         queries = self._engine.queries
-        return explain(queries, queries.job(job) or known, timeline, self._engine.clock())
+        now, allowed = self._engine.clock(), self.rules.high_priority.is_allowed_to(by)
+        return explain(queries, queries.job(job) or known, timeline, now, high_priority_allowed=allowed)
 
     async def explain_submission(self, spec: JobSpec, by: Identity) -> Explanation:
         """What would become of a submission now; it is checked as ``submit`` does, and nothing is stored."""
-        return explain_submission(self._engine.queries, await self.as_submitted(spec, by), self._engine.clock())
+        spec, allowed = await self.as_submitted(spec, by), self.rules.high_priority.is_allowed_to(by)
+        return explain_submission(self._engine.queries, spec, self._engine.clock(), high_priority_allowed=allowed)
 
     async def as_submitted(self, spec: JobSpec, by: Identity) -> JobSpec:
         """The job that a submission would be taken for now; it is checked as ``submit`` does, and nothing is stored."""
-        spec = await self._checked(self._named(spec, by), by)
+        spec = await self._checked(self.rules.with_owner(spec, by), by)
         self._engine.queries.admit(spec)
         return spec
 

@@ -60,9 +60,20 @@ class LoginRules:
     """The least number of an account that is a person's, by cluster."""
     refused: Mapping[ClusterName, Collection[str]] = field(default_factory=dict)
     """Accounts that get no login, by cluster."""
+    reserved: Collection[str] = frozenset()
+    """Names of the daemon's own, as which no agent's account logs in."""
 
     def user_of(self, cluster: ClusterName, account: str, uid: int) -> str:
-        """Who it is; ``Refused`` when nobody may come from there by that account."""
+        """Return the user of an account; raise ``Refused`` if it gets no login, or its user is the daemon's own."""
+        user = self._mapped_user(cluster, account, uid)
+        if user in self.reserved:
+            raise Refused(
+                f"{account} of {cluster} is {user}, which is a name of the daemon's own",
+                "show a token: koala token create, on the daemon's host, makes one (KOALA_TOKEN)",
+            )
+        return user
+
+    def _mapped_user(self, cluster: ClusterName, account: str, uid: int) -> str:
         domain = self.domains.get(cluster, Domain())
         person = self.users.person_of(cluster, account)
         if account in self.refused.get(cluster, ()):
@@ -86,7 +97,7 @@ class LoginRules:
 
     def role_of(self, user: str, cluster: ClusterName) -> Role:
         """A site may not make anybody more than a user, unless it is trusted to."""
-        return self.users.role_of(user) if cluster in self.trusted else Role.USER
+        return self.users.configured_role(user) if cluster in self.trusted else Role.USER
 
 
 class Refused(Exception):

@@ -11,6 +11,7 @@ from joserfc.jws import JWSRegistry
 from joserfc.jwt import JWTClaimsRegistry
 
 from koalapy.model.errors import TokenRefused
+from koalapy.model.identity import Role
 from koalapy.model.provider import Provider, Verified
 from koalapy.service.provider_keys import Fetch, ProviderKeys, source_of
 
@@ -41,6 +42,8 @@ class Oidc:
         self.keys = ProviderKeys(fetch or source_of(provider), self._forget, keys_clock)
         self._clock = clock
         self._known: dict[bytes, Verified] = {}
+        self._latest: dict[str, Verified] = {}
+        """By user: of the tokens that hold, the one with the highest role; of those that have expired, the last."""
         self._registry = JWSRegistry(algorithms=ALGORITHMS, strict_check_header=False)
         self._registry.max_header_length = MAX_HEADER_LENGTH
 
@@ -51,6 +54,11 @@ class Oidc:
             del self._known[digest]
             return None
         return found
+
+    def role_of(self, user: str) -> Role:
+        """Return the role that a user's tokens gave, or the highest that they may give if the user has shown none."""
+        seen = self._latest.get(user)
+        return self.provider.possible_role(user) if seen is None else seen.role or Role.USER
 
     async def verify(self, token: str) -> Verified:
         """``TokenRefused``, and ``SiteUnavailable`` while the provider's keys cannot be had."""
@@ -92,7 +100,16 @@ class Oidc:
         if len(self._known) >= MAX_KNOWN:
             del self._known[next(iter(self._known))]
         self._known[sha256(token.encode()).digest()] = verified
+        self._note_role(verified)
         return verified
+
+    def _note_role(self, verified: Verified) -> None:
+        seen = self._latest.get(verified.user)
+        role = verified.role or Role.USER
+        if seen is None or seen.expires_at <= self._clock() or role.includes(seen.role or Role.USER):
+            if seen is None and len(self._latest) >= MAX_KNOWN:
+                del self._latest[next(iter(self._latest))]
+            self._latest[verified.user] = verified
 
     def _forget(self) -> None:
         self._known.clear()

@@ -1,10 +1,10 @@
 """What somebody may do with jobs: their own, others', and in whose name."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 
 from koalapy.model.errors import ForbiddenError
-from koalapy.model.identity import Identity, Role
+from koalapy.model.identity import HighPriority, Identity, Role
 from koalapy.model.job import Job, JobSpec, Priority
 from koalapy.model.users import Accounts
 from koalapy.model.wording import listed
@@ -26,29 +26,53 @@ def check_is_theirs(by: Identity, job: Job) -> None:
         )
 
 
-def in_the_name_of(spec: JobSpec, by: Identity, high_priority: Role, role_of: Callable[[str], Role]) -> JobSpec:
-    """A submission with its owner, who is who submits it: ``ForbiddenError`` when only an operator may ask for that.
+def _user_role(_: str) -> Role:
+    return Role.USER
 
-    ``high_priority`` is the least role that may ask for more than low priority; ``role_of`` says what somebody may do,
-    for whoever has a job run as another's account can do what he can.
-    """
-    owner = spec.owner or by.user
-    if owner != by.user and not by.may(Role.OPERATOR):
-        raise ForbiddenError(
-            f"owner is {owner}, and you are {by.user}",
-            field="owner",
-            value=owner,
-            hint="leave it out: a job is whose who submits it; operators may submit for others",
-        )
-    if owner != by.user and not by.may(role_of(owner)):
-        raise ForbiddenError(
-            f"owner is {owner}, whose role is {role_of(owner)}, and yours is {by.role}",
-            field="owner",
-            value=owner,
-            hint="leave it out: a job is whose who submits it",
-        )
-    check_priority(spec.priority, by, high_priority, "submit with priority low")
-    return replace(spec, owner=owner)
+
+@dataclass(frozen=True, slots=True)
+class SubmissionRules:
+    """What callers may ask for in a submission."""
+
+    high_priority: HighPriority = field(default_factory=HighPriority)
+    role_of: Callable[[str], Role] = _user_role
+    """Returns the highest role that a user has by any source."""
+    reserved: Collection[str] = frozenset()
+    """Names of the daemon's own, which own no submission but those of the daemon's token."""
+
+    def with_owner(self, spec: JobSpec, by: Identity) -> JobSpec:
+        """Return a submission with its owner, by default the caller.
+
+        Raise ``ForbiddenError`` if the caller may not submit for that owner, or not with that priority. A program that
+        runs as its owner's account can do what the owner can, so nobody submits for an owner of a higher role.
+        """
+        owner = spec.owner or by.user
+        if owner != by.user:
+            self._check_owner(owner, by)
+        self.check_priority(spec.priority, by, "submit with priority low")
+        return replace(spec, owner=owner)
+
+    def _check_owner(self, owner: str, by: Identity) -> None:
+        problem, hint = "", "leave it out to submit as yourself"
+        if not by.may(Role.OPERATOR):
+            problem, hint = f"and you are {by.user}", f"{hint}; only operators may submit for others"
+        elif owner in self.reserved and by.user not in self.reserved:
+            problem = "which is a name of the daemon's own"
+        elif not by.may(role := self.role_of(owner)):
+            problem = f"whose role is {role} or may be, and yours is {by.role}"
+            hint = f"{hint}, or ask an administrator to submit it for {owner}"
+        if problem:
+            raise ForbiddenError(f"owner is {owner}, {problem}", field="owner", value=owner, hint=hint)
+
+    def check_priority(self, priority: Priority, by: Identity, way_out: str) -> None:
+        """Raise ``ForbiddenError`` if the caller may not give jobs this priority."""
+        if priority is not Priority.LOW and not self.high_priority.is_allowed_to(by):
+            raise ForbiddenError(
+                f"priority is {priority}, which is not allowed to {by.user} here",
+                field="priority",
+                value=priority,
+                hint=f"{way_out}, or ask an operator: they may, and the setting high_priority allows it to others",
+            )
 
 
 def with_home_site(spec: JobSpec, by: Identity, accounts: Accounts) -> JobSpec:
@@ -68,14 +92,3 @@ def with_home_site(spec: JobSpec, by: Identity, accounts: Accounts) -> JobSpec:
             hint="leave it out, or ask an operator of the grid to submit it for you",
         )
     return spec
-
-
-def check_priority(priority: Priority, by: Identity, high_priority: Role, way_out: str) -> None:
-    """``ForbiddenError`` where ``high_priority``, the least role for more than low priority, is more than theirs."""
-    if priority is not Priority.LOW and not by.may(high_priority):
-        raise ForbiddenError(
-            f"priority is {priority}, which only an operator may ask for here",
-            field="priority",
-            value=priority,
-            hint=f"{way_out}, or ask an operator of the grid to do it for you",
-        )

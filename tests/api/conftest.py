@@ -27,7 +27,7 @@ from koalapy.model.advice import Run, Size
 from koalapy.model.alert import AlertRules
 from koalapy.model.cluster import Link
 from koalapy.model.disk import DiskLimits
-from koalapy.model.identity import Identity, Role
+from koalapy.model.identity import Identity
 from koalapy.model.limits import Limits
 from koalapy.model.measurement import Measuring
 from koalapy.model.users import Accounts
@@ -76,6 +76,7 @@ from koalapy.store.output import FileOutput
 from koalapy.store.predictions import SqlPredictions
 from koalapy.store.sql import SqlStore
 from koalapy.store.tokens import SqlTokens
+from koalapy.validation.permissions import SubmissionRules
 from tests.identities import administrators
 from tests.service.sites import Sites
 
@@ -106,7 +107,7 @@ async def serving(
     sites: Sites | None = None,
     *,
     people: Mapping[str, Identity] | None = None,
-    high_priority: Role = Role.USER,
+    submission_rules: SubmissionRules | None = None,
     limits: Limits | None = None,
     accounts: Accounts | None = None,
     open_metrics: bool = False,
@@ -159,7 +160,7 @@ async def serving(
     )
     files = Files(engine, file_store, sites or Sites(), bundles)
     outputs = Outputs(engine, store, FileOutput(path.parent / "output", 1000))
-    jobs = Jobs(engine, store, outputs, saved.next_job, describe, files.resolve, high_priority)
+    jobs = Jobs(engine, store, outputs, saved.next_job, describe, files.resolve, submission_rules)
     results = Results(
         file_store,
         path.parent / "results",

@@ -22,12 +22,13 @@ from koalapy.api.fields import as_json
 from koalapy.api.jobs import seen_by
 from koalapy.api.redaction import SEEN_BY_ALL
 from koalapy.model.field import described
-from koalapy.model.identity import Identity, Role
+from koalapy.model.identity import HighPriority, Identity, Role
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile
 from koalapy.model.users import Accounts, User, Users
 from koalapy.scheduling.rules import Rules
 from koalapy.service.jobs import JobRecord
+from koalapy.validation.permissions import SubmissionRules
 from tests.api.conftest import AGENT_TOKENS, NO_PAGE, URL, serving
 from tests.model.specs import values
 from tests.service.archives import GOOD, archive_of
@@ -73,7 +74,7 @@ BODIES: dict[str, Any] = {
     "cancel_jobs": {"jobs": [1]},
     "hold_jobs": {"jobs": [1]},
     "release_jobs": {"jobs": [1]},
-    "set_priority": {"jobs": [1], "priority": "high"},
+    "set_priority": {"jobs": [1], "priority": "low"},
     "add_replica": {"name": "m", "cluster": "north", "path": "/m"},
     "start_background": {"nodes": 1, "seconds": 1},
     "upload_workload": REPORT,
@@ -200,7 +201,7 @@ async def test_every_route_is_in_the_table(api: Api) -> None:
 
 
 async def test_of_others_jobs_users_see_load_and_queue_and_nothing_of_what_runs(api: Api) -> None:
-    job = await api.submit("ada", priority="high", walltime=60)
+    job = await api.submit("ada", walltime=60)
     for path in ("/api/v1/jobs", "/api/v1/jobs/1", "/api/v1/jobs/1?wait=0.01"):
         answer = await api.ask("bob", "GET", path)
         assert answer.status_code == 200
@@ -303,7 +304,7 @@ async def test_of_many_jobs_each_is_cancelled_by_who_may(api: Api) -> None:
     assert over[0]["state"] is None
 
 
-@pytest.mark.parametrize(("action", "more"), [("hold", {}), ("release", {}), ("priority", {"priority": "high"})])
+@pytest.mark.parametrize(("action", "more"), [("hold", {}), ("release", {}), ("priority", {"priority": "low"})])
 async def test_of_many_jobs_each_is_changed_by_who_may(api: Api, action: str, more: Json) -> None:
     await api.submit("ada")
     await api.submit("bob")
@@ -335,8 +336,8 @@ async def test_jobs_that_wait_are_given_another_priority(api: Api) -> None:
     assert "a deadline" in str((await api.ask("ada", "GET", "/api/v1/jobs/1/explain")).json()["reasons"])
 
 
-async def test_who_may_not_submit_with_high_priority_gives_it_to_no_job(tmp_path: Path) -> None:
-    async with opened(tmp_path, high_priority=Role.OPERATOR) as api:
+async def test_set_priority_high_by_user_returns_403(tmp_path: Path) -> None:
+    async with opened(tmp_path) as api:
         await api.submit("ada")
         order = {"jobs": [1], "priority": "high"}
         refused = await api.ask("ada", "POST", "/api/v1/jobs/priority", json=order)
@@ -363,14 +364,15 @@ async def test_a_job_is_whose_who_submits_it_and_operators_submit_for_others(api
     assert shown["timeline"][0]["actor"] == "director"
 
 
-async def test_an_operator_submits_for_no_administrator(tmp_path: Path) -> None:
-    """Such a job would run as that one's account, and find there what he is known by."""
-    users = Users({"chief": User(role=Role.ADMIN), "other": User(role=Role.OPERATOR)})
-    async with opened(tmp_path, accounts=Accounts(users)) as api:
+async def test_submit_for_administrator_by_operator_returns_403(tmp_path: Path) -> None:
+    """Such a job would run as the administrator's account, and find the administrator's credentials there."""
+    roles = {"chief": Role.ADMIN, "other": Role.OPERATOR}
+    rules = SubmissionRules(role_of=lambda user: roles.get(user, Role.USER))
+    async with opened(tmp_path, submission_rules=rules) as api:
         for path in ("/api/v1/jobs", "/api/v1/explain"):
             refused = await api.ask("director", "POST", path, json=BODY | {"owner": "chief"})
             assert (refused.status_code, refused.json()["field"]) == (403, "owner")
-            assert refused.json()["detail"] == "owner is chief, whose role is admin, and yours is operator"
+            assert refused.json()["detail"] == "owner is chief, whose role is admin or may be, and yours is operator"
         assert (await api.submit("director", owner="other"))["owner"] == "other"
         assert (await api.submit("root", owner="chief"))["owner"] == "chief"
 
@@ -398,14 +400,37 @@ async def test_a_submission_is_known_again_though_its_site_is_not_the_one_of_bef
             assert (answer.status_code, answer.json()["id"], answer.json()["home_site"]) == (status, 1, "north")
 
 
-async def test_high_priority_is_for_operators_where_the_site_says_so(tmp_path: Path) -> None:
-    async with opened(tmp_path, high_priority=Role.OPERATOR) as api:
-        for path in ("/api/v1/jobs", "/api/v1/explain"):
+async def test_submit_for_name_of_daemon_by_another_administrator_returns_403(tmp_path: Path) -> None:
+    async with opened(tmp_path, submission_rules=SubmissionRules(reserved={"koala"})) as api:
+        for who in ("director", "root"):
+            refused = await api.ask(who, "POST", "/api/v1/jobs", json=BODY | {"owner": "koala"})
+            assert (refused.status_code, refused.json()["field"]) == (403, "owner")
+            assert "leave it out" in refused.json()["hint"]
+
+
+async def test_submit_with_high_priority_by_user_returns_403(tmp_path: Path) -> None:
+    async with opened(tmp_path) as api:
+        for path in ("/api/v1/jobs", "/api/v1/explain", "/api/v1/forecast"):
             answer = await api.ask("ada", "POST", path, json=BODY | {"priority": "high"})
             assert (answer.status_code, answer.json()["field"]) == (403, "priority")
             assert "priority low" in answer.json()["hint"]
+            assert "high_priority" in answer.json()["hint"]
         assert (await api.submit("ada", priority="low"))["priority"] == "low"
         assert (await api.submit("director", priority="high", owner="ada"))["priority"] == "high"
+
+
+@pytest.mark.parametrize(
+    "allowed", [HighPriority(Role.USER), HighPriority(users=["ada"]), HighPriority(groups=["urgent"])]
+)
+async def test_submit_with_high_priority_by_allowed_user_is_accepted(tmp_path: Path, allowed: HighPriority) -> None:
+    people = {"the-token-of-ada": Identity("ada", Role.USER, "a test", ("urgent",))}
+    rules = SubmissionRules(allowed)
+    async with serving(tmp_path / "koala.db", [], Rules(), people=people, submission_rules=rules) as http:
+        shown = {"Authorization": "Bearer the-token-of-ada"}
+        answer = await http.post("/api/v1/jobs", headers=shown, json=BODY | {"priority": "high"})
+        assert answer.status_code == 201
+        raised = await http.post("/api/v1/jobs/priority", headers=shown, json={"jobs": [1], "priority": "high"})
+        assert raised.status_code == 200
 
 
 async def test_what_was_done_names_who_did_it(api: Api) -> None:

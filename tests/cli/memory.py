@@ -8,7 +8,7 @@ from dataclasses import replace
 from koalapy.model.cluster import Drain, check_cluster
 from koalapy.model.errors import BusyError, ConflictError, NotFoundError, StoreUnavailable
 from koalapy.model.explanation import Explanation
-from koalapy.model.identity import Identity, Role
+from koalapy.model.identity import HighPriority, Identity, Role
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobSpec, JobState, Priority, TimelineEntry
 from koalapy.model.request import ClusterName
 from koalapy.placement.registry import builtin
@@ -18,7 +18,7 @@ from koalapy.service.forecasts import IfSubmitted
 from koalapy.service.health import HealthReport
 from koalapy.service.jobs import JobChange, JobRecord, Metrics
 from koalapy.validation.limits import ClusterLimits, Limits
-from koalapy.validation.permissions import check_is_theirs, in_the_name_of
+from koalapy.validation.permissions import SubmissionRules, check_is_theirs
 from koalapy.validation.submission import check
 
 LIMITS = Limits([ClusterLimits("north", 4), ClusterLimits("south", 4)], builtin())
@@ -87,7 +87,7 @@ class MemoryService:
             return self.record(self.keys[idempotency_key]), False
         if spec.name == "too many":
             raise BusyError("2 jobs wait already", retry_after=30.0, hint="submit again later")
-        spec = in_the_name_of(spec, by, Role.USER, lambda _: Role.USER)
+        spec = SubmissionRules(HighPriority(Role.USER)).with_owner(spec, by)
         check(replace(spec, policy="", policy_options=()), LIMITS)
         job = Job(len(self.records) + 1, spec, 1000.0, JobState.QUEUED, "too few idle nodes")
         self.keys[idempotency_key or ""] = job.id
@@ -188,7 +188,7 @@ class MemoryService:
         before = found[which.limit - 1].job.id if len(found) > which.limit else None
         return found[: which.limit], before
 
-    async def explain(self, job: JobId) -> Explanation:
+    async def explain(self, job: JobId, by: Identity) -> Explanation:
         found = (await self.get(job)).job
         explanation = self.explanation or Explanation(None, found.state, found.reason or str(found.state))
         return replace(explanation, job=job)

@@ -334,6 +334,16 @@ def test_the_binding_reason(name: str) -> None:
     assert (found.position or 0) == found.ahead + 1
 
 
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.change == ("priority", "high")])
+def test_explain_to_caller_without_high_priority_offers_another_change(name: str) -> None:
+    world, job = CASES[name].build()
+    told = explain(world.queries, world.job(job), (), world.now, high_priority_allowed=False)
+    spec = world.job(job).spec
+    told_before = explain_submission(world.queries, spec, world.now, high_priority_allowed=False)
+    for change in (told.smallest_change, told_before.smallest_change):
+        assert change is None or change.spec.priority is Priority.LOW
+
+
 @pytest.mark.parametrize("name", [name for name, expected in CASES.items() if expected.change])
 def test_the_smallest_change_starts_the_job(name: str) -> None:
     world, job = CASES[name].build()

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from koalapy.model.errors import ConflictError, ForbiddenError, NotFoundError, StoreUnavailable
+from koalapy.model.errors import ConflictError, ForbiddenError, NotFoundError, StoreUnavailable, TokenRefused
 from koalapy.model.identity import Identity, Role
+from koalapy.model.provider import Verified
 from koalapy.model.users import User, Users
 from koalapy.ports import StoredToken
 from koalapy.service import identities as module
@@ -360,3 +361,57 @@ async def test_a_token_whose_role_a_later_version_knows_is_no_token(place: Place
     place.memory.tokens[1] = StoredToken(**{name: getattr(stored, name) for name in stored.__slots__} | {"role": "god"})
     place.start()
     assert place.identities.of(shown) is None
+
+
+# Roles by all sources, and names of the daemon's own
+
+
+class Provider:
+    """An OpenID provider that gives carol the role of an administrator."""
+
+    def known(self, token: str) -> Verified | None:
+        return self.verified if token == "a.b.c" else None
+
+    async def verify(self, token: str) -> Verified:
+        return self.verified
+
+    def role_of(self, user: str) -> Role:
+        return Role.ADMIN if user == "carol" else Role.USER
+
+    def __init__(self, user: str = "carol") -> None:
+        self.verified = Verified(user, Role.ADMIN, 2000.0)
+
+
+def from_all_sources(place: Place, provider: Provider) -> Identities:
+    fixed = {OWN: ROOT, "the-token-of-dave": Identity("dave", Role.ADMIN, "tokens[0] of the configuration")}
+    users = Users({"erin": User(role=Role.ADMIN), "frank": User({"north": "games"})})
+    return Identities(fixed, place.store, users, place.clock, provider, {"koala"})
+
+
+async def test_role_of_user_is_the_highest_of_all_sources(place: Place) -> None:
+    await place.made(TokenOrder("grace", Role.OPERATOR, 60.0))
+    await place.made(TokenOrder("grace", Role.ADMIN, 30.0))
+    identities = from_all_sources(place, Provider())
+    for user in ("root", "carol", "dave", "erin", "koala", "grace", "dave@north", "koala@north"):
+        assert identities.role_of(user) is Role.ADMIN, user
+    for user in ("frank", "heidi", "games@north", ""):
+        assert identities.role_of(user) is Role.USER, user
+    place.clock.at += 30.0
+    assert identities.role_of("grace") is Role.OPERATOR
+    await identities.revoke([1], ROOT)
+    assert identities.role_of("grace") is Role.USER
+
+
+async def test_provider_token_of_name_of_daemon_is_refused(place: Place) -> None:
+    identities = from_all_sources(place, Provider("koala"))
+    with pytest.raises(TokenRefused, match=r"the user koala is the daemon's own; .* oidc\.users"):
+        await identities.verify("a.b.c")
+    assert identities.of("a.b.c") is None
+
+
+async def test_create_token_for_name_of_daemon_by_another_administrator_is_refused(place: Place) -> None:
+    identities = from_all_sources(place, Provider())
+    with pytest.raises(ForbiddenError) as refusal:
+        await identities.create(TokenOrder("koala", Role.USER), ROOT)
+    assert refusal.value.field == "user"
+    await identities.create(TokenOrder("koala", Role.ADMIN), Identity("koala", Role.ADMIN, "the daemon's own token"))

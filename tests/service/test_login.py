@@ -135,6 +135,18 @@ def test_an_agent_speaks_for_its_own_clusters_accounts_and_for_no_role(cluster: 
     assert RULES.role_of(user, cluster) is Role.USER or cluster == "south"
 
 
+async def test_login_of_account_whose_user_is_a_name_of_the_daemon_is_refused() -> None:
+    rules = replace(RULES, reserved={"bob", "boss", "carol@north"})
+    daemon = Daemon(rules)
+    for cluster, account in (("laptop", "whatever"), ("south", "boss"), ("north", "carol")):
+        assert "is a name of the daemon's own" in str(await daemon.asks(cluster, account))
+    assert daemon.maker.tokens == []
+    login = StoredToken(1, "d", "boss", "admin", "boss on south", "", 0.0, "the agent of south", None)
+    daemon.maker.tokens.append(login)
+    await daemon.logins.end_what_is_over()
+    assert daemon.maker.list(Identity("", Role.ADMIN, "")) == []
+
+
 async def test_who_asks_all_the_time_waits_and_keeps_nobody_else_from_it() -> None:
     daemon = Daemon()
     answers = [await daemon.asks("north", "alice") for _ in range(13)]

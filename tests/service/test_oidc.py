@@ -391,3 +391,26 @@ async def test_what_a_provider_answers_is_read_as_far_as_keys_go_and_not_looked_
     async with serving(answer(public(EC))) as uri, serving(answer(b"", "302 Found", f"Location: {uri}")) as elsewhere:
         with pytest.raises(ValueError, match="302"):
             await fetch(elsewhere)
+
+
+ROLES = {"staff": Role.OPERATOR, "root": Role.ADMIN}
+
+
+async def test_role_of_user_without_a_token_yet_is_the_highest_that_the_provider_gives() -> None:
+    named = oidc(with_rule(users={"5f1c": "alice"}, role_claim="groups", roles=ROLES))
+    assert [named.role_of(user) for user in ("alice", "bob")] == [Role.ADMIN, Role.USER]
+    by_pattern = oidc(with_rule(pattern="(.+)", role_claim="groups", roles=ROLES))
+    assert [by_pattern.role_of(user) for user in ("anne", "anne@north")] == [Role.ADMIN, Role.USER]
+    assert oidc().role_of("alice") is Role.USER
+
+
+async def test_role_of_user_is_the_highest_of_tokens_that_hold() -> None:
+    clock = Clock(NOW)
+    known = oidc(with_rule(users={"5f1c": "alice"}, role_claim="groups", roles=ROLES), clock=clock)
+    await known.verify(made(groups="root"))
+    await known.verify(made(groups="nothing", exp=int(NOW) + 900))
+    assert known.role_of("alice") is Role.ADMIN
+    clock.at += 301.0
+    assert known.role_of("alice") is Role.ADMIN, "no other token was shown since"
+    await known.verify(made(groups="staff", exp=int(NOW) + 900))
+    assert known.role_of("alice") is Role.OPERATOR

@@ -80,12 +80,12 @@ def add_job(dashboard: Dashboard, services: Services) -> None:
             job=seen_by(caller, record),
             row=row_of(record, caller, position),
             command=" ".join(known.spec.command),
-            actions=_actions(known),
+            actions=_actions(known, high_priority_allowed=jobs.rules.high_priority.is_allowed_to(caller)),
             is_over=known.state.is_final,
             lanes=lanes_of(known, tried, timeline, engine.clock()),
             attempts=[attempt_view(known, attempt) for attempt in tried],
             more_attempts=tried[0].generation - 1 if tried else 0,
-            explanation=ExplanationView.model_validate(await jobs.explain(job)),
+            explanation=ExplanationView.model_validate(await jobs.explain(job, caller)),
             output=[_output(tail) for tail in await jobs.output_tails(job, TAIL)],
             has_results=bool(known.spec.collect) and known.state.is_final,
             timeline=[TimelineView.model_validate(entry) for entry in timeline[-MAX_LINES:]],
@@ -105,11 +105,13 @@ def _output(tail: OutputTail) -> ComponentOutput:
     return ComponentOutput(tail.component, tail.cluster, text, tail.before)
 
 
-def _actions(job: Job) -> list[str]:
+def _actions(job: Job, *, high_priority_allowed: bool) -> list[str]:
     """As the page Queue calls them."""
     if job.state.is_final:
         return []
     if not job.state.waits:
         return ["cancel"]
-    other = "low" if job.spec.priority is Priority.HIGH else "high"
-    return ["cancel", "release" if job.state is JobState.HELD else "hold", other]
+    actions = ["cancel", "release" if job.state is JobState.HELD else "hold"]
+    if job.spec.priority is Priority.HIGH:
+        return [*actions, "low"]
+    return [*actions, "high"] if high_priority_allowed else actions

@@ -86,6 +86,8 @@ class QueueView:
     words: Sequence[str]
     """Of the filter, each by an example."""
     examples: Sequence[Example]
+    high_priority_allowed: bool
+    """Whether the caller may give jobs high priority."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,8 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
 
     @dashboard.page("/queue", "queue.html", operation="list_jobs", title="Queue", key="q")
     async def queue(caller: Caller, q: Text = "", before: Before = None, limit: Limit = 100) -> QueueView:
-        view = QueueView(q, "", "", (), 0, "", [kind.example for kind in KINDS.values()], _examples(caller))
+        words, allowed = [kind.example for kind in KINDS.values()], jobs.rules.high_priority.is_allowed_to(caller)
+        view = QueueView(q, "", "", (), 0, "", words, _examples(caller), allowed)
         try:
             search = parse_search(q)
             found = await finder.find(search, caller, before=before, limit=limit)
@@ -191,6 +194,8 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
             chosen, more = list(meant.jobs), max(0, meant.unfinished - len(meant.jobs))
         else:
             chosen, more = list((await jobs.several(job)).values()), 0
+        if action == "high":
+            jobs.rules.check_priority(Priority.HIGH, caller, "leave it low")
         acted_on, left_out = _sorted_out(action, chosen, caller)
         if more:
             left_out.append(LeftOut(more, f"more match: only {MAX_CHOSEN} are acted on at once, the newest first"))

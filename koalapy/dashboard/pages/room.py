@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from koalapy.api.access import Caller
 from koalapy.dashboard.dashboard import Dashboard
@@ -12,6 +12,7 @@ from koalapy.model.request import FlexibleRequest
 from koalapy.scheduling.explain.dry_run import DryRun
 from koalapy.scheduling.explain.room import ExpectedEnd, Most, PolicyRoom, expected_end_of, next_ends, policy_rooms
 from koalapy.scheduling.queries import Queries
+from koalapy.service.services import Services
 
 ENDS_SHOWN = 20
 AT_ONCE = 0.003
@@ -49,6 +50,8 @@ class RoomView:
     """What would start now for one of a priority."""
 
     priority: Priority
+    priorities: Sequence[Priority]
+    """Those that the caller may submit with."""
     preempts: bool
     """Whether such a job may preempt others."""
     idle: int
@@ -116,6 +119,7 @@ async def room_of(queries: Queries, ends: _Ends, base: JobSpec, now: float) -> R
         shown.append(ComingFree(end, given, then))
     return RoomView(
         priority=base.priority,
+        priorities=(Priority.LOW, Priority.HIGH),
         preempts=dry_run.may_preempt(base),
         idle=idle,
         nodes=sum(cluster.total for cluster in queries.grid.clusters()),
@@ -126,9 +130,9 @@ async def room_of(queries: Queries, ends: _Ends, base: JobSpec, now: float) -> R
     )
 
 
-def add_room(dashboard: Dashboard) -> None:
+def add_room(dashboard: Dashboard, services: Services) -> None:
     """At ``/room``."""
-    engine, ends = dashboard.engine, _Ends()
+    engine, ends, rules = dashboard.engine, _Ends(), services.jobs.rules
     kept: dict[tuple[str, Priority], tuple[str, float, asyncio.Task[RoomView]]] = {}
 
     @dashboard.page("/room", "room.html", operation="show_metrics", title="Room", key="r")
@@ -141,4 +145,5 @@ def add_room(dashboard: Dashboard) -> None:
             base = JobSpec(FlexibleRequest(1), owner=caller.user, priority=priority)
             looking = asyncio.ensure_future(room_of(engine.queries, ends, base, now))
             known = kept[key] = version, now, looking
-        return await asyncio.shield(known[2])
+        view = await asyncio.shield(known[2])
+        return view if rules.high_priority.is_allowed_to(caller) else replace(view, priorities=(Priority.LOW,))

@@ -32,7 +32,9 @@ class Way:
 class DryRun:
     """Answers as the scheduler would, in place of one waiting job or beside all of them, and counts what it asks."""
 
-    def __init__(self, queries: Queries, instead_of: Job | None = None) -> None:
+    def __init__(self, queries: Queries, instead_of: Job | None = None, *, high_priority_allowed: bool = True) -> None:
+        """``high_priority_allowed``: whether high priority may be offered to the caller as a change."""
+        self.high_priority_allowed = high_priority_allowed
         self.queries = queries
         self.job = instead_of
         self._limits = queries.limits()

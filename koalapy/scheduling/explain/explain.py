@@ -28,11 +28,17 @@ MAX_CLOSED_CLUSTERS = 10
 """Of so many clusters that are not usable it is worked out whether their return would do."""
 
 
-def explain(queries: Queries, job: Job, timeline: Sequence[TimelineEntry], now: float) -> Explanation:
-    """Why a job is where it is; ``now`` in seconds since the epoch."""
+def explain(
+    queries: Queries, job: Job, timeline: Sequence[TimelineEntry], now: float, *, high_priority_allowed: bool = True
+) -> Explanation:
+    """Why a job is where it is; ``now`` in seconds since the epoch.
+
+    ``high_priority_allowed``: whether the caller may give the job high priority, so that it may be offered.
+    """
     known = queries.job(job.id) is not None
     if job.state is JobState.QUEUED and known:
-        explanation = _queued_job(DryRun(queries, job), job, timeline, now)
+        dry_run = DryRun(queries, job, high_priority_allowed=high_priority_allowed)
+        explanation = _queued_job(dry_run, job, timeline, now)
     else:
         explanation = current_state(job, timeline, queries.grid, queries.lrm_waits, queries.rules, now)
         if job.state is JobState.HELD:
@@ -46,9 +52,11 @@ def explain(queries: Queries, job: Job, timeline: Sequence[TimelineEntry], now: 
     return replace(explanation, tries=tries, reasons=_history(timeline))
 
 
-def explain_submission(queries: Queries, spec: JobSpec, now: float) -> Explanation:
+def explain_submission(
+    queries: Queries, spec: JobSpec, now: float, *, high_priority_allowed: bool = True
+) -> Explanation:
     """Where a job would go if it were submitted now, and why not elsewhere; or why it would wait."""
-    dry_run = DryRun(queries)
+    dry_run = DryRun(queries, high_priority_allowed=high_priority_allowed)
     answer = dry_run.answer(spec)
     tried, excess = dry_run.is_tried_at_once(spec), queries.over_limit(spec)
     if isinstance(answer, Placement) and tried and excess is None:

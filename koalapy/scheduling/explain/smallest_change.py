@@ -126,7 +126,7 @@ def _with_the_same_nodes(spec: JobSpec, dry_run: DryRun) -> Iterator[Steps]:
             f"ask for {nodes(free.request.total_size)} without any bounds",
             free,
         )
-    if spec.priority is Priority.LOW:
+    if spec.priority is Priority.LOW and dry_run.high_priority_allowed:
         yield single_step("priority", "high", "give it high priority", replace(spec, priority=Priority.HIGH))
 
 
@@ -216,7 +216,7 @@ def _with_fewer_nodes(spec: JobSpec, dry_run: DryRun) -> Change | None:
         found.append(
             _first_of(_smaller(free, dry_run.widest_view(free), " without any bounds"), dry_run, MAX_QUESTIONS)
         )
-    if spec.priority is Priority.LOW and not any(found):
+    if spec.priority is Priority.LOW and dry_run.high_priority_allowed and not any(found):
         high = replace(free or spec, priority=Priority.HIGH)
         found.append(
             _first_of(_smaller(high, dry_run.widest_view(high), " with high priority"), dry_run, MAX_QUESTIONS)
