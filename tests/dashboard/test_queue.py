@@ -81,7 +81,11 @@ def test_others_jobs_are_shown_as_the_api_shows_them(people: dict[str, Person], 
     assert "bob" not in page + str(told)
     assert people["alice"].http.get(f"/jobs/{jobs['bob']}/output/0").status_code == 403
     own = people["alice"].told(f"/jobs/{jobs['alice']}.json")
-    assert own["actions"] == ["cancel", "hold", "high"]
+    assert own["actions"] == ["cancel", "hold"]
+    assert people["olga"].told(f"/jobs/{jobs['alice']}.json")["actions"] == ["cancel", "hold", "high"]
+    assert (
+        people["alice"].http.get("/queue/confirm", params={"action": "high", "all": "true", "q": ""}).status_code == 403
+    )
     assert own["explanation"]["position"] == 1
     assert "wave &lt;1&gt;" in people["alice"].see(f"/jobs/{jobs['alice']}")
     assert people["olga"].told(f"/jobs/{jobs['bob']}.json")["job"]["name"] == "secret"

@@ -44,7 +44,7 @@ HERS = {
     "name": f"{SECRET}-name",
 }
 HIS = attacked.on("east") | {"command": ["true"]}
-ROLES = {"ada": Role.USER, "bob": Role.USER, "director": Role.OPERATOR, "root": Role.ADMIN}
+ROLES = {"ada": Role.USER, "bob": Role.USER, "director": Role.OPERATOR, "chief": Role.ADMIN}
 TOKENS = {who: f"the-token-of-{who}-for-tests" for who in ROLES}
 RANKS = [Role.USER, Role.OPERATOR, Role.ADMIN]
 STRANGERS = ("nobody", "agent")
