@@ -351,6 +351,22 @@ class JobSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterRefusal:
+    """A cluster whose resource manager has refused a job, in its words."""
+
+    cluster: ClusterName
+    words: str
+    until: float | None
+    """When the job may be tried there again; None: never, since the words say that this cluster does not take it."""
+    times: int = 1
+    """How often it was refused there."""
+
+    def bars(self, now: float) -> bool:
+        """Whether the job is not to be placed there."""
+        return self.until is None or now < self.until
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A job and where it stands. Times are seconds since the epoch of the world's clock."""
 
@@ -381,11 +397,17 @@ class Job:
     """The JST of the first attempt; the start delay is that of the last less this one."""
     retry_at: float | None = None
     """When a job whose attempts keep failing comes back to its placement queue; None while it is there."""
+    refusals: tuple[ClusterRefusal, ...] = ()
+    """The clusters that have refused it in words that do not concern it on every cluster, by name."""
 
     @property
     def waits(self) -> bool:
         """Whether the job is in its placement queue."""
         return self.state is JobState.QUEUED and self.retry_at is None
+
+    def barred_from(self, now: float) -> frozenset[ClusterName]:
+        """The clusters where it is not to be placed, since they have refused it."""
+        return frozenset(each.cluster for each in self.refusals if each.bars(now))
 
     def token(self, index: int) -> Token:
         return token_of(self.id, self.generation, index, self.attempt.nonce if self.attempt else "")

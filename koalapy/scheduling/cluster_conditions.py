@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from koalapy.model.job import Token
+from koalapy.model.request import Request
 from koalapy.model.wording import clock, nodes
 
 
@@ -40,6 +41,33 @@ class Doubt:
         again = ", tried by one claim at a time" if self.is_tried else f" until {until}"
         of_class = f" of the class {self.node_class}" if self.node_class else ""
         return f"has {nodes(self.nodes, 'idle')} in doubt{again}: a claim for {nodes(self.size)}{of_class} was in vain"
+
+
+JobKind = tuple[str, str, Request]
+"""Owner, application and request of a job."""
+
+MAX_WORDINGS = 20
+"""Refusals in different words that are remembered of a cluster."""
+
+
+@dataclass(slots=True)
+class UnknownRefusals:
+    """The unknown words in which a resource manager has refused jobs since it last took one."""
+
+    _by_words: dict[str, JobKind | None] = field(default_factory=dict)
+    """The kind of the jobs that were refused in these words; None where there were several kinds."""
+
+    def add(self, words: str, kind: JobKind) -> bool:
+        """Remember a refusal; return whether jobs of several kinds were refused in the same words."""
+        first = self._by_words.pop(words, kind)
+        self._by_words[words] = first if first == kind else None
+        if len(self._by_words) > MAX_WORDINGS:
+            del self._by_words[next(iter(self._by_words))]
+        return self._by_words[words] is None
+
+    def clear(self) -> None:
+        """Forget all of them: the resource manager takes jobs."""
+        self._by_words.clear()
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from koalapy.model.reports import ClusterReport, LrmCalls, Versions
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import listed
 from koalapy.scheduling.claiming.evidence import ClaimEvidence
-from koalapy.scheduling.cluster_conditions import ContactStatus, Doubt, HealthStatus, Limit, UplinkUse
+from koalapy.scheduling.cluster_conditions import ContactStatus, Doubt, HealthStatus, Limit, UnknownRefusals, UplinkUse
 from koalapy.scheduling.node_classes import NodeClasses, is_more
 
 
@@ -104,6 +104,7 @@ class ClusterStatus:
     limit: Limit | None = None
     limits: int = 0
     """How often it has told of a limit since it last took a component: each makes the next pause longer."""
+    unknown_refusals: UnknownRefusals = field(default_factory=UnknownRefusals)
     doubt: Doubt | None = None
     evidence: ClaimEvidence = field(default_factory=ClaimEvidence)
     """What claims have shown of it."""

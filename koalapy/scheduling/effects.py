@@ -100,7 +100,7 @@ class AttemptFailure(StrEnum):
     FILES = "files"
     """Its inputs could not be brought."""
     REFUSED = "refused"
-    """A resource manager does not take it, by its own fault."""
+    """A resource manager refused it, and its words concern neither a limit nor, as far as is known, the cluster."""
 
 
 Command = SubmitComponent | OpenBarrier | StopComponent | ForgetComponent | StageComponent | UnstageComponent

@@ -8,6 +8,7 @@ from koalapy.model.job import Component, Job, JobId, JobSpec, Priority, Token
 from koalapy.model.limits import Excess
 from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.model.request import ClusterName
+from koalapy.model.users import NOWHERE
 from koalapy.scheduling.queueing.placement_queues import PlacementQueues
 from koalapy.scheduling.queueing.policy_evaluation import PolicyEvaluator
 from koalapy.scheduling.queueing.scan import Scanner
@@ -169,9 +170,22 @@ class Queries:
         """The grid as it would be if low-priority jobs made room for one of high priority."""
         return self._scanner.view_with_preemption()
 
-    def evaluate(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
-        """What the job's policy answers on a view."""
-        return self._evaluator.evaluate(spec, view)
+    def evaluate(self, spec: JobSpec, view: GridView, barred: frozenset[ClusterName] = NOWHERE) -> Placement | Refusal:
+        """What the job's policy answers on a view, without the clusters that have refused the job (``barred``)."""
+        return self._evaluator.evaluate(spec, view, barred)
+
+    @property
+    def now(self) -> float:
+        """The latest time that the scheduler was told."""
+        return self._state.now
+
+    def barred(self, job: Job) -> frozenset[ClusterName]:
+        """The clusters where a job is not placed now, since they have refused it."""
+        return job.barred_from(self._state.now)
+
+    def may_be_placed(self, spec: JobSpec, without: frozenset[ClusterName]) -> bool:
+        """Whether a job could be placed if all nodes were idle and all clusters usable, ``without`` some of these."""
+        return self._evaluator.may_be_placed(spec, without)
 
     def reasons(self, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
         """Cluster by cluster, why the job is not placed on a view; empty when it would be."""

@@ -34,6 +34,7 @@ from koalapy.scheduling.lifecycle.components import Components
 from koalapy.scheduling.lifecycle.confirmations import Confirmations
 from koalapy.scheduling.lifecycle.contact import Contact
 from koalapy.scheduling.lifecycle.failures import Failures
+from koalapy.scheduling.lifecycle.refusals import Refusals
 from koalapy.scheduling.queries import Queries
 from koalapy.scheduling.queueing.budget import Clock
 from koalapy.scheduling.queueing.eligibility import Eligibility
@@ -71,7 +72,8 @@ class Scheduler:
         prospects = Prospects(state, self._queues)
         relocation = Relocation(state, eligibility, self._queues.reservation)
         self._claiming = Claiming(state, self._attempts, making_room, relocation, prospects, nonces)
-        failures = Failures(state, self._attempts, self._claiming, self._health, self._doubtful_nodes)
+        self._refusals = refusals = Refusals(state, self._attempts, self._health, self._queues, evaluator)
+        failures = Failures(state, self._attempts, self._claiming, self._health, self._doubtful_nodes, refusals)
         self._transfers = Transfers(state, self._attempts, self._claiming, failures)
         self._components = Components(state, self._attempts, failures, self._health, self._doubtful_nodes)
         self._confirmations = Confirmations(state)
@@ -111,6 +113,7 @@ class Scheduler:
         restored = list(self._ledger.jobs.values())
         self._queues.restore(restored, scans or {})
         for job in restored:
+            self._refusals.restore(job)
             if job.state.is_active:
                 self._restore_attempt(job, now)
             elif job.retry_at is not None:
@@ -164,6 +167,7 @@ class Scheduler:
                 self._ledger.cluster_changed(event.cluster)
             case ev.ClusterCleared():
                 self._health.clear(event.cluster)
+                self._refusals.forgive(event.cluster)
                 self._grid[event.cluster].capacity_gained = True
             case ev.ClusterDrained():
                 if event.reason or self._grid[event.cluster].drained is None:
@@ -210,6 +214,8 @@ class Scheduler:
                 self._health.begin_probation(timer.cluster, timer.at)
             case Deadline.LIMIT:
                 self._health.lift_limit(timer.cluster, timer.at)
+            case Deadline.REFUSAL:
+                self._refusals.pause_is_over(timer.job)
             case Deadline.DOUBT:
                 self._doubtful_nodes.pause_is_over(timer.cluster, timer.at)
             case Deadline.RETRY:

@@ -26,6 +26,8 @@ class Deadline(StrEnum):
     RETRY = "retry"
     LIMIT = "limit"
     """A limit of a cluster's resource manager may be gone."""
+    REFUSAL = "refusal"
+    """A job may be tried again on a cluster that has refused it."""
     DOUBT = "doubt"
     """Nodes that did not count are to be tried again."""
 

@@ -10,13 +10,14 @@ from sqlalchemy import RowMapping, Table
 
 from koalapy.model.application import application_of
 from koalapy.model.cluster import Drain
-from koalapy.model.job import Attempt, Component, Job, JobId, JobSpec
+from koalapy.model.job import Attempt, ClusterRefusal, Component, Job, JobId, JobSpec
 from koalapy.model.job import TimelineEntry as Entry
 from koalapy.ports import ClusterRecord
 from koalapy.store import tables
 
 Row = RowMapping
 _SPEC, _JOB, _CLUSTER = TypeAdapter(JobSpec), TypeAdapter(Job), TypeAdapter(ClusterRecord)
+_REFUSALS = TypeAdapter(tuple[ClusterRefusal, ...])
 _ATTEMPT, _COMPONENT, _ENTRY = TypeAdapter(Attempt), TypeAdapter(Component), TypeAdapter(Entry)
 
 
@@ -47,7 +48,8 @@ def _columns(table: Table, kind: type[Any]) -> list[str]:
 
 def job_to_row(job: Job) -> dict[str, Any]:
     """What may change of it."""
-    return _row(tables.jobs, job) | {"priority": job.spec.priority}
+    refusals = _REFUSALS.dump_python(job.refusals, mode="json") if job.refusals else None
+    return _row(tables.jobs, job) | {"priority": job.spec.priority, "refusals": refusals}
 
 
 def new_job_to_row(job: Job) -> dict[str, Any]:
@@ -59,7 +61,7 @@ def new_job_to_row(job: Job) -> dict[str, Any]:
 def job_from_row(row: Row, attempt: Attempt | None) -> Job:
     # What was said at its submission, with what may have been changed since.
     spec = spec_from_json({**row["spec"], "priority": row["priority"]})
-    return _JOB.validate_python({**row, "spec": spec, "attempt": attempt})
+    return _JOB.validate_python({**row, "refusals": row["refusals"] or (), "spec": spec, "attempt": attempt})
 
 
 def attempt_to_row(job: JobId, attempt: Attempt) -> dict[str, Any]:

@@ -109,6 +109,7 @@ jobs = Table(
     Column("claim_factor", Float),
     Column("first_start_estimate", Float),
     Column("retry_at", Float),
+    Column("refusals", JSON),
     Column("application", Plain(200), nullable=False, server_default=""),
     Index(None, "state", "id"),
     Index(None, "application", "id"),

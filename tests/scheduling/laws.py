@@ -3,9 +3,11 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from koalapy.model.cluster import GridView
+from koalapy.model.errors import UsageError
 from koalapy.model.job import (
     TRANSITIONS,
     Attempt,
@@ -27,6 +29,7 @@ from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.effects import Effects, OpenBarrier, SubmitComponent
 from koalapy.scheduling.queries import Queries
 from koalapy.scheduling.queueing.promise import is_promised
+from koalapy.validation.submission import check
 
 if TYPE_CHECKING:
     from tests.scheduling.world import World
@@ -68,6 +71,8 @@ def check_effects(world: "World", effects: Effects) -> None:
             assert makes_room(world, world.jobs[entry.job]), "it was promised that nobody preempts it"
         if entry.event == "reclaimed" and entry.job in world.jobs:  # else it came, and was placed, in this very step
             _was_a_guest(world, world.jobs[entry.job])
+        if entry.event == "ending" and entry.reason.startswith("every cluster that could take it"):
+            _no_other_cluster_could_take(world, effects.jobs[entry.job])
         if entry.event == "re-placed":
             gangs.replaced.add((entry.job, entry.generation))
     submits = _by_gang(c.token for c in effects.commands if isinstance(c, SubmitComponent))
@@ -79,6 +84,8 @@ def check_effects(world: "World", effects: Effects) -> None:
         assert not gangs.tokens[gang] & set(tokens), "a component is started once"
         assert gang not in gangs.opened, "nothing is started after the barrier"
         gangs.tokens[gang] |= set(tokens)
+        submitted = {c.cluster for c in job.attempt.components if job.token(c.index) in tokens}
+        assert not submitted & job.barred_from(world.now), "it is handed to a cluster that has refused it"
         _fits_request(job, job.attempt, replaced=gang in gangs.replaced)
         _is_where_its_home_site_lets_it(world, job, job.attempt)
     opens = _by_gang(c.token for c in effects.commands if isinstance(c, OpenBarrier))
@@ -114,6 +121,18 @@ def _is_where_its_home_site_lets_it(world: "World", job: Job, attempt: Attempt) 
         assert rules.sharing != "independent" or component.cluster == home
         speeds = [world.speeds.get(name, 1.0) for name in (component.cluster, home)]
         assert component.cluster == home or speeds[0] >= rules.speed_threshold * speeds[1]
+
+
+def _no_other_cluster_could_take(world: "World", job: Job) -> None:
+    """Check that a grid of the clusters that have not refused a failed job would not accept it."""
+    limits = world.queries.limits()
+    refused = {refusal.cluster for refusal in job.refusals}
+    others = [cluster for cluster in limits.clusters if cluster.name not in refused]
+    try:
+        check(job.spec, replace(limits, clusters=others))
+    except UsageError:
+        return
+    assert not others, "another cluster could have taken it"
 
 
 def _did_not_end_in_time(world: "World", job: Job) -> None:
@@ -317,7 +336,7 @@ def check_waiting(world: "World") -> None:
             assert [(c.name, c.idle) for c in home] == [(job.spec.home_site, _taken_back(world, job, kept))]
             views.append(home)
         for view in views:
-            answer = queries.evaluate(job.spec, view)
+            answer = queries.evaluate(job.spec, view, queries.barred(job))
             assert isinstance(answer, Refusal), f"job {job.id} waits, and would be placed: {answer}"
         refused.add((high, kept, _shape(job)))
 
@@ -333,7 +352,8 @@ def _taken_back(world: "World", job: Job, kept: bool) -> int:
 
 def _shape(job: Job) -> tuple[object, ...]:
     """What the answers to jobs depend on."""
-    return job.spec.policy, job.spec.request, job.spec.owner, job.spec.home_site
+    refused = tuple((refusal.cluster, refusal.until) for refusal in job.refusals)
+    return job.spec.policy, job.spec.request, job.spec.owner, job.spec.home_site, refused
 
 
 def _whose_turn_it_is(world: "World") -> Iterator[Job]:
@@ -382,7 +402,7 @@ def check_nobody_passed(world: "World", effects: Effects) -> None:
             if not passed or job.id in concerned or (priority, _shape(job)) in refused:
                 continue
             if not queries.policies.capabilities(job.spec.policy).learns and queries.over_limit(job.spec) is None:
-                answer = queries.evaluate(job.spec, view)
+                answer = queries.evaluate(job.spec, view, queries.barred(job))
                 assert isinstance(answer, Refusal), f"job {job.id} was passed, and would be placed: {answer}"
                 refused.add((priority, _shape(job)))
 
@@ -417,7 +437,7 @@ def check_reservation(world: "World") -> None:
                 return  # predictions have changed since
             if queries.over_limit(job.spec) is not None:
                 continue  # nodes that are kept would be of no use to it
-            if isinstance(queries.evaluate(job.spec, empty), Placement):
+            if isinstance(queries.evaluate(job.spec, empty, queries.barred(job)), Placement):
                 if queries.reservation == job.id:
                     assert is_oldest or job.id in world.turns
                     return

@@ -91,7 +91,9 @@ class Site:
         self.lacks: frozenset[str] = frozenset()
         """Programs that are missing there."""
         self.refuses: Callable[[int], str] = lambda size: ""
-        """Whose fault it is that a component of so many nodes is not taken; empty when it is."""
+        """What the refusal of a component of so many nodes concerns; empty when it is taken."""
+        self.words: Callable[[int], str] = lambda size: f"not {size} nodes"
+        """What the resource manager says when it refuses so many nodes."""
         self._size_of, self._clock = size_of, clock
         self.stuck: set[Token] = set()
         """Components whose nodes the resource manager does not give back."""
@@ -279,7 +281,7 @@ class Site:
         if token not in self.runners:
             runner = self.runners[token] = Runner(token, self._size_of(token))
             if fault := self.refuses(runner.size):
-                runner.phase, runner.error = "ended", f"not {runner.size} nodes"
+                runner.phase, runner.error = "ended", self.words(runner.size)
                 runner.refused = "" if fault == "site" else fault
                 self.tell(token)
                 return

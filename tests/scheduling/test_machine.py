@@ -142,7 +142,7 @@ class Grid(Users, Nodes, Operations):
                 assert world.queries.waiting_reason(job)
                 if world.rules.queue == "scan" and world.queries.over_limit(job.spec) is None:
                     view = world.queries.view(job.spec.priority)
-                    answer = world.queries.evaluate(job.spec, view)
+                    answer = world.queries.evaluate(job.spec, view, world.queries.barred(job))
                     assert isinstance(answer, Refusal), "it waits though it would fit"
 
     def nothing_is_kept(self) -> None:

@@ -20,6 +20,7 @@ from koalapy.model.digest import digest_of, key_of
 from koalapy.model.job import (
     Attempt,
     ClaimingMode,
+    ClusterRefusal,
     Component,
     ComponentState,
     Job,
@@ -44,7 +45,7 @@ from koalapy.store.sql import SqlStore
 
 REVISIONS = Path(__file__).parent / "revisions"
 SINCE = {
-    "Job": {"claim_factor": 2, "first_start_estimate": 2, "retry_at": 4, "counted_scan": 9},
+    "Job": {"claim_factor": 2, "first_start_estimate": 2, "retry_at": 4, "counted_scan": 9, "refusals": 18},
     "JobSpec": {"inputs": 3, "bundle": 3, "collect": 3, "application": 3, "communication": 3, "internal": 8}
     | {"workdir_optional": 10, "mail_type": 14, "mail_user": 14, "webhook": 14, "warning": 15, "home_site": 16},
     "Attempt": {"start_estimate": 2, "claim_at": 2, "nonce": 6},
@@ -210,6 +211,7 @@ def world(revision: int, digest: Callable[[JobSpec], str], *, own_jobs_known: bo
     ending = attempt(1, component(0, "north", 3, last, **held, exit_code=3), barrier_at=120.0, launched_at=121.0)
     placed = attempt(1, component(0, "north", 2, ComponentState.PLACED, request_index=0, sources=("south",)))
     failed = attempt(1, component(0, "north", 3, ComponentState.ENDED, **over | {"exit_code": large}), barrier_at=120.0)
+    refusals = ClusterRefusal("north", "no node hours left", 160.0, 2), ClusterRefusal("south", "too wide", None)
     begun = [
         job(6, plain, JobState.QUEUED, attempt=first, restarts=1, reason="infrastructure-failure"),
         job(8, rich, JobState.RUNNING, attempt=ran(4, 2), **times),
@@ -236,7 +238,7 @@ def world(revision: int, digest: Callable[[JobSpec], str], *, own_jobs_known: bo
         job(9, named, JobState.FAILED, attempt=failed, **times, ended_at=142.0, exit_code=large, reason="exit code"),
         job(10, rich, JobState.FAILED, attempt=killed, **times, ended_at=3721.0, reason="walltime", restarts=2),
         job(11, plain, JobState.CANCELLED, ended_at=130.0, reason="by bob: not needed \N{KOALA}"),
-        job(12, plain, JobState.QUEUED, attempt=first, restarts=1, retry_at=160.0),
+        job(12, plain, JobState.QUEUED, attempt=first, restarts=1, retry_at=160.0, refusals=refusals),
         *([job(13, own, JobState.CANCELLED, ended_at=131.0)] if revision >= 3 else []),
         job(14, plain, JobState.RUNNING, attempt=ending, ending=JobState.CANCELLED, reason="cancelled", **times),
         job(20, plain, JobState.SUCCEEDED, attempt=ran(2, 1), **times, ended_at=141.0, exit_code=0),

@@ -15,7 +15,7 @@ class Relocation:
     """Finds new pairs of execution site and file site by close-to-files, on clusters where the job may run."""
 
     def __init__(self, state: SchedulerState, eligibility: Eligibility, reservation: Reservation) -> None:
-        self._eligibility, self._reservation = eligibility, reservation
+        self._state, self._eligibility, self._reservation = state, eligibility, reservation
         self._policies = state.policies
         self._assumed = state.rules.assumed_bandwidth
 
@@ -28,12 +28,14 @@ class Relocation:
         view = self._offered(job, view)
         asked = job.spec.component(component.request_index)
         files = asked.inputs if asked else job.spec.inputs
+        barred = job.barred_from(self._state.now)
         others = {other.cluster for other in live(job).gang if other.index != component.index}
         open_to_it = frozenset(
             cluster.name
             for cluster in view.by_idle
             if cluster.idle >= component.size
             and cluster.name != component.cluster
+            and cluster.name not in barred
             and self._eligibility.allows(job.spec, frozenset({cluster.name, *others}), view)
         )
         if not open_to_it:

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from koalapy.model.cluster import GridView
 from koalapy.model.errors import UsageError
 from koalapy.model.job import Job, JobId, JobSpec, Priority
-from koalapy.model.placement import Placement, Refusal
+from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.model.request import ClusterName
+from koalapy.model.users import NOWHERE
 from koalapy.scheduling.claiming.preemption import with_preemption, within_limit
 from koalapy.scheduling.claiming.reclaiming import taken_back
 from koalapy.scheduling.cluster_status import ClusterStatus
+from koalapy.scheduling.lifecycle.refusals import refusal_text
 from koalapy.scheduling.queries import Queries
 from koalapy.validation.submission import check
 
@@ -38,6 +40,8 @@ class DryRun:
         self.queries = queries
         self.job = instead_of
         self._limits = queries.limits()
+        self._barred = queries.barred(instead_of) if instead_of is not None else NOWHERE
+        """The clusters that have refused the job: a changed one may be refused there, too."""
         self._answers: dict[JobSpec, Placement | Refusal] = {}
         self._views: dict[Priority, GridView] = {}
         self._preempting: GridView | None = None
@@ -69,7 +73,18 @@ class DryRun:
     def ask(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
         """The answer of the job's policy on some view."""
         self.asks += 1
-        return self.queries.evaluate(spec, view)
+        return self.queries.evaluate(spec, view, self._barred)
+
+    def reasons(self, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
+        """Return, cluster by cluster, why the job is not placed on some view."""
+        if not self._barred:
+            return self.queries.reasons(spec, view)
+        refused = {each.cluster: each for each in self.job.refusals} if self.job is not None else {}
+        offered = view.only(frozenset(cluster.name for cluster in view if cluster.name not in self._barred))
+        reasons = {reason.cluster: reason for reason in self.queries.reasons(spec, offered)}
+        now = self.queries.now
+        reasons |= {name: ClusterReason(name, refusal_text(refused[name], now)) for name in self._barred}
+        return tuple(reasons[name] for name in sorted(reasons))
 
     def answer(self, spec: JobSpec) -> Placement | Refusal:
         """Whether there is room for it now, if need be by preemption, or on what its home site may take back."""

@@ -95,7 +95,7 @@ def _waiting(dry_run: DryRun, spec: JobSpec, answer: Placement | Refusal, headli
     queries, job = dry_run.queries, dry_run.job
     placement = answer if isinstance(answer, Placement) else None
     ways = tuple(dry_run.ways(spec)) if placement is None else ()
-    refused = [queries.reasons(spec, way.view) for way in ways]
+    refused = [dry_run.reasons(spec, way.view) for way in ways]
     lacking = _lacking(ways, refused, queries.grid.clusters())
     clusters, notes = _clusters(dry_run, spec, placement, refused[0] if refused else (), lacking, now)
     if placement is not None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from koalapy.model.job import Attempt, Component, Job
+from koalapy.scheduling.lifecycle.refusals import MAX_REFUSAL_PAUSE
 
 
 def corrected(job: Job, now: float, longest_pause: float) -> Job:
@@ -19,6 +20,7 @@ def corrected(job: Job, now: float, longest_pause: float) -> Job:
         started_at=_past(job.started_at, now),
         ended_at=_past(job.ended_at, now),
         retry_at=_past(job.retry_at, now + longest_pause),
+        refusals=tuple(replace(each, until=_past(each.until, now + MAX_REFUSAL_PAUSE)) for each in job.refusals),
     )
 
 

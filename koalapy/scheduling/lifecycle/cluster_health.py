@@ -85,6 +85,7 @@ class ClusterHealth:
         cluster.health = HealthStatus()
         cluster.forget_trials()
         cluster.limit, cluster.limits = None, 0
+        cluster.unknown_refusals.clear()
         cluster.doubt, cluster.evidence.in_vain = None, 0
         self._ledger.cluster_changed(name)
 
@@ -108,7 +109,9 @@ class ClusterHealth:
             self._ledger.cluster_changed(name)
 
     def count_accepted(self, name: ClusterName) -> None:
-        """A resource manager has taken a component: the next limit is a new one."""
+        """Note that a resource manager has taken a component: the next limit is a new one, and what it refuses is not
+        all."""
         cluster = self._grid[name]
+        cluster.unknown_refusals.clear()
         if cluster.limit is None:
             cluster.limits = 0

@@ -10,6 +10,7 @@ from koalapy.scheduling.claiming.doubtful_nodes import DoubtfulNodes
 from koalapy.scheduling.effects import AttemptFailure, ClaimFailure
 from koalapy.scheduling.lifecycle.attempts import Attempts
 from koalapy.scheduling.lifecycle.cluster_health import ClusterHealth
+from koalapy.scheduling.lifecycle.refusals import Refusals
 from koalapy.scheduling.state import SchedulerState
 from koalapy.scheduling.timers import doubled
 
@@ -26,9 +27,11 @@ class Failures:
         claiming: Claiming,
         health: ClusterHealth,
         doubtful_nodes: DoubtfulNodes,
+        refusals: Refusals,
     ) -> None:
         self._rules, self._ledger, self._grid, self._lrm_waits = state.rules, state.ledger, state.grid, state.lrm_waits
         self._attempts, self._claiming, self._health, self._doubtful_nodes = attempts, claiming, health, doubtful_nodes
+        self._refusals = refusals
 
     def infrastructure_failed(self, job: Job, component: Component, why: AttemptFailure, error: str, now: float) -> Job:
         """A failure that is not the program's: the whole attempt ends and the job is tried again."""
@@ -39,17 +42,13 @@ class Failures:
         self._health.count_error(component.cluster, error, now)
         return self.restart(job, f"{INFRASTRUCTURE_FAILURE}: {component.cluster}: {error}", now)
 
-    def refused(self, job: Job, component: Component, fault: Refusal, error: str, now: float) -> Job:
-        """Follow a refusal of a component by its resource manager that is no error of the cluster.
-
-        A job that the cluster never takes fails. For a limit, and for words that are not known, it waits as it does
-        when local users were faster.
-        """
+    def refused(self, job: Job, component: Component, concerns: Refusal, error: str, now: float) -> Job:
+        """Follow a refusal by a component's resource manager, by what it ``concerns``."""
+        if concerns == "job":
+            return self._refusals.fail(job, component, error, now)
+        if concerns != "limit":
+            return self._refusals.bar(job, component, error, for_good=concerns == "unsuitable", now=now)
         cluster = component.cluster
-        if fault in ("job", "unsuitable"):
-            self._ledger.count_failed_attempt(cluster, AttemptFailure.REFUSED)
-            self._ledger.note(job, now, "error", error, component)
-            return self._attempts.end(job, JobState.FAILED, f"{cluster} refused it: {error}", now)
         self._health.limit_reached(cluster, component.size, error, now)
         return self._claiming.component_failed(
             job, component, ClaimFailure.LIMIT, f"{cluster} takes no more: {error}", now

@@ -61,8 +61,8 @@ class PlacementQueues:
     def __len__(self) -> int:
         return len(self._pausing) + sum(len(queue) for queue in self._queues.values())
 
-    def shape(self, spec: JobSpec) -> Shape:
-        """What a policy's answer to a job depends on, beside the grid."""
+    def shape(self, spec: JobSpec, barred: Collection[ClusterName] = ()) -> Shape:
+        """What a policy's answer to a job depends on, beside the grid; ``barred``: clusters that have refused it."""
         learned: tuple[object, ...] = ()
         if self._learns(spec):
             learned = (*self._state.experience.shape(spec), spec.per_node_bandwidth, spec.memory)
@@ -71,7 +71,8 @@ class PlacementQueues:
         asked = () if (ask := self._use.ask(spec)) is None else (ask,)
         site = ("site", site) if (site := self._state.sharing.site_of(spec.home_site)) else ()
         demands = self._eligibility.demands(spec)
-        return (spec.policy, *shape_of(spec.request), *demands, *spec.inputs, *learned, *own, *asked, *site)
+        refused = ("refused", *sorted(barred)) if barred else ()
+        return (spec.policy, *shape_of(spec.request), *demands, *spec.inputs, *learned, *own, *asked, *site, *refused)
 
     def _has_too_much(self, ask: Ask) -> bool:
         return self._use.excess(ask, self._state.now) is not None
@@ -174,7 +175,7 @@ class PlacementQueues:
         spec, sharing = job.spec, self._state.sharing
         section, home = sharing.section(spec.home_site), sharing.takes_back(spec.home_site)
         queue = self._queues[spec.priority]
-        shape, ask = self.shape(spec), self._use.ask(spec)
+        shape, ask = self.shape(spec, job.barred_from(self._state.now)), self._use.ask(spec)
         queue.push(job.id, job.queue_seq, shape, spec, ask, home, section, job.submitted_at)
         if self._learns(spec) and not self._state.experience.knows(application := application_of(spec)):
             self._unknown[application].add(job.id)
@@ -233,10 +234,17 @@ class PlacementQueues:
         """Something is known of these applications: their jobs are not refused any more with those of unknown ones."""
         for application in known:
             for ident in self._unknown.pop(application, ()):
-                job = self._ledger.jobs[ident]
-                self._queues[job.spec.priority].remove(ident)
-                self._push(job)
-                self.wakeups[job.spec.priority].jobs.add(ident)
+                self._regroup_job(self._ledger.jobs[ident])
+
+    def bars_changed(self, job: Job) -> None:
+        """Group a job anew, if it is in a queue: the clusters that have refused it may be others than before."""
+        if job.id in self._queues[job.spec.priority]:
+            self._regroup_job(job)
+
+    def _regroup_job(self, job: Job) -> None:
+        self._queues[job.spec.priority].remove(job.id)
+        self._push(job)
+        self.wakeups[job.spec.priority].jobs.add(job.id)
 
     # Who may have got a chance
 

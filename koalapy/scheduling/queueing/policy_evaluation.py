@@ -2,13 +2,16 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import islice
 
-from koalapy.model.cluster import ClusterState, GridView
+from koalapy.model.bounds import MAX_NODES
+from koalapy.model.cluster import ClusterState, ClusterView, GridView
 from koalapy.model.errors import UsageError
 from koalapy.model.job import JobSpec
 from koalapy.model.placement import ClusterReason, Placement, Refusal, RefusalKind
-from koalapy.model.request import ClusterName
+from koalapy.model.request import ClusterName, FixedRequest
+from koalapy.model.users import NOWHERE
 from koalapy.model.wording import listed
 from koalapy.placement.policy import Policy
 from koalapy.scheduling.advisor.knowledge import KnowledgeBuilder
@@ -33,11 +36,15 @@ class PolicyEvaluator:
         self._broken: set[str] = set()
         """Policies whose invalid answers have been logged."""
 
-    def evaluate(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
-        """What the job's policy answers on a view."""
+    def evaluate(self, spec: JobSpec, view: GridView, barred: frozenset[ClusterName] = NOWHERE) -> Placement | Refusal:
+        """What the job's policy answers on a view, without the clusters that have refused the job (``barred``)."""
         nowhere = _had_from_nowhere(spec, view)
         if nowhere:
             return Refusal(nowhere, RefusalKind.FILES)
+        if barred:
+            if named := sorted(barred.intersection(_named_clusters(spec))):
+                return Refusal(f"{listed(named)} has refused it", RefusalKind.ELIGIBILITY)
+            view = view.only(frozenset(cluster.name for cluster in view if cluster.name not in barred))
         try:
             policy = self._policy(spec, view)
             answer = self._eligibility.evaluate(policy, spec, self._looking_ahead(policy, spec, view))
@@ -49,6 +56,23 @@ class PolicyEvaluator:
                 self._broken.add(error.policy)
                 self._ledger.warn(error.message)
             return Refusal(error.message, RefusalKind.POLICY)
+
+    def may_be_placed(self, spec: JobSpec, without: frozenset[ClusterName]) -> bool:
+        """Whether a job could be placed if all nodes were idle and all clusters usable, ``without`` some of these.
+
+        A cluster whose nodes are not known yet counts as large enough.
+        """
+        if not without.isdisjoint(_named_clusters(spec)):
+            return False
+        view = self._grid.view()
+        view = view.only(frozenset(cluster.name for cluster in view if cluster.name not in without))
+        view = view.changed([_all_idle(cluster) for cluster in view])
+        try:
+            policy = self._policy(spec, view)
+            answer = self._eligibility.evaluate(policy, spec, self._looking_ahead(policy, spec, view))
+        except (UsageError, BrokenPolicy):
+            return False
+        return isinstance(answer, Placement)
 
     def reasons(self, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
         """Cluster by cluster, why the job is not placed on a view; empty when it would be."""
@@ -98,17 +122,32 @@ class PolicyEvaluator:
             view = view.changed([c.with_idle(largest[c.name]) for c in view if c.name in largest])
             another = self._eligibility.evaluate(policy, spec, self._looking_ahead(policy, spec, view))
             if isinstance(another, Refusal):
-                return another if self._may_come_so(policy, spec, largest) else whole
+                return another if self._may_come_so(policy, spec, view, largest) else whole
             answer = another
         return answer
 
-    def _may_come_so(self, policy: Policy, spec: JobSpec, at_most: Mapping[ClusterName, int]) -> bool:
-        """Whether a job could be placed with so few nodes on these clusters if all others had theirs idle."""
+    def _may_come_so(
+        self, policy: Policy, spec: JobSpec, offered: GridView, at_most: Mapping[ClusterName, int]
+    ) -> bool:
+        """Whether a job could be placed with so few nodes on these clusters if all others offered had theirs idle."""
         if self._grid.is_all_on_trial:
             return False
-        view = self._whole.view()
+        view = self._whole.view().only(frozenset(cluster.name for cluster in offered))
         view = view.changed([c.with_idle(min(c.idle, at_most[c.name])) for c in view if c.name in at_most])
         return isinstance(self._eligibility.evaluate(policy, spec, self._looking_ahead(policy, spec, view)), Placement)
+
+
+def _all_idle(cluster: ClusterView) -> ClusterView:
+    """A cluster as it would be if it was usable and nobody had nodes there."""
+    total = cluster.total or MAX_NODES
+    return replace(cluster.with_idle(total), total=total, state=ClusterState.USABLE)
+
+
+def _named_clusters(spec: JobSpec) -> frozenset[ClusterName]:
+    """The clusters that a fixed request names; empty for others."""
+    if not isinstance(spec.request, FixedRequest):
+        return NOWHERE
+    return frozenset(component.cluster or "" for component in spec.request.components)
 
 
 def _had_from_nowhere(spec: JobSpec, view: GridView) -> str:

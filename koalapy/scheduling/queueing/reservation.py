@@ -16,8 +16,8 @@ from koalapy.scheduling.queueing.promise import is_promised
 from koalapy.scheduling.queueing.queue import Entry, PlacementQueue
 from koalapy.scheduling.state import SchedulerState
 
-Evaluate = Callable[[JobSpec, GridView], Placement | Refusal]
-"""What a job's policy answers on a view."""
+Evaluate = Callable[[JobSpec, GridView, frozenset[ClusterName]], Placement | Refusal]
+"""What a job's policy answers on a view, without the clusters that have refused the job."""
 
 
 class Reservation:
@@ -167,10 +167,11 @@ class Reservation:
                 group = entry.group
                 if group.refused_on == self._grids or not idle.may_fit(group.needs):
                     continue
-                spec = self._ledger.jobs[entry.job].spec
+                job = self._ledger.jobs[entry.job]
+                spec = job.spec
                 if spec.internal:
                     continue
-                answer = evaluate(spec, self._empty)
+                answer = evaluate(spec, self._empty, job.barred_from(self._state.now))
                 if isinstance(answer, Placement):
                     self._chosen, self._is_promised = entry.job, self._was_promised(entry)
                     for component in answer.components:

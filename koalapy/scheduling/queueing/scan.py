@@ -12,6 +12,7 @@ from koalapy.model.wording import clock
 from koalapy.scheduling.claiming.claiming import Claiming
 from koalapy.scheduling.claiming.preemption import Preemption
 from koalapy.scheduling.lifecycle.attempt_endings import AttemptEndings
+from koalapy.scheduling.lifecycle.refusals import refusal_text
 from koalapy.scheduling.queueing.budget import Budget, Clock
 from koalapy.scheduling.queueing.offer import Offer, Offers
 from koalapy.scheduling.queueing.placement_queues import PRIORITIES, PlacementQueues
@@ -231,11 +232,12 @@ class Scanner:
         if self._owner_use.of(job.spec, self._state.now) is not None:
             self._ledger.count_refusals(RefusalKind.LIMIT)
             return False
-        answer = self._evaluator.evaluate(job.spec, offer.view)
+        barred = job.barred_from(now)
+        answer = self._evaluator.evaluate(job.spec, offer.view, barred)
         if isinstance(answer, Refusal) and offer.with_preemption is not None:
-            answer = self._evaluator.evaluate(job.spec, offer.with_preemption)
+            answer = self._evaluator.evaluate(job.spec, offer.with_preemption, barred)
         if isinstance(answer, Refusal) and (home := offer.at_home(job.spec)) is not None:
-            taken_back = self._evaluator.evaluate(job.spec, home)
+            taken_back = self._evaluator.evaluate(job.spec, home, barred)
             answer = taken_back if isinstance(taken_back, Placement) else answer
         if isinstance(answer, Refusal):
             self._ledger.count_refusals(answer.kind)
@@ -277,20 +279,25 @@ class Scanner:
 
     def waiting_reason(self, job: Job) -> str:
         """Why a queued job is not placed."""
+        now = self._state.now
+        refusals = "; ".join(refusal_text(each, now) for each in job.refusals if each.bars(now))
         if job.retry_at is not None:
-            failures = "a failed attempt" if job.restarts == 1 else f"{job.restarts} failed attempts"
-            return f"is tried again at {clock(job.retry_at, job.retry_at, exact=True)}, after {failures}"
+            again = f"is tried again at {clock(job.retry_at, job.retry_at, exact=True)}"
+            if refusals:
+                return f"{again}: {refusals}"
+            return f"{again}, after {'a failed attempt' if job.restarts == 1 else f'{job.restarts} failed attempts'}"
         if (excess := self._owner_use.of(job.spec, self._state.now)) is not None:
             return excess.said
         if self._rules.queue != "scan" and (head := self._queues.head(job.spec)) is not None and head != job.id:
             return f"waits behind job {head}"
-        shape = self._queues.shape(job.spec)
+        barred = job.barred_from(now)
+        shape = self._queues.shape(job.spec, barred)
         refusal = self._refusals.get(shape)
         if refusal is None:
-            answer = self._evaluator.evaluate(job.spec, self._grid.view())
+            answer = self._evaluator.evaluate(job.spec, self._grid.view(), barred)
             refusal = self._refusals[shape] = answer.summary if isinstance(answer, Refusal) else ""
         if refusal:
-            return refusal
+            return "; ".join(filter(None, (refusal, refusals)))
         reservation = self._queues.reservation
         keeper = reservation.keeper(job.id)
         if keeper is not None and (job.id == reservation.job or reservation.is_kept_from(job.spec.priority)):

@@ -119,7 +119,7 @@ class Nodes(Machine):
 
     # Resource managers
 
-    @rule(name=names, size=st.integers(1, 4), fault=st.sampled_from(["job", "limit", "limit", "site"]))
+    @rule(name=names, size=st.integers(1, 4), fault=st.sampled_from(["job", "limit", "site", "unknown", "unsuitable"]))
     def resource_manager_refuses(self, name: str, size: int, fault: str) -> None:
         """All components of so many nodes or more, until further notice."""
         self.world.sites[name].refuses = lambda asked: fault if asked >= size else ""
