@@ -57,6 +57,8 @@ def agents_router(hub: Hub, tokens: Tokens) -> APIRouter:
     async def connect(socket: WebSocket, cluster: str) -> None:
         if why := refusal(socket, cluster, tokens):
             log.warning("agent refused", action="agent-rejected", cluster=cluster[:100], error=why.reason)
+            if cluster in tokens:
+                hub.note_rejection(cluster, why.reason, why.hint)
             # By HTTP, which is over then: for the end of a WebSocket we would wait, and for any number of strangers'.
             await socket.send_denial_response(why.answer())
             return

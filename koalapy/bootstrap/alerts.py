@@ -40,7 +40,7 @@ def alerts_of(
     remedy = SQLITE_REMEDY.format(file=file) if url.startswith("sqlite") else SERVER_REMEDY
     engine.observers.append((black_holes := BlackHoleCheck(clusters, rules, engine.clock)).changed)
     checks: list[Check] = [
-        ClusterChecks(clusters, embedded),
+        ClusterChecks(clusters, embedded, hub.rejections),
         black_holes,
         FlappingCheck(clusters, rules),
         DiskCheck(lambda: health.disks, clusters, settings.disks),

@@ -65,6 +65,7 @@ from koalapy.scheduling.grid import GridStatus
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.service.advisor import Advisor
 from koalapy.service.agent_messages import TransferFeedback
+from koalapy.service.alert_checks.data import CertificateCheck
 from koalapy.service.alerts import LOOK_INTERVAL as LOOK_INTERVAL_OF_ALERTS
 from koalapy.service.audit import MERGE_INTERVAL, Audit
 from koalapy.service.bundles import Bundles
@@ -148,6 +149,8 @@ async def run(
     rules = SubmissionRules(settings.high_priority, identities.role_of, reserved_names())
     told = (settings, stores, engine, hub, outputs, links, describe, data_dir, record, beginning.people, rules)
     services = _services(*told)
+    if certificate is not None:
+        services.alerts.add_check(CertificateCheck(certificate))
     notifications = notifications_of(settings, stores, engine, services.alerts)
     hub.number_above(services.jobs.number_above)
     hub.learn_from_transfers(

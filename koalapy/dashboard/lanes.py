@@ -43,7 +43,7 @@ class Lane:
     stale: bool
     """Whether that is past, so that what is shown may not be so any more."""
     connected: bool
-    """Whether its agent is."""
+    """Whether its agent is connected."""
     heard_at: float | None
     """When its agent was last heard of, where it is not connected."""
     away_because: str
@@ -87,7 +87,7 @@ def calls_of(told: LrmCalls, reported_at: float | None) -> Calls:
 
 def lane_of(cluster: ClusterStatus, record: ClusterRecord, survey: Survey, now: float) -> Lane:
     """``record`` is of the same cluster."""
-    contact, known_at = cluster.contact, cluster.known_at(now)
+    known_at = cluster.known_at(now)
     looks = [told for told in cluster.calls if told.operation == LrmOperation.SNAPSHOT]
     return Lane(
         cluster=cluster.name,
@@ -98,9 +98,9 @@ def lane_of(cluster: ClusterStatus, record: ClusterRecord, survey: Survey, now: 
         total=cluster.total,
         known_at=known_at,
         stale=known_at is None or known_at < now,
-        connected=contact.connected,
-        heard_at=None if contact.connected else contact.last_heard,
-        away_because="" if contact.connected else contact.agent_failed or contact.disconnected_because,
+        connected=cluster.has_agent,
+        heard_at=None if cluster.has_agent else cluster.contact.last_heard,
+        away_because=cluster.absence,
         problem=cluster.problem,
         answers=calls_of(looks[0], cluster.reported_at) if looks else None,
         waiting=survey.may_run_on(cluster.name),

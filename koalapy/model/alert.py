@@ -47,6 +47,8 @@ class AlertKind(StrEnum):
     """Most of what waits is one user's."""
     DATABASE = "database"
     """The database is slow, or takes nothing."""
+    CERTIFICATE = "certificate"
+    """The daemon's certificate has expired or expires soon, or its new files are refused."""
     DISK = "disk"
     """A disk is nearly full."""
     SLOW_LINK = "slow-link"

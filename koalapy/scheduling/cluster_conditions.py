@@ -104,6 +104,9 @@ class ContactStatus:
     """Whether a cluster is heard of, and how old what it said is."""
 
     connected: bool = False
+    """Whether its agent is connected and has told what runs there."""
+    has_agent: bool = False
+    """Whether its agent is connected; until its resource manager answers it cannot tell what runs there."""
     losses: int = 0
     """How often it was lost since the daemon began."""
     last_heard: float | None = None

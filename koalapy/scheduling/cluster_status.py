@@ -15,6 +15,8 @@ from koalapy.scheduling.claiming.evidence import ClaimEvidence
 from koalapy.scheduling.cluster_conditions import ContactStatus, Doubt, HealthStatus, Limit, UnknownRefusals, UplinkUse
 from koalapy.scheduling.node_classes import NodeClasses, is_more
 
+NOTHING_TOLD = "its agent is connected, and has not told yet what runs there"
+
 
 @dataclass(slots=True, eq=False)
 class ClusterStatus:
@@ -433,6 +435,16 @@ class ClusterStatus:
     # Whether it may be used
 
     @property
+    def has_agent(self) -> bool:
+        """Return whether its agent is connected, whether or not its resource manager has answered it yet."""
+        return self.contact.has_agent or self.contact.connected or bool(self.problem)
+
+    @property
+    def absence(self) -> str:
+        """Return why its agent is not connected; empty when it is."""
+        return "" if self.has_agent else self.contact.agent_failed or self.contact.disconnected_because
+
+    @property
     def is_in_reach(self) -> bool:
         """Whether it is heard of, and can use its resource manager."""
         return self.contact.connected and not self.problem
@@ -462,7 +474,7 @@ class ClusterStatus:
             by = f"by {self.drained.by}" if self.drained.by else "by an operator"
             return f"{by}: {self.drained.reason}" if self.drained.reason else by
         if not self.contact.connected:
-            return self.problem or self.contact.agent_failed or self.contact.disconnected_because
+            return self.problem or self.absence or NOTHING_TOLD
         if self.health.unusable and not self.health.probation:
             return self.health.note
         if self.problem:

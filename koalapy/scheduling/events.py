@@ -76,6 +76,13 @@ class ClusterDisconnected:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentConnected:
+    """The agent of a cluster was let in; it has told nothing yet."""
+
+    cluster: ClusterName
+
+
+@dataclass(frozen=True, slots=True)
 class AgentFailed:
     """The agent that the daemon runs for a cluster has ended, or cannot be started; ``reason`` says why."""
 
@@ -148,6 +155,7 @@ Event = (
     | Reported
     | ClusterConfirmed
     | ClusterDisconnected
+    | AgentConnected
     | AgentFailed
     | ClusterCleared
     | ClusterDrained

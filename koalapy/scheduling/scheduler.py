@@ -162,6 +162,10 @@ class Scheduler:
                 self._confirmations.received(event.cluster, event.as_of)
             case ev.ClusterDisconnected():
                 self._disconnect(event, now)
+            case ev.AgentConnected():
+                contact = self._grid[event.cluster].contact
+                contact.has_agent, contact.agent_failed = True, ""
+                self._ledger.cluster_changed(event.cluster)
             case ev.AgentFailed():
                 self._grid[event.cluster].contact.agent_failed = event.reason
                 self._ledger.cluster_changed(event.cluster)
@@ -260,8 +264,12 @@ class Scheduler:
 
     def _disconnect(self, event: ev.ClusterDisconnected, now: float) -> None:
         cluster = self._grid[event.cluster]
-        if cluster.contact.connected or cluster.problem:
-            cluster.contact.disconnected_because, cluster.problem = event.reason, ""
+        contact = cluster.contact
+        if contact.has_agent or contact.connected or cluster.problem:
+            contact.has_agent, contact.disconnected_because = False, event.reason
+            self._ledger.cluster_changed(cluster.name)
+        if contact.connected or cluster.problem:
+            cluster.problem = ""
             self._lose_contact(cluster, now if event.heard is None else min(event.heard, now), now)
 
     def _lose_contact(self, cluster: ClusterStatus, heard: float, now: float) -> None:

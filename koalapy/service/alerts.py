@@ -35,11 +35,15 @@ class Alerts:
     """Asks every check in turn, and keeps what they found from flapping."""
 
     def __init__(self, checks: Sequence[Check], rules: AlertRules, clock: Callable[[], float]) -> None:
-        self._checks, self._rules, self._clock = checks, rules, clock
+        self._checks, self._rules, self._clock = list(checks), rules, clock
         self._seen: dict[tuple[AlertKind, str], Seen] = {}
         self._observers: list[Changed] = []
         self.looked_at: float | None = None
         """When it was last looked at; None before the first time."""
+
+    def add_check(self, check: Check) -> None:
+        """Have one more check asked at each look."""
+        self._checks.append(check)
 
     def observe(self, changed: Changed) -> None:
         """Have somebody told of each alert that begins or ends."""

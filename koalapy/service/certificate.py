@@ -25,7 +25,7 @@ SHOWN = "certificate.pem"
 MAX_SIZE = 1024 * 1024
 """Bytes of a file."""
 EXPIRY_WARNING = 14 * 86400.0
-"""Seconds before its end from which the log says each day that a certificate expires."""
+"""Seconds before its end from which an alert, and each day the log, say that a certificate expires."""
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----\s.+?-----END CERTIFICATE-----", re.DOTALL)
 _Stamp = tuple[tuple[int, int, int, int], ...]
 
@@ -59,6 +59,21 @@ class Certificate:
         """Where the certificate in use stands."""
         return self._data_dir / SHOWN
 
+    @property
+    def path(self) -> Path:
+        """The file that the certificate in use was read from."""
+        return self._certificate
+
+    @property
+    def expires_at(self) -> float:
+        """The end of the certificate in use, in seconds since the epoch."""
+        return self._loaded.expires.timestamp()
+
+    @property
+    def complaint(self) -> str:
+        """Why files that have changed are not taken up; empty when the certificate in use is theirs."""
+        return self._complaint
+
     async def look_aside(self) -> None:
         """The same for those who must not wait for a file system."""
         await asyncio.to_thread(self.look)
@@ -78,6 +93,8 @@ class Certificate:
             else:
                 log.info("the new certificate is in use", action="certificate-renewed", file=str(self._certificate))
                 self._stamp, self._complaint = stamp, ""
+        else:
+            self._complaint = ""
         self._warn()
 
     def _take(self, loaded: Loaded) -> None:

@@ -139,7 +139,7 @@ def _cluster(cluster: ClusterStatus, engine: Engine, now: float) -> ClusterFigur
     return ClusterFigures(
         name=cluster.name,
         state=cluster.state,
-        is_connected=cluster.contact.connected,
+        is_connected=cluster.has_agent,
         has_problem=bool(cluster.problem),
         total=cluster.total,
         idle=cluster.idle,

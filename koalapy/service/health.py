@@ -15,7 +15,7 @@ from koalapy.model.cluster import ClusterState
 from koalapy.model.disk import Disk, DiskLimits
 from koalapy.model.request import ClusterName
 from koalapy.resources import disks_of
-from koalapy.scheduling.cluster_status import ClusterStatus
+from koalapy.scheduling.cluster_status import NOTHING_TOLD, ClusterStatus
 from koalapy.service.engine import Engine
 
 log = structlog.get_logger()
@@ -150,7 +150,7 @@ class HealthMonitor:
         yield _check("engine", self._engine_fault())
         yield Check("disk", not self._disk_fault, disk)
         for cluster in self._engine.queries.grid.clusters():
-            yield _check_of("agent", cluster, _agent_fault(cluster))
+            yield _check_of("agent", cluster, cluster.absence)
             yield _check_of("resource manager", cluster, _lrm_fault(cluster))
 
     def _lease_fault(self) -> str:
@@ -214,13 +214,8 @@ def _check_of(name: CheckName, cluster: ClusterStatus, fault: str) -> Check:
     return Check(name, not fault, fault, needed=False, cluster=cluster.name)
 
 
-def _agent_fault(cluster: ClusterStatus) -> str:
-    contact = cluster.contact
-    return "" if contact.connected else contact.agent_failed or contact.disconnected_because
-
-
 def _lrm_fault(cluster: ClusterStatus) -> str:
     """What is not known of it counts as a fault."""
-    if not cluster.contact.connected:
+    if not cluster.has_agent:
         return "nothing is known of it while the agent is away"
-    return cluster.problem or ("" if cluster.reported else "its agent has not told of its nodes yet")
+    return cluster.problem or ("" if cluster.contact.connected and cluster.reported else NOTHING_TOLD)

@@ -12,7 +12,7 @@ from koalapy.model.errors import ConflictError, StoreUnavailable, UsageError
 from koalapy.model.job import JobId
 from koalapy.model.request import ClusterName
 from koalapy.protocol.messages import PROTOCOL, Answer, Ask, Hello, Welcome, from_agent
-from koalapy.scheduling.events import ClusterDisconnected
+from koalapy.scheduling.events import AgentConnected, ClusterDisconnected
 from koalapy.service.agent_memory import AgentMemory
 from koalapy.service.agent_messages import AgentMessages, NoteImpostor, TransferFeedback
 from koalapy.service.engine import Engine, WorkItem
@@ -44,6 +44,15 @@ class Terms:
     users_url: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A connection that was not let in as a cluster's agent."""
+
+    reason: str
+    remedy: str
+    at: float
+
+
 class OtherProtocol(UsageError):
     """An agent of a version that the daemon cannot speak to."""
 
@@ -57,6 +66,8 @@ class Hub:
         self._timeout = unreachable_after
         self._agent_memory = AgentMemory(engine, terms.instance, terms.life)
         self._sessions: dict[ClusterName, Session] = {}
+        self.rejections: dict[ClusterName, Rejection] = {}
+        """The last connection that was not let in as each cluster's agent, of clusters that have none."""
         self.turned_away: dict[ClusterName, str] = {}
         """Why the agent that came last was not let in, of clusters that have none."""
         self._awaited: frozenset[ClusterName] = frozenset()
@@ -83,6 +94,11 @@ class Hub:
     def number_above(self, number: Callable[[JobId], bool]) -> None:
         """Have new jobs get numbers above those that agents know; ``number`` says False when one is too far."""
         self._agent_memory.number_above = number
+
+    def note_rejection(self, cluster: ClusterName, reason: str, remedy: str) -> None:
+        """Keep why a connection was not let in as a cluster's agent, for the alert that the agent is away."""
+        if cluster not in self._sessions:
+            self.rejections[cluster] = Rejection(reason, remedy, self._engine.clock())
 
     def versions(self) -> dict[ClusterName, str]:
         """Of the agents that are connected."""
@@ -129,6 +145,7 @@ class Hub:
             await self._reject_second(session)  # a third may have been faster
         except (ConflictError, UsageError, StoreUnavailable) as error:
             log.warning("agent rejected", action="agent-rejected", cluster=cluster, error=error.message)
+            self.note_rejection(cluster, error.message, error.hint)
             if isinstance(error, OtherProtocol) and cluster not in self._sessions:
                 self.turned_away[cluster] = error.message
             await connection.close(error.message)
@@ -139,7 +156,9 @@ class Hub:
             self._hang_up(earlier, reason)
         self._sessions[cluster] = session
         self.turned_away.pop(cluster, None)
+        self.rejections.pop(cluster, None)
         log.info("agent connected", action="agent-connected", cluster=cluster, host=hello.host, version=hello.version)
+        self._engine.post(WorkItem(events=(AgentConnected(cluster),)))
         session.jobs_wait(awaited=cluster in self._awaited)
         session.put([Welcome(epoch=self._engine.epoch, **asdict(self._terms))])
         pump = asyncio.create_task(session.pump())

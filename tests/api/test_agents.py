@@ -27,6 +27,9 @@ TOKENS = {"north": "of north", "south": "of south", "none": None, "empty": ""}
 class Hub:
     """Greets whoever is let in."""
 
+    def note_rejection(self, cluster: str, reason: str, remedy: str) -> None:
+        pass
+
     async def serve(self, cluster: str, connection: AgentConnection) -> None:
         await connection.send(f"welcome to {cluster}")
         await connection.close("bye " * 100)

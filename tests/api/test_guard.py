@@ -27,6 +27,9 @@ HOSTS = Hosts(["Grid.example.org.", "192.0.2.1"], own=lambda: {"head", "head.exa
 
 
 class Hub:
+    def note_rejection(self, cluster: str, reason: str, remedy: str) -> None:
+        pass
+
     async def serve(self, cluster: str, connection: Any) -> None:
         await connection.send("welcome")
 

@@ -46,6 +46,9 @@ class Ended:
 
 
 class NoHub:
+    def note_rejection(self, cluster: str, reason: str, remedy: str) -> None:
+        pass
+
     async def serve(self, cluster: str, connection: AgentConnection) -> None:
         raise AssertionError(f"an agent of {cluster} has connected")
 

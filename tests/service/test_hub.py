@@ -21,7 +21,7 @@ from koalapy.model.wording import is_utf8
 from koalapy.placement.registry import builtin
 from koalapy.ports import ClusterRecord
 from koalapy.protocol import messages as wire
-from koalapy.scheduling.cluster_status import ClusterStatus
+from koalapy.scheduling.cluster_status import NOTHING_TOLD, ClusterStatus
 from koalapy.scheduling.events import JobCancelled, JobSubmitted
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
@@ -354,7 +354,7 @@ async def test_an_agent_that_has_come_anew_is_connected_once_it_has_told_what_it
         second = Attentive()
         second.says(hello(1))
         serving = asyncio.create_task(daemon.hub.serve("north", second))
-        await until(daemon, "north", ("unreachable", 4, "its agent has connected anew"))
+        await until(daemon, "north", ("unreachable", 4, NOTHING_TOLD))
         second.says(Inventory(components=()), report(2))
         await until(daemon, "north", ("usable", 2, ""))
         await second.close("")

@@ -25,7 +25,7 @@ class Contact:
 
     def made(self, cluster: ClusterStatus, now: float) -> None:
         """A cluster has reported everything; whether that was still so when it did is another question."""
-        cluster.contact.connected = True
+        cluster.contact.connected = cluster.contact.has_agent = True
         cluster.contact.last_heard = cluster.contact.silent_since = now
         self._confirmations.reconnected(cluster, now)
 

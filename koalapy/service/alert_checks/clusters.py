@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from shlex import quote
+from types import MappingProxyType
 
 from koalapy import __version__
 from koalapy.model.alert import Alert, AlertKind, AlertRules, Severity
@@ -12,11 +13,14 @@ from koalapy.model.cluster import ClusterState
 from koalapy.model.disk import Disk, DiskLimits
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import listed, nodes
-from koalapy.scheduling.cluster_status import ClusterStatus
+from koalapy.scheduling.cluster_status import NOTHING_TOLD, ClusterStatus
+from koalapy.service.hub import Rejection
 
+REJECTION_WINDOW = 600.0
+"""Seconds for which a refused connection is told as the cause why an agent is away."""
 Clusters = Callable[[], Collection[ClusterStatus]]
 CONNECT_GRACE = 20.0
-"""Seconds that agents have to connect once the daemon has begun."""
+"""Seconds that agents have to connect once the daemon has begun, and to tell what runs there once connected."""
 
 
 class ClusterChecks:
@@ -25,42 +29,67 @@ class ClusterChecks:
     Of one that an operator has drained nothing is told unless jobs still have nodes there.
     """
 
-    def __init__(self, clusters: Clusters, embedded: Collection[ClusterName]) -> None:
-        """``embedded``: the clusters whose agents the daemon starts itself."""
-        self._clusters, self._embedded = clusters, embedded
+    def __init__(
+        self,
+        clusters: Clusters,
+        embedded: Collection[ClusterName],
+        rejections: Mapping[ClusterName, Rejection] = MappingProxyType({}),
+    ) -> None:
+        """``embedded``: the clusters whose agents the daemon starts itself; ``rejections``: the last connection that
+        was not let in as the agent of a cluster."""
+        self._clusters, self._embedded, self._rejections = clusters, embedded, rejections
         self._began: float | None = None
+        self._silent_since: dict[ClusterName, float] = {}
+        """When the agent of a cluster was first seen connected without having told anything."""
 
     async def __call__(self, now: float) -> AsyncIterator[Alert]:
         self._began = now if self._began is None else self._began
         for cluster in self._clusters():
+            if not cluster.has_agent or cluster.problem or cluster.contact.connected:
+                self._silent_since.pop(cluster.name, None)
             if cluster.drained is not None and not cluster.live:
                 continue
-            if not cluster.contact.connected:
+            if not cluster.has_agent:
                 if cluster.contact.last_heard is None and now - self._began < CONNECT_GRACE:
                     continue  # the daemon has just begun
                 yield self._agent_away(cluster, now)
             elif cluster.problem:
                 yield _resource_manager(cluster, now)
+            elif (
+                not cluster.contact.connected
+                and now - self._silent_since.setdefault(cluster.name, now) >= CONNECT_GRACE
+            ):
+                yield self._agent_alert(cluster, "has told nothing", NOTHING_TOLD, _restart(cluster.name), now)
             if cluster.health.unusable:
                 yield _failing(cluster, now)
 
     def _agent_away(self, cluster: ClusterStatus, now: float) -> Alert:
-        contact, name = cluster.contact, cluster.name
-        held = f"; jobs have {nodes(sum(cluster.live.values()))} there" if cluster.live else ""
-        remedy = f"see its log on the head of {name}, and start it: systemctl restart koala-agent@{name}"
+        name, cause, remedy = cluster.name, cluster.absence, _restart(cluster.name)
         if name in self._embedded:
             hangs = f"one that hangs is to be killed: pkill -f 'agent {name} --embedded'"
             remedy = f"the daemon starts it again by itself; {hangs}"
+        elif (rejected := self._rejections.get(name)) is not None and now - rejected.at < REJECTION_WINDOW:
+            cause = f"{cause}; a connection in its name was refused: {rejected.reason}"
+            remedy = rejected.remedy or remedy
+        return self._agent_alert(cluster, "is not heard of", cause, remedy, now)
+
+    def _agent_alert(self, cluster: ClusterStatus, what: str, cause: str, remedy: str, now: float) -> Alert:
+        name, last_heard = cluster.name, cluster.contact.last_heard
+        held = f"; jobs have {nodes(sum(cluster.live.values()))} there" if cluster.live else ""
         return Alert(
             AlertKind.AGENT_AWAY,
             Severity.CRITICAL,
             f"cluster {name}",
-            f"the agent of {name} is not heard of: nothing is placed there{held}",
-            contact.agent_failed or contact.disconnected_because,
+            f"the agent of {name} {what}: nothing is placed there{held}",
+            cause,
             remedy,
-            now if contact.last_heard is None else min(now, contact.last_heard),
+            now if last_heard is None else min(now, last_heard),
             cluster=name,
         )
+
+
+def _restart(name: ClusterName) -> str:
+    return f"see its log on the head of {name}, and start it: systemctl restart koala-agent@{name}"
 
 
 def _resource_manager(cluster: ClusterStatus, now: float) -> Alert:
@@ -126,7 +155,7 @@ class FlappingCheck:
 
     def _flapping(self, cluster: ClusterStatus, known: Contact, now: float) -> Alert:
         name, contact = cluster.name, cluster.contact
-        last = cluster.why or contact.agent_failed or contact.disconnected_because
+        last = cluster.why or cluster.absence or contact.disconnected_because
         return Alert(
             AlertKind.CLUSTER_FLAPPING,
             Severity.WARNING,

@@ -1,7 +1,9 @@
 """What may be wrong with what the daemon knows and keeps: its database, the links, the replica catalogue."""
 
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection
+from datetime import UTC, datetime
 from shlex import quote
 
 from koalapy.model.alert import Alert, AlertKind, AlertRules, Severity
@@ -9,6 +11,7 @@ from koalapy.model.quantities import bytes_text
 from koalapy.model.replica import Catalogue, Replica
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import listed
+from koalapy.service.certificate import EXPIRY_WARNING, Certificate
 from koalapy.service.database import DatabaseMonitor
 from koalapy.service.links import Knowledge
 from koalapy.service.network import LinkRecord
@@ -37,6 +40,32 @@ class DatabaseCheck:
     def _alert(self, severity: Severity, what: str, cause: str, now: float) -> Alert:
         summary = f"the database {what}"
         return Alert(AlertKind.DATABASE, severity, "database", summary, cause, self._remedy, now)
+
+
+class CertificateCheck:
+    """Report a certificate of the daemon that has expired or expires soon, and new files that are refused."""
+
+    def __init__(self, certificate: Certificate, wall_clock: Callable[[], float] = time.time) -> None:
+        self._certificate, self._wall_clock = certificate, wall_clock
+
+    async def __call__(self, now: float) -> AsyncIterator[Alert]:
+        certificate, left = self._certificate, self._certificate.expires_at - self._wall_clock()
+        end = datetime.fromtimestamp(certificate.expires_at, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        renew = f"put a new certificate and its key in place of {certificate.path}: they are taken up without a restart"
+        if left <= 0:
+            summary = "the daemon's certificate has expired: agents and commands refuse to connect"
+            yield self._alert(Severity.CRITICAL, summary, f"it ended {end}", renew, now)
+        elif left < EXPIRY_WARNING:
+            summary = "the daemon's certificate expires soon: agents and commands will refuse to connect"
+            yield self._alert(Severity.WARNING, summary, f"it ends {end}", renew, now)
+        elif certificate.complaint:
+            summary = "the daemon's new certificate is not in use: its files are refused"
+            remedy = f"correct the files; until then the old one is shown, which ends {end}"
+            yield self._alert(Severity.WARNING, summary, certificate.complaint, remedy, now)
+
+    def _alert(self, severity: Severity, summary: str, cause: str, remedy: str, now: float) -> Alert:
+        cause = "; ".join(dict.fromkeys(filter(None, (cause, self._certificate.complaint))))
+        return Alert(AlertKind.CERTIFICATE, severity, "certificate", summary, cause, remedy, now)
 
 
 class RecordCheck:
