@@ -65,7 +65,8 @@ class JobFilter:
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
-    """Jobs, newest first; fewer than asked for where many were looked at for them, none even."""
+    """Jobs, newest first; fewer than asked for where they are large, or where many were looked at for them, none
+    even."""
 
     jobs: Sequence[Job]
     before: JobId | None

@@ -14,6 +14,7 @@ from koalapy.model.errors import ForbiddenError, NotLoggedIn
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import JobId
 from koalapy.service.audit import under_way
+from koalapy.service.database import READING_USER
 
 Access = Role | Literal["owner", "everybody", "agents"]
 """The least role; or the owner of the job that the path names, and operators; or everybody without a token; or agents,
@@ -147,6 +148,7 @@ def authorizer(theirs: Callable[[JobId, Identity], Awaitable[object]]) -> Callab
         operation = getattr(route, "operation_id", None)
         needed, identity = access_of(route.path, operation), identity_of(connection.scope)
         is_agents = needed == "agents"
+        READING_USER.set("" if identity is None else identity.user)
         under_way(identity, operation or route.name, _target(connection, is_agents), change=operation not in ASKING)
         if needed in ("everybody", "agents"):
             return

@@ -1,5 +1,6 @@
 """The routes of jobs."""
 
+from dataclasses import fields as fields_of
 from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, Literal
@@ -21,6 +22,7 @@ from koalapy.api.submission import JobSubmission
 from koalapy.model.errors import ForbiddenError
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import FINAL_STATES, Attempt, ComponentState, Job, JobSpec, JobState
+from koalapy.model.listing import listed_job
 from koalapy.model.request import ComponentRequest, FlexibleRequest, InputFile
 from koalapy.ports import JobFilter
 from koalapy.service.jobs import JobRecord, Jobs
@@ -40,6 +42,8 @@ Where = Annotated[fields.Text, Query(max_length=100, description="only jobs whos
 Before = Annotated[int | None, Query(ge=1, le=fields.MAX_ID, description="only jobs with smaller ids")]
 Component = Annotated[int | None, Query(ge=0, lt=2**31, description="the output of this component only")]
 Last = Annotated[int | None, Query(ge=1, lt=2**31, description="only the last so many attempts")]
+LISTED = {"application", "home_site", "launcher", "name", "owner", "policy", "priority", "request", "walltime"}
+"""Fields of a job's specification that lists show."""
 LOCATION = {"Location": {"description": "where the job is", "schema": {"type": "string"}}}
 
 
@@ -150,12 +154,23 @@ class _Head(Output):
     exit_code: int | None
 
 
+class ListedComponentView(Output):
+    """A component of the last attempt, as lists show it."""
+
+    index: int
+    cluster: str
+    size: int
+    node_class: str
+    state: str
+    exit_code: int | None
+
+
 _requests: Any = Annotated[ComponentsView | FlexibleView, Field(discriminator="type")]
 _Spec = view_model("JobView", JobSpec, "", elements={"inputs": JobInputView, "request": _requests}, base=_Head)
 
 
-class JobView(_Spans, _Spec):  # type: ignore[misc, valid-type]
-    """A job and where it stands; times are ISO 8601 in UTC, spans are in seconds."""
+class _Standing(_Spans):
+    """Where a job stands; times are ISO 8601 in UTC, spans are in seconds."""
 
     submitted_at: Moment
     placed_at: Moment | None
@@ -167,7 +182,30 @@ class JobView(_Spans, _Spec):  # type: ignore[misc, valid-type]
     """When a queued job whose attempts kept failing is tried again; null while it is in its placement queue."""
     placement_tries: int
     claiming_tries: int
+
+
+class JobView(_Standing, _Spec):  # type: ignore[misc, valid-type]
+    """A job and where it stands; times are ISO 8601 in UTC, spans are in seconds."""
+
     components: list[ComponentView]
+
+
+_Listed = view_model(
+    "ListedJob",
+    JobSpec,
+    "",
+    without={each.name for each in fields_of(JobSpec)} - LISTED,
+    elements={"request": _requests},
+    base=_Head,
+)
+
+
+class ListedJobView(_Standing, _Listed):  # type: ignore[misc, valid-type]
+    """A job as lists show it, without its commands, variables and files: ``GET /jobs/{job}`` shows those."""
+
+    program: str
+    """The beginning of the first word of its command."""
+    components: list[ListedComponentView]
 
 
 class JobWithTimeline(JobView):
@@ -175,8 +213,8 @@ class JobWithTimeline(JobView):
 
 
 class JobPage(Output):
-    jobs: list[JobView]
-    """As many as asked for, or fewer where many had to be looked at for them."""
+    jobs: list[ListedJobView]
+    """As many as asked for, or fewer where they are large or many had to be looked at for them."""
     next: str | None
     """Where the next page is; null on the last."""
 
@@ -218,15 +256,27 @@ def seen_by(caller: Identity, record: JobRecord) -> JobView:
     return view
 
 
+def listed_for(caller: Identity, record: JobRecord) -> ListedJobView:
+    """Return a job as the caller may see it in a list."""
+    is_theirs = may_see_all_of(caller, record.job)
+    seen = record if is_theirs else as_others_see(record)
+    job = listed_job(seen.job)
+    told = _told_of(JobRecord(job, seen.reason), ListedJobView)
+    view: ListedJobView = ListedJobView.model_validate(
+        told | {"redacted": not is_theirs, "program": job.spec.command[0]}
+    )
+    return view
+
+
 def _told_of_others(record: JobRecord) -> dict[str, Any]:
     return _told_of(as_others_see(record)) | {"redacted": True}
 
 
-def _told_of(record: JobRecord) -> dict[str, Any]:
+def _told_of(record: JobRecord, view: type[Output] = JobView) -> dict[str, Any]:
     job, attempt = record.job, record.job.attempt
     return (
-        _attributes(JobView, job.spec)
-        | _attributes(JobView, job)
+        _attributes(view, job.spec)
+        | _attributes(view, job)
         | {
             "redacted": False,
             "reason": record.reason,
@@ -303,7 +353,7 @@ def jobs_router(service: Jobs) -> APIRouter:
         before: Before = None,
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE)] = 100,
     ) -> Any:
-        """Jobs, newest first. ``active`` stands for every state that is not final.
+        """Jobs, newest first, without what they run. ``active`` stands for every state that is not final.
 
         Of others' jobs users see what is large, where and since when (``redacted``), and no names: asked by name, they
         are told of their own.
@@ -313,7 +363,7 @@ def jobs_router(service: Jobs) -> APIRouter:
         which = JobFilter(tuple(sorted(states)), owner, name, cluster, home_site, before, limit)
         records, following = await service.page(which)
         address = None if following is None else _next_page(replace(which, before=following), active, state)
-        texts = (seen_by(caller, record).model_dump_json(by_alias=True) for record in records)
+        texts = (listed_for(caller, record).model_dump_json(by_alias=True) for record in records)
         return await json_list("jobs", texts, {"next": address})
 
     _add_views(router, service)

@@ -80,7 +80,7 @@ def _jobs(
 
 
 def _job(job: Json) -> Offer:
-    whose = f"{job['name'] or ' '.join(job['command'])[:30]}"
+    whose = job["name"] or job["program"][:30]
     return str(job["id"]), f"{job['state']}: {nodes(nodes_of(job['request']))} {whose} {job['owner']}"
 
 

@@ -98,9 +98,11 @@ def _watch(client: Client, look: Look, form: Format, nothing: str, cut: str, **o
 def _print_changed(client: Client, before: tuple[list[Json], bool] | None, now: tuple[list[Json], bool]) -> None:
     known = {job["id"]: job for job in before[0]} if before else {}
     found = {job["id"]: job for job in now[0]}
-    gone = [client.get(f"/api/v1/jobs/{job}") for job in known.keys() - found.keys()]
+    gone = []
+    for number in known.keys() - found.keys():
+        job = client.get(f"/api/v1/jobs/{number}")
+        gone.append({name: job.get(name, value) for name, value in known[number].items()})
     for job in sorted([*gone, *found.values()], key=lambda job: int(job["id"])):
-        job.pop("timeline", None)
         if job != known.get(job["id"]):
             print(json.dumps(job), flush=True)
 

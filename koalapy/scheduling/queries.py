@@ -139,7 +139,7 @@ class Queries:
         clusters = [ClusterLimits(c.name, c.total or None, c.profile, c.speed) for c in self.grid.clusters()]
         rules = self.rules
         most = rules.max_components_per_job, rules.warning_max
-        return Limits(clusters, self.policies, *most, self.accounts, self.sharing)
+        return Limits(clusters, self.policies, *most, self.accounts, self.sharing, rules.max_bytes_per_job)
 
     def view(self, priority: Priority) -> GridView:
         """The grid as a job of that priority would be placed on it now."""

@@ -17,6 +17,8 @@ Preemption = Literal["never", "claiming", "placement"]
 PreemptionOrder = Literal["least-harm", "jst"]
 ReclaimedPosition = Literal["place", "front"]
 
+MAX_JOB_BYTES = 1024 * 1024
+"""No larger body is read of a request."""
 MIN_SECONDS = 0.001
 """Far shorter spans vanish when added to a time of today, and what comes again after one never ends."""
 MIN_FACTOR = 0.01
@@ -73,6 +75,9 @@ class Rules:
     """Jobs that may wait; beyond it submissions are refused for the time being."""
     max_components_per_job: Annotated[Count, Le(MAX_COMPONENTS)] = 1000
     """Each of them is told of all."""
+    max_bytes_per_job: Annotated[Count, Le(MAX_JOB_BYTES)] = 256 * 1024
+    """Bytes of all texts that a job is submitted with, such as its command and variables; they stay in memory until the
+    job has ended."""
     max_placement_tries: Count | None = None
     """After so many tries to place it a job fails, unless it says otherwise itself."""
     claim_grace: Seconds = 10.0

@@ -7,9 +7,10 @@ users while that does not work, and nobody is kept waiting: what may still becom
 import asyncio
 import threading
 import time
+from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
-from queue import SimpleQueue
+from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
 
 import structlog
@@ -35,16 +36,26 @@ READS = Timings()
 
 
 class Threads(Executor):
-    """At most so many; one that hangs does not keep the process from ending, as one of a pool of Python's would."""
+    """Run work in at most ``most`` threads; a hanging one does not keep the process from ending, as one of Python's own
+    pool would.
 
-    def __init__(self, most: int, name: str) -> None:
-        self._most, self._name = most, name
-        self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._lock = threading.Lock()
+    Work is queued by user, and users take turns. With ``most_per_user`` no user has more threads at once.
+    """
+
+    def __init__(self, most: int, name: str, most_per_user: int | None = None) -> None:
+        self._most, self._name, self._most_per_user = most, name, most_per_user or most
+        self._queues: OrderedDict[str, deque[Callable[[], None]]] = OrderedDict()
+        """The work that waits by user; the user whose turn comes next is first."""
+        self._running: Counter[str] = Counter()
+        self._changed = threading.Condition()
         self._begun = self._open = 0
-        """Threads, and what is not done yet."""
+        """Threads, and work that is not done yet."""
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        return self.submit_for("", work, *args, **kwargs)
+
+    def submit_for(self, user: str, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        """Submit work of a user; work of the daemon itself is that of user ``""``, which may have all threads."""
         answer: Future[T] = Future()
 
         def do() -> None:
@@ -54,24 +65,43 @@ class Threads(Executor):
                 except BaseException as error:  # noqa: BLE001 - it is raised where that is waited for
                     answer.set_exception(error)
 
-        with self._lock:
+        with self._changed:
             self._open += 1
             if self._begun < min(self._open, self._most):
                 threading.Thread(target=self._run, name=f"{self._name}_{self._begun}", daemon=True).start()
                 self._begun += 1
-        self._tasks.put(do)
+            self._queues.setdefault(user, deque()).append(do)
+            self._changed.notify()
         return answer
 
     def _run(self) -> None:
         while True:
-            self._tasks.get()()
-            with self._lock:
+            with self._changed:
+                while (user := self._next_user()) is None:
+                    self._changed.wait()
+                waiting = self._queues.pop(user)
+                do = waiting.popleft()
+                if waiting:
+                    self._queues[user] = waiting  # behind all others
+                self._running[user] += 1
+            do()
+            with self._changed:
                 self._open -= 1
+                self._running[user] -= 1
+                if not self._running[user]:
+                    del self._running[user]
+                self._changed.notify()
+
+    def _next_user(self) -> str | None:
+        """Return the first user in turn who may have one more thread."""
+        return next((user for user in self._queues if not user or self._running[user] < self._most_per_user), None)
 
 
-_readers = Threads(8, "reader")
+_readers = Threads(8, "reader", most_per_user=3)
 _workers = Threads(8, "database")
 """Those who ask a database that hangs keep nobody else from a thread: neither of these nor of the common pool."""
+READING_USER: ContextVar[str] = ContextVar("reading_user", default="")
+"""The user whose request is under way; empty in the daemon's own tasks."""
 
 
 async def in_database(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -81,7 +111,7 @@ async def in_database(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
 
 async def query(question: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """The answer to a question to the database; ``StoreUnavailable`` when there is none in time."""
-    asking = asyncio.get_running_loop().run_in_executor(_readers, lambda: question(*args, **kwargs))
+    asking = asyncio.wrap_future(_readers.submit_for(READING_USER.get(), question, *args, **kwargs))
     began, failed = time.monotonic(), False
     try:
         return await asyncio.wait_for(asking, QUERY_TIMEOUT)

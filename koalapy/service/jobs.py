@@ -10,6 +10,7 @@ from koalapy.model.explanation import Explanation
 from koalapy.model.history import DAY
 from koalapy.model.identity import Identity
 from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, TimelineEntry
+from koalapy.model.listing import listed_job
 from koalapy.model.notification import Reachable
 from koalapy.model.request import ClusterName
 from koalapy.placement.registry import DEFAULTS
@@ -241,13 +242,17 @@ class Jobs:
         return [self.record(job) for job in page.jobs], page.before
 
     async def several(self, jobs: Sequence[JobId]) -> dict[JobId, Job]:
-        """These as far as there are any, each once and in their order."""
+        """Return the jobs of these numbers that exist, each once and in this order; those that are over as lists hold
+        them."""
         wanted, queries = tuple(dict.fromkeys(jobs)), self._engine.queries
         found = {job: known for job in wanted if (known := queries.job(job)) is not None}
         over = tuple(job for job in wanted if job not in found)
-        if over:
-            ended, _ = await self.page(JobFilter(limit=len(over), ids=over))
-            found |= {record.job.id: record.job for record in ended}
+        before: JobId | None = None
+        while over:
+            ended, before = await self.page(JobFilter(limit=len(over), ids=over, before=before))
+            found |= {record.job.id: listed_job(record.job) for record in ended}
+            if before is None:
+                break
         return {job: found[job] for job in wanted if job in found}
 
     def record(self, job: Job) -> JobRecord:

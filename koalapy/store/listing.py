@@ -7,10 +7,11 @@ are taken from the one that reaches farthest back, some hundreds at a time, and 
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, func, select, text, union_all
+from sqlalchemy import ColumnElement, Connection, Select, Text, cast, func, select, text, union_all
 
 from koalapy.model.job import JobId, JobState
 from koalapy.ports import JobFilter
+from koalapy.store.database import chunks
 from koalapy.store.tables import components, jobs
 
 FIRST_WINDOW = 400
@@ -18,6 +19,11 @@ WINDOW = 1000
 """Jobs that are held against what was asked for in one query."""
 MAX_LOOKED_AT = 6000
 """Jobs that are looked at for one page; whoever wants to know more asks for the next one."""
+
+MAX_PAGE_BYTES = 4 * 1024 * 1024
+"""Bytes of rows that are read for one page; a page has one job at least."""
+ROW_BYTES = 400
+"""Bytes that each row counts beside its texts."""
 
 Source = Callable[[JobId | None, int], Select[Any]]
 """So many jobs, newest first, that are older than one."""
@@ -33,6 +39,27 @@ def page_of_ids(connection: Connection, which: JobFilter) -> tuple[list[JobId], 
         found = list(connection.execute(sources[0](which.before, which.limit + 1)).scalars())
         return found[: which.limit], found[which.limit - 1] if len(found) > which.limit else None
     return _held_against(connection, which, _farthest(connection, sources, which.before))
+
+
+def within_page_bytes(connection: Connection, ids: list[JobId]) -> list[JobId]:
+    """Return the first of these jobs, newest first, whose rows fit into a page."""
+    texts = func.length(components.c.error) + func.length(cast(components.c.hosts, Text))
+    of_components = (
+        select(func.coalesce(func.sum(texts + ROW_BYTES), 0))
+        .where(components.c.job_id == jobs.c.id, components.c.generation == jobs.c.generation)
+        .scalar_subquery()
+    )
+    of_job = func.length(cast(jobs.c.spec, Text)) + func.length(jobs.c.reason) + ROW_BYTES
+    left = MAX_PAGE_BYTES
+    fitting: list[JobId] = []
+    for some in chunks(ids):
+        query = select(jobs.c.id, of_job + of_components).where(jobs.c.id.in_(some)).order_by(jobs.c.id.desc())
+        for ident, size in connection.execute(query):
+            left -= size
+            if left < 0 and fitting:
+                return fitting
+            fitting.append(ident)
+    return fitting
 
 
 def newest_of(owner: str, limit: int) -> Select[Any]:

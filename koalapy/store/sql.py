@@ -15,7 +15,7 @@ from koalapy.store.advice import complete_advised, write_advised
 from koalapy.store.audit import write_audit
 from koalapy.store.database import Database, chunks, upsert
 from koalapy.store.days import add_batch
-from koalapy.store.listing import page_of_ids
+from koalapy.store.listing import page_of_ids, within_page_bytes
 from koalapy.store.notifications import write_notifications
 from koalapy.store.usage import usage_between
 
@@ -130,8 +130,11 @@ class SqlStore:
     def page(self, which: JobFilter) -> JobPage:
         with self.database.reading() as connection:
             ids, before = page_of_ids(connection, which)
-            query = select(tables.jobs).where(tables.jobs.c.id.in_(ids)).order_by(tables.jobs.c.id.desc())
-            return JobPage(jobs_of(connection, query) if ids else [], before)
+            fitting = within_page_bytes(connection, ids)
+            if len(fitting) < len(ids):
+                before = fitting[-1]
+            query = select(tables.jobs).where(tables.jobs.c.id.in_(fitting)).order_by(tables.jobs.c.id.desc())
+            return JobPage(jobs_of(connection, query) if fitting else [], before)
 
     def timeline(self, job: JobId, after: int = 0, limit: int | None = None) -> list[TimelineEntry]:
         # By the index alone as far as it is passed over.

@@ -23,8 +23,8 @@ class ClusterLimits:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The clusters, the policies, how many components and seconds of grace a job may have, where its owner has an
-    account, and what its home site means."""
+    """The clusters, the policies, how many components, seconds of grace and bytes a job may have, where its owner has
+    an account, and what its home site means."""
 
     clusters: Sequence[ClusterLimits]
     policies: Registry
@@ -32,3 +32,5 @@ class Limits:
     max_grace: float = MAX_GRACE
     accounts: Accounts = field(default_factory=Accounts)
     sharing: Sharing = field(default_factory=Sharing)
+    max_bytes: int | None = None
+    """Of a job's texts; None: not limited."""

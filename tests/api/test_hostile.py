@@ -157,7 +157,8 @@ async def test_a_job_that_an_older_daemon_let_in_spoils_nothing(open_api: Open, 
         database.execute("update jobs set spec = ? where id = 1", (BAD,))
     api = await open_api()
     listed = (await api.get("/api/v1/jobs")).json()["jobs"]
-    assert [(job["id"], job["command"]) for job in listed] == [(2, ["true"]), (1, ["echo", "a?", "😀"])]
+    assert [(job["id"], job["program"]) for job in listed] == [(2, "true"), (1, "echo")]
+    assert (await api.get("/api/v1/jobs/1")).json()["command"] == ["echo", "a?", "😀"]
     assert (await api.get("/api/v1/jobs/1")).json()["environment"] == {"?": "b"}
     for action in ("hold", "release", "cancel"):
         assert (await api.post(f"/api/v1/jobs/1/{action}")).status_code == 200, action

@@ -333,3 +333,34 @@ async def test_every_route_declares_its_problems(open_api: Open) -> None:
         for status, answer in operation["responses"].items():
             if int(status) >= 400:
                 assert list(answer["content"]) == ["application/problem+json"], (operation["operationId"], status)
+
+
+async def test_submit_with_more_bytes_than_a_job_may_have_returns_422_with_field_and_setting(
+    open_api: Open, body: Body
+) -> None:
+    api = await open_api()
+    large = {f"V{n}": "x" * 1000 for n in range(300)}
+    answer = await api.post("/api/v1/jobs", json=body | {"environment": large})
+    assert (answer.status_code, answer.json()["field"]) == (422, "environment")
+    assert "rules.max_bytes_per_job" in answer.json()["hint"]
+    assert (await api.get("/api/v1/jobs")).json()["jobs"] == []
+
+
+async def test_submit_with_raised_max_bytes_per_job_accepts_a_larger_job(open_api: Open, body: Body) -> None:
+    api = await open_api(max_bytes_per_job=400_000)
+    large = {f"V{n}": "x" * 1000 for n in range(300)}
+    assert (await api.post("/api/v1/jobs", json=body | {"environment": large})).status_code == 201
+
+
+async def test_list_jobs_shows_program_and_size_and_nothing_of_what_may_be_large(open_api: Open, body: Body) -> None:
+    api = await open_api()
+    component = {"size": 2, "command": ["/opt/solver", "x" * 1000], "environment": {"B": "y" * 1000}}
+    request = {"type": "nonfixed", "components": [component, {"size": 1}]}
+    large = {"environment": {"A": "z" * 1000}, "command": ["true", "w" * 1000], "collect": ["out*"], "request": request}
+    await api.post("/api/v1/jobs", json=body | large)
+    answer = await api.get("/api/v1/jobs")
+    (job,) = answer.json()["jobs"]
+    assert job["request"] == {"type": "nonfixed", "components": [{"size": 2}, {"size": 1}]}
+    assert (job["id"], job["program"], job["owner"], job["state"]) == (1, "true", "ada", "queued")
+    assert len(answer.content) < 2000
+    assert (await api.get("/api/v1/jobs/1")).json()["environment"] == {"A": "z" * 1000}

@@ -197,3 +197,33 @@ def test_pages_of_whatever_is_asked_for_together_cover_it_once(
         ]
         wanted = {"owner": owner, "name": name, "states": some, "cluster": cluster, "home_site": home}
         assert ids(**wanted) == expected, wanted
+
+
+def test_page_of_large_jobs_is_cut_by_bytes_and_pages_cover_all(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = tuple((f"V{n}", "x" * 1000) for n in range(20))
+    jobs = [a_job(n, spec=replace(a_job(n).spec, environment=large if n % 2 else ())) for n in range(1, 12)]
+    store.write(batch(*jobs))
+    monkeypatch.setattr(listing, "MAX_PAGE_BYTES", 50_000)
+    lengths, seen, before = [], [], None
+    while True:
+        page = store.page(JobFilter(before=before, limit=10))
+        lengths.append(len(page.jobs))
+        seen += [job.id for job in page.jobs]
+        if (before := page.before) is None:
+            break
+    assert seen == list(range(11, 0, -1))
+    assert lengths == [4, 4, 3]  # two large jobs in each, and small ones
+    ids = tuple(range(1, 12))
+    first = store.page(JobFilter(limit=11, ids=ids))
+    assert [job.id for job in first.jobs] == [11, 10, 9, 8]
+    assert first.before == 8
+
+
+def test_page_with_a_job_above_its_bytes_has_that_job(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.write(batch(running(1), running(2)))
+    monkeypatch.setattr(listing, "MAX_PAGE_BYTES", 1)
+    page = store.page(JobFilter())
+    assert [job.id for job in page.jobs] == [2]
+    assert page.before == 2

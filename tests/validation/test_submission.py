@@ -269,3 +269,38 @@ def test_what_is_larger_than_the_operator_allows_is_refused_first() -> None:
     with pytest.raises(UsageError) as refused:
         submission.check(spec(nonfixed(1, 9, 1), policy="nope"), Limits(GRID, POLICIES, max_components=2))
     assert refused.value.message == "request.components has 3 components, more than max_components_per_job, 2"
+
+
+@pytest.mark.parametrize(
+    ("large", "field"),
+    [
+        ({"environment": tuple((f"V{n}", "x" * 1000) for n in range(10))}, "environment"),
+        ({"command": ("true", "ä" * 4000)}, "command"),
+        ({"collect": tuple(f"{n}*" for n in range(2000))}, "collect"),
+        ({"request": NonFixedRequest((ComponentRequest(1, environment=(("A", "x" * 8000),)),))}, "request"),
+    ],
+)
+def test_check_with_more_bytes_than_a_job_may_have_names_largest_field_and_setting(
+    large: dict[str, object], field: str
+) -> None:
+    job = spec(**{"request": nonfixed(1), **large})  # type: ignore[arg-type]
+    submission.check(job, Limits(GRID, POLICIES, max_bytes=20_000))
+    with pytest.raises(UsageError, match="more than max_bytes_per_job, 5000") as refused:
+        submission.check(job, Limits(GRID, POLICIES, max_bytes=5000))
+    assert refused.value.field == field
+    assert "rules.max_bytes_per_job" in refused.value.hint
+
+
+def test_check_with_as_many_bytes_as_a_job_may_have_accepts_it() -> None:
+    job = spec(nonfixed(1), ("x" * 1000,))
+    size = next(n for n in range(1000, 2000) if _is_accepted(job, n))
+    assert 1000 < size < 1100
+    assert not _is_accepted(job, size - 1)
+
+
+def _is_accepted(job: JobSpec, most: int) -> bool:
+    try:
+        submission.check(job, Limits(GRID, POLICIES, max_bytes=most))
+    except UsageError:
+        return False
+    return True
