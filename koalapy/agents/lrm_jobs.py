@@ -296,6 +296,8 @@ class LrmJobs:
             self.polls.soon()
         except SiteError as error:
             log.warning("cancel failed", action="cancel-failed", lrm_job=job.id, name=job.name, reason=error.message)
+            if by_force and isinstance(error, SiteRejected):
+                self._leftovers.refused(job, f"{error.message}: {error.hint}" if error.hint else error.message)
 
     async def _cancel(self, component: Component, timeout: float) -> None:
         """Ask the resource manager, and again until the component has ended."""

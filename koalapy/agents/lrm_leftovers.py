@@ -23,6 +23,8 @@ class Leftover:
     job: LrmJob
     since: float
     ordered: float
+    refusal: str = ""
+    """Why the resource manager refused to end it by force, and the remedy."""
 
 
 class Leftovers:
@@ -67,13 +69,20 @@ class Leftovers:
                 orders.append((job, True))
         return orders
 
+    def refused(self, job: LrmJob, refusal: str) -> None:
+        """Note why the resource manager refused to end a job by force."""
+        if job.id in self._left:
+            self._left[job.id].refusal = refusal
+
     def notices(self) -> list[str]:
         """Of each, for people, what is still there and since when it should not be."""
         now = time.time()
         return [
             f"the resource manager still holds job {left.job.id} ({left.job.name}"
             f"{f', {nodes(len(left.job.nodes))}' if left.job.nodes else ''}), "
-            f"told to end at {clock(left.since, now, exact=True)}" + (f": {left.job.reason}" if left.job.reason else "")
+            f"told to end at {clock(left.since, now, exact=True)}"
+            + (f": {left.job.reason}" if left.job.reason else "")
+            + (f"; {left.refusal}" if left.refusal else "")
             for left in self._left.values()
             if now >= left.since + REPORT_AFTER
         ]

@@ -91,16 +91,17 @@ def test_nobody_finds_a_runners_secret(bed: Testbed, cluster: str) -> None:
 def test_the_port_is_kept(bed: Testbed) -> None:
     """The suite of every resource manager, played on the heads at the same time."""
     with ThreadPoolExecutor() as pool:
-        for said in pool.map(partial(_play_suite, bed), ("north", "east"), ("slurm", "sge")):
+        for said in pool.map(partial(play_suite, bed), ("north", "east"), ("slurm", "sge")):
             assert said.endswith("ended with 0\n"), said
             assert "skipped" not in said
 
 
-def _play_suite(bed: Testbed, cluster: str, kind: str) -> str:
+def play_suite(bed: Testbed, cluster: str, kind: str, partition: str = "batch") -> str:
     folder = f"/shared/{cluster}/home/koala/port-{uuid4().hex[:8]}"
     pytest_there = ["/opt/koala/bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=300"]
-    script = f"cd /src && KOALA_PORT_KIND={kind} {' '.join(pytest_there)} --basetemp={folder} {PORT_SUITE}"
-    return bed.heads[cluster].shell(script + " 2>&1; echo ended with $?", user="koala")
+    environment = f"KOALA_PORT_KIND={kind} KOALA_PORT_PARTITION={partition}"
+    script = f"cd /src && {environment} {' '.join(pytest_there)} --basetemp={folder} {PORT_SUITE}"
+    return bed.containers[f"{cluster}-head"].shell(script + " 2>&1; echo ended with $?", user="koala")
 
 
 # Nodes that operators take out
@@ -147,7 +148,7 @@ def test_a_program_has_its_nodes_whole(bed: Testbed) -> None:
 
 def test_nodes_without_a_feature_that_is_wanted_are_none_of_ours(bed: Testbed) -> None:
     wanted = "KOALA_CLUSTERS__SOUTH__NATIVE_SPECIFICATION=--constraint=quick"
-    out = bed.heads["south"].run("env", wanted, *_check(bed, "south", "--json"), user="koala", check=False)
+    out = bed.heads["south"].run("env", wanted, *check_command(bed, "south", "--json"), user="koala", check=False)
     [nodes] = [f["found"] for f in json.loads(out)["findings"] if f["what"] == "nodes"]
     assert nodes.startswith("1, "), nodes
 
@@ -413,7 +414,7 @@ def test_ranks_speak_over_the_network_that_the_profile_names(bed: Testbed) -> No
 @pytest.mark.parametrize("cluster", ["north", "south", "east"])
 def test_check_finds_everything_in_order(bed: Testbed, cluster: str) -> None:
     head = bed.heads[cluster]
-    done = json.loads(head.run(*_check(bed, cluster, "--json"), user="koala"))
+    done = json.loads(head.run(*check_command(bed, cluster, "--json"), user="koala"))
     assert [f for f in done["findings"] if not f["ok"]] == []
 
 
@@ -431,23 +432,24 @@ def test_check_names_what_is_wrong_and_the_way_out(
     bed: Testbed, cluster: str, setting: str, value: str, says: str
 ) -> None:
     wrong = f"KOALA_CLUSTERS__{cluster.upper()}__{setting}={value}"
-    out = bed.heads[cluster].run("env", wrong, *_check(bed, cluster, "--json"), user="koala", check=False)
+    out = bed.heads[cluster].run("env", wrong, *check_command(bed, cluster, "--json"), user="koala", check=False)
     bad = [f for f in json.loads(out)["findings"] if not f["ok"]]
     assert bad
     assert all(f["hint"] for f in bad)
     assert says in str(bad)
 
 
-def _check(bed: Testbed, cluster: str, *more: str) -> list[str]:
+def check_command(bed: Testbed, cluster: str, *more: str) -> list[str]:
     settings = ["KOALA_CONFIG=/etc/koala/koala.yaml", "KOALA_CA_FILE=/etc/koala/ca.pem"]
     settings += ["KOALA_URL=https://198.18.0.2:8642"]
-    token = bed.heads[cluster].run("printenv", "AGENT_TOKEN").strip()
+    token = bed.containers[f"{cluster}-head"].run("cat", "/secrets/agent-token")
     directory = f"/shared/{cluster}/home/koala/agent"
     return ["env", *settings, f"KOALA_AGENT_TOKEN={token}", "koala", "check", cluster, "--directory", directory, *more]
 
 
 def test_the_daemons_database_is_postgresql(bed: Testbed) -> None:
-    command = "PGPASSWORD=$DATABASE_PASSWORD psql -h 127.0.0.1 -U postgres -At koala -c 'select count(*) from jobs'"
+    psql = "PGPASSWORD=$(cat /secrets/database-password) psql -h 127.0.0.1 -U postgres -At koala"
+    command = f"{psql} -c 'select count(*) from jobs'"
     before = int(bed.containers["database"].shell(command))
     bed.wait(bed.submit({"type": "flexible", "total_size": 1}, "true"))
     assert int(bed.containers["database"].shell(command)) == before + 1

@@ -16,7 +16,7 @@ import pytest
 
 from koalapy.tls import Trust
 from tests.grid.containers import Container
-from tests.grid.testbed import CLUSTERS, Testbed
+from tests.grid.testbed import CLUSTERS, WEST, Testbed
 from tests.grid.world import DEADLINE, Gate, Seen, until
 
 UIDS = {"alice": "1501", "bob": "1502"}
@@ -55,7 +55,7 @@ def _identity(container: Container, identity: str) -> None:
 @pytest.fixture(scope="module")
 def bed(testbed: Testbed) -> Iterator[Testbed]:
     """The testbed with jobs that are their owners', and as it was afterwards."""
-    switched = [testbed.containers["daemon"], *testbed.heads.values()]
+    switched = [testbed.containers["daemon"], testbed.containers[f"{WEST}-head"], *testbed.heads.values()]
 
     def switch(identity: str) -> None:
         with ThreadPoolExecutor() as pool:

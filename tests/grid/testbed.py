@@ -4,12 +4,15 @@ import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from tests.grid.containers import Container, containers
 from tests.grid.world import Folder, Gate, Load, Seen, World, until
 from tests.needs import TESTBED
 
 CLUSTERS = {"north": ("slurm", 3), "south": ("slurm", 2), "east": ("sge", 3)}
+"""The clusters of the common scenarios. West (Slurm 24.11) is drained but for the tests of test_testbed_current.py."""
+WEST = "west"
 ADDRESSES = {"north-head": "198.18.0.10", "south-head": "198.18.0.20", "east-head": "198.18.0.30"}
 
 
@@ -90,7 +93,21 @@ class Testbed(World):
     def start(self) -> "Testbed":
         self.containers["daemon"].release("daemon")
         self.connect(self.url)
+        self.drain(WEST)
         return self
+
+    def drain(self, cluster: str) -> None:
+        assert self.http.post(f"/api/v1/clusters/{cluster}/drain", json={"reason": "tests"}).is_success
+
+    def resume(self, cluster: str) -> None:
+        assert self.http.post(f"/api/v1/clusters/{cluster}/resume", json={}).is_success
+
+    def clusters(self) -> list[dict[str, Any]]:
+        """Return the clusters of the common scenarios."""
+        return [cluster for cluster in super().clusters() if cluster["name"] in CLUSTERS]
+
+    def cluster(self, name: str) -> dict[str, Any]:
+        return next(cluster for cluster in super().clusters() if cluster["name"] == name)
 
     def kill(self) -> None:
         self.containers["daemon"].hold("daemon")

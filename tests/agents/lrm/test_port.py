@@ -59,7 +59,7 @@ async def lrm(make_cluster: Callable[..., LocalCluster]) -> AsyncIterator[Lrm]:
     if KIND == "slurm":
         from koalapy.agents.lrm.slurm.adapter import SlurmLrm
 
-        lrm = SlurmLrm(SiteSettings(partition="batch", poll_interval=1.0))
+        lrm = SlurmLrm(SiteSettings(partition=os.environ.get("KOALA_PORT_PARTITION", "batch"), poll_interval=1.0))
     elif KIND == "sge":
         from koalapy.agents.lrm.drmaa.control import DrmaaControl
         from koalapy.agents.lrm.sge.adapter import SgeLrm

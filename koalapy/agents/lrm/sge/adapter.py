@@ -118,7 +118,7 @@ class SgeLrm:
             self._jobs.known[job].cancelled = True
         if DELETED in found.state:
             # The word that it is deleted never reached its hosts, or theirs never came back.
-            await self._commands.delete_by_force(job)
+            await self._commands.delete_by_force(job, user)
         else:
             await self._control.cancel(job, user)
         self._polling.soon()

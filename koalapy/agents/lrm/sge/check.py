@@ -20,6 +20,7 @@ async def findings(commands: SgeCommands, environment: str, queue: str | None) -
         found.append(await _master(commands))
         found.append(await _submit_host(commands))
         found.append(await _slaves(commands, environment))
+        found.append(await _forced_delete(commands))
         found += await _nodes(commands, environment, queue)
     except SiteError as error:
         found.append(Finding("Grid Engine", False, error.message, error.hint or "see that sge_qmaster runs"))
@@ -55,6 +56,13 @@ async def _slaves(commands: SgeCommands, environment: str) -> Finding:
         return Finding("parallel environment", True, found)
     hint = f"set control_slaves TRUE (qconf -mp {environment})"
     return Finding("parallel environment", False, f"{environment} cannot start anything on further nodes", hint)
+
+
+async def _forced_delete(commands: SgeCommands) -> Finding:
+    if await commands.may_delete_by_force():
+        return Finding("qdel -f", True, "allowed for jobs that a restarted master keeps")
+    problem = "not allowed: jobs that a restarted master keeps hold their nodes"
+    return Finding("qdel -f", False, problem, "set ENABLE_FORCED_QDEL=TRUE in the qmaster_params (qconf -mconf)")
 
 
 async def _nodes(commands: SgeCommands, environment: str, queue: str | None) -> Sequence[Finding]:

@@ -13,6 +13,10 @@ from koalapy.agents.lrm.sge.states import AccountingRecord, read_accounting
 from koalapy.agents.run_as import RunAs
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
+FORCED_DELETE_HINT = (
+    "have a manager of Grid Engine run qdel -f; set ENABLE_FORCED_QDEL=TRUE in its qmaster_params (qconf -mconf), "
+    "so that the agent may"
+)
 FORCED_DELETE_TIMEOUT = 90.0
 """Seconds that ``qdel -f`` may take: it waits for the hosts first, as long as it takes to give them up."""
 QACCT_TIMEOUT = 60.0
@@ -72,15 +76,21 @@ class SgeCommands:
             raise SiteUnavailable(f"{command}: {answer.error_line}")
         return answer.output
 
-    async def delete_by_force(self, job: str) -> None:
-        """Have the master forget a job that it was told to delete; ``SiteRejected`` where that is a manager's right."""
-        answer = await self.run("qdel", "-f", job, timeout=FORCED_DELETE_TIMEOUT)
+    async def delete_by_force(self, job: str, user: str) -> None:
+        """Have the master forget a job that it was told to delete, as `user`; ``SiteRejected`` where it may not."""
+        answer = await self.run("qdel", "-f", job, timeout=FORCED_DELETE_TIMEOUT, user=user)
         output = answer.output.decode(errors="replace") + answer.errors
         # It exits with 1 also when it has been done.
-        if answer.code != 0 and not re.search(r"registered|has forced|has deleted|does not exist", output):
-            raise SiteRejected(
-                f"qdel -f: {answer.error_line}", hint="have a manager of Grid Engine do qdel -f", value=job
-            )
+        if answer.code != 0 and not re.search(r"registered|forced the|has forced|has deleted|does not exist", output):
+            raise SiteRejected(f"qdel -f: {answer.error_line}", hint=FORCED_DELETE_HINT, value=job)
+
+    async def may_delete_by_force(self) -> bool:
+        """Return whether owners of jobs, or this account as a manager, may delete them with ``qdel -f``."""
+        configuration = (await self.ask("qconf", "-sconf")).decode(errors="replace")
+        managers = (await self.ask("qconf", "-sm")).decode(errors="replace").split()
+        parameters = re.search(r"^qmaster_params\s+(.*)", configuration, re.MULTILINE)
+        allowed = re.search(r"ENABLE_FORCED_QDEL\s*=\s*(true|1)\b", parameters[1] if parameters else "", re.IGNORECASE)
+        return bool(allowed) or getpass.getuser() in managers
 
     async def accounting(self, owner: str, what: str) -> Sequence[AccountingRecord]:
         """What is written of a job (by id or name), oldest first; nothing where there is no accounting yet."""

@@ -1,0 +1,59 @@
+"""The cluster `west` of the testbed: Slurm 24.11 with accounts, QOS limits, and 1,000 held jobs of another user."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.grid.test_testbed import check_command, on, play_suite
+from tests.grid.testbed import WEST, Testbed
+from tests.grid.world import until
+
+THREE_MANAGERS = {
+    "type": "fixed",
+    "components": [{"cluster": "north", "size": 2}, {"cluster": "east", "size": 2}, {"cluster": WEST, "size": 2}],
+}
+
+
+@pytest.fixture
+def bed(testbed: Testbed) -> Iterator[Testbed]:
+    head = testbed.containers[f"{WEST}-head"]
+    until(lambda: head.run("ls", "/run").find("queue-filled") >= 0, "carol's jobs to be submitted", 120)
+    testbed.resume(WEST)
+    until(lambda: testbed.cluster(WEST)["state"] == "usable", "west to be usable")
+    yield testbed
+    testbed.cancel_all()
+    testbed.settle()
+    testbed.drain(WEST)
+
+
+def test_one_mpi_job_spans_slurm_22_and_24_and_grid_engine(bed: Testbed) -> None:
+    head = bed.containers[f"{WEST}-head"]
+    assert head.run("sinfo", "--version").startswith("slurm-wlm 24.11")
+    assert bed.heads["north"].run("sinfo", "--version").startswith("slurm-wlm 22.05")
+    assert len(head.run("squeue", "-h", "-u", "carol", "-o", "%i").split()) == 1000
+    job = bed.wait(bed.submit(THREE_MANAGERS, "python", "-m", "koalapy.apps.poisson", launcher="openmpi"))
+    output = bed.logs(job["id"])
+    assert (job["state"], job["exit_code"], job["restarts"]) == ("succeeded", 0, 0), output
+    assert "passed" in output
+    hosts = {line.split(" on ")[1].split()[0] for line in output.splitlines() if line.startswith("rank ")}
+    assert hosts == {f"{cluster}/{cluster}-{number}" for cluster in ("north", "east", WEST) for number in (1, 2)}
+    assert bed.cluster(WEST)["errors"] == 0
+
+
+def test_exit_code_behind_a_full_queue_is_the_programs(bed: Testbed) -> None:
+    job = bed.wait(bed.submit(on(WEST, 2), "sh", "-c", "exit 7", launcher="processes"))
+    assert (job["state"], job["exit_code"]) == ("failed", 7)
+
+
+def test_check_passes_behind_a_full_queue(bed: Testbed) -> None:
+    report = json.loads(bed.containers[f"{WEST}-head"].run(*check_command(bed, WEST, "--json"), user="koala"))
+    assert [finding for finding in report["findings"] if not finding["ok"]] == []
+
+
+@pytest.mark.timeout(600)
+def test_port_suite_passes_on_slurm_24(bed: Testbed) -> None:
+    bed.drain(WEST)
+    output = play_suite(bed, WEST, "slurm", "single")
+    assert output.endswith("ended with 0\n"), output
+    assert "skipped" not in output
