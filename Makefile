@@ -62,7 +62,7 @@ fuzz: $(STAMP)  ## hostile agents, daemons, runners and users, always others: te
 machine: $(STAMP)  ## 100,000 random steps of everything that can happen to the scheduler, with all its laws: about five minutes
 	$(BIN)/python -m tests.scheduling.histories --steps 100000
 
-testbed:  ## two Slurm clusters and a Grid Engine cluster in containers, with the daemon and PostgreSQL
+testbed:  ## three Slurm clusters (22.05 and 24.11) and a Grid Engine cluster in containers, with the daemon and PostgreSQL
 	@deploy/testbed/control up
 
 testbed-down:  ## remove the testbed and all it holds

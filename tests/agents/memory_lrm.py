@@ -18,6 +18,8 @@ class MemoryLrm:
         self.settling = 0.01
         self.refusal: SiteError | None = None
         """What is said to a submission."""
+        self.force_refusal: SiteError | None = None
+        """The answer to a cancellation by force."""
         self.late = False
         """Whether a submission that is refused is taken all the same, once somebody has looked for it."""
         self.answering = asyncio.Event()
@@ -78,6 +80,8 @@ class MemoryLrm:
     async def cancel(self, job: str, name: str, user: str = "", *, by_force: bool = False) -> None:
         self.cancelled.append((job, by_force))
         self._check()
+        if by_force and self.force_refusal is not None:
+            raise self.force_refusal
 
     def end(self, job: str) -> None:
         self.jobs[job] = replace(self.jobs[job], state=LrmJobState.ENDED, exit_code=0)

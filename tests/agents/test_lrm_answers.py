@@ -301,9 +301,14 @@ async def test_what_the_resource_manager_does_not_let_go_is_told_and_ended_by_fo
         (notice,) = daemon.report()["notices"]
         told = r"the resource manager still holds job 1 \(koala-test-7\.1\.0, 2 nodes\), told to end at \d\d:\d\d:\d\d"
         assert re.fullmatch(f"{told}: node a does not answer", notice)
+        lrm.force_refusal = SiteRejected(
+            "qdel -f: forcing a job deletion requires manager privileges", hint="ask a manager"
+        )
         lrm.changed.set()
         await daemon.until(lambda: ("1", True) in lrm.cancelled)
         assert lrm.cancelled[0] == ("1", False)
+        lrm.changed.set()
+        await daemon.until(lambda: daemon.report()["notices"][0].endswith("manager privileges: ask a manager"))
         lrm.end("1")
         lrm.changed.set()
         await daemon.until(lambda: daemon.report()["notices"] == [])

@@ -1,6 +1,7 @@
 """Grid Engine's own commands: where they are, and what their complaints mean."""
 
 import asyncio
+import getpass
 import os
 import re
 import shutil

@@ -42,6 +42,8 @@ class FakeGridEngine:
         self.answers("qconf -sp koala", (ANSWERS / "environment.txt").read_text())
         self.answers("qconf -sql", "all.q\n")
         self.answers("qconf -spl", "koala\n")
+        self.answers("qconf -sm", "sgeadmin\n")
+        self.answers("qconf -sconf", "#global:\nqmaster_params               ENABLE_FORCED_QDEL=true\n")
         self.answers("qselect", "".join(f"all.q@h2-{n}\n" for n in (1, 2, 3, 4)))
         self.shows("idle.xml")
 

@@ -318,10 +318,12 @@ async def test_a_job_that_was_deleted_and_is_still_there_is_deleted_by_force(
     await lrm.cancel(job, "koala-m", by_force=True)
     assert engine.calls("qdel") == [f"qdel -f {job}"]
     assert control.cancelled == []
+    engine.answers("qdel", f"job {job} is already in deletion\nkoala forced the deletion of job {job}\n", code=1)
+    await lrm.cancel(job, "koala-m", by_force=True)
     engine.answers("qdel", "koala - you are not a manager\n", code=1)
     with pytest.raises(SiteRejected, match="you are not a manager") as caught:
         await lrm.cancel(job, "koala-m", by_force=True)
-    assert "manager" in caught.value.hint
+    assert "ENABLE_FORCED_QDEL" in caught.value.hint
 
 
 async def test_what_keeps_jobs_from_being_handed_in_is_part_of_a_look(lrm: SgeLrm, control: RememberingControl) -> None:

@@ -55,6 +55,7 @@ async def test_no_root(lrm: SgeLrm, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("qconf -sql", "error: commlib error: got select error (Connection refused)\n", 1, "commlib error"),
         ("qconf -ss", "elsewhere\n", 0, "is none of elsewhere"),
+        ("qconf -sconf", "qmaster_params    none\nexecd_params  ENABLE_FORCED_QDEL=true\n", 0, "hold their nodes"),
         ("qconf -sp koala", "nope is not a parallel environment\n", 1, "there is no parallel environment koala"),
         ("qconf -sp koala", "allocation_rule 2\ncontrol_slaves FALSE\n", 0, "cannot start anything on further nodes"),
         ("qconf -sp koala", "allocation_rule $fill_up\ncontrol_slaves TRUE\n", 0, "does not give whole nodes"),
