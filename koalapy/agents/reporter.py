@@ -8,6 +8,7 @@ from dataclasses import replace
 from koalapy.agents.component import Component, lrm_name
 from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSnapshot
 from koalapy.agents.uplink import Uplink
+from koalapy.model.bounds import NOTICES
 from koalapy.model.disk import Disk
 from koalapy.model.job import ComponentState, is_token
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, LrmCalls, StageStatus, Versions
@@ -166,7 +167,7 @@ class Reporter:
                 down=snapshot.down,
                 holding=self._holding(snapshot),
                 problem=problem,
-                notices=(*self.notices, *self.low),
+                notices=tuple(NOTICES.cut((*self.notices, *self.low))),
                 lacks=frozenset(self.lacks()),
                 disks=tuple(self.disks),
                 versions=self.versions,

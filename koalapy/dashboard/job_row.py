@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from koalapy.api.redaction import as_others_see
 from koalapy.model.identity import Identity
 from koalapy.model.job import Job, JobId, JobState
+from koalapy.model.wording import shortened
 from koalapy.service.jobs import JobRecord
 from koalapy.validation.permissions import may_see_all_of
 
@@ -35,11 +36,16 @@ class JobRow:
     reason: str
 
 
-def row_of(record: JobRecord, by: Identity, position: int | None = None) -> JobRow:
-    """``position`` is left out of others' jobs, as by the REST API."""
+MAX_REASON_LENGTH = 500
+"""Characters of a reason in a table; the job's page shows all."""
+
+
+def row_of(record: JobRecord, by: Identity, position: int | None = None, *, whole_reason: bool = False) -> JobRow:
+    """Return the line of a job; ``position`` is left out of others' jobs, as by the REST API."""
     is_theirs = may_see_all_of(by, record.job)
     seen = record if is_theirs else as_others_see(record)
     job, spec = seen.job, seen.job.spec
+    reason = "" if job.state in (JobState.RUNNING, JobState.SUCCEEDED) else seen.reason
     began = None if job.state.waits or job.state in (JobState.PLACED, JobState.CLAIMING) else job.started_at
     return JobRow(
         id=job.id,
@@ -56,7 +62,7 @@ def row_of(record: JobRecord, by: Identity, position: int | None = None) -> JobR
         waited=None if job.state.waits or job.placed_at is None else max(0.0, job.placed_at - job.submitted_at),
         started_at=began,
         ran=None if began is None or job.ended_at is None else max(0.0, job.ended_at - began),
-        reason="" if job.state in (JobState.RUNNING, JobState.SUCCEEDED) else seen.reason,
+        reason=reason if whole_reason else shortened(reason, MAX_REASON_LENGTH),
     )
 
 

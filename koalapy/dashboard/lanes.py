@@ -4,10 +4,12 @@ manager are."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from koalapy.dashboard.job_row import MAX_REASON_LENGTH
 from koalapy.dashboard.pictures.node_grid import NodeCounts
 from koalapy.dashboard.survey import Survey
 from koalapy.model.cluster import ClusterState
 from koalapy.model.reports import LrmCalls, LrmOperation
+from koalapy.model.wording import shortened
 from koalapy.ports import ClusterRecord
 from koalapy.scheduling.cluster_status import ClusterStatus
 
@@ -93,7 +95,7 @@ def lane_of(cluster: ClusterStatus, record: ClusterRecord, survey: Survey, now: 
         cluster=cluster.name,
         kind=record.kind,
         state=record.state,
-        reason=record.reason,
+        reason=shortened(record.reason, MAX_REASON_LENGTH),
         nodes=node_counts(cluster, survey),
         total=cluster.total,
         known_at=known_at,
@@ -101,7 +103,7 @@ def lane_of(cluster: ClusterStatus, record: ClusterRecord, survey: Survey, now: 
         connected=cluster.has_agent,
         heard_at=None if cluster.has_agent else cluster.contact.last_heard,
         away_because=cluster.absence,
-        problem=cluster.problem,
+        problem=shortened(cluster.problem, MAX_REASON_LENGTH),
         answers=calls_of(looks[0], cluster.reported_at) if looks else None,
         waiting=survey.may_run_on(cluster.name),
         drained=cluster.drained is not None,

@@ -6,7 +6,7 @@ people, which may come from any program, are cut instead.
 
 import base64
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -29,6 +29,57 @@ class Truncate:
         """What pydantic asks of a constraint that is not its own; it is called there only."""
         function = {"type": "no-info", "function": lambda text: text[: self.length]}
         return {"type": "function-after", "function": function, "schema": handler(source)}
+
+
+LEFT_OUT_LENGTH = 40
+"""Characters that the remark about texts left out has at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateList:
+    """Texts of a list, and characters of all of them together, that are taken in."""
+
+    texts: int
+    characters: int
+
+    def __get_pydantic_core_schema__(self, source: object, handler: Callable[[object], Any]) -> dict[str, Any]:
+        """Apply ``cut``; pydantic calls this for a constraint that is not its own."""
+        return {
+            "type": "function-after",
+            "function": {"type": "no-info", "function": self.cut},
+            "schema": handler(source),
+        }
+
+    def cut(self, texts: Collection[str]) -> Collection[str]:
+        """Return the texts if they fit; else the first that fit, each cut, and how many are left out. A second cut of
+        the answer changes nothing."""
+        if len(texts) <= self.texts and sum(map(len, texts)) <= self.characters:
+            return texts
+        kept: list[str] = []
+        left = self.characters - LEFT_OUT_LENGTH
+        for text in texts if isinstance(texts, tuple) else sorted(texts):
+            piece = text[: min(left, self.characters // 4)]
+            if len(kept) >= self.texts - 1 or not piece:
+                break
+            kept.append(piece)
+            left -= len(piece)
+        if len(kept) < len(texts):
+            kept.append(f"{len(texts) - len(kept)} more are left out")
+        return type(texts)(kept)  # type: ignore[call-arg]
+
+
+def _together_at_most(characters: int) -> Predicate:
+    """Bound all texts of a list of dataclasses together."""
+
+    def check(values: Collection[Any]) -> bool:
+        lengths = (
+            len(text) for each in values for name in each.__slots__ if isinstance(text := getattr(each, name), str)
+        )
+        if sum(lengths) > characters:
+            raise ValueError(f"has more than {characters} characters in all")
+        return True
+
+    return Predicate(check)
 
 
 def _at_most(characters: int) -> Predicate:
@@ -84,6 +135,13 @@ Base64 = Annotated[str, _at_most(4 * 1024 * 1024), Predicate(_is_base64)]
 """A piece of output."""
 Label = Annotated[str, Truncate(100)]
 """For people, too: a few words, such as a version."""
+ShortText = Annotated[str, Truncate(2000)]
+"""For people, on pages that show many of them."""
+MAX_NOTICES, MAX_NOTICES_LENGTH = 20, 4000
+NOTICES = TruncateList(MAX_NOTICES, MAX_NOTICES_LENGTH)
+"""Texts for people that stand on every page."""
+BoundedTogether = _together_at_most(256 * 1024)
+"""Dataclasses that a report lists, all on one page."""
 TruncatedText = Annotated[str, Truncate(MAX_TEXT_LENGTH)]
 """For people."""
 

@@ -12,6 +12,8 @@ from annotated_types import Interval, MaxLen
 from koalapy.model.bounds import (
     MAX_LISTED,
     MAX_NODES,
+    NOTICES,
+    BoundedTogether,
     Bytes,
     ExitCode,
     Host,
@@ -21,12 +23,15 @@ from koalapy.model.bounds import (
     Number,
     Path,
     Seconds,
+    ShortText,
     TruncatedText,
 )
 from koalapy.model.disk import Disk
 from koalapy.model.job import ComponentState
 
 MAX_LINES = 1000
+MAX_DISKS = 100
+MAX_CALLS = 50
 ReportedState = Literal[
     ComponentState.SUBMITTED,
     ComponentState.WAITING,
@@ -104,7 +109,7 @@ class LrmCalls:
     """All that they took together."""
     largest: Seconds = 0.0
     """What the longest of the last minutes took."""
-    last_error: TruncatedText = ""
+    last_error: ShortText = ""
     failed_ago: Seconds | None = None
     """Seconds between the last failure and the report."""
 
@@ -143,21 +148,21 @@ class ClusterReport:
     background: Nodes = 0
     down: Nodes = 0
     holding: Annotated[frozenset[Name], MaxLen(MAX_LISTED)] = frozenset()
-    problem: TruncatedText = ""
+    problem: ShortText = ""
     """Why nothing can be started there: the resource manager takes no jobs, or the counts could not be read; they may
     then be the last ones, or 0 when there never were any."""
-    notices: Annotated[tuple[TruncatedText, ...], MaxLen(MAX_LINES)] = ()
+    notices: Annotated[tuple[TruncatedText, ...], MaxLen(MAX_LINES), NOTICES] = ()
     """What people should know beside that, such as jobs of ours that the resource manager does not let go."""
-    lacks: Annotated[frozenset[TruncatedText], MaxLen(MAX_LINES)] = frozenset()
+    lacks: Annotated[frozenset[Label], MaxLen(MAX_LINES), NOTICES] = frozenset()
     """Programs that are missing on the agent's host, and that some jobs need."""
-    disks: Annotated[tuple[Disk, ...], MaxLen(MAX_LINES)] = ()
+    disks: Annotated[tuple[Disk, ...], MaxLen(MAX_DISKS), BoundedTogether] = ()
     """Where the agent writes."""
     versions: Versions | None = None
     """None of an agent of before there was this."""
-    node_classes: Annotated[tuple[NodeClassReport, ...], MaxLen(MAX_LINES)] = ()
+    node_classes: Annotated[tuple[NodeClassReport, ...], MaxLen(MAX_LINES), BoundedTogether] = ()
     """In the order in which the resource manager gives nodes to who asks for no class; none where it has but nodes of
     which nothing is known."""
-    calls: Annotated[tuple[LrmCalls, ...], MaxLen(MAX_LINES)] = field(default=(), compare=False)
+    calls: Annotated[tuple[LrmCalls, ...], MaxLen(MAX_CALLS)] = field(default=(), compare=False)
     """Told with the next report that there is for another reason: they change with every look."""
     type: Literal["report"] = field(default="report", kw_only=True)
 

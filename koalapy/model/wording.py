@@ -76,3 +76,8 @@ def is_utf8(text: str) -> bool:
 def encodable(text: str) -> str:
     """A text for people, with what cannot be encoded as escapes."""
     return text.encode(errors="backslashreplace").decode()
+
+
+def shortened(text: str, length: int) -> str:
+    """Return a text of at most so many characters; a cut is marked by an ellipsis."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from koalapy.agents import runner_messages
-from koalapy.model.bounds import MAX_TEXT_LENGTH
+from koalapy.model.bounds import MAX_NOTICES, MAX_NOTICES_LENGTH, TruncateList
 from koalapy.model.job import ComponentState
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus
 from koalapy.protocol import messages as wire
@@ -187,7 +187,40 @@ def test_a_nodes_address_is_one(loop: Loop, host: str) -> None:
 
 def test_words_for_people_are_cut_and_cost_nothing(loop: Loop) -> None:
     assert not loop.hears([plain(report(4)) | {"problem": "no " * 100_000}])
-    assert loop.seen[2] == ("no " * 100_000)[:MAX_TEXT_LENGTH]
+    assert loop.seen[2] == ("no " * 100_000)[:2000]
+
+
+def test_report_with_many_long_notices_is_cut_and_keeps_the_connection(loop: Loop) -> None:
+    loud = {"notices": ['<n>&"' * 4000] * 1000, "lacks": [f"{n:04}" + "x" * 20_000 for n in range(1000)]}
+    assert not loop.hears([plain(report(4)) | loud])
+    cluster = loop.daemon.engine.queries.grid["north"]
+    assert len(cluster.notices) <= MAX_NOTICES
+    assert sum(map(len, cluster.notices)) <= MAX_NOTICES_LENGTH
+    assert cluster.notices[-1].endswith("more are left out")
+    assert len(cluster.said) < 10_000
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        {"disks": [{"what": "spool", "path": "/" + "x" * 60_000, "free": 1, "size": 2}] * 20},
+        {"node_classes": [{"name": f"{n:04}" + "x" * 900, "total": 1, "idle": 1} for n in range(1000)]},
+        {"calls": [{"operation": "snapshot", "last_error": "x"}] * 51},
+    ],
+)
+def test_report_with_more_than_a_page_holds_costs_the_connection(loop: Loop, large: dict[str, Any]) -> None:
+    assert loop.hears([plain(report(4)) | large]).startswith("a message could not be understood")
+
+
+@given(st.lists(st.text(max_size=300), max_size=60), st.integers(1, 30), st.integers(100, 3000))
+def test_truncate_list_keeps_its_bounds_and_is_idempotent(texts: list[str], most: int, characters: int) -> None:
+    limit = TruncateList(most, characters)
+    cut = limit.cut(tuple(texts))
+    assert len(cut) <= most
+    assert sum(map(len, cut)) <= characters
+    assert limit.cut(cut) == cut
+    if len(texts) <= most and sum(map(len, texts)) <= characters:
+        assert cut == tuple(texts)
 
 
 def bare(kind: Any) -> bool:

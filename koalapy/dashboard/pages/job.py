@@ -70,7 +70,7 @@ def add_job(dashboard: Dashboard, services: Services) -> None:
         record = await jobs.get(job)
         is_theirs = may_see_all_of(caller, record.job)
         position = engine.queries.position(job) if is_theirs else None
-        view, row = seen_by(caller, record), row_of(record, caller, position)
+        view, row = seen_by(caller, record), row_of(record, caller, position, whole_reason=True)
         if not is_theirs:
             return JobPageView(view, row, "", (), record.job.state.is_final, (), (), 0, None, (), False, (), 0)
         record, tried = await jobs.attempts(job, attempts)
@@ -78,7 +78,7 @@ def add_job(dashboard: Dashboard, services: Services) -> None:
         known = record.job
         return JobPageView(
             job=seen_by(caller, record),
-            row=row_of(record, caller, position),
+            row=row_of(record, caller, position, whole_reason=True),
             command=" ".join(known.spec.command),
             actions=_actions(known, high_priority_allowed=jobs.rules.high_priority.is_allowed_to(caller)),
             is_over=known.state.is_final,
