@@ -31,16 +31,11 @@ class CommandResult:
 
 
 async def run(
-    *argv: str,
-    environment: Mapping[str, str] | None = None,
-    stdin: bytes = b"",
-    timeout: float = COMMAND_TIMEOUT,
-    max_output: int | None = None,
+    *argv: str, environment: Mapping[str, str] | None = None, stdin: bytes = b"", timeout: float = COMMAND_TIMEOUT
 ) -> CommandResult:
     """Run a command to its end; ``SiteRejected`` when there is none of that name, ``SiteUnavailable`` when it is late.
 
-    A command that was given up is killed; what it asked for may have been done all the same. One that says more than
-    ``max_output`` bytes is killed, too, and its output is a little longer than that.
+    A command that was given up is killed; what it asked for may have been done all the same.
     """
     loop = asyncio.get_running_loop()
     try:
@@ -64,10 +59,7 @@ async def run(
     process = asyncio.subprocess.Process(transport, protocol, loop)
     try:
         async with asyncio.timeout(timeout):
-            if max_output is None:
-                output, errors = await process.communicate(stdin or None)
-            else:
-                output, errors = await _limited(process, max_output)
+            output, errors = await process.communicate(stdin or None)
     except TimeoutError as error:
         raise SiteUnavailable(f"{argv[0]} did not answer within {timeout:g} s") from error
     finally:
@@ -91,26 +83,6 @@ def _kill(group: int) -> bool:
     except PermissionError:
         return False
     return True
-
-
-async def _limited(process: asyncio.subprocess.Process, max_output: int) -> tuple[bytes, bytes]:
-    """What a command says, but not much more than ``max_output`` bytes of it."""
-    assert process.stdout is not None
-    assert process.stderr is not None
-    reading_errors = asyncio.create_task(process.stderr.read())
-    try:
-        pieces, size = [], 0
-        while size <= max_output and (piece := await process.stdout.read(_CHUNK)):
-            pieces.append(piece)
-            size += len(piece)
-        if size > max_output:
-            _kill(process.pid)
-            return b"".join(pieces), b""
-        errors = await reading_errors
-        await process.wait()
-        return b"".join(pieces), errors
-    finally:
-        reading_errors.cancel()
 
 
 def split_options(text: str) -> Sequence[str]:

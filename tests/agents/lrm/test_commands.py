@@ -10,32 +10,19 @@ import pytest
 from koalapy.agents.lrm.commands import run
 from koalapy.model.errors import SiteUnavailable
 
-LONGEST = 100_000
 
-
-@pytest.mark.parametrize(("size", "code"), [(0, 0), (LONGEST, 3)])
+@pytest.mark.parametrize(("size", "code"), [(0, 0), (100_000, 3)])
 async def test_a_short_answer_is_whole(size: int, code: int) -> None:
     script = f"head -c {size} /dev/zero; echo oh >&2; exit {code}"
-    answer = await run("sh", "-c", script, max_output=LONGEST)
+    answer = await run("sh", "-c", script)
     assert (answer.code, len(answer.output), answer.errors) == (code, size, "oh\n")
 
 
-async def test_who_says_too_much_is_ended_and_not_read_to_the_end() -> None:
-    answer = await run("sh", "-c", "echo $$; exec cat /dev/zero", max_output=LONGEST)
-    assert LONGEST < len(answer.output) <= 2 * LONGEST
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(answer.output.split()[0]), 0)
-
-
-@pytest.mark.parametrize("longest", [None, 1000])
-async def test_a_child_that_holds_the_pipes_keeps_nobody_waiting(tmp_path: Path, longest: int | None) -> None:
+async def test_a_child_that_holds_the_pipes_keeps_nobody_waiting(tmp_path: Path) -> None:
     child = tmp_path / "child"
     script = f"setsid sh -c 'echo $$ > {child}; exec sleep 60' & head -c 1000000 /dev/zero; sleep 60"
     async with asyncio.timeout(30):
-        if longest is None:
-            with pytest.raises(SiteUnavailable, match="did not answer within 1 s"):
-                await run("sh", "-c", script, timeout=1.0)
-        else:
-            assert (await run("sh", "-c", script, max_output=longest)).code == -signal.SIGKILL
+        with pytest.raises(SiteUnavailable, match="did not answer within 1 s"):
+            await run("sh", "-c", script, timeout=1.0)
     if child.exists() and (pid := child.read_text().strip()):
         os.kill(int(pid), signal.SIGKILL)

@@ -19,11 +19,11 @@ from koalapy.agents.lrm.sge.qsub import QsubControl
 from koalapy.agents.lrm.slurm.adapter import SlurmLrm
 from koalapy.agents.run_as import RunAs, Way
 from koalapy.agents.settings import SiteSettings
-from koalapy.model.errors import SiteRejected
+from koalapy.model.errors import SiteRejected, SiteUnavailable
 
 from .sge.conftest import FakeGridEngine
 from .sge.conftest import engine as engine
-from .slurm.conftest import FakeSlurm
+from .slurm.conftest import COLUMNS, FakeSlurm, recorded_queue
 from .slurm.conftest import slurm as slurm
 
 KNOWN = {
@@ -79,7 +79,18 @@ def sudo(slurm: FakeSlurm, tmp_path: Path) -> FakeSudo:
 async def test_slurm_jobs_are_known_by_name_and_owner(slurm: FakeSlurm, mapped: SlurmLrm) -> None:
     jobs = (await mapped.snapshot()).jobs
     assert [(job.id, job.user) for job in jobs] == [("166", "ann"), ("167", "ann"), ("168", "ben"), ("169", "ann")]
-    assert slurm.calls("squeue")[0] == "--states=all --json"
+    assert slurm.calls("squeue")[0].startswith("--user=4242,ann,ben --states=all --noheader --noconvert --Format=")
+
+
+async def test_squeue_that_does_not_know_an_account_hides_its_jobs_only_if_it_is_gone(
+    slurm: FakeSlurm, mapped: SlurmLrm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await mapped.snapshot()
+    slurm.says("squeue", recorded_queue(), errors="squeue: error: Invalid user: ben\n\n", when=COLUMNS)
+    with pytest.raises(SiteUnavailable, match="squeue does not know the account ben"):
+        await mapped.snapshot()
+    monkeypatch.delitem(KNOWN, "ben")
+    assert "ann" in {job.user for job in (await mapped.snapshot()).jobs}
 
 
 async def test_slurm_jobs_of_people_that_we_do_not_act_for_are_none_of_ours(
@@ -136,7 +147,7 @@ async def test_an_account_that_is_gone_is_handed_nothing(
     assert slurm.calls("sbatch") == []
 
 
-async def test_a_large_queue_in_columns_says_whose_jobs_are_whose(
+async def test_snapshot_for_accounts_says_whose_jobs_are_whose(
     slurm: FakeSlurm, mapped: SlurmLrm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     widths = (24, 32, 16, 16, 8192, 16, 96, 256)
@@ -145,7 +156,6 @@ async def test_a_large_queue_in_columns_says_whose_jobs_are_whose(
     rows.append(("203", "RUNNING", "0", "1", "n2", "1999", "None", "x\nkoala-x-1.1.0"))
     text = "".join("".join(v.ljust(w) for v, w in zip(row, widths, strict=True)) + "\n" for row in rows)
     slurm.says("squeue", text, when="*--Format=*UserID*")
-    mapped._columns = True
     assert [(job.id, job.user) for job in (await mapped.snapshot()).jobs] == [("201", "ben")]
 
 

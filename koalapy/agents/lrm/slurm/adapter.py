@@ -1,15 +1,16 @@
-"""Slurm as agents see it: driven by its commands, whose answers are read as JSON."""
+"""Slurm as agents see it: driven by its commands."""
 
 import contextlib
 import os
+import pwd
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from koalapy.agents.job_folders import JobFolders
-from koalapy.agents.lrm.commands import run, split_options
+from koalapy.agents.lrm.commands import CommandResult, run, split_options
 from koalapy.agents.lrm.drmaa.accounts import drmaa_control
 from koalapy.agents.lrm.node_classes import KnownNode, NodeGroups, grouped
 from koalapy.agents.lrm.polling import Polling
@@ -21,8 +22,8 @@ from koalapy.agents.lrm.slurm.answers import (
     SlurmNode,
     read_columns,
     read_hosts,
-    read_jobs,
     read_nodes,
+    read_uid,
     words_in,
 )
 from koalapy.agents.lrm.slurm.check import check_nodes, check_partition, check_version, version
@@ -42,8 +43,6 @@ from koalapy.agents.lrm.slurm.states import NodeState, is_starting, job_end, job
 from koalapy.agents.settings import AgentSettings, SiteSettings
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 
-_MAX_JSON_ANSWER = 1 << 20
-"""Bytes of JSON from squeue beyond which it is asked for columns: 0.2 ms of processor time each 3 kB, one job."""
 MESSAGE_TIMEOUT = 10.0
 RESUME_TIMEOUT = 60.0
 """Seconds; Slurm's own defaults."""
@@ -84,15 +83,12 @@ class SlurmLrm:
         folders: JobFolders | None = None,
     ) -> None:
         self._folders = folders or JobFolders.alone()
-        self._me = () if self._folders.are_many else ("--me",)
         self._settings, self._extra = settings, split_options(settings.native_specification)
         self._prefix = prefix
         self._control: JobControl = control or SlurmCommands(self._options(), self._folders.run_as)
         self._offer: Offer | None = None
         self._offer_read = 0.0
         self._polling = Polling(settings.poll_interval)
-        self._columns = False
-        """Whether squeue is asked for columns, because its JSON is too large."""
         self._known: list[KnownNode] = []
         self._groups = NodeGroups()
         """The nodes that there were at the last look, and the same by class."""
@@ -126,8 +122,8 @@ class SlurmLrm:
 
     async def find(self, name: str, user: str = "") -> str | None:
         uid = (await self._folders.run_as.accounts.find(user)).uid if user else os.getuid()
-        mine = ("squeue", *self._me, "--states=all", "--noheader", f"--name={name}", "--format=%i|%T|%U|%j")
-        found = [each for each in _lines((await ask(*mine)).output) if (each.name, each.user) == (name, uid)]
+        answer = await self._squeue((user,), f"--name={name}", "--format=%i|%T|%U|%j")
+        found = [each for each in _lines(answer.output) if (each.name, each.user) == (name, uid)]
         if not found:
             found = [each for each in await self._accounted(name, user) if (each.name, each.user) == (name, uid)]
         found.sort(key=lambda each: (each.state is not LrmJobState.ENDED, len(each.job), each.job))
@@ -173,6 +169,10 @@ class SlurmLrm:
                 found.append(check_nodes(nodes, node_states(nodes, offer)))
             except SiteError as error:
                 found.append(Finding("nodes", False, error.message, error.hint or "try sinfo --json by hand"))
+            try:
+                found.append(Finding("queue", True, f"can be read; jobs of koalapy in it: {len(await self._jobs())}"))
+            except SiteError as error:
+                found.append(Finding("queue", False, error.message, error.hint or "try squeue --me by hand"))
             found += await self._control.check()
         return found
 
@@ -295,23 +295,30 @@ class SlurmLrm:
         return nodes
 
     async def _jobs(self) -> list[SlurmJob]:
-        ours = {os.getuid(), *await self._folders.people()}
-        found = None if self._columns else await self._whole_queue()
-        if found is None:
-            self._columns = True
-            answer = await ask("squeue", *self._me, "--states=all", "--noheader", "--noconvert", COLUMNS)
-            found = read_columns(answer.output, self._prefix, ours)
-        return await _with_hosts([job for job in found if job.name.startswith(self._prefix) and job.user in ours])
+        """Return our jobs; other users' jobs are not asked for, since there may be many."""
+        people = await self._folders.people()
+        answer = await self._squeue(("", *sorted(people.values())), "--noconvert", COLUMNS)
+        return await _with_hosts(read_columns(answer.output, self._prefix, {os.getuid(), *people}))
 
-    async def _whole_queue(self) -> list[SlurmJob] | None:
-        """Everyone's jobs, as many releases tell them whoever is asked for; None, and not read, where they are many."""
-        command = ("squeue", *self._me, "--states=all", "--json")
-        answer = await run(*command, environment=environment(), max_output=_MAX_JSON_ANSWER)
-        if len(answer.output) > _MAX_JSON_ANSWER:
-            return None
-        if answer.code != 0:
-            raise_error("squeue", answer)
-        return read_jobs(answer.output, self._prefix)
+    async def _squeue(self, users: Iterable[str], *options: str) -> CommandResult:
+        """Ask squeue for the jobs of accounts, of which an empty name is our own.
+
+        They are named, since Slurm before 26.05 knows no number of 2³¹ and more; ``--me`` is a number to it. It passes
+        over an account that it does not know, and its jobs must not be taken for ended ones.
+        """
+        names = [name or _own_account() for name in users]
+        answer = await ask("squeue", f"--user={','.join(names)}", "--states=all", "--noheader", *options)
+        for name in re.findall(r"Invalid user: (\S+)", answer.errors):
+            if name == _own_account() or await self._exists(name):
+                raise SiteUnavailable(f"squeue does not know the account {name}", hint="see getent passwd on this host")
+        return answer
+
+    async def _exists(self, user: str) -> bool:
+        try:
+            await self._folders.run_as.accounts.find(user)
+        except SiteRejected:
+            return False
+        return True
 
     async def _job(self, job: SlurmJob, nodes: Sequence[SlurmNode], offer: Offer) -> LrmJob:
         state, user = job_state(job.words), await self._owner(job.user) or ""
@@ -404,6 +411,14 @@ def snapshot_of(
     )
 
 
+def _own_account() -> str:
+    """Return the name of the agent's account, or its number if it has no name."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
 def _lines(output: bytes) -> list[_JobLine]:
     """Lines of job, state, user and name."""
     found = []
@@ -411,6 +426,6 @@ def _lines(output: bytes) -> list[_JobLine]:
         job, _, rest = line.strip().partition("|")
         state, _, rest = rest.partition("|")
         user, _, name = rest.partition("|")
-        if job.isdecimal() and user.isdecimal():
-            found.append(_JobLine(job, job_state(words_in([state])), int(user), name))
+        if job.isdecimal() and (uid := read_uid(user)) is not None:
+            found.append(_JobLine(job, job_state(words_in([state])), uid, name))
     return found

@@ -1,12 +1,14 @@
-"""Reads what ``squeue --json`` and ``sinfo --json`` answer, in any release's shape, and squeue's columns. Pure.
+"""Read the columns of squeue and the JSON of sinfo, of Slurm 21.08 to 26.05. Pure.
 
-The shapes differ: state words are one string with flags beside it (up to 22.05) or a list (nodes since 23.02, jobs
-since 23.11); numbers are plain or ``{"set": …, "infinite": …, "number": …}`` (since 23.02); exit codes are a wait
-status, plain or in that form, or ``{"return_code": …, "signal": …}`` (since 23.11); sinfo lists the cluster's nodes (up
-to 22.05) or groups of like ones (since 23.02). Whatever is not understood raises ``SiteUnavailable``; nothing else is.
+squeue's JSON is not used: it has the jobs of all users, whichever are asked for, and differs between releases. Its
+columns are the same in all of them, except that an exit code is a wait status up to 22.05, and ``code:signal`` since.
+In sinfo's JSON a node's state is one string with flags beside it (up to 22.05) or a list (since 23.02), numbers are
+plain or ``{"set": …, "infinite": …, "number": …}`` (since 23.02), and it lists the cluster's nodes (up to 22.05) or
+groups of like ones (since 23.02). Input that is not understood raises ``SiteUnavailable``; no other error is raised.
 """
 
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -26,8 +28,8 @@ _WIDTHS = {
     "Name": 256,
 }
 COLUMNS = "--Format=" + ",".join(f"{name}:{width}" for name, width in _WIDTHS.items())
-"""Columns of fixed width: for clusters whose whole queue as JSON would be too much. What is longer is cut. Free texts
-come last, and are much shorter together than all before them: none can be taken for a line."""
+"""Columns of fixed width; longer values are cut. Free texts come last, and are much shorter together than the columns
+before them, so that a text with a newline cannot pass for the line of another job."""
 _UNTIL_NAME = sum(_WIDTHS.values()) - _WIDTHS["Name"]
 _UNTIL_USER = _UNTIL_NAME - _WIDTHS["Reason"]
 """Bytes of a line to the end of that column."""
@@ -71,12 +73,6 @@ class SlurmJob:
     """Whether ``nodes`` are still to be asked for: their names are longer than the column."""
 
 
-def read_jobs(answer: bytes, prefix: str) -> list[SlurmJob]:
-    """Those in squeue's answer whose names begin with ``prefix``; many releases list everyone's, whatever is asked."""
-    entries = _entries(_document(answer, "squeue"), "squeue", "jobs")
-    return [_job(each) for each in entries if not isinstance(name := each.get("name"), str) or name.startswith(prefix)]
-
-
 def read_nodes(answer: bytes, partitions: Collection[str]) -> list[SlurmNode]:
     """Those of any of ``partitions`` in sinfo's answer, each once."""
     document = _document(answer, "sinfo")
@@ -91,11 +87,6 @@ def read_nodes(answer: bytes, partitions: Collection[str]) -> list[SlurmNode]:
             before = nodes.get(node.name, node).partitions
             nodes[node.name] = replace(node, partitions=node.partitions | before)
     return list(nodes.values())
-
-
-def wait_status(status: int) -> tuple[int, int]:
-    """Exit code and signal in a wait status."""
-    return status >> 8 & 0xFF, status & 0x7F
 
 
 def _document(answer: bytes, command: str) -> Mapping[str, Any]:
@@ -126,64 +117,6 @@ def _entries(document: Mapping[str, Any], command: str, key: str) -> list[dict[s
     if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
         _not_understood(command, f"it has no list of {key}")
     return entries
-
-
-def _job(entry: Mapping[str, Any]) -> SlurmJob:
-    id, name = entry.get("job_id"), entry.get("name")
-    if not isinstance(id, int) or not isinstance(name, str):
-        _not_understood("squeue", "a job without number or name")
-    user = entry.get("user_id")
-    user = user.get("number") if isinstance(user, dict) else user
-    if not isinstance(user, int):
-        _not_understood("squeue", f"job {id} belongs to nobody")
-    code, signal = _exit(entry.get("exit_code"), id)
-    reason = entry.get("state_description") or entry.get("state_reason")
-    return SlurmJob(
-        id=str(id),
-        name=name,
-        user=user,
-        words=_words(entry.get("job_state"), f"job {id}", "squeue"),
-        nodes=_hosts(entry, id),
-        code=code,
-        signal=signal,
-        reason=reason if isinstance(reason, str) else "",
-        wants=_number(entry.get("node_count"), id),
-    )
-
-
-def _hosts(entry: Mapping[str, Any], job: int) -> tuple[str, ...]:
-    text = entry.get("nodes")
-    if text is None and isinstance(resources := entry.get("job_resources"), dict):
-        text = resources.get("nodes")
-        text = text.get("list") if isinstance(text, dict) else text
-    if not isinstance(text, str | None):
-        _not_understood("squeue", f"job {job} has no node names")
-    if text is None or text == "(null)":
-        return ()
-    try:
-        return tuple(expand(text))
-    except ValueError as error:
-        raise SiteUnavailable(f"squeue: nodes of job {job}: {error}") from None
-
-
-def _exit(value: object, job: int) -> tuple[int, int]:
-    if isinstance(value, dict) and "return_code" in value:
-        signal = value.get("signal")
-        if isinstance(signal, dict):
-            signal = signal.get("id", signal.get("signal_id"))
-        return _number(value["return_code"], job), _number(signal, job)
-    return wait_status(_number(value, job))
-
-
-def _number(value: object, job: int) -> int:
-    """Zero when it is not set."""
-    if isinstance(value, dict):
-        value = value.get("number") if value.get("set", True) is True else None
-    if value is None:
-        return 0
-    if not isinstance(value, int) or not 0 <= value < 1 << 32:
-        _not_understood("squeue", f"job {job} ended in no known way")
-    return value
 
 
 def _words(value: object, whose: str, command: str) -> frozenset[str]:
@@ -286,8 +219,21 @@ def read_columns(answer: bytes, prefix: str, users: Collection[int]) -> list[Slu
 
 def _user(line: bytes) -> int | None:
     """None of a line that cannot be understood."""
-    text = line[_UNTIL_USER - _WIDTHS["UserID"] : _UNTIL_USER].strip()
-    return int(text) if text.isdigit() else None
+    return read_uid(line[_UNTIL_USER - _WIDTHS["UserID"] : _UNTIL_USER].decode(errors="replace"))
+
+
+def read_uid(text: str) -> int | None:
+    """Return a user id, which Slurm prints as a signed number of 32 bits; None if the text is none."""
+    if (number := re.fullmatch(r"\s*(-?[0-9]{1,10})\s*", text)) is None:
+        return None
+    value = int(number[1])
+    return value % (1 << 32) if -(1 << 31) <= value < 1 << 32 else None
+
+
+def _read_exit(text: str) -> tuple[int, int]:
+    """Return exit code and signal from a wait status (up to 22.05) or ``code:signal``; ``ValueError``."""
+    code, colon, signal = text.partition(":")
+    return (int(code), int(signal)) if colon else (int(text) >> 8 & 0xFF, int(text) & 0x7F)
 
 
 def _job_in_columns(line: bytes) -> SlurmJob:
@@ -296,18 +242,19 @@ def _job_in_columns(line: bytes) -> SlurmJob:
     for width in _WIDTHS.values():
         values.append(line[at : at + width].decode(errors="replace").strip())
         at += width
-    id, state, status, wants, nodes, user, reason, name = values
+    id, state, status, wants, nodes, _, reason, name = values
+    user = _user(line)
     try:
-        code, signal = wait_status(int(status))
+        code, signal = _read_exit(status)
         hosts_cut = len(nodes) >= _WIDTHS["NodeList"]
         hosts = () if hosts_cut else tuple(expand(nodes))
-        if not id.isdecimal() or not state:
+        if not id.isdecimal() or not state or user is None:
             raise ValueError(line)
     except ValueError:
         _no_columns(line)
     # Of a job that may have more or fewer nodes it is a range.
     count = read_count(wants.partition("-")[0]) or 0
-    return SlurmJob(id, name, int(user), words_in([state]), hosts, code, signal, reason, count, hosts_cut)
+    return SlurmJob(id, name, user, words_in([state]), hosts, code, signal, reason, count, hosts_cut)
 
 
 def _no_columns(line: bytes) -> NoReturn:

@@ -11,7 +11,7 @@ from koalapy.agents.lrm.slurm.states import NodeState
 from koalapy.model.errors import SiteError
 
 _MIN_RELEASE = (21, 8)
-"""Release since which squeue and sinfo speak JSON."""
+"""The first release with ``sinfo --json``."""
 
 
 async def version() -> str:
@@ -27,7 +27,7 @@ async def check_version() -> Finding:
         return Finding("Slurm", False, error.message, error.hint or "try sinfo --version by hand")
     found = re.search(r"(\d+)\.(\d+)", told)
     if found is None or (int(found[1]), int(found[2])) < _MIN_RELEASE:
-        return Finding("Slurm", False, f"{told[:80]}: squeue --json needs 21.08", "upgrade Slurm to 21.08 or later")
+        return Finding("Slurm", False, f"{told[:80]}: sinfo --json needs 21.08", "upgrade Slurm to 21.08 or later")
     return Finding("Slurm", True, told)
 
 

@@ -1,13 +1,54 @@
 """A Slurm of shell scripts on a PATH of its own: each command says what a test has put into its file."""
 
+import json
 import os
 import shlex
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
 ANSWERS = Path(__file__).with_name("answers")
+
+
+COLUMNS = "*--Format=*"
+"""The calls by which squeue is asked for columns."""
+
+
+def column_line(
+    name: str,
+    id: str,
+    nodes: str = "",
+    wants: str = "3",
+    state: str = "RUNNING",
+    status: str = "0",
+    reason: str = "None",
+    user: str = "1500",
+) -> str:
+    """Return a line as squeue prints it: longer values are cut."""
+    return f"{id:24}{state:32}{status:16}{wants:16}{nodes:8192.8192}{user:16}{reason:96}{name:256.256}\n"
+
+
+def recorded_queue(ids: Collection[int] = (166, 167, 168, 169), **changes: str) -> str:
+    """Return the recorded jobs of these numbers in columns; ``changes`` are columns that differ from the recording."""
+    jobs = [job for job in json.loads((ANSWERS / "squeue-22.05.json").read_bytes())["jobs"] if job["job_id"] in ids]
+    return "".join(
+        column_line(
+            **{
+                "name": job["name"],
+                "id": str(job["job_id"]),
+                "nodes": job["nodes"],
+                "wants": str(job["node_count"]),
+                "state": job["job_state"],
+                "status": str(job["exit_code"]),
+                "reason": job["state_reason"],
+                "user": str(job["user_id"]),
+                **changes,
+            }
+        )
+        for job in jobs
+    )
 
 
 class FakeSlurm:
@@ -61,7 +102,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     fake.says("sinfo", "main*|up|1-infinite\nother|up|1-infinite\n", when="*%P*")
     fake.says("sinfo", "slurm-wlm 22.05.8\n", when="--version")
     fake.says("squeue", "")
-    fake.says("squeue", (ANSWERS / "squeue-22.05.json").read_bytes(), when="*--json*")
+    fake.says("squeue", recorded_queue(), when=COLUMNS)
     fake.says("sbatch", "171\n")
     fake.says("scancel", "")
     fake.says("sacct", "", errors="Slurm accounting storage is disabled\n", code=1)

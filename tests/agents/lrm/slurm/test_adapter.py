@@ -1,8 +1,8 @@
 """The adapter against a Slurm of shell scripts: what it asks, and what it makes of the answers."""
 
 import asyncio
-import json
 import os
+import pwd
 import shlex
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -18,7 +18,7 @@ from koalapy.agents.settings import SiteSettings
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from tests.agents.lrm.conftest import eventually, is_alive
 
-from .conftest import ANSWERS, FakeSlurm
+from .conftest import COLUMNS, FakeSlurm, column_line, recorded_queue
 
 RUNNING = "167|RUNNING|1500|koala-x-2.1.0\n"
 
@@ -52,7 +52,7 @@ async def test_a_look_is_one_question_each_unless_a_job_has_ended(slurm: FakeSlu
     await seen.snapshot()
     # At the first look the ended job is news, and nodes may have been seen before its end.
     assert [call for call in slurm.calls("sinfo") if "--json" in call] == ["--Node --partition=main --json"] * 3
-    assert slurm.calls("squeue") == ["--me --states=all --json"] * 3
+    assert sum("--Format" in call for call in slurm.calls("squeue")) == 3
 
 
 async def test_the_default_partition_is_looked_up_once(slurm: FakeSlurm) -> None:
@@ -62,39 +62,65 @@ async def test_the_default_partition_is_looked_up_once(slurm: FakeSlurm) -> None
     assert sum("%P" in call for call in slurm.calls("sinfo")) == 1
 
 
-async def test_a_large_queue_is_read_in_columns(slurm: FakeSlurm) -> None:
-    document = json.loads((ANSWERS / "squeue-22.05.json").read_bytes())
-    document["jobs"][1:1] = [{**document["jobs"][2], "name": "theirs"}] * 700
-    slurm.says("squeue", json.dumps(document)[:-1], when="*--json*")  # which nobody parses: it took seconds
-    columns = [
-        column_line("koala-x-1.1.0", "166", "n[1-2]", state="FAILED", status="1792", reason="NonZeroExitCode"),
-        column_line("koala-x-2.1.0", "167", "n[1-2]"),
-        column_line("koala-x-4.1.0", "169", state="PENDING", reason="Resources"),
-    ]
-    slurm.says("squeue", "".join(columns), when="*--Format*")
+async def test_snapshot_asks_squeue_for_own_jobs_only(slurm: FakeSlurm) -> None:
+    await lrm().snapshot()
+    assert {call.split()[0] for call in slurm.calls("squeue")} == {f"--user={own_account()}"}
+    assert not any("--json" in call for call in slurm.calls("squeue"))
+
+
+@pytest.mark.parametrize("status", ["1792", "7:0"])
+async def test_snapshot_reads_exit_code_of_any_release(slurm: FakeSlurm, status: str) -> None:
+    slurm.says("squeue", recorded_queue({166}, status=status), when=COLUMNS)
+    (job,) = (await lrm().snapshot()).jobs
+    assert (job.state, job.exit_code, job.lost) == (LrmJobState.ENDED, 7, False)
+
+
+@pytest.mark.parametrize("status", ["9", "0:9"])
+async def test_snapshot_reads_signal_of_any_release(slurm: FakeSlurm, status: str) -> None:
+    slurm.says("squeue", recorded_queue({166}, status=status), when=COLUMNS)
+    (job,) = (await lrm().snapshot()).jobs
+    assert (job.exit_code, job.lost, job.reason) == (137, True, "killed by signal 9")
+
+
+@pytest.mark.parametrize("user", ["3000000001", "-1294967295"])
+async def test_snapshot_knows_own_jobs_by_large_user_id(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, user: str
+) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 3_000_000_001)
+    slurm.says("squeue", recorded_queue({167}, user=user), when=COLUMNS)
+    slurm.says("squeue", f"167|RUNNING|{user}|koala-x-2.1.0\n", when="*%i*")
+    seen = lrm()
+    assert [job.id for job in (await seen.snapshot()).jobs] == ["167"]
+    assert await seen.find("koala-x-2.1.0") == "167"
+    await seen.cancel("167", "koala-x-2.1.0")
+    assert slurm.calls("scancel") == ["167"]
+
+
+async def test_squeue_that_does_not_know_the_own_account_is_unavailable(slurm: FakeSlurm) -> None:
+    """Slurm before 26.05 says so of its own account where that has no name and a number of 2³¹ and more."""
+    slurm.says("squeue", "", errors=f"squeue: error: Invalid user: {own_account()}\n\n")
+    seen = lrm()
+    with pytest.raises(SiteUnavailable, match="squeue does not know the account"):
+        await seen.snapshot()
+    with pytest.raises(SiteUnavailable, match="squeue does not know the account"):
+        await seen.find("koala-x-2.1.0")
+
+
+async def test_snapshot_after_unreadable_queue_recovers(slurm: FakeSlurm) -> None:
     seen = lrm()
     first = await seen.snapshot()
-    assert {job.id: job.state for job in first.jobs} == {
-        "166": LrmJobState.ENDED,
-        "167": LrmJobState.RUNNING,
-        "169": LrmJobState.QUEUED,
-    }
+    slurm.says("squeue", "slurm_load_jobs error: none\n", when=COLUMNS)
+    with pytest.raises(SiteUnavailable):
+        await seen.snapshot()
+    slurm.says("squeue", recorded_queue(), when=COLUMNS)
     assert await seen.snapshot() == first
-    assert sum("--json" in call for call in slurm.calls("squeue")) == 1, "asked once, and never again"
 
 
-def column_line(
-    name: str,
-    id: str,
-    nodes: str = "",
-    wants: str = "3",
-    state: str = "RUNNING",
-    status: str = "0",
-    reason: str = "None",
-    user: str = "1500",
-) -> str:
-    """As squeue makes it: it cuts what is longer."""
-    return f"{id:24}{state:32}{status:16}{wants:16}{nodes:8192.8192}{user:16}{reason:96}{name:256.256}\n"
+def own_account() -> str:
+    try:
+        return pwd.getpwuid(1500).pw_name
+    except KeyError:
+        return "1500"
 
 
 @pytest.mark.parametrize(("wants", "nodes"), [("3", 3), ("2-4", 2), ("1K", 1024), ("1.5K-2K", 1536), ("", 0)])
@@ -109,7 +135,6 @@ async def test_nodes_that_are_too_many_for_a_column_are_asked_for_alone(slurm: F
     slurm.says("squeue", "".join(lines), when="*--Format*")
     slurm.says("squeue", f"167|{names}\n", when="*--jobs=167 --format=%i?%N*")
     seen = lrm()
-    seen._columns = True
     jobs = {job.id: job.nodes for job in (await seen.snapshot()).jobs}
     assert jobs == {"167": tuple(names.split(",")), "168": ("n3",)}
     slurm.says("squeue", "", when="*--jobs=167 --format=%i?%N*")
@@ -160,7 +185,7 @@ def test_jobs_of_our_users_with_other_names_are_none_of_ours() -> None:
 @pytest.mark.parametrize(
     ("command", "answer", "told"),
     [
-        ("squeue", "slurm", "squeue answered what is no JSON: slurm"),
+        ("sinfo", "slurm", "sinfo answered what is no JSON: slurm"),
         ("sinfo", '{"nodes": []}', "sinfo shows no nodes in partition main"),
         ("sinfo", '{"nodes": [{}]}', "sinfo answered what cannot be understood"),
     ],
@@ -173,7 +198,7 @@ async def test_an_answer_that_makes_no_sense(slurm: FakeSlurm, command: str, ans
 
 async def test_a_controller_that_is_down_is_tried_again(slurm: FakeSlurm) -> None:
     told = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
-    slurm.says("squeue", "", errors=told + "\n", code=1, when="*--json*")
+    slurm.says("squeue", "", errors=told + "\n", code=1, when=COLUMNS)
     with pytest.raises(SiteUnavailable) as caught:
         await lrm().snapshot()
     assert caught.value.message == f"squeue: {told}"
@@ -347,10 +372,7 @@ async def test_cancel_ends_ours_and_knows_it_afterwards(slurm: FakeSlurm) -> Non
     seen = lrm()
     await seen.cancel("167", "koala-x-2.1.0")
     assert slurm.calls("scancel") == ["167"]
-    document = json.loads((ANSWERS / "squeue-22.05.json").read_bytes())
-    for job in document["jobs"]:
-        job.update({"job_state": "CANCELLED", "exit_code": 15})
-    slurm.says("squeue", json.dumps(document), when="*--json*")
+    slurm.says("squeue", recorded_queue(state="CANCELLED", status="15"), when=COLUMNS)
     ended = {job.id: (job.lost, job.exit_code) for job in (await seen.snapshot()).jobs}
     assert ended == {"166": (True, 143), "167": (False, 143), "169": (True, 143)}
 
@@ -465,10 +487,7 @@ async def test_a_cluster_without_sbatch_takes_no_jobs(slurm: FakeSlurm, tmp_path
 
 
 async def test_a_job_that_will_never_start_is_told_with_whose_fault_that_is(slurm: FakeSlurm) -> None:
-    document = json.loads((ANSWERS / "squeue-22.05.json").read_bytes())
-    for job in document["jobs"]:
-        job["state_reason"] = "PartitionTimeLimit"
-    slurm.says("squeue", json.dumps(document), when="*--json*")
+    slurm.says("squeue", recorded_queue(reason="PartitionTimeLimit"), when=COLUMNS)
     found = {job.id: (job.state, job.refused, job.reason) for job in (await lrm().snapshot()).jobs}
     assert found["169"] == (LrmJobState.QUEUED, "unsuitable", "Slurm will not start it: PartitionTimeLimit")
     assert found["167"] == (LrmJobState.RUNNING, None, "")

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from koalapy.agents.lrm.port import LrmJob, LrmJobState
 from koalapy.agents.lrm.slurm.adapter import snapshot_of
-from koalapy.agents.lrm.slurm.answers import SlurmJob, read_columns, read_jobs, read_nodes
+from koalapy.agents.lrm.slurm.answers import SlurmJob, read_columns, read_nodes, read_uid
 from koalapy.agents.lrm.slurm.offer import Offer, Partition
 from koalapy.agents.lrm.slurm.states import job_state
 from koalapy.model.errors import SiteUnavailable
 
-from .conftest import ANSWERS
+from .conftest import ANSWERS, column_line, recorded_queue
 
 OTHERS = ["21.08", "23.02", "23.11", "24.11"]
 
@@ -28,13 +28,27 @@ def words(*found: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def test_the_recorded_queue_of_22_05() -> None:
-    assert read_jobs(answer("squeue-22.05"), "koala-") == [
-        SlurmJob("166", "koala-x-1.1.0", 1500, words("FAILED"), ("n1", "n2"), 7, 0, "NonZeroExitCode", 2),
+@pytest.mark.parametrize("status", ["1792", "7:0"])
+def test_read_columns_of_recorded_queue(status: str) -> None:
+    ended = read_columns(recorded_queue({166}, status=status).encode(), "koala-", {1500, 1501})
+    assert ended == [SlurmJob("166", "koala-x-1.1.0", 1500, words("FAILED"), ("n1", "n2"), 7, 0, "NonZeroExitCode", 2)]
+    assert read_columns(recorded_queue({167, 168, 169}).encode(), "koala-", {1500, 1501}) == [
         SlurmJob("167", "koala-x-2.1.0", 1500, words("RUNNING"), ("n1", "n2"), 0, 0, "None", 2),
         SlurmJob("168", "koala-y-3.1.0", 1501, words("RUNNING"), ("n3",), 0, 0, "None", 1),
         SlurmJob("169", "koala-x-4.1.0", 1500, words("PENDING"), (), 0, 0, "Resources", 3),
     ]
+
+
+@given(st.integers(0, (1 << 32) - 1))
+def test_read_uid_of_signed_and_unsigned_number_is_alike(uid: int) -> None:
+    signed = uid - (1 << 32) if uid >= 1 << 31 else uid
+    assert read_uid(str(uid)) == read_uid(f"  {signed} ") == uid
+
+
+@given(st.text(max_size=12))
+def test_read_uid_of_any_text_is_a_number_or_none(text: str) -> None:
+    uid = read_uid(text)
+    assert uid is None or 0 <= uid < 1 << 32
 
 
 def test_the_recorded_nodes_of_22_05() -> None:
@@ -47,17 +61,6 @@ def test_the_recorded_nodes_of_22_05() -> None:
     }
     (x9,) = [node for node in read_nodes(answer("sinfo-22.05"), ["other"]) if node.name == "x9"]
     assert (x9.words, x9.reason) == (words("DOWN", "NOT_RESPONDING"), "not bought yet")
-
-
-@pytest.mark.parametrize("release", OTHERS)
-def test_the_queue_in_other_releases_shapes(release: str) -> None:
-    assert read_jobs(answer(f"squeue-{release}"), "koala-") == [
-        SlurmJob("166", "koala-x-1.1.0", 1500, words("FAILED"), ("n1", "n2"), 7, 0, "NonZeroExitCode", 2),
-        SlurmJob("167", "koala-x-2.1.0", 1500, words("RUNNING"), ("n1", "n2"), 0, 0, "None", 2),
-        SlurmJob("168", "koala-y-3.1.0", 1501, words("RUNNING"), ("n3",), 0, 0, "None", 2),
-        SlurmJob("169", "koala-x-4.1.0", 1500, words("PENDING"), (), 0, 0, "Resources", 2),
-        SlurmJob("170", "koala-x-5.1.0", 1500, words("CANCELLED"), ("n1",), 0, 15, "None", 2),
-    ]
 
 
 @pytest.mark.parametrize("release", OTHERS)
@@ -74,27 +77,8 @@ def test_nodes_in_other_releases_shapes(release: str) -> None:
     assert {node.name for node in read_nodes(answer(f"sinfo-{release}"), ["other"])} == {"n1", "n2", "x9"}
 
 
-def test_nodes_only_named_in_the_jobs_resources() -> None:
-    document = json.loads(answer("squeue-24.11"))
-    for job in document["jobs"]:
-        del job["nodes"]
-    read = read_jobs(json.dumps(document).encode(), "koala-")
-    assert [job.nodes for job in read] == [("n1", "n2"), ("n1", "n2"), ("n3",), (), ("n1",)]
-
-
-def test_jobs_of_others_cannot_spoil_the_answer() -> None:
-    document = json.loads(answer("squeue-22.05"))
-    document["jobs"] += [{"name": "theirs", "job_id": "?", "job_state": 3}]
-    assert read_jobs(json.dumps(document).encode(), "koala-") == read_jobs(answer("squeue-22.05"), "koala-")
-
-
 @pytest.mark.parametrize("odd", [b"sim\xfc", b"sim\x01", b"sim\xed\xa0\x80"])
-def test_names_and_reasons_may_be_any_bytes(odd: bytes) -> None:
-    """One job of a stranger's had been the end of every look at the cluster."""
-    queue = json.loads(answer("squeue-22.05"))
-    queue["jobs"] += [{**queue["jobs"][0], "job_id": 999, "name": "ODD"}]
-    told = json.dumps(queue).encode().replace(b"ODD", odd)
-    assert read_jobs(told, "koala-") == read_jobs(answer("squeue-22.05"), "koala-")
+def test_read_nodes_with_reason_of_any_bytes(odd: bytes) -> None:
     nodes = read_nodes(answer("sinfo-22.05").replace(b'"disk"', b'"disk: ' + odd + b'"'), ["main"])
     assert [node.name for node in nodes] == ["n1", "n2", "n3", "n4"]
     assert nodes[3].reason.startswith("disk: sim")
@@ -112,24 +96,24 @@ def test_a_reason_of_any_bytes_leaves_the_columns_where_they_are(reason: str) ->
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (b"", "squeue answered what is no JSON: nothing"),
-        (b"slurm_load_jobs error:\n Unable", "squeue answered what is no JSON: slurm_load_jobs error: Unable"),
-        (answer("squeue-22.05")[:2000], 'squeue answered what is no JSON: { "meta"'),
-        (b"\xff\xfe", "squeue answered what is no JSON"),
-        (b"[" * 100_000, "squeue answered what is no JSON"),
-        (b"[]", "squeue answered what cannot be understood: it is no object"),
-        (b'{"jobs": {}}', "squeue answered what cannot be understood: it has no list of jobs"),
-        (b'{"jobs": [3]}', "squeue answered what cannot be understood: it has no list of jobs"),
-        (b'{"jobs": [{"job_id": 3}]}', "squeue answered what cannot be understood: a job without number or name"),
+        (b"", "sinfo answered what is no JSON: nothing"),
+        (b"slurm_load_node error:\n Unable", "sinfo answered what is no JSON: slurm_load_node error: Unable"),
+        (answer("sinfo-22.05")[:2000], 'sinfo answered what is no JSON: { "meta"'),
+        (b"\xff\xfe", "sinfo answered what is no JSON"),
+        (b"[" * 100_000, "sinfo answered what is no JSON"),
+        (b"[]", "sinfo answered what cannot be understood: it is no object"),
+        (b'{"nodes": {}}', "sinfo answered what cannot be understood: it has no list of nodes"),
+        (b'{"nodes": [3]}', "sinfo answered what cannot be understood: it has no list of nodes"),
+        (b'{"nodes": [{"partitions": ["main"]}]}', "sinfo answered what cannot be understood: a node without name"),
         (
-            b'{"jobs": [], "errors": [{"description": "Failed while looking for jobs", "error": "Socket timed out"}]}',
-            "squeue: Failed while looking for jobs: Socket timed out",
+            b'{"nodes": [], "errors": [{"description": "Failed while looking", "error": "Socket timed out"}]}',
+            "sinfo: Failed while looking: Socket timed out",
         ),
     ],
 )
-def test_nonsense_is_one_clear_line(given: bytes, told: str) -> None:
+def test_read_nodes_of_nonsense_is_one_clear_line(given: bytes, told: str) -> None:
     with pytest.raises(SiteUnavailable) as caught:
-        read_jobs(given, "koala-")
+        read_nodes(given, ["main"])
     assert caught.value.message.startswith(told)
     assert "\n" not in caught.value.message
 
@@ -151,29 +135,28 @@ STATES = st.sampled_from(
 )
 HOSTS = st.sampled_from(["", "n1", "n[1-3]", "n[01-02],m1", "(null)"])
 NAMES = st.sampled_from(["n1", "n[2-3]", "m1"])
-PLAIN = st.integers(0, 70_000)
-NUMBER = st.one_of(PLAIN, st.builds(lambda n: {"set": True, "infinite": False, "number": n}, PLAIN), st.none())
 Shape = st.SearchStrategy[Any]
+JOBS = st.lists(
+    st.builds(
+        column_line,
+        name=st.sampled_from(["koala-a", "koala-b", "other", "x\nkoala-a"]),
+        id=st.integers(1, 9).map(str),
+        nodes=HOSTS,
+        state=STATES,
+        status=st.sampled_from(["0", "1792", "9", "7:0", "0:9"]),
+        user=st.sampled_from(["1500", "1999"]),
+    ),
+    max_size=3,
+)
 
 
 def some(item: Shape, least: int = 0) -> Shape:
     return st.lists(item, min_size=least, max_size=3)
 
 
-def answers(maybe: Callable[[Shape], Shape]) -> tuple[Shape, Shape]:
-    """Of squeue and sinfo in the shapes of all releases mixed; ``maybe`` is what may be put in place of any part."""
+def nodes_answers(maybe: Callable[[Shape], Shape]) -> Shape:
+    """Return answers of sinfo in the shapes of all releases; ``maybe`` is what may be put in place of any part."""
     state = maybe(st.one_of(STATES, some(STATES, 1)))
-    code = st.one_of(NUMBER, st.fixed_dictionaries({"return_code": maybe(NUMBER), "signal": maybe(NUMBER)}))
-    resources = st.fixed_dictionaries({"nodes": maybe(st.one_of(HOSTS, st.builds(lambda text: {"list": text}, HOSTS)))})
-    job = st.fixed_dictionaries(
-        {
-            "job_id": maybe(st.integers(1, 9)),
-            "name": maybe(st.sampled_from(["koala-a", "koala-b", "other"])),
-            "user_id": maybe(st.just(1500)),
-            "job_state": state,
-        },
-        optional={"nodes": maybe(HOSTS), "job_resources": maybe(resources), "exit_code": maybe(code)},
-    )
     node = st.fixed_dictionaries(
         {"name": maybe(NAMES), "state": state, "partitions": maybe(some(st.sampled_from(["main", "other"])))},
         optional={"state_flags": maybe(some(STATES)), "reason": maybe(st.just("disk"))},
@@ -187,14 +170,13 @@ def answers(maybe: Callable[[Shape], Shape]) -> tuple[Shape, Shape]:
         optional={"reason": maybe(st.just({"description": "disk"}))},
     )
     errors = {"errors": maybe(st.just([]))}
-    squeue = st.fixed_dictionaries({"jobs": maybe(some(job))}, optional=errors)
     by_node = st.fixed_dictionaries({"nodes": maybe(some(node))}, optional=errors)
     by_group = st.fixed_dictionaries({"sinfo": maybe(some(group))}, optional=errors)
-    return maybe(squeue), maybe(st.one_of(by_node, by_group))
+    return maybe(st.one_of(by_node, by_group))
 
 
-def add_up(squeue: Any, sinfo: Any) -> None:
-    jobs = read_jobs(json.dumps(squeue).encode(), "koala-")
+def add_up(lines: list[str], sinfo: Any) -> None:
+    jobs = read_columns("".join(lines).encode(), "koala-", {1500})
     nodes = read_nodes(json.dumps(sinfo).encode(), ["main"])
     ours = [LrmJob(job.id, job.name, job_state(job.words), job.nodes) for job in jobs]
     seen = snapshot_of(nodes, ours, Offer((Partition("main"),)))
@@ -204,16 +186,16 @@ def add_up(squeue: Any, sinfo: Any) -> None:
     assert seen.total == len(names) == seen.idle + seen.background + seen.down + len(held)
 
 
-@given(*answers(lambda good: good))
-def test_any_mix_of_known_shapes_is_read_and_adds_up(squeue: Any, sinfo: Any) -> None:
-    add_up(squeue, sinfo)
+@given(JOBS, nodes_answers(lambda good: good))
+def test_any_mix_of_known_shapes_is_read_and_adds_up(lines: list[str], sinfo: Any) -> None:
+    add_up(lines, sinfo)
 
 
-@given(*answers(lambda good: st.one_of(*[good] * 7, ODD)))
-def test_with_odd_parts_it_adds_up_or_is_one_clear_error(squeue: Any, sinfo: Any) -> None:
+@given(JOBS, nodes_answers(lambda good: st.one_of(*[good] * 7, ODD)))
+def test_with_odd_parts_it_adds_up_or_is_one_clear_error(lines: list[str], sinfo: Any) -> None:
     problem = ""
     try:
-        add_up(squeue, sinfo)
+        add_up(lines, sinfo)
     except SiteUnavailable as error:
         problem = error.message or "\n"
     assert "\n" not in problem

@@ -8,7 +8,7 @@ from koalapy.agents.lrm.port import Finding
 from koalapy.agents.lrm.slurm.adapter import SlurmLrm
 from koalapy.agents.settings import SiteSettings
 
-from .conftest import ANSWERS, FakeSlurm
+from .conftest import ANSWERS, COLUMNS, FakeSlurm
 
 
 async def findings(**settings: object) -> dict[str, Finding]:
@@ -18,10 +18,11 @@ async def findings(**settings: object) -> dict[str, Finding]:
 async def test_a_healthy_cluster(slurm: FakeSlurm) -> None:
     slurm.says("sbatch", "", errors="sbatch: Job 3 to start at 2026-11-21T10:00:00\n", when="*--test-only*")
     found = await findings(account="physics")
-    assert [each.ok for each in found.values()] == [True] * 7
+    assert [each.ok for each in found.values()] == [True] * 8
     assert found["Slurm"].found == "slurm-wlm 22.05.8"
     assert found["partition"].found == "main"
     assert found["nodes"].found == "4, 0 idle, 1 down: n4 is DRAIN+IDLE (disk)"
+    assert found["queue"].found == "can be read; jobs of koalapy in it: 3"
     assert found["a job's options"].found == "Job 3 to start at 2026-11-21T10:00:00"
     assert "--account=physics" in slurm.calls("sbatch")[0]
 
@@ -32,7 +33,7 @@ async def test_a_slurm_too_old(slurm: FakeSlurm, told: str) -> None:
     found = (await findings())["Slurm"]
     assert (found.ok, found.found, found.hint) == (
         False,
-        f"{told}: squeue --json needs 21.08",
+        f"{told}: sinfo --json needs 21.08",
         "upgrade Slurm to 21.08 or later",
     )
 
@@ -55,6 +56,12 @@ async def test_partitions(slurm: FakeSlurm, listed: str, wanted: str | None, tol
     slurm.says("sinfo", listed, when="*%P*")
     found = (await findings(partition=wanted))["partition"]
     assert (found.ok, found.found, hint in found.hint) == (False, told, True)
+
+
+async def test_check_finds_unreadable_queue(slurm: FakeSlurm) -> None:
+    slurm.says("squeue", "slurm_load_jobs error: none\n", when=COLUMNS)
+    found = (await findings())["queue"]
+    assert (found.ok, "cannot be understood" in found.found) == (False, True)
 
 
 async def test_no_node_is_left(slurm: FakeSlurm) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from koalapy.agents.lrm.slurm.offer import may_have
 from koalapy.model.errors import SiteRejected
 
-from .conftest import FakeSlurm
+from .conftest import COLUMNS, FakeSlurm
 from .test_adapter import lrm, submission
 from .test_offer import counts, seen
 
@@ -66,7 +66,7 @@ def shows(slurm: FakeSlurm, form: str) -> None:
     found = [node(*each) for each in FEATURES.items()]
     key = "nodes" if form == "22.05" else "sinfo"
     slurm.says("sinfo", json.dumps({key: found, "errors": []}), when="*--json*")
-    slurm.says("squeue", json.dumps({"jobs": [], "errors": []}), when="*--json*")
+    slurm.says("squeue", "", when=COLUMNS)
 
 
 @pytest.mark.parametrize("form", ["22.05", "grouped", "list"])

@@ -10,7 +10,7 @@ from koalapy.agents.lrm.node_classes import NodeClassSettings
 from koalapy.agents.lrm.port import LrmSnapshot
 from koalapy.model.errors import SiteRejected
 
-from .conftest import FakeSlurm
+from .conftest import COLUMNS, FakeSlurm
 from .test_adapter import lrm, submission
 
 GB = 1000
@@ -40,7 +40,7 @@ def shows(slurm: FakeSlurm, form: str = "22.05", **states: str) -> None:
 
     found = [node(name, *facts) for name, facts in NODES.items()]
     slurm.says("sinfo", json.dumps({"nodes" if form == "22.05" else "sinfo": found, "errors": []}), when="*--json*")
-    slurm.says("squeue", json.dumps({"jobs": [], "errors": []}), when="*--json*")
+    slurm.says("squeue", "", when=COLUMNS)
 
 
 def idle(snapshot: LrmSnapshot) -> dict[str, int]:

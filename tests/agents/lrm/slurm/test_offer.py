@@ -23,7 +23,7 @@ from koalapy.agents.lrm.slurm.offer import (
 from koalapy.agents.settings import SiteSettings
 from koalapy.model.errors import SiteRejected
 
-from .conftest import ANSWERS, FakeSlurm
+from .conftest import COLUMNS, FakeSlurm, recorded_queue
 from .test_adapter import submission
 
 # Slurm 22.05.8 said so
@@ -53,15 +53,12 @@ def shows(slurm: FakeSlurm, states: Mapping[str, str], partitions: Mapping[str, 
         for name, words in states.items()
     ]
     slurm.says("sinfo", json.dumps({"nodes": nodes, "errors": []}), when="*--json*")
-    slurm.says("squeue", json.dumps({"jobs": [], "errors": []}), when="*--json*")
+    slurm.says("squeue", "", when=COLUMNS)
 
 
 def waits(slurm: FakeSlurm, reason: str, *, state: str = "PENDING", description: str = "") -> None:
     """Have one job of ours, of three nodes, that waits for this."""
-    document = json.loads((ANSWERS / "squeue-22.05.json").read_bytes())
-    jobs = [job for job in document["jobs"] if job["job_id"] == 169]
-    jobs[0].update({"job_state": state, "state_reason": reason, "state_description": description})
-    slurm.says("squeue", json.dumps({"jobs": jobs, "errors": []}), when="*--json*")
+    slurm.says("squeue", recorded_queue({169}, state=state, reason=description or reason), when=COLUMNS)
 
 
 async def seen(slurm: FakeSlurm, partition: str | None = "main", *options: str) -> LrmSnapshot:
