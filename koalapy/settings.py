@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -354,6 +355,35 @@ class Settings(BaseSettings):
         for index, name in enumerate(self.trusted_logins):
             check_cluster(name, self.clusters, f"trusted_logins[{index}]")
 
+    def local_networks(self) -> dict[str, str]:
+        """Return the network of each cluster of this machine's nodes, by cluster.
+
+        One that names none gets 127.0.K as the K-th cluster by name, or the first that no cluster has. ``UsageError``
+        for a network that two clusters name: their nodes would be the same.
+        """
+        local = sorted(name for name, section in self.clusters.items() if section.lrm.on_this_host)
+        networks: dict[str, str] = {}
+        owners: dict[str, str] = {}
+        for name in local:
+            if network := self.clusters[name].network:
+                other = owners.setdefault(network, name)
+                if other != name:
+                    field = f"clusters.{name}.network"
+                    raise UsageError(
+                        f"{field} is {network}, as is that of cluster {other}: their nodes would be the same",
+                        field=field,
+                        value=network,
+                        hint="give each cluster a network of its own, or leave it out",
+                    )
+                networks[name] = network
+        free = (network for number in count(1) if (network := _network(number)) not in owners)
+        for number, name in enumerate(sorted(self.clusters), 1):
+            if name in local and name not in networks:
+                default = _network(number)
+                networks[name] = default if default not in owners else next(free)
+                owners[networks[name]] = name
+        return networks
+
     def encrypted_links(self, cluster: str) -> dict[str, bool]:
         """What is said of links of a cluster in particular, by the cluster at the other end."""
         told = {}
@@ -391,6 +421,10 @@ class Settings(BaseSettings):
             if (link := Link(section.latency, section.bandwidth)) != Link():
                 found[pair] = link
         return found
+
+
+def _network(number: int) -> str:
+    return f"127.{number // 256}.{number % 256}"
 
 
 def proxies(given: Sequence[str]) -> list[str]:

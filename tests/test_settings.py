@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from koalapy.model.cluster import Link
 from koalapy.model.errors import UsageError
@@ -453,3 +455,28 @@ def test_what_is_wrong_is_told_in_our_words(tmp_path: Path, text: str, says: str
     with pytest.raises(UsageError) as refusal:
         load(path)
     assert (refusal.value.message, refusal.value.hint) == (f"{path}: {says}", "correct it there")
+
+
+def test_local_networks_without_setting_are_numbered_and_avoid_named_ones() -> None:
+    clusters = {"a": {}, "b": {"network": "127.0.1"}, "c": {"kind": "slurm"}, "d": {"network": "127.00.007"}, "e": {}}
+    networks = load_yaml(clusters=clusters).local_networks()
+    assert networks == {"a": "127.0.2", "b": "127.0.1", "d": "127.0.7", "e": "127.0.5"}
+
+
+@given(st.dictionaries(st.sampled_from("abcdefgh"), st.none() | st.sampled_from(["127.0.1", "127.0.2", "127.0.3"])))
+def test_local_networks_are_all_different_or_refused(networks: dict[str, str | None]) -> None:
+    clusters = {name: {} if network is None else {"network": network} for name, network in networks.items()}
+    settings = Settings.model_validate({"clusters": clusters})
+    named = [network for network in networks.values() if network]
+    if len(named) == len(set(named)):
+        assert len(set(settings.local_networks().values())) == len(networks)
+    else:
+        with pytest.raises(UsageError, match="their nodes would be the same"):
+            settings.local_networks()
+
+
+@pytest.mark.parametrize("network", ["10.0.0", "127.0", "127.0.256", "127.0.0.1", "127.0.x", "127.0.1\n"])
+def test_network_that_is_no_loopback_network_is_refused(network: str) -> None:
+    with pytest.raises(UsageError, match="first three bytes of a loopback address") as refusal:
+        load_yaml(clusters={"y": {"network": network}})
+    assert refusal.value.field == "clusters.y.network"

@@ -1,5 +1,6 @@
 """What an agent is told: the parts of its cluster's configuration that it goes by, and where its daemon is."""
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,13 @@ def _embedded_only(probability: float, info: ValidationInfo) -> float:
     return probability
 
 
+def _loopback_network(network: str) -> str:
+    """Return three bytes in their shortest form. ``ValueError`` for anything else."""
+    if not re.fullmatch(r"127(\.\d{1,3}){2}", network) or any(int(byte) > 255 for byte in network.split(".")):
+        raise ValueError(f"{network!r} is not the first three bytes of a loopback address: give one as 127.0.9")
+    return ".".join(str(int(byte)) for byte in network.split("."))
+
+
 def _socket_path(path: str) -> str:
     if path != NO_SOCKET and not path.startswith("/"):
         raise ValueError(f"{path} is not an absolute path: give one, or {NO_SOCKET}")
@@ -50,8 +58,9 @@ class SiteSettings:
     """Its resource manager: ``slurm``, ``sge``, ``drmaa``, or ``local`` for nodes of this machine."""
     nodes: Annotated[int, Field(ge=1, le=254)] = 4
     """Of the kinds ``local`` and ``drmaa``; the others are asked how many they have."""
-    network: str | None = None
-    """First three bytes of the nodes' loopback addresses; by default 127.0.K for the K-th cluster."""
+    network: Annotated[str, AfterValidator(_loopback_network)] | None = None
+    """First three bytes of the nodes' loopback addresses, which no other cluster has; by default 127.0.K for the K-th
+    cluster, or the first that is free."""
     start_failures: Annotated[float, Field(ge=0, le=1), AfterValidator(_embedded_only)] = 0.0
     """To try out fault tolerance, of the kind ``local`` only: the probability that the start of a component fails.
 

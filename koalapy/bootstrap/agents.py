@@ -126,7 +126,7 @@ def _settings_of_agent(
 ) -> AgentSettings:
     section = settings.clusters[cluster]
     taken = {field.name: getattr(section, field.name) for field in fields(SiteSettings)}
-    taken["network"] = section.network or f"127.0.{1 + sorted(settings.clusters).index(cluster)}"
+    taken["network"] = settings.local_networks().get(cluster)
     replicas = [Path(path) for path in section.replica_directories]
     has_own_replicas = section.lrm.on_this_host and section.identity != "mapped"
     return AgentSettings(

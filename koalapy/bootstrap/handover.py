@@ -24,6 +24,7 @@ def write_handover(cluster: str, settings: Settings, token: str, umask: int, cer
     knows the daemon."""
     own = settings.model_dump(mode="json", include={"clusters": {cluster}})["clusters"][cluster]
     del own["token"]
+    own["network"] = settings.local_networks().get(cluster)  # by the networks of all clusters, which it is not told
     clusters: dict[str, Any] = {name: {} for name in settings.clusters} | {cluster: own}
     told = {"token": token, "umask": umask, "certificate": None if certificate is None else str(certificate)}
     told |= settings.model_dump(mode="json", include=set(ALSO)) | {"clusters": clusters}

@@ -33,7 +33,7 @@ def test_an_agent_is_told_its_own_section_and_no_secret_but_its_own() -> None:
     assert (told["token"], told["umask"]) == ("the-own-token", 0o022)
     again = Settings.model_validate({"clusters": told["clusters"]})
     assert list(again.clusters) == ["east", "north"]
-    assert again.clusters["north"] == replace(settings.clusters["north"], token=None)
+    assert again.clusters["north"] == replace(settings.clusters["north"], token=None, network="127.0.2")
     assert (told["encrypt_transfers"], told["links"]) == (True, [])
     assert text.count(b"\n") == 1
     assert not [word for word in (b"password", b"the-secret-of") if word in text]
@@ -76,3 +76,10 @@ def test_an_agent_ends_with_its_daemon_and_lives_as_long(tmp_path: Path, handove
         assert agent.poll() is None
         agent.stdin.close()
         assert agent.wait(60) == 0
+
+
+def test_handover_names_network_chosen_among_all_clusters() -> None:
+    settings = Settings.model_validate({"clusters": {"a": {"network": "127.0.2"}, "b": {}}})
+    told = json.loads(write_handover("b", settings, "the-own-token", 0o022))
+    again = Settings.model_validate({"clusters": told["clusters"]})
+    assert again.local_networks()["b"] == settings.local_networks()["b"] == "127.0.1"

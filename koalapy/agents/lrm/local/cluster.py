@@ -73,13 +73,14 @@ class LocalCluster:
 
     def matches(self, hello: dict[str, Any]) -> bool:
         """Whether the locald that says so runs this cluster, and not one from before the settings were changed."""
-        return (hello["cluster"], hello["nodes"]) == (self.name, self.nodes)
+        told = hello["cluster"], hello["nodes"], hello.get("network", self.network)
+        return told == (self.name, self.nodes, self.network)
 
     def raise_mismatch(self, hello: dict[str, Any]) -> NoReturn:
         """Raises ``SiteRejected``: the directory is in use by a cluster of other settings."""
         raise SiteRejected(
-            f"cluster {self.name} of {self.nodes} nodes: {self.directory} is held by cluster {hello['cluster']} "
-            f"of {hello['nodes']} nodes",
+            f"cluster {self.name} of {self.nodes} nodes at {self.network}: {self.directory} is held by cluster "
+            f"{hello['cluster']} of {hello['nodes']} nodes at {hello.get('network', self.network)}",
             hint="end its jobs and agents first",
             fault="site",
         )

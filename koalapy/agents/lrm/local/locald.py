@@ -61,7 +61,7 @@ def _serve(options: argparse.Namespace, directory: Path, mark_ending: str, lock:
     jobs = JobTable(_nodes(options), journal.load())
     journal.rewrite(jobs.remembered())
     listener, path = _listen(directory)
-    facts = {"cluster": options.cluster, "nodes": options.nodes, "keeps_key": True}
+    facts = {"cluster": options.cluster, "nodes": options.nodes, "network": options.network, "keeps_key": True}
     server = Server(jobs, deadlines, journal, listener, facts=facts, linger=options.linger)
 
     def release() -> None:
