@@ -46,6 +46,8 @@ KOALA = Group(
             "check": "processes:check",
             "local-run": "processes:local_run",
             "demo": "processes:demo",
+            "backup": "backup:backup",
+            "restore": "backup:restore",
             "workload": "workload:workload_group",
             "experiment": "experiment:experiment_group",
             "export": "record:export",

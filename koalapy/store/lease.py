@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import structlog
-from sqlalchemy import Connection, Engine, insert, select, update
+from sqlalchemy import Connection, Engine, insert, inspect, select, update
 from sqlalchemy.exc import IntegrityError
 
 from koalapy.model.errors import ConflictError, LeaseLost
@@ -126,6 +126,17 @@ class Lease:
         """Let the next daemon start at once."""
         with unavailable_is_known(), self._engine.begin() as connection:
             connection.execute(update(lease).where(lease.c.epoch == self.epoch).values(expires_at=0.0))
+
+
+def current_holder(engine: Engine, now: float) -> str:
+    """Return the host and process that may hold a database's lease now, empty if none does or there is no lease."""
+    with unavailable_is_known(), engine.connect() as connection:
+        if not inspect(connection).has_table(lease.name):
+            return ""
+        row = connection.execute(select(lease.c.holder, lease.c.expires_at)).first()
+    if row is None or row.expires_at <= now or not _may_live(row.holder):
+        return ""
+    return str(row.holder.rsplit(":", 1)[0])
 
 
 def _taken(holder: str) -> ConflictError:

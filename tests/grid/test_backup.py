@@ -1,0 +1,51 @@
+"""A backup of a daemon that runs, put back in another directory, where a daemon goes on with it."""
+
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.grid.embedded import Embedded
+
+ONE = {"type": "flexible", "total_size": 1}
+
+
+def done(process: "subprocess.CompletedProcess[str]") -> str:
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def test_backup_of_running_daemon_is_restored_with_jobs_output_results_and_tokens(
+    make_grid: Callable[..., Embedded], tmp_path: Path
+) -> None:
+    grid = make_grid()
+    backup, data = tmp_path / "backup", str(grid.directory)
+    over = grid.submit(ONE, "sh", "-c", "echo kept; echo result >out", collect=["out"])
+    assert grid.wait(over)["state"] == "succeeded"
+    token = done(grid.run("token", "create", "--user", "ada", "-q")).strip()
+    gate = grid.gate()
+    running = grid.submit(ONE, *gate.hold)
+    grid.wait_state(running, "running")
+    assert "database of" in done(grid.run("backup", str(backup), "--data-dir", data))
+    for path in (backup, *backup.rglob("*")):
+        assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
+    refused = grid.run("restore", str(backup), "--data-dir", data, "--replace")
+    assert (refused.returncode, "systemctl stop" in refused.stderr) == (4, True), refused.stderr
+    later = grid.submit(ONE, "true")
+    grid.wait(later)
+    gate.open()
+    grid.wait(running)
+    grid.end()
+    refused = grid.run("restore", str(backup), "--data-dir", data)
+    assert (refused.returncode, "--replace" in refused.stderr) == (4, True), refused.stderr
+    restored = done(grid.run("restore", str(backup), "--data-dir", data, "--replace"))
+    assert "before-restore-" in restored
+    grid.start()
+    assert grid.job(over)["state"] == "succeeded"
+    assert grid.logs(over) == "kept\n"
+    done(grid.run("fetch", str(over), "--to", str(tmp_path / "results")))
+    assert [path.read_text() for path in (tmp_path / "results").rglob("out")] == ["result\n"]
+    assert grid.http.get("/api/v1/whoami", headers={"Authorization": f"Bearer {token}"}).json()["user"] == "ada"
+    assert grid.submit(ONE, "true") > later, "no number is given twice"
+    assert grid.wait(running)["state"] in ("succeeded", "failed"), "its agent tells what became of it"
+    grid.settle()
