@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 
 from koalapy.runtime.processes import find_program
+from koalapy.runtime.rank_script import SHELL
 from koalapy.runtime.settings import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from koalapy.runtime.plan import Plan
 
 STARTERS = {"prterun": (5, "prted"), "orterun": (4, "orted")}
 """What lies beside mpirun tells Open MPI's series, and its daemon's name."""
-DAEMON = re.compile(r"(?:^|(?<=[\s;]))(?:[^\s;]*/)?(?:prted|orted)(?=\s|$)")
-PARAMETER = re.compile(r"\s--?(prtemca|pmixmca|mca)\s+(\S+)\s+(?:\"[^\"]*\"|\S+)")
 CALLED = {"SLURM_JOBID": "0", "SLURM_NODEID": "0", "SLURMD_NODENAME": ""}
 """By these an MPI daemon takes the name it is given, as it would from Slurm, and not its host's."""
 NAMING = "ess_slurm"
@@ -24,8 +24,16 @@ NAMING = "ess_slurm"
 LIBRARIES = ("libprrte.so", "libopen-rte.so")
 FOLDERS = ("", "openmpi/", "prte/", "*/", "*/openmpi/lib/openmpi*/")
 """Below ``lib`` or ``lib64``: where either may be."""
-OF_ONE_NODE = ("prte_if_", "oob_tcp_", "btl_tcp_if_", "btl_tcp_port_")
-"""Parameters that say which networks and ports a node has: another node's are never its own."""
+LAUNCHES_NOTHING = {
+    5: {"odls_base_max_threads": "0", "filem": "^raw"},
+    4: {
+        "hwloc_base_binding_policy": "none",
+        "orte_leave_session_attached": "1",
+        "filem": "^raw",
+        "pmix": "^s1,s2,cray",
+    },
+}
+"""By series: parameters of every MPI daemon. It launches no other daemons and takes no files from mpirun."""
 
 
 class Installation:
@@ -89,28 +97,28 @@ class Installation:
                 "plm_rsh_num_concurrent": str(nodes),
             }
             flag, more = "--mca", ["--mca", "orte_leave_session_attached", "1"]
-        return [*(word for k, v in options.items() for word in (flag, k, v)), *more, "--bind-to", "none"]
+        always = ["--bind-to", "none", "--stdin", "none"]
+        return [*(word for k, v in options.items() for word in (flag, k, v)), *more, *always]
 
-    def daemon_command(self, command: str, environment: dict[str, str], name: str = "") -> str:
-        """What the head node's mpirun would have an ssh start, for this node's own daemon, folders and networks.
+    def daemon_arguments(self, parameters: Mapping[str, str], rank_script: str, *, is_named: bool) -> list[str]:
+        """Return the command line of this node's MPI daemon; ``parameters`` are those that the head node has chosen.
 
-        ``name`` is what the node is to be called instead of by its host name.
+        It starts ranks by the script. ``is_named``: the daemon takes its name from the environment.
         """
-        named = DAEMON.search(command)
-        if named is None:
-            raise Failure(f"mpirun asks for something that is not its daemon: {command[:200]}")
-        before, after = command[: named.start()], command[named.end() :]
-        if theirs := os.path.dirname(os.path.dirname(named[0])):
-            before = re.sub(rf"(?<=[=:]){re.escape(theirs)}(?=[/:;\s]|$)", lambda _: shlex.quote(self.prefix), before)
+        fixed = LAUNCHES_NOTHING[self.series] | ({} if is_named else {"ess": "env"})
+        fixed["odls_base_exec_agent" if self.series >= 5 else "orte_fork_agent"] = f"{SHELL} {rank_script}"
+        flag = "--prtemca" if self.series >= 5 else "-mca"
+        words = [word for name, value in {**parameters, **fixed}.items() for word in (flag, name, value)]
+        if self.series < 5:
+            return [self.daemon, *words]
+        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        return [self.daemon, "--leave-session-attached", *root, *words]
 
-        def keep(parameter: re.Match[str]) -> str:
-            scope = parameter[1]
-            variable = {"prtemca": "PRTE_MCA_", "pmixmca": "PMIX_MCA_", "mca": "OMPI_MCA_"}[scope] + parameter[2]
-            own = variable in environment or parameter[2].startswith(OF_ONE_NODE)
-            return "" if own or (name and parameter[2] == "ess") else parameter[0]
-
-        called = "".join(f"{k}={v or shlex.quote(name)} " for k, v in CALLED.items()) if name else ""
-        return before + called + shlex.quote(self.daemon) + PARAMETER.sub(keep, after)
+    def daemon_environment(self, environment: Mapping[str, str], name: str = "") -> dict[str, str]:
+        """Return the environment of this node's MPI daemon, which is called ``name`` instead of by its host name."""
+        prefixes = dict.fromkeys(("PRTE_PREFIX", "PMIX_PREFIX"), self.prefix) if self.series >= 5 else {}
+        named = {variable: value or name for variable, value in CALLED.items()} if name else {}
+        return {**environment, **prefixes, **named}
 
     def can_name(self) -> bool:
         """Whether its daemons can be given names; taken for granted where its parts are not found."""

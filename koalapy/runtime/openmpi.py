@@ -6,18 +6,22 @@ import os
 import signal
 import socket
 
+from koalapy.runtime.daemon_parameters import check_parameters, select_parameters
+from koalapy.runtime.exec_guard import ExecGuard
 from koalapy.runtime.installation import NAMING, Installation
 from koalapy.runtime.launch_requests import LaunchRequests, is_launch_agent
 from koalapy.runtime.output_filter import OutputFilter
-from koalapy.runtime.parameters import before_rank, prepare
+from koalapy.runtime.parameters import prepare, rank_environment
 from koalapy.runtime.plan import Plan
 from koalapy.runtime.preflight import Preflight, Prober
 from koalapy.runtime.probe import MAX_CONCURRENT_PROBES, MAX_PEERS
 from koalapy.runtime.processes import allow_files, command_of, find_program
+from koalapy.runtime.rank_script import SCRIPT_VARIABLE, write_rank_script
 from koalapy.runtime.settings import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     from koalapy.runtime.role import Node
@@ -40,29 +44,51 @@ def make_ready(node: Node, plan: Plan) -> tuple[Installation, str]:
     What it leaves behind there when it is killed would hurt a later run.
     """
     found = Installation(node.environment, node.settings.name, plan)
-    prepare(node.environment, found, plan)
-    node.environment["TMPDIR"] = folder = node.make_folder()
+    folder = node.make_folder()
+    fit_environment(node, plan, found, folder)
     return found, folder
 
 
 def refit(node: Node, plan: Plan, found: Installation, folder: str) -> None:
     """Make the environment anew: the nodes have other addresses now."""
     node.environment = plan.environment(node.settings)
+    fit_environment(node, plan, found, folder)
+
+
+def fit_environment(node: Node, plan: Plan, found: Installation, folder: str) -> None:
+    """Make a node's environment fit for its Open MPI, and write the script by which its ranks start."""
     prepare(node.environment, found, plan)
     node.environment["TMPDIR"] = folder
+    ranks = rank_environment(node.environment, found)
+    node.environment[SCRIPT_VARIABLE] = write_rank_script(folder, plan.context["command"], ranks, found.prefix)
 
 
-def own_daemon(node: Node, plan: Plan, found: Installation, command: str, namesakes: str) -> str:
-    """The command that starts this node's MPI daemon. One whose host name others have too is called by its address:
+def start_daemon(
+    node: Node, plan: Plan, found: Installation, parameters: Mapping[str, str], namesakes: str, *, is_guarded: bool
+) -> int:
+    """Start this node's MPI daemon without a shell and return its process id.
 
-    series 5 knows nodes by their names, and would have ranks share memory with those of another node, or not with
-    their neighbours. ``Failure`` with ``namesakes`` when the daemon cannot be given a name.
+    Call it by its address if its host name is others' too: series 5 knows nodes by their names, and would have ranks
+    share memory with those of another node, or not with their neighbours. Raise ``Failure`` with ``namesakes`` when
+    the daemon cannot be given a name. ``is_guarded``: it starts only this job's ranks, whatever it is asked for.
     """
-    if not namesakes or found.series < 5:
-        return found.daemon_command(command, node.environment)
-    if not found.can_name():
+    name = plan.me["host"] if namesakes and found.series >= 5 else ""
+    if name and not found.can_name():
         raise Failure(f"{namesakes}: give them others, or install an Open MPI with {NAMING} below {found.prefix}")
-    return found.daemon_command(command, node.environment, plan.me["host"])
+    script = node.environment[SCRIPT_VARIABLE]
+    command = found.daemon_arguments(parameters, script, is_named=bool(name))
+    environment = found.daemon_environment(rank_environment(node.environment, found), name)
+    if not is_guarded:
+        return node.spawn(command, environment)
+
+    def report_refusal(program: str) -> None:
+        node.say(
+            f"{ascii(program)[:MAX_REASON_LENGTH]} was not started on {node.settings.name}: nodes of other clusters "
+            "than the head node's start only the command of the job"
+        )
+
+    guard = ExecGuard(found.daemon, script, environment, report_refusal)
+    return node.spawn(command, environment, guard)
 
 
 def is_open_mpis(pid: int) -> bool:
@@ -111,9 +137,9 @@ class Follower:
         elif op == "move" and self._prober is not None and payload["way"] > self._prober.route:
             self._move(payload["way"], payload["hosts"])
         elif op == "unreached":
-            self._runner.conclude(None, payload["error"], infrastructure=True)
+            self._runner.conclude(None, str(payload["error"])[:MAX_REASON_LENGTH], infrastructure=True)
         elif op == "launch":
-            self._launch(payload["command"], payload["namesakes"])
+            self._launch(payload["parameters"], str(payload["namesakes"])[:MAX_REASON_LENGTH])
         elif op == "noted":
             self._runner.conclude(None)
 
@@ -147,11 +173,13 @@ class Follower:
         self._prober = Prober(self._runner, self._plan, self._installation.series, self._send, route)
         self._prober.send_ready()
 
-    def _launch(self, command: str, namesakes: str) -> None:
+    def _launch(self, parameters: object, namesakes: str) -> None:
         self._leave_preflight()
         if self._pid is None:
-            own = own_daemon(self._runner, self._plan, self._installation, command, namesakes)
-            self._pid = self._runner.spawn(["sh", "-c", own])
+            plan, section = self._plan, f"clusters.{self._plan.me['cluster']}.mpi"
+            checked = check_parameters(self._installation.series, parameters, section)
+            is_foreign = plan.head["cluster"] != plan.me["cluster"]
+            self._pid = start_daemon(self._runner, plan, self._installation, checked, namesakes, is_guarded=is_foreign)
             self._runner.report_running()
         self._send({"op": "launched"})
 
@@ -182,10 +210,11 @@ class Head:
         self._namesakes: dict[int, str] = {}
         """What is wrong with the host names of nodes that share one."""
         self._waiting: list[tuple[str, str]] = []
-        """What mpirun asked for before the pre-flight was over."""
+        """(host, shell command) of the MPI daemons that mpirun asked for before the pre-flight was over."""
         self._by_host: dict[str, int] = {}
         self._elsewhere = {i for i in range(len(plan.nodes)) if i != plan.index}
-        self._commands: dict[int, tuple[str, float]] = {}
+        self._launches: dict[int, tuple[dict[str, str], float]] = {}
+        """Of each node that was asked to start its MPI daemon and has not answered: parameters and deadline."""
         self._started: set[int] = set()
         self._ended: dict[int, int] = {}
         self._local: int | None = None
@@ -216,8 +245,7 @@ class Head:
         self._by_host = {n["host"]: i for i, n in enumerate(self._plan.nodes)}
         self._launch_requests = LaunchRequests(self._runner.loop, folder, list(self._by_host), self._launch_requested)
         options = self._installation.options(self._launch_requests.agent, len(self._plan.nodes))
-        contexts = self._plan.mpirun_contexts(before_rank(self._runner.environment))
-        self._mpirun = self._runner.spawn([self._installation.mpirun, *options, *contexts])
+        self._mpirun = self._runner.spawn([self._installation.mpirun, *options, *self._plan.mpirun_contexts()])
 
     def _moving(self) -> None:
         """The nodes will have other addresses than those mpirun was told: it has started nothing yet."""
@@ -236,9 +264,9 @@ class Head:
         index = payload.get("index", -1)
         if place is None or index != place:
             return  # every node speaks for itself only
-        if op == "launched" and index in self._commands:
+        if op == "launched" and index in self._launches:
             self._runner.loop.cancel(f"launch-{index}")
-            del self._commands[index]
+            del self._launches[index]
             self._started.add(index)
             self._report_when_all_started()
         elif op in ("ready", "reached"):
@@ -250,6 +278,8 @@ class Head:
             self._runner.say(str(payload["error"])[:MAX_REASON_LENGTH])
             self._runner.conclude(int(payload["code"]))
         elif op == "daemon_ended":
+            if not isinstance(payload["code"], int) or not -128 < payload["code"] < 256:
+                raise ValueError(f"{str(payload['code'])[:100]} is no exit code")
             self._runner.relay(*sender, {"op": "noted"})
             self._daemon_ended(index, payload["code"])
 
@@ -279,7 +309,7 @@ class Head:
             self._launch_requests = None
         if self._preflight is not None:
             self._preflight.close()
-        for index in self._commands:
+        for index in self._launches:
             self._runner.loop.cancel(f"launch-{index}")
         self._runner.loop.cancel("daemons")
         self._runner.loop.cancel("notice")
@@ -301,31 +331,34 @@ class Head:
         index = self._by_host[host]
         if self._preflight is not None:
             self._waiting.append((host, command))
-        elif index != self._plan.index:
-            self._commands[index] = (command, self._runner.loop.time() + LAUNCH_TIMEOUT)
-            self._send_launch(index)
-        else:
-            self._start_here(index, command)
-
-    def _start_here(self, index: int, command: str) -> None:
-        """mpirun does not always see that one of the hosts is its own."""
+            return
         try:
-            namesakes = self._namesakes.get(index, "")
-            own = own_daemon(self._runner, self._plan, self._installation, command, namesakes)
-            self._local = self._runner.spawn(["sh", "-c", own])
-            self._started.add(index)
+            parameters = select_parameters(self._installation.series, command)
+            if index != self._plan.index:
+                self._launches[index] = (parameters, self._runner.loop.time() + LAUNCH_TIMEOUT)
+                self._send_launch(index)
+            else:
+                self._start_here(index, parameters)
         except Failure as failure:
             self._runner.conclude(None, failure.message, infrastructure=True)
 
+    def _start_here(self, index: int, parameters: dict[str, str]) -> None:
+        """mpirun does not always see that one of the hosts is its own."""
+        namesakes = self._namesakes.get(index, "")
+        self._local = start_daemon(
+            self._runner, self._plan, self._installation, parameters, namesakes, is_guarded=False
+        )
+        self._started.add(index)
+
     def _send_launch(self, index: int) -> None:
         """Ask a node's runner to start its MPI daemon, and again until it has answered: relays may get lost."""
-        command, deadline = self._commands[index]
+        parameters, deadline = self._launches[index]
         if self._runner.loop.time() > deadline:
-            del self._commands[index]
+            del self._launches[index]
             self._answer(index, f"node {self._plan.nodes[index]['host']} did not start its MPI daemon: {self._refusal}")
             return
         node = self._plan.nodes[index]
-        launch = {"op": "launch", "command": command, "namesakes": self._namesakes.get(index, "")}
+        launch = {"op": "launch", "parameters": parameters, "namesakes": self._namesakes.get(index, "")}
         self._runner.relay(node["token"], node["node"], launch)
         self._runner.loop.after(f"launch-{index}", RESEND_INTERVAL, lambda: self._send_launch(index))
 

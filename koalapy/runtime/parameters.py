@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 
-from koalapy.runtime.installation import CALLED
 from koalapy.runtime.networks import own_addresses
 from koalapy.runtime.settings import Failure
 
@@ -17,8 +15,6 @@ if TYPE_CHECKING:
 
 MISLEADING = ("SLURM", "PMI_", "PMI2_", "PMIX_", "PE_HOSTFILE")
 """By these Open MPI would take itself for a part of the resource manager's own start of jobs."""
-FORWARDED = ("OMPI_", "OPAL_", "PMIX_MCA_", "PRTE_MCA_")
-"""What mpirun hands from its own node's environment to every rank."""
 OF_PRRTE = (
     "errmgr",
     "ess",
@@ -40,7 +36,6 @@ OF_PRRTE = (
 """Parts of series 5 whose parameters are PRRTE's; those in ``OF_PMIX`` are PMIx's, all others Open MPI's own."""
 OF_PMIX = ("gds", "pmdl", "pmix", "pnet", "psec", "ptl")
 CONTROL_PORTS = 64
-RESTORE = 'eval "$KOALA_MPI_SETTINGS"; unset KOALA_MPI_SETTINGS; '
 
 
 def control_ports(first: int, last: int) -> int:
@@ -64,13 +59,6 @@ def prepare(environment: dict[str, str], installation: Installation, plan: Plan)
         environment.setdefault(name, value)
     if os.geteuid() == 0:
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    environment["KOALA_MPI_SETTINGS"] = _settings_of_ranks(environment, installation)
-
-
-def before_rank(environment: dict[str, str]) -> str:
-    """Shell words by which each rank goes back to its own node's settings from those that mpirun brought along."""
-    names = " ".join([*CALLED, *sorted(n for n in environment if n.startswith(FORWARDED))])
-    return f"unset {names}; {RESTORE}"
 
 
 def _derived(environment: dict[str, str], series: int, plan: Plan) -> dict[str, str]:
@@ -114,14 +102,11 @@ def _variable(parameter: str, series: int) -> str:
     return f"PMIX_MCA_{parameter}" if series >= 5 and part in OF_PMIX else f"OMPI_MCA_{parameter}"
 
 
-def _settings_of_ranks(environment: dict[str, str], installation: Installation) -> str:
-    """Shell commands; mpirun and its daemons also put the head node's installation before all others."""
-    own = {name: value for name, value in environment.items() if name.startswith(FORWARDED)}
+def rank_environment(environment: dict[str, str], installation: Installation) -> dict[str, str]:
+    """Return the environment of this node's ranks: the node's own, with the libraries of its Open MPI first."""
+    own = {"PATH": os.defpath, **environment}
     folders = [f"{installation.prefix}/{name}" for name in ("lib", "lib64")] if installation.prefix != "/usr" else []
-    libraries = [f for f in folders if os.path.isdir(f)] + [environment.get("LD_LIBRARY_PATH", "")]
-    own["LD_LIBRARY_PATH"] = ":".join(filter(None, libraries))
-    own["PATH"] = environment.get("PATH", os.defpath)
-    words = [f"export {name}={shlex.quote(value)}" for name, value in own.items() if value]
-    if "OPAL_PREFIX" not in own:
-        words.append(f'[ -z "${{OPAL_PREFIX-}}" ] || export OPAL_PREFIX={shlex.quote(installation.prefix)}')
-    return "; ".join(words if own["LD_LIBRARY_PATH"] else ["unset LD_LIBRARY_PATH", *words])
+    libraries = [f for f in folders if os.path.isdir(f)] + [own.pop("LD_LIBRARY_PATH", "")]
+    if path := ":".join(filter(None, libraries)):
+        own["LD_LIBRARY_PATH"] = path
+    return own

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import shlex
 
+from koalapy.runtime.rank_script import LAUNCHER
 from koalapy.runtime.settings import Settings
 
 TYPE_CHECKING = False
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 PLAIN = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.:%-]{0,254}", re.ASCII)
 """An address: other nodes say what theirs are, and they stand in names of files and on mpirun's command line."""
-ENTER_STAGE = '[ -z "${KOALA_STAGE-}" ] || cd "$KOALA_STAGE"; '
-"""Each cluster has its own; ``mpirun`` would have all ranks go where the head's is."""
 
 
 class Plan:
@@ -60,20 +58,15 @@ class Plan:
         }
         return {**settings.base, **{k: str(v) for k, v in own.items()}, **self.context["environment"]}
 
-    def mpirun_contexts(self, before: str) -> list[str]:
-        """The part of mpirun's command line that says which program runs where; ranks in order of the plan's nodes.
-
-        ``before`` are shell commands that every rank runs first.
-        """
-        contexts = [(c["command"], c["workdir"], c["nodes"]) for c in self.contexts]
-        if all(c[:2] == contexts[0][:2] for c in contexts):
-            contexts = [(*contexts[0][:2], list(range(len(self.nodes))))]
+    def mpirun_contexts(self) -> list[str]:
+        """Return the words of mpirun's command line that say which program runs where, in order of the plan's nodes."""
+        commands = [(context["command"], context["nodes"]) for context in self.contexts]
+        if all(command == commands[0][0] for command, _ in commands):
+            commands = [(commands[0][0], list(range(len(self.nodes))))]
         words: list[str] = []
-        for command, workdir, indices in contexts:
+        for _, indices in commands:
             nodes = [self.nodes[i] for i in indices]
             hosts = ",".join(f"{n['host']}:{n['slots']}" for n in nodes)
             words += [":"] if words else []
-            words += ["--host", hosts, "-np", str(sum(n["slots"] for n in nodes))]
-            words += ["--wdir", workdir] if workdir and len(contexts) > 1 else []
-            words += ["/bin/sh", "-c", f"{before}{'' if workdir else ENTER_STAGE}exec {shlex.join(command)}"]
+            words += ["--host", hosts, "-np", str(sum(n["slots"] for n in nodes)), *LAUNCHER]
         return words

@@ -82,6 +82,10 @@ class Prober:
         if self._result is not None:
             self._send(self._result)
         elif self._probes is None:
+            if len(listeners) != len(self._plan.nodes) or not all(
+                isinstance(port, int) and 0 < port < 65536 and isinstance(nonce, str) for port, nonce in listeners
+            ):
+                raise ValueError("the listeners of a pre-flight are not those of the plan's nodes")
             hosts = [node["host"] for node in self._plan.nodes]
             places = {i: (hosts[i], port, nonce) for i, (port, nonce) in enumerate(listeners) if i != self._plan.index}
             self._probes = ProbeRound(self._runner.loop, hosts[self._plan.index], places, self._done)

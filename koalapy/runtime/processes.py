@@ -9,6 +9,10 @@ from collections.abc import Callable
 
 from koalapy.runtime.settings import Failure
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from koalapy.runtime.exec_guard import ExecGuard
+
 try:
     import ctypes
 except ImportError:  # a Python built without libffi
@@ -17,6 +21,8 @@ else:
     prctl = ctypes.CDLL(None).prctl
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
+WAIT_FOR_THREADS = 0x40000000
+"""``__WALL``: threads of traced processes, too."""
 RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 
 
@@ -31,13 +37,15 @@ class Processes:
 
     def __init__(self) -> None:
         self._told: set[int] = set()
+        self._guard: ExecGuard | None = None
         if prctl is None or prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             print("koala runner: not a subreaper; detached processes may escape", file=sys.stderr)
 
-    def start(self, argv: list[str], environment: dict[str, str], output: int) -> int:
+    def start(self, argv: list[str], environment: dict[str, str], output: int, stdin: int | None = None) -> int:
         """Start a child in a session of its own, output and errors to ``output``; ``OSError`` when it cannot be run."""
+        reading = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
         actions = [
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            reading if stdin is None else (os.POSIX_SPAWN_DUP2, stdin, 0),
             (os.POSIX_SPAWN_DUP2, output, 1),
             (os.POSIX_SPAWN_DUP2, output, 2),
         ]
@@ -46,18 +54,36 @@ class Processes:
                 argv[0], argv, environment, file_actions=actions, setsid=True, setsigmask=[], setsigdef=RESET_SIGNALS
             )
         except NotImplementedError:  # a Python that was built for a C library of before 2018
-            return _start(argv, environment, output)
+            return _start(argv, environment, output, stdin)
+
+    def start_guarded(self, argv: list[str], environment: dict[str, str], output: int, guard: ExecGuard) -> int:
+        """Start a child that is traced before it executes its program; ``Failure`` if this node does not allow it."""
+        gate, opener = os.pipe2(os.O_CLOEXEC)
+        try:
+            waiting = ["/bin/sh", "-c", 'read -r _ && exec "$@" </dev/null', "koala-daemon", *argv]
+            pid = self.start(waiting, environment, output, gate)
+            guard.attach(pid)
+            self._guard = guard
+            os.write(opener, b"\n")
+        finally:
+            os.close(gate)
+            os.close(opener)
+        return pid
 
     def reap(self) -> tuple[list[tuple[int, int]], bool]:
         """The (pid, exit code or minus signal) of children that ended, and whether any process is left."""
         ended: list[tuple[int, int]] = []
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG | WAIT_FOR_THREADS)
             except ChildProcessError:
                 return ended, False
             if pid == 0:
                 return ended, True
+            if os.WIFSTOPPED(status):
+                if self._guard is not None:
+                    self._guard.handle_stop(pid, status)
+                continue
             ended.append((pid, os.waitstatus_to_exitcode(status)))
 
     def signal_all(self, number: int) -> None:
@@ -89,14 +115,14 @@ def tell(pid: int, number: int) -> None:
         pass
 
 
-def _start(argv: list[str], environment: dict[str, str], output: int) -> int:
+def _start(argv: list[str], environment: dict[str, str], output: int, stdin: int | None) -> int:
     """The same by fork and exec. Signals that have a handler get their default by that; others it resets itself."""
     import subprocess
 
     child = subprocess.Popen(
         argv,
         env=environment,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL if stdin is None else stdin,
         stdout=output,
         stderr=output,
         close_fds=False,

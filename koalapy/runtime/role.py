@@ -8,6 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Protocol
 
+    from koalapy.runtime.exec_guard import ExecGuard
     from koalapy.runtime.link import Loop
     from koalapy.runtime.settings import Settings
 
@@ -18,8 +19,13 @@ if TYPE_CHECKING:
         loop: Loop
         environment: dict[str, str]
 
-        def spawn(self, command: list[str]) -> int:
-            """Start a command of the program's on this node; ``Failure`` when it cannot be."""
+        def spawn(
+            self, command: list[str], environment: dict[str, str] | None = None, guard: ExecGuard | None = None
+        ) -> int:
+            """Start a command on this node, in its environment or another one; ``Failure`` when it cannot be.
+
+            A ``guard`` traces it from before its first instruction.
+            """
             ...
 
         def make_folder(self) -> str:

@@ -32,6 +32,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from koalapy.runtime.exec_guard import ExecGuard
     from koalapy.runtime.role import Role
 
 PROGRAM_GRACE = 1.0
@@ -104,13 +105,18 @@ class Runner:
             text = str(what) if isinstance(error, OSError) else repr(error)
             self.conclude(None, f"the runner on {self.settings.name} failed: {text}", infrastructure=True)
 
-    def spawn(self, command: list[str]) -> int:
+    def spawn(
+        self, command: list[str], environment: dict[str, str] | None = None, guard: ExecGuard | None = None
+    ) -> int:
         """Start a command of the program's on this node; ``Failure`` when it cannot be."""
         program = find_program(command[0], self.environment)
         if program is None:
             raise Failure(f"command not found: {command[0]}", 127)
+        argv, environment = [program, *command[1:]], self.environment if environment is None else environment
         try:
-            return self._processes.start([program, *command[1:]], self.environment, self._writing)
+            if guard is not None:
+                return self._processes.start_guarded(argv, environment, self._writing, guard)
+            return self._processes.start(argv, environment, self._writing)
         except OSError as error:
             raise Failure(f"cannot run {command[0]}: {error.strerror}", 126) from error
 

@@ -1,14 +1,12 @@
 """What a cluster's profile becomes in the environment of its Open MPI."""
 
-import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from koalapy.runtime.installation import Installation
-from koalapy.runtime.parameters import before_rank, prepare, rank_ports
+from koalapy.runtime.parameters import prepare, rank_ports
 from koalapy.runtime.plan import Plan
 from koalapy.runtime.settings import Failure
 from tests.runtime.conftest import FakeNode, plan
@@ -118,18 +116,6 @@ def test_traces_of_the_resource_manager_are_removed(tmp_path: Path) -> None:
     assert environment.items() >= kept.items()
 
 
-def test_a_rank_goes_back_to_its_own_nodes_settings(tmp_path: Path) -> None:
-    head = {"OMPI_MCA_a": "head's", "OMPI_MCA_b": "head's", "PATH": "/usr/bin:/bin"}
-    own, gang = installation(tmp_path, "prterun")
-    own |= {"OMPI_MCA_a": "it's $mine", "PATH": "/opt/mine:/bin", "LD_LIBRARY_PATH": "/opt/lib"}
-    prepare(own, Installation(own, "n1", gang), gang)
-    brought = {"OMPI_MCA_a": "head's", "OMPI_MCA_b": "head's", "OPAL_PREFIX": "/head", "LD_LIBRARY_PATH": "/head/lib"}
-    script = f'{before_rank(head)} echo "$OMPI_MCA_a|${{OMPI_MCA_b-unset}}|$PATH|$LD_LIBRARY_PATH|$OPAL_PREFIX"'
-    done = subprocess.run(["/bin/sh", "-c", script], env=own | brought, capture_output=True, text=True, check=True)
-    prefix = own["KOALA_MPI_PREFIX"]
-    assert done.stdout.strip() == f"it's $mine|unset|/opt/mine:/bin|{prefix}/lib:/opt/lib|{prefix}"
-
-
 def test_another_series_than_the_clusters_is_named(tmp_path: Path) -> None:
     environment, own = installation(tmp_path, "orterun", "echo 'mpirun (Open MPI) 4.1.4'")
     with pytest.raises(Failure) as failure:
@@ -146,38 +132,3 @@ def test_an_mpirun_that_is_not_open_mpis(tmp_path: Path) -> None:
     environment, own = installation(tmp_path, "hydra")
     with pytest.raises(Failure, match=r"mpirun on node n1 is not Open MPI's: correct clusters.north.mpi.prefix"):
         Installation(environment, "n1", own)
-
-
-LAUNCH_5 = (
-    "PRTE_PREFIX=/opt/a;export PRTE_PREFIX;LD_LIBRARY_PATH=/opt/a/lib:/opt/ab/lib:$LD_LIBRARY_PATH;"
-    'export LD_LIBRARY_PATH;/opt/a/bin/prted --prtemca ess "env" --prtemca prte_if_include "eth0" '
-    '--prtemca rmaps_x "head" --pmixmca y "head" --prtemca plm "ssh"'
-)
-LAUNCH_4 = (
-    "          PATH=/usr/bin:$PATH ; export PATH ;   /usr/bin/orted -mca ess "
-    '"env" -mca btl_tcp_if_include "eth0" -mca only_head "1" --mca plm_rsh_agent "/bin/sh /x/launch"'
-)
-
-
-def translated(command: str, **own: str) -> str:
-    here = SimpleNamespace(prefix="/my mpi", daemon="/my mpi/bin/daemon")
-    return Installation.daemon_command(here, command, own)  # type: ignore[arg-type]
-
-
-def test_a_daemons_command_is_translated_to_this_node_in_series_5() -> None:
-    assert translated(LAUNCH_5, PRTE_MCA_rmaps_x="mine") == (
-        "PRTE_PREFIX='/my mpi';export PRTE_PREFIX;LD_LIBRARY_PATH='/my mpi'/lib:/opt/ab/lib:$LD_LIBRARY_PATH;"
-        'export LD_LIBRARY_PATH;\'/my mpi/bin/daemon\' --prtemca ess "env" --pmixmca y "head" --prtemca plm "ssh"'
-    )
-
-
-def test_a_daemons_command_is_translated_to_this_node_in_series_4() -> None:
-    assert translated(LAUNCH_4) == (
-        "          PATH='/my mpi'/bin:$PATH ; export PATH ;   '/my mpi/bin/daemon' -mca ess "
-        '"env" -mca only_head "1" --mca plm_rsh_agent "/bin/sh /x/launch"'
-    )
-
-
-def test_what_is_no_daemons_command_is_refused() -> None:
-    with pytest.raises(Failure, match="not its daemon: rm -rf"):
-        translated("rm -rf /opt/prted-stuff")
