@@ -22,12 +22,12 @@ from koalapy.agents.impostors import Impostors
 from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.job_places import JobPlaces
 from koalapy.agents.login import LoginServer
-from koalapy.agents.lrm.port import Lrm, LrmSubmission
+from koalapy.agents.lrm.port import Lrm, LrmSnapshot, LrmSubmission
 from koalapy.agents.lrm_jobs import LrmJobs
 from koalapy.agents.open_mpi import OpenMpi, open_mpi_here
 from koalapy.agents.outputlog import DEFAULT_OUTPUT_LIMIT
 from koalapy.agents.questions import Questions
-from koalapy.agents.reporter import Reporter
+from koalapy.agents.reporter import RECORD_LOST, Reporter
 from koalapy.agents.runner_secrets import RunnerSecrets
 from koalapy.agents.runners import RunnerServer
 from koalapy.agents.settings import RUNNER, AgentSettings
@@ -180,10 +180,12 @@ class Agent:
             try:
                 component = Component.recall(instance, token, folder)
             except Exception as error:
-                # Its job is told as one without a record: one folder is not to keep us from all others.
+                # One folder is not to keep us from all others. What still runs is found and ended without its record.
                 log.error(
                     "a component's record cannot be read", action="record-unreadable", token=token, exc_info=error
                 )
+                self._reporter.lost_records.add(token, str(error))
+                folder.set_damaged_aside()
                 continue
             if component.size == 0 and component.stop is None:
                 folder.remove()  # We ended before it was written down what the daemon wants: it says so again.
@@ -342,7 +344,24 @@ class Agent:
         except TimeoutError:
             self._reporter.connected(None, self._jobs.problem)
             snapshot = await self._jobs.polls.snapshot()
+        self._end_unrecorded(snapshot)
         self._reporter.connected(snapshot, self._jobs.problem)
+
+    def _end_unrecorded(self, snapshot: LrmSnapshot) -> None:
+        """End the daemon's jobs that the resource manager has and of which the record is lost."""
+        for token, job in list(self._reporter.strays(snapshot)):
+            self._reporter.lost_records.add(token, f"the resource manager has its job {job.id}")
+            try:
+                component = self._new(token, 0, None)
+            except OSError as error:  # its status makes the daemon stop it
+                log.error("a folder cannot be made", action="command-not-noted", token=token, error=str(error))
+                continue
+            component.user, component.lrm_job = job.user, job.id
+            component.fail(RECORD_LOST)
+            component.stop = RECORD_LOST
+            component.folder.note(stop=RECORD_LOST)
+            self._reporter.add(component)
+            self._jobs.end(component)
 
     def _probe(self, message: Probe) -> None:
         self._jobs.polls.await_nodes(awaited=message.awaited)

@@ -13,12 +13,12 @@ import structlog
 from koalapy.agents.component import Component, Node
 from koalapy.agents.impostors import Impostors
 from koalapy.agents.lrm_jobs import LrmJobs
-from koalapy.agents.reporter import Reporter
+from koalapy.agents.reporter import RECORD_LOST, Reporter
 from koalapy.agents.runner_secrets import RunnerSecrets
 from koalapy.agents.runner_timeouts import sleep_awake
 from koalapy.agents.runners import RunnerConnection
 from koalapy.agents.spool import write_error
-from koalapy.model.job import of_one_attempt
+from koalapy.model.job import is_token, of_one_attempt
 from koalapy.protocol.messages import Relay
 from koalapy.runtime.session import Session, make_nonce
 
@@ -26,6 +26,8 @@ log = structlog.get_logger()
 
 RECONNECT_TIMEOUT = 5.0
 """Seconds after which a runner that lost its connection counts as lost."""
+PROGRAM_PHASES = ("opened", "running")
+"""Phases of a runner that was told its plan, until its program has ended."""
 OPEN_BATCH_SIZE = 64
 """Runners that are let go before others are listened to: a plan of a thousand nodes is 100 kB to each."""
 RETURN_TIMEOUT = 15.0
@@ -102,16 +104,17 @@ class Barrier:
     # What runners say
 
     def challenge(self, runner: RunnerConnection, hello: dict[str, Any]) -> tuple[Session, str] | None:
-        component, index = self._reporter.components.get(hello["component"]), hello["node"]
-        if component is None or component.old_secret or index >= component.size:
-            log.warning("a runner of nobody", action="runner-refused", component=hello["component"], node=index)
+        name, index = hello["component"], hello["node"]
+        component = self._reporter.components.get(name)
+        if component is not None and (component.old_secret or index >= component.size):
+            log.warning("a runner of a node that is none", action="runner-refused", component=name, node=index)
             return None
-        secret = self._secrets.of(component.name, index)
+        secret = self._secrets.of(name, index)
         if secret is None:  # it comes again; by then the resource manager has told us
             return None
-        runner.component, runner.node = component.name, index
+        runner.component, runner.node = name, index
         nonces = hello["nonce"], make_nonce()
-        return Session(secret, component.name, index, nonces, is_agent=True), nonces[1]
+        return Session(secret, name, index, nonces, is_agent=True), nonces[1]
 
     def forged(self, runner: RunnerConnection) -> None:
         if component := self._reporter.components.get(runner.component):
@@ -138,7 +141,18 @@ class Barrier:
 
     def admit(self, runner: RunnerConnection, here: dict[str, Any]) -> bool:
         component = self._reporter.components.get(runner.component)
-        return component is not None and self._admit(component, runner, here)
+        if component is None:
+            self._refuse_unrecorded(runner)
+            return False
+        return self._admit(component, runner, here)
+
+    def _refuse_unrecorded(self, runner: RunnerConnection) -> None:
+        """End a runner that has proved to be ours, and of whose component there is no record."""
+        log.warning("a runner of nobody", action="runner-refused", component=runner.component, node=runner.node)
+        if is_token(token := runner.component.rpartition("-")[2]):
+            self._reporter.lost_records.add(token, f"its runner is there: node {runner.node}")
+        runner.send({"t": "refused"})
+        self._jobs.polls.soon()
 
     def _is_another(self, node: Node, hello: dict[str, Any]) -> bool:
         """Whether it is not the runner that has the place."""
@@ -169,6 +183,9 @@ class Barrier:
         runner.send({"t": "welcome", "lease": self.lease, "output": received})
         if component.stop is not None or component.error:
             runner.send(component.stopping)
+        elif component.plan is None and node.phase in PROGRAM_PHASES:
+            self._reporter.lost_records.add(component.token, "its program runs, and its record has no plan")
+            self.fail(component, RECORD_LOST)
         elif component.plan is not None and node.phase == "waiting":
             runner.send_line(component.opening)
         self._reporter.publish(component)

@@ -197,7 +197,7 @@ class Component:
         if self.ended:
             return ComponentState.ENDED
         phases = [n.phase for n in self.nodes]
-        if all(phases):
+        if phases and all(phases):
             started = phases[:1] if self.leads else phases
             runs = self.plan and all(p in ("running", "ending", "ended") for p in started)
             return ComponentState.RUNNING if runs else ComponentState.CLAIMED

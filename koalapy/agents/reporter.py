@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from koalapy.agents.component import Component, lrm_name
+from koalapy.agents.lost_records import LostRecords
 from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSnapshot
 from koalapy.agents.uplink import Uplink
 from koalapy.model.bounds import NOTICES
@@ -14,6 +15,7 @@ from koalapy.model.job import ComponentState, is_token
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, LrmCalls, StageStatus, Versions
 from koalapy.protocol.messages import Output
 
+RECORD_LOST = "the agent has lost its record"
 EMPTY_REPORT = ClusterReport(total=0, idle=0)
 RESEND_INTERVAL = 10.0
 """Seconds without an acknowledgement after which output is sent again: the daemon may have had no room for it."""
@@ -41,6 +43,7 @@ class Reporter:
         """Programs that are missing on this host now."""
         self.disks: list[Disk] = []
         """Where we write."""
+        self.lost_records = LostRecords()
         self.versions = Versions()
         self.calls: Callable[[], tuple[LrmCalls, ...]] = tuple
         """How the resource manager answered until now."""
@@ -81,7 +84,7 @@ class Reporter:
             component.output.begin_anew()
         self._ready = True
         statuses = [self._status(c) for c in own]
-        components = (*statuses, *(self._strays(snapshot) if snapshot is not None else ()))
+        components = (*statuses, *(self._stray_statuses(snapshot) if snapshot is not None else ()))
         stages = tuple(self.stages(self.instance))
         self.uplink.put(Inventory(components, whole=snapshot is not None, stages=stages))
         self._reported = None
@@ -173,6 +176,7 @@ class Reporter:
                 versions=self.versions,
                 calls=self.calls(),
                 node_classes=snapshot.node_classes,
+                lost_records=self.lost_records.tokens(),
             )
         else:
             known = self._reported or EMPTY_REPORT
@@ -193,16 +197,20 @@ class Reporter:
             return replace(status, state=ComponentState.DELIVERING)
         return status
 
-    def _strays(self, snapshot: LrmSnapshot) -> Iterable[ComponentStatus]:
-        """Jobs that carry our name though we have no record of them."""
+    def strays(self, snapshot: LrmSnapshot) -> Iterable[tuple[str, LrmJob]]:
+        """Yield the present daemon's jobs that have not ended and of which there is no record, with their tokens."""
         prefix = lrm_name(self.instance, "")
-        self.stray_users.clear()
         for job in self._ours(snapshot, prefix):
-            if job.name not in self.components and job.state is not LrmJobState.ENDED:
-                self.stray_users[job.name] = job.user
-                token = job.name.removeprefix(prefix)
-                if is_token(token):  # else somebody else's, who gave it such a name
-                    yield ComponentStatus(token, ComponentState.WAITING, lrm_job=job.id, error="its record is lost")
+            token = job.name.removeprefix(prefix)
+            # Another user may have given a job such a name.
+            if job.name not in self.components and job.state is not LrmJobState.ENDED and is_token(token):
+                yield token, job
+
+    def _stray_statuses(self, snapshot: LrmSnapshot) -> Iterable[ComponentStatus]:
+        self.stray_users.clear()
+        for token, job in self.strays(snapshot):
+            self.stray_users[job.name] = job.user
+            yield ComponentStatus(token, ComponentState.WAITING, lrm_job=job.id, error=RECORD_LOST, infrastructure=True)
 
     def _ours(self, snapshot: LrmSnapshot, prefix: str) -> Iterable[LrmJob]:
         """Those of a component's name that are not another account's."""

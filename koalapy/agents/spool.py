@@ -4,7 +4,9 @@ import contextlib
 import errno
 import json
 import os
+import re
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -28,13 +30,20 @@ REMOVED_SUFFIX = ".forgotten"
 """Ends the name of a folder that is being removed."""
 MAX_JOURNAL = 64 * 1024 * 1024
 """Bytes of a journal at most: of what has more, most was not written by us."""
+DAMAGED_JOURNAL = "journal.damaged"
+"""What a journal is renamed to when it cannot be used: its folder counts as one without a record."""
+_CHECKED_LINE = re.compile(rb"(.*) ([0-9a-f]{8})", re.DOTALL)
 LAST_HEARD_FILE = "heard"
 """A file of each daemon instance: its time is when the daemon was last heard of."""
 
 
+class DamagedJournal(ValueError):
+    """A journal has a line that is not as it was written, so that something it recorded is lost."""
+
+
 @dataclass(eq=False, slots=True)
 class Folder:
-    """One component's folder; its journal has one JSON object a line. Lines may be torn, and those say nothing."""
+    """One component's folder. Its journal has one JSON object a line, each followed by its checksum."""
 
     path: Path
     disk_sync: DiskSync | None = None
@@ -76,12 +85,17 @@ class Folder:
         path = self.path / "journal"
         descriptor = open_regular(path, os.O_APPEND)
         try:
-            began = os.fstat(descriptor).st_size == 0
-            if os.write(descriptor, lines) < len(lines):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            size = os.fstat(descriptor).st_size
+            try:
+                if os.write(descriptor, lines) < len(lines):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(descriptor, size)
+                raise
         finally:
             os.close(descriptor)
-        self._written(path, began=began)
+        self._written(path, began=size == 0)
 
     def _written(self, path: Path, *, began: bool) -> None:
         paths = [path, self.path] if began else [path]
@@ -92,17 +106,31 @@ class Folder:
                 sync(each)
 
     def entries(self) -> dict[str, Any]:
-        """All that was written, the later word over the earlier; ``OSError`` when that cannot be read."""
+        """Return the journal's entries as one mapping, later ones over earlier ones.
+
+        A last line without its end was being written when the agent was killed; it had no effect, so cut it off.
+        Raise ``DamagedJournal`` if any other line is not as it was written, and ``OSError`` if it cannot be read.
+        """
         known: dict[str, Any] = {}
+        path = self.path / "journal"
         try:
-            lines = read_regular(self.path / "journal", MAX_JOURNAL).splitlines()
+            content = read_regular(path, MAX_JOURNAL)
         except FileNotFoundError:
             return known
-        for line in lines:
-            with contextlib.suppress(ValueError):
-                if isinstance(entry := json.loads(line), dict):
-                    known |= entry
+        *lines, unfinished = content.split(b"\n")
+        for line in filter(None, lines):
+            known |= _parse_line(line)
+        if unfinished:
+            if _is_whole(unfinished[:-1]):
+                raise DamagedJournal("the end of its last line is not as it was written")
+            with contextlib.suppress(OSError):
+                os.truncate(path, len(content) - len(unfinished))
         return known
+
+    def set_damaged_aside(self) -> None:
+        """Make this a folder without a record, which is removed with the component or by the next agent."""
+        with contextlib.suppress(OSError):
+            (self.path / "journal").rename(self.path / DAMAGED_JOURNAL)
 
     def result(self, node: int) -> dict[str, Any] | None:
         """What a node's runner left for us when it ended, where it could."""
@@ -166,7 +194,27 @@ class Folder:
 
 
 def _line(entry: dict[str, Any]) -> bytes:
-    return b"\n" + json.dumps(entry).encode() + b"\n" if entry else b""  # whatever was torn before this ends here
+    text = json.dumps(entry).encode()
+    return b"%s %08x\n" % (text, zlib.crc32(text)) if entry else b""
+
+
+def _is_whole(line: bytes) -> bool:
+    match = _CHECKED_LINE.fullmatch(line)
+    return match is not None and zlib.crc32(match[1]) == int(match[2], 16)
+
+
+def _parse_line(line: bytes) -> dict[str, Any]:
+    """Return the entry of a line; one of an earlier version has no checksum. Raise ``DamagedJournal``."""
+    match = _CHECKED_LINE.fullmatch(line)
+    if match is not None and not _is_whole(line):
+        raise DamagedJournal(f"the checksum of {line[:60]!r} is wrong")
+    try:
+        entry = json.loads(line if match is None else match[1])
+    except ValueError as error:
+        raise DamagedJournal(f"{line[:60]!r} is no entry") from error
+    if not isinstance(entry, dict):
+        raise DamagedJournal(f"{line[:60]!r} is no entry")
+    return entry
 
 
 def write_error(path: Path, error: OSError) -> str:

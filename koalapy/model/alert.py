@@ -57,6 +57,8 @@ class AlertKind(StrEnum):
     """Files of the replica catalogue are not where it says, or not what it says."""
     RECORD = "record"
     """What the scheduler is told is not recorded any more."""
+    RECORDS_LOST = "records-lost"
+    """An agent has lost the records of components: their jobs are tried again."""
 
 
 TOLD_TO_ALL = frozenset(

@@ -217,10 +217,19 @@ class Runner:
             self._relayed(message)
         elif kind == "refused" and self._phase == "waiting":
             self._status = 1  # another has our place: nothing that is its own may be touched
-        elif kind in ("stop", "refused"):
+        elif kind == "refused":
+            self._refused()
+        elif kind == "stop":
             self._stop(message)
         elif kind == "exit_ack" and self._phase == "ended":
             self._status = 0
+
+    def _refused(self) -> None:
+        """End the program, if any, and do not wait for its result to be taken: the agent will never take it."""
+        self._delivery_timeout = 0.0
+        self._stop_now()
+        if self._phase == "ended":
+            self._give_up()
 
     def _acknowledged(self, offset: int) -> None:
         if offset > self._output.start and self._phase == "ended":

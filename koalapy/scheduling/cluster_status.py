@@ -47,6 +47,8 @@ class ClusterStatus:
     """Why nothing can be started there, by what its agent knows of its resource manager; empty when it can."""
     notices: tuple[str, ...] = ()
     """What its agent tells people beside that."""
+    lost_records: tuple[Token, ...] = ()
+    """Components whose records its agent has lost of late."""
     lacks: frozenset[str] = frozenset()
     """Programs that are missing there."""
     disks: tuple[Disk, ...] = ()
@@ -121,7 +123,7 @@ class ClusterStatus:
         self.lacks, self.disks = report.lacks, report.disks
         before, expected = (self.available if not self.problem or report.problem else 0), self.expected
         known = () if self.problem else self.node_classes
-        self.problem, self.notices = report.problem, report.notices
+        self.problem, self.notices, self.lost_records = report.problem, report.notices, report.lost_records
         if not report.problem:
             self.outdated_since = None
         elif self.outdated_since is None:

@@ -78,14 +78,13 @@ def test_silence_is_counted_from_the_first_look(tmp_path: Path) -> None:
     assert spool.silence("never") < 1_000_000
 
 
-def test_a_record_that_was_torn_spoils_no_other(tmp_path: Path) -> None:
+def test_entries_with_unfinished_last_line_returns_the_others_and_cuts_it_off(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.write(order={"a": 1})
     with (tmp_path / "journal").open("ab") as journal:
         journal.write(b'{"ready": [0, ')
+    assert folder.entries() == {"order": {"a": 1}}
     folder.write(done=True)
-    with (tmp_path / "journal").open("ab") as journal:
-        journal.write(b'\n{"unwanted": tr')
     assert folder.entries() == {"order": {"a": 1}, "done": True}
 
 
@@ -94,3 +93,6 @@ def test_a_record_for_which_there_is_no_room_is_an_error(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, data[:5]))
     with pytest.raises(OSError, match="No space left"):
         Folder(tmp_path).write(done=True)
+    monkeypatch.undo()
+    Folder(tmp_path).write(done=False)
+    assert Folder(tmp_path).entries() == {"done": False}

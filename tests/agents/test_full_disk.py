@@ -14,7 +14,7 @@ from koalapy.agents import disk_sync
 from koalapy.agents.component import Component
 from koalapy.agents.disk_sync import DiskSync
 from koalapy.agents.lrm.local.adapter import LocalLrm
-from koalapy.agents.spool import Folder, Spool
+from koalapy.agents.spool import DamagedJournal, Folder, Spool
 from tests.agents.conftest import FakeDaemon, Site
 
 T = "7.1.0"
@@ -193,7 +193,12 @@ def test_a_folder_that_is_cut_anywhere_is_recalled_and_says_nothing_untrue(
     if (path / torn).exists():
         whole = (path / torn).read_bytes()
         (path / torn).write_bytes(whole[: int(where * len(whole))] + noise)
-    found = Component.recall("test", T, folder)
+    try:
+        found = Component.recall("test", T, folder)
+    except DamagedJournal:
+        assert torn == "journal"
+        assert noise
+        return
     assert found.size in (0, 1)
     assert found.lrm_job in (None, "77")
     assert found.plan in (None, PLAN)

@@ -6,6 +6,9 @@ import pytest
 
 from koalapy.model.alert import LET_OTHERS_GO, OPERATORS_SEE_IT, Alert, AlertKind, AlertRules, Severity
 from koalapy.model.identity import Identity, Role
+from koalapy.model.reports import ClusterReport
+from koalapy.scheduling.cluster_status import ClusterStatus
+from koalapy.service.alert_checks.clusters import ClusterChecks
 from koalapy.service.alert_checks.data import WINDOW, DatabaseCheck
 from koalapy.service.alerts import Alerts
 from koalapy.service.database import DatabaseMonitor
@@ -135,3 +138,16 @@ async def test_a_database_is_slow_by_what_went_well_lately() -> None:
     assert await told() == ["warning a transaction takes 0.5 s, in the middle of those of the last minute"]
     now = WINDOW + 1
     assert await told() == []
+
+
+async def test_cluster_check_with_lost_records_raises_alert_until_they_are_reported_no_more() -> None:
+    cluster = ClusterStatus("north")
+    cluster.contact.connected = True
+    check = ClusterChecks(lambda: [cluster], [])
+    cluster.report(ClusterReport(total=2, idle=2, lost_records=("7.1.0.ab", "8.1.0.cd")), 1.0)
+    (found,) = [each async for each in check(2.0)]
+    assert (found.kind, found.cluster) == (AlertKind.RECORDS_LOST, "north")
+    assert "2 components" in found.summary
+    assert "7.1.0.ab, 8.1.0.cd" in found.cause
+    cluster.report(ClusterReport(total=2, idle=2), 3.0)
+    assert [each async for each in check(4.0)] == []

@@ -20,7 +20,7 @@ from koalapy.agents.files.stage import Means, StageRun
 from koalapy.agents.files.turns import Turns
 from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.questions import Questions
-from koalapy.agents.spool import Folder
+from koalapy.agents.spool import DamagedJournal, Folder
 from koalapy.model.errors import SiteError
 from koalapy.model.reports import StageStatus
 from koalapy.protocol.messages import Stage, StageFile
@@ -121,8 +121,17 @@ class Stages:
 
     def recall(self) -> None:
         """Go on with whatever the folders remember."""
-        folders = [path.parent for path in sorted(self._directory.glob(".*/journal"))]
-        records = [(own, Folder(own).entries()) for own in folders]
+        records = []
+        for path in sorted(self._directory.glob(".*/journal")):
+            try:
+                records.append((path.parent, Folder(path.parent).entries()))
+            except (OSError, DamagedJournal) as error:  # the daemon orders what it still wants again
+                log.warning(
+                    "a stage's record cannot be read",
+                    action="record-unreadable",
+                    folder=str(path.parent),
+                    error=str(error),
+                )
         # First those that are not wanted any more: there may be another of the same token that is.
         # The others in the order in which they came, for they wait for their turns again.
         records.sort(key=lambda record: (not record[1].get("unwanted"), record[1].get("since", 0.0)))

@@ -62,6 +62,8 @@ class ClusterChecks:
                 yield self._agent_alert(cluster, "has told nothing", NOTHING_TOLD, _restart(cluster.name), now)
             if cluster.health.unusable:
                 yield _failing(cluster, now)
+            if cluster.lost_records:
+                yield _records_lost(cluster, now)
 
     def _agent_away(self, cluster: ClusterStatus, now: float) -> Alert:
         name, cause, remedy = cluster.name, cluster.absence, _restart(cluster.name)
@@ -102,6 +104,21 @@ def _resource_manager(cluster: ClusterStatus, now: float) -> Alert:
         cluster.problem,
         f"mend it on the head of {name}, and until then let nothing wait for it: koala clusters drain {name} "
         "--reason 'its resource manager'",
+        now,
+        cluster=name,
+    )
+
+
+def _records_lost(cluster: ClusterStatus, now: float) -> Alert:
+    name, tokens = cluster.name, cluster.lost_records
+    count = "1 component" if len(tokens) == 1 else f"{len(tokens)} components"
+    return Alert(
+        AlertKind.RECORDS_LOST,
+        Severity.WARNING,
+        f"cluster {name}",
+        f"the agent of {name} has lost the records of {count}: it ended them, and their jobs are tried again",
+        f"files in its directory were removed or damaged: {listed(tokens)}",
+        f"see what writes to its directory, and whether the disk fails: journalctl -u koala-agent@{name}; dmesg",
         now,
         cluster=name,
     )

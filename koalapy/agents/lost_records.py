@@ -1,0 +1,32 @@
+"""Components whose records an agent has lost: their programs are ended, and operators are alerted."""
+
+import time
+from collections.abc import Callable
+
+import structlog
+
+log = structlog.get_logger()
+
+REPORTED_FOR = 3600.0
+"""Seconds for which the loss of a record is reported."""
+MAX_REPORTED = 20
+
+
+class LostRecords:
+    """The tokens of components whose records were found to be missing or damaged."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lost_at: dict[str, float] = {}
+
+    def add(self, token: str, reason: str) -> None:
+        """Record and log the loss of a component's record, once for each component."""
+        if token not in self._lost_at:
+            self._lost_at[token] = self._clock()
+            log.error("a component's record is lost", action="record-lost", token=token, reason=reason)
+
+    def tokens(self) -> tuple[str, ...]:
+        """Return the tokens of the records that were lost last, for the cluster's report."""
+        horizon = self._clock() - REPORTED_FOR
+        self._lost_at = {token: at for token, at in self._lost_at.items() if at > horizon}
+        return tuple(self._lost_at)[-MAX_REPORTED:]
