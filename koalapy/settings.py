@@ -1,7 +1,9 @@
 """All configuration, typed: one YAML file, overridden by environment variables (``KOALA_RULES__CLAIM_GRACE``)."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -48,6 +50,7 @@ from koalapy.settings_texts import (
     UserPattern,
     proxy,
 )
+from koalapy.strict_yaml import load_yaml
 
 MAX_TEXT_LENGTH = 1024 * 1024
 """Characters of any text. Pydantic refuses what UTF-8 cannot encode only where a text has a bound."""
@@ -440,7 +443,50 @@ def proxies(given: Sequence[str]) -> list[str]:
         ) from error
 
 
-CLIENT_VARIABLES = ("KOALA_URL", "KOALA_TOKEN", "KOALA_DATA_DIR", "KOALA_LOGIN_SOCKET")
+OF_COMMANDS = (
+    "AGENT_DIRECTORY",
+    "AGENT_TOKEN",
+    "CA_FILE",
+    "CONFIG",
+    "DATA_DIR",
+    "LOGIN_SOCKET",
+    "RESULTS",
+    "SERVE_HOST",
+    "TOKEN",
+    "TRACES",
+    "URL",
+)
+"""Variables after ``KOALA_`` that commands and units read, and no setting has."""
+OF_JOBS = (
+    "CLUSTER",
+    "COMPONENT",
+    "COMPONENT_NODES",
+    "GENERATION",
+    "HOST",
+    "HOSTS",
+    "JOB",
+    "NODE",
+    "NODES",
+    "NODE_INDEX",
+    "SCRATCH",
+    "STAGE",
+)
+"""Variables after ``KOALA_`` that programs of jobs find, and all that they start."""
+OF_LOCAL_KIND = {"nodes", "network", "start_failures"}
+"""Settings of a cluster that say without ``kind`` that it is nodes of this machine."""
+OF_OTHER_KINDS = {
+    "account",
+    "fanout",
+    "library",
+    "native_specification",
+    "parallel_environment",
+    "partition",
+    "poll_interval",
+    "queue",
+}
+"""Settings of a cluster that its nodes being of this machine has no use for."""
+MIN_LIKENESS = 0.8
+"""From 0 to 1: how like a setting's name a variable is that is taken for a misspelt one."""
 
 
 MAX_SIZE = 16 * 1024 * 1024
@@ -462,7 +508,7 @@ def load(path: Path | None) -> Settings:
     values: Any = {}
     if path is not None:
         try:
-            values = yaml.safe_load(_content(path)) or {}
+            values = load_yaml(_content(path)) or {}
         except NOT_READ as error:
             raise UsageError(f"cannot read {path}: {error}", field="--config") from error
         if not isinstance(values, dict):
@@ -470,9 +516,47 @@ def load(path: Path | None) -> Settings:
         for key in values:
             if not isinstance(key, str) or key.startswith("_"):  # such keys would be orders to the reader itself
                 raise UsageError(f"{path}: {key!r} is no field", field=str(key), hint="leave it out")
+    _refuse_misspelt_variables()
     try:
-        return Settings(**values)
+        settings = Settings(**values)
+        _check_kinds(values, path)
+        return settings
     except SettingsError as error:
         raise UsageError(f"{error}: lists and objects are given as JSON", field="environment") from error
     except ValidationError as error:
         raise refusal(Settings, error.errors(), path) from error
+
+
+def unknown_variables() -> list[str]:
+    """Return the variables of the environment that begin with ``KOALA_`` and that nothing reads."""
+    known = {*OF_COMMANDS, *OF_JOBS, *map(str.upper, Settings.model_fields)}
+    return sorted(
+        name
+        for name in os.environ
+        if name.upper().startswith(PREFIX) and name.upper().removeprefix(PREFIX).partition(DELIMITER)[0] not in known
+    )
+
+
+def _refuse_misspelt_variables() -> None:
+    settings = [name.upper() for name in Settings.model_fields]
+    for name in unknown_variables():
+        section, delimiter, rest = name.upper().removeprefix(PREFIX).partition(DELIMITER)
+        if near := get_close_matches(section, settings, 1, MIN_LIKENESS):
+            raise UsageError(
+                f"{name} in the environment is no setting",
+                field=name,
+                hint=f"did you mean {PREFIX}{near[0]}{delimiter}{rest}? Correct it, or unset it",
+            )
+
+
+def _check_kinds(values: Mapping[str, Any], path: Path | None) -> None:
+    """``UsageError`` for a cluster without ``kind`` that is not clearly meant to be nodes of this machine."""
+    sources = [source.get("clusters") or {} for source in (values, EnvironmentSource(Settings)())]
+    for name in dict.fromkeys(name for source in sources for name in source):
+        given = {key for source in sources for key in source.get(name) or {}}
+        if given and "kind" not in given and (given & OF_OTHER_KINDS or not given & OF_LOCAL_KIND):
+            raise UsageError(
+                f"{path or 'the environment'}: clusters.{name}.kind is missing",
+                field=f"clusters.{name}.kind",
+                hint="say which resource manager it has: slurm, sge or drmaa; or local, for nodes of this machine",
+            )

@@ -1,5 +1,6 @@
 """What a configuration may say, and how it is refused: by the name of its field."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from koalapy.model.identity import Role
 from koalapy.model.job import ClaimingMode
 from koalapy.model.measurement import Measuring
 from koalapy.model.quantities import bytes_of, bytes_per_second_of, seconds_of
-from koalapy.settings import Settings, load
+from koalapy.settings import OF_LOCAL_KIND, OF_OTHER_KINDS, ClusterSection, Settings, load, unknown_variables
 
 
 @pytest.fixture
@@ -41,6 +42,7 @@ def test_how_long_jobs_are_kept_has_a_least(load_yaml: Any, name: str) -> None:
 def test_every_variable_of_a_section_may_be_an_object_or_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "NETWORK__COMMAND": '["pp"]',
+        "CLUSTERS__NORTH__KIND": "slurm",
         "CLUSTERS__NORTH__MODULES": '["openmpi"]',
         "CLUSTERS__NORTH__TOKEN": "1234567890123456789012",
         "CLUSTERS__NORTH__MPI__SERIES": "4",
@@ -265,7 +267,7 @@ def test_a_token_says_whose_it_is(load_yaml: Any) -> None:
 
 def test_people_have_an_account_of_their_own_on_clusters_that_there_are(load_yaml: Any) -> None:
     people = {"ada": {"accounts": {"north": "al"}, "groups": ["physics"]}, "bob": {"accounts": {"north": "bo"}}}
-    known = load_yaml(users=people, clusters={"north": {}, "south": {"unmapped": True}}).known_users()
+    known = load_yaml(users=people, clusters={"north": {}, "south": {"kind": "slurm", "unmapped": True}}).known_users()
     assert known.user_of("north", "al") == "ada"
     assert (known.user_of("north", "eve"), known.user_of("south", "eve")) == (None, "eve@south")
     assert [known.account_of("ada", name) for name in ("north", "south")] == ["al", None]
@@ -457,8 +459,14 @@ def test_what_is_wrong_is_told_in_our_words(tmp_path: Path, text: str, says: str
     assert (refusal.value.message, refusal.value.hint) == (f"{path}: {says}", "correct it there")
 
 
-def test_local_networks_without_setting_are_numbered_and_avoid_named_ones() -> None:
-    clusters = {"a": {}, "b": {"network": "127.0.1"}, "c": {"kind": "slurm"}, "d": {"network": "127.00.007"}, "e": {}}
+def test_local_networks_without_setting_are_numbered_and_avoid_named_ones(load_yaml: Any) -> None:
+    clusters: dict[str, Any] = {
+        "a": {},
+        "b": {"network": "127.0.1"},
+        "c": {"kind": "slurm"},
+        "d": {"network": "127.00.007"},
+        "e": {},
+    }
     networks = load_yaml(clusters=clusters).local_networks()
     assert networks == {"a": "127.0.2", "b": "127.0.1", "d": "127.0.7", "e": "127.0.5"}
 
@@ -476,7 +484,65 @@ def test_local_networks_are_all_different_or_refused(networks: dict[str, str | N
 
 
 @pytest.mark.parametrize("network", ["10.0.0", "127.0", "127.0.256", "127.0.0.1", "127.0.x", "127.0.1\n"])
-def test_network_that_is_no_loopback_network_is_refused(network: str) -> None:
+def test_network_that_is_no_loopback_network_is_refused(load_yaml: Any, network: str) -> None:
     with pytest.raises(UsageError, match="first three bytes of a loopback address") as refusal:
         load_yaml(clusters={"y": {"network": network}})
     assert refusal.value.field == "clusters.y.network"
+
+
+@pytest.mark.parametrize(
+    "section", [{"partition": "batch", "nodes": 4}, {"token": "a-token-of-sixteen"}, {"mpi": {"series": 4}}]
+)
+def test_cluster_without_kind_that_may_be_elsewhere_is_refused(load_yaml: Any, section: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"clusters\.y\.kind is missing") as refusal:
+        load_yaml(clusters={"y": section})
+    assert refusal.value.field == "clusters.y.kind"
+    assert load_yaml(clusters={"y": section | {"kind": "slurm"}}).clusters["y"].kind == "slurm"
+
+
+def test_cluster_kind_may_come_from_environment(load_yaml: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KOALA_CLUSTERS__Y__KIND", "slurm")
+    assert load_yaml(clusters={"y": {"partition": "batch"}}).clusters["y"].kind == "slurm"
+    monkeypatch.setenv("KOALA_CLUSTERS__Z__PARTITION", "batch")
+    with pytest.raises(UsageError, match=r"clusters\.z\.kind is missing"):
+        load_yaml(clusters={"y": {"partition": "batch"}})
+
+
+@pytest.mark.parametrize("section", [{}, {"nodes": 2, "token": "a-token-of-sixteen"}, {"network": "127.0.9"}])
+def test_cluster_without_kind_with_nodes_of_this_machine_is_local(load_yaml: Any, section: dict[str, Any]) -> None:
+    assert load_yaml(clusters={"y": section}).clusters["y"].kind == "local"
+
+
+def test_settings_of_other_kinds_are_known() -> None:
+    names = {field.name for field in dataclasses.fields(ClusterSection)}
+    assert names >= OF_OTHER_KINDS | OF_LOCAL_KIND
+
+
+def test_configuration_with_duplicate_key_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "koala.yaml"
+    path.write_text("clusters:\n  y: {nodes: 2}\n  y: {nodes: 3}\n")
+    with pytest.raises(UsageError, match="the key 'y' is given twice, in lines 2 and 3: leave one out"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("KOALA_HIGH_PRIORTY", "KOALA_HIGH_PRIORITY"),
+        ("KOALA_RULE__CLAIM_GRACE", "KOALA_RULES__CLAIM_GRACE"),
+        ("koala_databse", "KOALA_DATABASE"),
+    ],
+)
+def test_variable_like_a_setting_is_refused(monkeypatch: pytest.MonkeyPatch, variable: str, meant: str) -> None:
+    monkeypatch.setenv(variable, "operator")
+    with pytest.raises(UsageError, match="is no setting") as refusal:
+        load(None)
+    assert (refusal.value.field, refusal.value.hint) == (variable, f"did you mean {meant}? Correct it, or unset it")
+
+
+def test_variable_that_nothing_reads_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = unknown_variables()
+    for name in ("KOALA_TOKEN", "KOALA_JOB", "KOALA_NODE_INDEX", "KOALA_RULES__CLAIM_GRACE", "KOALA_SITE_OWN"):
+        monkeypatch.setenv(name, "5")
+    assert unknown_variables() == sorted({*before, "KOALA_SITE_OWN"})
+    load(None)

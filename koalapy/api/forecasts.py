@@ -20,6 +20,7 @@ from koalapy.model.wording import days
 from koalapy.service.forecasts import Forecasts, IfSubmitted
 from koalapy.service.jobs import Jobs
 from koalapy.simulation.twin import HORIZON, Change, Interval
+from koalapy.strict_yaml import DuplicateKey, load_yaml
 
 Pair = Annotated[Text, Field(max_length=2 * MAX_NAME_LENGTH)]
 """NAME=VALUE."""
@@ -93,7 +94,9 @@ def _pairs(field: str, texts: list[str]) -> list[tuple[str, str]]:
 
 def _value(name: str, text: str) -> object:
     try:
-        value = yaml.safe_load(text)
+        value = load_yaml(text)
+    except DuplicateKey as error:
+        raise UsageError(f"{text!r} is no value of {name}: {error}", field="rules", value=text) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(
             f"{text!r} is no value of {name}", field="rules", value=text, hint="write it as in the configuration"

@@ -21,7 +21,7 @@ from koalapy.agents.run_as import Way, way_here
 from koalapy.agents.settings import NO_SOCKET, AgentSettings, SiteSettings
 from koalapy.agents.spool import Spool
 from koalapy.bootstrap.handover import take_handover
-from koalapy.bootstrap.logs import configure_logging, watch_out_for_crashes
+from koalapy.bootstrap.logs import configure_logging, warn_of_unknown_variables, watch_out_for_crashes
 from koalapy.concealment import forget_own
 from koalapy.login_socket import NAME as LOGIN_SOCKET
 from koalapy.login_socket import well_known
@@ -66,6 +66,8 @@ def agent(
     level = "warning" if embedded and settings.log_level == "info" else settings.log_level
     configure_logging(level, settings.log_format, cluster=cluster)
     watch_out_for_crashes()
+    if not embedded:
+        warn_of_unknown_variables()
     manager = ServiceManager.of_environment()
     forget_own()
     section = _section(cluster, settings, config)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import uvloop
 
-from koalapy.bootstrap.logs import configure_logging, watch_out_for_crashes
+from koalapy.bootstrap.logs import configure_logging, warn_of_unknown_variables, watch_out_for_crashes
 from koalapy.bootstrap.policies import policies
 from koalapy.concealment import forget_own
 from koalapy.credentials import TOKEN_FILE
@@ -53,6 +53,7 @@ def serve(
     settings = wire.over(load(config))
     configure_logging(settings.log_level, settings.log_format)
     watch_out_for_crashes()
+    warn_of_unknown_variables()
     manager = ServiceManager.of_environment()
     forget_own()
     umask = os.umask(FOR_OTHERS)

@@ -12,7 +12,7 @@ from typing import Any, TextIO, cast
 import structlog
 
 from koalapy.model.job import parse_token
-from koalapy.settings import LogFormat, LogLevel
+from koalapy.settings import LogFormat, LogLevel, unknown_variables
 
 MAX_TRACEBACK_LENGTH = 10_000
 """Characters of it: the last, where it went wrong."""
@@ -100,3 +100,10 @@ def _as_json(_: object, __: str, event: Event) -> str:
 
 def _plain(value: object) -> object:
     return value if isinstance(value, str | int | bool) or value is None else repr(value)
+
+
+def warn_of_unknown_variables() -> None:
+    """Log the ``KOALA_`` variables of the environment that nothing reads."""
+    if names := unknown_variables():
+        log = structlog.get_logger()
+        log.warning("nothing reads these variables", action="variables-unknown", variables=", ".join(names))

@@ -46,17 +46,16 @@ def _content(name: str, file: Path) -> bytes:
 def _parsed(name: str, content: bytes) -> object:
     import yaml
 
-    class Loader(yaml.SafeLoader):
-        """Without aliases: what is small to read may be endless to write."""
-
-        def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-            if self.check_event(yaml.AliasEvent):
-                hint = "write out what it stands for, or put it in quotes"
-                raise CliError(f"{name} has an alias (*NAME)", Exit.USAGE, hint)
-            return super().compose_node(parent, index)
+    from koalapy.strict_yaml import AliasFound, DuplicateKey, load_yaml
 
     try:
-        return yaml.load(content.decode("utf-8"), Loader)
+        # Without aliases: what is small to read may be endless to write.
+        return load_yaml(content.decode("utf-8"), aliases=False)
+    except AliasFound as error:
+        hint = "write out what it stands for, or put it in quotes"
+        raise CliError(f"{name} has an alias (*NAME)", Exit.USAGE, hint) from error
+    except DuplicateKey as error:
+        raise CliError(f"cannot read {name}: {error}", Exit.USAGE) from error
     except RecursionError as error:
         raise CliError(f"cannot read {name}: too much within each other", Exit.USAGE, "write it flatter") from error
     except (

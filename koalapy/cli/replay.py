@@ -85,13 +85,17 @@ def _told(history: "History") -> Json:
 def _changes(rules: list[str]) -> Json:
     import yaml
 
+    from koalapy.strict_yaml import DuplicateKey, load_yaml
+
     changes = {}
     for each in rules:
         name, equals, value = each.partition("=")
         if not equals or not name:
             raise CliError(f"{each!r} is no NAME=VALUE", Exit.USAGE, "write it as --rule queue=fcfs")
         try:
-            changes[name] = yaml.safe_load(value)
+            changes[name] = load_yaml(value)
+        except DuplicateKey as error:
+            raise CliError(f"{value!r} is no value of a rule: {error}", Exit.USAGE) from error
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise CliError(
                 f"{value!r} is no value of a rule", Exit.USAGE, "write it as in the configuration"

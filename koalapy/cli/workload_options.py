@@ -117,11 +117,15 @@ def _names(text: str) -> tuple[str, ...]:
 def _fields(texts: list[str]) -> tuple[tuple[str, Any], ...]:
     import yaml
 
+    from koalapy.strict_yaml import DuplicateKey, load_yaml
+
     found = []
     for text in texts:
         name, value = _pair("--field", text, "claiming=incremental")
         try:
-            found.append((name, yaml.safe_load(value)))
+            found.append((name, load_yaml(value)))
+        except DuplicateKey as error:
+            raise CliError(f"--field is {text!r}: {error}", Exit.USAGE) from None
         except yaml.YAMLError:
             raise CliError(f"--field is {text!r}", Exit.USAGE, "write the value in YAML or JSON") from None
     return tuple(found)

@@ -171,3 +171,16 @@ def test_an_idempotency_key_that_no_header_takes_is_refused(koala: Koala, key: s
 def test_an_idempotency_key_may_be_of_any_letters(koala: Koala) -> None:
     ended = [koala("submit", "--flexible", "2", "-q", "--idempotency-key", "é 鍵", "--", "true") for _ in range(2)]
     assert [(each.code, each.out) for each in ended] == [(0, "1\n")] * 2
+
+
+def test_submit_with_duplicate_key_in_job_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        "request: {type: flexible, total_size: 2}\nrequest: {type: flexible, total_size: 3}\ncommand: [x]\n"
+    )
+    with pytest.raises(CliError) as refusal:
+        body_of(file, {}, {})
+    assert (refusal.value.code, str(refusal.value)) == (
+        Exit.USAGE,
+        f"cannot read {file}: the key 'request' is given twice, in lines 1 and 2: leave one out",
+    )

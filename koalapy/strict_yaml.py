@@ -1,0 +1,48 @@
+"""YAML that refuses a mapping with the same key twice, of which PyYAML takes the last one without a word."""
+
+from typing import Any
+
+import yaml
+
+MERGE = "tag:yaml.org,2002:merge"
+MAX_KEY_LENGTH = 60
+
+
+class DuplicateKey(ValueError):
+    """A mapping has a key twice."""
+
+
+class AliasFound(ValueError):
+    """A text has an alias (``*NAME``) where none may be."""
+
+
+class _Loader(yaml.SafeLoader):
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[tuple[str, str], int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == MERGE:
+                continue
+            name, line = (key.tag, key.value), key.start_mark.line + 1
+            if name in lines:
+                where = f"line {line}" if line == lines[name] else f"lines {lines[name]} and {line}"
+                raise DuplicateKey(f"the key {key.value[:MAX_KEY_LENGTH]!r} is given twice, in {where}: leave one out")
+            lines[name] = line
+        return node
+
+
+class _LoaderWithoutAliases(_Loader):
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise AliasFound("it has an alias (*NAME)")
+        return super().compose_node(parent, index)
+
+
+def load_yaml(text: str, *, aliases: bool = True) -> Any:
+    """Return the value of a YAML or JSON text. ``aliases``: whether it may have some.
+
+    Raises ``DuplicateKey`` or ``AliasFound``; besides what PyYAML raises: ``YAMLError``, and ``ValueError``,
+    ``LookupError``, ``AttributeError`` or ``RecursionError`` of odd numbers, dates, tags and depths.
+    """
+    # Both loaders are safe: they make plain values only.
+    return yaml.load(text, _Loader if aliases else _LoaderWithoutAliases)
