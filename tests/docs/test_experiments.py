@@ -1,5 +1,6 @@
 """The pages of experiments tell what their results say, and the results are what is simulated today."""
 
+import ast
 import re
 
 import pytest
@@ -63,3 +64,14 @@ def test_the_results_are_those_of_today(name: str) -> None:
     assert dict(experiment.run(result.cell, traces)) == {
         value: found for value, found in result.values.items() if found is not None
     }
+
+
+def test_no_text_has_a_value_that_was_not_filled_in() -> None:
+    """A piece of a longer f-string without its ``f`` shows ``{LOCAL:.0%}`` to the reader."""
+    unfilled = re.compile(r"\{[A-Za-z_][\w.]*:[^{}\s]*\}")
+    for path in sorted((ROOT / "koalapy").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        texts = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+        pieces = [piece for text in texts for piece in text.values if isinstance(piece, ast.Constant)]
+        for piece in pieces:
+            assert not unfilled.search(str(piece.value)), f"{path}:{piece.lineno}"

@@ -294,7 +294,7 @@ class Figure2(OfTheWorkload):
             "250 reliable processors after a cluster was given up, and so has this one. Processors are simulated as "
             "nodes.\n\nOf these the paper tells nothing, and they are assumed here: a job comes every "
             f"{EVERY:g} s on average, the rate of those tried with which the orders of figures 3 and 5 come out (see "
-            "there for others), local users have {LOCAL:.0%} of the processors, {FAILURES:.0%} of the "
+            f"there for others), local users have {LOCAL:.0%} of the processors, {FAILURES:.0%} of the "
             f"components' starts fail, and {BROKEN:.0%} on the cluster that is given up, after {RULES.error_threshold} "
             f"errors in a row. Files come at {BANDWIDTH / 1e6:g} MB/s between any two clusters, each component's as if "
             "it were alone: transfers do not slow each other down. The same kind of workload goes over a real daemon "
