@@ -221,6 +221,43 @@ def test_of_equals_it_takes_the_fastest_nodes_and_the_fewest_clusters() -> None:
     assert counts(match(Problem(9, many, 0.0, 1.0))) == {"d": 9}, "of one cluster, with no link at all"
 
 
+def fewest_sites(problem: Problem, time: float) -> int:
+    """The fewest sites of all matchings with this T, by trying every number of nodes for every site."""
+    fewest = inf
+    for sizes in product(*(range(each.idle + 1) for each in problem.sites)):
+        used = [size for size in sizes if size]
+        if sum(sizes) != problem.nodes or min(used) < problem.least or len(used) > (problem.most or len(used)):
+            continue
+        shares = []
+        for each, size in zip(problem.sites, sizes, strict=True):
+            for kind in sorted(each.kinds, key=lambda kind: kind.slowdown):
+                shares.append(Share(each.name, kind.name, min(size, kind.idle)))
+                size -= shares[-1].nodes
+        found = problem.weigh(share for share in shares if share.nodes)
+        if found.communication < inf and found.time == pytest.approx(time, rel=1e-12):
+            fewest = min(fewest, len(used))
+    return int(fewest)
+
+
+@settings(max_examples=200, deadline=None)
+@given(problems(most_sites=4, idle=3))
+def test_match_without_communication_uses_the_fewest_clusters(problem: Problem) -> None:
+    problem = replace(problem, computing=1.0, communicating=0.0)
+    found = match(problem)
+    if found is not None:
+        assert len(counts(found)) == fewest_sites(problem, found.time)
+
+
+def test_match_without_communication_heeds_no_load() -> None:
+    narrow = (
+        site("a", (1.0, 4), capacity=1.0),
+        site("b", (1.0, 4), capacity=1.0),
+        site("c", (1.0, 2)),
+        site("d", (1.0, 2)),
+    )
+    assert len(counts(match(Problem(8, narrow, 1.0, 0.0, 1.0)))) == 2
+
+
 def test_within_a_cluster_faster_nodes_than_the_slowest_that_is_used_are_left_to_others() -> None:
     mixed = (site("north", (1.0, 4), (1.5, 4), (3.0, 4)), site("south", (1.5, 2)))
     found = match(Problem(6, mixed))

@@ -124,6 +124,9 @@ class _Search:
         first = bisect_left(places, True, key=lambda place: self._fits(self._counts(place), bounds[-1]))
         if first == len(places):
             return None
+        if not self._problem.communicating:
+            # A load costs nothing then: without a bound on it the fewest clusters serve.
+            return slowdowns[first], bounds[-1]
         last = places[-1]
         at_first = self._least_load(first, 0, len(bounds) - 1)
         at_last = self._least_load(last, 0, at_first)
