@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
+from types import MappingProxyType
 
 from koalapy.model.cluster import ClusterState, ClusterView, GridView
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
@@ -24,6 +26,9 @@ Reach = Sequence[Sequence[tuple[ClusterName, Transfer]]]
 """Usable clusters that can get some files: those that get them in the same time together, the soonest first."""
 
 
+NOTHING_TAKEN: Mapping[ClusterName, int] = MappingProxyType({})
+
+
 class CloseToFiles:
     """Components by decreasing size, each where its input is soonest; of a fixed request only the file sites."""
 
@@ -40,7 +45,7 @@ class CloseToFiles:
         if request.total_size > grid.usable_idle:
             needs = f"needs {nodes(request.total_size)}"
             return Refusal(f"{needs}; {are_idle(grid.usable_idle)} ({idle_nodes(grid)})")
-        placed = _place_in_turn(request.components, grid)
+        placed = _place(request.components, grid)
         if isinstance(placed, int):
             return Refusal(_summary(request.components, placed, grid))
         return Placement(placed, _why(placed))
@@ -50,7 +55,7 @@ class CloseToFiles:
             return _explain_fixed(request, grid)
         if not isinstance(request, NonFixedRequest):
             raise does_not_serve(self, request)
-        stuck = _place_in_turn(request.components, grid)
+        stuck = _place(request.components, grid)
         if not isinstance(stuck, int):
             return ()
         return tuple(_reason(request, stuck, cluster, grid) for cluster in sorted(grid, key=lambda c: c.name))
@@ -101,18 +106,33 @@ def _closest(
     return None
 
 
-def _place_in_turn(
-    components: Sequence[ComponentRequest], grid: GridView, taken: dict[ClusterName, int] | None = None
+def _place(
+    components: Sequence[ComponentRequest], grid: GridView, taken: Mapping[ClusterName, int] = NOTHING_TAKEN
 ) -> tuple[PlacedComponent, ...] | int:
-    """Sites for all components, where the larger ones choose first; or the index of the first that fits nowhere.
+    """Return sites for all components, or the index of the first that fits nowhere; ``taken`` nodes do not count.
 
-    ``taken`` are nodes that do not count, and gets those of the placement.
+    Where the nearest sites leave no room for one, each component goes where most nodes are left, of the clusters that
+    get its inputs. So what fits by worst-fit is placed, whatever the links are like.
     """
-    taken = {} if taken is None else taken
+    placed = _place_in_turn(components, grid, dict(taken), nearest=True)
+    if not isinstance(placed, int) or not any(component.inputs for component in components):
+        return placed
+    by_room = _place_in_turn(components, grid, dict(taken), nearest=False)
+    return placed if isinstance(by_room, int) else by_room
+
+
+def _place_in_turn(
+    components: Sequence[ComponentRequest], grid: GridView, taken: dict[ClusterName, int], *, nearest: bool
+) -> tuple[PlacedComponent, ...] | int:
+    """Return sites for all components, where the larger ones choose first; or the index of the first that fits nowhere.
+
+    ``taken`` are nodes that do not count, and gets those of the placement. ``nearest``: inputs decide before room.
+    """
     placed: list[PlacedComponent | None] = [None] * len(components)
     for index in sorted(range(len(components)), key=lambda index: -components[index].size):
         size = components[index].size
-        closest = _closest(size, _reach(components[index].inputs, grid, taken), grid, taken)
+        reach = _reach(components[index].inputs, grid, taken)
+        closest = _closest(size, reach if nearest else [list(chain.from_iterable(reach))], grid, taken)
         if closest is None:
             return index
         cluster, transfer = closest
@@ -152,8 +172,7 @@ def _reason(request: NonFixedRequest, stuck: int, cluster: ClusterView, grid: Gr
     full = with_idle(grid, cluster, cluster.total)
 
     def fits(idle: int) -> bool:
-        taken = {cluster.name: cluster.total - idle}
-        return not isinstance(_place_in_turn(request.components, full, taken), int)
+        return not isinstance(_place(request.components, full, {cluster.name: cluster.total - idle}), int)
 
     wanted = idle_that_suffices(cluster, fits, request.total_size - others)
     larger = sum(1 for other in request.components if other.size > component.size)

@@ -118,20 +118,26 @@ def speed_sets(speeds: Mapping[ClusterName, float], ratio: float) -> list[frozen
 
 
 def _few(request: Request, grid: GridView, at_most: int) -> Iterator[frozenset[ClusterName]]:
-    """As many clusters as are allowed that have enough idle nodes, from the best to the worst."""
+    """Return sets of as many clusters as are allowed that have enough idle nodes, from the best to the worst.
+
+    The last set has the clusters with most idle nodes: what fits by worst-fit on any so many clusters fits on these.
+    """
     order = _by_distance(request, grid)
-    tried = 0
-    for first in range(max(1, len(order) - at_most + 1)):
-        chosen = order[first : first + at_most]
-        if sum(cluster.idle for cluster in chosen) >= request.total_size:
-            yield frozenset(cluster.name for cluster in chosen)
-            tried += 1
-        if tried == MAX_PARTS_TRIED:
-            return
+    near = [order[first : first + at_most] for first in range(max(1, len(order) - at_most + 1))]
+    roomy = [cluster for cluster in grid.by_idle if cluster in order][:at_most]
+
+    def suffices(clusters: Sequence[ClusterView]) -> bool:
+        return sum(cluster.idle for cluster in clusters) >= request.total_size
+
+    chosen = [*list(filter(suffices, near))[: MAX_PARTS_TRIED - 1], *filter(suffices, [roomy])]
+    yield from dict.fromkeys(frozenset(cluster.name for cluster in clusters) for clusters in chosen)
 
 
 def _by_distance(request: Request, grid: GridView) -> Sequence[ClusterView]:
-    """The usable clusters by the slowest of the request's transfers to each, ties by decreasing idle nodes."""
+    """Return the usable clusters that get all inputs, by the slowest transfer to each, ties by decreasing idle nodes.
+
+    Where none gets all of them, as when components have inputs of their own, all usable clusters are returned.
+    """
     if isinstance(request, FlexibleRequest):
         return grid.by_idle
     wanted = {component.inputs for component in request.components} - {()}
@@ -142,4 +148,6 @@ def _by_distance(request: Request, grid: GridView) -> Sequence[ClusterView]:
         transfers = [transfer_to(cluster.name, files, grid) for files in wanted]
         return max(inf if transfer is None else transfer.seconds for transfer in transfers)
 
-    return sorted(grid.by_idle, key=seconds)
+    times = {cluster.name: seconds(cluster) for cluster in grid.by_idle}
+    reached = [cluster for cluster in grid.by_idle if times[cluster.name] < inf]
+    return sorted(reached or grid.by_idle, key=lambda cluster: times[cluster.name])

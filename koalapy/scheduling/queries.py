@@ -1,6 +1,6 @@
 """What the scheduler knows, for those who ask; nothing here changes anything."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from koalapy.model.cluster import GridView
 from koalapy.model.errors import BusyError, NotFoundError
@@ -11,6 +11,8 @@ from koalapy.model.request import ClusterName
 from koalapy.model.users import NOWHERE
 from koalapy.scheduling.queueing.placement_queues import PlacementQueues
 from koalapy.scheduling.queueing.policy_evaluation import PolicyEvaluator
+from koalapy.scheduling.queueing.promise import is_promised
+from koalapy.scheduling.queueing.queue import Shape
 from koalapy.scheduling.queueing.scan import Scanner
 from koalapy.scheduling.state import SchedulerState
 from koalapy.validation.limits import ClusterLimits, Limits
@@ -85,6 +87,20 @@ class Queries:
                 hint="submit again later",
             )
 
+    def waiting(self, priority: Priority) -> Iterator[Job]:
+        """Return the jobs of a placement queue from head to tail, as long as none comes or leaves."""
+        return (self._ledger.jobs[job] for job in self._queues[priority])
+
+    def shape(self, job: Job) -> Shape:
+        """Return what the answer of a job's policy depends on, beside the grid."""
+        return self._queues.shape(job.spec, self.barred(job))
+
+    def has_waited_long(self, job: Job) -> bool:
+        """Return whether nodes may be kept for a waiting job: it has failed enough scans, or was promised its turn."""
+        rules = self.rules
+        has_aged = rules.aging and self._queues.tries(job) >= rules.aging_tries
+        return has_aged or is_promised(job, rules, self._state.now)
+
     def over_limit(self, spec: JobSpec) -> Excess | None:
         """The limit of its owner that would keep a job from being placed now."""
         return self.owner_use.of(spec, self._state.now)
@@ -139,7 +155,15 @@ class Queries:
         clusters = [ClusterLimits(c.name, c.total or None, c.profile, c.speed) for c in self.grid.clusters()]
         rules = self.rules
         most = rules.max_components_per_job, rules.warning_max
-        return Limits(clusters, self.policies, *most, self.accounts, self.sharing, rules.max_bytes_per_job)
+        return Limits(
+            clusters,
+            self.policies,
+            *most,
+            self.accounts,
+            self.sharing,
+            rules.max_bytes_per_job,
+            self._evaluator.refusal_on_empty_grid,
+        )
 
     def view(self, priority: Priority) -> GridView:
         """The grid as a job of that priority would be placed on it now."""

@@ -1,8 +1,9 @@
 """What a submission is held against."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from koalapy.model.job import JobSpec
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import MAX_COMPONENTS, ClusterName
 from koalapy.model.sharing import Sharing
@@ -34,3 +35,6 @@ class Limits:
     sharing: Sharing = field(default_factory=Sharing)
     max_bytes: int | None = None
     """Of a job's texts; None: not limited."""
+    refusal_on_empty_grid: Callable[[JobSpec], str] = lambda _: ""
+    """Why its policy would not place a job on the whole grid if all nodes were idle and all clusters usable, as far as
+    links are known; empty where it would, or where that cannot be told yet."""

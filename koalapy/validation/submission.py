@@ -36,6 +36,14 @@ def check_memory(spec: JobSpec, limits: Limits) -> None:
     reject("memory", spec.memory, problem, f"leave it out, or use policy {listed(heeding, separator=' or ')}")
 
 
+def check_placement(spec: JobSpec, limits: Limits) -> None:
+    """Refuse a job that its policy does not place on the whole empty grid: it would wait for ever."""
+    if why := limits.refusal_on_empty_grid(spec):
+        name = spec.policy or DEFAULTS[spec.request.type]
+        hint = "use another policy, ask for smaller components, allow more clusters, or have the links measured"
+        reject("policy", name, f"is {name}, which does not place this job even on the empty grid: {why}", hint)
+
+
 CHECKS: tuple[Callable[[JobSpec, Limits], None], ...] = (
     check_size,
     check_fields,
@@ -52,6 +60,7 @@ CHECKS: tuple[Callable[[JobSpec, Limits], None], ...] = (
     check_combination,
     check_policy,
     check_memory,
+    check_placement,
 )
 
 

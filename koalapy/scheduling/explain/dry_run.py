@@ -1,7 +1,7 @@
 """What would become of a submission now, without making it."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from koalapy.model.cluster import GridView
 from koalapy.model.errors import UsageError
@@ -14,7 +14,11 @@ from koalapy.scheduling.claiming.reclaiming import taken_back
 from koalapy.scheduling.cluster_status import ClusterStatus
 from koalapy.scheduling.lifecycle.refusals import refusal_text
 from koalapy.scheduling.queries import Queries
+from koalapy.validation.limits import Limits
 from koalapy.validation.submission import check
+
+MAX_OTHERS = 100
+"""Waiting jobs of different shapes that are tried in place of one that is cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +43,40 @@ class DryRun:
         self.high_priority_allowed = high_priority_allowed
         self.queries = queries
         self.job = instead_of
-        self._limits = queries.limits()
+        self._all_limits = queries.limits()
+        self._limits = replace(self._all_limits, refusal_on_empty_grid=lambda _: "")
+        """Without the questions to policies: of many candidates few are placed."""
         self._barred = queries.barred(instead_of) if instead_of is not None else NOWHERE
         """The clusters that have refused the job: a changed one may be refused there, too."""
+        self._left: GridView | None = None
+        """What is left to a new job where others are tried before it, once the job is cancelled."""
         self._answers: dict[JobSpec, Placement | Refusal] = {}
         self._views: dict[Priority, GridView] = {}
         self._preempting: GridView | None = None
         self.asks = 0
         """How many questions were put to policies."""
 
+    def instead(self) -> "DryRun | None":
+        """Return a dry run of submissions after the job was cancelled; None where that is too much to work out.
+
+        Those who wait are tried first then, on the nodes that were kept for the job or that it stood before.
+        """
+        job, queries = self.job, self.queries
+        if job is None or not (self._has_reservation or queries.head(job.spec) == job.id):
+            return self
+        if not self._has_reservation and queries.rules.queue == "scan":
+            return self
+        view = _left_by_others(queries, job)
+        if view is None or view is queries.own_view():
+            return None if view is None else self
+        after = DryRun(queries, job, high_priority_allowed=self.high_priority_allowed)
+        after._left = view
+        return after
+
     def view(self, priority: Priority) -> GridView:
         """What a job of that priority is offered; nodes kept for the job itself are its own."""
+        if self._left is not None:
+            return self._left
         if priority not in self._views:
             queries = self.queries
             self._views[priority] = queries.own_view() if self._has_reservation else queries.view(priority)
@@ -108,6 +135,8 @@ class DryRun:
             lambda cluster, more: within_limit(cluster, cluster.surplus + more) - self.kept(cluster.name, priority),
             lambda _: 0,
         )
+        if self._left is not None:
+            return  # those that others would make room with may be taken, too
         if self.may_preempt(spec):
             others = "those that it would have of others by preemption"
             yield Way(self.widest_view(spec), with_preemption, lambda c: c.leaving + c.preemptible, others)
@@ -125,7 +154,7 @@ class DryRun:
 
     def widest_view(self, spec: JobSpec) -> GridView:
         """All that the job could be given, if need be by preemption."""
-        if not self.may_preempt(spec):
+        if self._left is not None or not self.may_preempt(spec):
             return self.view(spec.priority)
         if self._preempting is None:
             self._preempting = self.queries.view_with_preemption()
@@ -145,10 +174,10 @@ class DryRun:
 
     def placed_at_once(self, spec: JobSpec) -> Placement | None:
         """Where it would go, if a submission of it were accepted, tried on arrival and placed."""
-        if not self._is_acceptable(spec) or not self.is_tried_at_once(spec):
+        if not self._is_acceptable(spec, self._limits) or not self.is_tried_at_once(spec):
             return None
         answer = self.answer(spec)
-        return answer if isinstance(answer, Placement) else None
+        return answer if isinstance(answer, Placement) and self._is_acceptable(spec, self._all_limits) else None
 
     def is_tried_at_once(self, spec: JobSpec) -> bool:
         """Whether a new job is not put behind others without being looked at."""
@@ -156,9 +185,47 @@ class DryRun:
             return True
         return self.queries.head_before(spec, self.job.id if self.job is not None else None) is None
 
-    def _is_acceptable(self, spec: JobSpec) -> bool:
+    def _is_acceptable(self, spec: JobSpec, limits: Limits) -> bool:
         try:
-            check(spec, self._limits)
+            check(spec, limits)
         except UsageError:
             return False
         return True
+
+
+def _left_by_others(queries: Queries, cancelled: Job) -> GridView | None:
+    """Return the grid as a new job would be offered it once a waiting job was cancelled and the others were tried.
+
+    None where nodes would be kept for another one then, where one would have others stopped, and where more than
+    ``MAX_OTHERS`` had to be tried. The same object as ``own_view`` where the others get nothing.
+    """
+    view, mode, tried = queries.own_view(), queries.rules.queue, 0
+    for priority in Priority:
+        refused, ended = set[object](), set[int]()
+        for job in queries.waiting(priority):
+            section, shape = queries.sharing.section(job.spec.home_site), queries.shape(job)
+            if job.id == cancelled.id or section in ended or queries.over_limit(job.spec) is not None:
+                continue
+            answer: Placement | Refusal | None = None
+            if shape not in refused:
+                tried += 1
+                if tried > MAX_OTHERS:
+                    return None
+                answer = queries.evaluate(job.spec, view, queries.barred(job))
+            if isinstance(answer, Placement):
+                taken = [c for c in view if answer.nodes_on(c.name)]
+                view = view.changed([c.with_idle(max(0, c.idle - answer.nodes_on(c.name))) for c in taken])
+                continue
+            if queries.has_waited_long(job) or _makes_room(queries, job):
+                return None
+            refused.add(shape)
+            if mode != "scan":
+                ended.add(section)
+    return view
+
+
+def _makes_room(queries: Queries, job: Job) -> bool:
+    """Return whether a waiting job would be placed if others made room for it."""
+    ways = DryRun(queries, job).ways(job.spec)
+    next(ways)  # idle nodes
+    return any(isinstance(queries.evaluate(job.spec, way.view, queries.barred(job)), Placement) for way in ways)

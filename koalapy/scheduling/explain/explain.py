@@ -113,6 +113,7 @@ def _waiting(dry_run: DryRun, spec: JobSpec, answer: Placement | Refusal, headli
         suffices.append(f"job {reserved}, for which nodes are kept, out of its way (koala hold {reserved})")
     elif (first := _must_be_placed_first(dry_run, spec)) is not None:
         suffices.append(f"job {first} placed before it")
+    instead = dry_run.instead() if queries.over_limit(spec) is None else None
     return Explanation(
         job.id if job is not None else None,
         job.state if job is not None else JobState.QUEUED,
@@ -120,7 +121,7 @@ def _waiting(dry_run: DryRun, spec: JobSpec, answer: Placement | Refusal, headli
         clusters,
         notes,
         tuple(suffices),
-        smallest_change=smallest_change(spec, dry_run) if queries.over_limit(spec) is None else None,
+        smallest_change=smallest_change(spec, instead) if instead is not None else None,
         placement=placement,
     )
 

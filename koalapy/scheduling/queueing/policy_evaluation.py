@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import islice
 
 from koalapy.model.bounds import MAX_NODES
-from koalapy.model.cluster import ClusterState, ClusterView, GridView
+from koalapy.model.cluster import ClusterState, ClusterView, GridView, Uplink
 from koalapy.model.errors import UsageError
 from koalapy.model.job import JobSpec
 from koalapy.model.placement import ClusterReason, Placement, Refusal, RefusalKind
@@ -33,6 +33,8 @@ class PolicyEvaluator:
         self._policies, self._grid, self._ledger = state.policies, state.grid, state.ledger
         self._eligibility, self._queues, self._knowledge = eligibility, queues, knowledge
         self._whole = self._grid.lens(lambda cluster: cluster.total - cluster.down)
+        self._seen = self._empty = GridView(())
+        """The grid when it was last emptied, and so emptied."""
         self._broken: set[str] = set()
         """Policies whose invalid answers have been logged."""
 
@@ -64,15 +66,44 @@ class PolicyEvaluator:
         """
         if not without.isdisjoint(_named_clusters(spec)):
             return False
-        view = self._grid.view()
+        view = self._empty_grid()
         view = view.only(frozenset(cluster.name for cluster in view if cluster.name not in without))
-        view = view.changed([_all_idle(cluster) for cluster in view])
         try:
-            policy = self._policy(spec, view)
-            answer = self._eligibility.evaluate(policy, spec, self._looking_ahead(policy, spec, view))
+            return isinstance(self._answer(spec, view), Placement)
         except (UsageError, BrokenPolicy):
             return False
-        return isinstance(answer, Placement)
+
+    def refusal_on_empty_grid(self, spec: JobSpec) -> str:
+        """Why a job would not be placed if all nodes were idle and all clusters usable; empty where it would be.
+
+        Also empty while that cannot be told: clusters have not told their nodes, inputs are nowhere, or cannot be moved
+        from or to some cluster.
+        """
+        view = self._empty_grid()
+        if spec.internal or not all(cluster.total for cluster in self._grid.clusters()):
+            return ""
+        if _had_from_nowhere(spec, view) or (view.cut_off and spec.all_inputs):
+            return ""
+        try:
+            answer = self._answer(spec, view)
+        except (UsageError, BrokenPolicy):
+            return ""
+        return answer.summary if isinstance(answer, Refusal) and answer.kind is not RefusalKind.ADVICE else ""
+
+    def _answer(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
+        """Return the answer of the job's policy on a view, whatever clusters are on probation."""
+        policy = self._policy(spec, view)
+        return self._eligibility.evaluate(policy, spec, self._looking_ahead(policy, spec, view))
+
+    def _empty_grid(self) -> GridView:
+        """Return the grid with all clusters usable, all nodes idle and nothing on the links."""
+        view = self._grid.view()
+        if view is not self._seen:
+            emptied = tuple(map(_all_idle, view))
+            uplinks = {name: Uplink(uplink.capacity) for name, uplink in view.uplinks.items()}
+            empty = GridView(emptied, view.links, (), view.replicas, view.cut_off, uplinks)
+            self._seen, self._empty = view, self._empty if empty == self._empty else empty
+        return self._empty
 
     def reasons(self, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
         """Cluster by cluster, why the job is not placed on a view; empty when it would be."""
@@ -140,7 +171,9 @@ class PolicyEvaluator:
 def _all_idle(cluster: ClusterView) -> ClusterView:
     """A cluster as it would be if it was usable and nobody had nodes there."""
     total = cluster.total or MAX_NODES
-    return replace(cluster.with_idle(total), total=total, state=ClusterState.USABLE)
+    classes = tuple(replace(each, idle=max(each.total, each.idle)) for each in cluster.node_classes)
+    emptied = replace(cluster, total=total, state=ClusterState.USABLE, note="", node_classes=classes)
+    return emptied.with_idle(total)
 
 
 def _named_clusters(spec: JobSpec) -> frozenset[ClusterName]:
