@@ -35,7 +35,9 @@ _NODE_DOWN = _set(
     "NO_RESPOND MAINT MAINTENANCE MAN_POWER_DOWN POWER_DOWN POWERING_DOWN POWER_DRAIN REBOOT REBOOT_ISSUED BLOCKED"
 )
 _NODE_BUSY = _set("ALLOCATED MIXED COMPLETING RESERVED PERFCTRS")
-_NODE_COMES_BACK = _set("POWERING_UP REBOOT_REQUESTED")
+_NODE_IDLE = _set("IDLE PLANNED CLOUD POWERED_DOWN DYNAMIC_NORM DYNAMIC_FUTURE RESUME UNDRAIN REBOOT_CANCELED")
+"""All words that the state of an idle node may have."""
+_NODE_COMES_BACK = _set("POWERING_UP POWER_UP REBOOT_REQUESTED")
 """It starts, or will at once when it is idle: nothing is given to it until it has."""
 _NODE_STARTS = _NODE_COMES_BACK | _set("REBOOT REBOOT_ISSUED")
 _NODE_SILENT = _set("NOT_RESPONDING NO_RESPOND")
@@ -87,7 +89,8 @@ def node_starts(words: AbstractSet[str]) -> bool:
 
 def node_state(words: AbstractSet[str], *, reserved: bool = False) -> NodeState:
     """Of a node with these state words: idle when it would be given to a job now, planned when only to one for which
-    the backfill scheduler keeps it, down when to none. ``reserved``: in a reservation of ours that has begun.
+    the backfill scheduler keeps it, down when to none, and for words that are not known, such as ``EXTERNAL`` of
+    nodes that another system manages. ``reserved``: in a reservation of ours that has begun.
 
     Idle are also nodes switched off to save power: a job gets them, and waits until they have started. One that starts
     without a job is given to none before it is up.
@@ -100,6 +103,6 @@ def node_state(words: AbstractSet[str], *, reserved: bool = False) -> NodeState:
         return "down"
     if words & (_NODE_BUSY | _NODE_COMES_BACK):
         return "busy"
-    if "IDLE" not in words:
+    if "IDLE" not in words or not words <= _NODE_IDLE:
         return "down"
     return "planned" if "PLANNED" in words else "idle"

@@ -109,6 +109,13 @@ def test_what_we_cancelled_is_not_lost() -> None:
         ("UNKNOWN", "down"),
         ("FUTURE", "down"),
         ("MYSTERY", "down"),
+        ("IDLE MYSTERY", "down"),
+        ("IDLE EXTERNAL", "down"),
+        ("EXTERNAL", "down"),
+        ("ALLOCATED EXTERNAL", "busy"),
+        ("IDLE POWER_UP", "busy"),
+        ("IDLE DYNAMIC_NORM", "idle"),
+        ("IDLE CLOUD RESUME", "idle"),
         ("", "down"),
     ],
 )
@@ -129,6 +136,13 @@ def test_nodes(words: str, state: str) -> None:
 )
 def test_nodes_of_our_own_reservation(words: str, state: str) -> None:
     assert node_state(set(words.split()), reserved=True) == state
+
+
+@given(st.sets(st.text(min_size=1, max_size=12)))
+def test_node_state_with_unknown_word_is_never_idle(unknown: set[str]) -> None:
+    known = "PLANNED CLOUD POWERED_DOWN DYNAMIC_NORM DYNAMIC_FUTURE RESUME UNDRAIN REBOOT_CANCELED IDLE"
+    if unknown - set(known.split()):
+        assert node_state({"IDLE"} | unknown) not in ("idle", "planned")
 
 
 WORDS = ["ALLOCATED", "COMPLETING", "DOWN", "DRAIN", "IDLE", "MIXED", "NONSENSE", "PLANNED"]
