@@ -3,6 +3,7 @@
 import gzip
 import lzma
 import math
+import re
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -60,7 +61,7 @@ class Trace:
     def processors(self) -> int:
         """Of the machine; where the header does not say, as many as the widest job has."""
         for name in ("MaxProcs", "MaxNodes"):
-            text = self.header.get(name, "").split(" ")[0]
+            text = _without_commas(self.header.get(name, "").split(" ")[0])
             if text.isdecimal() and len(text) <= MAX_DIGITS and int(text) > 0:
                 return int(text)
         return max((job.processors for job in self.jobs), default=1)
@@ -86,11 +87,12 @@ def parse(text: Iterable[str], name: str, *, lenient: bool = False) -> Trace:
     """The same of lines; ``name`` is for messages."""
     trace = Trace()
     for number, line in enumerate(text, 1):
+        line = line.removeprefix("\ufeff")  # as editors leave it at the begin of a file
         words = line.split()
         if not words:
             continue
-        if words[0].startswith(";"):
-            key, colon, value = line.lstrip("; \t").partition(":")
+        if words[0].startswith((";", "#")):
+            key, colon, value = line.lstrip(";# \t").partition(":")
             if colon:
                 trace.header.setdefault(key.strip(), value.strip())
             continue
@@ -117,9 +119,14 @@ def _job(words: list[str], where: str) -> TraceJob:
     return TraceJob(int(number), submitted, ran, int(processors), int(status), requested_time, int(user), int(queue))
 
 
+def _without_commas(text: str) -> str:
+    """Return a number that is written as ``1,024`` without its commas, and any other text as it is."""
+    return text.replace(",", "") if re.fullmatch(r"-?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]*)?", text) else text
+
+
 def _number(words: list[str], place: int, where: str) -> float:
     try:
-        value = float(words[place])
+        value = float(_without_commas(words[place]))
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
