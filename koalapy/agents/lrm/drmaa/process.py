@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from koalapy.agents.environment import RESOURCE_MANAGERS, RESOURCE_MANAGERS_BEGIN, inherited
-from koalapy.agents.lrm.drmaa.codes import DrmaaEnding, error_of, start_error
+from koalapy.agents.lrm.drmaa.codes import ERRORS, DrmaaEnding, error_of, start_error
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -69,6 +69,8 @@ class DrmaaProcess:
             session.kill()
             raise Unanswered(f"the DRMAA library did not answer within {self._timeout:g} s") from error
         if "error" in answer:
+            if answer["error"] not in ERRORS:
+                raise Unanswered(f"the DRMAA package failed: {answer['error']}: {answer['text']}")
             raise error_of(answer["error"], answer["text"])
         return answer["reply"]
 

@@ -19,6 +19,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 EXIT_TIMEOUT = 5.0
@@ -96,7 +97,7 @@ class Worker:
         act = {"submit": self._submit, "cancel": self._cancel, "status": self._status}[request["op"]]
         try:
             reply: Any = act(request)
-        except (self._drmaa.errors.DrmaaException, NoUsage) as error:
+        except Exception as error:  # noqa: BLE001 other jobs' exit codes must not be lost by it
             self.send({"id": request["id"], "error": type(error).__name__, "text": str(error).strip()})
         else:
             self.send({"id": request["id"], "reply": reply})
@@ -142,6 +143,9 @@ class Worker:
                 ended: dict[str, Any] = {"job": job}
             except errors.DrmaaException:
                 continue  # not now
+            except Exception as error:  # noqa: BLE001 other jobs' exit codes must not be lost by it
+                print(f"wait for job {job}: {error!r}", file=sys.stderr, flush=True)
+                continue  # if the library has let go of the job, it says so the next time
             else:
                 ended = {
                     "job": job,
@@ -153,6 +157,13 @@ class Worker:
             self.send({"ended": ended})
 
 
+def _read_or_drop(read_usage: Callable[[Any], dict[str, str]], usage: Any) -> dict[str, str]:
+    try:
+        return read_usage(usage)
+    except Exception:  # noqa: BLE001 the library may put anything there
+        return {}
+
+
 def load() -> Any:
     """The package, and with it the C library."""
     import drmaa
@@ -161,6 +172,10 @@ def load() -> Any:
     # For "no usage" the package raises a plain Exception, which nobody can tell from others.
     known = getattr(drmaa.errors, "_ERRORS", [])
     drmaa.errors._ERRORS = [NoUsage if each is Exception else each for each in known]
+    # The usage is not needed, and one that cannot be read would hide the exit code.
+    session = sys.modules.get("drmaa.session")
+    if (read_usage := getattr(session, "adapt_rusage", None)) is not None:
+        session.adapt_rusage = lambda usage: _read_or_drop(read_usage, usage)  # type: ignore[union-attr]
     # What is not UTF-8 in a text would hide the error.
     if (buffer := getattr(drmaa.errors, "error_buffer", None)) is not None:
         drmaa.errors.error_buffer = ErrorText(buffer)

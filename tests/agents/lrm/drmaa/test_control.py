@@ -84,6 +84,32 @@ async def test_ending_what_is_unknown_is_no_error(control: DrmaaControl, library
     assert library.calls("terminate") == ["terminate 1"]
 
 
+async def test_wait_that_raises_no_drmaa_error_keeps_other_exit_codes(
+    control: DrmaaControl, library: FakeLibrary, tmp_path: Path
+) -> None:
+    odd, other = await hand_in(control, tmp_path), await hand_in(control, tmp_path)
+    ended = asyncio.Event()
+    control.on_ended(lambda: ended.set() if control.ending(odd) and control.ending(other) else None)
+    library.job(odd, "done odd")
+    library.job(other, "done exit 3")
+    async with asyncio.timeout(60):
+        await ended.wait()
+    endings = control.ending(odd), control.ending(other)
+    assert [each.exit_code for each in endings if each] == [None, 3]
+    assert len(library.pids()) == 1
+
+
+async def test_request_that_raises_no_drmaa_error_is_unanswered(
+    control: DrmaaControl, library: FakeLibrary, tmp_path: Path
+) -> None:
+    library.will("runJob", "ValueError")
+    with pytest.raises(Unanswered, match="the DRMAA package failed: ValueError: not of DRMAA"):
+        await hand_in(control, tmp_path)
+    library.will("runJob", "")
+    assert await hand_in(control, tmp_path) == "1"
+    assert len(library.pids()) == 1
+
+
 @pytest.mark.parametrize(("how", "said"), [("crash", r"SIGSEGV \(libdrmaa: assertion failed\)"), ("exit", "code 3")])
 async def test_a_library_that_dies_is_an_event(
     monkeypatch: pytest.MonkeyPatch, control: DrmaaControl, library: FakeLibrary, tmp_path: Path, how: str, said: str

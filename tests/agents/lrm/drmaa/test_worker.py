@@ -40,3 +40,15 @@ def test_an_error_is_told_whatever_bytes_its_text_has(errors: Any, text: bytes, 
     with pytest.raises(errors.InvalidJobException) as raised:
         errors.error_check(18)
     assert str(raised.value) == f"code 18: {told}"
+
+
+@pytest.mark.usefixtures("errors")
+@pytest.mark.parametrize(("usage", "read"), [(["a=1", "b=2=3"], {"a": "1", "b": "2=3"}), (["a"], {})])
+def test_usage_that_cannot_be_read_does_not_hide_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, usage: list[str], read: dict[str, str]
+) -> None:
+    session: Any = ModuleType("drmaa.session")
+    session.adapt_rusage = lambda lines: dict(line.split("=", 1) for line in lines)
+    monkeypatch.setitem(sys.modules, "drmaa.session", session)
+    load()
+    assert session.adapt_rusage(usage) == read

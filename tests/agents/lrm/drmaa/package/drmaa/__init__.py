@@ -37,6 +37,8 @@ def _misbehave(how):
         time.sleep(600)
     elif word == "chatter":
         os.write(1, b"{libdrmaa says hello\n")
+    elif word == "ValueError":
+        raise ValueError("not of DRMAA")
     elif word:
         raise getattr(errors, word)(f"code 99: {word} it is\n")
 
@@ -88,6 +90,11 @@ class Session:
     def wait(self, job, timeout):
         """A job's file holds its state, and in the end how wait() tells of it."""
         _word, *rest = (_STATE / f"job-{job}").read_text().split()
+        if rest[:1] == ["odd"]:
+            (_STATE / f"job-{job}").write_text("done reaped")
+            raise ValueError("not enough values to unpack")
+        if rest == ["reaped"]:
+            raise errors.InvalidJobException("code 18: no such job")
         if not rest:
             raise errors.ExitTimeoutException("code 23: timeout")
         if rest[0] == "nothing":
