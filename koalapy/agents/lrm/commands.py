@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import shlex
 import signal
 from collections.abc import Mapping, Sequence
@@ -83,6 +84,19 @@ def _kill(group: int) -> bool:
     except PermissionError:
         return False
     return True
+
+
+def printed_job(command: str, answer: CommandResult) -> str:
+    """Return the job number that a submission printed on a line by itself, as ``171`` or ``171;cluster``.
+
+    A site's own texts may stand before and after it. ``SiteUnavailable`` for none or several: the job may exist.
+    """
+    output = answer.output.decode(errors="replace")
+    found = re.findall(r"^[ \t]*([0-9]+)(?:[;.]\S*)?[ \t\r]*$", output, re.MULTILINE)
+    if len(found) != 1:
+        printed = " ".join((output or answer.errors).split())[:80] or "nothing"
+        raise SiteUnavailable(f"{command} printed {'several job numbers' if found else 'no job number'}: {printed}")
+    return str(found[0])
 
 
 def split_options(text: str) -> Sequence[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agents.lrm.commands import run
+from koalapy.agents.lrm.commands import CommandResult, printed_job, run
 from koalapy.model.errors import SiteUnavailable
 
 
@@ -26,3 +26,33 @@ async def test_a_child_that_holds_the_pipes_keeps_nobody_waiting(tmp_path: Path)
             await run("sh", "-c", script, timeout=1.0)
     if child.exists() and (pid := child.read_text().strip()):
         os.kill(int(pid), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "171\n",
+        "171;north\n",
+        "171",
+        "171\nWelcome!\n",
+        "sbatch: INFO: 99 node hours left\n171\n",
+        "Welcome, 3 users\n171;north\r\n-----\n",
+        "171.1-3:1\n",
+    ],
+)
+def test_printed_job_beside_texts_of_the_site_is_the_number(output: str) -> None:
+    assert printed_job("sbatch", CommandResult(0, output.encode(), "")) == "171"
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        ("", "sbatch printed no job number: nothing"),
+        ("Welcome 171\n", "sbatch printed no job number: Welcome 171"),
+        ("171\n172\n", "sbatch printed several job numbers: 171 172"),
+    ],
+)
+def test_printed_job_that_is_not_certain_is_unavailable(output: str, message: str) -> None:
+    with pytest.raises(SiteUnavailable) as caught:
+        printed_job("sbatch", CommandResult(0, output.encode(), ""))
+    assert caught.value.message == message

@@ -12,6 +12,7 @@ from koalapy.agents.lrm.drmaa.codes import NO_SUCH_JOB, STATES, DrmaaEnding
 from koalapy.agents.lrm.drmaa.control import DrmaaControl
 from koalapy.agents.lrm.drmaa.jobs import SubmittedJob, SubmittedJobs
 from koalapy.agents.lrm.drmaa.process import Unanswered
+from koalapy.agents.lrm.native_options import reject_qsub_options, reject_sbatch_options
 from koalapy.agents.lrm.polling import Polling
 from koalapy.agents.lrm.port import Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agents.lrm.script import place_script
@@ -43,8 +44,12 @@ class DrmaaLrm:
     ) -> None:
         """In ``directory`` the names and ids of jobs submitted are written down."""
         self._folders = folders or JobFolders.alone()
-        split_options(settings.native_specification)  # what no job could be submitted with is refused at the start
         self._control, self._settings, self._fanout = control, settings, settings.fanout or "none"
+        options = split_options(settings.native_specification)
+        if self._fanout == "qrsh":
+            reject_qsub_options(options)
+        else:
+            reject_sbatch_options(options, short=self._fanout == "srun")
         self._polling = Polling(settings.poll_interval)
         self._table = SubmittedJobs(directory / "drmaa-jobs.json")
         self._gone: dict[str, float] = {}

@@ -12,6 +12,7 @@ from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.lrm.commands import split_options
 from koalapy.agents.lrm.drmaa.accounts import DrmaaAccounts, drmaa_control
 from koalapy.agents.lrm.drmaa.control import DrmaaControl
+from koalapy.agents.lrm.native_options import reject_qsub_options
 from koalapy.agents.lrm.node_classes import KnownNode, NodeGroups, grouped
 from koalapy.agents.lrm.polling import Polling
 from koalapy.agents.lrm.port import JOB_PREFIX, Finding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
@@ -53,6 +54,9 @@ class SgeLrm:
     ) -> None:
         self._folders = folders or JobFolders.alone()
         self._settings, self._control, self._extra = settings, control, split_options(settings.native_specification)
+        queues = "leave it out, and set the cluster's queue"
+        environments = "leave it out, and set the cluster's parallel_environment"
+        reject_qsub_options(self._extra, q=queues, masterq=queues, pe=environments)
         self._commands = SgeCommands(self._folders.run_as)
         self._polling = Polling(settings.poll_interval)
         self._jobs = TrackedJobs(prefix, pwd.getpwuid(os.geteuid()).pw_name, self._folders.accounts)

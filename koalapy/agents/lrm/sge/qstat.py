@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from xml.etree import ElementTree as Xml
 
+from koalapy.agents.lrm.port import JOB_PREFIX
+from koalapy.agents.lrm.sge.states import BROKEN
 from koalapy.agents.lrm.sge.xml_answers import read_xml
 from koalapy.model.errors import SiteUnavailable
 
@@ -47,17 +49,20 @@ def read_listing(text: bytes) -> Listing:
         raise SiteUnavailable(f"qstat's answer is no XML: {_begin_of(text)} ({error})") from error
     if root.tag != "job_info" or root.find("queue_info") is None or root.find("job_info") is None:
         raise SiteUnavailable(f"qstat's answer is not about queues and jobs: {_begin_of(text)}")
-    instances = [_instance(each) for each in root.findall("./queue_info/Queue-List")]
-    named = {(each.queue, each.host): each for each in instances}
+    instances = (_instance(each) for each in root.findall("./queue_info/Queue-List"))
+    named = {(each.queue, each.host): each for each in instances if each is not None}
     return Listing(tuple(named.values()), tuple(_jobs(root)))
 
 
-def _instance(element: Xml.Element) -> QueueInstance:
-    queue, at, host = _text(element, "name").partition("@")
-    if not queue or not at or not host:
-        raise SiteUnavailable(f"qstat names a queue {_text(element, 'name')!r}, not QUEUE@HOST")
-    used, total = _number(element, "slots_used"), _number(element, "slots_total")
-    return QueueInstance(queue, host, _text(element, "state"), used, _number(element, "slots_resv"), total)
+def _instance(element: Xml.Element) -> QueueInstance | None:
+    """Return a queue on one host: out of order if its numbers are none, and None if it has no name."""
+    queue, _, host = _text(element, "name").partition("@")
+    if not queue or not host:
+        return None
+    used, reserved, total = (_number(element, name) for name in ("slots_used", "slots_resv", "slots_total"))
+    if used is None or reserved is None or total is None:
+        return QueueInstance(queue, host, BROKEN, used or 0, reserved or 0, total or 0)
+    return QueueInstance(queue, host, _text(element, "state"), used, reserved, total)
 
 
 def _jobs(root: Xml.Element) -> Iterator[SgeJob]:
@@ -67,7 +72,9 @@ def _jobs(root: Xml.Element) -> Iterator[SgeJob]:
         rows.setdefault(_text(row, "JB_job_number"), []).append((row, host))
     for id, found in rows.items():
         if not id.isdecimal():
-            raise SiteUnavailable(f"qstat shows a job without a number: {id!r}")
+            if any(_text(row, "JB_name").startswith(JOB_PREFIX) for row, _ in found):
+                raise SiteUnavailable(f"qstat shows a job of ours without a number: {id!r}")
+            continue
         # The host where it was started is told of once as MASTER, and again as one of the others.
         found.sort(key=lambda each: _text(each[0], "master") != "MASTER")
         first = found[0][0]
@@ -88,12 +95,12 @@ def _text(element: Xml.Element, name: str) -> str:
     return (element.findtext(name) or "").strip()
 
 
-def _number(element: Xml.Element, name: str) -> int:
-    text = _text(element, name) or "0"
+def _number(element: Xml.Element, name: str) -> int | None:
+    """Return a count, and None for a text that is none."""
     try:
-        return max(0, int(text))
+        return max(0, int(_text(element, name) or "0"))
     except ValueError:
-        raise SiteUnavailable(f"qstat gives {name} as {text!r}, not a number") from None
+        return None
 
 
 def _begin_of(text: bytes) -> str:

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from koalapy.agents.lrm.commands import printed_job
 from koalapy.agents.lrm.port import Finding, LrmSubmission
 from koalapy.agents.lrm.refusals import fault_of
 from koalapy.agents.lrm.sge.commands import SgeCommands
-from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteError, SiteRejected
 
 GONE = ("does not exist", "already in deletion", "registered the job")
 
@@ -30,10 +31,7 @@ class QsubControl:
             words = " ".join((answer.errors or answer.output.decode(errors="replace")).split())
             text = f"qsub: {words or answer.error_line}"
             raise SiteRejected(text, fault=fault_of(text))
-        job = answer.output.decode(errors="replace").strip().partition(".")[0]
-        if not job.isdecimal():
-            raise SiteUnavailable(f"qsub answered what is no job number: {answer.error_line[:80]}")
-        return job
+        return printed_job("qsub", answer)
 
     async def cancel(self, job: str, user: str = "") -> None:
         answer = await self._commands.run("qdel", job, user=user)

@@ -24,6 +24,7 @@ QUEUE_STATES: Mapping[str, NodeState] = {
     "o": "down",  # no longer configured, and still has jobs
 }
 UNREACHABLE = "u"
+BROKEN = "E"
 DELETED = "d"
 HELD = "h"
 SUSPENDED = "sSTP"

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.lrm.commands import CommandResult, run, split_options
 from koalapy.agents.lrm.drmaa.accounts import drmaa_control
+from koalapy.agents.lrm.native_options import reject_sbatch_options
 from koalapy.agents.lrm.node_classes import KnownNode, NodeGroups, grouped
 from koalapy.agents.lrm.polling import Polling
 from koalapy.agents.lrm.port import JOB_PREFIX, Finding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
@@ -84,6 +85,7 @@ class SlurmLrm:
     ) -> None:
         self._folders = folders or JobFolders.alone()
         self._settings, self._extra = settings, split_options(settings.native_specification)
+        reject_sbatch_options(self._extra, partition="leave it out, and set the cluster's partition")
         self._prefix = prefix
         self._control: JobControl = control or SlurmCommands(self._options(), self._folders.run_as)
         self._offer: Offer | None = None
@@ -285,6 +287,8 @@ class SlurmLrm:
         """All that jobs of ours may ever get."""
         names = [each.name for each in offer.partitions]
         answer = await ask("sinfo", "--Node", f"--partition={','.join(names)}", "--json")
+        if not answer.output.strip() and answer.errors.strip():
+            raise_error("sinfo", answer)
         nodes = offer.ours(read_nodes(answer.output, names))
         if not nodes:
             raise SiteUnavailable(f"sinfo shows no nodes in {offer.where}", hint="set its partition")
@@ -303,8 +307,8 @@ class SlurmLrm:
     async def _squeue(self, users: Iterable[str], *options: str) -> CommandResult:
         """Ask squeue for the jobs of accounts, of which an empty name is our own.
 
-        They are named, since Slurm before 26.05 knows no number of 2³¹ and more; ``--me`` is a number to it. It passes
-        over an account that it does not know, and its jobs must not be taken for ended ones.
+        They are named, since Slurm up to 24.05 takes no number of 2³¹ and more, and ``--me`` is a number to it. It
+        passes over an account that it does not know, and that account's jobs must not be taken for ended ones.
         """
         names = [name or _own_account() for name in users]
         answer = await ask("squeue", f"--user={','.join(names)}", "--states=all", "--noheader", *options)

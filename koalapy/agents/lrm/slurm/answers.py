@@ -77,15 +77,15 @@ def read_nodes(answer: bytes, partitions: Collection[str]) -> list[SlurmNode]:
     """Those of any of ``partitions`` in sinfo's answer, each once."""
     document = _document(answer, "sinfo")
     if "nodes" in document:
-        found = [_node(each, _partitions(each, partitions)) for each in _entries(document, "sinfo", "nodes")]
+        entries, read_entry = _entries(document, "sinfo", "nodes"), _node
     else:
-        groups = _entries(document, "sinfo", "sinfo")
-        found = [node for each in groups for node in _group(each, _partitions(each, partitions))]
+        entries, read_entry = _entries(document, "sinfo", "sinfo"), _group
     nodes: dict[str, SlurmNode] = {}
-    for node in found:
-        if node.partitions:
-            before = nodes.get(node.name, node).partitions
-            nodes[node.name] = replace(node, partitions=node.partitions | before)
+    for entry in entries:
+        if ours := _partitions(entry, partitions):  # an entry of other partitions may be whatever it is
+            for node in read_entry(entry, ours):
+                before = nodes.get(node.name, node).partitions
+                nodes[node.name] = replace(node, partitions=node.partitions | before)
     return list(nodes.values())
 
 
@@ -131,14 +131,14 @@ def words_in(texts: Iterable[str]) -> frozenset[str]:
     return frozenset(word for text in texts for part in text.upper().split("+") for word in part.split()[:1])
 
 
-def _node(entry: Mapping[str, Any], partitions: frozenset[str]) -> SlurmNode:
+def _node(entry: Mapping[str, Any], partitions: frozenset[str]) -> list[SlurmNode]:
     name = entry.get("name")
     if not isinstance(name, str) or not name:
         _not_understood("sinfo", "a node without name")
     words = _words(entry.get("state"), f"node {name}", "sinfo")
     if flags := entry.get("state_flags"):
         words |= _words(flags, f"node {name}", "sinfo")
-    return SlurmNode(name, words, _reason(entry.get("reason")), partitions, _features(entry), *_size(entry))
+    return [SlurmNode(name, words, _reason(entry.get("reason")), partitions, _features(entry), *_size(entry))]
 
 
 def _group(entry: Mapping[str, Any], partitions: frozenset[str]) -> list[SlurmNode]:
@@ -194,9 +194,7 @@ def _partitions(entry: Mapping[str, Any], wanted: Collection[str]) -> frozenset[
     value = entry.get("partitions", entry.get("partition"))
     value = value.get("name") if isinstance(value, dict) else value
     names: list[Any] = value if isinstance(value, list) else [value]
-    if not all(isinstance(name, str) for name in names):
-        _not_understood("sinfo", "a node without partitions")
-    return frozenset(wanted) & {name.rstrip("*") for name in names}
+    return frozenset(wanted) & {name.rstrip("*") for name in names if isinstance(name, str)}
 
 
 def _not_understood(command: str, what: str) -> NoReturn:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from koalapy.agents.environment import inherited
-from koalapy.agents.lrm.commands import CommandResult, run
+from koalapy.agents.lrm.commands import CommandResult, printed_job, run
 from koalapy.agents.lrm.port import Finding, LrmSubmission
 from koalapy.agents.lrm.refusals import fault_of
 from koalapy.agents.run_as import RunAs
@@ -23,6 +23,7 @@ _TRANSIENT = re.compile(
     re.IGNORECASE,
 )
 _HINTS = (
+    ("json", "this Slurm was built without its JSON plugin: install a package of it that was built with json-c"),
     ("account", "set the cluster's account to one that this user may charge in its partition"),
     ("partition", "set the cluster's partition to one of those that sinfo lists"),
     ("qos", "correct --qos in the cluster's native_specification"),
@@ -111,10 +112,7 @@ class SlurmCommands:
             user=submission.user,
             run_as=self._run_as,
         )
-        job = (answer.output.decode(errors="replace").split() or [""])[-1].partition(";")[0]
-        if not job.isdecimal():
-            raise SiteUnavailable(f"sbatch answered what is no job number: {answer.error_line[:80]}")
-        return job
+        return printed_job("sbatch", answer)
 
     async def cancel(self, job: str, user: str = "") -> None:
         answer = await self._run_as.run(user, "scancel", job, environment=environment())

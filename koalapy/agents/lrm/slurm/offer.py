@@ -125,12 +125,12 @@ def read_partitions(text: str) -> dict[str, Partition]:
     return found
 
 
-def read_reservations(text: str) -> dict[str, Reservation]:
-    """From the lines of ``scontrol show reservation --oneliner``."""
+def read_reservations(text: str, wanted: Collection[str]) -> dict[str, Reservation]:
+    """Read those of some names from the lines of ``scontrol show reservation --oneliner``."""
     found = {}
     for line in text.splitlines():
         fields = _fields(line)
-        if name := fields.get("ReservationName"):
+        if (name := fields.get("ReservationName", "")) in wanted:
             hosts = fields.get("Nodes", "(null)")
             found[name] = Reservation(
                 name,
@@ -172,7 +172,7 @@ async def _reservations(names: Sequence[str]) -> tuple[tuple[Reservation, ...], 
     """Those of these names, and what is wrong with the others."""
     answer = await ask("scontrol", "show", "reservation", "--oneliner")
     try:
-        known = read_reservations(answer.output.decode(errors="replace"))
+        known = read_reservations(answer.output.decode(errors="replace"), names)
     except ValueError as error:
         return (), f"scontrol answered what cannot be understood: {error}"
     missing = [name for name in names if name not in known]

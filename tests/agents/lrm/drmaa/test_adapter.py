@@ -47,8 +47,8 @@ async def first_with(lrm: DrmaaLrm, state: LrmJobState) -> LrmJob:
 def test_a_walltime_is_written_as_the_resource_manager_has_it(
     control: DrmaaControl, tmp_path: Path, fanout: Literal["srun", "qrsh", "none"], walltime: float, limit: str
 ) -> None:
-    lrm = DrmaaLrm(SiteSettings(native_specification="-t {walltime}", fanout=fanout), control, tmp_path)
-    assert lrm._native(submission(tmp_path, walltime=walltime)) == ["-t", limit]
+    lrm = DrmaaLrm(SiteSettings(native_specification="-l {walltime}", fanout=fanout), control, tmp_path)
+    assert lrm._native(submission(tmp_path, walltime=walltime)) == ["-l", limit]
 
 
 async def test_what_ours_do_not_hold_is_idle(lrm: DrmaaLrm, library: FakeLibrary, tmp_path: Path) -> None:

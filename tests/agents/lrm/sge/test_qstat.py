@@ -67,8 +67,6 @@ def test_nodes_in_trouble_are_counted() -> None:
         b"<job_info/>",
         b"<?xml version='1.0' encoding='nonsense'?><job_info/>",
         b"\x00\xff\xfe",
-        read("busy.xml").replace(b"all.q@h2-1", b"all.q"),
-        read("busy.xml").replace(b"<slots_used>2<", b"<slots_used>two<"),
         read("busy.xml").replace(b"<JB_job_number>", b"<JB_job_number>x"),
     ],
 )
@@ -76,6 +74,40 @@ def test_nonsense_is_told_in_one_line(text: bytes) -> None:
     with pytest.raises(SiteUnavailable, match=r"^qstat") as raised:
         read_listing(text)
     assert "\n" not in raised.value.message
+
+
+def test_listing_with_odd_queue_has_the_others_and_shows_it_down() -> None:
+    text = read("idle.xml").replace(b"all.q@h2-1", b"all.q", 1)
+    assert {each.host for each in read_listing(text).instances} == set(NODES) - {"h2-1"}
+    text = read("idle.xml").replace(b"<slots_used>0<", b"<slots_used>none<", 1)
+    seen = snapshot_of(read_listing(text), LAYOUT, (), ())
+    assert (seen.total, seen.idle, seen.down) == (4, 3, 1)
+
+
+FOREIGN = b"<job_list><JB_job_number>%b</JB_job_number><JB_name>%b</JB_name><state>qw</state></job_list>"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        FOREIGN % (b"x5", b"theirs"),
+        FOREIGN % (b"", b""),
+        FOREIGN % (b"5", b"a&b"),
+        FOREIGN % (b"5", b"a&nbsp;b"),
+        FOREIGN % (b"5", b"a<b> & <c"),
+        b"<job_list/>",
+    ],
+)
+@pytest.mark.parametrize("before", [b"", b"\n\n", b" \r\n"])
+def test_listing_with_odd_foreign_job_has_own_jobs(row: bytes, before: bytes) -> None:
+    job = FOREIGN % (b"9", b"koala-b")
+    text = b"<?xml version='1.0'?><job_info><queue_info/><job_info>" + row + job + b"</job_info></job_info>"
+    assert "9" in {each.id for each in read_listing(before + text).jobs}
+
+
+def test_listing_keeps_escaped_characters_of_names() -> None:
+    text = b"<job_info><queue_info/><job_info>" + FOREIGN % (b"9", b"a&amp;b&lt;c&#38;") + b"</job_info></job_info>"
+    assert [job.name for job in read_listing(text).jobs] == ["a&b<c&"]
 
 
 ODD = [

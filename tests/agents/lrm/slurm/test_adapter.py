@@ -97,13 +97,30 @@ async def test_snapshot_knows_own_jobs_by_large_user_id(
 
 
 async def test_squeue_that_does_not_know_the_own_account_is_unavailable(slurm: FakeSlurm) -> None:
-    """Slurm before 26.05 says so of its own account where that has no name and a number of 2³¹ and more."""
+    """Slurm up to 24.05 says so of an own account that has no name and a number of 2³¹ and more."""
     slurm.says("squeue", "", errors=f"squeue: error: Invalid user: {own_account()}\n\n")
     seen = lrm()
     with pytest.raises(SiteUnavailable, match="squeue does not know the account"):
         await seen.snapshot()
     with pytest.raises(SiteUnavailable, match="squeue does not know the account"):
         await seen.find("koala-x-2.1.0")
+
+
+@pytest.mark.parametrize(
+    ("errors", "code"),
+    [
+        ("sinfo: error: unable to find plugin: serializer/json\n", 1),
+        ("sinfo: error: cannot find serializer plugin for serializer/json\n", 0),
+        ("sinfo: fatal: JSON plugin load failure\n", 1),
+    ],
+)
+async def test_slurm_without_json_plugin_gives_hint(slurm: FakeSlurm, errors: str, code: int) -> None:
+    slurm.says("sinfo", "", errors=errors, code=code, when="*--json*")
+    with pytest.raises(SiteRejected) as caught:
+        await lrm().snapshot()
+    assert "json-c" in caught.value.hint
+    (found,) = [each for each in await lrm().check() if each.what == "nodes"]
+    assert (found.ok, "json-c" in found.hint) == (False, True)
 
 
 async def test_snapshot_after_unreadable_queue_recovers(slurm: FakeSlurm) -> None:
@@ -187,7 +204,7 @@ def test_jobs_of_our_users_with_other_names_are_none_of_ours() -> None:
     [
         ("sinfo", "slurm", "sinfo answered what is no JSON: slurm"),
         ("sinfo", '{"nodes": []}', "sinfo shows no nodes in partition main"),
-        ("sinfo", '{"nodes": [{}]}', "sinfo answered what cannot be understood"),
+        ("sinfo", '{"nodes": [{"partitions": ["main"]}]}', "sinfo answered what cannot be understood"),
     ],
 )
 async def test_an_answer_that_makes_no_sense(slurm: FakeSlurm, command: str, answer: str, told: str) -> None:

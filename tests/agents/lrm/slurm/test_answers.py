@@ -93,6 +93,13 @@ def test_a_reason_of_any_bytes_leaves_the_columns_where_they_are(reason: str) ->
     assert (job.id, job.nodes, job.user, job.wants) == ("166", ("n1", "n2"), 1500, 2)
 
 
+@pytest.mark.parametrize("odd", [{}, {"name": 3, "partitions": ["other"]}, {"partitions": [None, {}]}])
+def test_read_nodes_with_odd_entry_of_another_partition_has_the_others(odd: dict[str, Any]) -> None:
+    document = json.loads(answer("sinfo-22.05"))
+    document["nodes"].append(odd)
+    assert read_nodes(json.dumps(document).encode(), ["main"]) == read_nodes(answer("sinfo-22.05"), ["main"])
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [

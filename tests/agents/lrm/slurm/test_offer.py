@@ -246,11 +246,16 @@ async def test_slurm_is_asked_not_to_make_numbers_short(slurm: FakeSlurm) -> Non
 
 
 def test_what_scontrol_says_of_reservations() -> None:
-    assert read_reservations(RESERVATIONS + "No reservations in the system\n") == {
+    assert read_reservations(RESERVATIONS + "No reservations in the system\n", {"r1", "m1", "later"}) == {
         "r1": Reservation("r1", True, frozenset({"n1", "n2"}), "2026-11-22T05:24:06"),
         "m1": Reservation("m1", True, frozenset({"n3"}), "2026-11-22T05:24:06"),
         "later": Reservation("later", False, frozenset({"n4"}), "2026-11-22T06:24:06", flexible=True),
     }
+
+
+def test_reservation_of_others_may_be_odd() -> None:
+    odd = "ReservationName=odd Nodes=n[3- State=ACTIVE\n"
+    assert set(read_reservations(odd + RESERVATIONS, {"r1"})) == {"r1"}
 
 
 @pytest.mark.parametrize("words", [["--reservation"], [], ["--reservations=x"], ["-r", "x"]])
