@@ -59,6 +59,8 @@ class LoginServer:
         """The first is taken where one may listen."""
         self._own_only = settings.identity == "own"
         """Only for this account it vouches."""
+        self._jobs_are_own = settings.identity == "service"
+        """Whether the cluster's jobs run as the agent's account."""
         self._users_url = settings.url
         self._trust = settings.trust
         self._ca = ""
@@ -179,7 +181,8 @@ class LoginServer:
         waiting: asyncio.Future[Vouched] = asyncio.get_running_loop().create_future()
         self._asking[ident] = waiting
         try:
-            self._uplink.put(Vouch(ident=ident, account=account, uid=uid), urgent=True)
+            runs_jobs = self._jobs_are_own and uid == os.geteuid()
+            self._uplink.put(Vouch(ident=ident, account=account, uid=uid, runs_jobs=runs_jobs), urgent=True)
             async with asyncio.timeout(ANSWER_TIMEOUT):
                 return await waiting
         except TimeoutError:

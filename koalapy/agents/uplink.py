@@ -4,7 +4,8 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
+from functools import partial
 from urllib.parse import urlsplit
 
 import structlog
@@ -12,15 +13,23 @@ from websockets import CloseCode
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
-from koalapy.protocol.messages import FromAgent, FromDaemon, Hello, frame, from_agent, from_daemon
+from koalapy.protocol.messages import (
+    MAX_FRAME_SIZE,
+    FromAgent,
+    FromDaemon,
+    Hello,
+    frame,
+    frames,
+    from_agent,
+    from_daemon,
+)
 from koalapy.tls import OF_THIS_MACHINE, Trust, refusal
 
 log = structlog.get_logger()
 
 BATCH_DELAY = 0.005
 BATCH_SIZE = 256
-MAX_FRAME_LENGTH = 16 * 1024 * 1024
-"""Characters; the daemon takes no frames of more than 64 MiB."""
+"""Messages."""
 PING_INTERVAL, PING_TIMEOUT = 10.0, 15.0
 """Seconds: a daemon whose host is gone does not hang up, and is asked whether it is there."""
 MIN_RECONNECT_PAUSE, MAX_RECONNECT_PAUSE = 0.2, 5.0
@@ -71,7 +80,7 @@ class Uplink:
                     additional_headers=headers,
                     ssl=self._trust.context() if self._url.startswith("wss:") else None,
                     compression=None,
-                    max_size=None,
+                    max_size=MAX_FRAME_SIZE,
                     proxy=None,
                     ping_interval=PING_INTERVAL,
                     ping_timeout=PING_TIMEOUT,
@@ -136,7 +145,7 @@ class Uplink:
             if batch:
                 if self._synced is not None:
                     await self._synced()
-                for each in _frames(batch):
+                for each in frames(batch, partial(frame, from_agent)):
                     await socket.send(each)
 
 
@@ -151,14 +160,3 @@ def _reason(error: Exception, url: str) -> str:
         except (ValueError, KeyError, TypeError, RecursionError):
             pass
     return str(error) or type(error).__name__
-
-
-def _frames(batch: list[FromAgent]) -> Iterator[str]:
-    """A batch in frames that the daemon takes."""
-    whole = frame(from_agent, batch)
-    if len(whole) <= MAX_FRAME_LENGTH or len(batch) == 1:
-        yield whole
-    else:
-        half = len(batch) // 2
-        yield from _frames(batch[:half])
-        yield from _frames(batch[half:])

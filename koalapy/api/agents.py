@@ -3,19 +3,24 @@
 import hmac
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from math import ceil
 
 import structlog
 from fastapi import APIRouter, Request, Response, WebSocket, WebSocketDisconnect
 from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocketState
 
+from koalapy.api.addresses import client_address
 from koalapy.api.problems import problem
 from koalapy.service.hub import Hub
+from koalapy.service.pace import AgentAttempts
 
 log = structlog.get_logger()
 
 CLOSED = 4000
-UNAUTHORIZED = 401
+UNAUTHORIZED, TOO_MANY = 401, 429
+MIN_RANDOM_LENGTH, MIN_RANDOM_SIGNS = 32, 8
+"""Characters of a token that cannot be guessed, and how many different ones are among them."""
 MAX_REASON_SIZE = 123
 """Bytes."""
 Tokens = Mapping[str, str | None]
@@ -49,15 +54,16 @@ class AgentConnection:
                 return
 
 
-def agents_router(hub: Hub, tokens: Tokens) -> APIRouter:
+def agents_router(hub: Hub, tokens: Tokens, attempts: AgentAttempts | None = None) -> APIRouter:
     """The route for agents; ``tokens`` by cluster: what its agent must show."""
+    attempts = attempts or AgentAttempts()
     router = APIRouter()
 
     @router.websocket("/api/v1/agents/{cluster}/connect")
     async def connect(socket: WebSocket, cluster: str) -> None:
-        if why := refusal(socket, cluster, tokens):
+        if why := refusal(socket, cluster, tokens, attempts):
             log.warning("agent refused", action="agent-rejected", cluster=cluster[:100], error=why.reason)
-            if cluster in tokens:
+            if cluster in tokens and why.status != TOO_MANY:
                 hub.note_rejection(cluster, why.reason, why.hint)
             # By HTTP, which is over then: for the end of a WebSocket we would wait, and for any number of strangers'.
             await socket.send_denial_response(why.answer())
@@ -68,7 +74,7 @@ def agents_router(hub: Hub, tokens: Tokens) -> APIRouter:
     @router.get("/api/v1/agents/{cluster}/connect", include_in_schema=False)
     async def would_connect(request: Request, cluster: str) -> Response:
         """Whether an agent that shows this token would be let in."""
-        why = refusal(request, cluster, tokens)
+        why = refusal(request, cluster, tokens, attempts)
         return why.answer() if why else Response(status_code=204)
 
     return router
@@ -81,28 +87,44 @@ class Refusal:
     status: int
     reason: str
     hint: str
+    retry_after: float = 0.0
+    """Seconds."""
 
     def answer(self) -> Response:
         headers = {"WWW-Authenticate": "Bearer"} if self.status == UNAUTHORIZED else None
+        if self.retry_after:
+            headers = {"Retry-After": str(ceil(self.retry_after))}
         return problem(self.status, self.reason, field="cluster", hint=self.hint, headers=headers)
 
 
-def refusal(asking: HTTPConnection, cluster: str, tokens: Tokens) -> Refusal | None:
-    """Decides for every route of agents: only those of configured clusters come in, and only with their token.
+def refusal(asking: HTTPConnection, cluster: str, tokens: Tokens, attempts: AgentAttempts) -> Refusal | None:
+    """Return why a request of an agent's route is refused: only agents of configured clusters come in, by their token.
 
     A cluster that left the configuration is none, also while it still holds components: nobody could say whose agent
     it is that connects in its name.
     """
     if cluster not in tokens:
         return Refusal(404, f"there is no cluster {cluster[:100]}", "add it to the daemon's configuration")
-    expected = tokens[cluster]
-    if expected and _shows(asking, expected):
+    expected, address = tokens[cluster], client_address(asking.scope)
+    wait = attempts.wait(cluster, address)
+    if expected and not (wait and _is_guessable(expected)) and _shows(asking, expected):
+        attempts.admitted(cluster, address)
         return None
+    if wait:
+        reason = f"too many wrong tokens of the agent of {cluster} were shown, the last from {address}"
+        hint = "see that no agent shows an old one; a token made by openssl rand -hex 24 is taken all the same"
+        return Refusal(TOO_MANY, reason, hint, wait)
+    attempts.failed(cluster, address)
     reason = f"the token is not that of cluster {cluster}"
     if not expected:
         reason = f"clusters.{cluster}.token is not set in the daemon's configuration"
     hint = f"set KOALA_AGENT_TOKEN to clusters.{cluster}.token of the daemon's configuration"
     return Refusal(UNAUTHORIZED, reason, hint)
+
+
+def _is_guessable(token: str) -> bool:
+    """Return whether a token has less than what ``openssl rand -hex 24`` or the daemon makes: people think of such."""
+    return len(token) < MIN_RANDOM_LENGTH or len(set(token)) < MIN_RANDOM_SIGNS
 
 
 def _shows(asking: HTTPConnection, token: str) -> bool:

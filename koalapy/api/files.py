@@ -22,6 +22,7 @@ from koalapy.model.replica import Replica, ReplicaState
 from koalapy.service.audit import about
 from koalapy.service.bundles import Bundles
 from koalapy.service.files import Files
+from koalapy.service.pace import AgentAttempts
 from koalapy.service.results import Results
 
 TAR = "application/x-tar"
@@ -223,13 +224,18 @@ def _add_bundles(router: APIRouter, bundles: Bundles) -> None:
 
 
 def agent_files_router(
-    bundles: Bundles, results: Results, tokens: Tokens, is_sent_to: Callable[[str, str], bool]
+    bundles: Bundles,
+    results: Results,
+    tokens: Tokens,
+    is_sent_to: Callable[[str, str], bool],
+    attempts: AgentAttempts | None = None,
 ) -> APIRouter:
     """For agents, who show the tokens of their clusters; ``is_sent_to`` tells whether a cluster is to have a bundle."""
+    attempts = attempts or AgentAttempts()
     router = APIRouter(prefix="/api/v1/agents/{cluster}", include_in_schema=False)
 
     def sent_away(request: Request, cluster: str) -> Response | None:
-        why = refusal(request, cluster, tokens)
+        why = refusal(request, cluster, tokens, attempts)
         return why.answer() if why else None
 
     @router.get("/bundles/{bundle}")

@@ -18,6 +18,8 @@ ALWAYS = {
 }
 UNLESS_GIVEN = {"content-security-policy": NOTHING, "referrer-policy": "no-referrer"}
 """What a route may say of its own answer."""
+HSTS = (b"strict-transport-security", b"max-age=31536000")
+"""Sent by TLS only, and not for ``localhost``, where the port of another service speaks plain HTTP."""
 
 
 class AnswerHeaders:
@@ -34,9 +36,16 @@ class AnswerHeaders:
         async def sending(message: Message) -> None:
             if message["type"] in STARTS:
                 message["headers"] = _complete(message.get("headers", ()))
+                if _is_encrypted(scope):
+                    message["headers"].append(HSTS)
             await send(message)
 
         await self._app(scope, receive, sending)
+
+
+def _is_encrypted(scope: Scope) -> bool:
+    host = next((value for name, value in scope["headers"] if name == b"host"), b"")
+    return scope.get("scheme") in ("https", "wss") and host.partition(b":")[0].lower() != b"localhost"
 
 
 def _complete(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

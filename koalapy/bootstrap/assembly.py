@@ -91,7 +91,7 @@ from koalapy.service.network import DUE_CHECK_INTERVAL, Network
 from koalapy.service.notifications.outgoing import LOOK_INTERVAL as NOTIFICATIONS_INTERVAL
 from koalapy.service.outbox import Outbox
 from koalapy.service.output import Outputs
-from koalapy.service.pace import Pace
+from koalapy.service.pace import AgentAttempts, Pace
 from koalapy.service.quota import StorageLimits
 from koalapy.service.record import FLUSH_INTERVAL, Record
 from koalapy.service.results import Results
@@ -389,11 +389,12 @@ def _application(
 
 def _routers(settings: Settings, services: Services, hub: Hub, tokens: Tokens, engine: Engine) -> list[APIRouter]:
     bundles, files, results = services.bundles, services.files, services.results
+    attempts = AgentAttempts()
     return [
-        agents_router(hub, tokens),
+        agents_router(hub, tokens, attempts),
         background_router(services.jobs, hub.questions, settings.background_load),
         files_router(files, bundles, results),
-        agent_files_router(bundles, results, tokens, engine.queries.is_sent_to),
+        agent_files_router(bundles, results, tokens, engine.queries.is_sent_to, attempts),
         network_router(services.network),
         advisor_router(services.advisor),
         limits_router(services.limits),

@@ -6,7 +6,7 @@ an epoch below which it refuses them. ``PROTOCOL`` rises with every change that 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
 from annotated_types import Interval
@@ -31,6 +31,10 @@ from koalapy.model.bounds import (
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus
 
 PROTOCOL = 3
+MAX_FRAME_SIZE = 64 * 1024 * 1024
+"""Bytes of a frame that agent and daemon accept from each other; a larger one costs the connection."""
+MAX_BATCH_SIZE = 16 * 1024 * 1024
+"""Characters of a frame with several messages; more are sent in several frames."""
 
 
 class Message(BaseModel):
@@ -144,6 +148,8 @@ class Vouch(Message):
     ident: Name
     account: Name
     uid: Number
+    runs_jobs: bool = False
+    """Whether the cluster's jobs run as this account, so that a job may be what asks."""
 
 
 class Impostor(Message):
@@ -430,6 +436,17 @@ FromDaemon = Annotated[
 
 from_agent: TypeAdapter[list[FromAgent]] = TypeAdapter(list[FromAgent])
 from_daemon: TypeAdapter[list[FromDaemon]] = TypeAdapter(list[FromDaemon])
+
+
+def frames(messages: Sequence[Any], encode: Callable[[Sequence[Any]], str]) -> Iterator[str]:
+    """Yield messages in frames of at most ``MAX_BATCH_SIZE``; a larger message is a frame of its own."""
+    whole = encode(messages)
+    if len(whole) <= MAX_BATCH_SIZE or len(messages) == 1:
+        yield whole
+    else:
+        half = len(messages) // 2
+        yield from frames(messages[:half], encode)
+        yield from frames(messages[half:], encode)
 
 
 def frame(speaker: TypeAdapter[Any], messages: Sequence[Any]) -> str:

@@ -12,9 +12,10 @@ from koalapy.service.engine import Engine, WorkItem
 
 log = structlog.get_logger()
 
-MAX_EPOCHS_AHEAD = 10_000
-MAX_JOBS_AHEAD = 10**9
-"""By how much an agent may know better: no copy is so old, and and no agent exhausts numbers by an invalid one."""
+MAX_EPOCHS_AHEAD = 1000
+MAX_JOBS_AHEAD = 1_000_000
+"""By how much all agents together may raise the numbers of a daemon's epoch and jobs while it lives. A copy of the
+database that was put back is hardly older, and an agent that lies changes little."""
 HINT = "if that is right, empty the agent's directory once nothing of it runs"
 
 
@@ -24,6 +25,7 @@ class AgentMemory:
     def __init__(self, engine: Engine, instance: str, life: str) -> None:
         self._engine = engine
         self._instance, self._life = instance, life
+        self._max_epoch = engine.epoch + MAX_EPOCHS_AHEAD
         self._heard: set[ClusterName] = set()
         self._yielded: set[ClusterName] = set()
         """Clusters for which the epoch was raised: each needs that once."""
@@ -45,7 +47,7 @@ class AgentMemory:
 
     async def _raise(self, cluster: ClusterName, epoch: int) -> None:
         own = self._engine.epoch
-        if cluster in self._yielded or epoch > own + MAX_EPOCHS_AHEAD:
+        if cluster in self._yielded or epoch > self._max_epoch:
             raise UsageError(f"the agent of {cluster} tells of epoch {epoch} and ours is {own}: {HINT}")
         self._yielded.add(cluster)
         log.warning(

@@ -16,6 +16,7 @@ from koalapy import __version__
 from koalapy.listening import ONE_A_TURN, let_wait
 from koalapy.model.errors import StoreUnavailable
 from koalapy.ports import Store
+from koalapy.protocol.messages import MAX_FRAME_SIZE
 from koalapy.service.certificate import Certificate
 from koalapy.service.connections import Connections
 from koalapy.service.database import query
@@ -48,7 +49,7 @@ class HttpServer(uvicorn.Server):
             log_config=None,  # the log is one for all
             log_level="warning",
             timeout_graceful_shutdown=SHUTDOWN_GRACE,
-            ws_max_size=64 * 1024 * 1024,
+            ws_max_size=MAX_FRAME_SIZE,
             ws_per_message_deflate=False,
             backlog=ONE_A_TURN,
             proxy_headers=False,

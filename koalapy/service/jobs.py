@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
+import structlog
+
 from koalapy.model.digest import digest_of, has_digest, key_of
 from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable
 from koalapy.model.explanation import Explanation
@@ -37,6 +39,8 @@ from koalapy.validation.notifications import check_notifications
 from koalapy.validation.permissions import SubmissionRules, check_is_theirs, with_home_site
 from koalapy.validation.size import check_size
 from koalapy.validation.submission import check
+
+log = structlog.get_logger()
 
 TIMELINE_PAGE = 500
 """Lines of a timeline that are read at once for who follows it."""
@@ -98,6 +102,7 @@ class Jobs:
         self._store = store
         self._outputs = outputs
         self._next_job = next_job
+        self._max_claimed_job = next_job - 1 + MAX_JOBS_AHEAD
         self._describe = describe
         self._keys = IdempotencyKeys(store)
         self._submitting: set[asyncio.Task[tuple[JobRecord, bool]]] = set()
@@ -151,9 +156,11 @@ class Jobs:
 
     def number_above(self, job: JobId) -> bool:
         """Give new jobs numbers above one that was given by a database that was lost; False when that is too far."""
-        if job >= self._next_job + MAX_JOBS_AHEAD:
+        if job > self._max_claimed_job:
             return False
-        self._next_job = max(self._next_job, job + 1)
+        if job >= self._next_job:
+            log.warning("jobs are numbered above what agents know", action="job-numbers-raised", job=job)
+            self._next_job = job + 1
         return True
 
     async def commit(self, item: WorkItem) -> None:

@@ -142,6 +142,11 @@ class Logins:
             raise Refused(f"too many logins from {cluster}", f"try again in {wait:.0f} s")
         # Of whom is refused nothing is remembered.
         user = self._rules.user_of(cluster, account, vouch.uid)
+        if vouch.runs_jobs and self._rules.users.person_of(cluster, account) is None:
+            raise Refused(
+                f"{account} of {cluster} is the account of all jobs there, each of which would be another user so",
+                "log in as yourself, or show a token (KOALA_TOKEN)",
+            )
         role = self._rules.role_of(user, cluster)
         if wait := self._by_account.allows((cluster, account), now):
             raise Refused(f"too many logins of {account} on {cluster}", f"try again in {wait:.0f} s")

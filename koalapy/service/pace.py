@@ -55,6 +55,36 @@ class Pace:
         self._failures.count(_network(address), self._clock())
 
 
+class AgentAttempts:
+    """Bound the wrong agents' tokens that are looked at: from one address, and for one cluster from all addresses.
+
+    A token that cannot be guessed is always looked at, and so is every token from the address of the cluster's last
+    agent, so that guesses from elsewhere keep no agent out.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._failures = Throttle(FAILURES_AT_ONCE, FAILURE_INTERVAL)
+        self._admitted: dict[str, str] = {}
+        """By cluster: where the right token came from last."""
+
+    def wait(self, cluster: str, address: str) -> float:
+        """Return the seconds for which no token that could be guessed is looked at; 0 if one is."""
+        network, now = _network(address), self._clock()
+        of_cluster = 0.0 if self._admitted.get(cluster) == network else self._failures.wait(("cluster", cluster), now)
+        return max(of_cluster, self._failures.wait(("address", network), now))
+
+    def failed(self, cluster: str, address: str) -> None:
+        """Count a wrong token."""
+        now = self._clock()
+        for key in (("address", _network(address)), ("cluster", cluster)):
+            self._failures.count(key, now)
+
+    def admitted(self, cluster: str, address: str) -> None:
+        """Note where the right token came from."""
+        self._admitted[cluster] = _network(address)
+
+
 def _network(address: str) -> str:
     """What is one party's: of IPv6 whoever has one address has 2^64 of them."""
     try:

@@ -81,7 +81,8 @@ class Session:
             self._wake.clear()
             messages, self._queue = self._queue, []
             self._sending, self._offered = self._offered, 0
-            await self.connection.send(wire.commands_frame(messages))
+            for frame in wire.frames(messages, wire.commands_frame):
+                await self.connection.send(frame)
             self._sending = 0
 
     # Whether it is there

@@ -76,19 +76,21 @@ class SubmissionRules:
 
 
 def with_home_site(spec: JobSpec, by: Identity, accounts: Accounts) -> JobSpec:
-    """A submission with its home site, where one is known: by itself the one that its owner comes from or belongs to.
+    """Return a submission with its home site: by default the site that its owner comes from or belongs to.
 
-    ``ForbiddenError`` for a site of which the owner is known not to be: what is a site's goes first there.
+    Raise ``ForbiddenError`` for a site of which the owner is not known to be a user, since a site's own jobs go first
+    there.
     """
     came_by = by.site if by.site and by.owns(spec.owner) and not accounts.why_not(spec.owner, by.site) else ""
     if not spec.home_site:
         return replace(spec, home_site=came_by or accounts.home_of(spec.owner))
     sites = [*accounts.sites_of(spec.owner), *([came_by] if came_by else [])]
-    if sites and spec.home_site not in sites and not by.may(Role.OPERATOR):
+    if spec.home_site not in sites and not by.may(Role.OPERATOR):
+        of = f"a user of {listed(sorted(set(sites)))}" if sites else "not known to be a user of any cluster"
         raise ForbiddenError(
-            f"home_site is {spec.home_site}, and {spec.owner} is a user of {listed(sorted(set(sites)))}",
+            f"home_site is {spec.home_site}, and {spec.owner} is {of}",
             field="home_site",
             value=spec.home_site,
-            hint="leave it out, or ask an operator of the grid to submit it for you",
+            hint=f"leave it out, or ask an operator to submit it for you or to set users.{spec.owner}.home",
         )
     return spec

@@ -234,3 +234,12 @@ async def test_where_it_may_not_listen_it_says_so_and_goes_on(tmp_path: Path) ->
         assert len(await ask(second)) == 2
     async with serving(replace(own, login_sockets=(first,))):
         assert not second.exists()
+
+
+@pytest.mark.parametrize(("identity", "runs_jobs"), [("service", True), ("own", False), ("mapped", False)])
+async def test_agent_says_whether_its_jobs_run_as_the_account_that_asks(
+    tmp_path: Path, identity: str, runs_jobs: bool
+) -> None:
+    async with serving(own := settings(tmp_path, identity=identity)) as (_, daemon):
+        await ask(own.login_sockets[0])
+        assert [vouch.runs_jobs for vouch in daemon.asked] == [runs_jobs]

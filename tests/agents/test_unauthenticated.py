@@ -5,6 +5,7 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.agents import runner_messages, runners, uplink
+from koalapy.agents import runner_messages, runners
 from koalapy.agents.agent import run_agent
 from koalapy.agents.settings import AgentSettings
+from koalapy.protocol import messages
 from koalapy.protocol.messages import Relay, from_agent
 from koalapy.runtime.session import TAG_LENGTH, Line
 from tests.agents.conftest import DEADLINE, FakeDaemon
@@ -282,12 +284,13 @@ def test_much_at_once_goes_in_frames_that_the_daemon_takes(monkeypatch: pytest.M
     relays = [
         Relay(token="1.1.0", node=n, payload={"x": "y" * 1000}, sender="1.1.1", sender_node=0) for n in range(100)
     ]
-    monkeypatch.setattr(uplink, "MAX_FRAME_LENGTH", 10_000)
-    frames = list(uplink._frames([*relays]))
+    monkeypatch.setattr(messages, "MAX_BATCH_SIZE", 10_000)
+    encode = partial(messages.frame, from_agent)
+    frames = list(messages.frames(relays, encode))
     assert all(len(frame) <= 10_000 for frame in frames)
     assert [message for frame in frames for message in from_agent.validate_json(frame)] == relays
-    monkeypatch.setattr(uplink, "MAX_FRAME_LENGTH", 100)
-    assert len(list(uplink._frames([*relays]))) == 100
+    monkeypatch.setattr(messages, "MAX_BATCH_SIZE", 100)
+    assert len(list(messages.frames(relays, encode))) == 100
 
 
 @pytest.mark.parametrize("start", ["1e999", "-1", str(10**400), "[]", '"x"'])

@@ -386,7 +386,10 @@ async def test_a_job_is_of_its_owners_site_unless_another_of_theirs_is_said(tmp_
         assert (await api.submit("director", owner="ada"))["home_site"] == "south"
         for path in ("/api/v1/jobs", "/api/v1/explain"):
             unknown = await api.ask("bob", "POST", path, json=BODY | {"home_site": "west"})
-            assert (unknown.status_code, unknown.json()["field"]) == (422, "home_site")
+            assert (unknown.status_code, unknown.json()["field"]) == (403, "home_site")
+            assert "users.bob.home" in unknown.json()["hint"]
+            known = await api.ask("bob", "POST", path, json=BODY | {"home_site": "north"})
+            assert (known.status_code, known.json()["field"]) == (403, "home_site"), "bob is no user of north"
             forbidden = await api.ask("ada", "POST", path, json=BODY | {"home_site": "west"})
             assert (forbidden.status_code, forbidden.json()["field"]) == (403, "home_site")
 

@@ -12,13 +12,16 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 from websockets.asyncio.client import connect
+from websockets.asyncio.server import ServerConnection
+from websockets.asyncio.server import serve as ws_serve
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from koalapy.agents.uplink import Uplink
 from koalapy.api.agents import AgentConnection, agents_router
 from koalapy.api.files import agent_files_router
 from koalapy.ports import StoredBundle
-from koalapy.protocol.messages import Hello
+from koalapy.protocol.messages import MAX_FRAME_SIZE, Hello
+from koalapy.service.pace import FAILURES_AT_ONCE, AgentAttempts
 from tests.cli.memory_files import MemoryResults
 
 TOKENS = {"north": "of north", "south": "of south", "none": None, "empty": ""}
@@ -161,3 +164,43 @@ async def test_an_agent_that_shows_its_clusters_token_comes_in(tmp_path: Path) -
             assert closed.value.rcvd.reason.startswith("bye bye "), "a reason that is too long for the frame is cut"
         assert (await http.get(f"http://{address}/north/connect", headers=headers)).status_code == 204
         assert (await http.get(f"http://{address}/north/bundles/abc", headers=headers)).text == "files"
+
+
+async def test_wrong_agent_tokens_beyond_the_bound_are_not_looked_at(tmp_path: Path) -> None:
+    tokens = {"north": "of north, thought of", "south": "5d1c9e0f7a6b4832915f0c7e6d3b2a48"}
+    app = FastAPI()
+    app.include_router(agents_router(Hub(), tokens, attempts := AgentAttempts(lambda: 0.0)))
+    app.include_router(agent_files_router(Bundles(tmp_path), MemoryResults(), tokens, lambda *_: True, attempts))  # type: ignore[arg-type]
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost") as http:
+        routes = ("/connect", "/bundles/abc", "/results/1.1.0")
+        asked = []
+        for route in routes * 10:
+            method = "PUT" if "results" in route else "GET"
+            asked.append(await http.request(method, f"/api/v1/agents/north{route}", headers=shown("x")))
+        assert [answer.status_code for answer in asked] == [401] * int(FAILURES_AT_ONCE) + [429] * 10
+        assert asked[-1].headers["retry-after"] == "2"
+        guessed = await http.get("/api/v1/agents/north/connect", headers=shown(tokens["north"]))
+        assert guessed.status_code == 429, "nothing is told of a token that could be guessed"
+        random = await http.get("/api/v1/agents/south/connect", headers=shown(tokens["south"]))
+        assert random.status_code == 204, "guesses keep no agent out whose token cannot be guessed"
+
+
+async def test_agent_refuses_a_frame_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that was taken over does not exhaust the memory of an agent."""
+    said: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def flood(connection: ServerConnection) -> None:
+        await connection.recv()
+        await connection.send("[" + " " * MAX_FRAME_SIZE + "]")
+        await connection.wait_closed()
+        said.done() or said.set_result(str(connection.close_code))
+
+    async with ws_serve(flood, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        hello = Hello(cluster="north", version="1", lrm="local", host="h", pid=1)
+        uplink = Uplink(f"ws://127.0.0.1:{port}/", "of north", lambda: hello)
+        running = asyncio.create_task(uplink.run(lambda _: pytest.fail("was read"), lambda: None))
+        async with asyncio.timeout(60):
+            assert await said == "1009"
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

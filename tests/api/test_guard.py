@@ -293,6 +293,17 @@ def assert_safe(answer: httpx2.Response) -> None:
     assert not [name for name in there if name.startswith("access-control-")]
 
 
+@pytest.mark.parametrize(
+    ("scheme", "host", "has_hsts"),
+    [("https", "grid.example.org", True), ("https", "localhost:8642", False), ("http", "grid.example.org", False)],
+)
+def test_hsts_header_is_sent_by_tls_only(scheme: str, host: str, has_hsts: bool) -> None:
+    app = create_app(MemoryService(), MemoryService(), administrators(TOKEN), hosts=HOSTS)
+    client = TestClient(app, base_url=f"{scheme}://{host}")
+    for path in ("/healthz", "/api/v1/jobs", "/nowhere"):
+        assert ("strict-transport-security" in client.get(path).headers) == has_hsts
+
+
 def test_every_answer_is_kept_from_caches_frames_and_guesses(daemon: TestClient) -> None:
     asked = [
         ("GET", "/docs", {}, 200),

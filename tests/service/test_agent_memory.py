@@ -122,3 +122,16 @@ async def test_what_nobody_knows_is_gone_before_anything_new_is_submitted(tmp_pa
             await when(lambda: heard(north, "submit"))
             orders = [(m["type"], m["token"]) for m in north.heard if "epoch" in m and "token" in m]
             assert orders == [("forget", "1.1.0"), ("stop", "9.1.0.ff"), ("submit", token)]
+
+
+async def test_agents_raise_numbers_together_by_no_more_than_one_may(tmp_path: Path) -> None:
+    async with running(tmp_path / "koala.db") as daemon:
+        jobs = jobs_of(daemon)
+        for cluster, job, epoch, is_let_in in (
+            ("north", MAX_JOBS_AHEAD, MAX_EPOCHS_AHEAD, True),
+            ("south", MAX_JOBS_AHEAD + 1, 0, False),
+            ("south", 0, MAX_EPOCHS_AHEAD + 5, False),
+        ):
+            async with daemon.agent_of(cluster, known(epoch, job=job)) as agent:
+                assert bool(await welcomed(agent)) == is_let_in
+        assert (await jobs.submit(SPEC, ADA))[0].job.id == MAX_JOBS_AHEAD + 1

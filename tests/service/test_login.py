@@ -135,6 +135,15 @@ def test_an_agent_speaks_for_its_own_clusters_accounts_and_for_no_role(cluster: 
     assert RULES.role_of(user, cluster) is Role.USER or cluster == "south"
 
 
+async def test_login_of_account_that_runs_all_jobs_is_refused_unless_it_is_mapped() -> None:
+    daemon = Daemon()
+    for account, user in (("carol", ""), ("alice", "alice")):
+        answer = await daemon.logins.vouched("north", Vouch(ident="i", account=account, uid=1234, runs_jobs=True))
+        assert answer.user == user
+        assert ("is the account of all jobs there" in answer.error) == (not user)
+    assert await daemon.asks("north", "carol") == ("carol@north", "user")
+
+
 async def test_login_of_account_whose_user_is_a_name_of_the_daemon_is_refused() -> None:
     rules = replace(RULES, reserved={"bob", "boss", "carol@north"})
     daemon = Daemon(rules)

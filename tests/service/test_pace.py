@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from koalapy.model.limits import Limits, LimitSettings, UserLimits
 from koalapy.model.throttle import Throttle
-from koalapy.service.pace import BURST_SECONDS, FAILURES_AT_ONCE, Pace
+from koalapy.service.pace import BURST_SECONDS, FAILURE_INTERVAL, FAILURES_AT_ONCE, AgentAttempts, Pace
 
 
 class Clock:
@@ -110,3 +110,24 @@ def test_never_more_than_the_burst_and_what_has_come_since(rate: float, burst: f
             taken += 1
         assert taken <= burst + now * rate + 1e-6
         assert throttle.wait("x", now) <= 1 / rate + 1e-9
+
+
+def test_agent_attempts_from_one_address_are_bounded_for_all_clusters(clock: Clock) -> None:
+    attempts = AgentAttempts(clock)
+    for number in range(int(FAILURES_AT_ONCE)):
+        assert not attempts.wait(f"cluster-{number}", "192.0.2.7")
+        attempts.failed(f"cluster-{number}", "192.0.2.7")
+    assert attempts.wait("north", "192.0.2.7") == FAILURE_INTERVAL
+    assert not attempts.wait("north", "192.0.2.8")
+    clock.at += FAILURE_INTERVAL
+    assert not attempts.wait("north", "192.0.2.7")
+
+
+def test_agent_attempts_at_one_cluster_are_bounded_for_all_addresses_but_its_agents(clock: Clock) -> None:
+    attempts = AgentAttempts(clock)
+    attempts.admitted("north", "192.0.2.7")
+    for number in range(int(FAILURES_AT_ONCE)):
+        attempts.failed("north", f"198.51.100.{number}")
+    assert attempts.wait("north", "203.0.113.1") == FAILURE_INTERVAL
+    assert not attempts.wait("north", "192.0.2.7")
+    assert not attempts.wait("south", "203.0.113.1")
