@@ -31,6 +31,12 @@ def open_files() -> tuple[int, int]:
         return soft, soft
 
 
+def identity_of(path: Path) -> tuple[int, int]:
+    """Return device and inode, by which a file or folder is known from another of its name. ``OSError``."""
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
 def disks_of(folders: Mapping[str, Path]) -> list[Disk]:
     """The disks of some folders, each by the first that lies on it. ``OSError``."""
     found: dict[int, Disk] = {}

@@ -5,11 +5,12 @@ from collections.abc import Callable
 
 import structlog
 
+from koalapy.model.reports import MAX_LOST_RECORDS
+
 log = structlog.get_logger()
 
 REPORTED_FOR = 3600.0
 """Seconds for which the loss of a record is reported."""
-MAX_REPORTED = 20
 
 
 class LostRecords:
@@ -29,4 +30,4 @@ class LostRecords:
         """Return the tokens of the records that were lost last, for the cluster's report."""
         horizon = self._clock() - REPORTED_FOR
         self._lost_at = {token: at for token, at in self._lost_at.items() if at > horizon}
-        return tuple(self._lost_at)[-MAX_REPORTED:]
+        return tuple(self._lost_at)[-MAX_LOST_RECORDS:]

@@ -139,6 +139,9 @@ class NodeClassReport:
     """Bytes of each; None: not known."""
 
 
+MAX_LOST_RECORDS = 20
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterReport:
     """Node counts of the cluster; ``holding`` are the tokens of ours whose nodes are counted as not idle."""
@@ -162,7 +165,7 @@ class ClusterReport:
     node_classes: Annotated[tuple[NodeClassReport, ...], MaxLen(MAX_LINES), BoundedTogether] = ()
     """In the order in which the resource manager gives nodes to who asks for no class; none where it has but nodes of
     which nothing is known."""
-    lost_records: Annotated[tuple[Name, ...], MaxLen(MAX_LINES), BoundedTogether] = ()
+    lost_records: Annotated[tuple[Name, ...], MaxLen(MAX_LOST_RECORDS)] = ()
     """Components whose records the agent has lost in the last hour: it has ended what still ran of them."""
     calls: Annotated[tuple[LrmCalls, ...], MaxLen(MAX_CALLS)] = field(default=(), compare=False)
     """Told with the next report that there is for another reason: they change with every look."""

@@ -14,7 +14,7 @@ from koalapy import __version__
 from koalapy.model.cluster import ClusterState
 from koalapy.model.disk import Disk, DiskLimits
 from koalapy.model.request import ClusterName
-from koalapy.resources import disks_of
+from koalapy.resources import disks_of, identity_of
 from koalapy.scheduling.cluster_status import NOTHING_TOLD, ClusterStatus
 from koalapy.service.engine import Engine
 
@@ -96,6 +96,8 @@ class HealthMonitor:
     def __init__(self, engine: Engine, folders: Mapping[str, Path], limits: DiskLimits) -> None:
         """``folders``: where the daemon writes, by what it has there."""
         self._engine, self._folders, self._limits = engine, folders, limits
+        self._identities: dict[Path, tuple[int, int]] = {}
+        """Device and inode of each folder since it was first seen."""
         self._disks: Sequence[Disk] = ()
         self._disk_problems: Sequence[str] = ()
         """One line for each disk that is low or full."""
@@ -120,12 +122,24 @@ class HealthMonitor:
     def _look(self) -> tuple[Sequence[Disk], str]:
         """The disks, and why one takes no file though it says that it has room. ``OSError``."""
         disks = disks_of(self._folders)
+        for what, folder in self._folders.items():
+            if fault := self._folder_fault(folder):
+                return disks, f"its {what} ({folder}) {fault}"
         for disk in disks:
             try:
                 _try_to_write(Path(disk.path))
             except OSError as error:
                 return disks, f"the disk of its {disk.what} ({disk.path}) takes no file: {error.strerror or error}"
         return disks, ""
+
+    def _folder_fault(self, folder: Path) -> str:
+        """Return why a folder is not the one that was there before; empty if it is, or has never been there."""
+        try:
+            found = identity_of(folder)
+        except FileNotFoundError:
+            return "was removed while the daemon uses it" if folder in self._identities else ""
+        known = self._identities.setdefault(folder, found)
+        return "" if found == known else "was replaced while the daemon uses it"
 
     def _tell(self, low: Sequence[str], fault: str) -> None:
         before, fault_before = self._disk_problems, self._disk_fault

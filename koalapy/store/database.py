@@ -10,6 +10,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from koalapy.store.engine import reading, unavailable_is_known, writing
 from koalapy.store.lease import Lease
+from koalapy.store.open_files import open_files_of
 
 Id = TypeVar("Id", int, str)
 
@@ -27,18 +28,27 @@ class Database:
         self.engine = engine
         self._reader = reading(engine)
         with unavailable_is_known():
-            self.lease = Lease(writing(engine), clock, sleep)
+            self._files = open_files_of(engine)
+            self.lease = Lease(writing(engine), clock, sleep, self.check_files)
 
     @property
     def is_sqlite(self) -> bool:
         return self.engine.dialect.name == "sqlite"
 
+    def check_files(self) -> None:
+        """Raise ``StoreUnavailable`` if the database's files were removed or replaced."""
+        if self._files is not None:
+            self._files.check()
+
     def close(self) -> None:
         self.engine.dispose()
+        if self._files is not None:
+            self._files.close()
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """As of one moment, so that what belongs together is of one age."""
+        self.check_files()  # a connection that is made now would be to whatever has the name
         with unavailable_is_known(), self._reader.connect() as connection:
             yield connection
 

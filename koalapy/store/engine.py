@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import (
     ArgumentError,
+    DatabaseError,
     InterfaceError,
     InternalError,
     NoSuchModuleError,
@@ -153,11 +154,16 @@ def writing(engine: Engine) -> Engine:
 
 @contextmanager
 def unavailable_is_known() -> Iterator[None]:
-    """What the database says when it is locked, full or away becomes ``StoreUnavailable``."""
+    """What the database says when it is locked, full, damaged or away becomes ``StoreUnavailable``."""
     try:
         yield
     except (OperationalError, InterfaceError, InternalError) as error:
         reason = " ".join(str(error.orig).split())
         raise StoreUnavailable(f"the database does not answer: {reason}", hint=RETRY_HINT) from error
+    except DatabaseError as error:
+        if type(error) is not DatabaseError:  # a mistake of ours, such as a constraint
+            raise
+        reason = " ".join(str(error.orig).split())
+        raise StoreUnavailable(f"the database is damaged: {reason}", hint=RETRY_HINT) from error
     except TimeoutError as error:
         raise StoreUnavailable("the database does not answer: all connections are busy", hint=RETRY_HINT) from error

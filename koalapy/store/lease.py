@@ -11,8 +11,9 @@ import structlog
 from sqlalchemy import Connection, Engine, insert, inspect, select, update
 from sqlalchemy.exc import IntegrityError
 
-from koalapy.model.errors import ConflictError, LeaseLost
+from koalapy.model.errors import ConflictError, LeaseLost, StoreUnavailable
 from koalapy.store.engine import unavailable_is_known
+from koalapy.store.open_files import RESTART_HINT
 from koalapy.store.tables import lease
 
 log = structlog.get_logger()
@@ -25,8 +26,17 @@ POLL_INTERVAL = 1.0
 class Lease:
     """Held by this process from the beginning to ``release``; every transaction that writes checks it."""
 
-    def __init__(self, engine: Engine, clock: Callable[[], float], sleep: Callable[[float], None] = time.sleep) -> None:
-        self._engine, self._clock = engine, clock
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None] = time.sleep,
+        check_files: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``check_files`` raises ``StoreUnavailable`` if what is written would be lost."""
+        self._engine, self._clock, self._check_files = engine, clock, check_files
+        self._batch = 0
+        """The last batch that this process knows to be stored."""
         self._rising = 0
         """The epoch that is being taken, once it may be written."""
         self.holder = f"{socket.gethostname()}:{os.getpid()}:{_boot_of(os.getpid())}"
@@ -81,9 +91,17 @@ class Lease:
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         """A transaction of the holder's; ``LeaseLost`` and ``StoreUnavailable``."""
-        with unavailable_is_known(), self._engine.begin() as connection:
+        with self._transaction() as connection:
             self._check(connection)
             yield connection
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        """Yield a connection, and commit to the files that were opened and still have their names."""
+        self._check_files()
+        with unavailable_is_known(), self._engine.begin() as connection:
+            yield connection
+        self._check_files()
 
     @contextmanager
     def writing_once(self, number: int) -> Iterator[Connection | None]:
@@ -91,21 +109,25 @@ class Lease:
 
         Numbers rise with each new one. The answer to a commit may be lost although it was carried out.
         """
-        with unavailable_is_known(), self._engine.begin() as connection:
+        with self._transaction() as connection:
             done = self._check(connection, to_change=True)
             if done >= number:
                 yield None
             else:
                 connection.execute(update(lease).values(batch=number))
                 yield connection
+        self._batch = max(self._batch, number)
 
     def _check(self, connection: Connection, *, to_change: bool = False) -> int:
         """The last batch; ``LeaseLost`` when another daemon has a newer epoch.
 
+        ``StoreUnavailable`` when the content is older than what was committed, as of a copy that was put in its place.
         None can take over before the transaction has ended: the row stays locked until then.
         """
         query = select(lease.c.epoch, lease.c.holder, lease.c.batch).with_for_update(read=not to_change)
         row = connection.execute(query).one()
+        if row.epoch < self.epoch or (row.epoch == self.epoch and row.batch < self._batch):
+            raise StoreUnavailable("an older copy was put in the database's place", hint=RESTART_HINT)
         if row.epoch != self.epoch and (row.epoch, row.holder) != (self._rising, self.holder):
             raise LeaseLost(f"epoch {row.epoch} has taken over from {self.epoch}")
         return int(row.batch)
@@ -118,13 +140,13 @@ class Lease:
         self.epoch = epoch
 
     def renew(self, now: float) -> None:
-        with unavailable_is_known(), self._engine.begin() as connection:
+        with self._transaction() as connection:
             self._check(connection, to_change=True)
             connection.execute(update(lease).values(expires_at=now + LEASE_SECONDS))
 
     def release(self) -> None:
         """Let the next daemon start at once."""
-        with unavailable_is_known(), self._engine.begin() as connection:
+        with self._transaction() as connection:
             connection.execute(update(lease).where(lease.c.epoch == self.epoch).values(expires_at=0.0))
 
 

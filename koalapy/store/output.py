@@ -5,6 +5,7 @@ names and sizes are all there is to know. Bytes are written at their place, so t
 """
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from koalapy.model.job import JobId, Token, parse_token
 from koalapy.ports import OutputPiece
+from koalapy.resources import identity_of
 
 SEGMENT = 4 * 1024 * 1024
 """Bytes of a segment at most."""
@@ -56,8 +58,11 @@ class FileOutput:
         self._streams: dict[Token, Stream] = {}
         self._lock = threading.Lock()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._identity = identity_of(directory)
 
     def append(self, token: Token, pieces: Sequence[OutputPiece]) -> int:
+        if identity_of(self._directory) != self._identity:
+            raise OSError(errno.ESTALE, "the folder was replaced while the daemon uses it", str(self._directory))
         with self._stream(token) as stream:
             try:
                 self._append(token, stream, pieces)

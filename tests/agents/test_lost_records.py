@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.agents.component import Component
-from koalapy.agents.lost_records import MAX_REPORTED, REPORTED_FOR, LostRecords
+from koalapy.agents.lost_records import REPORTED_FOR, LostRecords
 from koalapy.agents.spool import DamagedJournal, Folder, Spool
+from koalapy.model.reports import MAX_LOST_RECORDS
 from tests.agents.conftest import FakeDaemon, Site, alive
 from tests.agents.memory_lrm import MemoryLrm
 from tests.agents.played_runner import PlayedRunner, secret_of
@@ -159,10 +160,10 @@ async def test_agent_recalls_other_components_when_one_record_is_damaged(daemon:
 def test_lost_records_are_reported_once_each_and_for_a_while() -> None:
     now = 0.0
     records = LostRecords(lambda: now)
-    for number in range(MAX_REPORTED + 5):
+    for number in range(MAX_LOST_RECORDS + 5):
         records.add(f"{number}.1.0", "gone")
         records.add(f"{number}.1.0", "gone again")
-    assert len(records.tokens()) == MAX_REPORTED
-    assert records.tokens()[-1] == f"{MAX_REPORTED + 4}.1.0"
+    assert len(records.tokens()) == MAX_LOST_RECORDS
+    assert records.tokens()[-1] == f"{MAX_LOST_RECORDS + 4}.1.0"
     now = REPORTED_FOR
     assert records.tokens() == ()

@@ -184,3 +184,22 @@ async def test_an_end_counts_when_it_is_stored(tmp_path: Path, monkeypatch: pyte
                 await asyncio.sleep(0.005)
         assert (await jobs.get(1)).job.state is JobState.SUCCEEDED
         assert (await jobs.metrics(60.0)).active == 0
+
+
+async def test_readiness_with_removed_or_replaced_folder_is_false_until_it_is_back(tmp_path: Path) -> None:
+    folder = tmp_path / "output"
+    folder.mkdir()
+    async with north_and_jobs(tmp_path) as (daemon, _, _):
+        health = HealthMonitor(daemon.engine, {"output": folder}, DiskLimits(0, 0))
+        await health.look_at_disks()
+        assert health.readiness().ready
+        folder.rename(tmp_path / "before")
+        await health.look_at_disks()
+        assert f"its output ({folder}) was removed while the daemon uses it" in health.report().problems
+        folder.mkdir()
+        await health.look_at_disks()
+        assert health.readiness().reasons == [f"its output ({folder}) was replaced while the daemon uses it"]
+        folder.rmdir()
+        (tmp_path / "before").rename(folder)
+        await health.look_at_disks()
+        assert health.readiness().ready

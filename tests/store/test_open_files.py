@@ -1,0 +1,154 @@
+"""A database that is removed or replaced while a daemon uses it takes nothing, and says so."""
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from koalapy.model.errors import StoreUnavailable
+from koalapy.ports import OutputPiece
+from koalapy.store.database import Database
+from koalapy.store.engine import make_engine
+from koalapy.store.migrate import migrate
+from koalapy.store.output import FileOutput
+from koalapy.store.sql import SqlStore
+from tests.store.jobs import a_job, batch
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data" / "koala.db"
+
+
+@pytest.fixture
+def store(path: Path) -> SqlStore:
+    engine = make_engine(f"sqlite:///{path}")
+    migrate(engine)
+    return SqlStore(Database(engine))
+
+
+def copy_of(path: Path) -> Path:
+    with sqlite3.connect(path) as source, sqlite3.connect(copy := path.with_name("copy.db")) as target:
+        source.backup(target)
+    return copy
+
+
+def remove_all(path: Path) -> None:
+    for each in path.parent.glob("koala.db*"):
+        each.unlink()
+
+
+def remove_log(path: Path) -> None:
+    Path(f"{path}-wal").unlink()
+
+
+def replace_log(path: Path) -> None:
+    remove_log(path)
+    Path(f"{path}-wal").touch()
+
+
+def move_directory(path: Path) -> None:
+    path.parent.rename(path.parent.with_name("moved"))
+
+
+def replace_by_copy(path: Path) -> None:
+    copy = copy_of(path)
+    remove_all(path)
+    shutil.copy(copy, path)
+
+
+def replace_by_hard_link(path: Path) -> None:
+    copy = copy_of(path)
+    remove_all(path)
+    os.link(copy, path)
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+HARMS = [
+    (remove_all, "removed"),
+    (remove_log, "removed"),
+    (replace_log, "replaced"),
+    (move_directory, "removed"),
+    (replace_by_copy, "replaced"),
+    (replace_by_hard_link, "replaced"),
+    (truncate, "truncated"),
+]
+
+
+@pytest.mark.parametrize(("harm", "words"), HARMS)
+def test_store_with_harmed_files_acknowledges_nothing(
+    store: SqlStore, path: Path, harm: Callable[[Path], None], words: str
+) -> None:
+    store.write(batch(a_job(1)))
+    harm(path)
+    with pytest.raises(StoreUnavailable, match=f"was {words} while the daemon uses it"):
+        store.write(batch(a_job(2)))
+    with pytest.raises(StoreUnavailable, match=words):
+        store.renew_lease(1.0)
+    with pytest.raises(StoreUnavailable, match=words):
+        store.load()
+    with pytest.raises(StoreUnavailable, match=words):
+        store.release_lease()
+
+
+def test_store_whose_file_is_removed_during_the_commit_does_not_acknowledge_it(store: SqlStore, path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="removed"), store.database.writing():
+        remove_all(path)
+
+
+def test_store_whose_files_are_back_goes_on(store: SqlStore, path: Path) -> None:
+    store.write(batch(a_job(1)))
+    moved = path.parent.with_name("moved")
+    move_directory(path)
+    with pytest.raises(StoreUnavailable):
+        store.write(batch(a_job(2)))
+    moved.rename(path.parent)
+    store.write(batch(a_job(2)))
+    assert len(store.load().jobs) == 2
+
+
+def test_store_with_log_kept_while_no_connection_is_used_goes_on(store: SqlStore) -> None:
+    store.write(batch(a_job(1)))
+    store.database.engine.dispose()  # its connections are closed; SQLite would remove the log with the last
+    store.write(batch(a_job(2)))
+
+
+@pytest.mark.parametrize("change", ["update lease set epoch = epoch - 1", "update lease set batch = 0"])
+def test_store_with_older_content_in_the_same_file_acknowledges_nothing(
+    store: SqlStore, path: Path, change: str
+) -> None:
+    store.write(batch(a_job(1)))
+    with sqlite3.connect(path) as other:
+        other.execute(change)
+    with pytest.raises(StoreUnavailable, match="an older copy was put in the database's place"):
+        store.write(batch(a_job(2)))
+
+
+def test_store_with_damaged_content_is_unavailable(store: SqlStore, path: Path) -> None:
+    store.write(batch(a_job(1)))
+    with sqlite3.connect(path) as other:
+        other.execute("pragma wal_checkpoint(truncate)")
+    path.write_bytes(b"x" * path.stat().st_size)
+    store.database.engine.dispose()
+    with pytest.raises(StoreUnavailable, match="damaged"):
+        store.load()
+
+
+def test_output_in_replaced_folder_is_not_acknowledged(tmp_path: Path) -> None:
+    output = FileOutput(tmp_path / "output", 1000)
+    output.append("1.1.0", [OutputPiece(0, b"one")])
+    (tmp_path / "output").rename(tmp_path / "before")
+    for _ in ("it is gone", "there is another"):
+        with pytest.raises(OSError, match=r"replaced|No such file"):
+            output.append("1.1.0", [OutputPiece(3, b"two")])
+        (tmp_path / "output").mkdir(exist_ok=True)
+    (tmp_path / "output").rmdir()
+    (tmp_path / "before").rename(tmp_path / "output")
+    assert output.append("1.1.0", [OutputPiece(3, b"two")]) == 6
