@@ -1,9 +1,12 @@
 """Short texts for people, the same in every room."""
 
+import signal
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from difflib import get_close_matches
 
+SIGNAL_BASE = 128
+"""What shells add to the number of a signal for an exit code."""
 MAX_LISTED = 4
 """How much of a long list a one-line text shows."""
 MAX_COMPARED_LENGTH = 200
@@ -62,6 +65,21 @@ def three_digits(number: float) -> str:
     """``1234``, ``123``, ``12.3``, ``1.23``, ``0.123``: never as a power of ten."""
     digits = next((digits for digits, least in ((0, 100), (1, 10), (2, 1)) if number >= least), 3)
     return f"{number:.{digits}f}"
+
+
+def exit_text(code: int) -> str:
+    """Return how a program ended: ``exited with 3``, ``was killed by signal 9 (SIGKILL)``.
+
+    Codes above 128 are signals, as in shells and launchers, where there is a standard signal of that number.
+    """
+    number = code - SIGNAL_BASE
+    if not 0 < number < signal.SIGRTMIN:
+        return f"exited with {code}"
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        return f"exited with {code}"
+    return f"was killed by signal {number} ({name})"
 
 
 def is_utf8(text: str) -> bool:

@@ -15,7 +15,7 @@ from koalapy.runtime.parameters import prepare, rank_environment
 from koalapy.runtime.plan import Plan
 from koalapy.runtime.preflight import Preflight, Prober
 from koalapy.runtime.probe import MAX_CONCURRENT_PROBES, MAX_PEERS
-from koalapy.runtime.processes import allow_files, command_of, find_program
+from koalapy.runtime.processes import allow_files, command_of, require_program
 from koalapy.runtime.rank_script import SCRIPT_VARIABLE, write_rank_script
 from koalapy.runtime.settings import Failure
 
@@ -225,9 +225,7 @@ class Head:
 
     def start(self) -> None:
         environment = self._runner.environment
-        program = self._plan.context["command"][0]
-        if find_program(program, environment) is None:
-            raise Failure(f"command not found: {program}", 127)
+        require_program(self._plan.context["command"][0], environment)
         if all(name == "lo" for _, name in socket.if_nameindex()):
             raise Failure(
                 "Open MPI's own control channel needs a network interface besides loopback; this node has none"

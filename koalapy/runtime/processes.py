@@ -178,9 +178,30 @@ def command_of(pid: int) -> list[str]:
         return []
 
 
+def require_program(name: str, environment: dict[str, str]) -> str:
+    """Return the executable file that a command's first word names.
+
+    Raise ``Failure`` as a shell says it: 127 for a program that is not found, 126 for a file that cannot be executed.
+    """
+    if path := find_program(name, environment):
+        return path
+    candidates = [name] if "/" in name else [os.path.join(folder, name) for folder in _folders(environment)]
+    if "/" in name and os.path.isdir(name):
+        raise Failure(f"cannot run {name}: it is a folder; name a file in it", 126)
+    for path in candidates:
+        if os.path.isfile(path):
+            hint = f"chmod +x {path}, or name its interpreter before it"
+            raise Failure(f"cannot run {name}: permission denied, it is not executable; {hint}", 126)
+    raise Failure(f"command not found: {name}", 127)
+
+
+def _folders(environment: dict[str, str]) -> list[str]:
+    return environment.get("PATH", os.defpath).split(os.pathsep)
+
+
 def find_program(name: str, environment: dict[str, str]) -> str | None:
     """The executable file a command's first word names, or None."""
-    folders = [""] if "/" in name else environment.get("PATH", os.defpath).split(os.pathsep)
+    folders = [""] if "/" in name else _folders(environment)
     for folder in folders:
         path = os.path.join(folder, name)
         if os.path.isfile(path) and os.access(path, os.X_OK):

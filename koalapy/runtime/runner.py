@@ -23,7 +23,7 @@ from koalapy.runtime.link import Link, Loop, encode
 from koalapy.runtime.openmpi import Follower, Head
 from koalapy.runtime.output import Output
 from koalapy.runtime.plan import Plan
-from koalapy.runtime.processes import Processes, conceal, find_program
+from koalapy.runtime.processes import Processes, conceal, require_program
 from koalapy.runtime.role import Single
 from koalapy.runtime.session import seal_file
 from koalapy.runtime.settings import Failure, SecretGone, Settings
@@ -109,9 +109,7 @@ class Runner:
         self, command: list[str], environment: dict[str, str] | None = None, guard: ExecGuard | None = None
     ) -> int:
         """Start a command of the program's on this node; ``Failure`` when it cannot be."""
-        program = find_program(command[0], self.environment)
-        if program is None:
-            raise Failure(f"command not found: {command[0]}", 127)
+        program = require_program(command[0], self.environment)
         argv, environment = [program, *command[1:]], self.environment if environment is None else environment
         try:
             if guard is not None:

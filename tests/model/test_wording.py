@@ -2,7 +2,7 @@
 
 import pytest
 
-from koalapy.model.wording import are_idle, clock, known_names, listed, nodes
+from koalapy.model.wording import are_idle, clock, exit_text, known_names, listed, nodes
 
 NOON = 12 * 3600.0
 DAY = 86400.0
@@ -40,3 +40,19 @@ def test_numbers_agree_with_their_nouns() -> None:
 def test_a_wrong_name_brings_the_known_ones() -> None:
     assert known_names("nroth", ["south", "north"]) == "did you mean north? known: north, south"
     assert known_names("x", []) == "known: none"
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (3, "exited with 3"),
+        (137, "was killed by signal 9 (SIGKILL)"),
+        (143, "was killed by signal 15 (SIGTERM)"),
+        (128, "exited with 128"),
+        (160, "exited with 160"),
+        (162, "exited with 162"),
+        (255, "exited with 255"),
+    ],
+)
+def test_exit_text_names_standard_signals(code: int, text: str) -> None:
+    assert exit_text(code) == text

@@ -80,6 +80,17 @@ async def test_a_missing_command_never_reaches_mpirun(agent: FakeAgent) -> None:
     assert (await nodes[1].expect("exit"))["stopped"]
 
 
+async def test_program_that_is_not_executable_never_reaches_mpirun(agent: FakeAgent, tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("x")
+    nodes = await gang(agent, north=1, south=1)
+    await run(agent, nodes, [str(tmp_path / "data")])
+    end = await nodes[0].expect("exit")
+    assert (end["code"], end["infrastructure"]) == (126, False)
+    assert b"it is not executable" in nodes[0].output
+    nodes[1].send(t="stop")
+    assert (await nodes[1].expect("exit"))["stopped"]
+
+
 @pytest.mark.parametrize("lacks", [0, 1])
 async def test_a_folder_that_a_node_does_not_have_is_the_jobs_own_failure(
     agent: FakeAgent, tmp_path: Path, lacks: int

@@ -39,6 +39,23 @@ async def test_a_missing_command_is_127_and_says_so(agent: FakeAgent) -> None:
     assert not node.said("running")
 
 
+@pytest.mark.parametrize("by_path", [True, False])
+async def test_program_that_is_not_executable_ends_with_126(agent: FakeAgent, tmp_path: Path, by_path: bool) -> None:
+    (tmp_path / "data").write_text("x")
+    name = str(tmp_path / "data") if by_path else "data"
+    node, end = await result(agent, [name], environment={"PATH": f"/bin:{tmp_path}"})
+    assert (end["code"], end["infrastructure"]) == (126, False)
+    assert (
+        f"cannot run {name}: permission denied, it is not executable; chmod +x {tmp_path}/data".encode() in node.output
+    )
+
+
+async def test_program_that_is_a_folder_ends_with_126(agent: FakeAgent, tmp_path: Path) -> None:
+    node, end = await result(agent, [str(tmp_path)])
+    assert end["code"] == 126
+    assert b"it is a folder; name a file in it" in node.output
+
+
 async def test_output_and_errors_come_in_order_and_are_appended_to_the_users_file(
     agent: FakeAgent, tmp_path: Path
 ) -> None:

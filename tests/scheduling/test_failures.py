@@ -124,7 +124,7 @@ def test_the_cluster_may_say_why_a_program_failed() -> None:
     world.advance(1)
     error = "walltime of 30 s exceeded"
     world.step([Reported("north", ComponentStatus("1.1.0", ComponentState.ENDED, program_exit=143, error=error))])
-    assert world.job(job).reason == "the program exited with 143: walltime of 30 s exceeded"
+    assert world.job(job).reason == "the program was killed by signal 15 (SIGTERM): walltime of 30 s exceeded"
 
 
 @pytest.mark.parametrize("launcher", list(Launcher))

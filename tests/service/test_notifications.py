@@ -102,6 +102,15 @@ def test_what_has_happened() -> None:
     assert list(happened(job(1, JobState.FAILED, replace(SPEC, mail_user="")), JobState.RUNNING)) == []
 
 
+def test_begin_of_job_that_is_over_already_tells_nothing_of_its_end() -> None:
+    over = job(1, JobState.FAILED, started_at=1.0, ended_at=2.0, exit_code=3, reason="the program exited with 3")
+    begin, end = of_job(MailType.BEGIN, over, 5.0), of_job(MailType.END, over, 5.0)
+    told = ("state", "reason", "exit_code", "ended_at")
+    assert [begin[name] for name in told] == ["running", "", None, None]
+    assert [end[name] for name in told] == ["failed", "the program exited with 3", 3, 2.0]
+    assert "exit" not in "".join(text_of(begin))
+
+
 @pytest.mark.parametrize("error", [NotTold("away"), LookupError("nobody thought of this")], ids=str)
 async def test_what_fails_is_tried_again_ever_later_and_given_up_in_the_end(scene: Scene, error: Exception) -> None:
     scene.answer = refuse(error)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from koalapy.model.job import Component, ComponentState, Job, JobState, Token
 from koalapy.model.reports import ComponentStatus
 from koalapy.model.request import ClusterName
+from koalapy.model.wording import exit_text
 from koalapy.scheduling.claiming.doubtful_nodes import DoubtfulNodes
 from koalapy.scheduling.effects import MAX_STRAYS, AttemptFailure, ForgetComponent, StopComponent
 from koalapy.scheduling.events import InventoryReceived
@@ -203,4 +204,4 @@ class Components:
 def _exit_reason(code: int | None, error: str) -> str:
     if not code:
         return ""
-    return f"the program exited with {code}" + (f": {error}" if error else "")
+    return f"the program {exit_text(code)}" + (f": {error}" if error else "")

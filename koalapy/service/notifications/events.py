@@ -44,7 +44,11 @@ def places(job: Job) -> Places:
 
 
 def of_job(event: MailType, job: Job, at: float) -> dict[str, Any]:
-    """What is told of a job; ``id`` tells whether the same is told twice."""
+    """What is told of a job; ``id`` tells whether the same is told twice.
+
+    Of one that is over before its beginning is told, that is told as it was then, without what is of the end.
+    """
+    begins = event is MailType.BEGIN
     clusters: dict[str, int] = {}
     for component in job.attempt.gang if job.attempt and job.state is not JobState.QUEUED else ():
         clusters[component.cluster] = clusters.get(component.cluster, 0) + component.size
@@ -55,14 +59,14 @@ def of_job(event: MailType, job: Job, at: float) -> dict[str, Any]:
         "job": job.id,
         "name": job.spec.name,
         "owner": job.spec.owner,
-        "state": str(job.state),
-        "reason": job.reason[:MAX_REASON_LENGTH],
-        "exit_code": job.exit_code,
+        "state": str(JobState.RUNNING if begins else job.state),
+        "reason": "" if begins else job.reason[:MAX_REASON_LENGTH],
+        "exit_code": None if begins else job.exit_code,
         "restarts": job.restarts,
         "clusters": clusters,
         "submitted_at": job.submitted_at,
         "started_at": job.started_at,
-        "ended_at": job.ended_at,
+        "ended_at": None if begins else job.ended_at,
     }
 
 
