@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,6 +22,7 @@ from pydantic_settings import (
 from koalapy.agents.settings import SiteSettings
 from koalapy.model.alert import AlertRules
 from koalapy.model.cluster import ClusterPair, Link, check_cluster, pair_of
+from koalapy.model.coallocation import MAX_SETS, largest_sets
 from koalapy.model.disk import DiskLimits
 from koalapy.model.errors import UsageError
 from koalapy.model.identity import HighPriority, Role
@@ -357,6 +358,19 @@ class Settings(BaseSettings):
         self.known_accounts()
         for index, name in enumerate(self.trusted_logins):
             check_cluster(name, self.clusters, f"trusted_logins[{index}]")
+
+    def check_coallocation(self) -> None:
+        """Check which clusters share jobs. ``UsageError`` for unknown ones, and for too many sets of those that may."""
+        for name, section in self.clusters.items():
+            for index, other in enumerate(section.coallocate_with or ()):
+                check_cluster(other, self.clusters, f"clusters.{name}.coallocate_with[{index}]")
+        for one_series in (False, True):
+            if len(list(islice(largest_sets(self.clusters, one_series=one_series), MAX_SETS + 1))) > MAX_SETS:
+                raise UsageError(
+                    f"coallocate_with makes more than {MAX_SETS} sets of clusters that may share a job",
+                    field="clusters",
+                    hint="let clusters that allow almost the same ones allow the same ones",
+                )
 
     def local_networks(self) -> dict[str, str]:
         """Return the network of each cluster of this machine's nodes, by cluster.

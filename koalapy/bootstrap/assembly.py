@@ -125,6 +125,7 @@ async def run(
     """Be a daemon until told to end; ``umask`` is that of the agents. The directory is made once we may serve."""
     configured = settings.known_links()
     settings.check_people()
+    settings.check_coallocation()
     settings.local_networks()
     check_reserved_names(settings)
     listener = listen(host, port, settings)

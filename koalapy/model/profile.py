@@ -59,6 +59,8 @@ class ClusterProfile:
     paths: Annotated[Mapping[str, str], Predicate(_absolute)] = field(default_factory=dict)
     """Where this cluster has what the submitter calls ``/a/b``: longest match of whole folder names first."""
     mpi: Mpi = Mpi()
+    coallocate_with: tuple[ClusterName, ...] | None = None
+    """Clusters whose nodes may be in one job with this one's, if they allow this one, too. By default all."""
 
     @property
     def folders(self) -> frozenset[str]:

@@ -6,7 +6,7 @@ from koalapy.model.request import FixedRequest, FlexibleRequest
 from koalapy.model.wording import listed, nodes
 from koalapy.placement.constraints import capped, speed_sets
 from koalapy.placement.registry import Registry
-from koalapy.validation.fitting import by_series, check_on, sizes_text, totals_of
+from koalapy.validation.fitting import check_on, sharing_groups, sizes_text, totals_of
 from koalapy.validation.limits import ClusterLimits, Limits
 from koalapy.validation.site import able_clusters
 
@@ -65,7 +65,7 @@ def _fits_within(
     request, fewer = spec.request, at_most
     if at_most is not None and isinstance(request, FlexibleRequest) and not request.split_options:
         request, fewer = capped(request, at_most), None
-    for group in by_series(spec, clusters).values():
+    for group in sharing_groups(spec, clusters):
         speeds = {cluster.name: cluster.speed for cluster in group}
         for names in [frozenset(speeds)] if ratio is None else speed_sets(speeds, ratio):
             # More nodes never make a request fit worse, so that the largest clusters tell of all.

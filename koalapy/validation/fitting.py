@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from koalapy.model.coallocation import largest_sets, sets_that_share, why_not_together
 from koalapy.model.errors import UsageError, reject
 from koalapy.model.job import JobSpec, Launcher
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, NonFixedRequest, Request
@@ -26,25 +27,29 @@ def check_fits(spec: JobSpec, limits: Limits) -> None:
         check_on(totals_of(able), spec.request, spec.policy, limits.policies)
 
 
-def check_fits_one_series(spec: JobSpec, limits: Limits) -> None:
-    """What fits on the whole grid also fits on clusters with the same series of Open MPI."""
+def check_fits_together(spec: JobSpec, limits: Limits) -> None:
+    """Check that what fits on the whole grid also fits on clusters that may share a job."""
     if isinstance(spec.request, FixedRequest):
         return
     with able_clusters(spec, limits) as able:
-        groups = {series: totals_of(group) for series, group in by_series(spec, able).items()}
+        groups = [totals_of(group) for group in sharing_groups(spec, able)]
         if len(groups) < 2:
             return
         refused: UsageError | None = None
-        for group in sorted(groups.values(), key=lambda group: -sum(total or 0 for total in group.values())):
+        for group in sorted(groups, key=lambda group: -sum(total or 0 for total in group.values())):
             try:
                 check_on(group, spec.request, spec.policy, limits.policies)
                 return
             except UsageError as error:
                 refused = refused or error
         assert refused is not None
-        each = "; ".join(f"Open MPI {series}: {sizes_text(groups[series])}" for series in sorted(groups, reverse=True))
-        problem = f"fits on the grid, but not on clusters with one series of Open MPI ({each})"
-        reject(refused.field, refused.value, problem, "ask for less, or use the launcher processes")
+        each = "; ".join(sizes_text(group) for group in groups)
+        profiles = {cluster.name: cluster.profile for cluster in able}
+        why = why_not_together(profiles, profiles, one_series=spec.launcher is Launcher.OPENMPI)
+        problem = f"fits on the grid, but not on clusters that may share a job ({each}); {why}"
+        other_launcher = spec.launcher is Launcher.OPENMPI and not sets_that_share(profiles, one_series=False)
+        hint = "ask for less, or use the launcher processes" if other_launcher else "ask for less"
+        reject(refused.field, refused.value, problem, hint)
 
 
 def check_on(totals: Totals, request: Request, policy: str, policies: Registry) -> None:
@@ -66,13 +71,12 @@ def check_on(totals: Totals, request: Request, policy: str, policies: Registry) 
         reject("request.components", sizes, problem, "use smaller components, or make the request flexible")
 
 
-def by_series(spec: JobSpec, clusters: Iterable[ClusterLimits]) -> dict[int, list[ClusterLimits]]:
-    """The clusters that may be combined as far as the series of Open MPI goes."""
-    groups: dict[int, list[ClusterLimits]] = {}
-    for cluster in clusters:
-        series = cluster.profile.mpi.series if spec.launcher is Launcher.OPENMPI else 0
-        groups.setdefault(series, []).append(cluster)
-    return groups
+def sharing_groups(spec: JobSpec, clusters: Iterable[ClusterLimits]) -> list[list[ClusterLimits]]:
+    """Return the largest groups of clusters that may share the job, whatever their sizes and speeds."""
+    by_name = {cluster.name: cluster for cluster in clusters}
+    profiles = {name: cluster.profile for name, cluster in by_name.items()}
+    sets = largest_sets(profiles, one_series=spec.launcher is Launcher.OPENMPI)
+    return [[cluster for name, cluster in by_name.items() if name in together] for together in sets]
 
 
 def totals_of(clusters: Iterable[ClusterLimits]) -> Totals:

@@ -5,9 +5,10 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from koalapy.model.cluster import check_cluster
+from koalapy.model.coallocation import why_not_together
 from koalapy.model.errors import UsageError, reject
 from koalapy.model.job import JobSpec, Launcher
-from koalapy.model.profile import folders_needed, folders_of, folders_used, lacks, series_differ, texts_of
+from koalapy.model.profile import folders_needed, folders_of, folders_used, lacks, texts_of
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest
 from koalapy.model.users import not_for_its_owner
 from koalapy.validation.limits import ClusterLimits, Limits
@@ -63,18 +64,19 @@ def check_folders(spec: JobSpec, limits: Limits) -> None:
         _reject_folder(spec, indices, needed, f"and no cluster has a {' and a '.join(sorted(needed))} folder")
 
 
-def check_mpi_series(spec: JobSpec, limits: Limits) -> None:
-    """The clusters that a fixed request names can run one Open MPI program together."""
-    if not isinstance(spec.request, FixedRequest) or spec.launcher is not Launcher.OPENMPI:
+def check_clusters_share(spec: JobSpec, limits: Limits) -> None:
+    """Check that the clusters that a fixed request names may share a job, and can run one Open MPI program together."""
+    if not isinstance(spec.request, FixedRequest):
         return
-    known = {cluster.name: cluster.profile.mpi.series for cluster in limits.clusters}
-    series: dict[ClusterName, int] = {}
+    profiles = {cluster.name: cluster.profile for cluster in limits.clusters}
+    named: list[ClusterName] = []
     for index, component in enumerate(spec.request.components):
-        name = component.cluster or ""
-        series[name] = known[name]
-        if len(set(series.values())) > 1:
-            hint = "name clusters of one series, or use the launcher processes"
-            reject(f"request.components[{index}].cluster", name, f"is {name}, but {series_differ(series)}", hint)
+        named.append(name := component.cluster or "")
+        for one_series in (False, spec.launcher is Launcher.OPENMPI):
+            if why := why_not_together(set(named), profiles, one_series=one_series):
+                hint = "name clusters of one series, or use the launcher processes"
+                hint = hint if one_series else "name clusters that allow each other in coallocate_with"
+                reject(f"request.components[{index}].cluster", name, f"is {name}, but {why}", hint)
 
 
 @contextmanager

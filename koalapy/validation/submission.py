@@ -13,11 +13,11 @@ from koalapy.model.wording import listed
 from koalapy.placement.registry import DEFAULTS
 from koalapy.validation.combination import check_combination
 from koalapy.validation.fields import check_fields
-from koalapy.validation.fitting import check_fits, check_fits_one_series
+from koalapy.validation.fitting import check_fits, check_fits_together
 from koalapy.validation.limits import Limits
 from koalapy.validation.program import check_program, check_warning
 from koalapy.validation.request import check_components, check_flexible
-from koalapy.validation.site import check_accounts, check_folders, check_home_site, check_mpi_series
+from koalapy.validation.site import check_accounts, check_clusters_share, check_folders, check_home_site
 from koalapy.validation.size import check_size
 
 
@@ -54,9 +54,9 @@ CHECKS: tuple[Callable[[JobSpec, Limits], None], ...] = (
     check_accounts,
     check_home_site,
     check_folders,
-    check_mpi_series,
+    check_clusters_share,
     check_fits,
-    check_fits_one_series,
+    check_fits_together,
     check_combination,
     check_policy,
     check_memory,

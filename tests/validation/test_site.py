@@ -55,16 +55,16 @@ WRONG_PLACES = [
         spec(FlexibleRequest(7)),
         "request.total_size",
         7,
-        " fits on the grid, but not on clusters with one series of Open MPI"
-        " (Open MPI 5: north 4, east 2; Open MPI 4: south 3)",
+        " fits on the grid, but not on clusters that may share a job (north 4, east 2; south 3);"
+        " east and north have Open MPI 5, south 4: a job runs under one series",
         "ask for less, or use the launcher processes",
     ),
     (
         spec(nonfixed(4, 3)),
         "request.components",
         [4, 3],
-        " fits on the grid, but not on clusters with one series of Open MPI"
-        " (Open MPI 5: north 4, east 2; Open MPI 4: south 3)",
+        " fits on the grid, but not on clusters that may share a job (north 4, east 2; south 3);"
+        " east and north have Open MPI 5, south 4: a job runs under one series",
         "ask for less, or use the launcher processes",
     ),
 ]

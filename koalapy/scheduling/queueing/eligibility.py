@@ -1,7 +1,7 @@
 """On which clusters a job may run, and what its policy answers there.
 
-A job may run where its owner may, where jobs of its home site go, where there are the folders that it needs, and, under
-Open MPI, on clusters of one series together.
+A job may run where its owner may, where jobs of its home site go, where there are the folders that it needs, and on
+clusters together that share jobs: each allows the others, and under Open MPI they have one series of it.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -9,13 +9,15 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from koalapy.model.cluster import GridView
+from koalapy.model.coallocation import partners, sets_that_share, why_not_together
 from koalapy.model.job import JobSpec, Launcher
 from koalapy.model.placement import ClusterReason, Placement, Refusal, RefusalKind
-from koalapy.model.profile import ClusterProfile, folders_needed, folders_of, lacks, series_differ
+from koalapy.model.profile import ClusterProfile, folders_needed, folders_of, lacks
 from koalapy.model.request import ClusterName, Environment, FixedRequest, Request
 from koalapy.model.sharing import Sharing
 from koalapy.model.transfer import immovable
 from koalapy.model.users import NOWHERE, Accounts, not_for_its_owner
+from koalapy.model.wording import listed
 from koalapy.placement.constraints import Constraints
 from koalapy.placement.policy import Policy
 from koalapy.placement.reasons import not_usable
@@ -35,6 +37,8 @@ class Demands(NamedTuple):
     """Clusters that its owner may not use: a job is refused like those of others who may use the same ones."""
     away: frozenset[ClusterName] = NOWHERE
     """Clusters where jobs of its home site do not go."""
+    sets: tuple[frozenset[ClusterName], ...] = ()
+    """The largest sets of clusters that may share it; empty: all may."""
 
     @property
     def barred(self) -> frozenset[ClusterName]:
@@ -53,12 +57,10 @@ class Eligibility:
         self, profiles: Mapping[ClusterName, ClusterProfile], accounts: Accounts, sharing: Sharing | None = None
     ) -> None:
         self._profiles, self._accounts, self._sharing = profiles, accounts, sharing or Sharing()
-        self._series: dict[int, frozenset[ClusterName]] = {}
-        for series in sorted({profile.mpi.series for profile in profiles.values()}, reverse=True):
-            self._series[series] = frozenset(n for n, p in profiles.items() if p.mpi.series == series)
-        self._mixed = len(self._series) > 1
-        self._grouped: tuple[GridView, list[GridView]] | None = None
-        """The last view that was asked for, which is the same for a whole scan, and its groups."""
+        self._sets = {one_series: sets_that_share(profiles, one_series=one_series) for one_series in (False, True)}
+        self._mixed = len({profile.mpi.series for profile in profiles.values()}) > 1
+        self._grouped: tuple[GridView, object, list[GridView]] | None = None
+        """The last view and sets that were asked for, the same for a whole scan of like jobs, and the groups."""
         self._demanded: tuple[JobSpec, Demands | tuple[()]] | None = None
         """The last job that was asked for, and its demands."""
 
@@ -73,8 +75,9 @@ class Eligibility:
         one_series = self._mixed and spec.launcher is Launcher.OPENMPI
         at_most, ratio, options = spec.coallocation, spec.speed_ratio_min, spec.policy_options
         closed, away = self._accounts.closed_to(spec.owner), self._sharing.closed_to(spec.home_site)
-        if one_series or folders or at_most is not None or ratio is not None or options or closed or away:
-            return Demands(one_series, folders, at_most, ratio, options, closed, away)
+        sets = self._sets[one_series]
+        if sets or folders or at_most is not None or ratio is not None or options or closed or away:
+            return Demands(one_series, folders, at_most, ratio, options, closed, away, sets)
         return ()
 
     def evaluate(self, policy: Policy, spec: JobSpec, view: GridView) -> Placement | Refusal:
@@ -100,8 +103,8 @@ class Eligibility:
             return refusal or constrained(policy, request, view, constraints)
         view, barred = _open(demands.barred, view)
         view, lacking = self._able(demands.folders, view)
-        if demands.one_series:
-            answer = self._evaluate_by_series(policy, request, view, constraints)
+        if demands.sets:
+            answer = self._evaluate_by_sets(policy, request, view, demands)
         else:
             answer = constrained(policy, request, view, constraints)
         if isinstance(answer, Refusal) and (lacking or barred):
@@ -113,7 +116,7 @@ class Eligibility:
     def explain(self, policy: Policy, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
         """Why each cluster cannot serve the job now, in order of name; empty when the job can be placed.
 
-        All that ``evaluate`` heeds is told of, also folders, the series of Open MPI, and constraints. Of a fixed
+        All that ``evaluate`` heeds is told of, also folders, which clusters share jobs, and constraints. Of a fixed
         request only the clusters are told of that stand in its way. ``missing`` is what would suffice within the
         constraints.
         Of a broken policy each reason says that it is; nothing is raised.
@@ -141,14 +144,13 @@ class Eligibility:
             reasons.setdefault(name, ClusterReason(name, why))
         for name in lacking:
             reasons.setdefault(name, ClusterReason(name, lacks([name], demands.folders)))
-        groups = self._groups(able) if demands.one_series else [able]
+        groups = self._groups(able, demands.sets) if demands.sets else [able]
         for group in groups:
             found = explained(policy, spec.request, group, demands.constraints)
             for name in found.keys() - reasons.keys():
                 reasons[name] = found[name]
                 if len(groups) > 1:
-                    beside = f"only clusters with Open MPI {self._profiles[name].mpi.series} count beside it"
-                    reasons[name] = replace(found[name], reason=f"{found[name].reason}; {beside}")
+                    reasons[name] = replace(found[name], reason=f"{found[name].reason}; {self._beside(name, demands)}")
         return reasons
 
     def _reasons_where_named(self, policy: Policy, spec: JobSpec, request: FixedRequest, view: GridView) -> Reasons:
@@ -188,10 +190,10 @@ class Eligibility:
             return True
         if not demands.barred.isdisjoint(names):
             return False
-        profiles = [self._profiles[name] for name in names if name in self._profiles]
-        if not all(demands.folders <= profile.folders for profile in profiles):
+        known = names & self._profiles.keys()
+        if not all(demands.folders <= self._profiles[name].folders for name in known):
             return False
-        if demands.one_series and len({profile.mpi.series for profile in profiles}) > 1:
+        if demands.sets and not any(known <= together for together in demands.sets):
             return False
         if demands.at_most is not None and len(names) > demands.at_most:
             return False
@@ -206,11 +208,12 @@ class Eligibility:
             return view, []
         return view.only(frozenset(cluster.name for cluster in view) - set(lacking)), lacking
 
-    def _evaluate_by_series(
-        self, policy: Policy, request: Request, view: GridView, constraints: Constraints
+    def _evaluate_by_sets(
+        self, policy: Policy, request: Request, view: GridView, demands: Demands
     ) -> Placement | Refusal:
-        """The clusters of one series after the other, those with the most idle nodes first."""
-        groups = self._groups(view)
+        """Ask the policy with one set of clusters that share jobs after the other, most idle nodes first."""
+        constraints = demands.constraints
+        groups = self._groups(view, demands.sets)
         if len(groups) < 2:
             return constrained(policy, request, view, constraints)
         best: Refusal | None = None
@@ -221,18 +224,20 @@ class Eligibility:
             best = best or answer
         assert best is not None
         if isinstance(constrained(policy, request, view, constraints), Placement):
-            differ = self._differ(cluster.name for cluster in view.by_idle)
-            return Refusal(f"{best.summary}; {differ}", RefusalKind.ELIGIBILITY)
+            apart = self._apart((cluster.name for cluster in view.by_idle), demands)
+            return Refusal(f"{best.summary}; {apart}", RefusalKind.ELIGIBILITY)
         return best
 
-    def _groups(self, view: GridView) -> list[GridView]:
-        """The usable clusters by series."""
-        if self._grouped is None or self._grouped[0] is not view:
+    def _groups(self, view: GridView, sets: tuple[frozenset[ClusterName], ...]) -> list[GridView]:
+        """Return the usable clusters by the sets that share jobs."""
+        if self._grouped is None or self._grouped[0] is not view or self._grouped[1] is not sets:
             usable = {cluster.name for cluster in view.by_idle}
-            groups = [view.only(series) for series in self._series.values() if series & usable]
-            groups.sort(key=lambda group: (-group.usable_idle, min(cluster.name for cluster in group)))
-            self._grouped = (view, groups)
-        return self._grouped[1]
+            inside = {together & usable: together for together in sets}
+            largest = [names for names in inside if names and not any(names < other for other in inside)]
+            groups = [view.only(inside[names]) for names in largest]
+            groups.sort(key=lambda group: (-group.usable_idle, sorted(cluster.name for cluster in group)))
+            self._grouped = (view, sets, groups)
+        return self._grouped[2]
 
     def _why_not_there(self, spec: JobSpec, request: FixedRequest, demands: Demands) -> Refusal | None:
         """Why a fixed request's own clusters cannot serve it, whatever is idle."""
@@ -243,13 +248,20 @@ class Eligibility:
             if name in self._profiles and (missing := folders_of(spec, index) - self._profiles[name].folders):
                 return Refusal(lacks([name], missing), RefusalKind.ELIGIBILITY)
         named = {component.cluster or "" for component in request.components} & self._profiles.keys()
-        if demands.one_series and len({self._profiles[name].mpi.series for name in named}) > 1:
-            return Refusal(self._differ(named), RefusalKind.ELIGIBILITY)
+        if demands.sets and not any(named <= together for together in demands.sets):
+            return Refusal(self._apart(named, demands), RefusalKind.ELIGIBILITY)
         return None
 
-    def _differ(self, names: Iterable[ClusterName]) -> str:
+    def _apart(self, names: Iterable[ClusterName], demands: Demands) -> str:
         """``north has Open MPI 5, south 4: a job runs under one series``."""
-        return series_differ({name: self._profiles[name].mpi.series for name in names})
+        return why_not_together(names, self._profiles, one_series=demands.one_series)
+
+    def _beside(self, name: ClusterName, demands: Demands) -> str:
+        """Say which clusters may share a job with one that cannot serve it alone."""
+        if not self._sets[False]:
+            return f"only clusters with Open MPI {self._profiles[name].mpi.series} count beside it"
+        others = sorted(partners(name, self._profiles, one_series=demands.one_series))
+        return f"only {listed(others)} may share a job with it" if others else "no cluster may share a job with it"
 
 
 def _open(barred: frozenset[ClusterName], view: GridView) -> tuple[GridView, list[ClusterName]]:
