@@ -28,7 +28,10 @@ MAX_EXACT_INTEGER = 2**53
 
 
 def seconds(value: object) -> object:
-    """A duration in seconds, or as people write it: ``90m``, ``1h30m``, ``2-12:00:00``, ``1:30:00``."""
+    """Return the seconds of a duration as people write it: ``90m``, ``1h30m``, ``2-12:00:00``, ``1:30:00``.
+
+    A number without a unit is seconds, alone only: ``1h30`` would be read as minutes by some and as seconds by others.
+    """
     if not isinstance(value, str):
         return value
     text = value.strip()
@@ -36,7 +39,9 @@ def seconds(value: object) -> object:
         days, first, second, third = clock.groups()
         hours, minutes, rest = (first, second, third) if third is not None or days else ("0", first, second)
         return int(days or 0) * 86400 + int(hours) * 3600 + int(minutes) * 60 + int(rest or 0)
-    if text and (units := re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?", text)):
+    if re.fullmatch(r"\d+", text):
+        return int(text)
+    if text and (units := re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)):
         return sum(int(part or 0) * unit for part, unit in zip(units.groups(), (86400, 3600, 60, 1), strict=True))
     return value
 

@@ -23,7 +23,7 @@ WANTED = wanted.WANTED | {
     "string_pattern_mismatch": ("with signs that may not be in it", "leave them out"),
     "nul": ("with a NUL in it", "leave it out"),
     "coallocation": ("no co-allocation", "use allowed, never, or the most clusters to combine"),
-    "duration": ("no duration", "give seconds, 90m, 1h30m or 1:30:00"),
+    "duration": ("no duration", "give seconds, or units with each number: 90m, 1h30m, 1:30:00"),
     "bytes": ("no number of bytes", "give bytes, or a number with a unit: 16GB, 512MiB"),
     "bandwidth": ("no bandwidth", "give bytes per second, or a number with a unit: 1Gbit, 100MB"),
     "warning_scope": ("with a colon", "leave out what is before it: all processes of the program get the signal"),

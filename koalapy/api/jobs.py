@@ -19,11 +19,12 @@ from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
 from koalapy.api.redaction import as_others_see
 from koalapy.api.submission import JobSubmission
-from koalapy.model.errors import ForbiddenError
+from koalapy.model.errors import ForbiddenError, NotFoundError
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import FINAL_STATES, Attempt, ComponentState, Job, JobSpec, JobState
 from koalapy.model.listing import listed_job
 from koalapy.model.request import ComponentRequest, FlexibleRequest, InputFile
+from koalapy.model.wording import listed
 from koalapy.ports import JobFilter
 from koalapy.service.jobs import JobRecord, Jobs
 from koalapy.validation.permissions import may_see_all_of
@@ -415,8 +416,22 @@ def _add_views(router: APIRouter, service: Jobs) -> None:
         Of a component that wrote more than ``output_limit`` bytes the first and the last half of that are kept, with a
         line between that says how much is left out.
         """
-        await service.get(job)
+        _check_component((await service.get(job)).job, component, follow=follow)
         return StreamingResponse(service.output(job, follow, component), media_type="text/plain; charset=utf-8")
+
+
+def _check_component(job: Job, component: int | None, *, follow: bool) -> None:
+    """``NotFoundError`` for a component that the last attempt does not have, and cannot get while it is followed."""
+    if component is None or job.attempt is None or (follow and not job.state.is_final):
+        return
+    indices = sorted(each.index for each in job.attempt.components)
+    if component not in indices:
+        raise NotFoundError(
+            f"job {job.id} has no component {component}",
+            field="component",
+            value=component,
+            hint=f"give one of {listed([str(index) for index in indices])}",
+        )
 
 
 def _whose(caller: Identity, *, mine: bool, owner: str, name: str) -> str:

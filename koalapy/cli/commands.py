@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from koalapy.cli.arguments import Argument, Option
 from koalapy.cli.client import FINAL, Client, refused
-from koalapy.cli.errors import CliError, Exit
+from koalapy.cli.errors import CliError, Exit, refuse_together
 from koalapy.cli.options import DEFAULT_URL, AsJson, Job, Jobs, Token, Url, Why, show_json
 from koalapy.model.job import Priority
 
@@ -30,8 +30,9 @@ def show(
     """
     from koalapy.cli import tables, transfers
 
+    refuse_together(json=as_json, follow=follow)
     client = Client(url, token)
-    if follow and not as_json:
+    if follow:
         transfers.follow(client, job, sys.stderr)
     found = client.get(f"/api/v1/jobs/{job}")
     if as_json:

@@ -26,6 +26,13 @@ EPILOG = (
 )
 
 
+def refuse_together(**given: bool) -> None:
+    """``CliError`` for the first two options that are given, of which the second would be ignored."""
+    options = [f"--{name.replace('_', '-')}" for name, is_given in given.items() if is_given]
+    if len(options) > 1:
+        raise CliError(f"{options[1]} and {options[0]} cannot be given together", Exit.USAGE, "drop one")
+
+
 class CliError(Exception):
     """Ends the command with a line on standard error: what is wrong, and the way out; ``field`` is the API's.
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn
 from koalapy.cli import tables
 from koalapy.cli.arguments import Option
 from koalapy.cli.client import Client
-from koalapy.cli.errors import printable
+from koalapy.cli.errors import printable, refuse_together
 from koalapy.cli.options import DEFAULT_URL, AsJson, Token, Url, Watch, show_json
 from koalapy.model.job import JobState
 
@@ -47,6 +47,9 @@ def queue(
     A job is queued until clusters are chosen for it; then it is placed, claiming while these are asked for its nodes,
     and starting once it has all of them. It is unknown while one of its clusters is out of reach.
     """
+    refuse_together(all=everyone, user=bool(user))
+    is_json = as_json or form is Format.JSON
+    refuse_together(json=is_json, quiet=quiet, output=form in (Format.WIDE, Format.NDJSON))
     mine = True if not user and not everyone else None
     query = {"mine": mine, "owner": user, "name": name, "cluster": cluster, "home_site": home_site}
     client = Client(url, token)
@@ -61,9 +64,9 @@ def queue(
     nothing = printable(_none(user or ("yours" if mine else ""), state, name, cluster, home_site))
     cut = f"only the newest {limit}{'' if state else ' that wait'} are shown; --limit shows more"
     if watch:
-        _watch(client, look, form, nothing, cut, json=as_json or form is Format.JSON, quiet=quiet)
+        _watch(client, look, form, nothing, cut, json=is_json, quiet=quiet)
     jobs, more = look(client)
-    if as_json or form is Format.JSON:
+    if is_json:
         show_json({"jobs": jobs})
     elif form is Format.NDJSON:
         for job in jobs:

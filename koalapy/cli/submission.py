@@ -80,6 +80,8 @@ def paths_to_stage(body: Json, file: Path | None, given: list[str]) -> list[str]
 def body_of(file: Path | None, options: Json, environment: dict[str, str]) -> Json:
     """What a job file says, overridden by what the options say."""
     body = job_file.read(file) if file else {}
+    if (workdir := options.get("workdir")) and not workdir.startswith(("/", "{")):
+        options = options | {"workdir": os.path.abspath(workdir)}
     by_name = {"environment": environment, "policy_options": options.get("policy_options") or {}}
     body |= {name: value for name, value in options.items() if value not in (None, []) and name not in by_name}
     for field, given in by_name.items():

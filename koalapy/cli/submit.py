@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from koalapy.cli import submission
 from koalapy.cli.arguments import Argument, Option, Options
 from koalapy.cli.client import Client
-from koalapy.cli.errors import CliError
+from koalapy.cli.errors import CliError, Exit, refuse_together
 from koalapy.cli.job_options import JOB_OPTIONS, read_options
 from koalapy.cli.options import DEFAULT_URL, AsJson, Timeout, Token, Url, show_json
 from koalapy.model.wording import nodes
@@ -48,6 +48,9 @@ def submit(
     token: Token = None,
 ) -> int | None:
     """Submit a job: koala submit --flexible 6 -- python -m koalapy.apps.poisson"""
+    refuse_together(json=as_json, quiet=quiet)
+    if timeout is not None and not wait:
+        raise CliError("--timeout says how long to wait, and --wait is missing", Exit.USAGE, "add --wait, or drop it")
     key = None if idempotency_key is None else submission.checked_key(idempotency_key)
     options = {"request": submission.request_of(**vars(request)), "command": command, **read_options(job)}
     environment, stage = options.pop("environment") or {}, options.pop("bundle") or []
@@ -68,7 +71,7 @@ def submit(
         )
         return None
     submitted = _submit(client, body, options, paths, key)
-    if quiet and not as_json:
+    if quiet:
         print(submitted["id"], flush=True)
     elif not as_json:
         _announce(submitted, wait)

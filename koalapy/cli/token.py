@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from koalapy.cli.arguments import Argument, Group, Option
 from koalapy.cli.client import Client
-from koalapy.cli.errors import CliError, Exit, printable
+from koalapy.cli.errors import CliError, Exit, printable, refuse_together
 from koalapy.cli.options import DEFAULT_URL, AsJson, Token, Url, show_json
 from koalapy.model.identity import Role
 
@@ -25,6 +25,7 @@ def create(
     token: Token = None,
 ) -> None:
     """Make a token for the API and the commands. It is shown once, and kept nowhere but as a digest."""
+    refuse_together(json=as_json, quiet=quiet)
     given = {"user": user, "role": role and str(role)}
     body: Json = {"note": note, **{name: value for name, value in given.items() if value is not None}}
     if expires is not None:

@@ -45,7 +45,7 @@ async def test_what_is_no_horizon_is_told_what_one_is(open_api: Open) -> None:
     for text in ("soon", "-1s"):
         told = (await api.post("/api/v1/what-if", json={"horizon": text})).json()
         assert told["detail"] == f"horizon is '{text}', no duration"
-        assert told["hint"] == "give seconds, 90m, 1h30m or 1:30:00"
+        assert told["hint"] == "give seconds, or units with each number: 90m, 1h30m, 1:30:00"
 
 
 @pytest.mark.parametrize(

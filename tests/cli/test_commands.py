@@ -47,7 +47,7 @@ def test_every_option_arrives(koala: Koala, server: Server) -> None:
         "--policy",
         "p",
         "--ppn",
-        "3",
+        "1",
         "--name",
         "n",
         "--env",
@@ -96,7 +96,7 @@ def test_every_option_arrives(koala: Koala, server: Server) -> None:
         "split_options": [[4, 2], [3, 3]],
     }
     shown = ("policy", "processes_per_node", "name", "environment", "launcher", "walltime", "output", "workdir")
-    assert [job[name] for name in shown] == ["p", 3, "n", {"A": "1", "B": "2"}, "processes", 5400, "o", "/d"]
+    assert [job[name] for name in shown] == ["p", 1, "n", {"A": "1", "B": "2"}, "processes", 5400, "o", "/d"]
     assert [job[f"max_{what}"] for what in ("restarts", "placement_tries", "claiming_tries")] == [5, 6, 7]
     assert job["policy_options"] == {"a": "b=c", "metric": "bandwidth"}
     shown = ("coallocation", "speed_ratio_min", "claiming", "claim_threshold", "retry_on_exit")
@@ -235,6 +235,48 @@ def test_what_is_followed_is_waited_for_when_its_daemon_went_away(koala: Koala, 
     assert (done.code, done.out) == (0, "early")
     assert "still waiting" in done.err
     assert done.err.endswith("koala: the daemon was away for a while; koala logs 1 has all the output\n")
+
+
+@pytest.mark.parametrize("follow", [(), ("-f",)])
+def test_logs_of_component_that_is_not_there_is_refused(koala: Koala, follow: tuple[str, ...]) -> None:
+    koala(*FLEXIBLE, "start", "hello")
+    assert koala("logs", "1", "--component", "0").out == "hello"
+    if not follow:
+        ended = koala("logs", "1", "--component", "9")
+        assert (ended.code, ended.err) == (3, "koala: job 1 has no component 9; give one of 0\n")
+    koala("cancel", "1")
+    assert koala("logs", "1", "--component", "9", *follow).code == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        (
+            ("submit", "--flexible", "1", "--timeout", "5", "x"),
+            "--timeout says how long to wait, and --wait is missing",
+        ),
+        (("submit", "--flexible", "1", "-q", "--json", "x"), "--quiet and --json cannot be given together"),
+        (("queue", "-q", "--json"), "--quiet and --json cannot be given together"),
+        (("queue", "-q", "-o", "json"), "--quiet and --json cannot be given together"),
+        (("queue", "-o", "wide", "--json"), "--output and --json cannot be given together"),
+        (("queue", "--all", "--user", "bob"), "--user and --all cannot be given together"),
+        (("show", "1", "-f", "--json"), "--follow and --json cannot be given together"),
+        (("token", "create", "-q", "--json"), "--quiet and --json cannot be given together"),
+    ],
+)
+def test_option_that_would_be_ignored_is_refused(koala: Koala, words: tuple[str, ...], refused: str) -> None:
+    ended = koala(*words)
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith(f"koala: {refused}")
+
+
+def test_submit_with_relative_chdir_runs_below_current_directory(koala: Koala) -> None:
+    def workdir(given: str) -> str:
+        return str(json.loads(koala(*FLEXIBLE, "--json", "--chdir", given, "x").out)["workdir"])
+
+    assert workdir("sub/folder") == str(Path.cwd() / "sub/folder")
+    assert workdir(".") == str(Path.cwd())
+    assert workdir("{scratch}/x") == "{scratch}/x"
 
 
 def test_logs(koala: Koala) -> None:

@@ -1,13 +1,19 @@
 """What is wrong in itself: the field, the message and the way out; and what is held against a submission at all."""
 
+import inspect
+import re
+
 import pytest
 
 from koalapy.model.errors import UsageError
-from koalapy.model.job import JobSpec
+from koalapy.model.job import JobSpec, Launcher
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest
 from koalapy.placement.registry import builtin
+from koalapy.runtime import settings as runtime_settings
+from koalapy.runtime.plan import Plan
 from koalapy.validation import submission
 from koalapy.validation.limits import ClusterLimits, Limits
+from koalapy.validation.program import RESERVED_VARIABLES
 from tests.placement.grids import fixed, nonfixed
 from tests.validation.submissions import GRID, POLICIES, UNKNOWN, Another, check, one, refusal, spec, split
 
@@ -304,3 +310,39 @@ def _is_accepted(job: JobSpec, most: int) -> bool:
     except UsageError:
         return False
     return True
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED_VARIABLES))
+def test_variable_that_runner_sets_is_refused(name: str) -> None:
+    refused = refusal(spec(one(), environment=((name, "5"),)))
+    assert (refused.field, refused.message) == (
+        f"environment.{name}",
+        f"environment.{name} is set by koalapy on each node",
+    )
+    component = ComponentRequest(1, environment=((name, "5"),))
+    assert refusal(spec(NonFixedRequest((component,)))).field == f"request.components[0].environment.{name}"
+    check(spec(one(), environment=((f"{name}_OF_MINE", "5"),)), GRID)
+
+
+def test_reserved_variables_are_those_of_the_runner() -> None:
+    source = inspect.getsource(Plan.environment) + inspect.getsource(runtime_settings)
+    named = set(re.findall(r"\bKOALA_[A-Z_]+", source))
+    assert {name for name in named if not name.startswith("KOALA_MPI_")} == RESERVED_VARIABLES
+
+
+def test_several_processes_per_node_without_mpi_are_refused() -> None:
+    refused = refusal(spec(one(), launcher=Launcher.PROCESSES, processes_per_node=2))
+    assert (refused.field, refused.hint) == ("processes_per_node", "leave it out, or use the launcher openmpi")
+    check(spec(one(), launcher=Launcher.PROCESSES, processes_per_node=1), GRID)
+
+
+@pytest.mark.parametrize("output", ["slurm-%j.out", "/home/ada/%4j", "%A_%a.out"])
+def test_output_with_number_pattern_of_slurm_is_refused(output: str) -> None:
+    refused = refusal(spec(one(), output=output))
+    assert (refused.field, refused.hint) == ("output", "write {job} in its place")
+    check(spec(one(), output="run-{job}-100%.out"), GRID)
+
+
+def test_relative_working_directory_is_refused() -> None:
+    assert refusal(spec(one(), workdir="relative")).field == "workdir"
+    check(spec(one(), workdir="/absolute"), GRID)
