@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from koalapy.model.advice import Advised, Run
-from koalapy.model.audit import AuditEntry, AuditFilter
+from koalapy.model.audit import AuditCheck, AuditEntry, AuditFilter, AuditHead
 from koalapy.model.cluster import Drain
 from koalapy.model.history import DayFilter, EndedJob, Figures, Key
 from koalapy.model.job import Attempt, Job, JobId, JobState, Priority, TimelineEntry, Token
@@ -360,7 +360,19 @@ class AuditStore(Protocol):
         ...
 
     def forget_audit(self, before: float) -> int:
-        """Remove what is of before a moment; how many entries that were."""
+        """Remove the first entries, up to one that is not from before a moment; return how many these were."""
+        ...
+
+    def audit_head(self) -> AuditHead:
+        """Return the last entry."""
+        ...
+
+    def audit_hash(self, entry: int) -> str | None:
+        """Return the hash of an entry; None if the entry is not there, empty if it was removed for its age."""
+        ...
+
+    def check_audit(self, after: AuditHead | None, limit: int) -> AuditCheck:
+        """Check so many entries after one that was checked; None: from the first on."""
         ...
 
 

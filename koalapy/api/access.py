@@ -92,6 +92,7 @@ ACCESS: Mapping[str, Access] = {
     "submit_job": Role.USER,
     "upload_bundle": Role.USER,
     "upload_workload": Role.USER,
+    "verify_audit": Role.ADMIN,
     "verify_replicas": Role.OPERATOR,
     "whoami": Role.USER,
 }

@@ -15,7 +15,7 @@ from koalapy.api.fields import Moment, Output
 from koalapy.api.guard import READING
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
-from koalapy.model.audit import AuditFilter
+from koalapy.model.audit import AuditFilter, AuditHead
 from koalapy.model.errors import UsageError
 from koalapy.model.job import MAX_DURATION
 from koalapy.service import audit
@@ -34,6 +34,7 @@ Since = Annotated[
 ]
 Actor = Annotated[fields.Name, Query(description="only what this user did")]
 Action = Annotated[fields.Name, Query(description="only this operation")]
+Hash = Annotated[fields.Text, Query(max_length=64, description="the hash of the entry ``after``")]
 After = Annotated[int, Query(ge=0, le=fields.MAX_ID, description="only entries with larger ids")]
 
 
@@ -92,6 +93,25 @@ class AuditPage(Output):
     next: int
 
 
+class AuditHeadView(Output):
+    """An entry, and the hash of it and all before it."""
+
+    id: int
+    hash: str
+
+
+class AuditCheckView(Output):
+    """Entries that were checked against their hashes."""
+
+    checked: int
+    last: AuditHeadView
+    """The last of them; where the check is not complete, it goes on ``after`` this one."""
+    is_complete: bool
+    """Whether it is the last entry of all."""
+    problem: str
+    """What is wrong with the next entry; empty where nothing is."""
+
+
 def _check_action(action: str, routes: Iterable[BaseRoute]) -> None:
     """``UsageError`` for one of which there can be no entries, unless an older version wrote them."""
     operations = {str(getattr(route, "operation_id", None) or getattr(route, "name", "")) for route in routes}
@@ -120,5 +140,13 @@ def audit_router(trail: Audit) -> APIRouter:
         if action and not found and not after:
             _check_action(action, request.app.routes)
         return {"entries": found, "next": found[-1].id if found else after}
+
+    @router.get(
+        "/verify", response_model=AuditCheckView, operation_id="verify_audit", responses=declared(401, 422, 503)
+    )
+    async def verify(after: After = 0, after_hash: Hash = "") -> Any:
+        """Check entries in order against their hashes, up to 100,000 of them: from the first on, or after one whose
+        hash is known from an earlier check or the daemon's log."""
+        return await trail.verify(AuditHead(after, after_hash) if after else None)
 
     return router

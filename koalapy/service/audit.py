@@ -10,8 +10,8 @@ from itertools import chain
 
 import structlog
 
-from koalapy.model.audit import AuditEntry, AuditFilter
-from koalapy.model.errors import KoalaError
+from koalapy.model.audit import AuditCheck, AuditEntry, AuditFilter, AuditHead
+from koalapy.model.errors import KoalaError, StoreUnavailable
 from koalapy.model.identity import Identity
 from koalapy.ports import AuditStore
 from koalapy.service.database import Threads, in_database, query
@@ -26,6 +26,10 @@ MAX_KINDS = 100
 MAX_WAITING = 1000
 """Entries that are kept until the database takes them; further ones are in the log."""
 OTHERS = "others"
+CHECKED_AT_ONCE, MAX_CHECKED = 5_000, 100_000
+"""Entries that are checked in one query, and for one request."""
+HEAD_LOG_INTERVAL = 3600.0
+"""Seconds between two lines of the log that tell the last entry."""
 PATIENCE = 3.0
 """Seconds for which an answer waits for its entry; none waits while the database is known to be away."""
 
@@ -96,6 +100,10 @@ class Audit:
         """Refusals of the last seconds by their kind: the newest, and how many there were that are not written."""
         self._waiting: list[AuditEntry] = []
         self._writing: dict[asyncio.Future[None], Sequence[AuditEntry]] = {}
+        self._head: AuditHead | None = None
+        """The last entry as it was seen last."""
+        self._head_logged = AuditHead()
+        self._head_logged_at: float | None = None
         self._is_away = False
         """The database has not taken, or not yet answered, what came last."""
 
@@ -155,9 +163,48 @@ class Audit:
             which = replace(which, since=self._clock() - last)
         return await query(self._store.audit_entries, which)
 
+    async def verify(self, after: AuditHead | None = None) -> AuditCheck:
+        """Check the entries after one that was checked, or from the first on, against their hashes; as many as one
+        request may."""
+        if after is None and (problem := await self._changed_since_seen()):
+            return AuditCheck(0, AuditHead(), False, problem)
+        checked = 0
+        while True:
+            check: AuditCheck = await query(self._store.check_audit, after, CHECKED_AT_ONCE)
+            checked, after = checked + check.checked, check.last
+            if check.is_complete or check.problem or checked >= MAX_CHECKED:
+                return replace(check, checked=checked)
+
+    async def watch_head(self) -> None:
+        """Log that the last entry which was seen is not there any more, and now and then the last entry: by that line
+        an administrator knows of entries that are removed later."""
+        if problem := await self._changed_since_seen():
+            log.error("the audit was changed past the daemon", action="audit-changed", error=problem)
+        head = await query(self._store.audit_head)
+        now = self._clock()
+        is_due = self._head_logged_at is None or now - self._head_logged_at >= HEAD_LOG_INTERVAL
+        if is_due and (self._head_logged_at is None or head != self._head_logged):
+            log.info("the last entry of the audit", action="audit-head", entry=head.id, hash=head.hash)
+            self._head_logged_at, self._head_logged = now, head
+        self._head = head
+
+    async def _changed_since_seen(self) -> str:
+        """Return what is wrong with the entry that was the last one when it was seen; empty where nothing is."""
+        seen = self._head
+        if seen is None or seen.id == 0:
+            return ""
+        hashed = await query(self._store.audit_hash, seen.id)
+        if hashed in ("", seen.hash):
+            return ""
+        return f"entry {seen.id} was {'removed' if hashed is None else 'changed'} since the daemon wrote it"
+
     async def tidy(self, keep: float | None) -> None:
         """``flush``, and remove what is older than so many seconds."""
         await self.flush()
+        try:
+            await self.watch_head()
+        except StoreUnavailable as error:
+            log.warning("the last entry of the audit was not looked at", action="audit-not-tidied", error=error.message)
         if keep is not None:
             try:
                 await in_database(self._store.forget_audit, min(self._clock(), time.time()) - keep)

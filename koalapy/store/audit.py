@@ -1,14 +1,22 @@
-"""The audit in SQL. Triggers keep its rows as they are; what is too old is removed past them, by us and nobody else."""
+"""The audit in SQL. Triggers keep its rows as they are, and hashes show if a row was changed past them.
+
+Rows that are too old are removed from the first on, past the triggers. The hash of the last removed row stays, so that
+the rest can be checked.
+"""
 
 from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy import Connection, Select, delete, func, insert, select
+from sqlalchemy import Connection, Float, Row, Select, delete, func, insert, select, update
+from sqlalchemy.types import TypeDecorator
 
-from koalapy.model.audit import AuditEntry, AuditFilter
+from koalapy.model.audit import AuditCheck, AuditEntry, AuditFilter, AuditHead, ChainChecker, chain_hash
 from koalapy.store.database import Database
 from koalapy.store.tables import audit as table
+from koalapy.store.tables import audit_chain as chain
 
-GIVEN = [column.name for column in table.columns if column.name != "id"]
+ENTRY = [column for column in table.columns if column.name != "hash"]
+"""The columns that an ``AuditEntry`` has."""
 KEPT = "audit_is_kept"
 """The trigger that refuses that rows are removed."""
 MAX_LATE = 2000
@@ -27,7 +35,7 @@ class SqlAudit:
 
     def audit_entries(self, which: AuditFilter) -> list[AuditEntry]:
         order = table.c.id.desc() if which.newest_first else table.c.id
-        query, after = select(table).order_by(order).limit(which.limit), which.after
+        query, after = select(*ENTRY).order_by(order).limit(which.limit), which.after
         for name in ("actor", "action", "target", "outcome"):
             if value := getattr(which, name):
                 query = query.where(table.c[name] == value)
@@ -42,10 +50,15 @@ class SqlAudit:
             return [AuditEntry(**row) for row in connection.execute(query.where(table.c.id > after)).mappings()]
 
     def forget_audit(self, before: float) -> int:
-        old = table.c.at < before
-        if not self._database.rows(select(table.c.id).where(old).limit(1)):
+        if not self._database.rows(select(table.c.id).where(table.c.at < before).limit(1)):
             return 0
         with self._database.writing() as connection:
+            _noted(connection, to_change=True)  # before the table is locked, as for whom appends to it
+            first_kept = connection.execute(select(func.min(table.c.id)).where(table.c.at >= before)).scalar()
+            old = table.c.id >= 0 if first_kept is None else table.c.id < first_kept
+            last = connection.execute(select(table.c.id, table.c.hash).where(old).order_by(table.c.id.desc()).limit(1))
+            if (removed := last.one_or_none()) is None:
+                return 0
             if self._database.is_sqlite:
                 made = "select sql from sqlite_master where type = 'trigger' and name = ?"
                 trigger = connection.exec_driver_sql(made, (KEPT,)).scalar_one()
@@ -55,7 +68,41 @@ class SqlAudit:
             connection.exec_driver_sql(off)
             gone = connection.execute(delete(table).where(old)).rowcount
             connection.exec_driver_sql(on)
+            connection.execute(update(chain).values(removed_id=removed.id, removed_hash=removed.hash))
         return gone
+
+    def audit_head(self) -> AuditHead:
+        with self._database.reading() as connection:
+            noted = _noted(connection)
+            return AuditHead(noted.head_id, noted.head_hash)
+
+    def audit_hash(self, entry: int) -> str | None:
+        with self._database.reading() as connection:
+            if entry <= _noted(connection).removed_id:
+                return ""
+            found: str | None = connection.execute(select(table.c.hash).where(table.c.id == entry)).scalar()
+            return found
+
+    def check_audit(self, after: AuditHead | None, limit: int) -> AuditCheck:
+        with self._database.reading() as connection:
+            noted = _noted(connection)
+            removed, head = AuditHead(noted.removed_id, noted.removed_hash), AuditHead(noted.head_id, noted.head_hash)
+            checker = ChainChecker(removed if after is None or after.id < removed.id else after)
+            query = select(*ENTRY, table.c.hash).where(table.c.id > (0 if after is None else checker.last.id))
+            rows = connection.execute(query.order_by(table.c.id).limit(limit)).all()
+            for row in rows:
+                *values, hashed = row
+                if problem := checker.problem_of(AuditEntry(**dict(zip(NAMES, values, strict=True))), hashed):
+                    return checker.result(head, is_end=False, problem=problem)
+            return checker.result(head, is_end=len(rows) < limit)
+
+
+NAMES = [column.name for column in ENTRY]
+
+
+def _noted(connection: Connection, *, to_change: bool = False) -> Row[tuple[int, int, str, int, str]]:
+    query = select(chain)
+    return connection.execute(query.with_for_update() if to_change else query).one()
 
 
 def _first_of(since: float) -> Select[int]:
@@ -68,6 +115,24 @@ def _first_of(since: float) -> Select[int]:
 
 
 def write_audit(connection: Connection, entries: Sequence[AuditEntry]) -> None:
-    """As a part of a transaction."""
-    if entries:
-        connection.execute(insert(table), [{name: getattr(entry, name) for name in GIVEN} for entry in entries])
+    """Append entries as a part of a transaction; transactions that do so follow one another."""
+    if not entries:
+        return
+    noted = _noted(connection, to_change=True)
+    last: int = connection.execute(select(func.max(table.c.id))).scalar() or 0
+    first, hashed = max(noted.head_id, last) + 1, noted.head_hash
+    rows: list[dict[str, Any]] = []
+    for number, entry in enumerate(entries, first):
+        row = {column.name: _as_stored(connection, column.type, getattr(entry, column.name)) for column in ENTRY}
+        row["id"] = number
+        hashed = chain_hash(hashed, AuditEntry(**row))
+        rows.append(row | {"hash": hashed})
+    connection.execute(insert(table), rows)
+    connection.execute(update(chain).values(head_id=rows[-1]["id"], head_hash=hashed))
+
+
+def _as_stored(connection: Connection, kind: object, value: Any) -> Any:
+    """Return a value as it is read later: the columns cut texts, and what no database holds is replaced."""
+    if isinstance(kind, TypeDecorator):
+        return kind.process_bind_param(value, connection.dialect)
+    return float(value) if isinstance(kind, Float) and isinstance(value, int) else value

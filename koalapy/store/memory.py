@@ -10,7 +10,7 @@ from itertools import count, islice
 
 from koalapy.model.advice import Advised, Run, run_of
 from koalapy.model.application import application_of
-from koalapy.model.audit import AuditEntry, AuditFilter
+from koalapy.model.audit import AuditCheck, AuditEntry, AuditFilter, AuditHead, ChainChecker, chain_hash
 from koalapy.model.errors import ConflictError, LeaseLost
 from koalapy.model.history import DayFilter, Days, EndedJob, Figures, Key, Kind, day_of, ended_job, owners, tally
 from koalapy.model.job import Attempt, Job, JobId, JobState, Priority, TimelineEntry
@@ -64,6 +64,8 @@ class Memory:
     tokens: dict[int, StoredToken] = field(default_factory=dict)
     audit: list[AuditEntry] = field(default_factory=list)
     notifications: dict[int, Notification] = field(default_factory=dict)
+    audit_heads: list[AuditHead] = field(default_factory=list)
+    """The hash of each entry that there has been."""
     audited: int = 0
     """Entries of the audit that there have been."""
     measurements: list[Measurement] = field(default_factory=list)
@@ -341,9 +343,31 @@ class MemoryStore:
 
     def forget_audit(self, before: float) -> int:
         with self._writing() as memory:
-            kept = [entry for entry in memory.audit if entry.at >= before]
-            gone, memory.audit = len(memory.audit) - len(kept), kept
-            return gone
+            first = next((n for n, entry in enumerate(memory.audit) if entry.at >= before), len(memory.audit))
+            del memory.audit[:first]
+            return first
+
+    def audit_head(self) -> AuditHead:
+        with self._reading() as memory:
+            return memory.audit_heads[-1] if memory.audit_heads else AuditHead()
+
+    def audit_hash(self, entry: int) -> str | None:
+        with self._reading() as memory:
+            if entry <= memory.audited - len(memory.audit):
+                return ""
+            return next((head.hash for head in memory.audit_heads if head.id == entry), None)
+
+    def check_audit(self, after: AuditHead | None, limit: int) -> AuditCheck:
+        with self._reading() as memory:
+            gone = memory.audited - len(memory.audit)
+            removed = memory.audit_heads[gone - 1] if gone else AuditHead()
+            checker = ChainChecker(removed if after is None or after.id < removed.id else after)
+            left = [entry for entry in memory.audit if entry.id > checker.last.id]
+            head = memory.audit_heads[-1] if memory.audit_heads else AuditHead()
+            for entry in left[:limit]:
+                if problem := checker.problem_of(entry, memory.audit_heads[entry.id - 1].hash):
+                    return checker.result(head, is_end=False, problem=problem)
+            return checker.result(head, is_end=len(left) < limit)
 
     # Jobs that are over
 
@@ -450,7 +474,10 @@ class MemoryStore:
 def _append(memory: Memory, entries: Iterable[AuditEntry]) -> None:
     for entry in entries:
         memory.audited += 1
-        memory.audit.append(replace(entry, id=memory.audited))
+        numbered = replace(entry, id=memory.audited)
+        previous = memory.audit_heads[-1].hash if memory.audit_heads else ""
+        memory.audit.append(numbered)
+        memory.audit_heads.append(AuditHead(numbered.id, chain_hash(previous, numbered)))
 
 
 def _unreported(record: ClusterRecord) -> ClusterRecord:

@@ -207,9 +207,21 @@ audit = Table(
     Column("outcome", Plain(20), nullable=False),
     Column("detail", PlainText(), nullable=False),
     Column("times", Integer, nullable=False),
+    Column("hash", Plain(64), nullable=False, server_default=""),
     Index(None, "at"),
     Index(None, "actor", "id"),
     Index(None, "action", "id"),
+)
+
+# The last entry of the audit, and the last of those that were removed for their age, with which the rest begins.
+audit_chain = Table(
+    "audit_chain",
+    metadata,
+    Column("one", Integer, primary_key=True, autoincrement=False),
+    Column("head_id", BigId, nullable=False),
+    Column("head_hash", Plain(64), nullable=False),
+    Column("removed_id", BigId, nullable=False),
+    Column("removed_hash", Plain(64), nullable=False),
 )
 
 timeline = Table(

@@ -1,7 +1,9 @@
 """Who did what, from where: every change and every refusal is written down, and no secret ever."""
 
 import asyncio
+import contextlib
 import json
+import sqlite3
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
@@ -281,3 +283,38 @@ async def test_requests_at_the_same_time_are_told_apart(api: Api) -> None:
     shown = (await api.ask("root", "GET", "/api/v1/jobs")).json()["jobs"]
     assert {(one.actor, one.target) for one in found} == {(job["owner"], f"job {job['id']}") for job in shown}
     assert len(found) == len(shown) == 15
+
+
+async def test_verify_audit_with_entry_that_was_removed_names_it(api: Api, tmp_path: Path) -> None:
+    for _ in range(3):
+        await api.submit("ada")
+    whole = (await api.ask("root", "GET", "/api/v1/audit/verify")).json()
+    assert (whole["checked"], whole["is_complete"], whole["problem"]) == (3, True, "")
+    rest = {"after": 2, "after_hash": "0" * 64}
+    assert "entry 3 is not" in (await api.ask("root", "GET", "/api/v1/audit/verify", params=rest)).json()["problem"]
+    audit: Audit = api.app.state.audit
+    await audit.tidy(None)
+    _without_triggers(tmp_path, "delete from audit where id = 3", "update audit_chain set head_id = 2, head_hash = ''")
+    with capture_logs() as logs:
+        await audit.tidy(None)
+    (line,) = [line for line in logs if line["action"] == "audit-changed"]
+    assert line["error"] == "entry 3 was removed since the daemon wrote it"
+
+
+async def test_watch_head_logs_the_last_entry_once_while_it_stays(api: Api) -> None:
+    await api.submit("ada")
+    with capture_logs() as logs:
+        await api.app.state.audit.tidy(None)
+        await api.app.state.audit.tidy(None)
+        await api.submit("ada")
+        await api.app.state.audit.tidy(None)
+    assert [line["entry"] for line in logs if line["action"] == "audit-head"] == [1]
+
+
+def _without_triggers(folder: Path, *statements: str) -> None:
+    (path,) = folder.rglob("*.db")
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        for name in ("audit_is_kept", "audit_is_unchanged"):
+            database.execute(f"drop trigger {name}")
+        for statement in statements:
+            database.execute(statement)

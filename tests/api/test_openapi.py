@@ -156,7 +156,15 @@ async def test_every_answer_is_as_declared(open_api: Open, body: Json) -> None:
         await api.get(f"/api/v1{path}")
     for path in ("/sharing", "/sharing?first=x", "/record", "/record?since=0"):
         await api.get(f"/api/v1{path}")
-    for path in ("/audit", "/audit?limit=0", "/history", "/history?by=user&step=week", "/history?by=x"):
+    for path in (
+        "/audit",
+        "/audit?limit=0",
+        "/audit/verify",
+        "/audit/verify?after=x",
+        "/history",
+        "/history?by=user&step=week",
+        "/history?by=x",
+    ):
         await api.get(f"/api/v1{path}")
     await _files(api, sites)
     await _workloads(api)

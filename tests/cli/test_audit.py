@@ -67,3 +67,35 @@ def test_what_is_shown_does_no_harm_to_a_terminal() -> None:
     entry = {"at": "2026-11-22T12:00:00.000Z", "actor": "", "role": "", "how": "", "address": "192.0.2.7"}
     entry |= {"action": "GET", "target": "/\x1b[2J\n", "outcome": "refused", "detail": "", "times": 3}
     assert _line(entry) == "2026-11-22T12:00:00.000Z  somebody  from 192.0.2.7  GET  /?[2J  refused  (3 times)"
+
+
+def test_audit_log_verify_of_untouched_audit_prints_its_last_entry(koala: Koala) -> None:
+    empty = koala("audit-log", "--verify")
+    assert (empty.code, empty.out) == (0, "0 entries are as they were written\n")
+    koala("submit", "--flexible", "2", "--", "sleep", "9")
+    first = koala("audit-log", "--verify")
+    assert first.out.startswith("1 entry is as it was written; the last is 1:")
+    head = first.out.split()[-1]
+    koala("hold", "1")
+    assert koala("audit-log", "--verify", "--known-head", head).out.startswith("2 entries are as they were written")
+
+
+def test_audit_log_verify_with_changed_audit_ends_with_1(koala: Koala) -> None:
+    koala("submit", "--flexible", "2", "--", "sleep", "9")
+    broken = koala("audit-log", "--verify", "--known-head", f"1:{'0' * 64}")
+    assert (broken.code, broken.out) == (Exit.FAILED, "")
+    assert "entry 1 has another hash than the one that is known" in broken.err
+    koala("hold", "1")
+    broken = koala("audit-log", "--verify", "--known-head", f"1:{'0' * 64}")
+    assert (broken.code, broken.out) == (Exit.FAILED, "")
+    assert "the audit is not as it was written: entry 2 is not as it was written" in broken.err
+    gone = koala("audit-log", "--verify", "--known-head", f"9:{'0' * 64}")
+    assert "entries after 2 were removed: entry 9 was written" in gone.err
+
+
+@pytest.mark.parametrize("head", ["1", "x:00", "0:00", "-1:00"])
+def test_audit_log_with_known_head_that_is_none_is_refused(koala: Koala, head: str) -> None:
+    ended = koala("audit-log", "--verify", f"--known-head={head}")
+    assert ended.code == Exit.USAGE
+    assert "give ID:HASH" in ended.err
+    assert koala("audit-log", "--known-head", head).code == Exit.USAGE

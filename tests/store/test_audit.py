@@ -1,14 +1,21 @@
 """The audit in every store: added to, told in order, and removed only when it is old."""
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
-from koalapy.model.audit import AuditEntry, AuditFilter
+from koalapy.model.audit import AuditCheck, AuditEntry, AuditFilter, AuditHead
 from koalapy.ports import Batch
+from koalapy.store.audit import SqlAudit
+from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
 from koalapy.store.migrate import migrate
 from koalapy.store.opening import Stores
+from koalapy.store.sql import SqlStore
 
 
 def entry(at: float, actor: str = "ada", action: str = "submit_job") -> AuditEntry:
@@ -59,15 +66,41 @@ def test_what_is_old_is_removed_and_nothing_else(stores: Stores) -> None:
 @pytest.mark.parametrize(
     "statement", ["delete from audit", "update audit set actor = 'eve'", "delete from audit where id = 1"]
 )
-def test_the_audit_is_append_only(url: str, statement: str) -> None:
-    engine = make_engine(url)
-    migrate(engine)
-    row = "insert into audit values (1, 1.0, 'ada', 'user', '', '', 'submit_job', 'job 7', 'done', '', 1)"
-    with engine.begin() as connection:
-        connection.exec_driver_sql(row)
+def test_audit_with_statement_that_removes_or_changes_rows_refuses_it(url: str, statement: str) -> None:
+    engine = engine_with_a_row(url)
     refused(engine, statement)
     if engine.dialect.name == "postgresql":
         refused(engine, "truncate audit")
+
+
+VALUES = "(1, 1.0, 'eve', 'user', '', '', 'nothing', '', 'done', '', 1, '')"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        f"insert or replace into audit values {VALUES}",
+        f"replace into audit values {VALUES}",
+        f"insert or replace into audit values {VALUES.replace('(1,', '(1.0,')}",
+        f"""insert or replace into audit values {VALUES.replace("(1,", "('1',")}""",
+        f"""insert or replace into audit values {VALUES.replace("(1,", "(' 1 ',")}""",
+        f"insert or replace into audit values {VALUES.replace('(1,', '(0 + 1,')}",
+        f"insert into audit values {VALUES} on conflict (id) do update set actor = 'eve'",
+        "update or replace audit set id = 1, actor = 'eve'",
+    ],
+)
+def test_audit_with_replaced_row_refuses_it(tmp_path: Path, statement: str) -> None:
+    engine = engine_with_a_row(f"sqlite:///{tmp_path}/koala.db")
+    refused(engine, statement)
+
+
+def engine_with_a_row(url: str) -> Engine:
+    engine = make_engine(url)
+    migrate(engine)
+    row = "insert into audit values (1, 1.0, 'ada', 'user', '', '', 'submit_job', 'job 7', 'done', '', 1, '')"
+    with engine.begin() as connection:
+        connection.exec_driver_sql(row)
+    return engine
 
 
 def refused(engine: Engine, statement: str) -> None:
@@ -75,3 +108,111 @@ def refused(engine: Engine, statement: str) -> None:
         connection.exec_driver_sql(statement)
     with engine.connect() as connection:
         assert connection.exec_driver_sql("select actor from audit").scalars().all() == ["ada"]
+
+
+def check_all(stores: Stores, limit: int = 1000) -> AuditCheck:
+    """Check the whole audit, in parts."""
+    total, after = 0, None
+    while True:
+        check = stores.audit.check_audit(after, limit)
+        total += check.checked
+        if check.is_complete or check.problem:
+            return replace(check, checked=total)
+        after = check.last
+
+
+def test_check_audit_of_untouched_entries_finds_them_all(stores: Stores) -> None:
+    assert check_all(stores) == AuditCheck(0, AuditHead(), True)
+    stores.audit.append_audit([entry(100.0), entry(101.0, "b\0b")])
+    stores.jobs.write(Batch(at=103.0, epoch=1, audit=[replace(entry(103), actor="a" * 500, target="ä\ud800" * 200)]))
+    for limit in (1, 2, 3, 1000):
+        check = check_all(stores, limit)
+        assert (check.checked, check.problem, check.last) == (3, "", stores.audit.audit_head())
+    last = check.last.id
+    assert [stores.audit.audit_hash(number) for number in (last, last + 1)] == [check.last.hash, None]
+
+
+def test_check_audit_after_old_entries_were_removed_begins_with_the_rest(stores: Stores) -> None:
+    stores.audit.append_audit([entry(float(at)) for at in (0, 1, 7, 2, 8)])
+    whole = check_all(stores)
+    assert stores.audit.forget_audit(5.0) == 2  # the late entry 2.0 stays behind 7.0
+    assert check_all(stores) == replace(whole, checked=3)
+    assert stores.audit.check_audit(AuditHead(1, "of an entry that is gone"), 10).checked == 3
+    assert stores.audit.audit_hash(1) == ""
+    assert stores.audit.forget_audit(9.0) == 3
+    assert check_all(stores) == replace(whole, checked=0)
+    stores.audit.append_audit([entry(9.0)])
+    assert check_all(stores).checked == 1
+    assert stores.audit.audit_head().id == whole.last.id + 1
+
+
+def without_triggers(engine: Engine, *statements: str) -> None:
+    """Do what an owner of the database can do."""
+    with engine.begin() as connection:
+        if engine.dialect.name == "sqlite":
+            for name in ("audit_is_kept", "audit_is_unchanged", "audit_is_not_replaced"):
+                connection.exec_driver_sql(f"drop trigger {name}")
+        else:
+            connection.exec_driver_sql("alter table audit disable trigger all")
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+
+
+INSERTED = "(4, 1.0, 'eve', 'user', '', '', 'nothing', '', 'done', '', 1, '')"
+
+
+@pytest.mark.parametrize(
+    ("statement", "checked", "problem"),
+    [
+        ("update audit set actor = 'eve' where id = 2", 1, "entry 2 is not as it was written"),
+        ("update audit set at = 100.5 where id = 3", 2, "entry 3 is not as it was written"),
+        ("update audit set hash = '' where id = 1", 0, "entry 1 is not as it was written"),
+        ("delete from audit where id = 1", 0, "entry 2 is not as it was written"),
+        ("delete from audit where id = 2", 1, "entries between 1 and 3 were removed"),
+        ("delete from audit where id = 3", 2, "entries after 2 were removed: the last that was written is 3"),
+        ("delete from audit", 0, "entries after 0 were removed: the last that was written is 3"),
+        (f"insert into audit values {INSERTED}", 3, "entry 4 is not as it was written, was not written by the daemon"),
+    ],
+)
+def test_check_audit_of_touched_entries_names_the_first(
+    store: SqlStore, statement: str, checked: int, problem: str
+) -> None:
+    audit = SqlAudit(store.database)
+    audit.append_audit([entry(100.0 + n) for n in range(3)])
+    without_triggers(store.database.engine, statement)
+    check = audit.check_audit(None, 1000)
+    assert (check.checked, check.is_complete) == (checked, False)
+    assert problem in check.problem
+    audit.append_audit([entry(110.0)])  # goes on, whatever is there
+    assert audit.check_audit(None, 1000).problem
+
+
+def test_append_audit_from_several_threads_keeps_the_chain(store: SqlStore) -> None:
+    audit = SqlAudit(store.database)
+
+    def append(number: int) -> None:
+        audit.append_audit([entry(float(number)), entry(number + 0.5)])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(append, range(20)))
+    check = audit.check_audit(None, 1000)
+    assert (check.checked, check.is_complete) == (40, True)
+
+
+def test_migration_chains_rows_of_earlier_versions(url: str) -> None:
+    engine = make_engine(url)
+    migrate(engine, "0018")
+    with engine.begin() as connection:
+        for number in (3, 4, 9):
+            row = f"({number}, {number}.25, 'ada', 'user', '', '', 'submit_job', 'job ä', 'done', '', 1)"
+            connection.exec_driver_sql(f"insert into audit values {row}")
+    migrate(engine)
+    audit = SqlAudit(Database(engine))
+    audit.append_audit([entry(20.0)])
+    check = audit.check_audit(None, 1000)
+    assert (check.checked, check.is_complete, check.last.id) == (4, True, 10)
+    refused_update = pytest.raises(DBAPIError, match="append-only")
+    with refused_update, engine.begin() as connection:
+        connection.exec_driver_sql("update audit set actor = 'eve'")
+    without_triggers(engine, "update audit set actor = 'eve' where id = 4")
+    assert "entry 4 is not" in audit.check_audit(None, 1000).problem
