@@ -7,7 +7,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Grace:
-    """What a program is told, the seconds that it has from then on, and when they are over (since the epoch)."""
+    """What a program is told, the seconds that it has from then on, and when they are over.
+
+    The end is counted from the boot of the machine: a step of its clock changes nothing, and neither does a new agent.
+    """
 
     signal: str
     seconds: float
@@ -16,7 +19,7 @@ class Grace:
     @classmethod
     def begin(cls, signal: str, seconds: float) -> "Grace | None":
         """From now on; None where there is none."""
-        return cls(signal, seconds, time.time() + seconds) if signal and seconds > 0 else None
+        return cls(signal, seconds, _since_boot() + seconds) if signal and seconds > 0 else None
 
     @classmethod
     def recall(cls, noted: dict[str, Any] | None) -> "Grace | None":
@@ -25,8 +28,12 @@ class Grace:
     @property
     def left(self) -> float:
         """Seconds; no more than there were, whatever the clock says."""
-        return max(0.0, min(self.seconds, self.until - time.time()))
+        return max(0.0, min(self.seconds, self.until - _since_boot()))
 
     def noted(self) -> dict[str, Any]:
         """As it is written down."""
         return asdict(self)
+
+
+def _since_boot() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

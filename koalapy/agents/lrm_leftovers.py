@@ -18,10 +18,12 @@ MAX_RETAINED_NAMES = 10_000
 
 @dataclass(slots=True)
 class Leftover:
-    """A job that was told to end: when first, in seconds since the epoch, and last, by the monotonic clock."""
+    """A job that was told to end: when first, in seconds since the epoch for people, and by the monotonic clock when
+    first and last."""
 
     job: LrmJob
     since: float
+    began: float
     ordered: float
     refusal: str = ""
     """Why the resource manager refused to end it by force, and the remedy."""
@@ -59,7 +61,7 @@ class Leftovers:
         for job in (*ordered.values(), *over.values()):
             left = self._left.get(job.id)
             if left is None:
-                self._left[job.id] = Leftover(job, time.time(), now)
+                self._left[job.id] = Leftover(job, time.time(), now, now)
                 if job.id not in ordered:
                     orders.append((job, False))
                 continue
@@ -84,7 +86,7 @@ class Leftovers:
             + (f": {left.job.reason}" if left.job.reason else "")
             + (f"; {left.refusal}" if left.refusal else "")
             for left in self._left.values()
-            if now >= left.since + REPORT_AFTER
+            if time.monotonic() >= left.began + REPORT_AFTER
         ]
 
 

@@ -103,6 +103,7 @@ from koalapy.service.workload_reports import WorkloadReports
 from koalapy.service_manager import ServiceManager
 from koalapy.settings import ClusterSection, Settings
 from koalapy.store.engine import file_of
+from koalapy.store.job_numbers import NUMBERS_FILE, JobNumbers
 from koalapy.store.opening import Stores, open_stores
 from koalapy.store.output import FileOutput
 from koalapy.validation.permissions import SubmissionRules
@@ -203,8 +204,9 @@ async def run(
 def _open_stores(settings: Settings, data_dir: Path) -> Stores:
     """The database as this version has it; ``KoalaError`` when another daemon holds it."""
     output = FileOutput(data_dir / "output", settings.output_limit)
+    numbers = JobNumbers(data_dir / NUMBERS_FILE, (data_dir / "output", data_dir / "results"))
     try:
-        return open_stores(settings.database or f"sqlite:///{data_dir / 'koala.db'}", output, time.time)
+        return open_stores(settings.database or f"sqlite:///{data_dir / 'koala.db'}", output, time.time, numbers)
     except OSError as error:
         raise UsageError(
             f"output that is still in the database cannot be moved to {data_dir / 'output'}: {error.strerror}",
@@ -358,7 +360,7 @@ def _duties(settings: Settings, services: Services, engine: Engine, certificate:
     )
     look_at_predictions = partial(engine.instruments.look_at_predictions, services.track_record.counts)
     return [
-        Duty("tidy", HOUSEKEEPING_INTERVAL, housekeeping.tidy),
+        Duty("tidy", HOUSEKEEPING_INTERVAL, housekeeping.tidy, by_calendar=True),
         Duty("alerts", LOOK_INTERVAL_OF_ALERTS, services.alerts.look),
         Duty("disks", DISK_INTERVAL, services.health.look_at_disks),
         Duty("network", DUE_CHECK_INTERVAL, services.network.measure_what_is_due),

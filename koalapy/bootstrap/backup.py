@@ -20,6 +20,7 @@ from koalapy.bootstrap.agents import installed_configuration
 from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable, UsageError
 from koalapy.settings import load
 from koalapy.store.engine import file_of, make_engine
+from koalapy.store.job_numbers import NUMBERS_FILE, recorded_numbers
 from koalapy.store.lease import current_holder
 
 DATABASE, FILES, CONFIGURATION, MANIFEST = "koala.db", "files", "koala.yaml", "backup.json"
@@ -260,12 +261,12 @@ def _folder_for(data_dir: Path) -> Iterator[Path]:
 
 def _raise_numbers(copy: Path, replaced: Path | None, output: Path) -> None:
     """Let new jobs and epochs be numbered above those of the database that is replaced, and of output beside it."""
-    last_job, epoch = 0, 0
+    last_job, epoch = recorded_numbers(output.with_name(NUMBERS_FILE)), 0
     with suppress(sqlite3.Error):
         if replaced is not None and replaced.exists():
             with closing(_connect(replaced, "ro")) as old:
-                last_job, epoch = old.execute("SELECT last_job, epoch FROM lease").fetchone() or (0, 0)
-                last_job = max(last_job, *old.execute("SELECT coalesce(max(id), 0) FROM jobs").fetchone())
+                numbered, epoch = old.execute("SELECT last_job, epoch FROM lease").fetchone() or (0, 0)
+                last_job = max(last_job, numbered, *old.execute("SELECT coalesce(max(id), 0) FROM jobs").fetchone())
     with suppress(FileNotFoundError):
         last_job = max([last_job, *(int(name) for name in os.listdir(output) if name.isdecimal() and len(name) < 19)])
     with (

@@ -1,12 +1,19 @@
-"""What comes by the calendar (APScheduler): the safety-net scan, the renewal of the lease, and duties of others."""
+"""Periodic work of the daemon: the safety-net scan, the renewal of the lease, and the duties of other services.
+
+Duties run by the monotonic clock, so that a step of the machine's clock neither holds them up nor repeats them. Only
+what goes by the calendar is left to APScheduler.
+"""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
+from apscheduler.triggers.base import BaseTrigger
 
 from koalapy.model.errors import LeaseLost, StoreUnavailable
 from koalapy.ports import Store
@@ -18,6 +25,8 @@ log = structlog.get_logger()
 
 LEASE_RENEWAL = 2.0
 """Seconds between renewals, a small part of the lease: by them it is known soon that the database takes nothing."""
+CLOCK_CHECK_INTERVAL = 30.0
+"""Seconds between two comparisons of the calendar's next runs with the machine's clock."""
 LEASE = "lease"
 
 
@@ -28,6 +37,43 @@ class Duty:
     name: str
     interval: float
     work: Callable[[], Awaitable[None]]
+    by_calendar: bool = False
+    """Whether it is done when the machine's clock shows a multiple of the interval."""
+
+
+class CalendarTrigger(BaseTrigger):  # type: ignore[misc]
+    """Fires at each multiple of an interval since the epoch. Runs that were missed are one run, and are not listed."""
+
+    def __init__(self, seconds: float) -> None:
+        self.interval = timedelta(seconds=seconds)
+
+    def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime:
+        del previous_fire_time  # APScheduler would list every run since then
+        since = now - datetime.fromtimestamp(0, UTC)
+        return now + self.interval - since % self.interval
+
+
+def next_due(due: float, interval: float, now: float) -> float:
+    """Return when a duty that was due at ``due`` is due again; the runs that were missed are left out."""
+    return max(due + interval, now)
+
+
+async def repeat(
+    duty: Duty, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+) -> None:
+    """Do a duty every ``interval`` seconds until cancelled; an error is logged and the next run is made."""
+    due = clock() + duty.interval
+    while True:
+        await sleep(max(0.0, due - clock()))
+        await _do(duty)
+        due = next_due(due, duty.interval, clock())
+
+
+async def _do(duty: Duty) -> None:
+    try:
+        await duty.work()
+    except Exception as error:
+        log.error("a duty failed", action="duty-failed", duty=duty.name, exc_info=error)
 
 
 class Duties:
@@ -41,23 +87,36 @@ class Duties:
         self._store = store
         self._on_lease_lost = on_lease_lost
         self._stopped = False
+        self._tasks: list[asyncio.Task[None]] = []
         self._calendar = AsyncIOScheduler(
             timezone="UTC", job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None}
         )
 
     def start(self) -> None:
         self._engine.database.lease_renewed_at = time.monotonic()  # it was taken just now
-        interval = self._engine.queries.rules.scan_interval
-        self._calendar.add_job(self.scan, "interval", seconds=interval, id="scan")
-        self._calendar.add_job(self.renew_lease, "interval", seconds=LEASE_RENEWAL, id="lease")
-        for duty in self._others:
-            # The calendar asks whether it is a coroutine's function; of what only returns one it awaits nothing.
-            self._calendar.add_job(_do, "interval", [duty], seconds=duty.interval, id=duty.name)
+        own = [
+            Duty("scan", self._engine.queries.rules.scan_interval, self.scan),
+            Duty("lease", LEASE_RENEWAL, self.renew_lease),
+            Duty("calendar", CLOCK_CHECK_INTERVAL, self.follow_clock),
+        ]
+        for duty in (*own, *self._others):
+            if duty.by_calendar:
+                self._calendar.add_job(_do, CalendarTrigger(duty.interval), [duty], id=duty.name)
+            else:
+                self._tasks.append(asyncio.create_task(repeat(duty), name=duty.name))
         self._calendar.start()
 
     def stop(self) -> None:
         self._stopped = True
+        for task in self._tasks:
+            task.cancel()
         self._calendar.shutdown(wait=False)
+
+    async def follow_clock(self) -> None:
+        """Schedule what goes by the calendar anew where the machine's clock was set since."""
+        now = datetime.now(UTC)
+        for job in self._calendar.get_jobs():
+            job.modify(next_run_time=following_run(job.next_run_time, job.trigger, now))
 
     async def scan(self) -> None:
         self._engine.post(WorkItem(events=(PeriodicScan(),)))
@@ -85,5 +144,7 @@ class Duties:
             return
 
 
-async def _do(duty: Duty) -> None:
-    await duty.work()
+def following_run(planned: datetime, trigger: Any, now: datetime) -> datetime:
+    """Return when a job of the calendar runs next: as planned, or soon if the clock was set back since."""
+    soonest: datetime = trigger.get_next_fire_time(None, now)
+    return min(planned, soonest)

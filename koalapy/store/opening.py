@@ -23,6 +23,7 @@ from koalapy.store.database import Database
 from koalapy.store.engine import MEMORY, make_engine
 from koalapy.store.files import SqlFiles
 from koalapy.store.history import SqlHistory
+from koalapy.store.job_numbers import JobNumbers
 from koalapy.store.measurements import SqlMeasurements
 from koalapy.store.memory import Memory, MemoryStore
 from koalapy.store.migrate import migrate, move_output
@@ -49,8 +50,10 @@ class Stores:
     output: OutputStore
 
 
-def open_stores(url: str, output: OutputStore, clock: Callable[[], float] = time.time) -> Stores:
-    """Output that an earlier version kept in the database is moved to ``output``.
+def open_stores(
+    url: str, output: OutputStore, clock: Callable[[], float] = time.time, job_numbers: JobNumbers | None = None
+) -> Stores:
+    """Open the stores. Output that an earlier version kept in the database is moved to ``output``.
 
     ``UsageError`` for what is no database, ``ConflictError`` when another daemon holds it, ``OSError`` when ``output``
     does not take what is moved.
@@ -61,7 +64,7 @@ def open_stores(url: str, output: OutputStore, clock: Callable[[], float] = time
     migrate(engine)
     database = Database(engine, clock)
     move_output(database, output)
-    return stores_in_database(database, output)
+    return stores_in_database(database, output, job_numbers)
 
 
 def stores_in_memory(memory: Memory, output: OutputStore) -> Stores:
@@ -70,9 +73,9 @@ def stores_in_memory(memory: Memory, output: OutputStore) -> Stores:
     return Stores(store, store.load(), *same, MemoryNotifications(memory), MemoryPredictions(memory), output)
 
 
-def stores_in_database(database: Database, output: OutputStore) -> Stores:
+def stores_in_database(database: Database, output: OutputStore, job_numbers: JobNumbers | None = None) -> Stores:
     """Of a database that has been migrated."""
-    jobs = SqlStore(database)
+    jobs = SqlStore(database, job_numbers)
     return Stores(
         jobs,
         jobs.load(),

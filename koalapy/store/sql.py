@@ -15,6 +15,7 @@ from koalapy.store.advice import complete_advised, write_advised
 from koalapy.store.audit import write_audit
 from koalapy.store.database import Database, chunks, upsert
 from koalapy.store.days import add_batch
+from koalapy.store.job_numbers import JobNumbers
 from koalapy.store.listing import page_of_ids, within_page_bytes
 from koalapy.store.notifications import write_notifications
 from koalapy.store.usage import usage_between
@@ -23,9 +24,10 @@ from koalapy.store.usage import usage_between
 class SqlStore:
     """The ``Store`` port on a database."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, job_numbers: JobNumbers | None = None) -> None:
+        """``job_numbers``: where the numbers of jobs are recorded beside the database, if anywhere."""
         self.database = database
-        self._lease = database.lease
+        self._lease, self._job_numbers = database.lease, job_numbers
         self._known: set[JobId] = set()
         self._numbers = count(1)
 
@@ -39,6 +41,8 @@ class SqlStore:
 
     def close(self) -> None:
         self.database.close()
+        if self._job_numbers is not None:
+            self._job_numbers.close()
 
     def renew_lease(self, now: float) -> None:
         self._lease.renew(now)
@@ -53,6 +57,8 @@ class SqlStore:
 
     def write(self, batch: Batch) -> None:
         """All of the batch in one transaction; a batch that comes again because its fate was unknown is stored once."""
+        if self._job_numbers is not None and batch.jobs:
+            self._job_numbers.give(max(batch.jobs))
         batch.number = batch.number or next(self._numbers)
         with self._lease.writing_once(batch.number) as connection:
             if connection is not None:
@@ -107,11 +113,12 @@ class SqlStore:
             gone = connection.execute(select(tables.lease.c.last_job)).scalar() or 0
             queues = connection.execute(select(tables.queues)).mappings()
             self._known = {job.id for job in jobs}
+            last = max(there, gone)
             return Saved(
                 tuple(jobs),
                 tuple(OutboxEntry(row["id"], row["cluster"], row["payload"]) for row in outbox),
                 tuple(rows.cluster_from_row(row) for row in clusters),
-                max(there, gone) + 1,
+                (last if self._job_numbers is None else self._job_numbers.last_given(last)) + 1,
                 {Priority(row["priority"]): row["scans"] for row in queues},
             )
 

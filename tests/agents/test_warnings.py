@@ -126,9 +126,10 @@ def test_an_agent_of_before_reads_a_stop_and_a_plan_without_their_warnings() -> 
     assert (bare.signal, bare.grace) == ("", 0.0)
 
 
-def test_a_grace_is_no_longer_than_it_was_whatever_the_clock_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grace_left_is_counted_since_boot_and_never_longer_than_the_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(grace.time, "time", lambda: now)
+    monkeypatch.setattr(grace.time, "time", lambda: 9e9)
+    monkeypatch.setattr(grace.time, "clock_gettime", lambda _: now)
     begun = Grace.begin("TERM", 30.0)
     assert begun is not None
     assert Grace.recall(begun.noted()) == begun

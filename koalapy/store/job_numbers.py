@@ -1,0 +1,117 @@
+"""The job numbers that were given, in a file beside the database: a copy of the database that is put back does not
+bring back older ones."""
+
+import os
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from koalapy.model.errors import StoreUnavailable
+from koalapy.model.job import JobId
+from koalapy.private import owner_only
+
+NUMBERS_FILE = "job-numbers"
+"""In the data directory."""
+BLOCK = 1000
+"""Numbers that are reserved on the disk at once."""
+UNKNOWN_PAST = 10_000
+"""Numbers that are left out where a database with jobs has no such file beside it, as on a new machine."""
+_RECORD = re.compile(rb"(\d{20}) (\d{20}) ([0-9a-f-]{36})\n", re.ASCII)
+_FOLDER = re.compile(r"[1-9]\d{0,17}", re.ASCII)
+
+
+class JobNumbers:
+    """The highest number given and the end of the reserved block.
+
+    Each number is written before its job is stored, so a kill of the daemon loses none. Only a new block is synced
+    to the disk, so after a failure of the machine numbering goes on behind the block.
+    """
+
+    def __init__(self, path: Path, folders: Sequence[Path] = (), boot: str | None = None) -> None:
+        """``folders`` have an entry for each job, by its number; ``boot`` identifies the machine's present boot."""
+        self._path, self._folders = path, folders
+        self._boot = boot or _boot_id()
+        self._file = -1
+        self._given = self._reserved = 0
+
+    def last_given(self, stored: JobId) -> JobId:
+        """Return the highest number that may have been given; ``stored``: the highest that the database knows.
+
+        Raise ``StoreUnavailable`` if the file cannot be read.
+        """
+        try:
+            content = self._path.read_bytes()
+        except FileNotFoundError:
+            content = b""
+        except OSError as error:
+            raise _failed(self._path, error) from error
+        if match := _RECORD.fullmatch(content):
+            reserved, given = int(match[1]), int(match[2])
+            last = given if match[3].decode() == self._boot else max(reserved, given)
+        else:
+            last = stored + UNKNOWN_PAST if stored else 0
+        self._given = max(stored, last, *(_highest(folder) for folder in self._folders), 0)
+        return self._given
+
+    def give(self, job: JobId) -> None:
+        """Record that a number is given. Raise ``StoreUnavailable`` if it cannot be."""
+        if job <= self._given and self._file >= 0:
+            return
+        try:
+            self._open()
+            self._given = max(self._given, job)
+            is_new_block = self._given > self._reserved
+            if is_new_block:
+                self._reserved = self._given + BLOCK
+            self._write(sync=is_new_block)
+        except OSError as error:
+            raise _failed(self._path, error) from error
+
+    def close(self) -> None:
+        """Let numbering go on without a gap after a failure of the machine, too."""
+        if self._file >= 0:
+            self._reserved = self._given
+            with suppress(OSError):  # the reserved block holds
+                self._write(sync=True)
+            os.close(self._file)
+            self._file = -1
+
+    def _open(self) -> None:
+        if self._file >= 0 and not os.fstat(self._file).st_nlink:
+            os.close(self._file)
+            self._file, self._reserved = -1, 0
+        if self._file < 0:
+            self._file = owner_only(str(self._path), os.O_RDWR | os.O_CREAT)
+
+    def _write(self, *, sync: bool) -> None:
+        os.pwrite(self._file, b"%020d %020d %s\n" % (self._reserved, self._given, self._boot.encode()), 0)
+        if sync:
+            os.fsync(self._file)
+
+
+def recorded_numbers(path: Path) -> JobId:
+    """Return the highest number that a file has, given or reserved; 0 if there is none."""
+    try:
+        match = _RECORD.fullmatch(path.read_bytes())
+    except OSError:
+        return 0
+    return max(int(match[1]), int(match[2])) if match else 0
+
+
+def _failed(path: Path, error: OSError) -> StoreUnavailable:
+    return StoreUnavailable(f"{path} cannot be used: {error.strerror or error}", hint="make room or mend the disk")
+
+
+def _highest(folder: Path) -> JobId:
+    try:
+        return max((int(name) for name in os.listdir(folder) if _FOLDER.fullmatch(name)), default=0)
+    except OSError:
+        return 0
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "0" * 36
