@@ -80,7 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def grid(folder: Path) -> Iterator[Embedded]:
-    sites = {"replica_directories": [str(folder / "files" / "data" / "replicas")]}
+    sites = {"kind": "local", "replica_directories": [str(folder / "files" / "data" / "replicas")]}
     grid = Embedded(
         folder / "data", HOME=str(folder / "home"), KOALA_CLUSTERS=json.dumps({"north": sites, "south": sites})
     ).start()

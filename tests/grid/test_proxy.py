@@ -17,7 +17,7 @@ PROXY = "127.0.0.2"
 
 @pytest.fixture
 def grid(tmp_path: Path) -> Iterator[Embedded]:
-    clusters = {"north": {"embedded": False, "token": "the-secret-of-north"}}
+    clusters = {"north": {"kind": "local", "embedded": False, "token": "the-secret-of-north"}}
     behind = {"KOALA_BEHIND_PROXY": json.dumps([PROXY]), "KOALA_CLUSTERS": json.dumps(clusters)}
     grid = Embedded(tmp_path / "data", **behind)
     grid.speak_to(grid.launch())
