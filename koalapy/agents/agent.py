@@ -425,6 +425,7 @@ class Agent:
         component = self._reporter.find(message.token)
         if isinstance(message, Submit) and component is None:
             self._spool.discard(self._reporter.instance, message.token)
+            self._jobs.cannot_write(error)  # said first, so that no other is sent the same way
             lost = ComponentStatus(message.token, ComponentState.ENDED, error=error, infrastructure=True)
             self._uplink.put(lost)
         elif isinstance(message, Open) and component is not None:

@@ -73,6 +73,10 @@ class LrmJobs:
         """Why nothing can be started in the resource manager, in one line; empty when it can."""
         return self._health.problem
 
+    def cannot_write(self, why: str) -> None:
+        """Tell that no job can be started, since what must be remembered of one cannot be written down."""
+        self._health.takes_none_for_a_while(why)
+
     async def version(self) -> str:
         """What the resource manager is, for people; empty where it does not say."""
         await self._opened.wait()
@@ -228,7 +232,9 @@ class LrmJobs:
         except SiteUnavailable as error:
             component.fail(in_one_line(error))
         except OSError as error:
-            component.fail(write_error(component.folder.path, error))
+            why = write_error(component.folder.path, error)
+            self.cannot_write(why)
+            component.fail(why)
         except Exception as error:  # noqa: BLE001 whatever it is, the component has an end
             component.fail(in_one_line(unexpected(error)))
         component.submitted_at = time.monotonic()

@@ -108,6 +108,8 @@ class ClusterStatus:
     limit: Limit | None = None
     limits: int = 0
     """How often it has told of a limit since it last took a component: each makes the next pause longer."""
+    limit_lifted_at: float = -inf
+    """When the pause after a limit was last over."""
     unknown_refusals: UnknownRefusals = field(default_factory=UnknownRefusals)
     doubt: Doubt | None = None
     evidence: ClaimEvidence = field(default_factory=ClaimEvidence)
@@ -488,11 +490,15 @@ class ClusterStatus:
         return "rsync" not in self.lacks
 
     @property
+    def held_back(self) -> str:
+        """Why it is given less than it has idle nodes: a limit, or a doubt; empty when neither."""
+        return "; ".join(str(each) for each in (self.limit, self.doubt) if each is not None)
+
+    @property
     def said(self) -> str:
         """Everything that an operator should know of it in one line; empty when all is well."""
         lacks = f"has no {listed(sorted(self.lacks))}: no files come there from other clusters, and none go"
-        held_back = [str(each) for each in (self.limit, self.doubt) if each is not None]
-        return "; ".join(filter(None, (self.why, *held_back, lacks if self.lacks else "", *self.notices)))
+        return "; ".join(filter(None, (self.why, self.held_back, lacks if self.lacks else "", *self.notices)))
 
     def view(self, idle: int) -> ClusterView:
         """What policies see, with so many idle nodes: a cluster on probation is usable or not, as it may be tried."""

@@ -74,6 +74,23 @@ async def test_a_component_that_cannot_be_written_down_fails_with_the_disk_named
     assert "No space left" in daemon.status(T)["error"]
 
 
+async def test_a_full_disk_is_a_problem_of_the_cluster_before_its_component_fails(
+    disk: FullDisk, site: Site, daemon: FakeDaemon
+) -> None:
+    """So the daemon sends no further component there, and jobs keep their restarts."""
+    disk.full = True
+    await daemon.submit(T)
+    await daemon.reaches(T, "ended")
+    kinds = [message for message in daemon.messages if message["type"] in ("report", "status")]
+    failed = next(place for place, message in enumerate(kinds) if message.get("error"))
+    told = [message["problem"] for message in kinds[:failed] if message["type"] == "report"]
+    assert "No space left on device" in told[-1]
+    disk.full = False
+    await daemon.submit(T)
+    await daemon.reaches(T, "claimed")
+    await daemon.until(lambda: not daemon.said("report")[-1]["problem"])
+
+
 async def test_what_was_told_to_stop_stops_and_that_is_acknowledged_when_it_is_written(
     disk: FullDisk, site: Site, daemon: FakeDaemon
 ) -> None:

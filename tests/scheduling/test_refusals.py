@@ -133,3 +133,38 @@ def test_an_operator_who_clears_a_cluster_lifts_its_limit() -> None:
     world.step([ClusterCleared("north")])
     world.advance(5)
     assert world.state(job) is JobState.SUCCEEDED
+
+
+def test_limit_is_lifted_when_a_job_of_ours_has_ended() -> None:
+    world = World({"north": 8})
+    site = world.sites["north"]
+    first = world.submit(flexible(4), lasts=8)
+    world.advance(1)
+    site.refuses = lambda size: "limit" if sum(site.held.values()) else ""
+    second = world.submit(flexible(4), lasts=1)
+    world.advance(1)
+    said = "north takes nothing of 4 nodes or more until 00:00:16: not 4 nodes"
+    assert world.queries.waiting_reason(world.job(second)) == said, "4 nodes are idle there"
+    world.advance(8)
+    assert world.state(first) is JobState.SUCCEEDED
+    assert world.state(second).is_active or world.state(second) is JobState.SUCCEEDED
+    assert world.now < LIMIT_PAUSE
+
+
+def test_limit_is_not_tried_again_with_each_of_many_jobs_that_end() -> None:
+    world = World({"north": 8})
+    world.sites["north"].refuses = lambda size: "limit" if size > 2 else ""
+    large = world.submit(flexible(5), lasts=1)
+    for _ in range(200):
+        world.submit(flexible(1), lasts=2)
+    world.advance(60)
+    assert 1 < len(world.reasons(large, "placed")) <= 60 / LIMIT_PAUSE + 2
+
+
+def test_doubtful_nodes_are_the_reason_of_a_job_that_waits_for_them() -> None:
+    world = World({"north": 4})
+    world.sites["north"].is_black_hole = True
+    job = world.submit(flexible(4))
+    world.advance(world.rules.claim_grace + 2)
+    assert world.state(job) is JobState.QUEUED
+    assert world.queries.waiting_reason(world.job(job)).startswith("north has 1 idle node in doubt until")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from koalapy.model.request import ClusterName
 from koalapy.scheduling.cluster_conditions import HealthStatus, Limit
@@ -101,11 +102,25 @@ class ClusterHealth:
         self._timers.add(cluster.limit.until, Deadline.LIMIT, cluster=name)
         self._ledger.cluster_changed(name)
 
+    def nodes_given_back(self, name: ClusterName, now: float) -> None:
+        """Lift a limit, since a component of ours that had nodes there has ended: there may be room within it.
+
+        Not more often than each ``LIMIT_PAUSE``, whatever ends: what is beyond the limit would be refused each time.
+        """
+        cluster = self._grid[name]
+        if cluster.limit is None:
+            return
+        at = max(now, cluster.limit_lifted_at + LIMIT_PAUSE)
+        if at < cluster.limit.until:
+            cluster.limit = replace(cluster.limit, until=at)
+            self._timers.add(at, Deadline.LIMIT, cluster=name)
+            self._ledger.cluster_changed(name)
+
     def lift_limit(self, name: ClusterName, at: float) -> None:
         """The pause after a limit is over: what was refused may be tried again."""
         cluster = self._grid[name]
         if cluster.limit is not None and cluster.limit.until == at:
-            cluster.limit, cluster.capacity_gained = None, True
+            cluster.limit, cluster.limit_lifted_at, cluster.capacity_gained = None, at, True
             self._ledger.cluster_changed(name)
 
     def count_accepted(self, name: ClusterName) -> None:

@@ -54,10 +54,13 @@ class Components:
         job = self._observe(job, component, status, now)
         component = live(job).components[component.index]
         job = self._advance(job, component, status, now)
+        has_nodes = component.claimed_at is not None and not component.has_ended
         if status.state is ComponentState.DELIVERING:
             job = self._attempts.component_delivers(job, live(job).components[component.index], now)
         elif status.state is ComponentState.ENDED:
             job = self._attempts.component_ended(job, live(job).components[component.index], now, status.missing)
+        if has_nodes and status.state in (ComponentState.DELIVERING, ComponentState.ENDED):
+            self._health.nodes_given_back(cluster, now)
         job = self._judge(job, component.index, status, now)
         return self._attempts.open_barrier_if_complete(job, now)
 

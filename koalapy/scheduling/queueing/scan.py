@@ -8,6 +8,7 @@ from koalapy.model.advice import advised
 from koalapy.model.cluster import GridView
 from koalapy.model.job import Job, JobId, JobSpec, JobState, Priority
 from koalapy.model.placement import Placement, Refusal, RefusalKind
+from koalapy.model.request import ClusterName
 from koalapy.model.wording import clock
 from koalapy.scheduling.claiming.claiming import Claiming
 from koalapy.scheduling.claiming.preemption import Preemption
@@ -53,6 +54,7 @@ class Scanner:
         self._offers = {priority: offers.of(priority) for priority in Priority}
         self._everything = {priority: offers.of(priority, everything=True) for priority in Priority}
         self._claiming, self._endings = claiming, endings
+        self._idle = state.grid.lens(lambda cluster: cluster.idle)
         self._budget = Budget(state.rules.step_budget, clock)
         self._scans: dict[Priority, Scan] = {}
         """Those that are under way."""
@@ -277,6 +279,18 @@ class Scanner:
         reason = f"not placed in {placement_limit(job, self._rules)} tries: {self.waiting_reason(job)}"
         self._ledger.move(self._queues.leave(job), JobState.FAILED, now, "failed", reason, ended_at=now)
 
+    def _why_refused(self, job: Job, barred: frozenset[ClusterName]) -> str:
+        """Return why the job's policy does not place it; empty where it would."""
+        answer = self._evaluator.evaluate(job.spec, self._grid.view(), barred)
+        if isinstance(answer, Placement):
+            return ""
+        held_back = [cluster for cluster in self._grid.clusters() if cluster.available < cluster.idle]
+        beside = self._evaluator.evaluate(job.spec, self._idle.view(), barred) if held_back else answer
+        if isinstance(beside, Refusal):
+            return answer.summary
+        used = [cluster for cluster in held_back if beside.nodes_on(cluster.name) > cluster.available]
+        return "; ".join(f"{cluster.name} {cluster.held_back}" for cluster in used) or answer.summary
+
     def waiting_reason(self, job: Job) -> str:
         """Why a queued job is not placed."""
         now = self._state.now
@@ -294,8 +308,7 @@ class Scanner:
         shape = self._queues.shape(job.spec, barred)
         refusal = self._refusals.get(shape)
         if refusal is None:
-            answer = self._evaluator.evaluate(job.spec, self._grid.view(), barred)
-            refusal = self._refusals[shape] = answer.summary if isinstance(answer, Refusal) else ""
+            refusal = self._refusals[shape] = self._why_refused(job, barred)
         if refusal:
             return "; ".join(filter(None, (refusal, refusals)))
         reservation = self._queues.reservation
