@@ -395,9 +395,12 @@ def check_nobody_passed(world: "World", effects: Effects) -> None:
     placed = [job for job in placed if job.placement_tries <= world.rules.aging_tries or not world.rules.aging]
     refused: set[object] = set()
     for priority in Priority:
-        last = max((place_of(world, job) for job in placed if job.spec.priority is priority), default=(0, 0, 0))
         view = queries.view(priority)
         for job in queries.jobs():
+            # Where sites have queues of their own, a job is placed before guests that come to its home site.
+            behind = [place_of(world, one) for one in placed if one.spec.priority is priority]
+            behind = [place for place in behind if place[0] == section_of(world, job)]
+            last = max(behind, default=(0, 0, 0))
             passed = job.waits and job.spec.priority is priority and place_of(world, job) < last
             if not passed or job.id in concerned or (priority, _shape(job)) in refused:
                 continue

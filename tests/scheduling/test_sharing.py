@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koalapy.model.errors import UsageError
@@ -79,13 +79,13 @@ def test_the_youngest_go_first_and_no_more_than_needed(order: str, stopped: list
     assert reclaimed(world) == stopped
 
 
-def test_a_guest_makes_room_for_who_has_come_with_it() -> None:
+def test_a_guest_waits_for_a_job_of_the_site_that_has_come_with_it() -> None:
     world = World({"north": 4, "south": 4}, Rules(sharing="feasible"))
     specs = [JobSpec(fixed(south=3), ("program",), home_site=site) for site in ("north", "south")]
     guest, owner = world.submit_together(specs)
     world.settle()
     assert (world.state(guest), world.state(owner)) == (JobState.QUEUED, JobState.CLAIMING)
-    assert reclaimed(world) == [guest]
+    assert reclaimed(world) == []
     world.advance(60)
     assert [world.state(job) for job in (guest, owner)] == [JobState.SUCCEEDED] * 2
     check_quiet(world)
@@ -320,3 +320,45 @@ def test_a_dry_run_says_that_the_site_would_take_back_nodes() -> None:
     said = explain_submission(world.queries, spec, world.now)
     assert said.headline == "would be placed at once on north (3 nodes), where north would take back nodes from others"
     assert world.queries.view_at_home(JobSpec(nonfixed(3))) is None
+
+
+@pytest.mark.parametrize("queue", ["scan", "head", "fcfs"])
+@pytest.mark.parametrize("together", [True, False])
+def test_no_guest_is_placed_where_it_is_reclaimed_in_the_same_step(queue: Any, together: bool) -> None:
+    world = World({"a": 8, "b": 8}, Rules(sharing="feasible", queue=queue))
+    world.submit(fixed(a=8), lasts=1e4, home_site="a")
+    requests = [(flexible(4, most=1), "a"), (flexible(8), "b")]
+    specs = [JobSpec(request, ("p",), home_site=home, launcher=Launcher.PROCESSES) for request, home in requests]
+    if together:
+        guest, owner = world.submit_together(specs)
+    else:
+        for site in world.sites.values():
+            site.local_user(site.idle)
+            site.report()
+        world.settle()
+        guest, owner = (world.submit_together([spec])[0] for spec in specs)
+        world.sites["b"].local_user_leaves(next(iter(world.sites["b"].locals)))
+        world.sites["b"].report()
+        world.settle()
+    world.advance(1)
+    assert world.state(owner) is JobState.RUNNING
+    assert (world.state(guest), world.story(guest)) == (JobState.QUEUED, ["submitted"])
+
+
+@given(
+    jobs=st.lists(
+        st.tuples(st.integers(1, 4), st.sampled_from(["a", "b", "c", ""]), st.sampled_from(Priority)), max_size=8
+    ),
+    queue=st.sampled_from(["scan", "head", "fcfs"]),
+)
+@settings(max_examples=200, deadline=None)
+def test_jobs_that_come_together_take_back_nothing_from_each_other(
+    jobs: list[tuple[int, str, Priority]], queue: Any
+) -> None:
+    world = World({"a": 4, "b": 4, "c": 4}, Rules(sharing="feasible", queue=queue))
+    specs = [
+        JobSpec(flexible(size, most=1), ("p",), home_site=home, priority=priority, launcher=Launcher.PROCESSES)
+        for size, home, priority in jobs
+    ]
+    submitted = world.submit_together(specs)
+    assert not [job for job in submitted if "reclaimed" in world.story(job)]

@@ -247,6 +247,14 @@ class PlacementQueue:
         """Those of all sections, in their order."""
         return [job for section in self._sections() if (job := self.head(section)) is not None]
 
+    def firsts(self, section: int, mode: QueueMode) -> list[JobId]:
+        """Return the first job of each shape of a section, in order; where a scan ends at the head, the head."""
+        if mode != "scan":
+            head = self.head(section)
+            return [] if head is None else [head]
+        groups = [group for group in self._groups.values() if group.section == section and not self._is_barred(group)]
+        return [place[-1] for place in sorted(group.entries[0].place for group in groups)]
+
     def _sections(self) -> Iterator[int]:
         """Those where jobs are, in order; one that is left empty meanwhile, or filled, is passed over or told of."""
         at = 0

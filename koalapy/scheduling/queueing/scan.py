@@ -62,6 +62,12 @@ class Scanner:
         self._scanned: Collection[Priority] = ()
         """The queues that the periodic scan goes through which is under way, if one is."""
         self._refused_newcomers: set[Group] = set()
+        self._in_turn: set[JobId] = set()
+        """Jobs that are about to be placed, once those are that would take back nodes."""
+        self._guest_sites: set[ClusterName] = set()
+        """The clusters where jobs of other home sites were placed in this step."""
+        self._refused_owners: set[Group] = set()
+        """The shapes of jobs that were tried in this step before a guest on their home site, in vain."""
         self.is_unfinished = False
         """Whether there are jobs left to be tried, for the next step."""
         self._woken_at = 0
@@ -90,6 +96,8 @@ class Scanner:
         a step goes."""
         self._queues.bounced.clear()
         self._refused_newcomers.clear()
+        self._refused_owners.clear()
+        self._guest_sites.clear()
         self._wake()
         if self._scans and any(self._queues.wakeups[priority] for priority in self._scans if self._may_scan(priority)):
             self._budget.double()
@@ -234,13 +242,9 @@ class Scanner:
         if self._owner_use.of(job.spec, self._state.now) is not None:
             self._ledger.count_refusals(RefusalKind.LIMIT)
             return False
-        barred = job.barred_from(now)
-        answer = self._evaluator.evaluate(job.spec, offer.view, barred)
-        if isinstance(answer, Refusal) and offer.with_preemption is not None:
-            answer = self._evaluator.evaluate(job.spec, offer.with_preemption, barred)
-        if isinstance(answer, Refusal) and (home := offer.at_home(job.spec)) is not None:
-            taken_back = self._evaluator.evaluate(job.spec, home, barred)
-            answer = taken_back if isinstance(taken_back, Placement) else answer
+        answer = self._answer(job, offer, now)
+        while isinstance(answer, Placement) and self._place_owner(job, answer, now):
+            answer = self._answer(job, offer, now)
         if isinstance(answer, Refusal):
             self._ledger.count_refusals(answer.kind)
             return False
@@ -252,6 +256,55 @@ class Scanner:
         self._queues.placing = None
         self._update_reservation()
         return True
+
+    def _answer(self, job: Job, offer: Offer, now: float) -> Placement | Refusal:
+        """Return where a job would go on what it is offered, if need be by preemption or what its home takes back."""
+        barred = job.barred_from(now)
+        answer = self._evaluator.evaluate(job.spec, offer.view, barred)
+        if isinstance(answer, Refusal) and offer.with_preemption is not None:
+            answer = self._evaluator.evaluate(job.spec, offer.with_preemption, barred)
+        if isinstance(answer, Refusal) and (home := offer.at_home(job.spec)) is not None:
+            taken_back = self._evaluator.evaluate(job.spec, home, barred)
+            answer = taken_back if isinstance(taken_back, Placement) else answer
+        return answer
+
+    def _place_owner(self, job: Job, answer: Placement, now: float) -> bool:
+        """Place first, if there is one, a job of a site where guests go in this step: one that goes home, or that would
+        take back the nodes of a guest once ``job`` is placed. It has its turn in the same step.
+        """
+        sharing, priority = self._state.sharing, job.spec.priority
+        if not sharing.reclaims:
+            return False
+        queue, offer = self._queues[priority], self._offers[priority]
+        newcomers = {place[-1] for place in self._queues.newcomers[priority]}
+        sites = {component.cluster for component in answer.components} - {job.spec.home_site}
+        self._in_turn.add(job.id)
+        try:
+            for site in sorted(sites | self._guest_sites):
+                for job_id in queue.firsts(sharing.section(site), self._rules.queue):
+                    group = queue.group_of(job_id)
+                    may_be_tried = self._may_scan(priority) or job_id in newcomers
+                    if not may_be_tried or job_id in self._in_turn or group in self._refused_owners:
+                        continue
+                    owner = self._ledger.jobs[job_id]
+                    wanted = self._answer(owner, offer, now) if offer.glance()(group.needs) else None
+                    if not isinstance(wanted, Placement):
+                        self._refused_owners.add(group)
+                    elif _is_on(owner.spec.home_site, wanted) or self._would_take_back(owner, offer, answer, now):
+                        return self._place(job_id, offer, now)
+        finally:
+            self._in_turn.discard(job.id)
+        self._guest_sites |= sites
+        return False
+
+    def _would_take_back(self, owner: Job, offer: Offer, guest: Placement, now: float) -> bool:
+        """Return whether a job would be placed only by what its home site takes back, once a guest is placed."""
+        barred, home = owner.barred_from(now), offer.at_home(owner.spec)
+        if home is None or isinstance(self._evaluator.evaluate(owner.spec, home, barred), Refusal):
+            return False
+        taken = [cluster for cluster in offer.view if guest.nodes_on(cluster.name)]
+        left = offer.view.changed([c.with_idle(max(0, c.idle - guest.nodes_on(c.name))) for c in taken])
+        return isinstance(self._evaluator.evaluate(owner.spec, left, barred), Refusal)
 
     # Tries
 
@@ -316,3 +369,8 @@ class Scanner:
         if keeper is not None and (job.id == reservation.job or reservation.is_kept_from(job.spec.priority)):
             return f"nodes are kept for job {keeper}, which has waited longer"
         return "fits, and waits for the next scan"
+
+
+def _is_on(site: ClusterName, placement: Placement) -> bool:
+    """Return whether all components are on one cluster."""
+    return all(component.cluster == site for component in placement.components)
