@@ -1,12 +1,14 @@
 """What is accepted at submission is placed on the whole empty grid, whatever its policy."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koalapy.model.cluster import Link
 from koalapy.model.errors import UsageError
-from koalapy.model.job import JobSpec, JobState, Launcher
+from koalapy.model.job import JobSpec, JobState, Launcher, Priority
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest, Request
 from koalapy.placement.registry import builtin
 from koalapy.scheduling.grid import Links
@@ -144,3 +146,30 @@ def test_inputs_and_a_limit_of_clusters_take_those_with_room(policy: str, sizes:
     attempt = world.job(job).attempt
     assert attempt is not None
     assert {component.cluster for component in attempt.components} == {"c2", "c3"}
+
+
+@pytest.mark.parametrize("queue", ["scan", "head", "fcfs"])
+@pytest.mark.parametrize("priority", Priority)
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_job_that_does_not_fit_any_more_keeps_nobody_waiting(queue: Any, priority: Priority, is_busy: bool) -> None:
+    """It was accepted while the nodes of a cluster were not known, or links were others."""
+    world = World({"north": 7, "south": 6}, Rules(queue=queue))
+    busy = [world.submit(nonfixed(7), lasts=60), world.submit(nonfixed(6), lasts=60)] if is_busy else []
+    never = world.submit(nonfixed(4, 5, 3), policy="close-to-files", priority=priority)
+    behind = [world.submit(nonfixed(1), lasts=5, priority=priority) for _ in range(3)]
+    world.advance(100)
+    assert {world.state(job) for job in [*busy, *behind]} == {JobState.SUCCEEDED}
+    assert world.state(never) is JobState.QUEUED
+    assert "no cluster has 3 idle nodes left" in world.queries.waiting_reason(world.job(never))
+
+
+@pytest.mark.parametrize("queue", ["head", "fcfs"])
+def test_job_that_fits_again_keeps_its_place(queue: Any) -> None:
+    world = World({"north": 7, "south": 6}, Rules(queue=queue))
+    never = world.submit(nonfixed(4, 5, 3), policy="close-to-files", lasts=50)
+    world.submit(nonfixed(1), lasts=5)
+    world.sites["south"].total = 8
+    world.sites["south"].report(world.sites["south"].look())
+    world.settle()
+    world.advance(10)
+    assert world.state(never) is JobState.RUNNING

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import islice
 
 from koalapy.model.bounds import MAX_NODES
-from koalapy.model.cluster import ClusterState, ClusterView, GridView, Uplink
+from koalapy.model.cluster import ClusterState, ClusterView, GridView, Uplink, of_so_many
 from koalapy.model.errors import UsageError
 from koalapy.model.job import JobSpec
 from koalapy.model.placement import ClusterReason, Placement, Refusal, RefusalKind
@@ -66,7 +66,7 @@ class PolicyEvaluator:
         """
         if not without.isdisjoint(_named_clusters(spec)):
             return False
-        view = self._empty_grid()
+        view = self.empty_grid()
         view = view.only(frozenset(cluster.name for cluster in view if cluster.name not in without))
         try:
             return isinstance(self._answer(spec, view), Placement)
@@ -79,7 +79,7 @@ class PolicyEvaluator:
         Also empty while that cannot be told: clusters have not told their nodes, inputs are nowhere, or cannot be moved
         from or to some cluster.
         """
-        view = self._empty_grid()
+        view = self.empty_grid()
         if spec.internal or not all(cluster.total for cluster in self._grid.clusters()):
             return ""
         if _had_from_nowhere(spec, view) or (view.cut_off and spec.all_inputs):
@@ -95,8 +95,9 @@ class PolicyEvaluator:
         policy = self._policy(spec, view)
         return self._eligibility.evaluate(policy, spec, self._looking_ahead(policy, spec, view))
 
-    def _empty_grid(self) -> GridView:
-        """Return the grid with all clusters usable, all nodes idle and nothing on the links."""
+    def empty_grid(self) -> GridView:
+        """Return the grid with all clusters usable, all nodes idle and nothing on the links; the same object as before
+        while it is the same."""
         view = self._grid.view()
         if view is not self._seen:
             emptied = tuple(map(_all_idle, view))
@@ -172,8 +173,7 @@ def _all_idle(cluster: ClusterView) -> ClusterView:
     """A cluster as it would be if it was usable and nobody had nodes there."""
     total = cluster.total or MAX_NODES
     classes = tuple(replace(each, idle=max(each.total, each.idle)) for each in cluster.node_classes)
-    emptied = replace(cluster, total=total, state=ClusterState.USABLE, note="", node_classes=classes)
-    return emptied.with_idle(total)
+    return ClusterView(cluster.name, total, total, speed=cluster.speed, node_classes=of_so_many(classes, total))
 
 
 def _named_clusters(spec: JobSpec) -> frozenset[ClusterName]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from sortedcontainers import SortedList
 
+from koalapy.model.cluster import GridView
 from koalapy.model.job import JobId, JobSpec
 from koalapy.model.placement import RefusalKind
 from koalapy.model.request import ClusterName
@@ -43,6 +44,10 @@ class Group:
     """Those that have waited longer, by their tries or since their submission, than the one before them: few."""
     refused_on: int = 0
     """The number of the grid on which its jobs were refused last when nodes were to be kept for one of them."""
+    judged_on: GridView | None = None
+    """The empty grid for which it was found out whether its jobs fit there, once the head was refused."""
+    never_fits: bool = False
+    """Whether they do not, as of that."""
 
     def index(self, place: Place) -> int:
         """How many of its jobs stand before a place."""
@@ -108,6 +113,10 @@ class PlacementQueue:
         """Jobs that were put in since the scan that is under way began; None while there is none."""
         self._refusals: Counter[RefusalKind] = Counter()
         """How many shapes scans have passed over, for they cannot be placed whatever their policies say."""
+        self.empty_grid = GridView(())
+        """The grid with all nodes idle, as it was last looked at."""
+        self.never_fits: Callable[[JobId], bool] = lambda _: False
+        """Whether a job would not be placed there: such a job keeps nobody waiting by its place."""
         self.scans = 0
         """Periodic scans so far: each is a failed try of every job that is still there."""
 
@@ -244,8 +253,13 @@ class PlacementQueue:
         return found.job if found is not None and found.place < self._new(section, nodes) else None
 
     def heads(self) -> list[JobId]:
-        """Those of all sections, in their order."""
-        return [job for section in self._sections() if (job := self.head(section)) is not None]
+        """Return those of all sections, in their order; and those that stand before them and can never be placed."""
+        found: list[JobId] = []
+        for section in self._sections():
+            first = self._head(section, (), self._is_barred)
+            head = self._head(section, ())
+            found += dict.fromkeys(entry.job for entry in (first, head) if entry is not None)
+        return found
 
     def firsts(self, section: int, mode: QueueMode) -> list[JobId]:
         """Return the first job of each shape of a section, in order; where a scan ends at the head, the head."""
@@ -263,17 +277,35 @@ class PlacementQueue:
             yield section
             at = self._order.bisect_left(_begin(section + 1))
 
-    def _head(self, section: int, came: Collection[JobId]) -> Entry | None:
-        """The first of a section who is not barred, nor among those who ``came``."""
+    def _head(
+        self, section: int, came: Collection[JobId], is_passed_over: Callable[[Group], bool] | None = None
+    ) -> Entry | None:
+        """The first of a section who is not passed over, nor among those who ``came``."""
+        is_passed_over = is_passed_over or self._is_passed_over
         at = self._order.bisect_left(_begin(section))
         if at == len(self._order) or self._order[at][0] != section:
             return None
         first = self._entries[self._order[at][-1]]
-        if first.job not in came and not self._is_barred(first.group):
+        if first.job not in came and not is_passed_over(first.group):
             return first
-        groups = [group for group in self._groups.values() if group.section == section and not self._is_barred(group)]
+        groups = [group for group in self._groups.values() if group.section == section and not is_passed_over(group)]
         firsts = [entry for group in groups if (entry := _first(group, came)) is not None]
         return min(firsts, key=lambda entry: entry.place, default=None)
+
+    def is_hopeless(self, group: Group) -> bool:
+        """Return whether jobs of a shape were found not to fit on the empty grid."""
+        return group.never_fits and group.judged_on is self.empty_grid
+
+    def _is_passed_over(self, group: Group) -> bool:
+        """Return whether jobs of a shape keep nobody waiting, where a scan ends at the first that is refused."""
+        return self.is_hopeless(group) or self._is_barred(group)
+
+    def judge(self, job: JobId) -> bool:
+        """Find out whether a job that was refused can ever be placed, and return whether it cannot."""
+        group = self._entries[job].group
+        if group.judged_on is not self.empty_grid:
+            group.judged_on, group.never_fits = self.empty_grid, self.never_fits(job)
+        return group.never_fits
 
     def _is_barred(self, group: Group) -> bool:
         return group.ask is not None and self._has_too_much(group.ask)
@@ -348,15 +380,15 @@ class PlacementQueue:
     def _scan_heads(
         self, section: int, glance: Callable[[], Callable[[Needs], bool]], came: set[JobId]
     ) -> Iterator[JobId]:
-        """The first of a section, and the next once it has left, until one is refused."""
+        """The first of a section, and the next once it has left, until one is refused that could ever be placed."""
         entry = self._head(section, came)
         self._refusals[RefusalKind.LIMIT] += self._barred_before(section, entry)
         while entry is not None:
-            if not glance()(entry.group.needs):
+            if glance()(entry.group.needs):
+                yield entry.job
+            else:
                 self._refusals[RefusalKind.NODES] += 1
-                return
-            yield entry.job
-            if self._entries.get(entry.job) is entry:
+            if self._entries.get(entry.job) is entry and not self.judge(entry.job):
                 return
             entry = self._head(section, came)
 

@@ -55,6 +55,9 @@ class Scanner:
         self._everything = {priority: offers.of(priority, everything=True) for priority in Priority}
         self._claiming, self._endings = claiming, endings
         self._idle = state.grid.lens(lambda cluster: cluster.idle)
+        if state.rules.queue != "scan":
+            for priority in Priority:
+                queues[priority].never_fits = self._never_fits
         self._budget = Budget(state.rules.step_budget, clock)
         self._scans: dict[Priority, Scan] = {}
         """Those that are under way."""
@@ -140,8 +143,15 @@ class Scanner:
         yield
         self._scanned = ()
 
+    def _never_fits(self, job_id: JobId) -> bool:
+        """Return whether a job would not be placed on the empty grid."""
+        return bool(self._evaluator.refusal_on_empty_grid(self._ledger.jobs[job_id].spec))
+
     def _wake(self) -> None:
         """Find out what has changed since the last step, and who may be placed by that."""
+        if self._rules.queue != "scan":
+            for priority in Priority:
+                self._queues[priority].empty_grid = self._evaluator.empty_grid()
         if self._grid.moment != self._woken_at:
             self._woken_at = self._grid.moment
             self._wake_by_grid()
@@ -233,6 +243,8 @@ class Scanner:
         if is_hopeless or not self._place(job.id, offer, now):
             self._refused_newcomers.add(group)
             self._count_try(job, now)
+            if self._rules.queue == "fcfs" and job.id in queue:
+                queue.judge(job.id)
 
     def _place(self, job_id: JobId, offer: Offer, now: float) -> bool:
         """Take a job out of its queue and start to claim for it, if it can be placed."""
@@ -332,6 +344,14 @@ class Scanner:
         reason = f"not placed in {placement_limit(job, self._rules)} tries: {self.waiting_reason(job)}"
         self._ledger.move(self._queues.leave(job), JobState.FAILED, now, "failed", reason, ended_at=now)
 
+    def _in_front_of(self, job: Job) -> JobId | None:
+        """Return the job that keeps one waiting by its place; None for the head, and for one that is passed over."""
+        queue = self._queues[job.spec.priority]
+        if self._rules.queue == "scan" or (job.id in queue and queue.is_hopeless(queue.group_of(job.id))):
+            return None
+        head = self._queues.head(job.spec)
+        return head if head != job.id else None
+
     def _why_refused(self, job: Job, barred: frozenset[ClusterName]) -> str:
         """Return why the job's policy does not place it; empty where it would."""
         answer = self._evaluator.evaluate(job.spec, self._grid.view(), barred)
@@ -355,7 +375,7 @@ class Scanner:
             return f"{again}, after {'a failed attempt' if job.restarts == 1 else f'{job.restarts} failed attempts'}"
         if (excess := self._owner_use.of(job.spec, self._state.now)) is not None:
             return excess.said
-        if self._rules.queue != "scan" and (head := self._queues.head(job.spec)) is not None and head != job.id:
+        if (head := self._in_front_of(job)) is not None:
             return f"waits behind job {head}"
         barred = job.barred_from(now)
         shape = self._queues.shape(job.spec, barred)
