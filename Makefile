@@ -56,8 +56,8 @@ chaos: $(STAMP)  ## random kills and stops under up to 1400 jobs, with SQLite an
 	$(BIN)/python -m tests.chaos --minutes 4.3
 	$(BIN)/python -m tests.chaos --minutes 4.3 --postgresql
 
-fuzz: $(STAMP)  ## hostile agents, daemons, runners and users, always others: ten minutes, or make fuzz MINUTES=60
-	KOALA_FUZZ_SECONDS=$$(( $(MINUTES) * 60 / 4 )) $(BIN)/python -m pytest tests/fuzz --timeout 0 -p no:cacheprovider
+fuzz: $(STAMP)  ## hostile agents, daemons, runners, head nodes and users, always others: ten minutes, or make fuzz MINUTES=60
+	KOALA_FUZZ_SECONDS=$$(( $(MINUTES) * 60 / 5 )) $(BIN)/python -m pytest tests/fuzz --timeout 0 -p no:cacheprovider
 
 machine: $(STAMP)  ## 100,000 random steps of everything that can happen to the scheduler, with all its laws: about five minutes
 	$(BIN)/python -m tests.scheduling.histories --steps 100000

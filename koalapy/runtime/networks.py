@@ -77,6 +77,14 @@ def is_inside(address: str, cidr: str) -> bool:
         return False
 
 
+def is_ipv4(text: str) -> bool:
+    """Return whether a text is an IPv4 address in its usual form."""
+    try:
+        return socket.inet_ntoa(socket.inet_aton(text)) == text
+    except (OSError, ValueError):
+        return False
+
+
 def _number(address: str) -> int:
     return int.from_bytes(socket.inet_aton(address), "big")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from koalapy.runtime.networks import is_ipv4
 from koalapy.runtime.rank_script import LAUNCHER
 from koalapy.runtime.settings import Settings
 
@@ -33,12 +34,16 @@ class Plan:
         return self._places.get(sender)
 
     def move(self, hosts: list[str]) -> None:
-        """The nodes are known to each other by these addresses from now on; ``ValueError`` when one is none."""
-        for host in hosts:
-            if not PLAIN.fullmatch(host):
-                raise ValueError(f"{host!r} is no address of a node")
+        """Let the nodes know each other by these addresses, or the present names, from now on.
+
+        Raise ``ValueError`` if one is neither. They come from the head node, perhaps of another site.
+        """
         if len(hosts) != len(self.nodes):
             raise ValueError(f"{len(hosts)} addresses for {len(self.nodes)} nodes")
+        for host, node in zip(hosts, self.nodes):
+            is_address = is_ipv4(host) or (":" in host and PLAIN.fullmatch(host))
+            if host != node["host"] and not is_address:
+                raise ValueError(f"{host!r} is no address of a node")
         for node, host in zip(self.nodes, hosts):
             node["host"] = host
 

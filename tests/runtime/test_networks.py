@@ -52,7 +52,7 @@ def test_a_cluster_that_names_its_network_keeps_to_it() -> None:
     assert other_routes(plan, {0: [], 1: []}) == []
 
 
-@pytest.mark.parametrize("host", ["", "-x", "../../tmp/x", "a,b", "a b", "a\nb", "x" * 256])
+@pytest.mark.parametrize("host", ["", "-x", "evil.example", "127.1", "../../tmp/x", "a,b", "a b", "a\nb", "x" * 256])
 def test_nodes_move_to_addresses_only(host: str) -> None:
     plan = plan_of(("north", "10.1.0.1"), ("south", "10.2.0.1"))
     plan.move(["10.9.0.1", "fe80::1%eth0"])
