@@ -517,19 +517,23 @@ def _content(path: Path) -> str:
     return content.decode("utf-8")
 
 
+def read_file(path: Path) -> dict[str, Any]:
+    """Return what stands in a configuration file, unchecked. ``UsageError`` for a file that cannot be read."""
+    try:
+        values = load_yaml(_content(path)) or {}
+    except NOT_READ as error:
+        raise UsageError(f"cannot read {path}: {error}", field="--config") from error
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} must hold fields and values, not a {type(values).__name__}", field="--config")
+    for key in values:
+        if not isinstance(key, str) or key.startswith("_"):  # such keys would be orders to the reader itself
+            raise UsageError(f"{path}: {key!r} is no field", field=str(key), hint="leave it out")
+    return values
+
+
 def load(path: Path | None) -> Settings:
     """Read a configuration file; a bad one is a ``UsageError`` that names the field."""
-    values: Any = {}
-    if path is not None:
-        try:
-            values = load_yaml(_content(path)) or {}
-        except NOT_READ as error:
-            raise UsageError(f"cannot read {path}: {error}", field="--config") from error
-        if not isinstance(values, dict):
-            raise UsageError(f"{path} must hold fields and values, not a {type(values).__name__}", field="--config")
-        for key in values:
-            if not isinstance(key, str) or key.startswith("_"):  # such keys would be orders to the reader itself
-                raise UsageError(f"{path}: {key!r} is no field", field=str(key), hint="leave it out")
+    values = {} if path is None else read_file(path)
     _refuse_misspelt_variables()
     try:
         settings = Settings(**values)

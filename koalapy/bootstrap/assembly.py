@@ -4,7 +4,7 @@ import contextlib
 import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -67,6 +67,7 @@ from koalapy.service.advisor import Advisor
 from koalapy.service.agent_messages import TransferFeedback
 from koalapy.service.alert_checks.data import CertificateCheck
 from koalapy.service.alerts import LOOK_INTERVAL as LOOK_INTERVAL_OF_ALERTS
+from koalapy.service.alerts import Check
 from koalapy.service.audit import MERGE_INTERVAL, Audit
 from koalapy.service.bundles import Bundles
 from koalapy.service.certificate import LOOK_INTERVAL, Certificate
@@ -122,8 +123,12 @@ async def run(
     umask: int,
     announce: Callable[[str], None],
     manager: ServiceManager,
+    more_checks: Sequence[Check] = (),
 ) -> None:
-    """Be a daemon until told to end; ``umask`` is that of the agents. The directory is made once we may serve."""
+    """Be a daemon until told to end; ``umask`` is that of the agents. The directory is made once we may serve.
+
+    ``more_checks``: further checks for alerts.
+    """
     configured = settings.known_links()
     settings.check_people()
     settings.check_coallocation()
@@ -154,6 +159,8 @@ async def run(
     services = _services(*told)
     if certificate is not None:
         services.alerts.add_check(CertificateCheck(certificate))
+    for check in more_checks:
+        services.alerts.add_check(check)
     notifications = notifications_of(settings, stores, engine, services.alerts)
     hub.number_above(services.jobs.number_above)
     hub.learn_from_transfers(

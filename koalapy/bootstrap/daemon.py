@@ -16,7 +16,7 @@ from koalapy.concealment import forget_own
 from koalapy.credentials import TOKEN_FILE
 from koalapy.private import FOR_OTHERS, private_directory
 from koalapy.service_manager import ServiceManager
-from koalapy.settings import Settings, TlsSection, load, proxies
+from koalapy.settings import Settings, TlsSection, load, proxies, read_file
 
 CONTENTS = ("koala.db", TOKEN_FILE, "bundles", "results", "clusters")
 """By any of these a data directory is known."""
@@ -50,6 +50,7 @@ def serve(
     """Run a daemon until it is told to end. ``port`` 0 takes any free one; ``announce`` is called with the URL."""
     sys.setswitchinterval(SWITCH_INTERVAL)
     configure_logging()
+    started_with = {} if config is None else read_file(config)
     settings = wire.over(load(config))
     configure_logging(settings.log_level, settings.log_format)
     watch_out_for_crashes()
@@ -59,7 +60,9 @@ def serve(
     umask = os.umask(FOR_OTHERS)
     # Imported here, so that an agent, which also comes through this module, does not pay for it.
     from koalapy.bootstrap.assembly import run
+    from koalapy.service.alert_checks.configuration import ConfigurationCheck
 
+    checks = [] if config is None else [ConfigurationCheck(config.absolute(), started_with, read_file)]
     is_new = is_untold = False
 
     def data_directory() -> Path:
@@ -77,7 +80,7 @@ def serve(
         is_untold = False
 
     try:
-        uvloop.run(run(settings, policies(), host, port, data_directory, umask, announced, manager))
+        uvloop.run(run(settings, policies(), host, port, data_directory, umask, announced, manager, checks))
     finally:
         # The lease was ours: no other daemon has served from it. Of a database elsewhere there may be moved output.
         if is_new and is_untold and not settings.database:

@@ -49,6 +49,8 @@ class AlertKind(StrEnum):
     """The database is slow, or takes nothing."""
     CERTIFICATE = "certificate"
     """The daemon's certificate has expired or expires soon, or its new files are refused."""
+    CONFIGURATION = "configuration"
+    """The configuration file has other settings than the daemon runs with."""
     DISK = "disk"
     """A disk is nearly full."""
     SLOW_LINK = "slow-link"
