@@ -468,6 +468,10 @@ class HistoryStore(Protocol):
         """Of which anything is known."""
         ...
 
+    def first_submission(self) -> float | None:
+        """Return when the oldest job that is kept was submitted; None without one."""
+        ...
+
     def nodes_by_day(self, until: int) -> list[tuple[int, ClusterName, int]]:
         """Days up to one, in order, in which clusters told how many nodes they have, and how many at most."""
         ...

@@ -157,7 +157,8 @@ class History:
         since, sizes = self._store.first_day(), self._store.nodes_by_day(which.last)
         last = min(which.last, day_of(now))
         first = last if since is None else min(max(since, which.first), last)
-        capacity = _Capacity(sizes, first, last, now)
+        began = self._store.first_submission()
+        capacity = _Capacity(sizes, first, last, now, 0.0 if began is None else began)
         return _Known([_line(key, figures, which, capacity) for key, figures in sorted(found.items())], since)
 
     async def trace(self, span: Span, user: str | None) -> AsyncIterator[str]:
@@ -180,27 +181,37 @@ class History:
 class _Capacity:
     """The node-seconds that there were: each day as many nodes as the clusters had when that was told last."""
 
-    def __init__(self, sizes: Sequence[tuple[int, ClusterName, int]], first: int, last: int, now: float) -> None:
-        """Up to now, and from the first day on of which anything is known."""
+    def __init__(
+        self, sizes: Sequence[tuple[int, ClusterName, int]], first: int, last: int, now: float, began: float
+    ) -> None:
+        """Count up to now, and from the first day on of which anything is known.
+
+        ``began``: when the first job was submitted. On the day on which the first cluster told its nodes they count
+        from then on, as before there was no daemon.
+        """
         self._first = first
         self._sums: dict[str, list[float]] = {"": [0.0] * (last - first + 2)}
         told: dict[ClusterName, list[tuple[int, int]]] = defaultdict(list)
+        if not sizes or day_of(began) != min(day for day, _, _ in sizes):
+            began = 0.0
         for day, cluster, nodes in sizes:
             told[cluster].append((day, nodes))
         for cluster, changes in told.items():
-            self._sums[cluster] = list(self._added_up(changes, first, last, now))
+            self._sums[cluster] = list(self._added_up(changes, first, last, now, began))
         for cluster in told:
             self._sums[""] = [all_ + one for all_, one in zip(self._sums[""], self._sums[cluster], strict=True)]
 
     @staticmethod
-    def _added_up(changes: Sequence[tuple[int, int]], first: int, last: int, now: float) -> Iterator[float]:
+    def _added_up(
+        changes: Sequence[tuple[int, int]], first: int, last: int, now: float, began: float
+    ) -> Iterator[float]:
         """Node-seconds from the first day to the beginning of each, and to the end of the last."""
         total, nodes, coming = 0.0, changes[0][1], deque(changes)
         for day in range(first, last + 2):
             yield total
             while coming and coming[0][0] <= day:
                 nodes = coming.popleft()[1]
-            total += nodes * min(DAY, max(0.0, now - day * DAY))
+            total += nodes * max(0.0, min((day + 1) * DAY, now) - max(day * DAY, began))
 
     def of(self, name: str, first: int, last: int) -> float:
         """Of a cluster, or of all; 0 where nothing is known of it."""

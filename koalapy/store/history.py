@@ -45,6 +45,10 @@ class SqlHistory:
         with self._database.reading() as connection:
             return first_day(connection)
 
+    def first_submission(self) -> float | None:
+        rows = self._database.rows(select(_jobs.submitted_at).order_by(_jobs.id).limit(1))
+        return next((row["submitted_at"] for row in rows), None)
+
     def nodes_by_day(self, until: int) -> list[tuple[int, ClusterName, int]]:
         with self._database.reading() as connection:
             return nodes_by_day(connection, until)

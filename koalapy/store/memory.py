@@ -396,6 +396,10 @@ class MemoryStore:
         with self._reading() as memory:
             return min((key.day for key in memory.days if key.kind is Kind.GRID), default=None)
 
+    def first_submission(self) -> float | None:
+        with self._reading() as memory:
+            return memory.jobs[min(memory.jobs)].submitted_at if memory.jobs else None
+
     def nodes_by_day(self, until: int) -> list[tuple[int, ClusterName, int]]:
         with self._reading() as memory:
             return [(day, name, nodes) for (day, name), nodes in sorted(memory.nodes.items()) if day <= until]

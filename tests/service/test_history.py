@@ -172,3 +172,18 @@ async def test_days_of_home_sites_are_of_their_users_jobs_wherever_these_ran(pla
     ]
     assert lines[0].response_time == 65 + 2 * 3600
     assert lines[1].response_time is None
+
+
+async def test_utilisation_of_first_day_counts_nodes_from_first_submission() -> None:
+    place = Place()
+    place.store.write(Batch(at=(THURSDAY + 0.5) * DAY, epoch=1, clusters=[record("north", 10)]))
+    first = job(1, day=THURSDAY, hours=6, clusters={"north": 10}, state=JobState.SUCCEEDED)
+    place.end(first)
+    place.now = (THURSDAY + 1) * DAY
+    used = 6 * 3600 / (DAY / 2 + 65)
+    for by in (Kind.GRID, Kind.CLUSTER):
+        (line,) = await place.lines(by, last=date(2024, 10, 10))
+        assert line.utilisation == pytest.approx(used, abs=1e-6)
+    place.now = (THURSDAY + 2) * DAY
+    (all_of_it,) = await place.lines(step=Step.ALL, last=date(2024, 10, 11))
+    assert all_of_it.utilisation == pytest.approx(6 * 3600 / (1.5 * DAY + 65), abs=1e-6)

@@ -184,3 +184,12 @@ def test_a_kill_teaches_the_same_when_its_job_is_gone(stores: Stores) -> None:
     assert [run.killed for run in taught] == [True]
     stores.history.remove([1])
     assert stores.advice.runs(10) == taught
+
+
+def test_first_submission_is_that_of_oldest_job_that_is_kept(stores: Stores) -> None:
+    assert stores.history.first_submission() is None
+    write(stores, 1, 3)
+    first, second = (stores.jobs.job(ident).submitted_at for ident in (1, 2))
+    assert stores.history.first_submission() == first
+    stores.history.remove([1])
+    assert stores.history.first_submission() == second
