@@ -1,7 +1,7 @@
 """One component as its agent knows it: what was decided, what its runners said, what the resource manager says."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from koalapy.agents.grace import Grace
 from koalapy.agents.lrm.port import Fault, LrmJob, LrmJobState
@@ -12,6 +12,7 @@ from koalapy.model.job import ComponentState
 from koalapy.model.reports import ComponentStatus, Refusal, ReportedState
 from koalapy.runtime.session import Line
 
+KILLED_BY_KILL = 128 + 9
 KILLED_BY_TERM = 128 + 15
 
 
@@ -80,6 +81,8 @@ class Component:
     infrastructure: bool = False
     refused: Refusal = ""
     """What the refusal of its resource manager concerns."""
+    exceeded: Literal["", "memory"] = ""
+    """The limit for which its resource manager ended it, other than its walltime."""
     exit_code: int | None = None
     ended: bool = False
     collected: bool = False
@@ -129,7 +132,7 @@ class Component:
         if end := known.get("end"):
             own.ended, own.exit_code = True, end["exit_code"]
             own.error, own.infrastructure = end["error"], end["infrastructure"]
-            own.refused = end.get("refused", "")
+            own.refused, own.exceeded = end.get("refused", ""), end.get("exceeded", "")
             for node, host in zip(own.nodes, end["hosts"], strict=False):
                 node.host = host
         return own
@@ -215,6 +218,7 @@ class Component:
             error=self.error,
             infrastructure=self.infrastructure,
             refused=self.refused,
+            exceeded=self.exceeded,
             missing=self.output.missing,
             over=self.program_over,
             warned=self.warned,
@@ -274,7 +278,11 @@ class Component:
         reason = job.reason if job else ""
         if job is None and not all(results):
             self.fail("the local resource manager no longer knows it")
-        elif job is not None and "walltime" in reason and self.stop is None and self.exit_code is None:
+        elif job is not None and job.exceeded == "memory" and self.exit_code != 0:
+            # What runners reported before is what came of it: of one killed process, or of a lost MPI daemon.
+            self.exceeded, self.error, self.infrastructure = "memory", reason, False
+            self.exit_code = self.exit_code or job.exit_code or KILLED_BY_KILL
+        elif job is not None and job.exceeded == "walltime" and self.stop is None and self.exit_code is None:
             self.error = self.error or f"walltime of {self.walltime:g} s exceeded" if self.walltime else reason
             self.exit_code = KILLED_BY_TERM
         elif lost := next((n for n in self.nodes if n.result is None), None):
@@ -292,7 +300,7 @@ class Component:
         self.output.close()
         hosts = [n.host for n in self.nodes]
         facts = {"exit_code": self.exit_code, "error": self.error, "infrastructure": self.infrastructure}
-        self.folder.note(end={**facts, "refused": self.refused, "hosts": hosts})
+        self.folder.note(end={**facts, "refused": self.refused, "exceeded": self.exceeded, "hosts": hosts})
 
     def has_collected(self, problem: str) -> None:
         """Its results are with the daemon, or lost: that is worth a word, but no failure."""

@@ -66,6 +66,8 @@ class ComponentStatus:
     error: TruncatedText = ""
     infrastructure: bool = False
     refused: Refusal = ""
+    exceeded: Literal["", "memory"] = ""
+    """The limit for which its resource manager ended it: an ending of the program, and no fault of the cluster."""
     missing: TruncatedText = ""
     """What of its output will never come, and why."""
     over: bool = False

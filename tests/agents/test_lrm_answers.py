@@ -194,6 +194,42 @@ async def test_a_job_that_was_taken_and_will_never_start_is_ended(
         await daemon.until(lambda: lrm.cancelled == [("1", False)])
 
 
+# Limits
+
+
+def ended_at_memory_limit(code: int | None = None) -> LrmJob:
+    return LrmJob("7", NAME, LrmJobState.ENDED, exit_code=code, reason="memory limit exceeded", exceeded="memory")
+
+
+@pytest.mark.parametrize(("code", "exit_code"), [(None, 137), (137, 137), (9, 9)])
+def test_component_at_its_memory_limit_ends_by_no_fault_of_the_cluster(
+    tmp_path: Path, code: int | None, exit_code: int
+) -> None:
+    own = component(tmp_path, "7")
+    own.lrm_ended(ended_at_memory_limit(code))
+    status = own.status()
+    assert (status.exceeded, status.program_exit, status.infrastructure) == ("memory", exit_code, False)
+    assert status.error == "memory limit exceeded"
+    recalled = Component.recall("test", T, own.folder).status()
+    assert (recalled.exceeded, recalled.error) == ("memory", status.error)
+
+
+def test_component_at_its_memory_limit_overrides_what_its_runners_reported(tmp_path: Path) -> None:
+    own = component(tmp_path, "7")
+    own.fail("the MPI daemon on n2 was lost")
+    own.stop = "the attempt is over"
+    own.lrm_ended(ended_at_memory_limit())
+    status = own.status()
+    assert (status.exceeded, status.error, status.infrastructure) == ("memory", "memory limit exceeded", False)
+
+
+def test_component_that_succeeded_stays_so_at_its_memory_limit(tmp_path: Path) -> None:
+    own = component(tmp_path, "7")
+    own.exit_code = 0
+    own.lrm_ended(ended_at_memory_limit())
+    assert (own.status().exceeded, own.status().program_exit) == ("", 0)
+
+
 # Submissions in doubt
 
 

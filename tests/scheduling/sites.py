@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from koalapy.model.job import ComponentState, Token
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageFault, StageState, StageStatus
@@ -49,6 +50,7 @@ class Runner:
     exit_code: int | None = None
     error: str = ""
     refused: str = ""
+    exceeded: Literal["", "memory"] = ""
     starting: float = 0.0
     """Not 0 while its nodes have to boot: how long that takes at most."""
     warned: bool = False
@@ -203,6 +205,13 @@ class Site:
             runner.error = error
             self.tell(token)
 
+    def exceeds_memory(self, token: Token) -> None:
+        """The resource manager ends a component at its memory limit; it is told even of one that was to stop."""
+        runner = self.runners[token]
+        runner.exceeded, runner.error = "memory", "memory limit exceeded"
+        runner.exit_code = runner.exit_code or 137
+        self.ends(token)
+
     def ends(self, token: Token) -> None:
         """The resource manager has the nodes back."""
         if self.runners[token].phase in ("delivering", "ended") or token in self.stuck:
@@ -352,8 +361,9 @@ class Site:
             f"lrm-{runner.token}",
             runner.exit_code,
             runner.error,
-            bool(runner.error) and not runner.refused,
+            bool(runner.error) and not (runner.refused or runner.exceeded),
             runner.refused,
+            exceeded=runner.exceeded,
             starting=runner.starting if runner.phase == "waiting" else 0.0,
             warned=runner.warned,
         )

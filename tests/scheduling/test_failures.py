@@ -41,6 +41,47 @@ def test_a_gang_dies_as_one_and_is_tried_again(launcher: Launcher, index: int) -
     check_quiet(world)
 
 
+@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("launcher", list(Launcher))
+@pytest.mark.parametrize("other_fails_first", [False, True])
+def test_memory_limit_of_a_component_fails_its_job_and_blames_no_cluster(
+    launcher: Launcher, index: int, other_fails_first: bool
+) -> None:
+    world = World({"north": 4, "south": 4})
+    job = world.submit(flexible(6), launcher=launcher)
+    world.advance(5)
+    token, other = world.job(job).token(index), world.job(job).token(1 - index)
+    site, other_site = world.site_of(token), world.site_of(other)
+    if other_fails_first:
+        other_site.fails(other, "the MPI daemon was lost")
+        world.deliver(other_site.name)
+        assert world.job(job).ending is JobState.QUEUED
+    site.exceeds_memory(token)
+    world.settle()
+    world.advance(60)
+    done = world.job(job)
+    assert (done.state, done.generation, done.exit_code) == (JobState.FAILED, 1, None)
+    assert done.reason == f"{site.name}: memory limit exceeded"
+    assert [world.queries.grid[name].health.errors for name in ("north", "south")] == [0, 0]
+    check_quiet(world)
+
+
+def test_memory_limit_after_the_program_told_its_exit_code_is_the_reason() -> None:
+    world = World({"north": 4})
+    job = world.submit(fixed(north=4), launcher=Launcher.PROCESSES)
+    world.advance(5)
+    token = world.job(job).token(0)
+    site = world.site_of(token)
+    site.program_exits(token, 1)
+    world.deliver("north")
+    site.exceeds_memory(token)
+    world.settle()
+    done = world.job(job)
+    assert (done.state, done.restarts, done.exit_code) == (JobState.FAILED, 0, None)
+    assert done.reason == "north: memory limit exceeded"
+    check_quiet(world)
+
+
 def test_a_failure_during_the_claim() -> None:
     world = World({"north": 4, "south": 4})
     job = world.submit(flexible(6))

@@ -16,6 +16,10 @@ never takes its walltime or size (``unsuitable``); a limit or quota that may be 
 configuration, or the options that every job of koalapy has (``site``); or nothing that is known (``unknown``)."""
 
 
+Exceeded = Literal["", "walltime", "memory"]
+"""The limit of a job for which its resource manager ended it: an ending of the program, and no fault of the cluster."""
+
+
 class LrmJobState(StrEnum):
     QUEUED = "queued"
     RUNNING = "running"
@@ -44,6 +48,7 @@ class LrmJob:
     """Of one that is queued and that will never start as it is, for ``reason``: whose fault that is."""
     user: str = ""
     """The account that it runs as; empty: the agent's own."""
+    exceeded: Exceeded = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,7 @@ class JobEnd:
     exit_code: int | None
     lost: bool = False
     reason: str = ""
+    exceeded: Exceeded = ""
 
 
 @dataclass(frozen=True, slots=True)

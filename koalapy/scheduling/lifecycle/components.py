@@ -161,6 +161,8 @@ class Components:
             return job
         if status.refused and job.ending is None:
             return self._failures.refused(job, component, status.refused, status.error, now)
+        if status.exceeded and job.ending in (None, JobState.QUEUED, JobState.FAILED):
+            return self._failures.limit_exceeded(job, component, status.error, now)
         if status.infrastructure and self._may_blame(job):
             return self._failures.infrastructure_failed(job, component, AttemptFailure.CLUSTER, status.error, now)
         if job.ending is not None or (status.state in BEFORE_PROGRAM and status.program_exit is None):

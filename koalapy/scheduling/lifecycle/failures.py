@@ -8,6 +8,7 @@ from koalapy.model.wording import nodes
 from koalapy.scheduling.claiming.claiming import Claiming
 from koalapy.scheduling.claiming.doubtful_nodes import DoubtfulNodes
 from koalapy.scheduling.effects import AttemptFailure, ClaimFailure
+from koalapy.scheduling.ledger import live
 from koalapy.scheduling.lifecycle.attempts import Attempts
 from koalapy.scheduling.lifecycle.cluster_health import ClusterHealth
 from koalapy.scheduling.lifecycle.refusals import Refusals
@@ -41,6 +42,22 @@ class Failures:
         self._ledger.note(job, now, "error", error, component)
         self._health.count_error(component.cluster, error, now)
         return self.restart(job, f"{INFRASTRUCTURE_FAILURE}: {component.cluster}: {error}", now)
+
+    def limit_exceeded(self, job: Job, component: Component, error: str, now: float) -> Job:
+        """End a job of which a component exceeded a limit of its resource manager, such as that of its memory.
+
+        It is not tried again, and no cluster is to blame, also where another component has told first what came of it,
+        as of a lost MPI daemon.
+        """
+        reason = f"{component.cluster}: {error}"
+        if (job.ending, job.reason) == (JobState.FAILED, reason):
+            return job
+        self._ledger.note(job, now, "error", error, component)
+        for each in live(job).gang:
+            self._health.count_success(each.cluster)
+        job = self._ledger.change(job, retry_at=None)
+        # Without an exit code, so that no infrastructure failure that is told later overrides it.
+        return self._attempts.end(job, JobState.FAILED, reason, now)
 
     def refused(self, job: Job, component: Component, concerns: Refusal, error: str, now: float) -> Job:
         """Follow a refusal by a component's resource manager, by what it ``concerns``."""

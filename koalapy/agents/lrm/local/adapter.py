@@ -14,6 +14,7 @@ from typing import Any
 import koalapy
 from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.lrm.local.cluster import REQUEST_TIMEOUT, LocalCluster, raise_error
+from koalapy.agents.lrm.local.jobs import WALLTIME_EXCEEDED
 from koalapy.agents.lrm.node_classes import KnownNode, NodeClassSettings, grouped
 from koalapy.agents.lrm.port import JOB_PREFIX, Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agents.runner_secrets import secret_files, write_secrets
@@ -335,4 +336,5 @@ def _job_of(record: dict[str, Any]) -> LrmJob:
         lost=record["lost"],
         reason=record["reason"],
         user="" if record["user"] == OWN_USER else record["user"],
+        exceeded="walltime" if record["reason"] == WALLTIME_EXCEEDED else "",
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+WALLTIME_EXCEEDED = "walltime exceeded"
 MAX_RETAINED_JOBS = 10_000
 """Ended jobs remembered."""
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
-from koalapy.agents.lrm.local.jobs import JobTable, LocalJob, LocalNode
+from koalapy.agents.lrm.local.jobs import WALLTIME_EXCEEDED, JobTable, LocalJob, LocalNode
 from koalapy.agents.lrm.local.processes import MARK, Adopted, mark_of, send, trees_of
 from koalapy.agents.lrm.local.spawn import Spawner
 
@@ -104,7 +104,7 @@ class Runs:
                 run.alive = True
                 self._by_pid[run.pid] = run
         if job.walltime is not None:
-            self._deadlines.set(job, job.walltime, lambda: self.stop(job, "walltime exceeded"))
+            self._deadlines.set(job, job.walltime, lambda: self.stop(job, WALLTIME_EXCEEDED))
         self._sweep()
 
     def stop(self, job: LocalJob, reason: str) -> None:

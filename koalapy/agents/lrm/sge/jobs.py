@@ -79,7 +79,15 @@ class TrackedJobs:
         """It has ended so."""
         self.known.pop(known.id, None)
         job = LrmJob(
-            known.id, known.name, LrmJobState.ENDED, known.nodes, end.exit_code, end.lost, end.reason, user=known.user
+            known.id,
+            known.name,
+            LrmJobState.ENDED,
+            known.nodes,
+            end.exit_code,
+            end.lost,
+            end.reason,
+            user=known.user,
+            exceeded=end.exceeded,
         )
         self._ended[known.id] = (job, time.monotonic() + ENDED_RETENTION)
 

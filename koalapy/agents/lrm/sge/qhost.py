@@ -7,7 +7,13 @@ from koalapy.agents.lrm.sge.xml_answers import read_xml
 
 _UNITS = {"": 1, "k": 1000, "K": 1 << 10, "m": 10**6, "M": 1 << 20, "g": 10**9, "G": 1 << 30, "t": 10**12, "T": 1 << 40}
 """As Grid Engine has them: small letters are decimal."""
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)B?")
+
+
+def read_size(text: str) -> int | None:
+    """Return the bytes of a size as Grid Engine prints it, as ``1.2G``; None for any other text."""
+    size = _SIZE.fullmatch(text.strip())
+    return None if size is None else int(float(size[1]) * _UNITS[size[2]])
 
 
 def short(host: str) -> str:
@@ -24,7 +30,6 @@ def read_memory(text: bytes) -> dict[str, int]:
     found = {}
     for host in root.iter("host"):
         for value in host.findall("hostvalue"):
-            size = _SIZE.fullmatch((value.text or "").strip()) if value.get("name") == "mem_total" else None
-            if size is not None and (memory := int(float(size[1]) * _UNITS[size[2]])) > 0:
+            if value.get("name") == "mem_total" and (memory := read_size(value.text or "")):
                 found[short(host.get("name", ""))] = memory
     return found

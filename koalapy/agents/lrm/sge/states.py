@@ -1,11 +1,13 @@
 """What Grid Engine's letters and numbers mean to us: states of jobs and queues, and how a job ended."""
 
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from koalapy.agents.lrm.port import JobEnd, LrmJobState
+from koalapy.agents.lrm.sge.qhost import read_size
 
 NodeState = Literal["idle", "busy", "down"]
 
@@ -28,10 +30,14 @@ BROKEN = "E"
 DELETED = "d"
 HELD = "h"
 SUSPENDED = "sSTP"
-WALLTIME_EXCEEDED = 37
-"""Code of failure: the master ended it at its limit."""
 AFTER_START = 100
 """Code of failure: killed by a signal."""
+_ENFORCED: Mapping[int, str] = {37: "h_rt, h_cpu, or h_vmem", 44: "h_rt", 47: "h_rss", 52: "memory"}
+"""Codes of failure of a job that was ended at a limit, of Grid Engine, Univa's and Gridware's, and which limits."""
+_LIMIT_SIGNALS = frozenset({signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU})
+"""Signals by which Grid Engine tells a job that it has exceeded a limit."""
+_WALLTIME_MARGIN = 60.0
+"""Seconds before its limit at which a job that was ended for one of several may have run for too long."""
 
 
 def queue_state(states: str) -> NodeState:
@@ -69,6 +75,10 @@ class AccountingRecord:
     exit_status: int
     wallclock: float
     limit: float | None
+    memory: float = 0.0
+    """Bytes of virtual memory that it had at most."""
+    memory_limit: float | None = None
+    """Bytes that it might have in all its slots."""
 
 
 def read_accounting(text: str) -> Sequence[AccountingRecord]:
@@ -85,15 +95,43 @@ def read_accounting(text: str) -> Sequence[AccountingRecord]:
 def end_of(record: AccountingRecord, *, cancelled: bool) -> JobEnd:
     """From its record; ``cancelled`` by us, then being killed is what was asked for."""
     code = record.exit_status
-    if record.failed == WALLTIME_EXCEEDED or (record.limit and record.wallclock >= record.limit and code > 128):
-        return JobEnd(code or None, reason="walltime exceeded")
+    enforced = _enforced_limits(record)
+    killed = code > 128 and record.failed in (0, AFTER_START)
+    if _is_walltime(record, enforced):
+        return JobEnd(code or None, reason="walltime exceeded", exceeded="walltime")
+    if enforced or (killed and not cancelled and _is_memory(record)):
+        name = f" ({enforced})" if enforced else ""
+        return JobEnd(code or None, reason=f"memory or CPU time limit exceeded{name}", exceeded="memory")
     if cancelled:
         return JobEnd(code if record.failed in (0, AFTER_START) else None, reason="cancelled")
-    if code > 128 and record.failed in (0, AFTER_START):
+    if killed:
         return JobEnd(code, lost=True, reason=f"ended by signal {code - 128}")
     if record.failed:
         return JobEnd(None, lost=True, reason=f"Grid Engine failed {record.failure} (code {record.failed})")
     return JobEnd(code)
+
+
+def _enforced_limits(record: AccountingRecord) -> str:
+    """Return the limits of which one was enforced, as Grid Engine names them; empty if none was."""
+    told = re.search(r"enforced (.*?) ?limit", record.failure)
+    return (told[1] if told else "") or _ENFORCED.get(record.failed, "")
+
+
+def _is_walltime(record: AccountingRecord, enforced: str) -> bool:
+    if enforced and not re.search(r"\b[hs]_rt\b", enforced):
+        return False
+    if re.fullmatch(r"[hs]_rt", enforced):
+        return True
+    if enforced:
+        return record.limit is None or record.wallclock >= record.limit - min(_WALLTIME_MARGIN, record.limit / 10)
+    return bool(record.limit and record.wallclock >= record.limit and record.exit_status > 128)
+
+
+def _is_memory(record: AccountingRecord) -> bool:
+    """Whether a job that a signal killed had exceeded a limit other than that of its walltime."""
+    if record.exit_status - 128 in _LIMIT_SIGNALS:
+        return True
+    return record.memory_limit is not None and record.memory >= record.memory_limit
 
 
 def _record(fields: Mapping[str, str]) -> AccountingRecord | None:
@@ -103,6 +141,8 @@ def _record(fields: Mapping[str, str]) -> AccountingRecord | None:
         return None
     wallclock = re.match(r"[\d.]+", fields.get("ru_wallclock", ""))
     limit = re.search(r"h_rt=(\d+)", fields.get("category", ""))
+    per_slot = read_size(found[1]) if (found := re.search(r"h_vmem=([^,\s]+)", fields.get("category", ""))) else None
+    slots = fields.get("slots", "1")
     return AccountingRecord(
         job=fields["jobnumber"],
         host=fields.get("hostname", ""),
@@ -113,4 +153,6 @@ def _record(fields: Mapping[str, str]) -> AccountingRecord | None:
         exit_status=int(status[0]),
         wallclock=float(wallclock[0]) if wallclock else 0.0,
         limit=float(limit[1]) if limit else None,
+        memory=read_size(fields.get("maxvmem", "")) or 0.0,
+        memory_limit=per_slot * int(slots) if per_slot and slots.isdecimal() else None,
     )

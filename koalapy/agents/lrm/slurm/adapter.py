@@ -328,7 +328,8 @@ class SlurmLrm:
         state, user = job_state(job.words), await self._owner(job.user) or ""
         if state is LrmJobState.ENDED:
             end = job_end(job.words, job.code, job.signal, job.reason, cancelled_by_us=job.id in self._cancelled)
-            return LrmJob(job.id, job.name, state, job.nodes, end.exit_code, end.lost, end.reason, user=user)
+            code, lost, why, exceeded = end.exit_code, end.lost, end.reason, end.exceeded
+            return LrmJob(job.id, job.name, state, job.nodes, code, lost, why, user=user, exceeded=exceeded)
         refused, reason, starting = None, "", is_starting(job.words)
         if starting:
             reason = "Slurm makes its nodes ready"

@@ -25,7 +25,6 @@ _LOST = {
     "LAUNCH_FAILED": "the job could not be launched",
     "PREEMPTED": "preempted by another job",
     "DEADLINE": "its deadline has passed",
-    "OUT_OF_MEMORY": "out of memory",
     "REVOKED": "another cluster has started it",
 }
 _NOT_A_REASON = frozenset({"", "None", "NonZeroExitCode"})
@@ -65,7 +64,9 @@ def job_end(words: AbstractSet[str], code: int, signal: int, slurm_reason: str, 
             exit_code, not cancelled_by_us, "cancelled" if cancelled_by_us else "cancelled in Slurm by others"
         )
     if "TIMEOUT" in words:
-        return JobEnd(exit_code, False, "walltime exceeded")
+        return JobEnd(exit_code, False, "walltime exceeded", "walltime")
+    if "OUT_OF_MEMORY" in words:
+        return JobEnd(exit_code, False, "memory limit exceeded", "memory")
     for word, reason in _LOST.items():
         if word in words:
             return JobEnd(exit_code, True, f"{reason} ({killed})" if killed else reason)

@@ -64,7 +64,7 @@ def test_the_accounting_is_read() -> None:
     assert [end_of(record, cancelled=False) for record in records] == [
         JobEnd(3),
         JobEnd(137, lost=True, reason="ended by signal 9"),
-        JobEnd(137, reason="walltime exceeded"),
+        JobEnd(137, reason="walltime exceeded", exceeded="walltime"),
         JobEnd(None, lost=True, reason="Grid Engine failed opening input/output file (code 26)"),
     ]
 
@@ -81,3 +81,64 @@ def test_what_was_asked_for_is_no_loss() -> None:
     assert end_of(killed, cancelled=True) == JobEnd(137, reason="cancelled")
     assert end_of(replace(killed, wallclock=60.0), cancelled=False).reason == "walltime exceeded"
     assert end_of(replace(killed, failed=0, failure=""), cancelled=False).lost
+
+
+FIELDS = """\
+======
+qname        all.q
+hostname     n1
+owner        koala
+jobname      koala-a
+jobnumber    101
+"""
+
+
+@pytest.mark.parametrize(
+    ("fields", "exceeded"),
+    [
+        (
+            "failed 44  : execd enforced h_rt limit\nexit_status 137\nru_wallclock 7195.2\ncategory -l h_rt=7200",
+            "walltime",
+        ),
+        ("failed 44\nexit_status 137\nru_wallclock 7195\ncategory -l h_rt=7200", "walltime"),
+        ("failed 52\nexit_status 137\nru_wallclock 12\ncategory -l h_rt=7200", "memory"),
+        (
+            "failed 46  : execd enforced h_vmem limit\nexit_status 137\nru_wallclock 7200\ncategory -l h_rt=7200",
+            "memory",
+        ),
+        ("failed 47  : execd enforced h_rss limit\nexit_status 137\nru_wallclock 9", "memory"),
+        (
+            "failed 37  : qmaster enforced h_rt, h_cpu, or h_vmem limit\nexit_status 137 (Killed)\nru_wallclock 12s\n"
+            "category -l h_rt=86400",
+            "memory",
+        ),
+        (
+            "failed 37  : qmaster enforced h_rt, h_cpu, or h_vmem limit\nexit_status 137\nru_wallclock 86395\n"
+            "category -l h_rt=86400,h_vmem=25G",
+            "walltime",
+        ),
+        ("failed 37\nexit_status 137\nru_wallclock 12", "walltime"),
+        (
+            "failed 100 : assumedly after job\nexit_status 140 (User defined signal 2)\nru_wallclock 3\n"
+            "category -l h_rt=7200",
+            "memory",
+        ),
+        ("failed 100\nexit_status 137\nmaxvmem 4.001G\nslots 1\ncategory -l h_vmem=4G,h_rt=60", "memory"),
+        ("failed 100\nexit_status 137\nmaxvmem 4.001G\nslots 2\ncategory -l h_vmem=4G,h_rt=60", ""),
+        ("failed 100\nexit_status 137\nmaxvmem 4.001G\nslots 2\ncategory -l h_rt=60", ""),
+        ("failed 100\nexit_status 137\nru_wallclock 12", ""),
+        ("failed 26  : opening input/output file\nexit_status 0", ""),
+        ("failed 0\nexit_status 140", "memory"),
+        ("failed 0\nexit_status 0", ""),
+    ],
+)
+def test_accounting_names_the_limit_that_was_exceeded(fields: str, exceeded: str) -> None:
+    (record,) = read_accounting(FIELDS + fields)
+    end = end_of(record, cancelled=False)
+    assert end.exceeded == exceeded
+    assert not (exceeded and end.lost)
+
+
+def test_accounting_of_cancelled_job_names_no_limit() -> None:
+    (record,) = read_accounting(FIELDS + "failed 100\nexit_status 140\nmaxvmem 5G\ncategory -l h_vmem=4G")
+    assert end_of(record, cancelled=True) == JobEnd(140, reason="cancelled")

@@ -62,7 +62,8 @@ def test_foreign_words_end_no_job(words: set[str]) -> None:
         ("TIMEOUT", 0, 0, "TimeLimit", (None, False, "walltime exceeded")),
         ("CANCELLED", 143, 0, "None", (143, True, "cancelled in Slurm by others")),
         ("NODE_FAIL", 0, 0, "NodeDown", (None, True, "a node failed")),
-        ("OUT_OF_MEMORY", 0, 9, "OutOfMemory", (137, True, "out of memory (killed by signal 9)")),
+        ("OUT_OF_MEMORY", 0, 9, "OutOfMemory", (137, False, "memory limit exceeded")),
+        ("OUT_OF_MEMORY", 0, 0, "OutOfMemory", (None, False, "memory limit exceeded")),
         ("PREEMPTED", 0, 15, "None", (143, True, "preempted by another job (killed by signal 15)")),
         ("BOOT_FAIL", 0, 0, "None", (None, True, "a node did not boot")),
     ],
@@ -70,6 +71,13 @@ def test_foreign_words_end_no_job(words: set[str]) -> None:
 def test_how_jobs_end(word: str, code: int, signal: int, reason: str, expected: tuple[int | None, bool, str]) -> None:
     end = job_end({word}, code, signal, reason, cancelled_by_us=False)
     assert (end.exit_code, end.lost, end.reason) == expected
+
+
+@pytest.mark.parametrize(
+    ("word", "exceeded"), [("OUT_OF_MEMORY", "memory"), ("TIMEOUT", "walltime"), ("NODE_FAIL", ""), ("FAILED", "")]
+)
+def test_job_end_names_the_limit_that_was_exceeded(word: str, exceeded: str) -> None:
+    assert job_end({word}, 0, 9, "", cancelled_by_us=False).exceeded == exceeded
 
 
 def test_what_we_cancelled_is_not_lost() -> None:
