@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from deploy.locked import OURS, ROOT, Pin, pins
 
 LOCK = Path("requirements", "install.txt")
+VENDORED = Path("koalapy", "dashboard", "static", "vendor")
 PARTS_FORMAT = "1.6"
 """Of CycloneDX."""
 
@@ -65,6 +66,7 @@ def parts(source: Path, version: str, environment: dict[str, str]) -> bytes:
     command[1:1] = ["-W", "ignore::UserWarning"]
     document = json.loads(subprocess.check_output(command, cwd=source, env=environment, stderr=subprocess.PIPE))
     _complete(document, version, pins(source / LOCK))
+    _add_vendored(document, json.loads((source / VENDORED / "manifest.json").read_text()))
     text = json.dumps(document, indent=1, sort_keys=True) + "\n"
     _check(text)
     return text.encode()
@@ -89,6 +91,40 @@ def _complete(document: dict[str, Any], version: str, locked: list[Pin]) -> None
                 needs[user].add(f"{pin.name}=={pin.version}")
     document["dependencies"] = [{"ref": ref, "dependsOn": sorted(found)} for ref, found in sorted(needs.items())]
     document["components"].sort(key=lambda component: component["bom-ref"])
+
+
+def _add_vendored(document: dict[str, Any], manifest: list[dict[str, str]]) -> None:
+    """Add the packages that others wrote and the dashboard brings along, with their files and checksums."""
+    root = document["metadata"]["component"]["bom-ref"]
+    packages: dict[str, list[dict[str, str]]] = {}
+    for entry in manifest:
+        packages.setdefault(f"pkg:npm/{entry['package']}@{entry['version']}", []).append(entry)
+    for purl, entries in packages.items():
+        first = entries[0]
+        document["components"].append(
+            {
+                "type": "library",
+                "bom-ref": purl,
+                "name": first["package"],
+                "version": first["version"],
+                "purl": purl,
+                "description": f"brought along in {VENDORED}",
+                "licenses": [{"license": {"id": first["license"]}}],
+                "components": [
+                    {
+                        "type": "file",
+                        "bom-ref": f"{purl}#{entry['file']}",
+                        "name": entry["file"],
+                        "hashes": [{"alg": "SHA-256", "content": entry["sha256"]}],
+                    }
+                    for entry in entries
+                ],
+            }
+        )
+    document["components"].sort(key=lambda component: component["bom-ref"])
+    needs = {one["ref"]: one["dependsOn"] for one in document["dependencies"]} | {purl: [] for purl in packages}
+    needs[root] = sorted([*needs[root], *packages])
+    document["dependencies"] = [{"ref": ref, "dependsOn": found} for ref, found in sorted(needs.items())]
 
 
 def _check(text: str) -> None:

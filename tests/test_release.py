@@ -40,6 +40,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def files_of(part: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(file["name"], file["hashes"][0]["content"]) for file in part["components"]]
+
+
 def the_one(folder: Path, pattern: str) -> Path:
     (found,) = folder.glob(pattern)
     return found
@@ -72,7 +76,12 @@ def test_the_list_of_parts_is_the_lock(made: Path) -> None:
     assert document["bomFormat"] == "CycloneDX"
     locked = {f"pkg:pypi/{pin.name}@{pin.version}": pin for pin in pins(FOLDER / "install.txt")}
     parts = {part["purl"]: part for part in document["components"]}
-    assert parts.keys() == locked.keys()
+    assert {purl for purl in parts if purl.startswith("pkg:pypi/")} == locked.keys()
+    vendored = {name: digest for purl in parts.keys() - locked.keys() for name, digest in files_of(parts[purl])}
+    folder = ROOT / "koalapy" / "dashboard" / "static" / "vendor"
+    brought = {path.name: path for path in folder.iterdir() if path.suffix in (".js", ".css")}
+    assert vendored == {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in brought.items()}
+    assert all(parts[purl]["licenses"] for purl in parts.keys() - locked.keys())
     for purl, pin in locked.items():
         (files,) = parts[purl]["externalReferences"]
         hashes = {(one["alg"], one["content"]) for one in files["hashes"]}
@@ -82,7 +91,7 @@ def test_the_list_of_parts_is_the_lock(made: Path) -> None:
     assert root["name"] == "koalapy"
     assert root["purl"] == f"pkg:pypi/koalapy@{root['version']}"
     direct = {f"{pin.name}=={pin.version}" for pin in locked.values() if any(w.startswith(OURS) for w in pin.wanted_by)}
-    assert needs_of[root["bom-ref"]] == direct
+    assert needs_of[root["bom-ref"]] == direct | (parts.keys() - locked.keys())
     # Each part is there because somebody needs it.
     reached, ahead = {root["bom-ref"]}, [root["bom-ref"]]
     while ahead:

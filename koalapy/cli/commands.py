@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from koalapy.cli.arguments import Argument, Option
 from koalapy.cli.client import FINAL, Client, refused
-from koalapy.cli.errors import CliError, Exit, refuse_together
+from koalapy.cli.errors import CliError, Exit, printable, refuse_together
 from koalapy.cli.options import DEFAULT_URL, AsJson, Job, Jobs, Token, Url, Why, show_json
 from koalapy.model.job import Priority
 
@@ -42,7 +42,7 @@ def show(
         under_way = transfers.lines(found, unicode=tables.is_unicode())
         print(tables.job_page(found, client.attempts(job, attempts + 1), attempts, under_way))
         if found["state"] == "queued" and (expected := _expected(client, job)):
-            print(f"\n{expected}")
+            print(f"\n{printable(expected)}")
 
 
 def _expected(client: Client, job: int) -> str:

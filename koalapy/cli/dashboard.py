@@ -9,7 +9,7 @@ from typing import Annotated
 
 from koalapy.cli.arguments import Option
 from koalapy.cli.client import Client
-from koalapy.cli.errors import CliError, Exit
+from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.cli.options import DEFAULT_URL, Token, Url
 from koalapy.credentials import open_own_folder, state_directory
 from koalapy.private import write_private
@@ -27,7 +27,7 @@ def dashboard(
     found = client.post("/api/v1/login-codes")
     where = f"{client.url}{found['path']}"
     if not open_it:
-        print(where)
+        print(printable(where))
         if sys.stdout.isatty():
             print("koala: open it in a browser within a minute, once", file=sys.stderr)
     elif not webbrowser.open(_page_that_leads_to(where).as_uri()):

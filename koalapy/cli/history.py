@@ -1,6 +1,5 @@
 """``koala history``: what has become of jobs, by days or weeks."""
 
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
@@ -9,6 +8,7 @@ from koalapy.cli.arguments import Option
 from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit
 from koalapy.cli.options import DEFAULT_URL, AsJson, Token, Url, show_json
+from koalapy.cli.streams import ProgramOutput
 from koalapy.cli.tables import table
 from koalapy.model.history import Kind, Step
 from koalapy.model.wording import duration
@@ -54,10 +54,10 @@ def history(
 
 
 def _write(pieces: Iterator[bytes]) -> None:
-    sys.stdout.flush()
+    output = ProgramOutput()
     for piece in pieces:
-        sys.stdout.buffer.write(piece)
-    sys.stdout.buffer.flush()
+        output.write(piece)
+    output.end()
 
 
 def _row(line: Json) -> list[object]:

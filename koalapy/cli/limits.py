@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from koalapy.cli.arguments import Option
 from koalapy.cli.client import Client
+from koalapy.cli.errors import printable
 from koalapy.cli.options import DEFAULT_URL, AsJson, Token, Url, show_json
 from koalapy.model.quantities import bytes_text
 
@@ -27,11 +28,11 @@ def limits(
 
     rows = [_row(scope, limit) for scope in answer["scopes"] for limit in scope["limits"]]
     if not rows:
-        print(f"nothing is limited of {answer['user']}")
+        print(printable(f"nothing is limited of {answer['user']}"))
         return
     print(table(["OF", "LIMIT", "USED", "AT MOST"], rows))
     if answer["contact"]:
-        print(f"\nmore: {answer['contact']}")
+        print("\n" + printable(f"more: {answer['contact']}"))
 
 
 def _row(scope: Json, limit: Json) -> list[object]:

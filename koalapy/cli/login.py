@@ -9,7 +9,7 @@ from koalapy.cli import logins, saved_logins
 from koalapy.cli.access import Access, given_url
 from koalapy.cli.arguments import Option
 from koalapy.cli.client import Client
-from koalapy.cli.errors import CliError, Exit
+from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.cli.options import DEFAULT_URL, AsJson, Token, Url, show_json
 from koalapy.cli.saved_logins import Login
 
@@ -24,7 +24,7 @@ def login(url: Url = DEFAULT_URL) -> None:
         where = f" leads to {url}" if given_url(url) else " is on this host"
         hint = "log in on a head node; commands of the daemon's own account need no login, others KOALA_TOKEN"
         raise CliError(f"no cluster's agent{where}", Exit.UNREACHABLE, hint)
-    print(f"logged in at {made.url} as {_who(made)}")
+    print(printable(f"logged in at {made.url} as {_who(made)}"))
     if os.environ.get("KOALA_TOKEN"):
         print("koala: KOALA_TOKEN is set, and is shown instead of the login", file=sys.stderr)
 
@@ -48,10 +48,10 @@ def logout(
         except CliError as error:
             if error.status != 401:  # else it has ended already
                 until = f"it was not told, and takes the login until {_moment(login)}"
-                print(f"koala: {error.message}: {until}", file=sys.stderr)
+                print(f"koala: {printable(error.message)}: {until}", file=sys.stderr)
                 worst = error.code
                 continue
-        print(f"logged out at {login.url}")
+        print(printable(f"logged out at {login.url}"))
     return worst
 
 
@@ -64,7 +64,7 @@ def whoami(as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None)
         return
     until = f", until {found['expires_at'].partition('.')[0].replace('T', ' ')}" if found["expires_at"] else ""
     groups = f", in {', '.join(found['groups'])}" if found["groups"] else ""
-    print(f"{found['user']}, {found['role']}{groups}, known by {found['how']}{until}, at {client.url}")
+    print(printable(f"{found['user']}, {found['role']}{groups}, known by {found['how']}{until}, at {client.url}"))
 
 
 def _who(made: Login) -> str:

@@ -2,7 +2,6 @@
 
 import gzip
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit
 from koalapy.cli.options import DEFAULT_URL, Token, Url
 from koalapy.cli.progress import Progress, Transfer
+from koalapy.cli.streams import ProgramOutput
 
 
 def export(
@@ -29,10 +29,10 @@ def export(
     """
     pieces = Client(url, token).text("/api/v1/record", {"since": since, "until": until})
     if output is None:
-        sys.stdout.flush()
+        printed = ProgramOutput()
         for piece in pieces:
-            sys.stdout.buffer.write(piece)
-        sys.stdout.buffer.flush()
+            printed.write(piece)
+        printed.end()
         return
     if not output.name or output.is_dir():
         raise CliError(f"{output} is a folder", Exit.USAGE, "name a file in it: --output day.gz")

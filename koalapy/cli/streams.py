@@ -1,5 +1,6 @@
 """The standard streams: told apart from other files where they cannot be written, and there though they were closed."""
 
+import codecs
 import os
 import sys
 import threading
@@ -38,6 +39,41 @@ def end_drawing() -> None:
     """Something of another's is printed, over which nothing may be drawn from here on."""
     if DRAWN.end is not None:
         DRAWN.end()
+
+
+def without_control_codes(text: str) -> str:
+    """Return text without terminal codes: a control character as ``^[``, another one without a sign as ``?``."""
+    return "".join(c if c.isprintable() or c in "\n\t\r" else _visible(c) for c in text)
+
+
+def _visible(control: str) -> str:
+    code = ord(control)
+    return f"^{chr(code ^ 0x40)}" if code < 0x20 or code == 0x7F else "?"
+
+
+class ProgramOutput:
+    """Writes what programs and the daemon print to standard output: as it is, but for control codes on a terminal."""
+
+    def __init__(self, *, raw: bool = False) -> None:
+        """``raw``: with control codes on a terminal, too."""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace") if sys.stdout.isatty() and not raw else None
+
+    def write(self, piece: bytes) -> None:
+        """Write a piece; the rest of a character is waited for."""
+        end_drawing()
+        self._put(piece, is_last=False)
+
+    def end(self) -> None:
+        """Write what is left of the last character."""
+        self._put(b"", is_last=True)
+
+    def _put(self, piece: bytes, *, is_last: bool) -> None:
+        if self._decoder is None:
+            sys.stdout.buffer.write(piece)
+            sys.stdout.buffer.flush()
+        else:
+            sys.stdout.write(without_control_codes(self._decoder.decode(piece, is_last)))
+            sys.stdout.flush()
 
 
 class _Stream(FileIO):

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from koalapy.cli import submission
 from koalapy.cli.arguments import Argument, Option, Options
 from koalapy.cli.client import Client
-from koalapy.cli.errors import CliError, Exit, refuse_together
+from koalapy.cli.errors import CliError, Exit, printable, refuse_together
 from koalapy.cli.job_options import JOB_OPTIONS, read_options
 from koalapy.cli.options import DEFAULT_URL, AsJson, Timeout, Token, Url, show_json
 from koalapy.model.wording import nodes
@@ -109,6 +109,6 @@ def _announce(job: Json, wait: bool) -> None:
     request = job["request"]
     kind = f"{request['type']}, {nodes(submission.nodes_of(request))}, {job['priority']} priority"
     # The program's output goes to standard output alone when it is waited for.
-    print(f"Submitted job {job['id']}: {kind}", file=sys.stderr if wait else sys.stdout, flush=True)
+    print(printable(f"Submitted job {job['id']}: {kind}"), file=sys.stderr if wait else sys.stdout, flush=True)
     if not wait and sys.stdout.isatty():
         print(f"Follow it: koala show {job['id']} · koala logs -f {job['id']}")

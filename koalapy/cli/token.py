@@ -38,7 +38,7 @@ def create(
     else:
         ends = f"until {made['expires_at']}" if made["expires_at"] else "until it is revoked"
         told = f"token {made['id']} of {made['user']}, {made['role']}, holds {ends}; it is not shown again"
-        print(f"koala: {told}", file=sys.stderr)
+        print(f"koala: {printable(told)}", file=sys.stderr)
         print(made["token"])
 
 
@@ -79,7 +79,7 @@ def revoke(
         raise CliError("which tokens?", Exit.USAGE, "give their numbers, or --all")
     order: Json = {"all": True} if every else {"tokens": tokens}
     for one in Client(url, token).post("/api/v1/tokens/revoke", order)["tokens"]:
-        print(f"token {one['id']} of {one['user']} is revoked")
+        print(printable(f"token {one['id']} of {one['user']} is revoked"))
 
 
 token_group = Group("Make, list and revoke tokens.", {"create": create, "list": list_, "revoke": revoke})

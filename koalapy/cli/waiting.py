@@ -10,7 +10,7 @@ from koalapy.cli.client import FINAL, Absence, Client
 from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.cli.job_progress import ProgressReporter
 from koalapy.cli.options import DEFAULT_URL, AsJson, Job, Jobs, Timeout, Token, Url, show_json
-from koalapy.cli.streams import end_drawing
+from koalapy.cli.streams import ProgramOutput
 from koalapy.cli.timeouts import TimeIsUp, until
 
 Json = dict[str, Any]
@@ -84,6 +84,7 @@ def logs(
     job: Job,
     follow: Annotated[bool, Option("-f", "--follow", help="as it comes, until the job is over")] = False,
     component: Annotated[int | None, Option(help="of this component only")] = None,
+    raw: Annotated[bool, Option("--raw", help="with control codes, such as colours, on a terminal")] = False,
     url: Url = DEFAULT_URL,
     token: Token = None,
 ) -> None:
@@ -92,22 +93,23 @@ def logs(
     try:
         if follow:
             with ProgressReporter(client, job, from_the_first=False):
-                _follow_logs(client, job, component)
+                _follow_logs(client, job, component, raw)
         else:
-            _print_logs(client, job, False, component)
+            _print_logs(client, job, False, component, raw)
     except KeyboardInterrupt:
         raise _goes_on([job]) from None
 
 
-def _follow_logs(client: Client, job: int, component: int | None) -> None:
+def _follow_logs(client: Client, job: int, component: int | None, raw: bool) -> None:
     """Until the job is over, also while its daemon is away; what it missed meanwhile is said."""
-    absence = Absence()
+    absence, output = Absence(), ProgramOutput(raw=raw)
     while True:
         shown = False
         try:
             for piece in client.logs(job, True, component):
                 shown = True
-                _show(piece)
+                output.write(piece)
+            output.end()
             return
         except CliError as error:
             absence.tolerate(error, answered=client.has_answered)
@@ -118,15 +120,11 @@ def _follow_logs(client: Client, job: int, component: int | None) -> None:
     print(f"koala: the daemon was away for a while; koala logs {job} has all the output", file=sys.stderr)
 
 
-def _print_logs(client: Client, job: int, follow: bool, component: int | None) -> None:
+def _print_logs(client: Client, job: int, follow: bool, component: int | None, raw: bool = False) -> None:
+    output = ProgramOutput(raw=raw)
     for piece in client.logs(job, follow, component):
-        _show(piece)
-
-
-def _show(piece: bytes) -> None:
-    end_drawing()
-    sys.stdout.buffer.write(piece)
-    sys.stdout.buffer.flush()
+        output.write(piece)
+    output.end()
 
 
 def wait(

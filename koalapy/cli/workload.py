@@ -9,6 +9,7 @@ from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit, of_koala
 from koalapy.cli.options import DEFAULT_URL, AsJson, Token, Url, show_json
 from koalapy.cli.progress import waiting_for
+from koalapy.cli.streams import without_control_codes
 from koalapy.model.errors import KoalaError
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ def run(
     if as_json:
         show_json({name: report[name] for name in ("run", "summary", "utilisation", "by_application", "by_size")})
     else:
-        print(text, end="")
+        print(without_control_codes(text), end="")
     print(f"koala: the report is in {folder}", file=sys.stderr)
     if not no_upload:
         _send(client, report, folder)
@@ -240,7 +241,7 @@ def report(
     if as_json:
         show_json(shown)
     else:
-        print(text, end="")
+        print(without_control_codes(text), end="")
 
 
 def _make_folder(folder: Path) -> None:
