@@ -214,4 +214,4 @@ def test_a_job_that_can_never_run_is_refused(grid: World) -> None:
     )
     assert answer.status_code == 422
     assert answer.json()["field"] == "request.total_size"
-    assert "8 nodes" in answer.json()["detail"]
+    assert "the whole grid has" in answer.json()["detail"]

@@ -216,6 +216,15 @@ def test_a_running_job_outlives_a_daemon_that_comes_back(bed: Testbed, cluster: 
     until(lambda: not bed.cluster(cluster)["reason"], "the cluster to be well again")
 
 
+def test_grid_engine_frees_nodes_of_ended_jobs_after_a_qmaster_restart(bed: Testbed) -> None:
+    gate = bed.gate()
+    ident = start(bed, gate, on("east", 2), launcher="processes")
+    bed.heads["east"].kill("qmaster")
+    until(lambda: "all.q" in bed.heads["east"].shell("qstat -f", check=False), "the qmaster to answer")
+    finish(bed, ident, gate)
+    until(lambda: bed.cluster("east")["idle"] == 3 and not bed.cluster("east")["reason"], "all nodes to be idle", 300)
+
+
 def test_a_job_is_restarted_when_slurm_gives_its_node_up(bed: Testbed) -> None:
     gate = bed.gate()
     ident = start(bed, gate)
