@@ -1,6 +1,7 @@
 """The cluster `west` of the testbed: Slurm 24.11 with accounts, QOS limits, and 1,000 held jobs of another user."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -37,7 +38,7 @@ def test_one_mpi_job_spans_slurm_22_and_24_and_grid_engine(bed: Testbed) -> None
     assert (job["state"], job["exit_code"], job["restarts"]) == ("succeeded", 0, 0), output
     assert "passed" in output
     hosts = {line.split(" on ")[1].split()[0] for line in output.splitlines() if line.startswith("rank ")}
-    assert hosts == {f"{cluster}/{cluster}-{number}" for cluster in ("north", "east", WEST) for number in (1, 2)}
+    assert Counter(host.split("/")[0] for host in hosts) == {"north": 2, "east": 2, WEST: 2}
     assert bed.cluster(WEST)["errors"] == 0
 
 
