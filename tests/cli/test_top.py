@@ -145,7 +145,7 @@ async def test_more_jobs_than_are_shown_are_told_of(koala: Koala, server: Server
     for number in range(4):
         submitted(koala, f"job-{number}")
     async with opened(server, limit=2) as pilot:
-        await shows(pilot, "2 with the newest that wait; --limit shows more", "job-3", without="job-0")
+        await shows(pilot, "2; more jobs wait, --limit shows them", "job-3", without="job-0")
 
 
 async def test_top_with_more_newer_waiting_jobs_than_the_limit_shows_all_running_jobs(

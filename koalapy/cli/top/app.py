@@ -173,7 +173,7 @@ class Top(App[CliError | int]):
         told = "Jobs of all users" if everyone else f"Jobs of {self.whoami['user']}"
         told += f" on {cluster}" if cluster else ""
         told += f" with {self._word!r}" if self._word else ""
-        told += f": {shown}" + (" with the newest that wait; --limit shows more" if found.has_more else "")
+        told += f": {shown}" + ("; more jobs wait, --limit shows them" if found.has_more else "")
         waiting = sum(job["state"] in ("queued", "held") for job in found.jobs)
         asked = sum(nodes_of(job["request"]) for job in found.jobs if job["state"] == "queued")
         told += f" ({waiting} wait for {nodes(asked)})" if waiting and not found.has_more else ""
