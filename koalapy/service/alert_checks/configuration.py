@@ -23,15 +23,15 @@ class ConfigurationCheck:
         self._difference = ""
 
     async def __call__(self, now: float) -> AsyncIterator[Alert]:
-        if difference := await asyncio.to_thread(self._look):
+        if difference := await asyncio.to_thread(self._compare):
             summary = f"the daemon does not run with what {self._path} says now"
             yield Alert(AlertKind.CONFIGURATION, Severity.WARNING, "configuration", summary, difference, REMEDY, now)
 
-    def _look(self) -> str:
+    def _compare(self) -> str:
         """Return what is different; the file is read only when it has changed."""
         try:
-            seen = self._path.stat()
-            stamp = (seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns)
+            status = self._path.stat()
+            stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         except OSError as error:
             self._stamp = None
             return f"it cannot be read: {error.strerror}"
@@ -44,21 +44,22 @@ class ConfigurationCheck:
         return self._difference
 
 
-def difference_of(before: Values, now: Values) -> str:
+def difference_of(old: Values, new: Values) -> str:
     """Return in words which settings differ, each cluster by its name; empty when none does."""
-    names = [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
-    told = [name for name in names if name != "clusters"]
-    clusters = [source.get("clusters") or {} for source in (before, now)]
-    if "clusters" in names and all(isinstance(each, dict) for each in clusters):
-        was, becomes = clusters
-        for what, some in (
-            ("added", becomes.keys() - was.keys()),
-            ("removed", was.keys() - becomes.keys()),
-            ("changed", {name for name in was.keys() & becomes.keys() if was[name] != becomes[name]}),
-        ):
-            if some:
-                word = "cluster" if len(some) == 1 else "clusters"
-                told.append(f"{word} {listed(sorted(map(str, some)))} {what}")
-    elif "clusters" in names:
-        told.append("clusters")
-    return f"different: {', '.join(told)}" if told else ""
+    settings = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
+    differences = [name for name in settings if name != "clusters"]
+    if "clusters" in settings:
+        differences += _cluster_differences(old.get("clusters") or {}, new.get("clusters") or {})
+    return f"different: {', '.join(differences)}" if differences else ""
+
+
+def _cluster_differences(old: object, new: object) -> list[str]:
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return ["clusters"]
+    changed = {name for name in old.keys() & new.keys() if old[name] != new[name]}
+    groups = {"added": new.keys() - old.keys(), "removed": old.keys() - new.keys(), "changed": changed}
+    return [
+        f"{'cluster' if len(names) == 1 else 'clusters'} {listed(sorted(map(str, names)))} {change}"
+        for change, names in groups.items()
+        if names
+    ]
