@@ -11,7 +11,7 @@ from koalapy.runtime.exec_guard import ExecGuard
 from koalapy.runtime.installation import NAMING, Installation
 from koalapy.runtime.launch_requests import LaunchRequests, is_launch_agent
 from koalapy.runtime.output_filter import OutputFilter
-from koalapy.runtime.parameters import prepare, rank_environment
+from koalapy.runtime.parameters import REFUSE_MPICH, prepare, rank_environment
 from koalapy.runtime.plan import Plan
 from koalapy.runtime.preflight import Preflight, Prober
 from koalapy.runtime.probe import MAX_CONCURRENT_PROBES, MAX_PEERS
@@ -60,6 +60,8 @@ def fit_environment(node: Node, plan: Plan, found: Installation, folder: str) ->
     prepare(node.environment, found, plan)
     node.environment["TMPDIR"] = folder
     ranks = rank_environment(node.environment, found)
+    if sum(other["slots"] for other in plan.nodes) > 1:
+        ranks.update(REFUSE_MPICH)
     node.environment[SCRIPT_VARIABLE] = write_rank_script(folder, plan.context["command"], ranks, found.prefix)
 
 

@@ -35,6 +35,17 @@ HINT = (
     "a rank wrote a traceback {seconds:g} s ago, and the program has not ended: where one rank ends by an exception, "
     "mpi4py waits for ever for the others; started as python -m mpi4py PROGRAM it ends them all"
 )
+ADVICE = {
+    b"All nodes which are allocated for this job are already filled": (
+        "MPI_Comm_spawn is not supported, and so MPIPoolExecutor by itself is not: the nodes of a job run its command "
+        "only; start a program with MPIPoolExecutor as python -m mpi4py.futures PROGRAM, which makes ranks the workers"
+    ),
+    b"PMI_Init returned -1": (
+        "the program was built with MPICH, or an MPI that descends from it, and is started by Open MPI: build it (or "
+        "mpi4py) with the Open MPI of its clusters, or use the launcher processes and the program's own mpiexec"
+    ),
+}
+"""What the user is told, once, by words of the output."""
 
 
 class OutputFilter:
@@ -47,11 +58,18 @@ class OutputFilter:
         self._is_clear = is_alone or any("-m mpi4py" in each for each in commands)
         """Whether there is nothing to say: no rank waits for another, or one that fails ends all."""
         self._held = b""
+        self._advice = dict(ADVICE)
+        """What has not been told."""
+        self._pending = ""
+        """Lines that are to be told after what mpirun writes now."""
         self.has_lost = False
         """Whether mpirun has just said that it lost a daemon, and the user was not told yet."""
 
     def apply(self, output: bytes) -> bytes:
         """What the user is to see of it now."""
+        for words in [words for words in self._advice if words in output]:
+            self._pending += f"koala: {self._advice.pop(words)}\n"
+            self._runner.loop.after("advice", PAUSE, self._advise)
         if not self._is_clear and TRACEBACK in output:
             self._is_clear = True  # said once
             self._runner.loop.after("hint", HINT_DELAY, self._hint)
@@ -72,14 +90,21 @@ class OutputFilter:
     def rest(self, *, stopped: bool) -> bytes:
         """What was held back; without the trouble that was none where we were ``stopped``."""
         held, self._held, self.has_lost = self._held, b"", False
-        return ALL_OF_LOST.sub(b"", held) if stopped else held
+        pending, self._pending = self._pending, ""
+        return (ALL_OF_LOST.sub(b"", held) if stopped else held) + pending.encode()
 
     def close(self) -> None:
         self._runner.loop.cancel("hint")
         self._runner.loop.cancel("held")
+        self._runner.loop.cancel("advice")
+
+    def _advise(self) -> None:
+        pending, self._pending = self._pending, ""
+        self._runner.show(pending.encode())
 
     def _release(self) -> None:
-        self._runner.show(self.rest(stopped=False))
+        held, self._held, self.has_lost = self._held, b"", False
+        self._runner.show(held)
 
     def _hint(self) -> None:
         self._runner.say(HINT.format(seconds=HINT_DELAY))

@@ -34,6 +34,12 @@ OF_PRRTE = (
     "state",
 )
 """Parts of series 5 whose parameters are PRRTE's; those in ``OF_PMIX`` are PMIx's, all others Open MPI's own."""
+PREFER_ROMIO = {"OMPI_MCA_io_ompio_priority": "1"}
+"""Of Open MPI's two implementations of MPI-IO, ompio hangs where some ranks can open a file and others cannot, as on
+clusters without a common file system; ROMIO lets all of them fail."""
+REFUSE_MPICH = {"PMI_PORT": "127.0.0.1:1", "PMI_ID": "0"}
+"""By these MPICH and what descends from it (MVAPICH, Intel MPI) look for a process manager, find none, and end with an
+error; without them each rank would be a program of one rank, and succeed. Open MPI does not use them."""
 OF_PMIX = ("gds", "pmdl", "pmix", "pnet", "psec", "ptl")
 CONTROL_PORTS = 64
 
@@ -64,7 +70,7 @@ def prepare(environment: dict[str, str], installation: Installation, plan: Plan)
 def _derived(environment: dict[str, str], series: int, plan: Plan) -> dict[str, str]:
     control = "PRTE_MCA_" if series >= 5 else "OMPI_MCA_"
     on_loopback = plan.me["host"].startswith("127.")
-    own: dict[str, str] = {}
+    own = dict(PREFER_ROMIO) if len({node["cluster"] for node in plan.nodes}) > 1 else {}
     if network := environment.get("KOALA_MPI_INTERFACE") or _way_out(plan):
         own |= {"OMPI_MCA_btl_tcp_if_include": network, "OMPI_MCA_btl_tcp_disable_family": "6"}
         if not on_loopback:  # which the control channel refuses

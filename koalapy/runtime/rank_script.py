@@ -36,10 +36,7 @@ PER_RANK = (
 """Variables that differ from rank to rank or from run to run: a rank takes these from its MPI daemon, and no others."""
 NOT_PLAIN = "*[!]A-Za-z0-9_.,:;/@%+=^~()[-]*"
 """Shell pattern of the values that such variables never have."""
-REFUSAL = (
-    "koala: this node starts only the command of the job: MPI_Comm_spawn and MPIPoolExecutor are not supported, "
-    "see docs/mpi.md"
-)
+REFUSAL = "koala: this node starts only the command of the job: MPI_Comm_spawn and MPIPoolExecutor are not supported"
 
 
 def write_rank_script(folder: str, command: Sequence[str], environment: Mapping[str, str], prefix: str) -> str:

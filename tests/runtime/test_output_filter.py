@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.runtime.output_filter import HOLD, PAUSE, OutputFilter
+from koalapy.runtime.output_filter import ADVICE, HOLD, PAUSE, OutputFilter
 
 RULE = "-" * 74 + "\n"
 TROUBLE = f"{RULE}PRTE has lost communication with a remote daemon.\n\n  HNP daemon   : n1\n\nThis is bad.\n{RULE}\0"
@@ -131,3 +131,17 @@ def test_an_error_between_a_line_and_its_end_is_left_out(noises: list[str], data
             pieces[-1] += part
     shown, _ = pass_on(pieces)
     assert shown.seen == b"[[1, 2]]\n\n[north] of two\nlast"
+
+
+@pytest.mark.parametrize("words", ADVICE)
+@pytest.mark.parametrize("ends", [False, True])
+def test_advice_follows_the_output_once(words: bytes, ends: bool) -> None:
+    shown = Shown()
+    outputs = OutputFilter(shown, Plan())  # type: ignore[arg-type]
+    assert outputs.apply(b"before\n" + words + b"\nafter\n") == b"before\n" + words + b"\nafter\n"
+    assert outputs.apply(words + b"\n") == words + b"\n"
+    if ends:
+        outputs.close()
+    shown.wait()
+    assert (shown.seen, outputs.rest(stopped=False))[ends] == f"koala: {ADVICE[words]}\n".encode()
+    assert outputs.rest(stopped=False) == b""

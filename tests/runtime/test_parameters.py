@@ -132,3 +132,10 @@ def test_an_mpirun_that_is_not_open_mpis(tmp_path: Path) -> None:
     environment, own = installation(tmp_path, "hydra")
     with pytest.raises(Failure, match=r"mpirun on node n1 is not Open MPI's: correct clusters.north.mpi.prefix"):
         Installation(environment, "n1", own)
+
+
+def test_ranks_of_several_clusters_prefer_romio_unless_the_profile_says_otherwise(tmp_path: Path) -> None:
+    assert prepared(tmp_path / "a", "prterun", "127.0.1.1", 2) == {"OMPI_MCA_io_ompio_priority": "1"}
+    own = {"KOALA_MPI_PARAMETERS": '{"io_ompio_priority": "50"}'}
+    assert prepared(tmp_path / "b", "prterun", "127.0.1.1", 2, **own) == {"OMPI_MCA_io_ompio_priority": "50"}
+    assert prepared(tmp_path / "c", "prterun", "127.0.1.1", 1) == {}
