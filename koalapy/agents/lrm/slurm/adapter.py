@@ -109,7 +109,7 @@ class SlurmLrm:
         await self._control.close()
 
     async def submit(self, submission: LrmSubmission) -> str:
-        await self._reject_too_many(submission)
+        await self._reject_size(submission)
         native = self._native(submission)
         script = await place_script(submission, "srun", self._folders)
         try:
@@ -118,6 +118,10 @@ class SlurmLrm:
             # It may have been taken all the same; then a second one of that name must never be.
             if (job := await self._find_unanswered(error, submission)) is not None:
                 return job
+            raise
+        except SiteRejected as error:
+            if error.fault == "unsuitable":
+                self._offer = None  # its limits may have changed
             raise
         finally:
             self._polling.soon()
@@ -233,9 +237,20 @@ class SlurmLrm:
         excluded = others | (self._offer.excluded if self._offer is not None else frozenset())
         return [f"--exclude={','.join(sorted(excluded))}"] if excluded else []
 
-    async def _reject_too_many(self, submission: LrmSubmission) -> None:
-        """Slurm itself may let a job wait for ever for nodes that do not exist, or that it never gives to one job."""
+    async def _reject_size(self, submission: LrmSubmission) -> None:
+        """Raise ``SiteRejected`` for a number of nodes that Slurm never gives to one job.
+
+        Slurm itself may let it wait for ever, and says the same of too few nodes as of too many.
+        """
         offer = await self._current_offer()
+        if submission.nodes < (least := offer.next_size(submission.nodes)):
+            raise SiteRejected(
+                f"{submission.nodes} nodes asked for, but {offer.where} gives a job at least {least}",
+                field="size",
+                value=submission.nodes,
+                hint=f"ask for at least {least} nodes",
+                fault="unsuitable",
+            )
         if submission.nodes > self._largest or (submission.node_class and not self._groups.groups):
             await self._nodes(offer)
         if submission.nodes > (max_nodes := min(self._total, self._largest)):
@@ -400,18 +415,18 @@ def snapshot_of(
     idle = offer.largest(may_be_had)
     down = sum(state == "down" for _, state in seen)
     max_nodes = offer.largest(nodes)
-    limits = (
-        f"a job in {offer.where} gets at most {max_nodes} of its {len(nodes)} nodes"
-        if 0 < max_nodes < len(nodes)
-        else ""
-    )
+    limits = []
+    if 0 < max_nodes < len(nodes):
+        limits.append(f"a job in {offer.where} gets at most {max_nodes} of its {len(nodes)} nodes")
+    if offer.smallest > 1:
+        limits.append(f"a job in {offer.where} gets at least {offer.smallest} nodes, and smaller ones are refused")
     return LrmSnapshot(
         total=len(nodes),
         idle=idle,
         background=len(seen) - idle - down,
         down=down,
         jobs=tuple(jobs),
-        notices=(*((limits,) if limits else ()), *groups.notices),
+        notices=(*limits, *groups.notices),
         node_classes=groups.report(lambda names: offer.largest([node for node in may_be_had if node.name in names])),
     )
 

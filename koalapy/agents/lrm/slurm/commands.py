@@ -28,7 +28,8 @@ _HINTS = (
     ("partition", "set the cluster's partition to one of those that sinfo lists"),
     ("qos", "correct --qos in the cluster's native_specification"),
     ("time limit", "ask for a shorter walltime"),
-    ("node co", "ask for fewer nodes, or correct the cluster's native_specification"),
+    ("node count", "ask for a number of nodes from the partition's MinNodes to its MaxNodes (scontrol show partition)"),
+    ("node configuration", "ask for fewer nodes, or correct the cluster's native_specification"),
     ("option", "correct the cluster's native_specification"),
 )
 _UNKNOWN_JOB = re.compile(r"Invalid job id|already complet", re.IGNORECASE)

@@ -19,12 +19,13 @@ _WORD = re.compile(r"[^\s&|,()*]+|[&|,()]|\*\d*")
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """``max_nodes`` nodes may a job have there; None without limit."""
+    """A job may have from ``min_nodes`` to ``max_nodes`` nodes there, the latter None without limit."""
 
     name: str
     state: str = "UP"
     default: bool = False
     max_nodes: int | None = None
+    min_nodes: int = 1
 
     @property
     def up(self) -> bool:
@@ -77,15 +78,32 @@ class Offer:
 
     def largest(self, found: Collection[SlurmNode]) -> int:
         """Nodes that one job could have of these: it runs in one partition, within its limits."""
-        counts = [
-            min(
-                sum(each.name in node.partitions for node in found),
-                len(found) if each.max_nodes is None else each.max_nodes,
-            )
-            for each in self.partitions
-            if each.up
-        ]
-        return max(counts, default=0)
+        largest = 0
+        for each in self._up:
+            count = sum(each.name in node.partitions for node in found)
+            if each.max_nodes is not None:
+                count = min(count, each.max_nodes)
+            if count >= each.min_nodes:
+                largest = max(largest, count)
+        return largest
+
+    @property
+    def smallest(self) -> int:
+        """Nodes that a job has to ask for at least, in one partition or another."""
+        return min((each.min_nodes for each in self._up), default=1)
+
+    def next_size(self, nodes: int) -> int:
+        """Return the number of nodes that a job may ask for by the limits of a partition: this one, or the next larger.
+
+        Where no partition takes more, it is the number itself.
+        """
+        if any(each.min_nodes <= nodes and nodes <= (each.max_nodes or nodes) for each in self._up):
+            return nodes
+        return min((each.min_nodes for each in self._up if each.min_nodes > nodes), default=nodes)
+
+    @property
+    def _up(self) -> list[Partition]:
+        return [each for each in self.partitions if each.up]
 
 
 async def read_offer(wanted: str | None, options: Sequence[str]) -> Offer:
@@ -120,6 +138,7 @@ def read_partitions(text: str) -> dict[str, Partition]:
                 _AVAILABLE.get(state, state.upper()),
                 name.endswith("*"),
                 read_count(size.rpartition("-")[2]),
+                read_count(size.partition("-")[0]) or 1,
             )
             found[known.name] = known
     return found

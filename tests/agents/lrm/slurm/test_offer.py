@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -226,7 +227,7 @@ def test_what_sinfo_says_of_partitions() -> None:
         "short": Partition("short", "UP", False, 1),
         "long": Partition("long", "UP", True, None),
         "shut": Partition("shut", "DOWN", False, None),
-        "draining": Partition("draining", "DRAIN", False, 4),
+        "draining": Partition("draining", "DRAIN", False, 4, 2),
         "odd": Partition("odd", ""),
     }
 
@@ -237,6 +238,53 @@ def test_what_sinfo_says_of_partitions() -> None:
 )
 def test_a_limit_is_one_also_where_slurm_makes_it_short(size: str, most: int | None) -> None:
     assert read_partitions(f"long|up|{size}\n")["long"].max_nodes == most
+
+
+@pytest.mark.parametrize(
+    ("size", "least"), [("4-infinite", 4), ("1-64", 1), ("8", 8), ("1K-2K", 1024), ("infinite", 1), ("", 1), ("?", 1)]
+)
+def test_partition_has_its_least_nodes(size: str, least: int) -> None:
+    assert read_partitions(f"long|up|{size}\n")["long"].min_nodes == least
+
+
+async def test_submit_of_fewer_nodes_than_the_partition_takes_is_unsuitable(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.says("sinfo", "main*|up|3-infinite\n", when="*%P*")
+    adapter = SlurmLrm(SiteSettings(partition="main"))
+    with pytest.raises(SiteRejected, match="2 nodes asked for, but partition main gives a job at least 3") as caught:
+        await adapter.submit(submission(tmp_path, nodes=2))
+    assert (caught.value.fault, caught.value.hint) == ("unsuitable", "ask for at least 3 nodes")
+    assert slurm.calls("sbatch") == []
+    assert await adapter.submit(submission(tmp_path, nodes=3)) == "171"
+
+
+async def test_submit_refused_for_its_size_reads_the_limits_anew(slurm: FakeSlurm, tmp_path: Path) -> None:
+    adapter = SlurmLrm(SiteSettings(partition="main"))
+    slurm.says("sbatch", "", errors="sbatch: error: Node count specification invalid\n", code=1)
+    with pytest.raises(SiteRejected) as caught:
+        await adapter.submit(submission(tmp_path, nodes=2))
+    assert (caught.value.fault, "MinNodes" in caught.value.hint) == ("unsuitable", True)
+    slurm.says("sinfo", "main*|up|3-infinite\n", when="*%P*")
+    with pytest.raises(SiteRejected, match="at least 3"):
+        await adapter.submit(submission(tmp_path, nodes=2))
+
+
+@pytest.mark.parametrize(("nodes", "size"), [(1, 1), (2, 2), (3, 8), (7, 8), (8, 8), (64, 64), (65, 65)])
+def test_next_size_is_one_that_a_partition_takes(nodes: int, size: int) -> None:
+    offer = Offer((Partition("a", max_nodes=2), Partition("b", max_nodes=64, min_nodes=8), Partition("c", "DOWN")))
+    assert offer.next_size(nodes) == size
+
+
+async def test_snapshot_of_partition_with_least_nodes_tells_it(slurm: FakeSlurm) -> None:
+    slurm.says("sinfo", "main*|up|3-infinite\n", when="*%P*")
+    shows(slurm, {"n1": "idle", "n2": "idle", "n3": "allocated", "n4": "idle"})
+    found = await seen(slurm)
+    assert (found.idle, found.background, found.notices) == (
+        3,
+        1,
+        ("a job in partition main gets at least 3 nodes, and smaller ones are refused",),
+    )
+    shows(slurm, {"n1": "idle", "n2": "idle", "n3": "allocated", "n4": "allocated"})
+    assert counts(await seen(slurm)) == (4, 0, 4, 0)
 
 
 async def test_slurm_is_asked_not_to_make_numbers_short(slurm: FakeSlurm) -> None:
@@ -265,15 +313,15 @@ def test_no_option_is_no_value(words: list[str]) -> None:
 
 @given(
     st.lists(st.tuples(st.sampled_from(["IDLE", "IDLE PLANNED", "ALLOCATED", "DOWN"]), st.sets(st.sampled_from("ab")))),
-    st.tuples(st.booleans(), st.none() | st.integers(1, 4)),
+    st.tuples(st.booleans(), st.none() | st.integers(1, 4), st.integers(1, 3)),
     st.integers(0, 5),
 )
 def test_idle_is_never_more_than_one_job_could_have(
-    states: list[tuple[str, set[str]]], limits: tuple[bool, int | None], wanted: int
+    states: list[tuple[str, set[str]]], limits: tuple[bool, int | None, int], wanted: int
 ) -> None:
     nodes = [SlurmNode(f"n{i}", frozenset(w.split()), partitions=frozenset(p)) for i, (w, p) in enumerate(states) if p]
-    up, most = limits
-    first = Partition("a", "UP" if up else "DOWN", max_nodes=most)
+    up, most, least = limits
+    first = Partition("a", "UP" if up else "DOWN", max_nodes=most, min_nodes=least)
     found = snapshot_of(nodes, [LrmJob("1", "koala-a", LrmJobState.QUEUED)], Offer((first, Partition("b"))), wanted)
     within = [sum(name in node.partitions and "IDLE" in node.words for node in nodes) for name in "ab"]
     assert found.idle <= max(min(within[0], most or len(nodes)) if up else 0, within[1])
