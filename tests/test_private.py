@@ -8,6 +8,7 @@ import pytest
 
 from koalapy.model.errors import UsageError
 from koalapy.private import private_directory
+from koalapy.runtime.atomic_files import replace_file
 from koalapy.store.engine import make_engine
 from tests.needs import ROOT, needs
 
@@ -91,3 +92,28 @@ def test_a_database_and_what_lies_beside_it_are_tightened(tmp_path: Path) -> Non
             assert [mode(file) for file in files] == [0o600] * 3
     finally:
         os.umask(before)
+
+
+def test_replace_file_writes_whole_content_with_mode_and_leaves_nothing_beside(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    replace_file(path, b"one")
+    assert (path.read_bytes(), mode(path)) == (b"one", 0o600)
+    replace_file(path, b"two", 0o644, sync=False)
+    assert (path.read_bytes(), mode(path)) == (b"two", 0o644)
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_replace_file_where_the_disk_is_full_keeps_the_old_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        replace_file(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]

@@ -2,15 +2,14 @@
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from koalapy.private import owner_only
 from koalapy.protocol.messages import KnownDaemon
+from koalapy.runtime.atomic_files import replace_file, sync_folder
 
 log = structlog.get_logger()
 
@@ -56,16 +55,9 @@ class Daemons:
         folder = self._directory / instance
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
-            fresh = folder / f"{name}.new"
-            with open(fresh, "w", opener=owner_only) as file:
-                file.write(json.dumps(fields))
-                if sync:
-                    file.flush()
-                    os.fsync(file.fileno())
-            os.replace(fresh, folder / name)
+            replace_file(folder / name, json.dumps(fields).encode(), sync=sync)
             if sync:
-                _sync(folder)
-                _sync(self._directory)
+                sync_folder(self._directory)
         except OSError as error:
             log.warning(
                 "cannot note what a daemon said", action="daemon-not-noted", instance=instance, reason=str(error)
@@ -84,11 +76,3 @@ def _remembered(directory: Path) -> Iterator[KnownDaemon]:
                 fields |= json.loads(part.read_bytes())
         with contextlib.suppress(ValueError):
             yield KnownDaemon.model_validate({"epoch": 0, **fields, "instance": path.parent.name})
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

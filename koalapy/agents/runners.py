@@ -18,6 +18,7 @@ from koalapy.agents.runner_messages import parse_hello, parse_message
 from koalapy.agents.spool import write_error
 from koalapy.listening import ONE_A_TURN, let_wait, take_in
 from koalapy.resources import open_files
+from koalapy.runtime.atomic_files import replace_file
 from koalapy.runtime.session import TAG_LENGTH, Line, Session
 
 log = structlog.get_logger()
@@ -278,7 +279,7 @@ class RunnerServer:
         try:
             port = int(json.loads(self._file.read_bytes())["port"]) if self._is_ours() else 0
             self._server = await _listen(connection, self._host, port)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
             self._server = await _listen(connection, self._host, 0)
         port = self._server.sockets[0].getsockname()[1]
         self.address = f"{self._host}:{port}"
@@ -289,14 +290,9 @@ class RunnerServer:
         """Write down where we are, for runners, unless that is done; where there is no room it is for the next call."""
         if not self._unwritten:
             return
-        fresh = self._file.with_suffix(f".{os.urandom(8).hex()}")  # others may write there, too
         try:
-            if not self._is_ours() or self._file.read_text() != self._unwritten:
-                with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                    file.write(self._unwritten)
-                    if self._is_public:
-                        os.fchmod(file.fileno(), 0o644)
-                os.replace(fresh, self._file)
+            if not self._is_ours() or self._file.read_bytes() != self._unwritten.encode():
+                replace_file(self._file, self._unwritten.encode(), 0o644 if self._is_public else 0o600)
         except OSError as error:
             log.error(
                 "runners cannot be told where to report",

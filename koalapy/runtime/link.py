@@ -137,7 +137,7 @@ class Link:
                 self._socket = dial(address["host"], address["port"])
             finally:
                 self._loop.awake()
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, LookupError, TypeError, OverflowError):  # the file may be damaged
             self._loop.after("connect", self._backoff, self.connect)
             self._backoff = min(2.0, self._backoff * 2)
             return

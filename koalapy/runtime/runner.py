@@ -18,6 +18,7 @@ from traceback import print_exc
 if not __package__:
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
+from koalapy.runtime.atomic_files import replace_file
 from koalapy.runtime.folders import make_folder, remove_tree, sweep
 from koalapy.runtime.link import Link, Loop, encode
 from koalapy.runtime.openmpi import Follower, Head
@@ -81,6 +82,8 @@ class Runner:
     def run(self) -> int:
         self._watch_signals()
         self.loop.watch(self._reading, self._read)
+        if self.settings.lrm_pipe >= 0:
+            self.loop.watch(self.settings.lrm_pipe, self._lrm_ended)
         self._renew_lease()
         if self.settings.problem:
             self.conclude(None, self.settings.problem, infrastructure=True)
@@ -404,11 +407,21 @@ class Runner:
         result = encode({**(self._result or {}), **own}).encode()
         secret = self.settings.secret
         try:
-            with open(f"{path}.new", "wb") as file:
-                file.write(seal_file(secret, os.path.basename(path), result) if secret else result)
-            os.rename(f"{path}.new", path)
+            replace_file(path, seal_file(secret, os.path.basename(path), result) if secret else result, sync=False)
         except OSError as error:
             print(f"koala runner: cannot write {path}: {error}", file=sys.stderr)
+
+    def _lrm_ended(self, _events: int) -> None:
+        """Kill the program at once: the next resource manager starts with free nodes, and finds no process that has
+        cleared its environment."""
+        self.loop.forget(self.settings.lrm_pipe)
+        self._delivery_timeout = 0.0
+        error = f"the resource manager of node {self.settings.name} was killed"
+        self.conclude(None, error, infrastructure=True)
+        self._grace_over = self._kill_at = 0.0
+        self._sweep()
+        if self._phase == "ended":
+            self._give_up()
 
     def _lease_over(self) -> None:
         self._delivery_timeout = 0.0

@@ -20,6 +20,7 @@ PRIVATE_VARIABLES = (
     "KOALA_AGENT_FILE",
     "KOALA_RUNNER_SECRET",
     "KOALA_SECRET_PIPE",
+    "KOALA_LRM_PIPE",
     "KOALA_LEASE",
     "KOALA_SPOOL",
     "KOALA_COMPONENT_NAME",
@@ -60,6 +61,10 @@ class Settings:
         self.old_secret = environment.get("KOALA_RUNNER_SECRET", "")
         """What an agent of before has for all nodes of a component, and wants to be sent."""
         self.secret = b"" if self.old_secret else self._take_secret(environment.get("KOALA_SECRET_PIPE"))
+        self.lrm_pipe = int(environment.get("KOALA_LRM_PIPE", "-1"))
+        """A pipe that ends when the resource manager that started this runner does; -1: it has none."""
+        if self.lrm_pipe >= 0:
+            os.set_inheritable(self.lrm_pipe, False)
         self.problem = ""
         """Why this node is of no use, if it is not."""
         if network := environment.get("KOALA_MPI_INTERFACE"):

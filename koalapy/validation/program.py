@@ -27,6 +27,7 @@ RESERVED_VARIABLES = frozenset(
         "NODE_INDEX",
         "RUNNER_SECRET",
         "SECRET_PIPE",
+        "LRM_PIPE",
         "SPOOL",
         "STAGE",
     )

@@ -23,7 +23,7 @@ from koalapy.agents.questions import ASKER
 from koalapy.agents.run_as import plain
 from koalapy.model.errors import SiteRejected
 from koalapy.peeking import FIRST_OF_TLS, first_byte
-from koalapy.private import owner_only
+from koalapy.runtime.atomic_files import replace_file
 
 log = structlog.get_logger()
 
@@ -246,10 +246,7 @@ class Exports:
         with contextlib.suppress(FileNotFoundError):
             if os.stat(self._directory / LOG).st_size > MAX_LOG_SIZE:
                 os.unlink(self._directory / LOG)
-        fresh = self._directory / "rsyncd.new"
-        with open(fresh, "w", opener=owner_only) as file:
-            file.write(text)
-        fresh.rename(self._directory / CONFIGURATIONS[encrypted])
+        replace_file(self._directory / CONFIGURATIONS[encrypted], text.encode(), sync=False)  # made anew at each start
 
     # Connections
 

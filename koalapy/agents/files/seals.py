@@ -14,7 +14,7 @@ from pathlib import Path
 from koalapy.agents.files.digest import MAX_DEPTH
 from koalapy.agents.files.roots import CONTENT
 from koalapy.model.errors import SiteRejected
-from koalapy.private import owner_only
+from koalapy.runtime.atomic_files import replace_file
 
 SETTLED = 2.0
 """Seconds since the last change after which a further one gets another time, on the coarsest of clocks."""
@@ -149,7 +149,4 @@ class Seals:
         if self._path is None:
             return
         with contextlib.suppress(OSError):  # then it is read again after a restart
-            fresh = self._path.with_name(f"{self._path.name}.new")
-            with open(fresh, "w", opener=owner_only) as file:
-                file.write(json.dumps(self._known))
-            fresh.rename(self._path)
+            replace_file(self._path, json.dumps(self._known).encode())

@@ -1,7 +1,6 @@
 """The names and ids of jobs submitted through DRMAA, which itself remembers neither: a small file of JSON."""
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 
 from koalapy.agents.lrm.port import LrmJob, LrmJobState
 from koalapy.model.errors import SiteUnavailable
+from koalapy.runtime.atomic_files import replace_file
 
 _RETENTION = 7 * 86400.0
 """Seconds for which an ended job is remembered."""
@@ -71,9 +71,8 @@ class SubmittedJobs:
     def _write(self) -> None:
         limit = time.time() - _RETENTION
         self.entries = {name: each for name, each in self.entries.items() if not 0 < each.ended < limit}
-        fresh = self._path.with_suffix(".new")
+        content = json.dumps({name: asdict(each) for name, each in self.entries.items()}).encode()
         try:
-            fresh.write_text(json.dumps({name: asdict(each) for name, each in self.entries.items()}))
-            os.replace(fresh, self._path)
+            replace_file(self._path, content)
         except OSError as error:
             raise SiteUnavailable(f"cannot write {self._path}: {error.strerror}") from error

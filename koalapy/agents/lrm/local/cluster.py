@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -65,11 +66,18 @@ class LocalCluster:
             raise SiteUnavailable(f"cluster {self.name}: locald: {done.stderr.decode(errors='replace').strip()}")
 
     def socket_path(self) -> str:
-        """Where its locald listens, or did; raises ``SiteUnavailable`` when none has been started."""
+        """Where its locald listens, or did; raises ``SiteUnavailable`` when none has been started.
+
+        That may be in its directory though its file is gone or names another place, as after the directory was moved.
+        """
+        default = self.directory / "locald.sock"
         try:
-            return str(json.loads((self.directory / "locald.json").read_text())["socket"])
+            path = str(json.loads((self.directory / "locald.json").read_bytes())["socket"])
         except (OSError, ValueError, KeyError, TypeError) as error:
+            if default.exists():
+                return str(default)
             raise SiteUnavailable(f"cluster {self.name}: locald does not run: {error}") from error
+        return str(default) if not os.path.exists(path) and default.exists() else path
 
     def matches(self, hello: dict[str, Any]) -> bool:
         """Whether the locald that says so runs this cluster, and not one from before the settings were changed."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from koalapy.agents.lrm.local.jobs import MAX_RETAINED_JOBS, LocalJob
+from koalapy.runtime.atomic_files import replace_file
 
 _MAX_LINES = 6 * MAX_RETAINED_JOBS
 
@@ -58,10 +59,8 @@ class Journal:
 
     def rewrite(self, jobs: Iterable[LocalJob]) -> None:
         """Replace the file by what is still remembered; raises ``OSError``."""
-        fresh = self._path.with_suffix(".new")
         lines = [line for job in jobs for line in _lines_of(job)]
-        fresh.write_bytes(b"".join(lines))
-        fresh.replace(self._path)
+        replace_file(self._path, b"".join(lines))
         self.close()
         self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
         self._lines = len(lines)

@@ -27,9 +27,14 @@ from koalapy.agents.lrm.local.processes import MARK, adopt_orphans, conceal, kil
 from koalapy.agents.lrm.local.runs import Deadlines, Runs
 from koalapy.agents.lrm.local.server import Server
 from koalapy.agents.lrm.local.spawn import Preloaded, PreloadError, Spawner
+from koalapy.runtime.atomic_files import replace_file
 
 CANNOT_RUN = 2
 HELD_BY_ANOTHER = 3
+RUNNERS_TIMEOUT = 3.0
+"""Seconds that runners of an earlier locald have to end their programs and themselves before they are killed."""
+PUBLISH_INTERVAL = 2.0
+"""Seconds between two looks whether the file is there that says where locald listens."""
 MAX_NODES = 254
 """Addresses of the last octet."""
 _MAX_SOCKET_PATH = 107
@@ -48,7 +53,7 @@ def main() -> int:
     if lock is None:
         return HELD_BY_ANOTHER
     try:
-        kill_marked(str(directory), within=5)
+        kill_marked(str(directory), within=5, patience=RUNNERS_TIMEOUT)
         return _serve(options, directory, mark_ending, lock)
     except (PreloadError, OSError) as error:
         print(f"locald: {error}", file=sys.stderr)
@@ -78,6 +83,14 @@ def _serve(options: argparse.Namespace, directory: Path, mark_ending: str, lock:
         return 0
     _detach(directory / "locald.log")
     adopt_orphans()
+
+    def publish_again() -> None:
+        with suppress(OSError):
+            if not (directory / "locald.json").exists():
+                _publish(directory, lock, {"socket": path, "pid": os.getpid()})
+        deadlines.set("publish", PUBLISH_INTERVAL, publish_again)
+
+    deadlines.set("publish", PUBLISH_INTERVAL, publish_again)
     gc.freeze()
     try:
         server.run(runs)
@@ -145,9 +158,7 @@ def _listen(directory: Path) -> tuple[socket.socket, str]:
 def _publish(directory: Path, lock: int, facts: dict[str, object]) -> None:
     os.ftruncate(lock, 0)
     os.write(lock, f"{facts['pid']}\n".encode())
-    fresh = directory / "locald.json.new"
-    fresh.write_text(json.dumps(facts))
-    fresh.replace(directory / "locald.json")
+    replace_file(directory / "locald.json", json.dumps(facts).encode())
 
 
 def _detach(log: Path) -> None:

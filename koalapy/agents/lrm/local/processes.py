@@ -20,6 +20,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 _EXEC_PAUSES = [0.0003 * number for number in range(1, 11)]
 """Seconds between looks at a process that shows no environment; all different, for programs that execute in turn."""
+_PATIENT_LOOK = 0.02
+"""Seconds between two looks at processes that are let end by themselves."""
 _NUMBERS_STAY_UNIQUE = 5.0
 """Seconds in which the kernel does not come round to a process number again."""
 
@@ -142,14 +144,19 @@ def is_of(pid: int, directory: str) -> bool:
     return mark_of(pid).endswith(f"@{directory}") or command in _read(pid, "cmdline")
 
 
-def kill_marked(directory: str, within: float) -> int:
+def kill_marked(directory: str, within: float, patience: float = 0.0) -> int:
     """Kill an earlier locald of a directory, and every process that it left; wait until they are gone.
 
-    Returns how many there were. Raises ``TimeoutError`` when some stay longer than ``within`` seconds.
+    For ``patience`` seconds they are let end by themselves: a runner that ends its program finds more of it.
+    Returns how many were killed. Raises ``TimeoutError`` when some stay longer than ``within`` seconds after that.
     """
-    deadline = time.monotonic() + within
+    began = time.monotonic()
+    deadline = began + patience + within
     killed = 0
     while marked := [pid for pid in _all_pids() if pid != os.getpid() and is_of(pid, directory)]:
+        if time.monotonic() < began + patience:
+            time.sleep(_PATIENT_LOOK)
+            continue
         for pid in marked:
             killed += _kill_and_wait(pid, directory, deadline)
         if time.monotonic() >= deadline:

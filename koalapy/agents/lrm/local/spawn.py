@@ -15,6 +15,7 @@ _ALL_SIGNALS = signal.valid_signals()
 _HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP)
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 PIPE = "KOALA_SECRET_PIPE"
+END_PIPE = "KOALA_LRM_PIPE"
 _BARE_OPTIONS = frozenset({"-I", "-S", "-B", "-E", "-s", "-u"})
 
 
@@ -52,9 +53,13 @@ class Preloaded:
         self._module = _load(path)
         self._loaded_at = os.stat(path).st_mtime_ns
 
+    def is_run_by(self, argv: Sequence[str]) -> bool:
+        """Whether it is what ``argv`` would run, be its file the same or not."""
+        return self._path in argv[1:]
+
     def args_of(self, argv: Sequence[str]) -> list[str] | None:
         """The program's own arguments, if it is what ``argv`` would run and its file is still the same."""
-        if self._path not in argv[1:]:
+        if not self.is_run_by(argv):
             return None
         position = argv.index(self._path, 1)
         if not _BARE_OPTIONS.issuperset(argv[1:position]) or os.stat(self._path).st_mtime_ns != self._loaded_at:
@@ -71,12 +76,18 @@ class Preloaded:
 
 
 class Spawner:
-    """Starts processes, each leading a session of its own and killed by the kernel when this process ends."""
+    """Starts processes, each leading a session of its own, that end when this process ends.
+
+    The preloaded program gets a pipe that ends then, whose number is in its environment: it ends what it has started.
+    Other programs are killed by the kernel.
+    """
 
     def __init__(self, preloaded: Preloaded | None, release: Callable[[], None]) -> None:
         """``release`` closes, in the new process, all that belongs to the old one."""
         self._preloaded = preloaded
         self._release = release
+        self._end_pipe, self._life = os.pipe()
+        """What the preloaded program reads, and the end that no process but this one has open."""
 
     def spawn(
         self,
@@ -96,13 +107,20 @@ class Spawner:
         """
         parent = os.getpid()
         pipe = _pipe_with(secret) if secret else -1
+        ends_itself = self._preloaded is not None and self._preloaded.is_run_by(argv)
         # A signal must not meet the handlers of this process in the new one.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
         try:
             pid = os.fork()
             if pid == 0:
                 with EndOfProcess() as end:
-                    die_with_parent(parent)
+                    os.close(self._life)
+                    if ends_itself:
+                        os.set_inheritable(self._end_pipe, True)
+                        env = {**env, END_PIPE: str(self._end_pipe)}
+                    else:
+                        die_with_parent(parent)
+                        os.close(self._end_pipe)
                     self._release()
                     if secret:
                         os.set_inheritable(pipe, True)
@@ -110,7 +128,9 @@ class Spawner:
                     if account is None:
                         end.code = self._become(argv, env, cwd, output)
                     else:
-                        end.code = self._become_another(account, parent, argv, env, cwd, output)
+                        end.code = self._become_another(
+                            account, None if ends_itself else parent, argv, env, cwd, output
+                        )
             return pid
         finally:
             if secret:
@@ -120,7 +140,7 @@ class Spawner:
     def _become_another(
         self,
         account: Mapping[str, Any],
-        parent: int,
+        parent: int | None,
         argv: Sequence[str],
         env: Mapping[str, str],
         cwd: str,
@@ -130,7 +150,8 @@ class Spawner:
         os.setgroups(account["groups"])
         os.setresgid(account["gid"], account["gid"], account["gid"])
         os.setresuid(account["uid"], account["uid"], account["uid"])
-        die_with_parent(parent)  # the kernel forgets that with a change of account
+        if parent is not None:
+            die_with_parent(parent)  # the kernel forgets that with a change of account
         return self._become(argv, env, cwd, output)
 
     def _become(self, argv: Sequence[str], env: Mapping[str, str], cwd: str, output: str) -> int:

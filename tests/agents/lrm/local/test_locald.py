@@ -358,7 +358,7 @@ def test_the_preloaded_program_runs_without_an_interpreter(preloaded: Site) -> N
     folder = preloaded.cluster.directory
     for _ in range(2):
         assert run_preloaded(preloaded, "a", "b")["exit_code"] == 2
-    line = f"a b True hello {folder} 1 [0, 1, 2]\n"
+    line = f"a b True hello {folder} 1 [0, 1, 2, 3]\n"  # the last is the pipe that ends with locald
     assert preloaded.output().read_text() == line * 2
 
 
@@ -401,3 +401,38 @@ def test_one_locald_for_each_directory(site: Site, make_cluster: Callable[..., L
     locald = pid_of_locald(site.cluster)
     make_cluster().start()
     assert pid_of_locald(site.cluster) == locald
+
+
+def test_cluster_whose_file_of_a_living_locald_is_gone_finds_it_and_it_writes_the_file_again(
+    site: Site, make_cluster: Callable[..., LocalCluster]
+) -> None:
+    job = site.submit("exec sleep 60")
+    (site.cluster.directory / "locald.json").unlink()
+    with make_cluster().connect() as connection:
+        assert connection.request("find", job=job)["state"] == "running"
+    eventually((site.cluster.directory / "locald.json").exists)
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 40, b"\xe9\xff", b"[]", b'{"socket": "/no/such/socket"}'])
+def test_cluster_whose_file_of_a_living_locald_is_damaged_finds_it(
+    site: Site, make_cluster: Callable[..., LocalCluster], content: bytes
+) -> None:
+    (site.cluster.directory / "locald.json").write_bytes(content)
+    with make_cluster().connect() as connection:
+        assert connection.request("list")["idle"] == 4
+
+
+def test_cluster_whose_directory_was_moved_while_locald_lives_finds_it(
+    site: Site, make_cluster: Callable[..., LocalCluster]
+) -> None:
+    job = site.submit("echo $$; exec sleep 60")
+    pids(site, 1)
+    moved = site.cluster.directory.with_name("moved")
+    site.cluster.directory.rename(moved)
+    cluster = make_cluster(directory=moved)
+    with cluster.connect() as connection:
+        assert connection.request("find", job=job)["state"] == "running"
+        connection.request("cancel", job=job, name="job")
+        assert connection.request("wait", job=job)["reason"] == "cancelled"
+        later = connection.request("submit", name="x", nodes=1, argv=["true"], cwd=str(moved), output=str(moved / "x"))
+        assert connection.request("wait", job=later["job"])["exit_code"] == 0

@@ -1,0 +1,34 @@
+"""What runs on an embedded cluster ends with its resource manager, whatever it has done to be found by nobody."""
+
+import os
+import signal
+
+import pytest
+
+from tests.agents.conftest import FakeDaemon, Site, alive
+
+T = "7.1.0"
+SLEEP = "echo $$; exec sleep 300"
+PROGRAMS = {
+    "plain": ["sh", "-c", SLEEP],
+    "clean environment": ["env", "-i", "sh", "-c", SLEEP],
+    "daemon": ["sh", "-c", f"env -i setsid sh -c '{SLEEP}' & wait"],
+    "daemon without a parent": ["sh", "-c", f"(env -i setsid sh -c '{SLEEP}' &); sleep 300"],
+    "ignores signals": ["env", "-i", "sh", "-c", "trap '' TERM HUP INT; echo $$; while :; do sleep 1; done"],
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+async def test_runner_whose_resource_manager_is_killed_ends_its_program(
+    daemon: FakeDaemon, site: Site, program: list[str]
+) -> None:
+    await daemon.submit(T)
+    await daemon.reaches(T, "claimed")
+    await daemon.open(program, T)
+    await daemon.until(lambda: daemon.output.get(T, b"").endswith(b"\n"))
+    assert len(alive(daemon.output[T])) == 1
+    os.kill(int((site.cluster.directory / "locald.pid").read_text()), signal.SIGKILL)
+    status = await daemon.reaches(T, "ended")
+    assert alive(daemon.output[T]) == [], "none is left when it is told that it has ended"
+    assert status["infrastructure"]
+    assert "resource manager" in status["error"]
