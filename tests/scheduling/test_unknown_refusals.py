@@ -240,6 +240,24 @@ def test_an_operator_who_clears_a_cluster_has_its_refusals_forgotten() -> None:
     assert (world.state(job), world.job(job).refusals) == (JobState.SUCCEEDED, ())
 
 
+def test_a_cluster_that_has_passed_its_trial_gets_the_jobs_that_it_refused_before() -> None:
+    world = World({"north": 8, "south": 4}, Rules(probation_pause_max=120.0))
+    world.disconnect("south")
+    refusing(world, "north")
+    jobs = [world.submit(flexible(1, most=1), owner=f"user{number}") for number in range(5)]
+    world.advance(7200)
+    assert {world.state(job) for job in jobs} == {JobState.QUEUED}
+    world.sites["north"].refuses = lambda size: ""
+    world.advance(120)
+    barred = [job for job in jobs if world.job(job).barred_from(world.now)]
+    assert barred, "else there is nothing to forget"
+    assert world.queries.grid["north"].health.probation
+    trial = world.submit(flexible(1, most=1), lasts=1)
+    world.advance(15)
+    assert world.state(trial) is JobState.SUCCEEDED
+    assert {world.state(job) for job in barred} == {JobState.SUCCEEDED}
+
+
 @pytest.mark.parametrize("limit", ["max_claiming_tries", "max_restarts"])
 def test_a_refusal_uses_up_no_other_tries(limit: str) -> None:
     world = World({"north": 8, "south": 4})

@@ -74,11 +74,13 @@ class ClusterHealth:
             cluster.health.probation, cluster.capacity_gained = True, True
             self._ledger.cluster_changed(name)
 
-    def trial_succeeded(self, name: ClusterName) -> None:
-        """A program was started on a cluster: if it is on probation, that was its trial."""
-        if self._grid[name].health.probation:
-            self.clear(name)
-            self._grid[name].capacity_gained = True
+    def trial_succeeded(self, name: ClusterName) -> bool:
+        """Note that a program was started on a cluster; return whether the cluster was on probation, which is over."""
+        if not self._grid[name].health.probation:
+            return False
+        self.clear(name)
+        self._grid[name].capacity_gained = True
+        return True
 
     def clear(self, name: ClusterName) -> None:
         """An operator says that the cluster is mended."""

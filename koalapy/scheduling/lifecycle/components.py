@@ -170,7 +170,7 @@ class Components:
         if live(job).launched_at is None and is_launched(job):
             job = self._attempts.launched(job, now)
             for other in live(job).gang:
-                self._health.trial_succeeded(other.cluster)
+                self._failures.program_started(other.cluster)
         result = program_result(job)
         if result in job.spec.retry_on_exit:
             return self._failures.restart(job, _exit_reason(result, status.error), now, exit_code=result)

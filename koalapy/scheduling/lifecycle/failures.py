@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from koalapy.model.job import Component, Job, JobState
 from koalapy.model.reports import Refusal
+from koalapy.model.request import ClusterName
 from koalapy.model.wording import nodes
 from koalapy.scheduling.claiming.claiming import Claiming
 from koalapy.scheduling.claiming.doubtful_nodes import DoubtfulNodes
@@ -70,6 +71,11 @@ class Failures:
         return self._claiming.component_failed(
             job, component, ClaimFailure.LIMIT, f"{cluster} takes no more: {error}", now
         )
+
+    def program_started(self, cluster: ClusterName) -> None:
+        """Take a cluster on probation for mended, and what it refused in unknown words meanwhile for over."""
+        if self._health.trial_succeeded(cluster):
+            self._refusals.forgive(cluster, unknown_only=True)
 
     def claim_timed_out(self, job: Job, component: Component, now: float) -> Job:
         """A resource manager gave others what a component was to have: a claim that failed, and nobody's error."""

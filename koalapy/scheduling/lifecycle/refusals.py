@@ -100,11 +100,15 @@ class Refusals:
         if job is not None:
             self._queues.bars_changed(job)
 
-    def forgive(self, cluster: ClusterName) -> None:
-        """Forget what a cluster has refused: an operator has mended it."""
+    def forgive(self, cluster: ClusterName, *, unknown_only: bool = False) -> None:
+        """Forget what a cluster has refused, or what of it was in unknown words: it has been mended."""
         for job in list(self._ledger.jobs.values()):
-            if any(refusal.cluster == cluster for refusal in job.refusals):
-                left = tuple(refusal for refusal in job.refusals if refusal.cluster != cluster)
+            left = tuple(
+                refusal
+                for refusal in job.refusals
+                if refusal.cluster != cluster or (unknown_only and refusal.until is None)
+            )
+            if left != job.refusals:
                 self._queues.bars_changed(self._ledger.change(job, refusals=left))
 
     def restore(self, job: Job) -> None:
