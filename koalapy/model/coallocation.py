@@ -31,6 +31,12 @@ def partners(name: ClusterName, profiles: Profiles, *, one_series: bool) -> froz
 
 def largest_sets(profiles: Profiles, *, one_series: bool) -> Iterator[frozenset[ClusterName]]:
     """Yield the largest sets of clusters of which each may share a job with each other one, in a fixed order."""
+    if all(profile.coallocate_with is None for profile in profiles.values()):  # as a rule, and asked of each submission
+        by_series: dict[int, list[ClusterName]] = {}
+        for name in sorted(profiles):
+            by_series.setdefault(profiles[name].mpi.series if one_series else 0, []).append(name)
+        yield from map(frozenset, by_series.values())
+        return
     near = {name: partners(name, profiles, one_series=one_series) for name in sorted(profiles)}
 
     def grow(chosen: frozenset[str], possible: frozenset[str], done: frozenset[str]) -> Iterator[frozenset[str]]:
