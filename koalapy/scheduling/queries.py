@@ -87,6 +87,10 @@ class Queries:
                 hint="submit again later",
             )
 
+    def never_fits(self, job: Job) -> bool:
+        """Return whether a job would not be placed on the empty grid, by the links as they are known."""
+        return bool(self._evaluator.refusal_on_empty_grid(job.spec, assume_links=False))
+
     def waiting(self, priority: Priority) -> Iterator[Job]:
         """Return the jobs of a placement queue from head to tail, as long as none comes or leaves."""
         return (self._ledger.jobs[job] for job in self._queues[priority])

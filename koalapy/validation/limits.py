@@ -36,5 +36,7 @@ class Limits:
     max_bytes: int | None = None
     """Of a job's texts; None: not limited."""
     refusal_on_empty_grid: Callable[[JobSpec], str] = lambda _: ""
-    """Why its policy would not place a job on the whole grid if all nodes were idle and all clusters usable, as far as
-    links are known; empty where it would, or where that cannot be told yet."""
+    """Why its policy would not place a job on the whole grid if all nodes were idle and all clusters usable.
+
+    Empty where it would, or where that cannot be told yet; what is not known of links is assumed to be good.
+    """

@@ -40,7 +40,7 @@ def check_placement(spec: JobSpec, limits: Limits) -> None:
     """Refuse a job that its policy does not place on the whole empty grid: it would wait for ever."""
     if why := limits.refusal_on_empty_grid(spec):
         name = spec.policy or DEFAULTS[spec.request.type]
-        hint = "use another policy, ask for smaller components, allow more clusters, or have the links measured"
+        hint = "use another policy, ask for smaller components, or allow more clusters"
         reject("policy", name, f"is {name}, which does not place this job even on the empty grid: {why}", hint)
 
 

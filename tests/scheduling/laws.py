@@ -367,7 +367,7 @@ def _whose_turn_it_is(world: "World") -> Iterator[Job]:
         queue = job.spec.priority, section_of(world, job)
         if world.rules.queue == "scan" or queue not in heads or job.id == world.queries.reservation:
             yield job
-        if world.rules.queue == "scan" or not world.queries.limits().refusal_on_empty_grid(job.spec):
+        if world.rules.queue == "scan" or not world.queries.never_fits(job):
             heads.add(queue)
 
 

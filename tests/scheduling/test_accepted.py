@@ -11,6 +11,7 @@ from koalapy.model.errors import UsageError
 from koalapy.model.job import JobSpec, JobState, Launcher, Priority
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest, Request
 from koalapy.placement.registry import builtin
+from koalapy.scheduling.events import LinkMeasured
 from koalapy.scheduling.grid import Links
 from koalapy.scheduling.rules import Rules
 from koalapy.validation.submission import check
@@ -26,8 +27,8 @@ OPTIONS: dict[str, list[tuple[tuple[str, str], ...]]] = {
 
 links = st.builds(
     Link,
-    latency=st.sampled_from([None, 1e-3, 1e-1]),
-    bandwidth=st.sampled_from([None, 1e6, 1e7]),
+    latency=st.sampled_from([1e-3, 1e-1]),
+    bandwidth=st.sampled_from([1e6, 1e7]),
     unreachable=st.sampled_from([False, False, True]),
 )
 files = st.builds(
@@ -73,7 +74,7 @@ def specs(draw: st.DrawFn) -> JobSpec:
 
 @given(
     totals=st.fixed_dictionaries({name: st.integers(1, 10) for name in NAMES}),
-    known=st.dictionaries(st.sampled_from(PAIRS), links),
+    known=st.fixed_dictionaries(dict.fromkeys(PAIRS, links)),
     speeds=st.fixed_dictionaries({name: st.sampled_from([0.5, 1.0, 2.0]) for name in NAMES}),
     spec=specs(),
     queue=st.sampled_from(["scan", "head", "fcfs"]),
@@ -173,3 +174,18 @@ def test_job_that_fits_again_keeps_its_place(queue: Any) -> None:
     world.settle()
     world.advance(10)
     assert world.state(never) is JobState.RUNNING
+
+
+def test_links_that_are_not_known_yet_are_assumed_to_be_good() -> None:
+    """Transfers and measurements teach them; until then the job keeps nobody waiting."""
+    world = World({"north": 4, "south": 4}, Rules(queue="fcfs"))
+    file = InputFile("mesh", 10**7, ("north",))
+    request = NonFixedRequest((ComponentRequest(4, inputs=(file,)), ComponentRequest(4, inputs=(file,))))
+    spec = JobSpec(request, ("program",), policy="close-to-files", launcher=Launcher.PROCESSES)
+    check(spec, world.queries.limits())
+    (job,) = world.submit_together([spec])
+    behind = world.submit(nonfixed(1), lasts=5)
+    world.advance(10)
+    assert (world.state(job), world.state(behind)) == (JobState.QUEUED, JobState.SUCCEEDED)
+    world.step([LinkMeasured("north", "south", Link(1e-3, 1e7))])
+    assert world.state(job) is not JobState.QUEUED

@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, product
 
 from koalapy.model.bounds import MAX_NODES
-from koalapy.model.cluster import ClusterState, ClusterView, GridView, Uplink, of_so_many
+from koalapy.model.cluster import ClusterPair, ClusterState, ClusterView, GridView, Link, Uplink, of_so_many
 from koalapy.model.errors import UsageError
 from koalapy.model.job import JobSpec
 from koalapy.model.placement import ClusterReason, Placement, Refusal, RefusalKind
@@ -33,6 +33,7 @@ class PolicyEvaluator:
         self._policies, self._grid, self._ledger = state.policies, state.grid, state.ledger
         self._eligibility, self._queues, self._knowledge = eligibility, queues, knowledge
         self._whole = self._grid.lens(lambda cluster: cluster.total - cluster.down)
+        self._assumed_bandwidth = state.rules.assumed_bandwidth
         self._seen = self._empty = GridView(())
         """The grid when it was last emptied, and so emptied."""
         self._broken: set[str] = set()
@@ -69,15 +70,15 @@ class PolicyEvaluator:
         view = self.empty_grid()
         view = view.only(frozenset(cluster.name for cluster in view if cluster.name not in without))
         try:
-            return isinstance(self._answer(spec, view), Placement)
+            return isinstance(self._answer_with_links(spec, view), Placement)
         except (UsageError, BrokenPolicy):
             return False
 
-    def refusal_on_empty_grid(self, spec: JobSpec) -> str:
+    def refusal_on_empty_grid(self, spec: JobSpec, *, assume_links: bool = True) -> str:
         """Why a job would not be placed if all nodes were idle and all clusters usable; empty where it would be.
 
         Also empty while that cannot be told: clusters have not told their nodes, inputs are nowhere, or cannot be moved
-        from or to some cluster.
+        from or to some cluster. ``assume_links``: what is not known of a link is assumed, since it may be measured yet.
         """
         view = self.empty_grid()
         if spec.internal or not all(cluster.total for cluster in self._grid.clusters()):
@@ -85,10 +86,17 @@ class PolicyEvaluator:
         if _had_from_nowhere(spec, view) or (view.cut_off and spec.all_inputs):
             return ""
         try:
-            answer = self._answer(spec, view)
+            answer = self._answer_with_links(spec, view) if assume_links else self._answer(spec, view)
         except (UsageError, BrokenPolicy):
             return ""
         return answer.summary if isinstance(answer, Refusal) and answer.kind is not RefusalKind.ADVICE else ""
+
+    def _answer_with_links(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
+        """Return the same as ``_answer``; where that is a refusal, as if all links were known and good."""
+        answer = self._answer(spec, view)
+        if isinstance(answer, Placement):
+            return answer
+        return self._answer(spec, replace(view, links=_assumed_links(view, self._assumed_bandwidth)))
 
     def _answer(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
         """Return the answer of the job's policy on a view, whatever clusters are on probation."""
@@ -174,6 +182,17 @@ def _all_idle(cluster: ClusterView) -> ClusterView:
     total = cluster.total or MAX_NODES
     classes = tuple(replace(each, idle=max(each.total, each.idle)) for each in cluster.node_classes)
     return ClusterView(cluster.name, total, total, speed=cluster.speed, node_classes=of_so_many(classes, total))
+
+
+def _assumed_links(view: GridView, bandwidth: float) -> Mapping[ClusterPair, Link]:
+    """Return all links, those of unknown latency or bandwidth as if they were measured and good."""
+    links = dict(view.links)
+    for one, other in product([cluster.name for cluster in view], repeat=2):
+        known = view.link(one, other)
+        if not known.unreachable:
+            latency = 0.0 if known.latency is None else known.latency
+            links[one, other] = Link(latency, bandwidth if known.bandwidth is None else known.bandwidth)
+    return links
 
 
 def _named_clusters(spec: JobSpec) -> frozenset[ClusterName]:

@@ -144,8 +144,9 @@ class Scanner:
         self._scanned = ()
 
     def _never_fits(self, job_id: JobId) -> bool:
-        """Return whether a job would not be placed on the empty grid."""
-        return bool(self._evaluator.refusal_on_empty_grid(self._ledger.jobs[job_id].spec))
+        """Return whether a job would not be placed on the empty grid, by the links as they are known."""
+        spec = self._ledger.jobs[job_id].spec
+        return bool(self._evaluator.refusal_on_empty_grid(spec, assume_links=False))
 
     def _wake(self) -> None:
         """Find out what has changed since the last step, and who may be placed by that."""
