@@ -26,6 +26,8 @@ from koalapy.model.coallocation import MAX_SETS, largest_sets
 from koalapy.model.disk import DiskLimits
 from koalapy.model.errors import UsageError
 from koalapy.model.identity import HighPriority, Role
+from koalapy.model.job import MAX_DURATION
+from koalapy.model.lease import DEFAULT_LEASE, NO_LEASE
 from koalapy.model.limits import LimitSettings
 from koalapy.model.measurement import Measuring
 from koalapy.model.profile import ClusterProfile, Mpi
@@ -69,6 +71,18 @@ class TokenSection:
     """Who comes in by it."""
     role: Role = Role.USER
     """What they may do."""
+
+
+def _lease(value: object) -> object:
+    """Return ``NO_LEASE`` for ``none``, and any other value as it is."""
+    if value == "none":
+        return NO_LEASE
+    if isinstance(value, int | float) and value <= 0:
+        raise ValueError("give more than 0 seconds, or none")
+    return value
+
+
+LeaseSetting = Annotated[float, BeforeValidator(_lease), Field(ge=0, le=MAX_DURATION, allow_inf_nan=False)]
 
 
 def _with_a_user(section: object) -> object:
@@ -169,6 +183,9 @@ class ClusterSection(ClusterProfile, SiteSettings):
     """
     transfer_address: str | None = None
     """Address at which other sites' head nodes reach this one to pull files; by default the head's own."""
+    lease: LeaseSetting | None = None
+    """Seconds for which jobs go on there while the daemon is silent, before they end there and are tried again, or
+    ``none``; by default as ``lease`` says for all clusters."""
 
     @property
     def is_embedded(self) -> bool:
@@ -251,8 +268,9 @@ class Settings(BaseSettings):
     tls: TlsSection = TlsSection()
     behind_proxy: list[Proxy] = []
     """Addresses and networks of proxies that speak TLS for the daemon, whose word counts on who asks."""
-    lease: float = Field(default=600.0, gt=0, le=1e9)
-    """Seconds without a word from its agent after which a runner ends itself."""
+    lease: LeaseSetting = DEFAULT_LEASE
+    """Seconds for which jobs on a cluster go on while the daemon is silent, before they end there and are tried again;
+    ``none``: they go on until the agent, the walltime or an operator ends them."""
     output_limit: int = Field(default=64 * 1024 * 1024, ge=0, le=2**53)
     """Bytes of output kept per component: of what is longer the first and the last half of that; for the rest there is
     the file that a job may name (``--output``)."""

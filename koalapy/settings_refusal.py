@@ -17,6 +17,8 @@ from koalapy.scheduling.rules import OutOfRange
 Location = tuple[int | str, ...]
 PREFIX, DELIMITER = "KOALA_", "__"
 """Of environment variables that say what a file may say, too."""
+REMOVED = {("rules", "lost_after"): "it follows from lease now: leave it out, and set lease"}
+"""Keys that earlier versions had, and what to do instead."""
 UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 
 SAME = {
@@ -56,6 +58,8 @@ def _faults(root: type[BaseModel], error: Mapping[str, Any]) -> Iterator[tuple[L
     if isinstance(cause, OutOfRange):
         for fault in cause.faults:
             yield (*location, fault.field), fault.value, fault.message.removeprefix(fault.field)
+    elif error["type"] in UNKNOWN_KEY and location in REMOVED:
+        yield location, error.get("input"), f": {REMOVED[location]}"
     elif error["type"] in UNKNOWN_KEY:
         known = keys_beside(root, location)
         near = get_close_matches(str(location[-1]), known, 1)

@@ -17,7 +17,7 @@ from koalapy.cli.arguments import click_command
 from koalapy.cli.job_options import JOB_FIELDS, form_of
 from koalapy.cli.submit import submit
 from koalapy.model.field import described, split
-from koalapy.model.job import Coallocation, Job, JobSpec
+from koalapy.model.job import Coallocation, Job, JobSpec, Lease
 from koalapy.model.request import FlexibleRequest
 from koalapy.service.jobs import JobRecord
 from koalapy.store.rows import spec_from_json, spec_to_json
@@ -69,5 +69,5 @@ def test_everything_that_was_given_is_shown(spec: JobSpec) -> None:
     shown = as_json(job_view(JobRecord(Job(1, spec, 0.0), "")))
     assert shown.keys() >= GIVEN.keys()
     for name, each in GIVEN.items():
-        if split(each.type)[0] in (str, int, float, bool) and each.type != Coallocation:
+        if split(each.type)[0] in (str, int, float, bool) and each.type not in (Coallocation, Lease):
             assert shown[name] == getattr(spec, name)

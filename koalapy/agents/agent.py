@@ -21,6 +21,7 @@ from koalapy.agents.grace import Grace
 from koalapy.agents.impostors import Impostors
 from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.job_places import JobPlaces
+from koalapy.agents.leases import Leases
 from koalapy.agents.login import LoginServer
 from koalapy.agents.lrm.port import Lrm, LrmSnapshot, LrmSubmission
 from koalapy.agents.lrm_jobs import LrmJobs
@@ -45,6 +46,7 @@ from koalapy.protocol.messages import (
     Forget,
     FromDaemon,
     Hello,
+    LeaseRenewed,
     Open,
     OutputAck,
     Probe,
@@ -64,10 +66,8 @@ log = structlog.get_logger()
 
 INSTANCE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
 """What a daemon may be called: its folder is, too."""
-INITIAL_LEASE = 300.0
-"""Seconds, until a daemon has said another."""
-MIN_PING_INTERVAL, MAX_PING_INTERVAL = 0.01, 10.0
-"""Seconds, whatever lease a daemon says."""
+PING_INTERVAL = 10.0
+"""Seconds between two words to runners that count our silence."""
 FIRST_SNAPSHOT_TIMEOUT = 10.0
 """Seconds without a first answer of the resource manager after which a daemon is told what is known without it: its
 components count as lost else, though their runners are heard."""
@@ -115,7 +115,8 @@ class Agent:
             lrm, self._reporter, self._submission, self._places, settings.poll_interval, lambda: self._runners.address
         )
         self._impostors = Impostors(self._reporter)
-        self._barrier = Barrier(self._reporter, self._jobs, self._secrets, self._impostors, INITIAL_LEASE)
+        self._leases = Leases(settings.directory, self._reporter, self._jobs.end)
+        self._barrier = Barrier(self._reporter, self._jobs, self._secrets, self._impostors, self._leases)
         background = Background(
             lrm, settings.kind, settings.directory / "background", refused=self._accounts.acts_as_root
         )
@@ -155,6 +156,7 @@ class Agent:
                 group.create_task(self._jobs.watch())
                 group.create_task(self._places.tidy())
                 group.create_task(self._ping())
+                group.create_task(self._leases.watch())
                 group.create_task(self._tend())
                 group.create_task(self._sweep())
                 group.create_task(self._disks.watch())
@@ -212,7 +214,7 @@ class Agent:
 
     async def _ping(self) -> None:
         while True:
-            await asyncio.sleep(max(MIN_PING_INTERVAL, min(MAX_PING_INTERVAL, self._barrier.lease / 10)))
+            await asyncio.sleep(PING_INTERVAL)
             self._runners.send_all({"t": "ping"})
 
     async def _tend(self) -> None:
@@ -269,7 +271,7 @@ class Agent:
             **({"KOALA_RUNNER_SECRET": component.old_secret} if component.old_secret else {}),
             "KOALA_COMPONENT_TOKEN": component.token,
             "KOALA_COMPONENT_NAME": component.name,
-            "KOALA_LEASE": f"{self._barrier.lease:g}",
+            "KOALA_LEASE": "none" if component.lease is None else f"{component.lease:g}",
             "KOALA_SPOOL": str(work),
         }
         return LrmSubmission(
@@ -290,6 +292,7 @@ class Agent:
 
     def _lost(self) -> None:
         self._welcomed = False
+        self._leases.lost()
         self._reporter.disconnected()
         self._logins.lost()
         self._jobs.polls.await_nodes(awaited=False)
@@ -314,6 +317,8 @@ class Agent:
                 self._logins.vouched(message)
             case Probe():
                 self._probe(message)
+            case LeaseRenewed():
+                self._leases.renewed(message)
             case OutputAck():
                 if component := self._reporter.find(message.token):
                     self._reporter.acknowledged(component, message.offset)
@@ -328,8 +333,9 @@ class Agent:
         if not self._daemons.serve(message.instance, message.epoch, message.life):
             raise ValueError(f"the daemon's epoch {message.epoch} is older than one that was served: it is not obeyed")
         self._welcomed = True
-        self._epoch, self._life, self._barrier.lease = message.epoch, message.life, message.lease
+        self._epoch, self._life = message.epoch, message.life
         self._reporter.instance = message.instance
+        self._leases.welcomed(renews=message.renews)
         self._output_limit = message.output_limit
         self._logins.welcomed(message)
         self._impostors.is_daemon_told = message.impostors
@@ -459,8 +465,8 @@ class Agent:
         component = self._new(message.token, message.size, message.walltime)
         component.stage, component.collect = message.stage, tuple(message.collect)
         component.user, component.node_class = self._accounts.acting(message.local_user), message.node_class
-        component.fetched = not component.user
-        submit = message.model_dump(include={"size", "walltime", "name", "stage", "collect", "node_class"})
+        component.fetched, component.lease = not component.user, message.lease
+        submit = message.model_dump(include={"size", "walltime", "name", "stage", "collect", "node_class", "lease"})
         submit |= {"user": component.user, "output_limit": component.output_limit}
         component.folder.write(submit=submit)
         self._reporter.add(component)

@@ -12,6 +12,7 @@ import structlog
 
 from koalapy.agents.component import Component, Node
 from koalapy.agents.impostors import Impostors
+from koalapy.agents.leases import Leases
 from koalapy.agents.lrm_jobs import LrmJobs
 from koalapy.agents.reporter import RECORD_LOST, Reporter
 from koalapy.agents.runner_secrets import RunnerSecrets
@@ -30,6 +31,8 @@ PROGRAM_PHASES = ("opened", "running")
 """Phases of a runner that was told its plan, until its program has ended."""
 OPEN_BATCH_SIZE = 64
 """Runners that are let go before others are listened to: a plan of a thousand nodes is 100 kB to each."""
+AGENT_SILENCE_LIMIT = 600.0
+"""Seconds of our silence after which runners end that an agent of before there were leases has begun."""
 RETURN_TIMEOUT = 15.0
 """Seconds that runners have to find an agent that was restarted."""
 
@@ -42,10 +45,10 @@ class Barrier:
     """Where runners wait and are let go; deals with all they say."""
 
     def __init__(
-        self, reporter: Reporter, jobs: LrmJobs, secrets: RunnerSecrets, impostors: Impostors, lease: float
+        self, reporter: Reporter, jobs: LrmJobs, secrets: RunnerSecrets, impostors: Impostors, leases: Leases
     ) -> None:
         self._reporter, self._jobs, self._secrets, self._impostors = reporter, jobs, secrets, impostors
-        self.lease = lease
+        self._leases = leases
         self._absent: dict[tuple[str, int], asyncio.Task[None]] = {}
         """Nodes whose runners should be there and are not: they have a while to come back."""
         self._output_failed: set[str] = set()
@@ -180,7 +183,10 @@ class Barrier:
         node.phase = node.phase if node.phase == "ended" else hello["phase"]
         node.warned |= hello["warned"]
         received = component.output.greet(index, hello["start"])
-        runner.send({"t": "welcome", "lease": self.lease, "output": received})
+        if component.renews:
+            runner.send({"t": "welcome", "lease": component.lease, "renews": True, "output": received})
+        else:
+            runner.send({"t": "welcome", "lease": AGENT_SILENCE_LIMIT, "output": received})
         if component.stop is not None or component.error:
             runner.send(component.stopping)
         elif component.plan is None and node.phase in PROGRAM_PHASES:
@@ -208,6 +214,9 @@ class Barrier:
             case "ending":
                 component.nodes[runner.node].over = True
                 self._reporter.publish(component)
+            case "renew":
+                silence = self._leases.silence_for(component)
+                runner.send({"t": "lease", "number": message["number"], "silence": silence})
             case "relay":
                 self._pass_on(component, runner, message)
             case "exit":

@@ -63,6 +63,10 @@ class Component:
     """Whether all that its runners left is in ``folder``, and not still where only that account can read."""
     output_limit: int = DEFAULT_OUTPUT_LIMIT
     """Bytes of its output that the daemon keeps."""
+    lease: float | None = None
+    """Seconds of the daemon's silence after which it ends; None: never for that reason."""
+    renews: bool = True
+    """Whether its runners ask for the daemon's silence; those that an agent of before began count ours."""
     old_secret: str = ""
     """What its runners show, if an agent of before began it."""
     lrm_job: str | None = None
@@ -122,6 +126,7 @@ class Component:
             submitted.get("output_limit", DEFAULT_OUTPUT_LIMIT),
         )
         own.old_secret = old_secret
+        own.lease, own.renews = submitted.get("lease"), "lease" in submitted
         own.lrm_job, own.plan, own.stop = known.get("lrm"), known.get("open"), known.get("stop")
         own.grace = Grace.recall(known.get("grace"))
         for node, life in zip(own.nodes, known.get("lives", ()), strict=False):
@@ -224,6 +229,7 @@ class Component:
             warned=self.warned,
             pending=self.pending if waits else "",
             starting=self.starting if waits else 0.0,
+            lease=self.lease,
         )
 
     @property

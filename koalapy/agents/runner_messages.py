@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, TypeAdapter
 
-from koalapy.model.bounds import Base64, Bytes, ExitCode, Host, Name, Nodes, Payload, TruncatedText
+from koalapy.model.bounds import Base64, Bytes, ExitCode, Host, Name, Nodes, Number, Payload, TruncatedText
 from koalapy.model.wording import encodable
 from koalapy.runtime.session import NONCE_SIZE
 
@@ -76,6 +76,13 @@ class Ending(RunnerMessage):
     t: Literal["ending"]
 
 
+class Renew(RunnerMessage):
+    """Ask how long the daemon has been silent."""
+
+    t: Literal["renew"]
+    number: Number
+
+
 class Relay(RunnerMessage):
     t: Literal["relay"]
     token: Name
@@ -109,7 +116,7 @@ class RunnerResult(RunnerMessage):
 
 _result: TypeAdapter[RunnerResult] = TypeAdapter(RunnerResult)
 _message: TypeAdapter[RunnerMessage] = TypeAdapter(
-    Annotated[Here | Out | Running | Warned | Ending | Relay | Exit, Field(discriminator="t")]
+    Annotated[Here | Out | Running | Warned | Ending | Renew | Relay | Exit, Field(discriminator="t")]
 )
 _hello: TypeAdapter[Hello | OldHello] = TypeAdapter(Hello | OldHello)
 

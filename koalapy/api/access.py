@@ -34,6 +34,7 @@ ACCESS: Mapping[str, Access] = {
     "create_token": Role.USER,
     "openapi": "everybody",
     "docs": "everybody",
+    "declare_cluster_lost": Role.OPERATOR,
     "drain_cluster": Role.OPERATOR,
     "explain_job": "owner",
     "explain_submission": Role.USER,

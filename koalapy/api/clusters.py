@@ -30,6 +30,12 @@ class DrainOrder(Input):
     """Whether the jobs there are stopped, with the warning that they asked for, and queue again."""
 
 
+class LossOrder(Input):
+    """Why nothing of koalapy's runs on a cluster any more."""
+
+    reason: Reason = ""
+
+
 class ClusterUsage(Output):
     """How a cluster was used in a span of time, and its nodes now."""
 
@@ -222,3 +228,15 @@ def _add_orders(router: APIRouter, service: Jobs) -> None:
     async def resume(name: Name) -> Any:
         """Use a drained cluster again."""
         return await service.resume_cluster(name)
+
+    @router.post(
+        "/clusters/{name}/lost",
+        response_model=ClusterView,
+        tags=["clusters"],
+        operation_id="declare_cluster_lost",
+        responses=declared(400, 401, 404, 409, 413, 422, 503),
+    )
+    async def lost(name: Name, caller: Caller, order: LossOrder | None = None) -> Any:
+        """Declare that nothing of koalapy's runs any more on a cluster that is out of reach: its jobs are tried again
+        at once. Programs that do run there after all then run twice, until their leases end."""
+        return await service.declare_cluster_lost(name, caller, (order or LossOrder()).reason)

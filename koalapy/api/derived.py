@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, create_model
 from koalapy.api import fields
 from koalapy.api.fields import Input, Output
 from koalapy.model.field import Bounds, Described, Length, described, split
-from koalapy.model.job import Coallocation, Duration, NodeMemory, Pattern, PerNodeBandwidth, PolicyOptions
+from koalapy.model.job import Coallocation, Duration, Lease, NodeMemory, Pattern, PerNodeBandwidth, PolicyOptions
 from koalapy.model.request import Bundle, Command, Environment, OwnCommand
 from koalapy.model.warning import StopWarning
 
@@ -77,6 +77,7 @@ FORMS = {
         says_none=True,
     ),
     Duration: Form(fields.Seconds, None, float),
+    Lease: Form(fields.Lease, Annotated[Literal["none"] | float, BeforeValidator(fields.shown_lease)], float),
     NodeMemory: Form(fields.Bytes, None, int),
     PerNodeBandwidth: Form(fields.Bandwidth, None, float),
     Pattern: Form(fields.Pattern, None, str),

@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from koalapy.model.field import Bounds, Length
 from koalapy.model.job import MAX_BANDWIDTH, MAX_DURATION, MAX_MEMORY
+from koalapy.model.lease import NO_LEASE
 from koalapy.model.quantities import bytes_of, bytes_per_second_of
 from koalapy.model.request import (
     MAX_CLUSTER_NAME_LENGTH,
@@ -81,6 +82,38 @@ Seconds = Annotated[
     ),
 ]
 """Seconds; also accepted as ``90m``, ``1h30m``, ``1:30:00`` or ``2-12:00:00``."""
+
+
+def _lease(value: object) -> object:
+    """Return the seconds of a lease, ``NO_LEASE`` for ``none``."""
+    length = NO_LEASE if value == "none" else seconds(value)
+    if isinstance(length, bool) or not isinstance(length, int | float) or (length == NO_LEASE and value != "none"):
+        raise PydanticCustomError("lease", "is no lease")
+    return length
+
+
+Lease = Annotated[
+    float,
+    BeforeValidator(_lease),
+    Field(le=MAX_DURATION, allow_inf_nan=False),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_DURATION},
+                {"type": "string", "enum": ["none", "40m"]},
+            ],
+            "description": "seconds, or 40m, 1h30m, 1:30:00; none: it goes on until its walltime, its cluster or an "
+            "operator ends it",
+            "examples": [2400, "40m", "none"],
+        }
+    ),
+]
+"""Seconds of the daemon's silence, or ``none``."""
+
+
+def shown_lease(value: object) -> object:
+    """Return ``none`` for ``NO_LEASE``, and any other value as it is."""
+    return "none" if value == NO_LEASE else value
 
 
 def _bytes(value: Any) -> int:

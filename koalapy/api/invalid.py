@@ -24,13 +24,14 @@ WANTED = wanted.WANTED | {
     "nul": ("with a NUL in it", "leave it out"),
     "coallocation": ("no co-allocation", "use allowed, never, or the most clusters to combine"),
     "duration": ("no duration", "give seconds, or units with each number: 90m, 1h30m, 1:30:00"),
+    "lease": ("no lease", "give more than 0 seconds, 40m, 1h30m, or none"),
     "bytes": ("no number of bytes", "give bytes, or a number with a unit: 16GB, 512MiB"),
     "bandwidth": ("no bandwidth", "give bytes per second, or a number with a unit: 1Gbit, 100MB"),
     "warning_scope": ("with a colon", "leave out what is before it: all processes of the program get the signal"),
     "warning_signal": ("with no signal that a program can catch", f"use {', '.join(WarningSignal)}, as TERM@30"),
     "warning_grace": ("with no duration after its @", "give seconds, as TERM@30, or USR1@2m"),
 }
-DURATIONS = ("walltime", "horizon", "expires")
+DURATIONS = ("walltime", "lease", "horizon", "expires")
 """Fields whose number may also be written with units."""
 
 

@@ -102,6 +102,12 @@ class _StageView(Output):
 class ComponentView(_StageView, _PlacedView):
     lrm_job: str | None
     unknown_since: Moment | None
+    """When its cluster was last heard of, while that is out of reach; it may run on."""
+    lost_at: Moment | None
+    """When it is certainly over, so that the job may be tried again, if its cluster stays out of reach; null: only when
+    the cluster or an operator says so."""
+    lease: float | None
+    """Seconds of the daemon's silence after which it ends; null: silence does not end it."""
 
 
 class AttemptComponentView(_StageView, _PlacedView):

@@ -57,7 +57,8 @@ def known_clusters(settings: Settings, saved: Saved) -> list[KnownCluster]:
     known = {record.name: record for record in saved.clusters}
     clusters = []
     for name, section in settings.clusters.items():
-        cluster = KnownCluster(name, section.speed, _profile(section), uplink_bandwidth=section.uplink_bandwidth)
+        profile = _profile(section, settings.lease)
+        cluster = KnownCluster(name, section.speed, profile, uplink_bandwidth=section.uplink_bandwidth)
         if (before := known.get(name)) is not None:
             cluster = replace(
                 cluster,
@@ -74,6 +75,10 @@ def known_clusters(settings: Settings, saved: Saved) -> list[KnownCluster]:
     return clusters + [KnownCluster(name) for name in sorted(gone)]
 
 
-def _profile(section: ClusterSection) -> ClusterProfile:
-    """As the section is; where the nodes are this host, their home is this account's."""
-    return replace(section, home=str(Path.home())) if section.home is None and section.lrm.on_this_host else section
+def _profile(section: ClusterSection, lease: float) -> ClusterProfile:
+    """Return the section with what follows from its defaults.
+
+    Where the nodes are this host, their home is this account's; without a lease of its own it has the one of all.
+    """
+    home = str(Path.home()) if section.home is None and section.lrm.on_this_host else section.home
+    return replace(section, home=home, lease=lease if section.lease is None else section.lease)

@@ -1,10 +1,12 @@
 """The commands for the grid: its clusters, what an operator does with them, and how well they are used."""
 
+import sys
 from typing import Annotated, Any
 
 from koalapy.cli import tables
 from koalapy.cli.arguments import Argument, Group, Option
 from koalapy.cli.client import Client
+from koalapy.cli.errors import CliError, Exit
 from koalapy.cli.options import DEFAULT_URL, AsJson, Token, Url, Watch, show_json
 from koalapy.model.wording import nodes
 
@@ -69,6 +71,35 @@ def resume(name: Name, url: Url = DEFAULT_URL, token: Token = None) -> None:
     print(f"cluster {name} is {cluster['state']}")
 
 
+def lost(
+    name: Name,
+    reason: Annotated[str, Option("--reason", help="why; shown to everybody", may_be_empty=True)] = "",
+    yes: Annotated[bool, Option("--yes", help="do not ask whether it is certain")] = False,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+) -> None:
+    """Declare that nothing of koalapy's runs any more on a cluster that is out of reach; its jobs are tried again."""
+    if not yes:
+        _confirm_lost(name)
+    Client(url, token).act_on_cluster(name, "lost", {"reason": reason})
+    print(f"cluster {name} is lost: its jobs are tried again")
+
+
+def _confirm_lost(name: str) -> None:
+    """Have the operator type the cluster's name; ``CliError`` otherwise."""
+    print(
+        f"Every job that runs on {name} will be started again elsewhere, at once. A program that still runs there then "
+        f"runs twice.\nGo on only if nothing runs there: its nodes are off, or its resource manager has ended all jobs "
+        f"named koala-*.",
+        file=sys.stderr,
+    )
+    if not sys.stdin.isatty():
+        raise CliError("it was not confirmed", Exit.USAGE, f"add --yes if nothing runs on {name} any more")
+    print(f"Type {name} to go on: ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip() != name:
+        raise CliError(f"cluster {name} was not declared lost", Exit.USAGE, f"type its name, {name}, to go on")
+
+
 def metrics(
     since: Annotated[float, Option(help="over how many seconds until now")] = 3600.0,
     as_json: AsJson = False,
@@ -89,6 +120,6 @@ def metrics(
 clusters_group = Group(
     "Show clusters, or act on one.\n\nUSED are nodes of this scheduler's jobs, BACKGROUND those that the clusters' own "
     "users have, past the scheduler.",
-    {"clear": clear, "drain": drain, "resume": resume, "show": show},
+    {"clear": clear, "drain": drain, "lost": lost, "resume": resume, "show": show},
     default=clusters,
 )

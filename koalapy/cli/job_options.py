@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_origin
 from koalapy.cli.arguments import Option
 from koalapy.cli.errors import CliError, Exit
 from koalapy.model.field import described, split
-from koalapy.model.job import Coallocation, Duration, JobSpec, NodeMemory, PerNodeBandwidth, PolicyOptions
+from koalapy.model.job import Coallocation, Duration, JobSpec, Lease, NodeMemory, PerNodeBandwidth, PolicyOptions
 from koalapy.model.request import Bundle, Environment, Inputs
 from koalapy.model.warning import StopWarning
 
@@ -115,6 +115,7 @@ FORMS = {
     PolicyOptions: Form(list[str], policy_options_of, pairs),
     Coallocation: Form(str, coallocation_of, texts),
     Duration: Form(str, str, texts),
+    Lease: Form(str, str, texts),
     NodeMemory: Form(str, str, texts),
     PerNodeBandwidth: Form(str, str, texts),
     StopWarning: Form(str, str, texts),

@@ -146,6 +146,11 @@ class Component:
     """Whether ``error`` is the infrastructure's fault and not the program's (semantics 6)."""
     unknown_since: float | None = None
     """When the cluster was last heard of, while it is out of reach."""
+    lease: float | None = None
+    """Seconds of the daemon's silence after which its runners end it; None: never for that reason."""
+    lost_at: float | None = None
+    """When it is certainly over and counts as lost, unless its cluster is heard of before; None while that is in reach,
+    and where only the agent or an operator can say so."""
     submitted_at: float | None = None
     claimed_at: float | None = None
     warned_at: float | None = None
@@ -255,6 +260,12 @@ Coallocation = Annotated[int, Bounds(least=1), Written("never, allowed, or a num
 Duration = Annotated[
     float, Bounds(above=0, most=MAX_DURATION, way_out="give more than 0 seconds"), Written("seconds, 90m, 1:30:00")
 ]
+Lease = Annotated[
+    float,
+    Bounds(least=0, most=MAX_DURATION, way_out="give more than 0 seconds, or none"),
+    Written("seconds, 40m, or none"),
+]
+"""Seconds; 0 (``NO_LEASE``) is none."""
 Share = Annotated[float, Bounds(least=0, most=1, way_out="give a fraction from 0 to 1")]
 Ratio = Annotated[float, Bounds(above=0, most=1, way_out="give a fraction above 0 and up to 1")]
 RunTimeShare = Annotated[float, Bounds(least=0, most=1, way_out="give a fraction of the run time from 0 to 1")]
@@ -300,6 +311,9 @@ class JobSpec:
     """Seconds."""
     warning: Annotated[StopWarning | None, Field("SIGNAL@SECONDS before it is stopped, as TERM@30", "--signal")] = None
     """What its program is told before it is stopped at its walltime, or to make room for others."""
+    lease: Annotated[Lease | None, Field("seconds, 40m, or none: how long it goes on while out of reach")] = None
+    """For how long its components go on while the daemon is silent, before they end and it is tried again; None: as its
+    clusters are configured."""
     output: Annotated[FileName | None, Field("file for the output, on the execution site")] = None
     workdir: Annotated[FileName | None, Field("where to run; default: here", "--chdir")] = None
     workdir_optional: bool = False

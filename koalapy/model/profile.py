@@ -12,7 +12,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Le, Predicate
 
-from koalapy.model.job import MAX_PROCESSES_PER_NODE, JobId, JobSpec
+from koalapy.model.job import MAX_DURATION, MAX_PROCESSES_PER_NODE, JobId, JobSpec
 from koalapy.model.request import ClusterName, FlexibleRequest
 from koalapy.model.wording import listed
 
@@ -61,6 +61,9 @@ class ClusterProfile:
     mpi: Mpi = Mpi()
     coallocate_with: tuple[ClusterName, ...] | None = None
     """Clusters whose nodes may be in one job with this one's, if they allow this one, too. By default all."""
+    lease: Annotated[float, Ge(0), Le(MAX_DURATION)] | None = None
+    """Seconds for which components here go on while the daemon is silent, before they end and their jobs are tried
+    again, or ``none``; by default as ``lease`` says for all clusters."""
 
     @property
     def folders(self) -> frozenset[str]:

@@ -78,6 +78,9 @@ class ComponentStatus:
     """Whether its program was told by its signal that it will be stopped."""
     starting: Seconds = 0.0
     """Not 0 while its nodes are its own and are being started, as from power saving: how long that takes at most."""
+    lease: Seconds | None = None
+    """Seconds of the daemon's silence after which its agent and runners end it; None: silence does not end it, as with
+    an agent of before there were leases."""
     type: Literal["status"] = field(default="status", kw_only=True)
 
 

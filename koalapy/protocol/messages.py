@@ -152,6 +152,13 @@ class Vouch(Message):
     """Whether the cluster's jobs run as this account, so that a job may be what asks."""
 
 
+class RenewLease(Message):
+    """Ask the daemon for a word that it is there; its answer counts from the moment at which this was sent."""
+
+    type: Literal["renew_lease"] = "renew_lease"
+    number: Number
+
+
 class Impostor(Message):
     """Somebody claimed to be the runner of a node, and was refused; so many times since that was told last.
 
@@ -200,8 +207,8 @@ class Welcome(Message):
     epoch: Count
     instance: Name
     life: Name = ""
-    lease: Seconds
-    """Seconds without any word from its agent after which a runner ends itself."""
+    lease: Seconds = 600.0
+    """Seconds without a word from their agent after which the runners of an agent of an earlier version end."""
     output_limit: Bytes = 64 * 1024 * 1024
     """Bytes of each component's output that the daemon keeps: half of them the head, half the tail."""
     vouches: bool = False
@@ -210,6 +217,15 @@ class Welcome(Message):
     """Whether it takes ``Impostor``: one of an earlier version would hang up."""
     users_url: Path = ""
     """Where users reach it, if not where the agent does."""
+    renews: bool = False
+    """Whether it answers ``RenewLease``: one of an earlier version would hang up."""
+
+
+class LeaseRenewed(Message):
+    """The answer to a ``RenewLease``: the daemon is there, and knows that it has said so."""
+
+    type: Literal["lease_renewed"] = "lease_renewed"
+    number: Number
 
 
 class Vouched(Message):
@@ -250,6 +266,8 @@ class Submit(Command):
     """The account on the cluster that the job is to run as, where its agent acts for many; empty where it does not."""
     node_class: Name = ""
     """Which of the cluster's nodes it is to get, by a name that its reports have; empty: any."""
+    lease: Seconds | None = None
+    """Seconds of the daemon's silence after which agent and runners end it; None: silence does not end it."""
 
 
 class PlanNode(TypedDict):
@@ -284,6 +302,13 @@ class PlanWarning(TypedDict):
     grace: Seconds
 
 
+class LeaseWarning(TypedDict):
+    """What the program is told when its lease is over, and the seconds that it has from then on."""
+
+    signal: Name
+    grace: Seconds
+
+
 class Open(Command):
     """The barrier is open: start. The plan is the same for all; ``head`` names the component whose node 0 leads."""
 
@@ -296,6 +321,9 @@ class Open(Command):
     contexts: list[PlanContext]
     warning: PlanWarning | None = None
     """Of the end of its walltime."""
+    lease_warning: LeaseWarning | None = None
+    walltime: Seconds | None = None
+    """Seconds after the start of the program at which its runners end it by themselves."""
 
     def plan(self) -> dict[str, Any]:
         """What the runners are told; the lists are not copied."""
@@ -413,6 +441,7 @@ FromAgent = Annotated[
     | Answer
     | Confirmed
     | Vouch
+    | RenewLease
     | Impostor,
     Field(discriminator="type"),
 ]
@@ -430,6 +459,7 @@ FromDaemon = Annotated[
     | Ask
     | Answer
     | Probe
+    | LeaseRenewed
     | Vouched,
     Field(discriminator="type"),
 ]

@@ -288,7 +288,7 @@ class Head:
             self._daemon_ended(self._plan.index, code)
         elif pid == self._mpirun:
             self._code = code
-            self._runner.loop.after("daemons", self._runner.settings.lease, self._conclude)
+            self._runner.loop.after("daemons", self._runner.settings.agent_timeout, self._conclude)
             self._conclude_when_all_ended()
 
     def is_starter(self, pid: int) -> bool:

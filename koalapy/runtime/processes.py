@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -94,6 +95,19 @@ class Processes:
             self._told.add(pid)
             tell(pid, number)
 
+    def halt(self) -> None:
+        """Stop every descendant where it is, those that are started meanwhile included."""
+        halted: set[int] = set()
+        while found := set(descendants(os.getpid())) - halted:
+            for pid in found:
+                _signal(pid, signal.SIGSTOP)
+            halted |= found
+
+    def resume(self) -> None:
+        """Let every descendant go on."""
+        for pid in descendants(os.getpid()):
+            _signal(pid, signal.SIGCONT)
+
     def warn(self, number: int, is_starter: Callable[[int], bool]) -> None:
         """Tell every descendant but those that start the program, and whatever is above one of these."""
         parents = parents_below(os.getpid())
@@ -108,11 +122,13 @@ class Processes:
 
 def tell(pid: int, number: int) -> None:
     """Signal a process, also one that was stopped; nothing if it is gone."""
-    try:
+    _signal(pid, number)
+    _signal(pid, signal.SIGCONT)
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-        os.kill(pid, signal.SIGCONT)
-    except ProcessLookupError:
-        pass
 
 
 def _start(argv: list[str], environment: dict[str, str], output: int, stdin: int | None) -> int:

@@ -20,7 +20,8 @@ if not __package__:
 
 from koalapy.runtime.atomic_files import replace_file
 from koalapy.runtime.folders import make_folder, remove_tree, sweep
-from koalapy.runtime.link import Link, Loop, encode
+from koalapy.runtime.lease import SilenceClock, boot_time, renewal_interval
+from koalapy.runtime.link import MAX_LAG, Link, Loop, encode
 from koalapy.runtime.openmpi import Follower, Head
 from koalapy.runtime.output import Output
 from koalapy.runtime.plan import Plan
@@ -31,6 +32,7 @@ from koalapy.runtime.settings import Failure, SecretGone, Settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from koalapy.runtime.exec_guard import ExecGuard
@@ -38,8 +40,15 @@ if TYPE_CHECKING:
 
 PROGRAM_GRACE = 1.0
 STOP_GRACE = 2.0
-RECONNECTS_PER_LEASE = 4
-"""How often, while the lease lasts, we look for the agent when nothing is heard of it."""
+RECONNECTS_PER_TIMEOUT = 4
+"""How often, while an agent that says nothing is waited for, we look for another."""
+RENEWAL_TIMEOUT = 5.0
+"""Seconds for which a program is halted whose lease ended while this process was stopped, until the agent has renewed
+it."""
+ASK_AGAIN_INTERVAL = 0.5
+"""Seconds between two questions in that time."""
+WALLTIME_CODE = 128 + signal.SIGTERM
+"""Exit code of a program that was ended at its walltime."""
 EARLY_LIMIT = 1024 * 1024
 """Bytes of relays that are kept until the plan is known."""
 END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -49,9 +58,20 @@ END_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class Runner:
     """One node's part in one component, from hello to goodbye."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, clock: Callable[[], float] = boot_time) -> None:
+        """``clock`` counts leases and walltimes, also while this process is stopped or the machine suspended."""
         self.settings = settings
         self.loop = Loop()
+        self._clock = clock
+        self._silence = SilenceClock(clock(), clock)
+        self._renews = False
+        """Whether the agent says how long the daemon has been silent; else each of its words counts as the daemon's."""
+        self._halted_until: float | None = None
+        """By ``clock``, of a program that is halted until its lease is renewed."""
+        self._lease_is_over = False
+        self._walltime_ends: float | None = None
+        """By ``clock``."""
+        self._plan: dict[str, Any] = {}
         self.environment: dict[str, str] = {}
         self._phase = "waiting"
         self._life = os.urandom(16).hex()
@@ -72,7 +92,8 @@ class Runner:
         self._kill_at = 0.0
         self._warned, self._grace_over = False, 0.0
         """Whether the program was told that it will be stopped, and until when it may end by itself all the same."""
-        self._delivery_timeout = settings.lease
+        self._delivery_timeout: float | None = None
+        """Seconds for which the result waits for the agent; None: ``agent_timeout``."""
         self._status: int | None = None
         self._link = Link(self.loop, settings, self._hello)
         self._link.receive = self._receive
@@ -84,13 +105,16 @@ class Runner:
         self.loop.watch(self._reading, self._read)
         if self.settings.lrm_pipe >= 0:
             self.loop.watch(self.settings.lrm_pipe, self._lrm_ended)
-        self._renew_lease()
+        self._note_agent()
+        self._renew()
         if self.settings.problem:
             self.conclude(None, self.settings.problem, infrastructure=True)
         self._link.connect()
         while self._status is None:
             try:
                 self.loop.turn()
+                self._check_lease()
+                self._check_walltime()
             except Exception as error:  # noqa: BLE001 whatever it was, somebody waits to hear of it
                 self._failed(error)
         self._link.close()
@@ -137,6 +161,9 @@ class Runner:
             if warning := self._warning:
                 after, name, grace = warning["after"], warning["signal"], warning["grace"]
                 self.loop.after("warning", after, lambda: self._warn(name, grace))
+            if walltime := self._plan.get("walltime"):
+                self._walltime_ends = self._clock() + walltime
+                self.loop.after("walltime", walltime, self._check_walltime)
 
     def relay(self, token: str, node: int, payload: dict[str, Any]) -> None:
         self._link.send({"t": "relay", "token": token, "node": node, "payload": payload})
@@ -157,6 +184,8 @@ class Runner:
         if stopped or infrastructure:
             self._grace_over = 0.0
         self._kill_at = max(self.loop.time(), self._grace_over) + (STOP_GRACE if stopped else PROGRAM_GRACE)
+        if self._halted_until is not None and not stopped:
+            self._kill_at = 0.0  # it may not run on for a moment: the next attempt may have begun
         self._sweep()
 
     def _stop(self, message: dict[str, Any]) -> None:
@@ -188,26 +217,116 @@ class Runner:
         own = {"host": s.host, "name": s.name, "lrm_job": s.lrm_job, "life": self._life, "pid": os.getpid()}
         return {**own, "phase": self._phase, "start": self._output.start, "warned": self._warned}
 
-    def _renew_lease(self) -> None:
-        """The agent is there: now it may be silent for as long as before."""
-        self.loop.after("lease", self.settings.lease, self._lease_over)
-        self.loop.after("silence", self.settings.lease / RECONNECTS_PER_LEASE, self._reconnect)
+    def _note_agent(self) -> None:
+        """Note that the agent is there: it may be silent for as long as before."""
+        self.loop.after("agent", self.settings.agent_timeout, self._agent_is_gone)
+        self.loop.after("silence", self.settings.agent_timeout / RECONNECTS_PER_TIMEOUT, self._reconnect)
 
     def _reconnect(self) -> None:
         """The connection may be open though nobody is at its other end."""
-        self.loop.after("silence", self.settings.lease / RECONNECTS_PER_LEASE, self._reconnect)
+        self.loop.after("silence", self.settings.agent_timeout / RECONNECTS_PER_TIMEOUT, self._reconnect)
         self._link.reconnect()
 
+    def _agent_is_gone(self) -> None:
+        """Give the node back while nothing runs on it: nobody can let the program begin."""
+        if self._phase == "waiting":
+            error = f"node {self.settings.name} had no word from its agent for {self.settings.agent_timeout:g} s"
+            self._delivery_timeout = 0.0
+            self.conclude(None, error, infrastructure=True)
+
+    # The lease
+
+    def _renew(self) -> None:
+        """Ask the agent how long the daemon has been silent, now and from time to time."""
+        if self._renews:
+            self._link.send({"t": "renew", "number": self._silence.ask()})
+        self.loop.after("renew", renewal_interval(self.settings.lease), self._renew)
+
+    def _lease_left(self) -> float:
+        """Seconds for which the daemon may go on to be silent."""
+        return float("inf") if self.settings.lease is None else self.settings.lease - self._silence.silence
+
+    def _check_lease(self) -> None:
+        """End the program when its lease is over, after the warning and the grace that it asked for.
+
+        When the lease ended while this process was stopped the agent is asked first: it may have been renewed. The
+        program is halted meanwhile, since the next attempt may run already.
+        """
+        left = self._lease_left()
+        if self._result is not None or self._lease_is_over:
+            return
+        if left > 0:
+            if self._halted_until is not None:
+                self._halted_until = None
+                self._processes.resume()
+            elif left < float("inf"):
+                self.loop.after("lease", left, self._check_lease)
+            return
+        if self._halted_until is None and left < -MAX_LAG:
+            self._halted_until = self._clock() + RENEWAL_TIMEOUT
+            self._processes.halt()
+            self._ask_again()
+        elif self._halted_until is None or self._clock() >= self._halted_until:
+            self._end_lease(-left)
+
+    def _ask_again(self) -> None:
+        """Ask until the halted program may go on, or is ended."""
+        if self._halted_until is not None and self._result is None:
+            self._renew()
+            self.loop.after("ask-again", ASK_AGAIN_INTERVAL, self._ask_again)
+
+    def _end_lease(self, late: float) -> None:
+        """End the program; what is left of its grace ``late`` seconds after the end of the lease is still its own."""
+        self._lease_is_over = True
+        warning = self._plan.get("lease_warning")
+        grace = max(0.0, warning["grace"] - late) if warning and self._phase == "running" else 0.0
+        if warning and grace > 0:
+            if self._halted_until is not None:
+                self._halted_until = None
+                self._processes.resume()
+            self._warn(warning["signal"], grace)
+            grace = min(grace, self._grace_over - self.loop.time())
+        if grace > 0:
+            self.loop.after("lease-grace", grace, self._conclude_lease)
+        else:
+            self._conclude_lease()
+
+    def _conclude_lease(self) -> None:
+        if self._result is not None:
+            return
+        whose = "the daemon was silent" if self._renews else "its agent was silent"
+        error = f"node {self.settings.name} ended it: its lease is over, {whose} for {self._silence.silence:.0f} s"
+        if not self._link.welcomed:
+            self._delivery_timeout = 0.0
+        self.conclude(None, error, infrastructure=True)
+
+    # The walltime
+
+    def _check_walltime(self) -> None:
+        """End a program at its walltime and allowance, for a daemon that is out of reach."""
+        if self._walltime_ends is not None and self._result is None and self._clock() >= self._walltime_ends:
+            self.say(f"the walltime is over, and nobody has ended the program: {self.settings.name} does")
+            self.conclude(WALLTIME_CODE)
+
     def _receive(self, message: dict[str, Any]) -> None:
-        self._renew_lease()
         kind = message["t"]
         if kind == "welcome":
-            self.settings.lease = message["lease"]
+            self.settings.lease, self._renews = message["lease"], message.get("renews", False)
+            self._renew()
+        self._note_agent()
+        if not self._renews:
+            self._silence.heard_at = self._clock()
+        if kind == "welcome":
             self._output.acknowledge(message["output"])
             self._output.sent, self._exit_sent = self._output.start, False
             self._pump()
+        elif kind == "lease":
+            if message["silence"] is not None:
+                self._silence.answered(message["number"], message["silence"])
         elif kind == "output":
             self._acknowledged(message["offset"])
+        elif kind == "open" and self._phase == "waiting" and self._lease_left() <= 0:
+            self._end_lease(0.0)  # it may have been on its way for long
         elif kind == "open" and self._phase == "waiting":
             self._open(message)
         elif kind == "relay" and self._role is None:
@@ -234,7 +353,7 @@ class Runner:
 
     def _acknowledged(self, offset: int) -> None:
         if offset > self._output.start and self._phase == "ended":
-            self.loop.after("give-up", self._delivery_timeout, self._give_up)  # somebody is taking it
+            self._await_delivery()  # somebody is taking it
         self._output.acknowledge(offset)
         if not self._output.full:
             self.loop.watch(self._reading, self._read)
@@ -253,7 +372,7 @@ class Runner:
 
     def _open(self, message: dict[str, Any]) -> None:
         plan = Plan(message, self.settings.token, self.settings.node)
-        self._phase, self._warning = "opened", message.get("warning")
+        self._phase, self._warning, self._plan = "opened", message.get("warning"), message
         self.environment = plan.environment(self.settings)
         if message["launcher"] == "processes":
             self._role = Single(self, plan)
@@ -395,8 +514,12 @@ class Runner:
         if self._folder:
             remove_tree(self._folder)
         self._write_result()
-        self.loop.after("give-up", self._delivery_timeout, self._give_up)
+        self._await_delivery()
         self._pump()
+
+    def _await_delivery(self) -> None:
+        timeout = self.settings.agent_timeout if self._delivery_timeout is None else self._delivery_timeout
+        self.loop.after("give-up", timeout, self._give_up)
 
     def _write_result(self) -> None:
         """For an agent that was away: where spool and agent share a file system, the result outlives the runner, and
@@ -420,13 +543,6 @@ class Runner:
         self.conclude(None, error, infrastructure=True)
         self._grace_over = self._kill_at = 0.0
         self._sweep()
-        if self._phase == "ended":
-            self._give_up()
-
-    def _lease_over(self) -> None:
-        self._delivery_timeout = 0.0
-        error = f"node {self.settings.name} had no word from its agent for {self.settings.lease:g} s"
-        self.conclude(None, error, infrastructure=True)
         if self._phase == "ended":
             self._give_up()
 

@@ -25,6 +25,7 @@ PRIVATE_VARIABLES = (
     "KOALA_SPOOL",
     "KOALA_COMPONENT_NAME",
 )
+AGENT_TIMEOUT = 600.0
 SECRET_FILE = "secret.{node}"
 """In the component's folder, where the resource manager hands a runner nothing that others cannot read."""
 
@@ -49,7 +50,9 @@ class Settings:
         self.agent_file = environment["KOALA_AGENT_FILE"]
         self.token = environment["KOALA_COMPONENT_TOKEN"]
         self.component_name = environment.get("KOALA_COMPONENT_NAME", self.token)
-        self.lease = float(environment.get("KOALA_LEASE", "300"))
+        lease = environment.get("KOALA_LEASE", "none")
+        self.lease = None if lease == "none" else float(lease)
+        """Seconds of the daemon's silence after which the program is ended; None: never for that reason."""
         self.spool = environment["KOALA_SPOOL"]
         self.stage = environment.get("KOALA_STAGE", "")
         """The folder of the program's files on this cluster, if it has one."""
@@ -71,6 +74,11 @@ class Settings:
             self._look_for(network, environment.get("KOALA_CLUSTER", "NAME"))
         self.lrm_job = next((environment[v] for v in JOB_VARIABLES if environment.get(v)), "")
         self.base = {k: v for k, v in environment.items() if k not in PRIVATE_VARIABLES}
+
+    @property
+    def agent_timeout(self) -> float:
+        """Seconds for which an agent that says nothing, or another node, is waited for."""
+        return AGENT_TIMEOUT if self.lease is None else min(self.lease, AGENT_TIMEOUT)
 
     def _take_secret(self, pipe: str | None) -> bytes:
         """This node's own, which nobody finds afterwards; ``SecretGone``."""

@@ -112,6 +112,11 @@ class ContactStatus:
     last_heard: float | None = None
     silent_since: float | None = None
     """When it was last heard of, moved on by what we slept since: then nobody listened."""
+    check_at: float | None = None
+    """When it is looked at what follows from its silence."""
+    lost_by: float | None = None
+    """When the last of its components is certainly over, if it stays silent; infinite where no time says that of one,
+    None while it is in reach or nothing of ours may run there."""
     silence_ignored_until: float = float("-inf")
     """Before then its silence means nothing."""
     disconnected_because: str = "its agent has not connected yet"

@@ -115,6 +115,15 @@ class ClusterResumed:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterLost:
+    """An operator declares that nothing of ours runs any more on a cluster that is out of reach."""
+
+    cluster: ClusterName
+    by: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class InventoryReceived:
     """A cluster is connected and told everything it holds, or all that it knows so far if that is not the ``whole``;
     ``undelivered``: submits it has not yet been sent."""
@@ -160,6 +169,7 @@ Event = (
     | ClusterCleared
     | ClusterDrained
     | ClusterResumed
+    | ClusterLost
     | InventoryReceived
     | ReplicasChanged
     | LinkMeasured

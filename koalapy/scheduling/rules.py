@@ -86,8 +86,6 @@ class Rules:
     """From placement until every node has reported, and from the open barrier until the program is launched."""
     unreachable_after: Seconds = 5.0
     """Without a word from a cluster's agent its components count as unknown."""
-    lost_after: Seconds = 600.0
-    """The same: as lost, and their jobs are tried again."""
     error_threshold: Count = 3
     """After so many errors of the infrastructure in a row a cluster is ``unusable``."""
     max_restarts: Annotated[int, Requirement("at least 0, or left out for no limit", NOT_NEGATIVE.holds)] | None = 10

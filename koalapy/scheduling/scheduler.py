@@ -110,6 +110,7 @@ class Scheduler:
             self._ledger.restore(job)
             if (after := corrected(job, now, self._state.rules.restart_pause_max)) != job:
                 self._ledger.put(after)
+        self._contact.began = now
         restored = list(self._ledger.jobs.values())
         self._queues.restore(restored, scans or {})
         for job in restored:
@@ -182,6 +183,10 @@ class Scheduler:
             case ev.ClusterResumed():
                 cluster = self._grid[event.cluster]
                 cluster.drained, cluster.capacity_gained = None, True
+                self._ledger.cluster_changed(event.cluster)
+            case ev.ClusterLost():
+                for token in self._contact.declare_lost(event, now):
+                    self._endings.settle(token, now)
                 self._ledger.cluster_changed(event.cluster)
             case ev.InventoryReceived():
                 self._inventory(event, now)

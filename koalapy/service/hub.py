@@ -35,13 +35,14 @@ class Terms:
 
     instance: str
     life: str
-    lease: float
     output_limit: int
     vouches: bool = False
     """Whether logins are given out to those for whom agents vouch."""
     impostors: bool = True
     """Whether agents may tell of those who claimed to be runners."""
     users_url: str = ""
+    renews: bool = True
+    """Whether agents may ask it to renew leases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,7 @@ class Hub:
             return
         earlier = self._sessions.get(cluster)
         if earlier is not None:
-            self._leave(earlier, reason := "its agent has connected anew", self._engine.clock() - earlier.silence)
+            self._leave(earlier, reason := "its agent has connected anew", self._engine.clock() - earlier.heard_ago)
             self._hang_up(earlier, reason)
         self._sessions[cluster] = session
         self.turned_away.pop(cluster, None)
@@ -216,7 +217,7 @@ class Hub:
     async def _watch(self, session: Session) -> None:
         """Give an agent up that does not answer, though its connection is open: it may be stopped, or its host gone."""
         await session.silent(self._timeout)
-        heard = self._engine.clock() - session.silence
+        heard = self._engine.clock() - session.heard_ago
         self._leave(session, f"its agent has not answered for {session.silence:g} s", heard)
         self._hang_up(session, "no answer: connect again")
 

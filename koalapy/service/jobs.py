@@ -20,6 +20,7 @@ from koalapy.ports import ClusterRecord, JobFilter, Store, Submitted, Usage
 from koalapy.scheduling.events import (
     ClusterCleared,
     ClusterDrained,
+    ClusterLost,
     ClusterResumed,
     Event,
     JobCancelled,
@@ -221,6 +222,13 @@ class Jobs:
             return (ClusterResumed(cluster),)
 
         await self.commit(WorkItem(prepare=prepare))
+        return self._describe(cluster)
+
+    async def declare_cluster_lost(self, cluster: ClusterName, by: Identity, reason: str) -> ClusterRecord:
+        """Count the components of a cluster as over that is out of reach; ``ConflictError`` while its agent is
+        connected."""
+        self.cluster(cluster)
+        await self.commit(WorkItem(events=(ClusterLost(cluster, by.user, reason),)))
         return self._describe(cluster)
 
     # Looking

@@ -37,6 +37,7 @@ class Session:
         """Whether commands may be sent."""
         self.silence = 0.0
         """Seconds."""
+        self._heard_at = asyncio.get_running_loop().time()
         self.hangs = False
         """Whether it was asked in vain, and not heard since."""
         self._awaited = False
@@ -91,10 +92,16 @@ class Session:
         """The frames as they come, with note taken of that."""
         async for frame in frames:
             self.silence, self.hangs = 0.0, False
+            self._heard_at = asyncio.get_running_loop().time()
             self._heard.set()
             self._busy = True
             yield frame
             self._busy = False
+
+    @property
+    def heard_ago(self) -> float:
+        """Seconds since the last frame at most: leases may have been renewed until then."""
+        return min(self.silence, asyncio.get_running_loop().time() - self._heard_at)
 
     def end(self) -> None:
         """Nobody need wait for it any more."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from koalapy.model.job import Component, Job, JobId, JobSpec, parse_token
+from koalapy.model.lease import WALLTIME_ALLOWANCE, lease_of
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.replica import Catalogue
 from koalapy.model.request import ClusterName, InputFile
@@ -29,9 +30,6 @@ from koalapy.scheduling.effects import (
     UnstageComponent,
 )
 from koalapy.scheduling.ledger import live
-
-STARTUP_ALLOWANCE = 60.0
-"""Seconds that the LRM gives a component beyond its walltime, which counts from the launch of the program."""
 
 
 class CommandMessages:
@@ -59,7 +57,9 @@ class CommandMessages:
                 # Who may use which cluster may have been changed since the job was placed there.
                 if why := self._accounts.why_not(owner, cluster):
                     return Stop(**own, reason=why).model_dump()
-                return _submit(job, own, self._accounts.local_user(owner, cluster)).model_dump()
+                return _submit(
+                    job, own, self._accounts.local_user(owner, cluster), self._profiles[cluster]
+                ).model_dump()
             case StageComponent() if job is not None and self._accounts.why_not(job.spec.owner, command.cluster):
                 return Unstage(**own).model_dump()
             case StageComponent() if job is not None:
@@ -72,18 +72,24 @@ class CommandMessages:
         raise ValueError(f"{command} is for a job that is not at hand")
 
 
-def _submit(job: Job, own: dict[str, Any], local_user: str) -> Submit:
+def _submit(job: Job, own: dict[str, Any], local_user: str, profile: ClusterProfile) -> Submit:
     component = live(job).components[parse_token(own["token"]).component]
     return Submit(
         **own,
         size=component.size,
         name=job.spec.name or f"job-{job.id}",
-        walltime=job.spec.walltime + STARTUP_ALLOWANCE if job.spec.walltime is not None else None,
+        walltime=_enforced_walltime(job.spec),
         stage=job.stage_token(component) if component.staging else None,
         collect=list(job.spec.collect),
         local_user=local_user,
         node_class=component.node_class,
+        lease=lease_of(job.spec.lease, profile.lease),
     )
+
+
+def _enforced_walltime(spec: JobSpec) -> float | None:
+    """Return after how many seconds resource manager and runners end what the daemon has not ended."""
+    return None if spec.walltime is None else spec.walltime + WALLTIME_ALLOWANCE
 
 
 def _stage(job: Job, cluster: ClusterName, catalogue: Catalogue, own: dict[str, Any], local_user: str) -> Stage | None:
@@ -155,7 +161,8 @@ def _plan(job: Job, profiles: Mapping[ClusterName, ClusterProfile]) -> dict[str,
         "head": job.token(attempt.head.index),
         "nodes": nodes,
         "contexts": contexts,
-        **_warning_of_walltime(job.spec),
+        "walltime": _enforced_walltime(job.spec),
+        **_warnings(job.spec),
     }
 
 
@@ -165,11 +172,15 @@ def _stop(command: StopComponent, own: dict[str, Any]) -> Stop:
     return Stop(**own, reason=command.reason, signal=command.warning.signal, grace=command.warning.grace)
 
 
-def _warning_of_walltime(spec: JobSpec) -> dict[str, Any]:
-    if spec.warning is None or spec.walltime is None:
+def _warnings(spec: JobSpec) -> dict[str, Any]:
+    """What the program is told before the end of its walltime, and at the end of its lease."""
+    if spec.warning is None:
         return {}
-    after = max(0.0, spec.walltime - spec.warning.grace)
-    return {"warning": {"signal": spec.warning.signal.value, "after": after, "grace": spec.warning.grace}}
+    signal, grace = spec.warning.signal.value, spec.warning.grace
+    of_lease = {"lease_warning": {"signal": signal, "grace": grace}}
+    if spec.walltime is None:
+        return of_lease
+    return of_lease | {"warning": {"signal": signal, "after": max(0.0, spec.walltime - grace), "grace": grace}}
 
 
 def _context(job: Job, component: Component, profile: ClusterProfile, nodes: list[int]) -> PlanContext:

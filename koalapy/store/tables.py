@@ -159,6 +159,8 @@ components = Table(
     Column("error", PlainText(), nullable=False),
     Column("infrastructure", Boolean, nullable=False),
     Column("unknown_since", Float),
+    Column("lease", Float),
+    Column("lost_at", Float),
     Column("claimed_at", Float),
     Column("ended_at", Float),
     Column("submitted_at", Float),

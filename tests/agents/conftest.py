@@ -37,7 +37,10 @@ class FakeDaemon:
     def __init__(self) -> None:
         self.epoch = 1
         self.instance, self.life = "test", ""
-        self.lease = 60.0
+        self.lease: float | None = None
+        """Of the components that it submits."""
+        self.renews = True
+        """Whether it answers who asks it to renew leases."""
         self.output_limit = 64 * 1024**2
         self.takes_output = self.takes_impostors = True
         self.messages: list[dict[str, Any]] = []
@@ -79,7 +82,7 @@ class FakeDaemon:
 
     async def submit(self, token: str, size: int = 1, cluster: str = "north", **fields: Any) -> int:
         self._clusters[token] = cluster
-        return await self.command("submit", token, size=size, name="test", **fields)
+        return await self.command("submit", token, **{"size": size, "name": "test", "lease": self.lease, **fields})
 
     async def open(self, command: list[str], *tokens: str, launcher: str = "processes") -> None:
         """Open the barrier for a job of these components, the first of which leads."""
@@ -140,7 +143,7 @@ class FakeDaemon:
         return str(next(m["error"] for m in self.said("ack") if m["id"] == ident))
 
     def _welcome(self) -> dict[str, Any]:
-        own = {"epoch": self.epoch, "instance": self.instance, "life": self.life, "lease": self.lease}
+        own = {"epoch": self.epoch, "instance": self.instance, "life": self.life, "renews": True}
         return {"type": "welcome", "output_limit": self.output_limit, "impostors": self.takes_impostors, **own}
 
     async def _serve(self, socket: ServerConnection) -> None:
@@ -163,6 +166,8 @@ class FakeDaemon:
                 self.inventories.append(message["components"])
                 self.whole.append(message["whole"])
                 self.messages += message["components"] + message["stages"]
+            case "renew_lease" if self.renews:
+                await self.say(cluster, {"type": "lease_renewed", "number": message["number"]})
             case "output" if self.takes_output:
                 known, offset = self.output.get(token, b""), message["offset"]
                 if offset - message["gap"] > len(known):

@@ -95,3 +95,11 @@ async def test_a_drained_cluster_is_nothing_to_worry_about(open_api: Open) -> No
     assert (await api.get("/healthz")).json()["status"] == "degraded", "south is out of reach"
     await api.post("/api/v1/clusters/south/drain")
     assert (await api.get("/healthz")).json()["status"] == "ok"
+
+
+async def test_cluster_out_of_reach_is_declared_lost(open_api: Open) -> None:
+    api = await open_api()
+    answer = await api.post("/api/v1/clusters/south/lost", json={"reason": "burned down"})
+    assert (answer.status_code, answer.json()["state"]) == (200, "unreachable")
+    unknown = await api.post("/api/v1/clusters/nroth/lost")
+    assert (unknown.status_code, unknown.json()["hint"][:14]) == (404, "did you mean n")

@@ -134,7 +134,7 @@ async def test_every_answer_is_as_declared(open_api: Open, body: Json) -> None:
         await api.get(f"/api/v1{path}")
     await api.post("/api/v1/jobs/1/cancel", content=b"{", headers={"content-type": "application/json"})
     await api.post("/api/v1/clusters/north/clear")
-    for action in ("drain", "drain", "resume", "resume"):
+    for action in ("drain", "drain", "resume", "resume", "lost"):
         await api.post(f"/api/v1/clusters/north/{action}")
     await api.post("/api/v1/clusters/north/drain", json={"by": 1})
     await api.get("/healthz")

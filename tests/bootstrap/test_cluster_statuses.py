@@ -88,15 +88,16 @@ def test_a_cluster_that_left_the_configuration_stays_while_it_has_jobs() -> None
 
 def test_what_a_cluster_that_left_the_configuration_holds_is_lost_in_time() -> None:
     """Its agent is not let in any more, so that nothing is ever heard of it."""
-    component = Component(0, "west", 1, ComponentState.RUNNING, hosts=("w1",))
+    component = Component(0, "west", 1, ComponentState.RUNNING, hosts=("w1",), lease=0.5)
     attempt = Attempt(1, (component,), placed_at=1.0, barrier_at=2.0, launched_at=3.0, nonce="a1")
     job = Job(1, JobSpec(FlexibleRequest(1), ("x",)), 0.0, JobState.RUNNING, generation=1, attempt=attempt)
-    rules = Rules(unreachable_after=10.0, lost_after=20.0)
+    rules = Rules(unreachable_after=10.0)
     clusters = statuses(SETTINGS, Saved((job,), (), (), 2))
     scheduler = Scheduler(SchedulerState(rules, builtin(), clusters), nonces=str)
     scheduler.restore([job], 100.0)
     assert scheduler.step([], 111.0).jobs[1].state is JobState.UNKNOWN
-    again = scheduler.step([], 121.0).jobs[1]
+    scheduler.step([], 121.0)
+    again = scheduler.step([], 131.0).jobs[1]
     assert (again.state, again.generation, again.restarts) == (JobState.QUEUED, 1, 1)
 
 

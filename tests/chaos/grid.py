@@ -16,7 +16,6 @@ from tests.grid.embedded import Embedded
 
 RULES = {
     "unreachable_after": 1.5,
-    "lost_after": 90.0,
     "barrier_timeout": 20.0,
     "claim_grace": 3.0,
     "scan_interval": 2.0,

@@ -159,6 +159,10 @@ class MemoryService:
         self.south = replace(self.south, state="unusable", drained=None)
         return self.south
 
+    async def declare_cluster_lost(self, cluster: ClusterName, by: Identity, reason: str) -> ClusterRecord:
+        self.cluster(cluster)
+        return self.south
+
     async def get(self, job: JobId) -> JobRecord:
         if self.unanswered:
             self.unanswered -= 1

@@ -432,6 +432,15 @@ def test_clusters(koala: Koala, server: Server) -> None:
     assert koala("clusters", "clear", "a/b").code == 3
 
 
+def test_clusters_lost_without_confirmation_changes_nothing(koala: Koala) -> None:
+    refused = koala("clusters", "lost", "south")
+    assert refused.code == 2
+    assert "A program that still runs there then runs twice." in refused.err
+    assert refused.err.endswith("koala: it was not confirmed; add --yes if nothing runs on south any more\n")
+    assert koala("clusters", "lost", "south", "--yes").out == "cluster south is lost: its jobs are tried again\n"
+    assert koala("clusters", "lost", "nroth", "--yes").code == 3
+
+
 def test_a_cluster_is_drained_and_resumed(koala: Koala, server: Server) -> None:
     done = koala("clusters", "drain", "south", "--reason", "new switches")
     assert done.out == "cluster south is drained; jobs still have 2 nodes there\n"

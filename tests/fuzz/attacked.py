@@ -38,7 +38,7 @@ JOINT, OWN, FETCHING = THEIRS = range(8, 11)
 
 
 def settings() -> Settings:
-    rules = dict.fromkeys(("claim_grace", "barrier_timeout", "unreachable_after", "lost_after"), PATIENCE)
+    rules = dict.fromkeys(("claim_grace", "barrier_timeout", "unreachable_after"), PATIENCE)
     clusters = {name: ClusterSection(kind="drmaa", token=TOKENS[name]) for name in CLUSTERS}
     return Settings.model_validate({"rules": rules, "clusters": clusters, "output_limit": 1000})
 

@@ -104,6 +104,7 @@ def test_an_agents_spool_is_read(tmp_path: Path) -> None:
     components = [Component.recall(*each) for each in Spool(directory).load()]
     said = json.loads(frame(from_agent, [component.status() for component in components]))
     assert not any(each.pop("warned") or each.pop("exceeded") for each in said), "neither was told at that time"
+    assert not any(each.pop("lease") for each in said), "their runners count no silence of the daemon"
     assert said == recorded("recalled.json")
     (known,) = Daemons(directory).known()
     assert known == KnownDaemon(instance=INSTANCE, epoch=4, life="b7", job=7)

@@ -64,6 +64,8 @@ class FakeNode:
             self.output = self.output[: message["offset"]] + base64.b64decode(message["data"])
             if self.ack_output:
                 self.send(t="output", offset=len(self.output))
+        elif message["t"] == "renew":
+            self.send(t="lease", number=message["number"], silence=self.agent.silence)
         elif message["t"] == "exit" and self.ack_exit:
             self.send(t="exit_ack")
         elif message["t"] == "relay":
@@ -73,8 +75,11 @@ class FakeNode:
 class FakeAgent:
     """Accepts runners, delivers what they have for each other, and can go away and come back."""
 
-    def __init__(self, directory: Path, lease: float = 60) -> None:
-        self.directory, self.lease = directory, lease
+    def __init__(self, directory: Path, lease: float | None = 60, *, renews: bool = False) -> None:
+        """``renews``: whether it says how long the daemon has been silent; one of an earlier version does not."""
+        self.directory, self.lease, self.renews = directory, lease, renews
+        self.silence: float | None = 0.0
+        """What it says of that."""
         self.nodes: dict[tuple[str, int], FakeNode] = {}
         self.server: asyncio.Server | None = None
         self.meddle: Callable[[FakeNode, dict[str, Any]], dict[str, Any] | None] = lambda sender, payload: payload
@@ -105,7 +110,7 @@ class FakeAgent:
             "KOALA_AGENT_FILE": str(self.directory / "agent.json"),
             "KOALA_COMPONENT_TOKEN": token,
             "KOALA_COMPONENT_NAME": token,
-            "KOALA_LEASE": str(self.lease),
+            "KOALA_LEASE": "none" if self.lease is None else str(self.lease),
             "KOALA_SPOOL": str(spool),
         }
         if environment.keys().isdisjoint({"SLURM_NODEID", "KOALA_NODE_INDEX"}):
@@ -138,7 +143,8 @@ class FakeAgent:
         writer.write(session.seal(Line(b'{"t":"challenge","nonce":"n"}')))
         node.hellos.append(json.loads(session.open((await reader.readline()).rstrip(b"\n"))))
         node.writer, node.session = writer, session
-        node.send(t="welcome", lease=self.lease, output=len(node.output))
+        told = {"renews": True} if self.renews else {}
+        node.send(t="welcome", lease=self.lease, output=len(node.output), **told)
         self._changed.set()
         try:
             while (line := await reader.readline()) and node.writer is writer:

@@ -148,7 +148,7 @@ class StubNode:
     def __init__(self) -> None:
         self.alarms: dict[str, Callable[[], None]] = {}
         self.ends: list[tuple[int | None, str, bool]] = []
-        self.settings = SimpleNamespace(lease=60.0, name="node-127.0.1.1")
+        self.settings = SimpleNamespace(agent_timeout=60.0, name="node-127.0.1.1")
         self.loop = SimpleNamespace(
             after=lambda name, _, call: self.alarms.update({name: call}), cancel=self.alarms.pop
         )

@@ -162,7 +162,7 @@ async def test_a_runner_without_word_from_its_agent_ends_everything(tmp_path: Pa
     assert not alive(node.output)
     told = json.loads(left(node, "result.0.json"))
     assert told["infrastructure"]
-    assert "no word from its agent" in told["error"]
+    assert "its lease is over, its agent was silent" in told["error"]
 
 
 async def test_output_goes_on_where_it_was_acknowledged_when_the_agent_is_back(agent: FakeAgent) -> None:

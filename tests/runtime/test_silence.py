@@ -6,6 +6,8 @@ import signal
 import socket
 from pathlib import Path
 
+import pytest
+
 from koalapy.runtime.link import dial
 from tests.runtime.conftest import FakeAgent, FakeNode, plan
 
@@ -74,8 +76,11 @@ async def test_a_runner_looks_for_another_agent_when_the_one_it_had_says_nothing
     await agent.leave()
 
 
-async def test_a_runner_that_was_stopped_does_not_take_that_for_its_agents_silence(tmp_path: Path) -> None:
-    agent = FakeAgent(tmp_path, lease=3.0)
+@pytest.mark.parametrize("renews", [False, True])
+async def test_a_runner_that_was_stopped_does_not_take_that_for_its_agents_silence(
+    tmp_path: Path, renews: bool
+) -> None:
+    agent = FakeAgent(tmp_path, lease=3.0, renews=renews)
     await agent.listen()
     node = await agent.start("7.1.0", 0, "127.0.1.1")
     node.send(**plan([node], waits_for(tmp_path / "gate")))

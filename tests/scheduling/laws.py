@@ -64,9 +64,6 @@ def check_effects(world: "World", effects: Effects) -> None:
             assert any(c.is_in_reach and c.drained is None for c in clusters), "nobody was faster"
         if entry.event == "claimed":
             gangs.claimed[entry.job, entry.generation].add(_token(world, effects, entry))
-        if entry.event == "error" and entry.reason.startswith("not heard of for"):
-            # Its agent may be back already: but nothing that it told has arrived.
-            world.lost.add(_token(world, effects, entry))
         if entry.event == "preempted":
             assert makes_room(world, world.jobs[entry.job]), "it was promised that nobody preempts it"
         if entry.event == "reclaimed" and entry.job in world.jobs:  # else it came, and was placed, in this very step
@@ -196,12 +193,26 @@ def _barrier_may_open(world: "World", gang: Gang, tokens: list[Token]) -> None:
     gangs.opened.add(gang)
     for token in tokens:
         assert any(token in site.claimed for site in world.sites.values())
+    for token in _programs(world):
+        job, generation, *_ = parse_token(token)
+        assert job != gang[0] or generation == gang[1], f"{token} still runs while attempt {gang[1]} starts"
+
+
+def check_live_attempts(world: "World") -> None:
+    """Two attempts of a job never run at once, whatever their clusters hear of the daemon (semantics 5)."""
+    live: dict[JobId, Token] = {}
+    for token in _programs(world):
+        job, generation, *_ = parse_token(token)
+        other = live.setdefault(job, token)
+        assert parse_token(other).generation == generation, f"{other} and {token} run at once"
+
+
+def _programs(world: "World") -> Iterator[Token]:
+    """The components whose program runs; but for those of clusters that an operator wrongly declared lost."""
     for site in world.sites.values():
-        away = not site.connected and world.now >= world.away_since[site.name] + world.rules.lost_after
         for token in site.in_phase("running"):
-            job, generation, *_ = parse_token(token)
-            if job == gang[0] and generation != gang[1] and not away:
-                assert token in world.lost, f"{token} still runs while attempt {gang[1]} starts"
+            if not site.runners[token].is_killed and token not in world.declared_lost:
+                yield token
 
 
 def check_counts(world: "World") -> None:

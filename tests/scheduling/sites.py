@@ -54,6 +54,9 @@ class Runner:
     starting: float = 0.0
     """Not 0 while its nodes have to boot: how long that takes at most."""
     warned: bool = False
+    lease: float | None = None
+    is_killed: bool = False
+    """Whether its runners have ended its program, whoever knows it."""
 
     @property
     def ended(self) -> bool:
@@ -97,6 +100,8 @@ class Site:
         self.words: Callable[[int], str] = lambda size: f"not {size} nodes"
         """What the resource manager says when it refuses so many nodes."""
         self._size_of, self._clock = size_of, clock
+        self.lease_of: Callable[[Token], float | None] = lambda token: None
+        """The lease of a component, as its submission says."""
         self.stuck: set[Token] = set()
         """Components whose nodes the resource manager does not give back."""
         self.knows_warnings = True
@@ -288,7 +293,7 @@ class Site:
 
     def _submit(self, token: Token) -> None:
         if token not in self.runners:
-            runner = self.runners[token] = Runner(token, self._size_of(token))
+            runner = self.runners[token] = Runner(token, self._size_of(token), lease=self.lease_of(token))
             if fault := self.refuses(runner.size):
                 runner.phase, runner.error = "ended", self.words(runner.size)
                 runner.refused = "" if fault == "site" else fault
@@ -306,6 +311,12 @@ class Site:
         """Its program gets its signal."""
         self.runners[token].warned = True
         self.tell(token)
+
+    def lease_is_over(self, token: Token) -> None:
+        """Its runners end it, because the daemon has been silent for too long."""
+        self.runners[token].is_killed = True
+        self.fails(token, "its lease is over")
+        self.ends(token)
 
     def grace_is_over(self, token: Token) -> None:
         if token in self.runners and not self.runners[token].stopped:
@@ -366,6 +377,7 @@ class Site:
             exceeded=runner.exceeded,
             starting=runner.starting if runner.phase == "waiting" else 0.0,
             warned=runner.warned,
+            lease=runner.lease,
         )
 
     def _say(self, message: Told) -> None:

@@ -110,6 +110,7 @@ def test_every_moment_of_a_job_is_looked_at() -> None:
         "barrier_at",
         "launched_at",
         "unknown_since",
+        "lost_at",
         "claimed_at",
         "warned_at",
         "staging_since",

@@ -123,7 +123,7 @@ def test_nodes_that_are_given_back_too_early() -> None:
 
 
 def test_a_cluster_that_is_never_heard_of_again() -> None:
-    world = Counting({"north": 4}, Rules(lost_after=60))
+    world = Counting({"north": 4}, lease=29.0)
     job = world.submit(fixed(north=4), lasts=1e6)
     world.advance(5)
     world.disconnect("north")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from koalapy.model.cluster import Link
 from koalapy.model.job import ClaimingMode, ComponentState, JobState
+from koalapy.model.lease import DEFAULT_LEASE
 from koalapy.model.request import FixedRequest, InputFile, NonFixedRequest
 from koalapy.scheduling.events import ClusterDrained, ClusterResumed
 from koalapy.scheduling.rules import Rules
@@ -32,8 +33,8 @@ def incremental(**rules: Any) -> Rules:
     return Rules(claiming=ClaimingMode.INCREMENTAL, **rules)
 
 
-def world_of(rules: Rules) -> World:
-    return World(GRID, rules, links=LINKS)
+def world_of(rules: Rules, lease: float = DEFAULT_LEASE) -> World:
+    return World(GRID, rules, links=LINKS, lease=lease)
 
 
 def tries(world: World, job: int) -> list[float]:
@@ -346,7 +347,7 @@ def test_a_cluster_drained_while_it_is_claimed_for(when: float) -> None:
 
 @pytest.mark.parametrize("when", [5.0, 12.05, 13.0, 15.5])
 def test_a_cluster_lost_while_it_is_claimed_for(when: float) -> None:
-    world = world_of(incremental(lost_after=30))
+    world = world_of(incremental(), lease=1.0)
     job = world.submit(with_input(fixed(north=4, south=4)))
     world.advance(when)
     world.disconnect("south")

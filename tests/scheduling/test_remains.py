@@ -30,7 +30,7 @@ def test_nothing_is_kept_of_a_warning_that_nobody_ever_heard_of() -> None:
     """The walltime is over, or the job is cancelled, while its cluster is out of reach."""
     warning = StopWarning(WarningSignal.TERM, 5.0)
     for cancelled in (True, False):
-        world = World({"north": 2}, Rules(unreachable_after=1.0, lost_after=20.0), first_job=FIRST_JOB)
+        world = World({"north": 2}, Rules(unreachable_after=1.0), first_job=FIRST_JOB, lease=1.0)
         job = world.submit(flexible(1), walltime=30.0, lasts=1000.0, warning=warning)
         world.advance(5)
         assert world.state(job) is JobState.RUNNING

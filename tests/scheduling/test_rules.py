@@ -13,7 +13,6 @@ from koalapy.scheduling.rules import Rules
         "claim_grace",
         "barrier_timeout",
         "unreachable_after",
-        "lost_after",
         "claim_epsilon",
         "probation_pause",
         "probation_pause_max",

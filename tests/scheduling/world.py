@@ -22,6 +22,7 @@ from koalapy.model.job import (
     Token,
     parse_token,
 )
+from koalapy.model.lease import DEFAULT_LEASE, lease_of, with_margin
 from koalapy.model.limits import Limits
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import Request
@@ -38,6 +39,7 @@ from koalapy.scheduling.effects import (
 )
 from koalapy.scheduling.events import (
     ClusterDisconnected,
+    ClusterLost,
     Event,
     InventoryReceived,
     JobCancelled,
@@ -97,6 +99,7 @@ class World:
         keeps_effects: bool = True,
         clock: Callable[[], float] | None = None,
         first_job: JobId = 1,
+        lease: float = DEFAULT_LEASE,
     ) -> None:
         """``nonces`` are empty by default, which keeps tokens short; ``clock`` is what steps are measured by."""
         self.keeps_effects = keeps_effects
@@ -109,7 +112,9 @@ class World:
         self.sites = {
             name: self.site_class(name, total, self._size_of, lambda: self.now) for name, total in sizes.items()
         }
-        self.profiles = profiles or {}
+        self.profiles = profiles or dict.fromkeys(sizes, ClusterProfile(lease=lease))
+        for site in self.sites.values():
+            site.lease_of = self._lease_of
         self._clusters: dict[str, dict[str, Any]] = {}
         self.links = links
         self.speeds = speeds or {}
@@ -130,15 +135,17 @@ class World:
         self.slowness = 1.0
         """How much longer transfers take than they are estimated."""
         self.gangs = laws.Gangs()
-        self.away_since = dict.fromkeys(sizes, now)
-        self.lost: set[Token] = set()
-        """Components whose clusters were away for longer than ``lost_after``."""
+        self.renewed_at = dict.fromkeys(sizes, now)
+        """When each cluster last could renew the leases of its components."""
+        self.declared_lost: set[Token] = set()
+        """Components of clusters that an operator has declared lost."""
         self.forgotten: set[Token] = set()
         """Components that were about to end, their nodes promised to others, when the daemon died."""
         self._ready: set[str] = set()
         self._unasked: set[str] = set()
         """Clusters that are to be asked whether they have told all, once they can be."""
         self._sizes: dict[Token, int] = {}
+        self._leases: dict[Token, float | None] = {}
         self._idents = count(1)
         self._order = count()
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
@@ -233,6 +240,8 @@ class World:
     def step(self, events: Sequence[Event] = ()) -> Effects:
         """One transaction: the scheduler's step, written down, and only then sent."""
         self.turns.add(self.queries.reservation)
+        self.end_leases()
+        laws.check_live_attempts(self)
         return self.take_in(self.scheduler.step(events, self.now))
 
     def take_in(self, effects: Effects) -> Effects:
@@ -273,7 +282,10 @@ class World:
             job, _, index, _ = parse_token(command.token)
             attempt = self.jobs[job].attempt
             assert attempt is not None
-            self._sizes[command.token] = attempt.components[index].size
+            component = attempt.components[index]
+            self._sizes[command.token] = component.size
+            profile = self.profiles.get(component.cluster) or ClusterProfile()
+            self._leases[command.token] = lease_of(self.jobs[job].spec.lease, profile.lease)
         ident = next(self._idents)
         if not isinstance(command, ForgetComponent):
             self.outbox[ident] = (command.cluster, command)
@@ -287,6 +299,32 @@ class World:
 
     def _size_of(self, token: Token) -> int:
         return self._sizes[token]
+
+    def _lease_of(self, token: Token) -> float | None:
+        return self._leases[token]
+
+    def end_leases(self) -> None:
+        """Have runners end what has no lease any more, as late as they may: by slow clocks, and slowly."""
+        for name, site in self.sites.items():
+            if name in self._ready:
+                self.renewed_at[name] = self.now
+            for token, runner in list(site.runners.items()) if name not in self._ready else ():
+                warning = self.jobs[parse_token(token).job].spec.warning
+                if runner.lease is not None and not runner.is_killed and runner.phase not in ("delivering", "ended"):
+                    latest = with_margin(runner.lease + (warning.grace if warning is not None else 0.0))
+                    if self.now >= self.renewed_at[name] + latest - 0.001:
+                        site.lease_is_over(token)
+
+    def lost_after(self, name: str) -> float:
+        """After which silence the components of a cluster count as lost that have its lease, and no warning."""
+        lease = self.profiles[name].lease
+        assert lease is not None
+        return with_margin(lease)
+
+    def declare_lost(self, name: str, reason: str = "") -> None:
+        """An operator says that a cluster is gone for good, true or not."""
+        self.declared_lost |= self.sites[name].runners.keys()
+        self.step([ClusterLost(name, "ops", reason)])
 
     def restart(self) -> None:
         """The daemon dies and another takes over with nothing but what was written."""
@@ -323,25 +361,20 @@ class World:
 
     def connect(self, name: str) -> None:
         site = self.sites[name]
-        self._note_lost(site)
         site.connect()
         if not self.manual:
             self.settle()
 
-    def disconnect(self, name: str, reason: str = "its agent is not connected") -> None:
+    def disconnect(self, name: str, reason: str = "its agent is not connected", heard: float | None = None) -> None:
+        """``heard``: when the cluster was last heard of, where that is noticed late."""
         self._goes_away(self.sites[name])
         self._ready.discard(name)
         self._unasked.discard(name)
-        self.step([ClusterDisconnected(name, reason)])
+        self.step([ClusterDisconnected(name, reason, heard)])
 
     def _goes_away(self, site: Site) -> None:
-        self._note_lost(site)
+        self.end_leases()
         site.disconnect()
-        self.away_since[site.name] = self.now
-
-    def _note_lost(self, site: Site) -> None:
-        if not site.connected and self.now >= self.away_since[site.name] + self.rules.lost_after:
-            self.lost |= site.runners.keys()
 
     def deliver(self, name: str, most: int | None = None) -> None:
         """Bring what a cluster's agent has told to the scheduler, message by message."""

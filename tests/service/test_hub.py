@@ -80,7 +80,7 @@ class Daemon:
         self.engine = Engine(self.scheduler, self.store, Outbox((), 1), epoch=1, describe=self.describe)
         self.kept = FileOutput(path.parent / "output", 1000)
         self.outputs = Outputs(self.engine, self.store, self.kept)
-        terms = Terms(instance="test", life="own", lease=60.0, output_limit=1000)
+        terms = Terms(instance="test", life="own", output_limit=1000)
         self.hub = Hub(self.engine, self.outputs, terms, unreachable_after=unreachable_after)
         self.engine.dispatcher = self.hub
 

@@ -47,10 +47,19 @@ REVISIONS = Path(__file__).parent / "revisions"
 SINCE = {
     "Job": {"claim_factor": 2, "first_start_estimate": 2, "retry_at": 4, "counted_scan": 9, "refusals": 18},
     "JobSpec": {"inputs": 3, "bundle": 3, "collect": 3, "application": 3, "communication": 3, "internal": 8}
-    | {"workdir_optional": 10, "mail_type": 14, "mail_user": 14, "webhook": 14, "warning": 15, "home_site": 16},
+    | {
+        "workdir_optional": 10,
+        "mail_type": 14,
+        "mail_user": 14,
+        "webhook": 14,
+        "warning": 15,
+        "home_site": 16,
+        "lease": 20,
+    },
     "Attempt": {"start_estimate": 2, "claim_at": 2, "nonce": 6},
     "Component": {"submitted_at": 2, "transfer_time": 2, "replaces": 2, "superseded": 2, "sources": 3}
-    | {"staging_since": 3, "stage_size": 3, "staged": 3, "staged_at": 3, "warned_at": 15, "node_class": 16},
+    | {"staging_since": 3, "stage_size": 3, "staged": 3, "staged_at": 3, "warned_at": 15, "node_class": 16}
+    | {"lease": 20, "lost_at": 20},
     "InputFile": {"distribution": 3, "part": 3, "target": 3},
     "ClusterRecord": {"trials": 2, "drained": 2},
     "Measurement": {"back": 10},
@@ -207,7 +216,8 @@ def world(revision: int, digest: Callable[[JobSpec], str], *, own_jobs_known: bo
     )
     claimed = attempt(1, component(0, "north", 3, ComponentState.CLAIMED, **held), barrier_at=120.0)
     running = attempt(2, component(0, "south", 3, ComponentState.RUNNING, **held), barrier_at=120.0, launched_at=121.0)
-    unknown = attempt(1, component(0, "west", 3, ComponentState.RUNNING, **held, unknown_since=150.0), barrier_at=120.0)
+    away = {"unknown_since": 150.0, "lease": 2400.0, "lost_at": 2604.0}
+    unknown = attempt(1, component(0, "west", 3, ComponentState.RUNNING, **held, **away), barrier_at=120.0)
     ending = attempt(1, component(0, "north", 3, last, **held, exit_code=3), barrier_at=120.0, launched_at=121.0)
     placed = attempt(1, component(0, "north", 2, ComponentState.PLACED, request_index=0, sources=("south",)))
     failed = attempt(1, component(0, "north", 3, ComponentState.ENDED, **over | {"exit_code": large}), barrier_at=120.0)

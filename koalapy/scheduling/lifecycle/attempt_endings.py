@@ -93,4 +93,5 @@ def _must_be_awaited(job: Job, component: Component) -> bool:
     out_of_reach = component.unknown_since is not None
     if component.state is ComponentState.DELIVERING:
         return not out_of_reach and job.ending is not JobState.QUEUED
-    return not out_of_reach or (job.ending is JobState.QUEUED and live(job).barrier_at is not None)
+    may_run = live(job).barrier_at is not None and not component.superseded
+    return not out_of_reach or (job.ending is JobState.QUEUED and may_run)

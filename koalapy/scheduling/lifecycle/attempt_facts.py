@@ -2,6 +2,7 @@
 
 from koalapy.model.job import Component, ComponentState, Job, JobState, Launcher
 from koalapy.model.warning import StopWarning
+from koalapy.model.wording import clock, listed
 from koalapy.scheduling.grid import GridStatus
 from koalapy.scheduling.ledger import live
 from koalapy.scheduling.rules import Rules
@@ -60,6 +61,20 @@ def link_demand(job: Job, component: Component) -> float:
     gang = live(job).gang
     total, there = sum(c.size for c in gang), sum(c.size for c in gang if c.cluster == component.cluster)
     return component.size * each * (total - there) / (total - 1) if total > there else 0.0
+
+
+def unknown_reason(job: Job, now: float) -> str:
+    """Why a job's state is unknown, and until when, in one line."""
+    unknown = [c for c in live(job).components if c.unknown_since is not None and not c.has_ended]
+    clusters = sorted({component.cluster for component in unknown})
+    away = f"{listed(clusters, separator=' and ')} {'is' if len(clusters) == 1 else 'are'} out of reach"
+    if live(job).barrier_at is None:
+        return f"{away}, before its program was started there"
+    lasting = sorted({component.cluster for component in unknown if component.lost_at is None})
+    if lasting:
+        return f"{away}, where it may still run: tried again once that is over (koala clusters lost {lasting[0]})"
+    until = clock(max(component.lost_at or now for component in unknown), now, exact=True)
+    return f"{away}, where it may still run: tried again at {until} UTC, when that is certainly over"
 
 
 def derived_state(job: Job) -> JobState:

@@ -189,7 +189,7 @@ class Attempts:
             self._ledger.note(job, now, "output-missing", f"of its output there is missing {missing}", component)
         ended_at = component.ended_at if component.has_ended else now
         return self._ledger.update_component(
-            job, component.index, state=ComponentState.ENDED, ended_at=ended_at, unknown_since=None
+            job, component.index, state=ComponentState.ENDED, ended_at=ended_at, unknown_since=None, lost_at=None
         )
 
     def give_up(self, job: Job, component: Component, now: float) -> None:

@@ -42,6 +42,7 @@ def _component(component: Component, now: float) -> Component:
     return replace(
         component,
         unknown_since=_past(component.unknown_since, now),
+        lost_at=None,  # counted anew: nothing was heard before this daemon began
         submitted_at=_past(component.submitted_at, now),
         claimed_at=_past(component.claimed_at, now),
         warned_at=_past(component.warned_at, now),

@@ -11,7 +11,13 @@ from koalapy.scheduling.claiming.doubtful_nodes import DoubtfulNodes
 from koalapy.scheduling.effects import MAX_STRAYS, AttemptFailure, ForgetComponent, StopComponent
 from koalapy.scheduling.events import InventoryReceived
 from koalapy.scheduling.ledger import live
-from koalapy.scheduling.lifecycle.attempt_facts import derived_state, is_launched, program_result, reporting_components
+from koalapy.scheduling.lifecycle.attempt_facts import (
+    derived_state,
+    is_launched,
+    program_result,
+    reporting_components,
+    unknown_reason,
+)
 from koalapy.scheduling.lifecycle.attempts import Attempts
 from koalapy.scheduling.lifecycle.cluster_health import ClusterHealth
 from koalapy.scheduling.lifecycle.failures import Failures
@@ -94,20 +100,28 @@ class Components:
         if job.ending is None and not component.superseded and not delivers:
             self._failures.infrastructure_failed(job, component, AttemptFailure.LOST, error, now)
 
-    def lose_sight(self, token: Token, last_heard: float, now: float) -> None:
-        """The component's cluster is out of reach: its state is unknown since then."""
+    def lose_sight(self, token: Token, last_heard: float, lost_at: float | None, now: float) -> None:
+        """Note that a component's cluster is out of reach: it may run on, and is certainly over at ``lost_at``."""
         found = self._ledger.find(token)
         if found is None:
             return
         job, component = found
-        if component.unknown_since is None:
-            job = self._ledger.update_component(job, component.index, unknown_since=last_heard)
-            self._follow(job, now, f"{component.cluster} is out of reach")
+        is_news = component.unknown_since is None
+        if not is_news and component.lost_at == lost_at:
+            return
+        since = last_heard if component.unknown_since is None else component.unknown_since
+        job = self._ledger.update_component(job, component.index, unknown_since=since, lost_at=lost_at)
+        if job.ending is None and derived_state(job) is JobState.UNKNOWN:
+            reason = unknown_reason(job, now)
+            if job.state is JobState.UNKNOWN:
+                self._ledger.change(job, reason=reason)
+            else:
+                self._ledger.move(job, JobState.UNKNOWN, now, str(JobState.UNKNOWN), reason)
 
     def _see_again(self, token: Token, now: float) -> None:
         found = self._ledger.find(token)
         if found is not None and found[1].unknown_since is not None:
-            job = self._ledger.update_component(found[0], found[1].index, unknown_since=None)
+            job = self._ledger.update_component(found[0], found[1].index, unknown_since=None, lost_at=None)
             self._follow(job, now, f"{found[1].cluster} is back")
 
     def _observe(self, job: Job, component: Component, status: ComponentStatus, now: float) -> Job:
@@ -121,8 +135,10 @@ class Components:
             changes["exit_code"] = status.program_exit
         if status.error and not component.error:
             changes["error"], changes["infrastructure"] = status.error, status.infrastructure
+        if status.lease != component.lease:
+            changes["lease"] = status.lease
         if component.unknown_since is not None:
-            changes["unknown_since"] = None
+            changes["unknown_since"] = changes["lost_at"] = None
         if changes:
             job = self._ledger.update_component(job, component.index, **changes)
         if status.warned:

@@ -16,6 +16,9 @@ from koalapy.scheduling.timers import Deadline, Timer
 
 NEED_CONFIRMATION = (Deadline.CLAIM_GRACE, Deadline.BARRIER, Deadline.LAUNCH, Deadline.WALLTIME, Deadline.STOP)
 """Deadlines that say that something has not happened."""
+CONFIRMATION_TIMEOUT = 600.0
+"""Seconds for which deadlines wait for a cluster that is heard of and does not confirm what it knows, beside
+``unreachable_after``."""
 NOT_FROM_UNREACHABLE = (Deadline.BARRIER, Deadline.STOP)
 """Those of them that need not wait for a cluster that counts as out of reach: nothing of value is lost."""
 
@@ -62,9 +65,9 @@ class Confirmations:
             self._timers.postpone(timer, timer.at)
 
     def has_timed_out(self, contact: ContactStatus, now: float) -> bool:
-        """Whether a cluster is heard of, maybe, but has not once confirmed what it knows for as long as a silent one
-        is waited for; one that comes back at the end of that has some time more."""
-        return contact.unconfirmed_since is not None and now >= contact.unconfirmed_since + self._timeout
+        """Whether a cluster is heard of, and has been for ``CONFIRMATION_TIMEOUT`` without confirming what it knows."""
+        since = contact.unconfirmed_since
+        return contact.connected and since is not None and now >= since + self._timeout
 
     def reconnected(self, cluster: ClusterStatus, now: float) -> None:
         """What it was asked for before may never have arrived."""
@@ -74,7 +77,7 @@ class Confirmations:
             self._request(cluster, now)  # else it would stay unconfirmed for ever, with nothing to wait for
 
     def extend(self, cluster: ClusterStatus, seconds: float) -> None:
-        """So long nobody could have heard its confirmation."""
+        """Do not count seconds in which nobody could have heard its confirmation."""
         if cluster.contact.unconfirmed_since is not None:
             cluster.contact.unconfirmed_since += seconds
             self._set_timeout(cluster, cluster.contact.unconfirmed_since)
@@ -93,4 +96,4 @@ class Confirmations:
 
     @property
     def _timeout(self) -> float:
-        return self._rules.lost_after + self._rules.unreachable_after
+        return CONFIRMATION_TIMEOUT + self._rules.unreachable_after

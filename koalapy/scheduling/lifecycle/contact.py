@@ -1,9 +1,20 @@
-"""Contact with clusters: what follows when one is silent, and that nobody's silence is our own sleep."""
+"""Contact with clusters: what follows when one is silent, and that nobody's silence is our own sleep.
+
+A component of a silent cluster may run on. It counts as lost, so that its job may be tried again, only once it is
+certainly over: when its lease or its walltime has passed on its nodes, or an operator has declared the cluster lost
+(docs/adr/0029-a-lease-for-each-component.md).
+"""
 
 from collections.abc import Iterator
+from math import inf
 
-from koalapy.model.job import Token
+from koalapy.model.errors import ConflictError
+from koalapy.model.job import Component, Job, Token
+from koalapy.model.lease import WALLTIME_ALLOWANCE, with_margin
 from koalapy.scheduling.cluster_status import ClusterStatus
+from koalapy.scheduling.events import ClusterLost
+from koalapy.scheduling.ledger import Ledger
+from koalapy.scheduling.lifecycle.attempt_facts import walltime_ends
 from koalapy.scheduling.lifecycle.cluster_health import ClusterHealth
 from koalapy.scheduling.lifecycle.components import Components
 from koalapy.scheduling.lifecycle.confirmations import Confirmations
@@ -15,18 +26,24 @@ MAX_LATENESS = 1.0
 
 
 class Contact:
-    """Knows for how long clusters have been silent, and gives up their components when that is too long."""
+    """Knows for how long clusters have been silent, and gives up their components once these are certainly over."""
 
     def __init__(
         self, state: SchedulerState, confirmations: Confirmations, components: Components, health: ClusterHealth
     ) -> None:
         self._rules, self._grid, self._timers = state.rules, state.grid, state.timers
+        self._ledger: Ledger = state.ledger
         self._confirmations, self._components, self._health = confirmations, components, health
+        self.began = -inf
+        """When this daemon took up the jobs of one before it, whose clock may have been another."""
 
     def made(self, cluster: ClusterStatus, now: float) -> None:
         """A cluster has reported everything; whether that was still so when it did is another question."""
+        if cluster.contact.silent_since is not None:
+            self._confirmations.extend(cluster, now - cluster.contact.silent_since)
         cluster.contact.connected = cluster.contact.has_agent = True
         cluster.contact.last_heard = cluster.contact.silent_since = now
+        cluster.contact.check_at = cluster.contact.lost_by = None
         self._confirmations.reconnected(cluster, now)
 
     def lost(self, cluster: ClusterStatus, heard: float, now: float) -> None:
@@ -36,7 +53,7 @@ class Contact:
         cluster.contact.last_heard = cluster.contact.silent_since = heard
         if cluster.outdated_since is None:
             cluster.outdated_since = heard
-        self._watch(cluster, now)
+        self._check_at(cluster, max(now, heard + self._rules.unreachable_after))
 
     def slept(self, now: float, before: float) -> None:
         """Called at last, after ``before``: what we did not hear while we slept is nobody's silence.
@@ -52,44 +69,92 @@ class Contact:
                 if not contact.connected and contact.silent_since is not None:
                     contact.silent_since += late
                     contact.silence_ignored_until = now + self._rules.unreachable_after
-                    self._watch(cluster, now)
+                    self._check_at(cluster, contact.silence_ignored_until)
 
     def is_overdue(self, timer: Timer, now: float) -> Iterator[Token]:
-        """Give up components of a cluster that is silent: their tokens, whose jobs may have to be settled."""
+        """Give up the components of a silent cluster that are certainly over, and lose sight of the others: their
+        tokens, whose jobs may have to be settled."""
         cluster = self._grid[timer.cluster]
-        if self._confirmations.has_timed_out(cluster.contact, now):
-            self._confirmations.retry_deadlines(cluster.name)
-        heard = cluster.contact.last_heard
-        span = self._rules.lost_after if timer.kind is Deadline.LOST else self._rules.unreachable_after
-        if heard is None or not self._is_silent_for(cluster, span, now):
-            return
+        contact = cluster.contact
         if timer.kind is Deadline.LOST:
-            cluster.contact.unconfirmed_since = None  # whatever of it is asked about next is new
+            if self._confirmations.has_timed_out(contact, now):
+                self._confirmations.retry_deadlines(cluster.name)
+            return
+        if contact.check_at != timer.at or contact.last_heard is None or not self._is_silent(cluster, now):
+            return
+        ends: list[float] = []
         with self._health.one_event(cluster.name):
             for token in cluster.awaited:
-                if timer.kind is Deadline.LOST:
-                    self._components.lose(token, f"not heard of for {self._rules.lost_after:g} s", now)
+                lost_at, why = self._lost_at(cluster, token)
+                if now >= lost_at:
+                    silence = now - contact.last_heard
+                    self._components.lose(token, f"not heard of for {silence:.0f} s, and {why}", now)
                 else:
-                    self._components.lose_sight(token, heard, now)
+                    self._components.lose_sight(token, contact.last_heard, None if lost_at == inf else lost_at, now)
+                    ends.append(lost_at)
                 yield token
+        contact.lost_by = max(ends, default=None)
         self._confirmations.retry_deadlines(cluster.name)
-        if timer.kind is Deadline.UNREACHABLE and not self._is_silent_for(cluster, self._rules.lost_after, now):
-            # Be woken while it is away, so that it shows when we were not.
-            at = now + max(self._rules.unreachable_after, MIN_RETRY_PAUSE)
-            self._timers.add(at, Deadline.UNREACHABLE, cluster=cluster.name)
+        # Be woken while it is away, so that it shows when we were not.
+        if ends:
+            self._check_at(cluster, min(now + max(self._rules.unreachable_after, MIN_RETRY_PAUSE), *ends))
 
-    def _is_silent_for(self, cluster: ClusterStatus, span: float, now: float) -> bool:
-        """Whether a cluster has been out of reach for so many seconds, as far as we listened."""
+    def declare_lost(self, event: ClusterLost, now: float) -> Iterator[Token]:
+        """Take an operator's word that nothing of ours runs on a cluster any more; ``ConflictError`` while its agent
+        is connected, whose word counts."""
+        cluster = self._grid[event.cluster]
+        if cluster.contact.connected:
+            raise ConflictError(
+                f"the agent of {cluster.name} is connected, and says what runs there",
+                field="cluster",
+                value=cluster.name,
+                hint=f"to have its jobs run elsewhere, use koala clusters drain {cluster.name} --requeue",
+            )
+        told = f"{cluster.name} was declared lost" + (f": {event.reason}" if event.reason else "")
+        with self._health.one_event(cluster.name):
+            for token in cluster.awaited:
+                self._components.lose(token, told, now)
+                yield token
+        cluster.contact.lost_by = None
+        self._confirmations.retry_deadlines(cluster.name)
+
+    def _lost_at(self, cluster: ClusterStatus, token: Token) -> tuple[float, str]:
+        """When a component of a silent cluster is certainly over, and why; infinite where no time says so."""
+        found, since = self._ledger.find(token), cluster.contact.silent_since
+        if found is None or since is None:
+            return inf, ""
+        ends = (
+            (_lease_over_at(*found, since), "its lease is over"),
+            (self._walltime_over_at(found[0]), "its walltime is over"),
+        )
+        at, why = min(ends)
+        return max(at, since + self._rules.unreachable_after, cluster.contact.silence_ignored_until), why
+
+    def _walltime_over_at(self, job: Job) -> float:
+        """When every runner has counted the walltime to its end. Times of the daemon before this one count as of the
+        moment at which this one began: its clock may have been set."""
+        ends = walltime_ends(job)
+        if ends is None or job.spec.walltime is None:
+            return inf
+        launched_at = max(ends - job.spec.walltime, self.began)
+        return launched_at + with_margin(job.spec.walltime + WALLTIME_ALLOWANCE)
+
+    def _is_silent(self, cluster: ClusterStatus, now: float) -> bool:
+        """Whether a cluster has been out of reach for ``unreachable_after``, as far as we listened."""
         contact = cluster.contact
         if contact.connected or contact.silent_since is None:
             return False
-        return now >= max(contact.silent_since + span, contact.silence_ignored_until)
+        return now >= max(contact.silent_since + self._rules.unreachable_after, contact.silence_ignored_until)
 
-    def _watch(self, cluster: ClusterStatus, now: float) -> None:
-        contact = cluster.contact
-        since = now if contact.silent_since is None else contact.silent_since
-        for kind, span in (
-            (Deadline.UNREACHABLE, self._rules.unreachable_after),
-            (Deadline.LOST, self._rules.lost_after),
-        ):
-            self._timers.add(max(now, since + span, contact.silence_ignored_until), kind, cluster=cluster.name)
+    def _check_at(self, cluster: ClusterStatus, at: float) -> None:
+        """Look at a silent cluster then, and not when it was to be looked at before."""
+        cluster.contact.check_at = at
+        self._timers.add(at, Deadline.UNREACHABLE, cluster=cluster.name)
+
+
+def _lease_over_at(job: Job, component: Component, silent_since: float) -> float:
+    """When a component's runners have ended it, which count their lease from no later a moment than this."""
+    if component.lease is None:
+        return inf
+    grace = job.spec.warning.grace if job.spec.warning is not None else 0.0
+    return silent_since + with_margin(component.lease + grace)

@@ -4,6 +4,7 @@ import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from shlex import quote
 from types import MappingProxyType
 
@@ -12,7 +13,7 @@ from koalapy.model.alert import Alert, AlertKind, AlertRules, Severity
 from koalapy.model.cluster import ClusterState
 from koalapy.model.disk import Disk, DiskLimits
 from koalapy.model.request import ClusterName
-from koalapy.model.wording import listed, nodes
+from koalapy.model.wording import clock, listed, nodes
 from koalapy.scheduling.cluster_status import NOTHING_TOLD, ClusterStatus
 from koalapy.service.hub import Rejection
 
@@ -78,6 +79,10 @@ class ClusterChecks:
     def _agent_alert(self, cluster: ClusterStatus, what: str, cause: str, remedy: str, now: float) -> Alert:
         name, last_heard = cluster.name, cluster.contact.last_heard
         held = f"; jobs have {nodes(sum(cluster.live.values()))} there" if cluster.live else ""
+        if (lost_by := cluster.contact.lost_by) is not None:
+            held += f" and {_until(lost_by, now)}"
+            remedy += f"; only if nothing runs on {name} any more, have its jobs started again now: "
+            remedy += f"koala clusters lost {name}"
         return Alert(
             AlertKind.AGENT_AWAY,
             Severity.CRITICAL,
@@ -92,6 +97,13 @@ class ClusterChecks:
 
 def _restart(name: ClusterName) -> str:
     return f"see its log on the head of {name}, and start it: systemctl restart koala-agent@{name}"
+
+
+def _until(lost_by: float, now: float) -> str:
+    """Until when jobs of a silent cluster are not tried again."""
+    if isfinite(lost_by):
+        return f"are tried again at {clock(lost_by, now, exact=True)} UTC at the latest, when their leases are over"
+    return "are not tried again before it is back: they have no lease"
 
 
 def _resource_manager(cluster: ClusterStatus, now: float) -> Alert:

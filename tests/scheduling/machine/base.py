@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize
 from koalapy.model.cluster import ClusterView, GridView, Link, Uplink
 from koalapy.model.errors import UsageError
 from koalapy.model.job import ClaimingMode, JobId, JobSpec, JobState, Token
+from koalapy.model.lease import NO_LEASE
 from koalapy.model.limits import Limits, LimitSettings, UserLimits
 from koalapy.model.placement import Placement
 from koalapy.model.reports import ClusterReport
@@ -33,6 +34,8 @@ WHOLE_GRID = GridView(tuple(ClusterView(name, total, total) for name, total in S
 CROWD = 40
 """Jobs that are not over, beyond which nobody submits."""
 FOR_EVER = 1e6
+LEASE = 9.0
+"""Seconds, with which components of a silent cluster are certainly over before 41 s."""
 
 names = st.sampled_from(list(SIZES))
 picks = st.integers(0, 7)
@@ -66,7 +69,6 @@ usual_rules = st.fixed_dictionaries(
         "claim_grace": st.just(10.0),
         "barrier_timeout": st.just(30.0),
         "unreachable_after": st.just(5.0),
-        "lost_after": st.just(40.0),
         "scan_interval": st.just(15.0),
     }
 )
@@ -83,7 +85,6 @@ extreme_rules = st.fixed_dictionaries(
         "claim_grace": st.sampled_from([MIN_SECONDS, 10.0, FOR_EVER]),
         "barrier_timeout": st.sampled_from([MIN_SECONDS, 30.0, FOR_EVER]),
         "unreachable_after": least,
-        "lost_after": least,
         "probation_pause": least,
         "probation_pause_max": least,
         "restart_pause": st.sampled_from([0.0, MIN_SECONDS, 5.0]),
@@ -124,9 +125,16 @@ class Machine(RuleBasedStateMachine):
         limits=owners_limits,
         touches=st.sampled_from([1, 5, 1000]),
         budget=st.sampled_from([None, None, MIN_SECONDS, 4.0]),
+        lease=st.sampled_from([LEASE, LEASE, LEASE, MIN_SECONDS, 100.0, NO_LEASE]),
     )
     def begin(
-        self, rules: dict[str, Any], now: float, limits: LimitSettings | None, touches: int, budget: float | None
+        self,
+        rules: dict[str, Any],
+        now: float,
+        limits: LimitSettings | None,
+        touches: int,
+        budget: float | None,
+        lease: float,
     ) -> None:
         """``budget``: for so many looks at the clock a step places jobs."""
         nonces = count(1)
@@ -142,6 +150,7 @@ class Machine(RuleBasedStateMachine):
             limits=Limits(limits, lambda owner: ("lab",) if owner in ("bob", "cy") else ()) if limits else None,
             first_job=FIRST_JOB,
             clock=partial(next, count(1.0)) if budget else None,
+            lease=lease,
         )
         self.is_extreme = MIN_FACTOR in (rules["claim_factor"], rules.get("claim_factor_min"))
         for site in self.world.sites.values():
