@@ -35,15 +35,17 @@ HINT = (
     "a rank wrote a traceback {seconds:g} s ago, and the program has not ended: where one rank ends by an exception, "
     "mpi4py waits for ever for the others; started as python -m mpi4py PROGRAM it ends them all"
 )
+BUILT_WITH_MPICH = (
+    "the program was built with MPICH, or an MPI that descends from it, and is started by Open MPI: build it (or "
+    "mpi4py) with the Open MPI of its clusters, or use the launcher processes and the program's own mpiexec"
+)
 ADVICE = {
     b"All nodes which are allocated for this job are already filled": (
         "MPI_Comm_spawn is not supported, and so MPIPoolExecutor by itself is not: the nodes of a job run its command "
         "only; start a program with MPIPoolExecutor as python -m mpi4py.futures PROGRAM, which makes ranks the workers"
     ),
-    b"PMI_Init returned -1": (
-        "the program was built with MPICH, or an MPI that descends from it, and is started by Open MPI: build it (or "
-        "mpi4py) with the Open MPI of its clusters, or use the launcher processes and the program's own mpiexec"
-    ),
+    b"PMI_Init returned -1": BUILT_WITH_MPICH,
+    b"MPIR_pmi_init(": BUILT_WITH_MPICH,
 }
 """What the user is told, once, by words of the output."""
 
@@ -67,8 +69,9 @@ class OutputFilter:
 
     def apply(self, output: bytes) -> bytes:
         """What the user is to see of it now."""
-        for words in [words for words in self._advice if words in output]:
-            self._pending += f"koala: {self._advice.pop(words)}\n"
+        for text in {text for words, text in self._advice.items() if words in output}:
+            self._advice = {words: other for words, other in self._advice.items() if other != text}
+            self._pending += f"koala: {text}\n"
             self._runner.loop.after("advice", PAUSE, self._advise)
         if not self._is_clear and TRACEBACK in output:
             self._is_clear = True  # said once
