@@ -87,9 +87,9 @@ class Route(BaseModel):
     port: int = Field(gt=0, lt=65536)
     module: str = Field(pattern=r"^[0-9a-f]+$")
     user: str = Field(pattern=r"^[a-z]+$")
-    password: str
+    password: str = Field(pattern=r"^[0-9A-Za-z]*$", max_length=200)
     kind: Literal["file", "folder"]
-    certificate: str = Field(default="", max_length=MAX_CERTIFICATE_LENGTH)
+    certificate: str = Field(default="", max_length=MAX_CERTIFICATE_LENGTH, pattern=r"^[\t\n\r -~]*$")
     """What must be shown there, in PEM; empty where no TLS is spoken."""
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from pydantic import ValidationError
 
 from koalapy.agents.files import exports, pull, rsync
 from koalapy.agents.files.exports import Route
@@ -654,6 +655,25 @@ def fake_rsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
 
 
 ROUTE = Route(host="127.0.0.1", port=1, module="0", user="koala", password="", kind="folder")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"host": "h/../x"},
+        {"host": "h\n"},
+        {"module": "../etc"},
+        {"module": "0\n"},
+        {"user": "a b"},
+        {"password": "a\0b"},
+        {"password": "a\nb"},
+        {"certificate": "a\0b"},
+    ],
+)
+def test_route_with_what_no_argument_or_variable_may_hold_is_refused(change: dict[str, str]) -> None:
+    """It comes from another site, and becomes rsync's command line and environment."""
+    with pytest.raises(ValidationError):
+        Route.model_validate(ROUTE.model_dump() | change)
 
 
 async def test_of_very_many_complaints_whole_lines_are_kept(tmp_path: Path, fake_rsync: Callable[[str], Path]) -> None:
