@@ -114,7 +114,7 @@ class Scheduler:
         restored = list(self._ledger.jobs.values())
         self._queues.restore(restored, scans or {})
         for job in restored:
-            self._refusals.restore(job)
+            self._refusals.restore_timers(job)
             if job.state.is_active:
                 self._restore_attempt(job, now)
             elif job.retry_at is not None:
@@ -172,7 +172,7 @@ class Scheduler:
                 self._ledger.cluster_changed(event.cluster)
             case ev.ClusterCleared():
                 self._health.clear(event.cluster)
-                self._refusals.forgive(event.cluster)
+                self._refusals.forget_refusals(event.cluster)
                 self._grid[event.cluster].capacity_gained = True
             case ev.ClusterDrained():
                 if event.reason or self._grid[event.cluster].drained is None:

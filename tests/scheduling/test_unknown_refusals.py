@@ -11,7 +11,7 @@ from koalapy.model.request import Request
 from koalapy.scheduling.cluster_conditions import MAX_WORDINGS, UnknownRefusals
 from koalapy.scheduling.events import ClusterCleared, ClusterDrained, ClusterResumed
 from koalapy.scheduling.explain.explain import explain
-from koalapy.scheduling.lifecycle.refusals import MAX_REFUSALS, REFUSAL_PAUSE, normalized
+from koalapy.scheduling.lifecycle.refusals import MAX_REFUSALS, REFUSAL_PAUSE, normalize_words
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.laws import check_quiet
 from tests.scheduling.requests import fixed, flexible, nonfixed
@@ -268,8 +268,8 @@ def test_a_refusal_uses_up_no_other_tries(limit: str) -> None:
 
 
 def test_words_are_the_same_whatever_job_they_name() -> None:
-    one = normalized("Job 17 (koala-17.1.0.a8f) of Ada  refused: no hours", ("ada", "wave"))
-    other = normalized("job 4 (koala-4.2.0.77b) of bob refused: no hours", ("bob", ""))
+    one = normalize_words("Job 17 (koala-17.1.0.a8f) of Ada  refused: no hours", ("ada", "wave"))
+    other = normalize_words("job 4 (koala-4.2.0.77b) of bob refused: no hours", ("bob", ""))
     assert one == other == "job # # of # refused: no hours"
 
 

@@ -63,9 +63,9 @@ class Failures:
     def refused(self, job: Job, component: Component, concerns: Refusal, error: str, now: float) -> Job:
         """Follow a refusal by a component's resource manager, by what it ``concerns``."""
         if concerns == "job":
-            return self._refusals.fail(job, component, error, now)
+            return self._refusals.fail_job(job, component, error, now)
         if concerns != "limit":
-            return self._refusals.bar(job, component, error, for_good=concerns == "unsuitable", now=now)
+            return self._refusals.try_elsewhere(job, component, error, for_good=concerns == "unsuitable", now=now)
         cluster = component.cluster
         self._health.limit_reached(cluster, component.size, error, now)
         return self._claiming.component_failed(
@@ -75,7 +75,7 @@ class Failures:
     def program_started(self, cluster: ClusterName) -> None:
         """Take a cluster on probation for mended, and what it refused in unknown words meanwhile for over."""
         if self._health.trial_succeeded(cluster):
-            self._refusals.forgive(cluster, unknown_only=True)
+            self._refusals.forget_refusals(cluster, unknown_only=True)
 
     def claim_timed_out(self, job: Job, component: Component, now: float) -> Job:
         """A resource manager gave others what a component was to have: a claim that failed, and nobody's error."""

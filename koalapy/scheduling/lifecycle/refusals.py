@@ -38,7 +38,7 @@ def refusal_text(refusal: ClusterRefusal, now: float) -> str:
     return f"{refusal.cluster} has refused it, and {again}: {refusal.words}"
 
 
-def normalized(words: str, names: tuple[str, ...]) -> str:
+def normalize_words(words: str, names: tuple[str, ...]) -> str:
     """Return a refusal without what differs between jobs: numbers, what contains digits, and ``names``."""
     words = _WITH_DIGITS.sub("#", words.casefold())
     for name in filter(None, names):
@@ -61,12 +61,12 @@ class Refusals:
         self._attempts, self._health, self._queues, self._evaluator = attempts, health, queues, evaluator
         state.ledger.when_over.append(lambda job: self._timers.forget(job, 0, Deadline.REFUSAL))
 
-    def fail(self, job: Job, component: Component, error: str, now: float) -> Job:
+    def fail_job(self, job: Job, component: Component, error: str, now: float) -> Job:
         """Fail a job whose refusal concerns it on every cluster."""
         self._note(job, component, error, now)
         return self._attempts.end(job, JobState.FAILED, f"{component.cluster} refused it: {error}", now)
 
-    def bar(self, job: Job, component: Component, error: str, *, for_good: bool, now: float) -> Job:
+    def try_elsewhere(self, job: Job, component: Component, error: str, *, for_good: bool, now: float) -> Job:
         """End the attempt of a job that a cluster has refused, and try the job elsewhere.
 
         ``for_good``: the cluster never takes such a job; else the words are unknown. Where no other cluster could take
@@ -100,7 +100,7 @@ class Refusals:
         if job is not None:
             self._queues.bars_changed(job)
 
-    def forgive(self, cluster: ClusterName, *, unknown_only: bool = False) -> None:
+    def forget_refusals(self, cluster: ClusterName, *, unknown_only: bool = False) -> None:
         """Forget what a cluster has refused, or what of it was in unknown words: it has been mended."""
         for job in list(self._ledger.jobs.values()):
             left = tuple(
@@ -111,7 +111,7 @@ class Refusals:
             if left != job.refusals:
                 self._queues.bars_changed(self._ledger.change(job, refusals=left))
 
-    def restore(self, job: Job) -> None:
+    def restore_timers(self, job: Job) -> None:
         """Take up the refusals of a job of an earlier life."""
         for refusal in job.refusals:
             self._set_timer(job, refusal)
@@ -125,7 +125,7 @@ class Refusals:
         spec = job.spec
         names = spec.owner, self._accounts.local_user(spec.owner, name), spec.name, application_of(spec)
         kind = spec.owner, application_of(spec), spec.request
-        if not self._grid[name].unknown_refusals.add(normalized(error, names), kind):
+        if not self._grid[name].unknown_refusals.add(normalize_words(error, names), kind):
             return False
         self._health.count_error(name, f"jobs of several users or kinds are refused in the same words: {error}", now)
         return True
