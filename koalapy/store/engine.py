@@ -36,6 +36,7 @@ POOL_TIMEOUT = 5.0
 POSTGRESQL_TIMEOUTS = {
     "connect_timeout": "5",
     "tcp_user_timeout": "10000",
+    "client_encoding": "utf8",
     "options": "-c lock_timeout=5000 -c idle_in_transaction_session_timeout=30000",
 }
 """Seconds and milliseconds after which PostgreSQL is taken for gone, and after which it takes us for gone: a

@@ -7,7 +7,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.script.revision import ResolutionError
 from alembic.util import CommandError
-from sqlalchemy import Engine, delete, select, text
+from sqlalchemy import Connection, Engine, delete, select, text
 
 from koalapy.model.errors import UsageError
 from koalapy.model.job import token_of
@@ -42,6 +42,7 @@ def migrate(engine: Engine, revision: str = "head") -> None:
     config = alembic_config()
     with unavailable_is_known(), writing(engine).begin() as connection:
         if connection.dialect.name == "postgresql":
+            _check_encoding(connection)
             connection.execute(text("select pg_advisory_xact_lock(:number)"), {"number": LOCK_NUMBER})
         config.attributes["connection"] = connection
         try:
@@ -56,6 +57,20 @@ def migrate(engine: Engine, revision: str = "head") -> None:
                 value=found,
                 hint="install that version again, or put back a copy of the database from before it",
             ) from error
+
+
+def _check_encoding(connection: Connection) -> None:
+    """Raise ``UsageError`` for a database that does not hold every text as it is."""
+    encoding: str = connection.execute(text("show server_encoding")).scalar_one()
+    if encoding != "UTF8":
+        name = connection.engine.url.database
+        raise UsageError(
+            f"the database {name} has the encoding {encoding}, which does not hold every text; it must be UTF8",
+            field="database",
+            value=encoding,
+            hint="make another with createdb --encoding=UTF8 --template=template0 NAME, name it in database, and move "
+            "what is in this one there by pg_dump --encoding=UTF8",
+        )
 
 
 def move_output(database: Database, target: OutputStore) -> int:

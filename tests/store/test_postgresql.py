@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from koalapy.model.errors import LeaseLost, StoreUnavailable
+from koalapy.model.errors import LeaseLost, StoreUnavailable, UsageError
 from koalapy.model.job import JobState, TimelineEntry
 from koalapy.model.measurement import Measurement, MeasurementKind
 from koalapy.ports import JobFilter, OutboxEntry, Submitted
@@ -48,6 +48,21 @@ def test_every_name_of_the_driver_is_understood(url: str, scheme: str) -> None:
     with engine.connect() as connection:
         assert connection.execute(text("show server_encoding")).scalar() == "UTF8"
     engine.dispose()
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+def test_migrate_of_database_with_another_encoding_names_it_and_the_remedy(server: Server, encoding: str) -> None:
+    admin = make_engine(server.new_database())
+    with admin.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        options = f"encoding '{encoding}' template template0 lc_collate 'C' lc_ctype 'C'"
+        connection.execute(text(f"create database in_{encoding.lower()} {options}"))
+    engine = make_engine(admin.url.set(database=f"in_{encoding.lower()}").render_as_string(hide_password=False))
+    with pytest.raises(UsageError, match=f"has the encoding {encoding}, .* must be UTF8") as refused:
+        migrate(engine)
+    assert refused.value.field == "database"
+    assert "createdb --encoding=UTF8 --template=template0" in refused.value.hint
+    for each in (engine, admin):
+        each.dispose()
 
 
 def test_a_restart_under_a_running_store(store: SqlStore, server: Server) -> None:
