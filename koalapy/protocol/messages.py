@@ -6,7 +6,8 @@ an epoch below which it refuses them. ``PROTOCOL`` rises with every change that 
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NotRequired
 
 from annotated_types import Interval
@@ -35,6 +36,10 @@ MAX_FRAME_SIZE = 64 * 1024 * 1024
 """Bytes of a frame that agent and daemon accept from each other; a larger one costs the connection."""
 MAX_BATCH_SIZE = 16 * 1024 * 1024
 """Characters of a frame with several messages; more are sent in several frames."""
+
+
+COMMANDS_FRAME_SIZE = 1024 * 1024
+"""The same of the daemon's commands: to send a frame must not keep other tasks waiting."""
 
 
 class Message(BaseModel):
@@ -492,7 +497,57 @@ def frame(speaker: TypeAdapter[Any], messages: Sequence[Any]) -> str:
         return json.dumps(plain, ensure_ascii=False, default=list).encode(errors="replace").decode()
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The part of an ``Open`` that is the same for all components of an attempt, as JSON that is made once."""
+
+    job: int
+    generation: int
+    text: str = field(repr=False)
+    """An object."""
+
+    @classmethod
+    def of(cls, content: dict[str, Any]) -> "Plan":
+        return cls(content["job"], content["generation"], _dumps(content))
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.job, self.generation
+
+
+PLAN = "plan"
+"""The key of a command's ``Plan``, whose content stands in its place in the frame."""
+
+
 def commands_frame(messages: Sequence[dict[str, Any] | Message]) -> str:
-    """The daemon's messages as they are sent; those that it keeps are dictionaries, and right by how they were made."""
-    text = json.dumps(messages, ensure_ascii=False, separators=(",", ":"), default=Message.model_dump)
+    """Return the daemon's messages as one frame; those that it keeps are dictionaries, and right by how they were
+    made."""
+    return f"[{','.join(map(_command_text, messages))}]"
+
+
+def command_frames(messages: Iterable[dict[str, Any] | Message]) -> Iterator[str]:
+    """Yield the daemon's messages in frames of at most ``COMMANDS_FRAME_SIZE``; a larger message is a frame of its
+    own."""
+    texts: list[str] = []
+    size = 0
+    for text in map(_command_text, messages):
+        if texts and size + len(text) > COMMANDS_FRAME_SIZE:
+            yield f"[{','.join(texts)}]"
+            texts, size = [], 0
+        texts.append(text)
+        size += len(text) + 1
+    if texts:
+        yield f"[{','.join(texts)}]"
+
+
+def _command_text(message: dict[str, Any] | Message) -> str:
+    plan = message.get(PLAN) if isinstance(message, dict) else None
+    if not isinstance(plan, Plan):
+        return _dumps(message)
+    own = {name: value for name, value in message.items() if name != PLAN}  # type: ignore[union-attr]
+    return f"{_dumps(own)[:-1]},{plan.text[1:]}"
+
+
+def _dumps(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=Message.model_dump)
     return text.encode(errors="replace").decode()

@@ -39,6 +39,8 @@ MIN_DELAY = 0.002
 """Seconds to wait for company once something has happened."""
 BREATH = 0.01
 """Seconds that everybody else in the daemon has between two steps, as long as there are jobs left to be placed."""
+TAKE_IN_BUDGET_S = 0.025
+"""Processor time for which one round takes in events; further ones wait for the next, so that other tasks run."""
 RETRY_PAUSE = 0.5
 """Seconds before a transaction that the database did not take is tried again."""
 LAST_WRITE = 10.0
@@ -127,7 +129,9 @@ class Engine:
         describe: Callable[[str], ClusterRecord],
         clock: Callable[[], float] | None = None,
         catalogue: Catalogue | None = None,
+        take_in_budget_s: float = TAKE_IN_BUDGET_S,
     ) -> None:
+        self._take_in_budget_s = take_in_budget_s
         self.catalogue = catalogue or Catalogue()
         self._scheduler = scheduler
         self.queries = scheduler.queries
@@ -253,15 +257,20 @@ class Engine:
             except TimeoutError:
                 return
             await asyncio.sleep(MIN_DELAY)
+        else:
+            await asyncio.sleep(0)
         self._wake.clear()
 
     async def _round(self) -> None:
         this, began, rounds = Transaction(now=self.clock()), time.monotonic(), self.instruments.rounds
         rounds.waiting = len(self._items)
+        taken_in_until = time.thread_time() + self._take_in_budget_s
         while self._items:
             item = self._items.popleft()
             if self._apply(item, this.now):
                 this.items.append(item)
+            if time.thread_time() >= taken_in_until:
+                break
         await self._outgrow(max((item.epoch for item in this.items), default=0))
         self._scheduler.decide(this.now)
         effects = self._scheduler.take()

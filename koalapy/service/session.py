@@ -82,8 +82,9 @@ class Session:
             self._wake.clear()
             messages, self._queue = self._queue, []
             self._sending, self._offered = self._offered, 0
-            for frame in wire.frames(messages, wire.commands_frame):
+            for frame in wire.command_frames(messages):
                 await self.connection.send(frame)
+                await asyncio.sleep(0)  # other tasks run, though the frame was taken at once
             self._sending = 0
 
     # Whether it is there

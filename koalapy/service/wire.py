@@ -10,7 +10,9 @@ from koalapy.model.replica import Catalogue
 from koalapy.model.request import ClusterName, InputFile
 from koalapy.model.users import Accounts
 from koalapy.protocol.messages import (
+    PLAN,
     Forget,
+    Plan,
     PlanContext,
     PlanNode,
     Stage,
@@ -39,7 +41,7 @@ class CommandMessages:
         self, epoch: int, profiles: Mapping[ClusterName, ClusterProfile], catalogue: Catalogue, accounts: Accounts
     ) -> None:
         self._epoch, self._profiles, self._catalogue, self._accounts = epoch, profiles, catalogue, accounts
-        self._plans: dict[JobId, dict[str, Any]] = {}
+        self._plans: dict[JobId, Plan] = {}
         """Of jobs whose barrier opens: the same for all components of one."""
 
     def message(self, command: Command, job: Job | None, ident: int) -> dict[str, Any]:
@@ -67,8 +69,8 @@ class CommandMessages:
                 return (_stage(job, command.cluster, self._catalogue, own, user) or Unstage(**own)).model_dump()
             case OpenBarrier() if job is not None:
                 if (plan := self._plans.get(job.id)) is None:
-                    plan = self._plans[job.id] = _plan(job, self._profiles)
-                return {"type": "open", **own, **plan}
+                    plan = self._plans[job.id] = Plan.of(_plan(job, self._profiles))
+                return {"type": "open", **own, PLAN: plan}
         raise ValueError(f"{command} is for a job that is not at hand")
 
 

@@ -1,7 +1,7 @@
 """The store in SQL: SQLite (WAL) for one machine, PostgreSQL for production, through the same tables."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import count, groupby
 from typing import Any
 
@@ -9,10 +9,11 @@ from sqlalchemy import Connection, Table, delete, func, insert, select, update
 from sqlalchemy.sql import bindparam
 
 from koalapy.model.job import FINAL_STATES, Attempt, Component, Job, JobId, Priority, TimelineEntry
-from koalapy.ports import Batch, JobFilter, JobPage, OutboxEntry, Saved, Submitted, Usage
+from koalapy.ports import Batch, JobFilter, JobPage, Saved, Submitted, Usage
 from koalapy.store import rows, tables
 from koalapy.store.advice import complete_advised, write_advised
 from koalapy.store.audit import write_audit
+from koalapy.store.commands import PlansInUse, commands_of, remove_plans, write_commands
 from koalapy.store.database import Database, chunks, upsert
 from koalapy.store.days import add_batch
 from koalapy.store.job_numbers import JobNumbers
@@ -29,6 +30,10 @@ class SqlStore:
         self.database = database
         self._lease, self._job_numbers = database.lease, job_numbers
         self._known: set[JobId] = set()
+        self._written: dict[JobId, Attempt] = {}
+        """The last attempts of unfinished jobs as they are stored: components of these that have not changed since are
+        not written again."""
+        self._plans = PlansInUse()
         self._numbers = count(1)
 
     @property
@@ -64,19 +69,24 @@ class SqlStore:
             if connection is not None:
                 self._write(connection, batch)
         for job in batch.jobs.values():
-            (self._known.discard if job.state.is_final else self._known.add)(job.id)
+            if job.state.is_final:
+                self._known.discard(job.id)
+                self._written.pop(job.id, None)
+            else:
+                self._known.add(job.id)
+                if job.attempt is not None:
+                    self._written[job.id] = job.attempt
+        self._plans.note(batch)
 
     def _write(self, connection: Connection, batch: Batch) -> None:
         self._write_jobs(connection, batch.jobs.values())
-        _write_attempts(connection, batch.attempts)
+        self._write_attempts(connection, batch.attempts)
         _insert(connection, tables.timeline, [rows.entry_to_row(entry) for entry in batch.timeline])
-        commands = [
-            {"id": e.id, "cluster": e.cluster, "payload": e.payload, "written_at": batch.at} for e in batch.outbox
-        ]
-        _insert(connection, tables.outbox, commands)
+        write_commands(connection, batch)
         if batch.acknowledged:
             statement = delete(tables.outbox).where(tables.outbox.c.id == bindparam("done"))
             connection.execute(statement, [{"done": done} for done in batch.acknowledged])
+            remove_plans(connection, self._plans.unused_after(batch))
         # A key is the first job's that was stored with it, whatever another says.
         keys = [{"key": s.key, "job_id": s.job, "digest": s.digest, "at": batch.at} for s in batch.submitted]
         upsert(connection, tables.submissions, keys, replace=False)
@@ -98,7 +108,16 @@ class SqlStore:
         if old:
             statement = update(tables.jobs).where(tables.jobs.c.id == bindparam("key"))
             connection.execute(statement, [rows.job_to_row(job) | {"key": job.id} for job in old])
-        _write_attempts(connection, [(job.id, job.attempt) for job in (*new, *old) if job.attempt is not None])
+        self._write_attempts(connection, [(job.id, job.attempt) for job in (*new, *old) if job.attempt is not None])
+
+    def _write_attempts(self, connection: Connection, tried: Sequence[tuple[JobId, Attempt]]) -> None:
+        upsert(connection, tables.attempts, [rows.attempt_to_row(job, attempt) for job, attempt in tried])
+        components = [
+            rows.component_to_row(job, attempt.generation, component)
+            for job, attempt in tried
+            for component in changed_components(attempt, self._written.get(job))
+        ]
+        upsert(connection, tables.components, components)
 
     # Reading
 
@@ -112,11 +131,14 @@ class SqlStore:
             there = connection.execute(select(func.max(tables.jobs.c.id))).scalar() or 0
             gone = connection.execute(select(tables.lease.c.last_job)).scalar() or 0
             queues = connection.execute(select(tables.queues)).mappings()
+            commands = commands_of(connection, outbox)
             self._known = {job.id for job in jobs}
             last = max(there, gone)
+            self._written = {job.id: job.attempt for job in jobs if job.attempt is not None}
+            self._plans = PlansInUse(commands)
             return Saved(
                 tuple(jobs),
-                tuple(OutboxEntry(row["id"], row["cluster"], row["payload"]) for row in outbox),
+                commands,
                 tuple(rows.cluster_from_row(row) for row in clusters),
                 (last if self._job_numbers is None else self._job_numbers.last_given(last)) + 1,
                 {Priority(row["priority"]): row["scans"] for row in queues},
@@ -172,12 +194,12 @@ def _insert(connection: Connection, table: Table, values: list[dict[str, Any]]) 
         connection.execute(insert(table), values)
 
 
-def _write_attempts(connection: Connection, tried: Sequence[tuple[JobId, Attempt]]) -> None:
-    upsert(connection, tables.attempts, [rows.attempt_to_row(job, attempt) for job, attempt in tried])
-    components = [
-        rows.component_to_row(job, attempt.generation, c) for job, attempt in tried for c in attempt.components
-    ]
-    upsert(connection, tables.components, components)
+def changed_components(attempt: Attempt, written: Attempt | None) -> Iterator[Component]:
+    """Yield the components that are not the very ones of an attempt that is stored."""
+    same = written.components if written is not None and written.generation == attempt.generation else ()
+    for place, component in enumerate(attempt.components):
+        if place >= len(same) or component is not same[place]:
+            yield component
 
 
 def jobs_of(connection: Connection, query: Any) -> list[Job]:

@@ -251,6 +251,15 @@ outbox = Table(
     Column("written_at", Float, nullable=False),
 )
 
+# The plans of the commands in the outbox that open barriers: each is the same for all components of an attempt.
+plans = Table(
+    "plans",
+    metadata,
+    Column("job_id", BigId, primary_key=True, autoincrement=False),
+    Column("generation", Integer, primary_key=True, autoincrement=False),
+    Column("text", PlainText(), nullable=False),
+)
+
 submissions = Table(
     "submissions",
     metadata,

@@ -63,3 +63,26 @@ async def test_who_comes_while_very_many_jobs_are_placed_is_served_between_them(
     engine.stop()
     await running
     store.close()
+
+
+async def test_round_with_more_events_than_its_budget_leaves_them_to_the_next(tmp_path: Path) -> None:
+    database = make_engine(f"sqlite:///{tmp_path}/koala.db")
+    migrate(database)
+    store = SqlStore(Database(database))
+    scheduler = Scheduler(SchedulerState(Rules(), builtin(), [ClusterStatus("north")]), nonces=str)
+
+    def describe(name: str) -> ClusterRecord:
+        return ClusterRecord(name, "slurm", "usable", JOBS, 0, 0, 0, 0, 0, "", None, 1, 1.0)
+
+    engine = Engine(scheduler, store, Outbox((), 1), epoch=1, describe=describe, take_in_budget_s=0.0)
+    jobs = [Job(ident, JobSpec(FlexibleRequest(1), ("program",)), time.time()) for ident in range(1, 21)]
+    waiting = [asyncio.create_task(engine.commit(WorkItem((JobSubmitted(job),)))) for job in jobs]
+    await asyncio.sleep(0)
+    running = asyncio.create_task(engine.run())
+    async with asyncio.timeout(DEADLINE):
+        await asyncio.gather(*waiting)
+    assert engine.instruments.rounds.whole.count >= len(jobs)
+    assert [job.id for job in store.load().jobs] == [job.id for job in jobs]
+    engine.stop()
+    await running
+    store.close()

@@ -1,5 +1,6 @@
 """A command tells each component's program in the words of the cluster that runs it."""
 
+import json
 from dataclasses import replace
 
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
@@ -24,7 +25,9 @@ PLACED = (
 
 def opened(spec: JobSpec) -> dict[str, object]:
     job = Job(7, spec, 0.0, JobState.STARTING, generation=1, attempt=Attempt(1, PLACED, 0.0))
-    return CommandMessages(1, PROFILES, Catalogue(), Accounts()).message(OpenBarrier("north", "7.1.0"), job, 3)
+    command = CommandMessages(1, PROFILES, Catalogue(), Accounts()).message(OpenBarrier("north", "7.1.0"), job, 3)
+    (told,) = json.loads(commands_frame([command]))
+    return dict(told)
 
 
 def contexts(spec: JobSpec, field: str) -> list[object]:
@@ -72,13 +75,15 @@ def test_the_plan_is_made_once_for_all_components() -> None:
     commands = CommandMessages(1, PROFILES, Catalogue(), Accounts())
     barriers = [OpenBarrier("north", "7.1.0"), OpenBarrier("south", "7.1.1")]
     told = [commands.message(each, job, 3) for each in barriers]
-    assert told[0]["nodes"] is told[1]["nodes"]
+    assert told[0]["plan"] is told[1]["plan"]
     assert [each["token"] for each in told] == ["7.1.0", "7.1.1"]
     probe = Probe(sequence=1, look=True)
     heard = from_daemon.validate_json(commands_frame([*told, probe]))
     assert isinstance(heard[0], Open)
+    assert isinstance(heard[1], Open)
     contexts = heard[0].contexts
-    assert heard == [*from_daemon.validate_python([{**each, "contexts": contexts} for each in told]), probe]
+    assert [(each.token, each.job, each.head) for each in heard[:2]] == [("7.1.0", 7, "7.1.1"), ("7.1.1", 7, "7.1.1")]
+    assert (heard[0].nodes, heard[1].contexts, heard[2]) == (heard[1].nodes, contexts, probe)
     assert contexts[0]["environment"] == {"A": "?"}, "what no frame can hold costs nobody the connection"
 
 

@@ -1,5 +1,6 @@
 """What only databases do: be busy, hold what other versions wrote, have limits, outlive their daemon."""
 
+import json
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -9,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import event, text
+from sqlalchemy.exc import IntegrityError
 
 from koalapy.model.errors import ConflictError, KoalaError, StoreUnavailable, UsageError
 from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState, TimelineEntry
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import ClusterRecord, JobFilter, OutboxEntry
+from koalapy.protocol.messages import Plan, commands_frame
 from koalapy.store import listing
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
@@ -227,3 +230,81 @@ def test_page_with_a_job_above_its_bytes_has_that_job(store: SqlStore, monkeypat
     page = store.page(JobFilter())
     assert [job.id for job in page.jobs] == [2]
     assert page.before == 2
+
+
+def test_write_with_one_changed_component_writes_its_row_only(store: SqlStore) -> None:
+    job = running(1)
+    store.write(batch(job))
+    written: list[tuple[int, ...]] = []
+
+    def note(_c: object, _cursor: object, statement: str, parameters: Any, *_: object) -> None:
+        if "INTO components" in statement:
+            written.append(len(parameters) if isinstance(parameters, list) else 1)
+
+    event.listen(store.database.engine, "before_cursor_execute", note)
+    assert job.attempt is not None
+    first, *others = job.attempt.components
+    changed = replace(job, attempt=replace(job.attempt, components=(replace(first, lrm_job="8"), *others)))
+    store.write(batch(changed))
+    store.write(batch(replace(changed, reason="only the job")))
+    event.remove(store.database.engine, "before_cursor_execute", note)
+    assert written == [1]
+    assert store.job(1) == replace(changed, reason="only the job")
+
+
+def test_write_after_a_failed_one_writes_all_that_changed(store: SqlStore) -> None:
+    job = running(1)
+    store.write(batch(job))
+    assert job.attempt is not None
+    first, *others = job.attempt.components
+    changed = replace(job, attempt=replace(job.attempt, components=(replace(first, lrm_job="8"), *others)))
+    entry = OutboxEntry(1, "north", {"type": "stop", "token": "1.1.0"})
+    with pytest.raises(IntegrityError):
+        store.write(batch(changed, outbox=[entry, entry]))
+    store.write(batch(changed))
+    assert store.job(1) == changed
+
+
+def test_write_with_a_new_attempt_writes_the_end_of_the_old_one(store: SqlStore) -> None:
+    job = running(1)
+    store.write(batch(job))
+    assert job.attempt is not None
+    ended = replace(job.attempt, components=tuple(replace(c, ended_at=9.0) for c in job.attempt.components))
+    again = running(1, generation=2)
+    store.write(batch(again, attempts=[(1, ended)]))
+    assert again.attempt is not None
+    assert store.attempts(1) == [ended, again.attempt]
+
+
+def open_commands(plan: Plan, *idents: int) -> list[OutboxEntry]:
+    return [
+        OutboxEntry(ident, "north", {"type": "open", "id": ident, "epoch": 1, "token": f"7.1.{ident}", "plan": plan})
+        for ident in idents
+    ]
+
+
+def test_plan_of_many_commands_is_stored_once_until_all_are_acknowledged(open_store: Open) -> None:
+    store = open_store()
+    content = {"job": 7, "generation": 1, "head": "7.1.1", "nodes": [{"host": "ä"}], "contexts": []}
+    plan, other = Plan.of(content), Plan.of(content | {"generation": 2})
+    entries = open_commands(plan, *range(1, 101))
+    store.write(batch(outbox=[*entries, *open_commands(other, 200)]))
+
+    def count(what: str) -> int:
+        with store.database.engine.connect() as connection:
+            return int(connection.execute(text(f"select {what}")).scalar_one())
+
+    assert count("count(*) from plans") == 2
+    assert count("max(length(cast(payload as text))) from outbox") < 100
+    loaded = store.load().outbox
+    assert loaded == (*entries, *open_commands(other, 200))
+    assert [message["head"] for message in json.loads(commands_frame([e.payload for e in loaded]))] == ["7.1.1"] * 101
+    store.write(batch(acknowledged=list(range(1, 100))))
+    assert count("count(*) from plans") == 2
+    store.write(batch(acknowledged=[100]))
+    assert count("count(*) from plans where generation = 1") == 0
+    store.release_lease()
+    store = open_store()
+    assert store.load().outbox == tuple(open_commands(other, 200))
+    store.write(batch(acknowledged=[200]))
+    assert count("count(*) from plans") == 0

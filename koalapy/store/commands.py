@@ -1,0 +1,92 @@
+"""The outbox in SQL: commands, and the plans that those have in common which open barriers."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, select
+
+from koalapy.model.job import JobId
+from koalapy.ports import Batch, OutboxEntry
+from koalapy.protocol.messages import PLAN, Plan
+from koalapy.store.database import upsert
+from koalapy.store.tables import outbox, plans
+
+PlanKey = tuple[JobId, int]
+
+
+class PlansInUse:
+    """The commands in the outbox that have a plan, by plan."""
+
+    def __init__(self, entries: Iterable[OutboxEntry] = ()) -> None:
+        self._plan_of: dict[int, PlanKey] = {}
+        self._commands: dict[PlanKey, set[int]] = defaultdict(set)
+        self._add(entries)
+
+    def note(self, batch: Batch) -> None:
+        """Take in a batch that is stored."""
+        self._add(batch.outbox)
+        for ident in batch.acknowledged:
+            key = self._plan_of.pop(ident, None)
+            if key is not None:
+                self._commands[key].discard(ident)
+                if not self._commands[key]:
+                    del self._commands[key]
+
+    def unused_after(self, batch: Batch) -> list[PlanKey]:
+        """Return the plans of which no command is left once a batch is stored."""
+        acknowledged = set(batch.acknowledged)
+        keys = {key for ident in acknowledged if (key := self._plan_of.get(ident)) is not None}
+        added = {plan.key for entry in batch.outbox if (plan := _plan_of(entry)) is not None}
+        return [key for key in keys - added if self._commands[key] <= acknowledged]
+
+    def _add(self, entries: Iterable[OutboxEntry]) -> None:
+        for entry in entries:
+            if (plan := _plan_of(entry)) is not None:
+                self._plan_of[entry.id] = plan.key
+                self._commands[plan.key].add(entry.id)
+
+
+def write_commands(connection: Connection, batch: Batch) -> None:
+    """Store the commands of a batch, and each plan once."""
+    if not batch.outbox:
+        return
+    found = {plan.key: plan for entry in batch.outbox if (plan := _plan_of(entry)) is not None}
+    texts = [{"job_id": plan.job, "generation": plan.generation, "text": plan.text} for plan in found.values()]
+    upsert(connection, plans, texts)
+    rows = [{"id": e.id, "cluster": e.cluster, "payload": _payload(e), "written_at": batch.at} for e in batch.outbox]
+    connection.execute(insert(outbox), rows)
+
+
+def remove_plans(connection: Connection, keys: Iterable[PlanKey]) -> None:
+    for job, generation in keys:
+        connection.execute(delete(plans).where(plans.c.job_id == job, plans.c.generation == generation))
+
+
+def commands_of(connection: Connection, rows: Iterable[Mapping[Any, Any]]) -> tuple[OutboxEntry, ...]:
+    """Return the commands of rows of the outbox, with their plans; one whose plan is missing can start nothing, and is
+    left out: its component's attempt ends by its deadline."""
+    by_key = {
+        (row.job_id, row.generation): Plan(row.job_id, row.generation, row.text)
+        for row in connection.execute(select(plans))
+    }
+    found = []
+    for row in rows:
+        payload = row["payload"]
+        if PLAN in payload:
+            plan = by_key.get(tuple(payload[PLAN]))
+            if plan is None:
+                continue
+            payload = payload | {PLAN: plan}
+        found.append(OutboxEntry(row["id"], row["cluster"], payload))
+    return tuple(found)
+
+
+def _plan_of(entry: OutboxEntry) -> Plan | None:
+    plan = entry.payload.get(PLAN)
+    return plan if isinstance(plan, Plan) else None
+
+
+def _payload(entry: OutboxEntry) -> dict[str, Any]:
+    plan = _plan_of(entry)
+    return entry.payload if plan is None else entry.payload | {PLAN: list(plan.key)}
