@@ -54,10 +54,13 @@ def job_state(words: AbstractSet[str]) -> LrmJobState:
 
 
 def job_end(words: AbstractSet[str], code: int, signal: int, slurm_reason: str, *, cancelled_by_us: bool) -> JobEnd:
-    """How a job with these state words ended; ``code`` and ``signal`` are the batch script's."""
+    """Say how a job with these state words ended; ``code`` and ``signal`` are the batch script's.
+
+    There is no exit code where Slurm tells only of a signal: the reason names it.
+    """
     if not signal and 128 < code <= 128 + 64:  # srun and shells say so that a signal killed their child
         signal = code - 128
-    exit_code = code or (128 + signal if signal else None)
+    exit_code = code or None
     killed = f"killed by signal {signal}" if signal else ""
     if "CANCELLED" in words:
         return JobEnd(

@@ -55,16 +55,16 @@ def test_foreign_words_end_no_job(words: set[str]) -> None:
         ("FAILED", 7, 0, "NonZeroExitCode", (7, False, "")),
         ("FAILED", 127, 0, "NonZeroExitCode", (127, False, "")),
         ("FAILED", 137, 0, "NonZeroExitCode", (137, True, "killed by signal 9")),
-        ("FAILED", 0, 9, "RaisedSignal:9(Killed)", (137, True, "killed by signal 9; RaisedSignal:9(Killed)")),
+        ("FAILED", 0, 9, "RaisedSignal:9(Killed)", (None, True, "killed by signal 9; RaisedSignal:9(Killed)")),
         ("FAILED", 0, 0, "JobLaunchFailure", (None, True, "JobLaunchFailure")),
         ("FAILED", 0, 0, "None", (None, True, "Slurm gives no reason")),
-        ("TIMEOUT", 0, 15, "TimeLimit", (143, False, "walltime exceeded")),
+        ("TIMEOUT", 0, 15, "TimeLimit", (None, False, "walltime exceeded")),
         ("TIMEOUT", 0, 0, "TimeLimit", (None, False, "walltime exceeded")),
         ("CANCELLED", 143, 0, "None", (143, True, "cancelled in Slurm by others")),
         ("NODE_FAIL", 0, 0, "NodeDown", (None, True, "a node failed")),
-        ("OUT_OF_MEMORY", 0, 9, "OutOfMemory", (137, False, "memory limit exceeded")),
+        ("OUT_OF_MEMORY", 0, 9, "OutOfMemory", (None, False, "memory limit exceeded")),
         ("OUT_OF_MEMORY", 0, 0, "OutOfMemory", (None, False, "memory limit exceeded")),
-        ("PREEMPTED", 0, 15, "None", (143, True, "preempted by another job (killed by signal 15)")),
+        ("PREEMPTED", 0, 15, "None", (None, True, "preempted by another job (killed by signal 15)")),
         ("BOOT_FAIL", 0, 0, "None", (None, True, "a node did not boot")),
     ],
 )
@@ -82,7 +82,7 @@ def test_job_end_names_the_limit_that_was_exceeded(word: str, exceeded: str) -> 
 
 def test_what_we_cancelled_is_not_lost() -> None:
     end = job_end({"CANCELLED"}, 0, 15, "None", cancelled_by_us=True)
-    assert (end.exit_code, end.lost, end.reason) == (143, False, "cancelled")
+    assert (end.exit_code, end.lost, end.reason) == (None, False, "cancelled")
     never_started = job_end({"CANCELLED"}, 0, 0, "Priority", cancelled_by_us=True)
     assert (never_started.exit_code, never_started.lost) == (None, False)
 
