@@ -165,7 +165,10 @@ class _Maker:
             job["policy"] = recipe.policy
         if file is not None:
             job["inputs"] = [{"file": file}]
-        return Arrival(round(at, 3), application, job | dict(recipe.fields))
+        job |= dict(recipe.fields)
+        if job["launcher"] == "processes":
+            job.pop("processes_per_node", None)  # for MPI programs only
+        return Arrival(round(at, 3), application, job)
 
     def _scaled(self, size: int) -> int:
         scaled = max(1, round(size * self.scale))

@@ -88,7 +88,9 @@ def test_every_option_is_heard(koala: Koala, tmp_path: Path) -> None:
     jobs = [json.loads(line)["job"] for line in file.read_text().splitlines()[1:]]
     assert 20 < len(jobs) < 90
     assert {nodes_of(job) for job in jobs} == {1, 2}
-    assert all(job["processes_per_node"] == 2 and job["claiming"] == "incremental" for job in jobs)
+    assert all(job["claiming"] == "incremental" for job in jobs)
+    assert all(("processes_per_node" in job) == (job["launcher"] == "openmpi") for job in jobs)
+    assert {job.get("processes_per_node", 2) for job in jobs} == {2}
     assert {job["inputs"][0]["file"] for job in jobs} == {"a", "b"}
     waves = [job["command"] for job in jobs if "sleep" not in job["command"]]
     assert {tuple(words[-2:]) for words in waves} == {("--steps", "7")}
