@@ -19,7 +19,6 @@ from koalapy.protocol.messages import (
     Confirmed,
     FromAgent,
     Impostor,
-    LeaseRenewed,
     Output,
     OutputAck,
     Relay,
@@ -102,7 +101,7 @@ class AgentMessages:
             Relay: self._relay,
             Confirmed: self._confirmed,
             Vouch: self._vouch,
-            RenewLease: _renew_lease,
+            RenewLease: lambda session, message: session.renew_lease(message.number),
             Impostor: self._impostor,
             Ask: lambda session, message: questions.asked(session.cluster, message),
             Answer: lambda session, message: questions.answered(session.cluster, message),
@@ -220,9 +219,3 @@ class AgentMessages:
             return "not to a component of the same attempt"
         cluster = target[1].cluster
         return self._sessions.get(cluster) or f"{cluster} is out of reach"
-
-
-def _renew_lease(session: Session, message: RenewLease) -> None:
-    """Answer, unless the scheduler still counts the cluster as out of reach: then its leases may run out."""
-    if session.ready:
-        session.offer(LeaseRenewed(number=message.number))

@@ -42,6 +42,8 @@ class Session:
         """Whether it was asked in vain, and not heard since."""
         self._awaited = False
         """Whether jobs wait for its cluster's nodes."""
+        self._renewal: int | None = None
+        """A question for a renewal that is answered once its inventory has been taken in."""
         self._heard = asyncio.Event()
         self._busy = False
         self._asked: dict[int, float] = {}
@@ -58,6 +60,8 @@ class Session:
     def start(self, messages: Iterable[Any]) -> None:
         """Its inventory has been taken in: commands may be sent, first those that wait."""
         self.ready = True
+        if self._renewal is not None:
+            self.renew_lease(self._renewal)
         if self._awaited:
             self._probe(look=False)
         self.put(messages)
@@ -74,6 +78,14 @@ class Session:
         self._offered += size
         self.put([message])
         return True
+
+    def renew_lease(self, number: int) -> None:
+        """Answer a question for a renewal, once the scheduler counts the cluster as in reach: until then it may give up
+        components that are not renewed."""
+        if self.ready:
+            self.offer(wire.LeaseRenewed(number=number))
+        else:
+            self._renewal = number
 
     async def pump(self) -> None:
         """Send what is put, until cancelled."""

@@ -377,3 +377,35 @@ async def test_an_agent_that_hangs_up_while_another_waits_makes_way_at_once(tmp_
             await until(daemon, "north", ("usable", 2, ""))
         await second.close("")
         await serving
+
+
+async def test_lease_is_renewed_only_once_the_scheduler_counts_the_cluster_as_in_reach(tmp_path: Path) -> None:
+    """Until then it may give up what the agent would keep alive; the last question is answered when it is over."""
+    async with running(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
+        for number in (1, 2):
+            north.says(wire.RenewLease(number=number))
+        north.says(Inventory(components=()), report(4))
+        await until(daemon, "north", ("usable", 4, ""))
+        north.says(wire.RenewLease(number=3))
+        async with asyncio.timeout(DEADLINE):
+            while 3 not in renewals(north):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+    assert renewals(north) in ([2, 3], [3]), "only the last question before that, at its end"
+
+
+def renewals(agent: Agent) -> list[int]:
+    """The questions that were answered."""
+    return [message["number"] for message in agent.heard if message["type"] == "lease_renewed"]
+
+
+async def test_silence_is_counted_from_the_last_frame_not_from_the_last_look_before_it(tmp_path: Path) -> None:
+    """A lease may have been renewed by that frame: the daemon counts from no earlier a moment."""
+    session = Session("north", Agent(), wire.Hello(cluster="north", version="1", lrm="slurm", host="head", pid=1))
+    frames = session.listen(_one_frame())
+    await anext(frames)
+    session.silence = 5.0  # as looks have counted it, the first of which came just after the frame
+    assert session.heard_ago < 5.0
+
+
+async def _one_frame() -> AsyncIterator[str]:
+    yield "[]"

@@ -39,7 +39,7 @@ class Contact:
 
     def made(self, cluster: ClusterStatus, now: float) -> None:
         """A cluster has reported everything; whether that was still so when it did is another question."""
-        if cluster.contact.silent_since is not None:
+        if not cluster.contact.connected and cluster.contact.silent_since is not None:
             self._confirmations.extend(cluster, now - cluster.contact.silent_since)
         cluster.contact.connected = cluster.contact.has_agent = True
         cluster.contact.last_heard = cluster.contact.silent_since = now
