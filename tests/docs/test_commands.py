@@ -24,6 +24,11 @@ for _block in SHOWN:
         PLAYED.setdefault(_block.page, []).append(_block)
 FIRST = "docs/tutorial.md"
 PREPARED = {
+    "docs/taken-over.md:0": "koala token create --user alice --quiet >/dev/null",
+    "docs/taken-over.md:1": """
+        koala submit -q --owner alice --flexible 8 -- sleep 600
+        koala submit -q --owner alice --flexible 8 -- sleep 600
+    """,
     "docs/explain.md:0": """
         koala submit -q --fixed north:2 --launcher processes -- sleep 600
         koala local-run south 2 sleep 600 &

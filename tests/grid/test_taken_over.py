@@ -1,0 +1,40 @@
+"""What shuts an attacker out: a site's agent by a new token, while the daemon and its jobs go on."""
+
+import json
+from collections.abc import Callable
+
+import httpx2
+import pytest
+
+from tests.grid.embedded import Embedded
+from tests.grid.world import until
+
+OLD, NEW = "5d1c9e0f7a6b4832915f0c7e6d3b2a48", "0a2b9f6c1d7e48530b4f9ce2d8a6171f"
+
+
+def clusters(token: str) -> str:
+    return json.dumps({"north": {"kind": "local", "nodes": 4}, "south": {"kind": "local", "nodes": 4, "token": token}})
+
+
+@pytest.mark.grid
+def test_agent_with_replaced_token_is_refused_and_jobs_of_other_clusters_go_on(
+    make_grid: Callable[..., Embedded],
+) -> None:
+    grid = make_grid(KOALA_CLUSTERS=clusters(OLD))
+    gate = grid.gate()
+    job = grid.submit({"type": "fixed", "components": [{"size": 1, "cluster": "north"}]}, *gate.hold)
+    grid.wait_state(job, "running")
+
+    def status(token: str) -> int:
+        shown = {"Authorization": f"Bearer {token}"}
+        return httpx2.get(f"{grid.url}/api/v1/agents/south/connect", headers=shown, trust_env=False).status_code
+
+    assert (status(OLD), status(NEW)) == (204, 401)
+    assert grid.run("token", "revoke", "--all").returncode == 0
+    grid.end()
+    grid._more["KOALA_CLUSTERS"] = clusters(NEW)
+    grid.start()
+    assert (status(OLD), status(NEW)) == (401, 204)
+    until(lambda: grid.job(job)["state"] == "running", "the job to run on")
+    gate.open()
+    assert grid.wait(job)["state"] == "succeeded"
