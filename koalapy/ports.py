@@ -59,6 +59,9 @@ class JobFilter:
     home_site: str = ""
     before: JobId | None = None
     limit: int = 100
+    application: str = ""
+    priority: str = ""
+    least_restarts: int = 0
     ids: tuple[JobId, ...] | None = None
     """Only these; None means any."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import translate
 from functools import lru_cache
+from math import ceil, floor
 from typing import NoReturn
 
 from koalapy.model.application import application_of
@@ -81,6 +82,7 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">": lambda one, other: one > other,
     ">=": lambda one, other: one >= other,
 }
+_LEAST: dict[str, Callable[[float], int]] = {":": ceil, "=": ceil, ">": lambda number: floor(number) + 1, ">=": ceil}
 _STAR = "\ue000"
 """Stands for a ``*`` that means itself: nobody can give it, for it cannot be seen."""
 _QUOTED = re.compile(r'("(?:[^"]|"")*")')
@@ -129,6 +131,14 @@ class JobSearch:
             if word.kind == kind and len(word.values) == 1 and not word.opposite and "*" not in word.values[0]:
                 return word.values[0].replace(_STAR, "*")
         return ""
+
+    def least(self, kind: str) -> int:
+        """Return the least whole number that a kind may have by the search; 0 where it says nothing of that."""
+        least = 0
+        for word in self.words:
+            if word.kind == kind and len(word.values) == 1 and not word.opposite and word.operator in _LEAST:
+                least = max(least, _LEAST[word.operator](float(word.values[0])))
+        return least
 
 
 def parse_search(text: str) -> JobSearch:

@@ -77,8 +77,9 @@ class JobFinder:
         states = search.states & FINAL_STATES
         if not states:
             return [], None
-        # By name and owner others' are found by operators only: the rest need not be looked at.
-        owner = search.only("user") or ("" if by.may(Role.OPERATOR) or not search.only("name") else by.user)
+        # By some words others' are found by operators only: the rest need not be looked at.
+        is_private = any(not word.is_public for word in search.words)
+        owner = search.only("user") or (by.user if is_private and not by.may(Role.OPERATOR) else "")
         which = JobFilter(
             tuple(sorted(states)),
             owner,
@@ -86,13 +87,17 @@ class JobFinder:
             search.only("cluster"),
             search.only("home"),
             before,
-            limit=AT_ONCE,
+            limit + 1,
+            application=search.only("app"),
+            priority=search.only("priority"),
+            least_restarts=search.least("restarts"),
         )
         found: list[Job] = []
-        for _ in range(MAX_LOOKED_AT // AT_ONCE):
+        looked_at = 0
+        while True:
             records, following = await self._jobs.page(which)
+            looked_at += len(records)
             found += [record.job for record in records if is_meant(record.job)]
-            if following is None or len(found) > limit:
+            if following is None or len(found) > limit or looked_at >= MAX_LOOKED_AT:
                 return found, following
-            which = replace(which, before=following)
-        return found, following
+            which = replace(which, before=following, limit=AT_ONCE)

@@ -4,7 +4,7 @@ Each thing that can be asked for has an index in which its jobs lie in order. Wh
 are taken from the one that reaches farthest back, some hundreds at a time, and held against the others.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, Text, cast, func, select, text, union_all
@@ -34,7 +34,7 @@ def page_of_ids(connection: Connection, which: JobFilter) -> tuple[list[JobId], 
     if which.ids is not None:
         query = select(jobs.c.id).where(jobs.c.id.in_(which.ids), *_conditions(which)).order_by(jobs.c.id.desc())
         return list(connection.execute(query.limit(which.limit)).scalars()), None
-    sources = _sources(which)
+    sources = _sources(connection, which)
     if len(sources) == 1 and not which.cluster:
         found = list(connection.execute(sources[0](which.before, which.limit + 1)).scalars())
         return found[: which.limit], found[which.limit - 1] if len(found) > which.limit else None
@@ -64,7 +64,7 @@ def within_page_bytes(connection: Connection, ids: list[JobId]) -> list[JobId]:
 
 def newest_of(owner: str, limit: int) -> Select[Any]:
     """The ids of so many of somebody's jobs."""
-    return _sources(JobFilter(owner=owner))[0](None, limit)
+    return _of_owner(owner, tuple(JobState))(None, limit)
 
 
 def _held_against(connection: Connection, which: JobFilter, source: Source) -> tuple[list[JobId], JobId | None]:
@@ -95,8 +95,16 @@ def _farthest(connection: Connection, sources: list[Source], before: JobId | Non
     return sources[0] if len(sources) == 1 else min(sources, key=reach)
 
 
-def _sources(which: JobFilter) -> list[Source]:
+def _sources(connection: Connection, which: JobFilter) -> list[Source]:
     found = []
+    if which.application:
+        found.append(_in_order([jobs.c.application == which.application]))
+    if which.priority:
+        found.append(_in_order([jobs.c.priority == which.priority]))
+    if which.least_restarts > 0:
+        counts = _restart_counts(connection, which.least_restarts)
+        # The second is what the index says of those that are in it, word for word.
+        found.append(_in_order([(jobs.c.restarts == count) & text("restarts > 0") for count in counts]))
     if which.cluster:
         found.append(_on(which.cluster))
     if which.name:
@@ -106,11 +114,28 @@ def _sources(which: JobFilter) -> list[Source]:
         found.append(_in_order([(jobs.c.home_site == which.home_site) & text("home_site <> ''")]))
     states = which.states or tuple(JobState)
     if which.owner:
-        # The index has states between owners and ids: it serves those who ask for some of them, and is read in each.
-        found.append(_in_order([(jobs.c.owner == which.owner) & (jobs.c.state == state) for state in states]))
+        found.append(_of_owner(which.owner, states))
     elif which.states:
         found.append(_in_order([jobs.c.state == state for state in states]))
     return found or [_in_order([jobs.c.id > 0])]
+
+
+def _of_owner(owner: str, states: Sequence[str]) -> Source:
+    # The index has states between owners and ids: it serves those who ask for some of them, and is read in each.
+    return _in_order([(jobs.c.owner == owner) & (jobs.c.state == state) for state in states])
+
+
+def _restart_counts(connection: Connection, least: int) -> list[int]:
+    """Return the numbers of restarts from ``least`` on that any job has had, one look at the index for each; one number
+    that no job has where there are none."""
+    counts: list[int] = []
+    while True:
+        next_count = select(func.min(jobs.c.restarts)).where(jobs.c.restarts >= least, text("restarts > 0"))
+        count: int | None = connection.execute(next_count).scalar()
+        if count is None:
+            return counts or [least]
+        counts.append(count)
+        least = count + 1
 
 
 def _in_order(alternatives: list[ColumnElement[bool]]) -> Source:
@@ -152,6 +177,12 @@ def _conditions(which: JobFilter) -> list[ColumnElement[bool]]:
         conditions.append(jobs.c.owner == which.owner)
     if which.name:
         conditions.append(jobs.c.name == which.name)
+    if which.application:
+        conditions.append(jobs.c.application == which.application)
+    if which.priority:
+        conditions.append(jobs.c.priority == which.priority)
+    if which.least_restarts > 0:
+        conditions.append(jobs.c.restarts >= which.least_restarts)
     if which.home_site:
         conditions.append(jobs.c.home_site == which.home_site)
     if which.before is not None:

@@ -496,6 +496,9 @@ def _matches(job: Job, which: JobFilter) -> bool:
         and which.owner in ("", job.spec.owner)
         and which.name in ("", job.spec.name)
         and which.home_site in ("", job.spec.home_site)
+        and which.application in ("", application_of(job.spec))
+        and which.priority in ("", job.spec.priority)
+        and job.restarts >= which.least_restarts
         and (not which.cluster or which.cluster in clusters)
         and (which.before is None or job.id < which.before)
         and (which.ids is None or job.id in which.ids)

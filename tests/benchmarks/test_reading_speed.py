@@ -22,6 +22,7 @@ from koalapy.store.output import FileOutput
 from tests.benchmarks.many_jobs import ENDED, RARE, make_database
 
 ACTIVE = tuple(str(state) for state in JobState if state not in FINAL_STATES)
+OVER = tuple(str(state) for state in FINAL_STATES)
 PAGES: dict[str, JobFilter] = {
     "newest": JobFilter(),
     "far back": JobFilter(before=ENDED // 2),
@@ -30,6 +31,10 @@ PAGES: dict[str, JobFilter] = {
     "of a name": JobFilter(name="study-7"),
     "active": JobFilter(states=ACTIVE),
     "failed": JobFilter(states=("failed",)),
+    "of an application, over": JobFilter(states=OVER, application="app3", limit=101),
+    "restarted, over": JobFilter(states=OVER, least_restarts=1, limit=101),
+    "restarted very often, over": JobFilter(states=OVER, least_restarts=1000, limit=101),
+    "of high priority, over": JobFilter(states=OVER, priority="high", limit=101),
     "on a large cluster": JobFilter(cluster="north"),
     "on a small cluster": JobFilter(cluster="far"),
     "of an owner and a name": JobFilter(owner="ada", name="study-7"),

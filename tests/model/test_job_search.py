@@ -173,3 +173,23 @@ def test_the_states_of_a_search_are_all_that_it_finds() -> None:
 def test_a_long_pattern_costs_no_more_than_a_short_one() -> None:
     search = parse_search("name:" + "*a" * 200)
     assert not search.matches(replace(JOBS[0], spec=replace(JOBS[0].spec, name="a" * 190 + "b")), NOW)
+
+
+@pytest.mark.parametrize(
+    ("text", "least"),
+    [
+        ("restarts>0", 1),
+        ("restarts>=3", 3),
+        ("restarts>2.5", 3),
+        ("restarts>=2.5", 3),
+        ("restarts:4", 4),
+        ("restarts>1 restarts>=5", 5),
+        ("restarts<3", 0),
+        ("-restarts>3", 0),
+        ("restarts:2,3", 0),
+        ("size>3", 0),
+        ("", 0),
+    ],
+)
+def test_least_restarts_of_a_search_are_what_every_meant_job_has(text: str, least: int) -> None:
+    assert parse_search(text).least("restarts") == least

@@ -143,6 +143,29 @@ def test_filters(stores: Stores) -> None:
     assert ids(cluster="south") == ids(cluster="east") == []
 
 
+def test_page_by_application_priority_and_restarts_finds_exactly_these(stores: Stores) -> None:
+    jobs = []
+    for number in range(1, 31):
+        plain = a_job(number, JobState.SUCCEEDED if number % 3 else JobState.QUEUED, restarts=number % 5)
+        priority = Priority.HIGH if number % 4 == 0 else Priority.LOW
+        jobs.append(replace(plain, spec=replace(plain.spec, application=f"app{number % 2}", priority=priority)))
+    stores.jobs.write(batch(*jobs))
+
+    def ids(**which: object) -> list[int]:
+        return [job.id for job in stores.jobs.page(JobFilter(**which)).jobs]  # type: ignore[arg-type]
+
+    for states in ((), ("succeeded",)):
+        over = [number for number in range(30, 0, -1) if not states or number % 3]
+        assert ids(application="app1", states=states) == [number for number in over if number % 2]
+        assert ids(priority="high", states=states) == [number for number in over if number % 4 == 0]
+        assert ids(least_restarts=3, states=states) == [number for number in over if number % 5 >= 3]
+        both = [number for number in over if number % 2 == 0 and number % 5 >= 1]
+        assert ids(least_restarts=1, application="app0", states=states) == both
+    assert ids(least_restarts=5) == ids(application="app2") == []
+    assert ids(least_restarts=3, limit=2) == [29, 28]
+    assert ids(least_restarts=3, limit=2, before=28) == [24, 23]
+
+
 def test_the_timeline_keeps_its_order(stores: Stores) -> None:
     entries = [
         TimelineEntry(1, 5.0, "submitted", JobState.QUEUED),
