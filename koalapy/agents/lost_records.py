@@ -1,4 +1,4 @@
-"""Components whose records an agent has lost: their programs are ended, and operators are alerted."""
+"""Track the components whose records an agent has lost, for the cluster's report and the alert."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ REPORTED_FOR = 3600.0
 
 
 class LostRecords:
-    """The tokens of components whose records were found to be missing or damaged."""
+    """Tokens of components whose records are missing or damaged."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -27,7 +27,7 @@ class LostRecords:
             log.error("a component's record is lost", action="record-lost", token=token, reason=reason)
 
     def tokens(self) -> tuple[str, ...]:
-        """Return the tokens of the records that were lost last, for the cluster's report."""
+        """Return the tokens of the records that were lost in the last hour, at most ``MAX_LOST_RECORDS``."""
         horizon = self._clock() - REPORTED_FOR
         self._lost_at = {token: at for token, at in self._lost_at.items() if at > horizon}
         return tuple(self._lost_at)[-MAX_LOST_RECORDS:]

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all. Standard library only, as runners and locald need it, too."""
+"""Replace files atomically. Standard library only: runners and locald import it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o600, *, sync: bool = True) -> None:
-    """Write a file whole or not at all: beside it, then renamed. Raise ``OSError``.
+    """Write a temporary file in the same folder and rename it to ``path``. Raise ``OSError``.
 
-    ``sync``: what is written outlives a failure of the machine.
+    ``sync``: flush file and folder to the disk, so that the content survives a failure of the machine.
     """
     folder, name = os.path.split(os.fspath(path))
     fresh = os.path.join(folder, f".{name}.{os.urandom(8).hex()}")
@@ -38,7 +38,7 @@ def replace_file(path: Path, content: bytes, mode: int = 0o600, *, sync: bool = 
 
 
 def sync_folder(path: Path) -> None:
-    """Bring a folder's names to the disk. Raise ``OSError``."""
+    """Flush the names in a folder to the disk. Raise ``OSError``."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -1,5 +1,7 @@
-"""The job numbers that were given, in a file beside the database: a copy of the database that is put back does not
-bring back older ones."""
+"""Record the job numbers that were given in a file outside the database.
+
+A restored copy of the database is older than this file, so no number is given twice.
+"""
 
 import os
 import re

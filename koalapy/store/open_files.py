@@ -1,6 +1,6 @@
-"""Finds out that an SQLite database was removed or replaced while this process has it open.
+"""Detect that an SQLite database was removed or replaced while this process has it open.
 
-What is written to a file without its name is gone with this process, though SQLite reports no error.
+SQLite reports no error then, and the data that it writes is lost when the process ends.
 """
 
 import os
