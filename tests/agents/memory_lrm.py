@@ -29,6 +29,7 @@ class MemoryLrm:
         self.versions.set()
         self.submit_error = ""
         self.background = self.down = 0
+        self.smallest = 1
         self.takes = 0.0
         """Seconds of a look."""
         self._taken: list[LrmSubmission] = []
@@ -100,7 +101,9 @@ class MemoryLrm:
         self._check()
         held = sum(len(job.nodes) for job in self.jobs.values() if job.state is LrmJobState.RUNNING)
         idle = 2 - held - self.background - self.down
-        return LrmSnapshot(2, idle, self.background, self.down, tuple(self.jobs.values()), self.submit_error)
+        return LrmSnapshot(
+            2, idle, self.background, self.down, tuple(self.jobs.values()), self.submit_error, smallest=self.smallest
+        )
 
     async def check(self) -> Sequence[Finding]:
         return []

@@ -201,6 +201,13 @@ async def test_the_runner_is_tried_on_a_node_under_the_python_there(settings: Ag
     assert [job for job, _ in node.cancelled] == ["1"], "nothing of it is left"
 
 
+async def test_check_runner_with_least_nodes_tries_a_job_of_so_many(settings: AgentSettings) -> None:
+    node = Node(sys.executable)
+    node.smallest = 2
+    assert (await found(settings, CHECKED, lrm=node)).ok
+    assert [submission.nodes for submission in node.given] == [2]
+
+
 async def test_a_trial_that_is_over_is_seen_to_be_however_late(
     settings: AgentSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,13 @@ def test_check_passes_behind_a_full_queue(bed: Testbed) -> None:
     assert [finding for finding in report["findings"] if not finding["ok"]] == []
 
 
+def test_job_of_fewer_nodes_than_the_partition_takes_runs_elsewhere(bed: Testbed) -> None:
+    job = bed.wait(bed.submit({"type": "nonfixed", "components": [{"size": 1}] * 6}, "true", launcher="processes"), 120)
+    assert job["state"] == "succeeded", job["reason"]
+    assert WEST not in {component["cluster"] for component in job["components"]}
+    assert bed.cluster(WEST)["errors"] == 0
+
+
 @pytest.mark.timeout(600)
 def test_port_suite_passes_on_slurm_24(bed: Testbed) -> None:
     bed.drain(WEST)

@@ -1,4 +1,4 @@
-"""Whether the runner runs on a node, and under which Python: tried there, as a job of one node."""
+"""Check that the runner runs on a node, and under which Python, by the smallest job that the cluster takes."""
 
 import asyncio
 import contextlib
@@ -117,7 +117,8 @@ async def _try_there(settings: AgentSettings, lrm: Lrm, folders: JobFolders, use
     output = work / RUNNER_LOG
     own = (settings.environment, work, output, WALLTIME, settings.modules, user)
     try:
-        job = await lrm.submit(LrmSubmission(name, 1, _command(settings), *own))
+        size = (await lrm.snapshot()).smallest
+        job = await lrm.submit(LrmSubmission(name, size, _command(settings), *own))
         try:
             node = await _wait_for_end(lrm, job)
         finally:

@@ -80,6 +80,8 @@ class LrmSnapshot:
     """What people should know beside the counts."""
     node_classes: tuple[NodeClassReport, ...] = ()
     """By what its nodes are, as far as they are known to differ."""
+    smallest: int = 1
+    """The least number of nodes that a job may have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -428,6 +428,7 @@ def snapshot_of(
         jobs=tuple(jobs),
         notices=(*limits, *groups.notices),
         node_classes=groups.report(lambda names: offer.largest([node for node in may_be_had if node.name in names])),
+        smallest=offer.smallest,
     )
 
 
