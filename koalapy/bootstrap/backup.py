@@ -13,11 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from sqlalchemy.exc import DatabaseError
-
 from koalapy import __version__
 from koalapy.bootstrap.agents import installed_configuration
-from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable, UsageError
+from koalapy.model.errors import ConflictError, DatabaseDamaged, NotFoundError, StoreUnavailable, UsageError
 from koalapy.settings import load
 from koalapy.store.engine import file_of, make_engine
 from koalapy.store.job_numbers import NUMBERS_FILE, recorded_numbers
@@ -233,10 +231,10 @@ def _check_no_daemon(url: str | None, database: Path | None) -> None:
     engine = make_engine(url or f"sqlite:///{database}")
     try:
         holder = current_holder(engine, time.time())
-    except DatabaseError as error:
+    except DatabaseDamaged:
         if database is None:
-            raise StoreUnavailable(f"the database does not answer: {error.orig}", hint="mend it first") from error
-        holder = ""  # a damaged file, which is to be replaced
+            raise
+        holder = ""  # the file is to be replaced
     finally:
         engine.dispose()
     if holder:

@@ -13,6 +13,7 @@ KoalaError
 ├── BusyError         refused for now; may be tried again after ``retry_after`` seconds
 ├── FullError         there is no room for what was sent
 ├── StoreUnavailable  the database did not answer; may be tried again
+│   └── DatabaseDamaged the database cannot be read
 ├── LeaseLost         another daemon has taken over this database
 └── SiteError         a cluster said no or did not answer
     ├── SiteUnavailable   may be tried again
@@ -88,6 +89,10 @@ class FullError(KoalaError):
 
 class StoreUnavailable(KoalaError):
     """The database is locked, full or away; nothing of the transaction was kept."""
+
+
+class DatabaseDamaged(StoreUnavailable):
+    """The database is damaged and cannot be read; an operator has to put a backup back."""
 
 
 class LeaseLost(KoalaError):

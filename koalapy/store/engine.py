@@ -18,7 +18,7 @@ from sqlalchemy.exc import (
     TimeoutError,
 )
 
-from koalapy.model.errors import StoreUnavailable, UsageError
+from koalapy.model.errors import DatabaseDamaged, StoreUnavailable, UsageError
 from koalapy.private import private_file
 
 MEMORY = "memory:"
@@ -165,6 +165,6 @@ def unavailable_is_known() -> Iterator[None]:
         if type(error) is not DatabaseError:  # a mistake of ours, such as a constraint
             raise
         reason = " ".join(str(error.orig).split())
-        raise StoreUnavailable(f"the database is damaged: {reason}", hint=RETRY_HINT) from error
+        raise DatabaseDamaged(f"the database is damaged: {reason}", hint=RETRY_HINT) from error
     except TimeoutError as error:
         raise StoreUnavailable("the database does not answer: all connections are busy", hint=RETRY_HINT) from error

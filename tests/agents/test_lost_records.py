@@ -119,8 +119,8 @@ async def test_agent_ends_unrecorded_job_of_the_resource_manager_by_itself(daemo
     daemon.messages.clear()
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: lrm.cancelled == [("1", False)], poll=0.02)
-        assert daemon.status(T)["infrastructure"]
-        assert daemon.status(T)["state"] == "waiting"
+        status = await daemon.reaches(T, "waiting")
+        assert status["infrastructure"]
         assert not daemon.said("ack")
         lrm.end("1")
         lrm.changed.set()

@@ -238,7 +238,6 @@ async def test_nonsense_costs_a_runner_its_connection_and_nobody_else_anything(p
         {"nonce": ""},
         {"nonce": "x" * 64},
         {"nonce": None},
-        {"component": "koala-test-9.9.9.aa"},
         {"secret": "s3cret"},
     ],
     ids=repr,

@@ -162,7 +162,7 @@ class Run:
             while page := client.get("/api/v1/jobs", until, limit=500, **before)["jobs"]:
                 found += page
                 before = {"before": page[-1]["id"]}
-            return [self._told(client, job, until) for job in found]
+            return [self._told(client, client.get(f"/api/v1/jobs/{job['id']}", until), until) for job in found]
         except TimeoutError as error:
             self._troubles.append(f"the daemon does not tell of its jobs: {error}")
             return []

@@ -94,8 +94,8 @@ def files(grid: Embedded, folder: Path) -> dict[str, Any]:
     sent = ["--stage", str(script), "--collect", "out/*", "--launcher", "processes", "--wait"]
     done = grid.run("submit", "--fixed", "north:1,south:1", *sent, "--", "./run.sh")
     assert done.returncode == 0, done.stderr
-    bundle = grid.http.get("/api/v1/jobs").json()["jobs"][0]["bundle"]
-    return {"bundle": bundle}
+    ident = grid.http.get("/api/v1/jobs").json()["jobs"][0]["id"]
+    return {"bundle": grid.job(ident)["bundle"]}
 
 
 @needs(ROOT)

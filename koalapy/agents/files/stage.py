@@ -217,8 +217,8 @@ class StageRun:
         try:
             await self.owner.give(self.folder)
         except SiteError as error:
-            is_the_jobs = isinstance(error, SiteRejected) and error.fault == "job"
-            raise StageError(error.message, "source" if is_the_jobs else "site") from error
+            concerns_user = isinstance(error, SiteRejected) and error.fault in ("job", "unsuitable", "unknown")
+            raise StageError(error.message, "source" if concerns_user else "site") from error
 
     def _ran(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()

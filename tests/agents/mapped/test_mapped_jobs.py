@@ -63,7 +63,7 @@ async def test_who_has_no_account_runs_nothing(daemon: FakeDaemon, mapped: Mappe
     await daemon.submit("7.1.0", local_user=user)
     status = await daemon.reaches("7.1.0", "ended")
     assert why in status["error"]
-    assert (status["refused"], status["infrastructure"], status["lrm_job"]) == ("job", False, None)
+    assert (status["refused"], status["infrastructure"], status["lrm_job"]) == ("unsuitable", False, None)
     assert not [path for path in mapped.jobs.iterdir() if path.is_dir()]
 
 
@@ -112,7 +112,7 @@ async def test_a_folder_that_leads_elsewhere_is_not_followed(daemon: FakeDaemon,
     await daemon.submit("8.1.0", local_user="alice")
     status = await daemon.reaches("8.1.0", "ended")
     assert "alice is no folder" in status["error"]
-    assert status["refused"] == "job"
+    assert status["refused"] == "unknown"
     await daemon.command("forget", "7.1.0")
     assert (treasure / "launch").read_text() == "kept"
     assert await run(daemon, "9.1.0", ["id", "-u"], "bob") == f"{BOB.uid}\n"
