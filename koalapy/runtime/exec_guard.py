@@ -1,8 +1,9 @@
-"""Hold an MPI daemon that another site directs to this job's ranks, whatever its release lets ``mpirun`` ask for.
+"""Hold ``mpirun`` or an MPI daemon, which other sites can direct, to this job's ranks, whatever they ask it for.
 
 The daemon and all it forks are traced. When one of its children executes a program, the kernel stops the child before
-the program's first instruction. Unless it is the shell with this job's rank script it is killed; else it loses every
-variable that is not this site's own, so that none can load a library into the shell, and is traced no longer.
+the program's first instruction. Unless it is the shell with this job's rank script or a launch agent it is killed; else
+it loses every variable that is not this site's own, so that none can load a library into the shell, and is traced no
+longer.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ else:
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
 PTRACE_CONT, PTRACE_DETACH, PTRACE_SEIZE, PTRACE_LISTEN = 7, 17, 0x4206, 0x4208
 PTRACE_EVENT_EXEC, PTRACE_EVENT_STOP = 4, 128
@@ -35,26 +36,48 @@ PTRACE_OPTIONS = 0x100000 | sum(1 << event for event in (1, 2, 3, PTRACE_EVENT_E
 ENV_START, ENV_END = 49, 50
 """Fields of ``/proc/PID/stat``, counted from 0."""
 ALLOWED = re.compile("|".join([*PER_RANK, "OPAL_PREFIX"]).encode())
+MAX_REFUSALS = 10
+"""Refused programs that are reported, each once: the user's output may not grow by what another site asks for."""
 
 
 class ExecGuard:
     """Trace one MPI daemon. All methods must be called by the thread that started it."""
 
     def __init__(
-        self, daemon: str, script: str, environment: Mapping[str, str], report_refusal: Callable[[str], None]
+        self,
+        names: Collection[str],
+        script: str,
+        environment: Mapping[str, str],
+        report_refusal: Callable[[str], None],
+        launch_agents: Collection[Sequence[str]] = (),
     ) -> None:
-        """``environment`` is the daemon's. ``report_refusal`` is called with the name of a program that was refused."""
-        self._name = os.path.basename(daemon)
+        """``names``: a file that has one of them in its name is the daemon. ``environment`` is the daemon's.
+
+        ``report_refusal`` is called with the name of a program that was refused. ``launch_agents`` are the first words
+        of other commands that the daemon may start.
+        """
+        self._names = names
+        self._launch_agents = [[os.fsencode(w) for w in words] for words in launch_agents]
         self._allowed = [[os.fsencode(w) for w in argv] for argv in (LAUNCHER, (SHELL, script, *LAUNCHER))]
         self._own = {os.fsencode(f"{name}={value}") for name, value in environment.items()}
         self._report_refusal = report_refusal
-        self._pid = 0
-        self._is_running = False
-        """Whether the daemon runs, and not a script of this site's that will start it."""
+        self._refused: set[str] = set()
+        self._starter, self._argument = 0, b""
+        """The process that executes the daemon, or a script that does so or has a child do so."""
+        self._daemon_pid = 0
+        """0: the daemon does not run yet, but maybe a script of this site's that will start it."""
 
-    def attach(self, pid: int) -> None:
-        """Trace a process that is going to execute the daemon. Raise ``Failure`` if this node does not allow that."""
-        self._pid = pid
+    @property
+    def is_running(self) -> bool:
+        """Whether the daemon runs, which is held from then on."""
+        return self._daemon_pid != 0
+
+    def attach(self, pid: int, argument: str) -> None:
+        """Trace a process that is going to execute the daemon, with ``argument`` among its arguments.
+
+        Raise ``Failure`` if this node does not allow that.
+        """
+        self._starter, self._argument = pid, os.fsencode(argument)
         if error := _ptrace(PTRACE_SEIZE, pid, PTRACE_OPTIONS):
             raise Failure(
                 f"this node cannot hold MPI daemons that other clusters direct to the job's command "
@@ -75,20 +98,27 @@ class ExecGuard:
     def _handle_exec(self, pid: int) -> None:
         try:
             program = os.readlink(f"/proc/{pid}/exe")
-            if not self._is_running:
-                self._is_running = pid == self._pid and self._name in os.path.basename(program)
+            words = _words_of(pid)
+            is_daemon = any(name in os.path.basename(program) for name in self._names)
+            if not self._daemon_pid and is_daemon and (pid == self._starter or self._argument in words):
+                self._daemon_pid = pid
+            if not self._daemon_pid or (is_daemon and pid == self._daemon_pid):  # series 5's mpirun executes prterun
                 _ptrace(PTRACE_CONT, pid)
                 return
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                is_allowed = program == os.path.realpath(SHELL) and file.read().split(b"\0")[:-1] in self._allowed
-            if is_allowed:
+            if program == os.path.realpath(SHELL) and self._may_start(words):
                 self._clear_environment(pid)
                 _ptrace(PTRACE_DETACH, pid)
                 return
         except (OSError, ValueError):
             program = "a program"  # it was killed meanwhile, or cannot be looked at
         os.kill(pid, signal.SIGKILL)
-        self._report_refusal(program)
+        if program not in self._refused and len(self._refused) < MAX_REFUSALS:
+            self._refused.add(program)
+            self._report_refusal(program)
+
+    def _may_start(self, words: list[bytes]) -> bool:
+        """Whether a shell was given the job's rank script or a launch agent."""
+        return words in self._allowed or any(words[: len(first)] == first for first in self._launch_agents)
 
     def _clear_environment(self, pid: int) -> None:
         """Overwrite the variables of a stopped process that are neither this site's own nor a rank's."""
@@ -108,6 +138,11 @@ class ExecGuard:
 
     def _is_allowed(self, variable: bytes) -> bool:
         return variable in self._own or ALLOWED.fullmatch(variable.partition(b"=")[0]) is not None
+
+
+def _words_of(pid: int) -> list[bytes]:
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read().split(b"\0")[:-1]
 
 
 def _ptrace(request: int, pid: int, data: int = 0) -> int:

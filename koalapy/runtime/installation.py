@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 STARTERS = {"prterun": (5, "prted"), "orterun": (4, "orted")}
 """What lies beside mpirun tells Open MPI's series, and its daemon's name."""
+MPIRUN_NAMES = {5: ("prterun", "prte"), 4: ("orterun",)}
+"""By series: other names of the program that mpirun is, or executes."""
 CALLED = {"SLURM_JOBID": "0", "SLURM_NODEID": "0", "SLURMD_NODENAME": ""}
 """By these an MPI daemon takes the name it is given, as it would from Slurm, and not its host's."""
 NAMING = "ess_slurm"
@@ -53,6 +55,7 @@ class Installation:
             raise Failure(f"{mpirun} on node {name} is not Open MPI's: correct {section}.prefix")
         self.series, daemon = STARTERS[starter]
         self.daemon = f"{folder}/{daemon}"
+        self.mpirun_names = (os.path.basename(os.path.realpath(mpirun)), *MPIRUN_NAMES[self.series])
         self.prefix = os.path.dirname(folder)
         wanted = environment.get("KOALA_MPI_SERIES", str(self.series))
         if wanted != str(self.series):

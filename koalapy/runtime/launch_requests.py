@@ -43,6 +43,10 @@ class LaunchRequests:
     def agent(self) -> str:
         return f"{LAUNCH_SHELL} {self._folder}/{LAUNCH_SCRIPT}"
 
+    def words(self, host: str) -> list[str]:
+        """Return the first words of the launch agent for a host."""
+        return [LAUNCH_SHELL, f"{self._folder}/{LAUNCH_SCRIPT}", host]
+
     def answer(self, host: str, error: str = "") -> None:
         """What was asked for that host has ended, or could not be started."""
         os.write(self._answers[host], f"{1 if error else 0} {error[:1000]}\n".encode())

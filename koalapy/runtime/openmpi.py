@@ -21,7 +21,7 @@ from koalapy.runtime.settings import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping, Sequence
     from typing import Any
 
     from koalapy.runtime.role import Node
@@ -65,14 +65,12 @@ def fit_environment(node: Node, plan: Plan, found: Installation, folder: str) ->
     node.environment[SCRIPT_VARIABLE] = write_rank_script(folder, plan.context["command"], ranks, found.prefix)
 
 
-def start_daemon(
-    node: Node, plan: Plan, found: Installation, parameters: Mapping[str, str], namesakes: str, *, is_guarded: bool
-) -> int:
+def start_daemon(node: Node, plan: Plan, found: Installation, parameters: Mapping[str, str], namesakes: str) -> int:
     """Start this node's MPI daemon without a shell and return its process id.
 
     Call it by its address if its host name is others' too: series 5 knows nodes by their names, and would have ranks
     share memory with those of another node, or not with their neighbours. Raise ``Failure`` with ``namesakes`` when
-    the daemon cannot be given a name. ``is_guarded``: it starts only this job's ranks, whatever it is asked for.
+    the daemon cannot be given a name.
     """
     name = plan.me["host"] if namesakes and found.series >= 5 else ""
     if name and not found.can_name():
@@ -80,17 +78,30 @@ def start_daemon(
     script = node.environment[SCRIPT_VARIABLE]
     command = found.daemon_arguments(parameters, script, is_named=bool(name))
     environment = found.daemon_environment(rank_environment(node.environment, found), name)
-    if not is_guarded:
-        return node.spawn(command, environment)
+    return node.spawn(command, environment, make_guard(node, plan, [os.path.basename(found.daemon)], environment))
+
+
+def make_guard(
+    node: Node,
+    plan: Plan,
+    names: Collection[str],
+    environment: Mapping[str, str],
+    launch_agents: Collection[Sequence[str]] = (),
+) -> ExecGuard | None:
+    """Return what holds ``mpirun`` or an MPI daemon of these names to the job's ranks; None for a job of one cluster.
+
+    On all nodes of the others: the daemon of any node may ask ``mpirun`` to start a program on any other node.
+    """
+    if not plan.spans_clusters:
+        return None
 
     def report_refusal(program: str) -> None:
         node.say(
-            f"{ascii(program)[:MAX_REASON_LENGTH]} was not started on {node.settings.name}: nodes of other clusters "
-            "than the head node's start only the command of the job"
+            f"{ascii(program)[:MAX_REASON_LENGTH]} was not started on {node.settings.name}: "
+            "the nodes of a job over several clusters start only the command of the job"
         )
 
-    guard = ExecGuard(found.daemon, script, environment, report_refusal)
-    return node.spawn(command, environment, guard)
+    return ExecGuard(names, node.environment[SCRIPT_VARIABLE], environment, report_refusal, launch_agents)
 
 
 def is_open_mpis(pid: int) -> bool:
@@ -180,8 +191,7 @@ class Follower:
         if self._pid is None:
             plan, section = self._plan, f"clusters.{self._plan.me['cluster']}.mpi"
             checked = check_parameters(self._installation.series, parameters, section)
-            is_foreign = plan.head["cluster"] != plan.me["cluster"]
-            self._pid = start_daemon(self._runner, plan, self._installation, checked, namesakes, is_guarded=is_foreign)
+            self._pid = start_daemon(self._runner, plan, self._installation, checked, namesakes)
             self._runner.report_running()
         self._send({"op": "launched"})
 
@@ -245,7 +255,11 @@ class Head:
         self._by_host = {n["host"]: i for i, n in enumerate(self._plan.nodes)}
         self._launch_requests = LaunchRequests(self._runner.loop, folder, list(self._by_host), self._launch_requested)
         options = self._installation.options(self._launch_requests.agent, len(self._plan.nodes))
-        self._mpirun = self._runner.spawn([self._installation.mpirun, *options, *self._plan.mpirun_contexts()])
+        agents = [self._launch_requests.words(host) for host in self._by_host]
+        names = self._installation.mpirun_names
+        guard = make_guard(self._runner, self._plan, names, self._runner.environment, agents)
+        command = [self._installation.mpirun, *options, *self._plan.mpirun_contexts()]
+        self._mpirun = self._runner.spawn(command, guard=guard)
 
     def _moving(self) -> None:
         """The nodes will have other addresses than those mpirun was told: it has started nothing yet."""
@@ -345,9 +359,7 @@ class Head:
     def _start_here(self, index: int, parameters: dict[str, str]) -> None:
         """mpirun does not always see that one of the hosts is its own."""
         namesakes = self._namesakes.get(index, "")
-        self._local = start_daemon(
-            self._runner, self._plan, self._installation, parameters, namesakes, is_guarded=False
-        )
+        self._local = start_daemon(self._runner, self._plan, self._installation, parameters, namesakes)
         self._started.add(index)
 
     def _send_launch(self, index: int) -> None:

@@ -70,7 +70,7 @@ def prepare(environment: dict[str, str], installation: Installation, plan: Plan)
 def _derived(environment: dict[str, str], series: int, plan: Plan) -> dict[str, str]:
     control = "PRTE_MCA_" if series >= 5 else "OMPI_MCA_"
     on_loopback = plan.me["host"].startswith("127.")
-    own = dict(PREFER_ROMIO) if len({node["cluster"] for node in plan.nodes}) > 1 else {}
+    own = dict(PREFER_ROMIO) if plan.spans_clusters else {}
     if network := environment.get("KOALA_MPI_INTERFACE") or _way_out(plan):
         own |= {"OMPI_MCA_btl_tcp_if_include": network, "OMPI_MCA_btl_tcp_disable_family": "6"}
         if not on_loopback:  # which the control channel refuses
@@ -88,7 +88,7 @@ def _derived(environment: dict[str, str], series: int, plan: Plan) -> dict[str, 
 def _way_out(plan: Plan) -> str | None:
     """The interface by which other clusters know this node: Open MPI would also try those that they do not reach."""
     host = plan.me["host"]
-    if host.startswith("127.") or len({node["cluster"] for node in plan.nodes}) == 1:
+    if host.startswith("127.") or not plan.spans_clusters:
         return None
     return next((interface for interface, address in own_addresses() if address == host), None)
 

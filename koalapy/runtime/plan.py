@@ -47,6 +47,10 @@ class Plan:
         for node, host in zip(self.nodes, hosts):
             node["host"] = host
 
+    @property
+    def spans_clusters(self) -> bool:
+        return len({node["cluster"] for node in self.nodes}) > 1
+
     def environment(self, settings: Settings) -> dict[str, str]:
         """The program's environment on this node."""
         own = {

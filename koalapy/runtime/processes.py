@@ -38,7 +38,8 @@ class Processes:
 
     def __init__(self) -> None:
         self._told: set[int] = set()
-        self._guard: ExecGuard | None = None
+        self._guards: dict[int, ExecGuard] = {}
+        """By the process that each traces with all below it."""
         if prctl is None or prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             print("koala runner: not a subreaper; detached processes may escape", file=sys.stderr)
 
@@ -63,8 +64,8 @@ class Processes:
         try:
             waiting = ["/bin/sh", "-c", 'read -r _ && exec "$@" </dev/null', "koala-daemon", *argv]
             pid = self.start(waiting, environment, output, gate)
-            guard.attach(pid)
-            self._guard = guard
+            guard.attach(pid, max(argv[1:], key=len, default=""))
+            self._guards[pid] = guard
             os.write(opener, b"\n")
         finally:
             os.close(gate)
@@ -82,10 +83,17 @@ class Processes:
             if pid == 0:
                 return ended, True
             if os.WIFSTOPPED(status):
-                if self._guard is not None:
-                    self._guard.handle_stop(pid, status)
+                self._guard_of(pid).handle_stop(pid, status)
                 continue
             ended.append((pid, os.waitstatus_to_exitcode(status)))
+
+    def _guard_of(self, pid: int) -> ExecGuard:
+        """Return the guard of a traced process; for one that has lost its parents, one that holds it."""
+        parent = pid
+        while parent > 1 and parent not in self._guards:
+            parent = parent_of(parent)
+        guards = sorted(self._guards.values(), key=lambda guard: guard.is_running)
+        return self._guards.get(parent, guards[-1])
 
     def signal_all(self, number: int) -> None:
         """Tell every descendant; SIGTERM each but once, so that a handler is not run twice."""
@@ -182,6 +190,15 @@ def parents_below(root: int) -> dict[int, int]:
         except OSError:
             continue
     return found
+
+
+def parent_of(pid: int) -> int:
+    """Return the parent of a process; 0 when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except (OSError, IndexError):
+        return 0
 
 
 def command_of(pid: int) -> list[str]:

@@ -3,19 +3,24 @@
 import asyncio
 import os
 import re
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from koalapy.runtime.networks import own_addresses
 from koalapy.runtime.rank_script import REFUSAL
 from tests.needs import OPEN_MPI_4, SERIES_4
-from tests.runtime.conftest import MPI_ENVIRONMENT, FakeAgent, FakeNode
+from tests.runtime.conftest import MPI_ENVIRONMENT, FakeAgent, FakeNode, alive
 from tests.runtime.installations import origin
+from tests.runtime.test_lease import state_of
 from tests.runtime.test_openmpi import RANK, gang, run
 
 pytestmark = pytest.mark.mpi
 
+LEASE = 4.0
 SERIES = [5, pytest.param(4, marks=pytest.mark.skipif(not OPEN_MPI_4.is_met, reason=OPEN_MPI_4.reason))]
 
 
@@ -87,7 +92,7 @@ async def test_mpi_daemon_asked_for_another_program_kills_it_before_it_begins(
     nodes[1].send(t="stop")
     assert await nodes[1].ended() == 0
     assert not Path(f"{mark}.127.0.2.1").exists()  # noqa: ASYNC240
-    refused = re.search(rb"koala: '(.*)' was not started on node-127.0.2.1: nodes of other clusters", nodes[1].output)
+    refused = re.search(rb"koala: '(.*)' was not started on node-127.0.[12].1", nodes[0].output + nodes[1].output)
     script_refused = REFUSAL.encode() in nodes[0].output
     assert refused or script_refused, (nodes[0].output, nodes[1].output)
 
@@ -96,19 +101,19 @@ async def test_mpi_daemon_asked_for_another_program_kills_it_before_it_begins(
 async def test_mpi_daemon_given_variables_for_the_dynamic_linker_starts_ranks_without_them(
     agent: FakeAgent, tmp_path: Path, series: int
 ) -> None:
-    """The linker warns of a library that is not there: on the head node itself, which may have its own way there."""
+    """The linker warns of a library that is not there, as where a job of one cluster is the site's own affair."""
     script = '-x LD_PRELOAD=/of/the/head.so -x PYTHONSTARTUP=/of/the/head $options "$@"'
     nodes = await start_pair(agent, series, write_mpirun(tmp_path / "head", series, script))
     await run(agent, nodes, ["sh", "-c", "echo $KOALA_HOST $LD_PRELOAD $PYTHONSTARTUP; echo $KOALA_HOST >&2"])
     assert (await nodes[0].expect("exit"))["code"] == 0, nodes[0].output
     assert nodes[0].output.count(b"127.0.2.1\n") == 2
-    warned = nodes[0].output.count(b"cannot be preloaded")
+    assert b"cannot be preloaded" not in nodes[0].output
     alone = [
         await agent.start("7.2.0", 0, "127.0.1.1", **{**MPI_ENVIRONMENT, "KOALA_MPI_PREFIX": str(tmp_path / "head")})
     ]
     await run(agent, alone, ["true"])
     assert (await alone[0].expect("exit"))["code"] == 0, alone[0].output
-    assert alone[0].output.count(b"cannot be preloaded") == warned > 0
+    assert b"cannot be preloaded" in alone[0].output
 
 
 @pytest.mark.parametrize(
@@ -158,13 +163,99 @@ async def test_mpi_daemon_of_its_own_site_is_not_traced(agent: FakeAgent) -> Non
     assert [line.split()[1] for line in nodes[0].output.splitlines()] == [b"0"] * 4
 
 
-async def test_mpi_daemon_of_another_site_is_traced_and_its_ranks_are_not(agent: FakeAgent) -> None:
+@pytest.mark.parametrize("series", SERIES)
+async def test_spawn_request_of_another_sites_rank_runs_nothing_on_the_head_node(
+    agent: FakeAgent, tmp_path: Path, series: int
+) -> None:
+    """A site that does not lead the job makes of its rank what it likes, and asks ``mpirun`` for a program."""
+    mark, program = tmp_path / "mark", tmp_path / "program.py"
+    program.write_text(
+        "import time\nfrom mpi4py import MPI\nif MPI.COMM_WORLD.rank == 1:\n"
+        "    info = MPI.Info.Create({'map_by': 'node:OVERSUBSCRIBE', 'PMIX_MAPBY': 'node:OVERSUBSCRIBE'})\n"
+        f"    MPI.COMM_SELF.Spawn('/bin/sh', ['-c', 'echo > {mark}.$$'], 4, info)\n"
+        "time.sleep(60)\n"
+    )
+    # mpirun starts ranks itself only on a node that it takes for its own.
+    address = next(address for _, address in own_addresses() if not address.startswith("127."))
+    own = {name: value for name, value in MPI_ENVIRONMENT.items() if name != "OMPI_MCA_btl_tcp_if_include"}
+    own["KOALA_MPI_PREFIX"] = str(prefix_of(series))
+    nodes = [await agent.start("7.1.0", 0, address, **own), await agent.start("7.1.1", 0, "127.0.2.1", **own)]
+    await run(agent, nodes, [sys.executable, str(program)])
+    said = f"was not started on node-{address}".encode()
+    await agent.until(lambda: said in nodes[0].output or bool(list(tmp_path.glob("mark*"))), "the spawned program", 0.1)
+    for node in nodes:
+        node.send(t="stop")
+        assert await node.ended() == 0
+    assert not list(tmp_path.glob("mark*"))  # noqa: ASYNC240
+
+
+async def test_mpi_daemon_that_a_script_starts_as_its_child_is_held(agent: FakeAgent, tmp_path: Path) -> None:
+    """The script of a site need not execute its daemon: it may have something to do after it."""
+    own = {**MPI_ENVIRONMENT, "KOALA_MPI_PREFIX": str(tmp_path / "own")}
+    bin_ = tmp_path / "own" / "bin"
+    bin_.mkdir(parents=True)
+    for name in ("mpirun", "prterun"):
+        (bin_ / name).symlink_to(origin() / "bin" / name)
+    (bin_ / "mpirun").unlink()
+    (bin_ / "mpirun").write_text(f'#!/bin/sh\nexec {origin()}/bin/mpirun "$@"\n')
+    (bin_ / "prted").write_text(f'#!/bin/sh\n{origin()}/bin/prted --version >{tmp_path}/v\n{origin()}/bin/prted "$@"\n')
+    for name in ("mpirun", "prted"):
+        (bin_ / name).chmod(0o755)
+    mark, program = tmp_path / "mark", tmp_path / "program"
+    program.write_text(f"#!/bin/sh\ntouch {mark}.$LOCALD_NODE\n")
+    program.chmod(0o755)
+    head = write_mpirun(tmp_path / "head", 5, f'--runtime-options exec-agent={program} $options "$@"')
+    nodes = [
+        await agent.start("7.1.0", 0, "127.0.1.1", **{**MPI_ENVIRONMENT, **head}),
+        await agent.start("7.1.1", 0, "127.0.2.1", **own),
+    ]
+    await run(agent, nodes, RANK)
+    await nodes[0].expect("exit")
+    nodes[1].send(t="stop")
+    assert await nodes[1].ended() == 0
+    assert not Path(f"{mark}.127.0.2.1").exists()  # noqa: ASYNC240
+
+
+@pytest.mark.parametrize("renewed", [True, False])
+async def test_traced_mpi_daemon_is_halted_when_its_lease_ended_while_the_runner_was_stopped(
+    agent: FakeAgent, tmp_path: Path, *, renewed: bool
+) -> None:
+    gate = tmp_path / "gate"
+    agent.renews, agent.lease = True, None
+    nodes = [await agent.start("7.1.0", 0, "127.0.1.1", **MPI_ENVIRONMENT)]
+    agent.lease = LEASE
+    nodes.append(await agent.start("7.1.1", 0, "127.0.2.1", **MPI_ENVIRONMENT))
+    await run(
+        agent, nodes, ["sh", "-c", f"echo $PPID $$ $KOALA_HOST; while [ ! -e {gate} ]; do sleep 0.05; done; echo over"]
+    )
+    await agent.until(lambda: nodes[0].output.count(b"127.0.") == 2, "both ranks")
+    pids = next(line.split()[:2] for line in nodes[0].output.splitlines() if line.endswith(b"127.0.2.1"))
+    runner = nodes[1].process
+    assert runner is not None
+    agent.silence = None
+    runner.send_signal(signal.SIGSTOP)
+    await asyncio.sleep(LEASE + 2.5)
+    runner.send_signal(signal.SIGCONT)
+    await agent.until(lambda: all(state_of(pid) in ("T", "t", "") for pid in pids), "rank and daemon halted", 0.01)
+    if renewed:
+        agent.silence = 0.0
+        await agent.until(lambda: all(state_of(pid) == "S" for pid in pids), "rank and daemon going on", 0.01)
+        gate.touch()
+        assert (await nodes[0].expect("exit"))["code"] == 0
+        assert nodes[0].output.count(b"over\n") == 2
+    else:
+        assert "its lease is over" in (await nodes[1].expect("exit"))["error"]
+        assert alive(b" ".join(pids)) == []
+
+
+async def test_mpi_daemons_of_a_job_over_sites_are_traced_and_its_ranks_are_not(agent: FakeAgent) -> None:
     nodes = await gang(agent, north=1, south=1)
     show = "echo $KOALA_HOST $(sed -n s/TracerPid://p /proc/$PPID/status) $(sed -n s/TracerPid://p /proc/$$/status)"
     await run(agent, nodes, ["sh", "-c", show])
     assert (await nodes[0].expect("exit"))["code"] == 0
-    assert nodes[1].process is not None
-    assert sorted(nodes[0].output.decode().splitlines()) == ["127.0.1.1 0 0", f"127.0.2.1 {nodes[1].process.pid} 0"]
+    runners = [node.process.pid for node in nodes if node.process is not None]
+    traced = [f"127.0.1.1 {runners[0]} 0", f"127.0.2.1 {runners[1]} 0"]
+    assert sorted(nodes[0].output.decode().splitlines()) == traced
 
 
 async def test_stopped_and_continued_mpi_daemon_goes_on(agent: FakeAgent, tmp_path: Path) -> None:

@@ -81,13 +81,13 @@ async def test_runner_stopped_beyond_lease_kills_program_that_is_not_renewed(tmp
     began = clock.silence
     await agent.until(lambda: clock.silence > began + 3.0, "the end of its lease", poll=0.1)
     node.process.send_signal(signal.SIGCONT)
-    await agent.until(lambda: _state(pid_of(node)) in ("T", ""), "the program to be halted", poll=0.01)
+    await agent.until(lambda: state_of(pid_of(node)) in ("T", ""), "the program to be halted", poll=0.01)
     assert (await node.expect("exit"))["infrastructure"]
     assert alive(pid_of(node)) == []
     await agent.leave()
 
 
-def _state(pid: bytes) -> str:
+def state_of(pid: bytes) -> str:
     """``T`` of a process that is halted; empty of one that is gone."""
     try:
         return Path(f"/proc/{int(pid)}/stat").read_text().rpartition(")")[2].split()[0]
