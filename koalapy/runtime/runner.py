@@ -69,6 +69,8 @@ class Runner:
         self._halted_until: float | None = None
         """By ``clock``, of a program that is halted until its lease is renewed."""
         self._lease_is_over = False
+        self._lease_grace_ends = float("inf")
+        """By ``clock``, once the lease is over and the program was warned of that."""
         self._walltime_ends: float | None = None
         """By ``clock``."""
         self._plan: dict[str, Any] = {}
@@ -253,7 +255,11 @@ class Runner:
         program is halted meanwhile, since the next attempt may run already.
         """
         left = self._lease_left()
-        if self._result is not None or self._lease_is_over:
+        if self._result is not None:
+            return
+        if self._lease_is_over:
+            if self._clock() >= self._lease_grace_ends:  # by its alarm, too, which stands still with this process
+                self._conclude_lease()
             return
         if left > 0:
             if self._halted_until is not None:
@@ -287,6 +293,7 @@ class Runner:
             self._warn(warning["signal"], grace)
             grace = min(grace, self._grace_over - self.loop.time())
         if grace > 0:
+            self._lease_grace_ends = self._clock() + grace
             self.loop.after("lease-grace", grace, self._conclude_lease)
         else:
             self._conclude_lease()
@@ -303,8 +310,15 @@ class Runner:
     # The walltime
 
     def _check_walltime(self) -> None:
-        """End a program at its walltime and allowance, for a daemon that is out of reach."""
-        if self._walltime_ends is not None and self._result is None and self._clock() >= self._walltime_ends:
+        """End a program at its walltime and allowance, for a daemon that is out of reach.
+
+        What is left of an earlier warning's grace is not waited for: the daemon counts the walltime only.
+        """
+        if self._walltime_ends is None or self._clock() < self._walltime_ends:
+            return
+        self._walltime_ends, self._grace_over = None, 0.0
+        self._kill_at = min(self._kill_at, self.loop.time() + PROGRAM_GRACE)
+        if self._result is None:
             self.say(f"the walltime is over, and nobody has ended the program: {self.settings.name} does")
             self.conclude(WALLTIME_CODE)
 

@@ -1,5 +1,6 @@
 """A runner ends its program when the daemon has been silent for the lease, whoever else is there."""
 
+import shlex
 import signal
 from pathlib import Path
 
@@ -93,6 +94,45 @@ def state_of(pid: bytes) -> str:
         return Path(f"/proc/{int(pid)}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
+
+
+async def test_runner_stopped_in_the_grace_after_its_lease_counts_it_all_the_same(tmp_path: Path) -> None:
+    """The daemon does: the next attempt may run by then."""
+    agent = FakeAgent(tmp_path, lease=1.0, renews=True)
+    node = await started(agent, STUBBORN, lease_warning={"signal": "USR1", "grace": 8.0})
+    agent.silence = None
+    await node.expect("warned")
+    assert node.process is not None
+    clock = SilenceClock(0.0)
+    node.process.send_signal(signal.SIGSTOP)
+    began = clock.silence
+    await agent.until(lambda: clock.silence > began + 9.0, "the end of its grace", poll=0.1)
+    node.process.send_signal(signal.SIGCONT)
+    began = clock.silence
+    await agent.until(lambda: alive(pid_of(node)) == [], "the end of the program", poll=0.1)
+    assert clock.silence < began + 5.0
+    await node.expect("exit")
+    await agent.leave()
+
+
+@pytest.mark.parametrize("command", [STUBBORN, ["sh", "-c", f"{shlex.join(STUBBORN)} & sleep 0.5; wait"]])
+async def test_runner_ends_program_at_walltime_whatever_is_left_of_its_grace(
+    tmp_path: Path, command: list[str]
+) -> None:
+    """The daemon counts the walltime, whether or not a warning began before it lost its agent."""
+    agent = FakeAgent(tmp_path, lease=None, renews=True)
+    node = await started(agent, command, walltime=3.0)
+    pid = pid_of(node)
+    clock = SilenceClock(0.0)
+    began = clock.silence
+    node.send(t="stop", signal="USR1", grace=50.0)
+    await node.expect("warned")
+    await agent.leave()
+    await agent.until(lambda: alive(pid) == [], "the end of the program", poll=0.1)
+    assert clock.silence < began + 20.0
+    await agent.listen()
+    await node.expect("exit")
+    await agent.leave()
 
 
 async def test_runner_ends_program_at_walltime_without_agent(tmp_path: Path) -> None:
