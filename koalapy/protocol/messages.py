@@ -41,6 +41,8 @@ MAX_BATCH_SIZE = 16 * 1024 * 1024
 COMMANDS_FRAME_SIZE = 1024 * 1024
 """The same of the daemon's commands: to send a frame must not keep other tasks waiting."""
 
+ProbeNumber = Annotated[int, Interval(ge=1, le=2**53)]
+
 
 class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -140,7 +142,7 @@ class Confirmed(Message):
     """The answer to a ``Probe``: whatever was known when it came has been told before this."""
 
     type: Literal["confirmed"] = "confirmed"
-    sequence: Annotated[int, Interval(ge=1, le=2**53)]
+    sequence: ProbeNumber
 
 
 class Vouch(Message):
@@ -411,7 +413,7 @@ class Probe(Message):
     """
 
     type: Literal["probe"] = "probe"
-    sequence: Number
+    sequence: ProbeNumber
     look: bool
     awaited: bool = False
 

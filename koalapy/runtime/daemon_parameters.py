@@ -17,7 +17,7 @@ MAX_DAEMONS = 1_000_000
 MAX_LENGTH = 64 * 1024
 """Characters of a value. The names of all nodes of a large job are the longest."""
 _NUMBER = r"\d{1,10}"
-_JOB = r"[A-Za-z0-9_.@-]{1,200}"
+_JOB = r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,199}"
 _ADDRESSES = r"(?:;tcp6?://[0-9A-Za-z\[\]:.,%-]{1,8000}){1,4}"
 REQUIRED = {
     5: {
@@ -31,7 +31,7 @@ REQUIRED = {
         "ess_base_vpid": _NUMBER,
         "ess_base_num_procs": _NUMBER,
         "orte_hnp_uri": rf"{_NUMBER}\.{_NUMBER}{_ADDRESSES}",
-        "orte_node_regex": r"[A-Za-z0-9_.:,@()\[\]-]{1,65536}",
+        "orte_node_regex": r"[A-Za-z0-9_][A-Za-z0-9_.:,@()\[\]-]{0,65535}",
     },
 }
 """By series: which daemon it is, of how many, and the addresses of ``mpirun``."""

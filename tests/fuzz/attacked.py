@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -122,6 +123,7 @@ class Grid:
                 name=agent.name,
                 total=NODES,
                 claimed=agent.claimed,
+                live_programs=partial(agent.in_phase, ComponentState.RUNNING),
                 in_phase=agent.in_phase,
                 stages={token: SimpleNamespace(state=stage.state) for token, stage in agent.stages.items()},
                 connected=True,
@@ -132,6 +134,7 @@ class Grid:
             name=HOSTILE,
             total=float("inf"),
             claimed=Everything(),
+            live_programs=list,
             in_phase=lambda phase: [],
             stages=_AllDone(),
             connected=True,
@@ -146,6 +149,7 @@ class Grid:
             rules=daemon.queries.rules,
             sites=sites,
             lost=set(),
+            declared_lost=set(),
             forgotten=set(),
         )
 
@@ -192,7 +196,7 @@ class _AllDone(dict[str, Any]):
         return SimpleNamespace(state="done")
 
 
-OWN_TABLES = {"lease", "queues", "audit", "alembic_version", "days"}
+OWN_TABLES = {"lease", "queues", "audit", "audit_chain", "alembic_version", "days"}
 """What is nobody's: the lease counts transactions and the queues scans; who is turned away is written down, and days
 add up everybody's jobs, those of the hostile cluster among them."""
 

@@ -187,9 +187,9 @@ def check_answers(daemon: FakeDaemon, site: Site) -> None:
 async def go_on(site: Site, daemon: FakeDaemon) -> None:
     """Another daemon takes over, and what it has to be done is done."""
     daemon.instance, daemon.epoch, daemon.life, daemon._ids = "honest", 1, "", 10**6
-    known = len(daemon.inventories)
-    await daemon._sockets["north"].close()
-    await daemon.until(lambda: len(daemon.inventories) > known)
+    known, before = len(daemon.inventories), daemon._sockets["north"]
+    await before.close()
+    await daemon.until(lambda: daemon._sockets["north"] is not before and len(daemon.inventories) > known)
     token = "1.1.0.cc"
     await daemon.submit(token)
     await daemon.reaches(token, "waiting")

@@ -210,9 +210,7 @@ def check_live_attempts(world: "World") -> None:
 def _programs(world: "World") -> Iterator[Token]:
     """The components whose program runs; but for those of clusters that an operator wrongly declared lost."""
     for site in world.sites.values():
-        for token in site.in_phase("running"):
-            if not site.runners[token].is_killed and token not in world.declared_lost:
-                yield token
+        yield from (token for token in site.live_programs() if token not in world.declared_lost)
 
 
 def check_counts(world: "World") -> None:

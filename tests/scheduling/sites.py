@@ -190,6 +190,10 @@ class Site:
         """Components that have their nodes, and whose runners have not reported yet."""
         return [t for t, r in self.runners.items() if r.phase == "waiting" and t in self.held and not r.stopped]
 
+    def live_programs(self) -> list[Token]:
+        """Return the components whose program runs."""
+        return [token for token in self.in_phase("running") if not self.runners[token].is_killed]
+
     def in_phase(self, *phases: str) -> list[Token]:
         return [token for token, runner in self.runners.items() if runner.phase in phases]
 

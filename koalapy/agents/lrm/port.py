@@ -191,6 +191,6 @@ class JobControl(Protocol):
         """Why no job could be submitted now, in one line; empty when nothing is known to be in the way. Cheap."""
         ...
 
-    async def check(self) -> Sequence[Finding]:
+    async def check(self, nodes: int = 1) -> Sequence[Finding]:
         """What an operator should know of it; raises nothing."""
         ...

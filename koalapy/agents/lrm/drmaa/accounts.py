@@ -81,7 +81,7 @@ class DrmaaAccounts:
         await self._retire()
         return await self._own.submit_error()
 
-    async def check(self) -> Sequence[Finding]:
+    async def check(self, nodes: int = 1) -> Sequence[Finding]:
         return await self._own.check()
 
     async def _of(self, user: str) -> DrmaaControl:

@@ -107,7 +107,7 @@ class DrmaaControl:
         about = await self._process.about()
         return f"{about['system']}, DRMAA {about['version']}"
 
-    async def check(self) -> Sequence[Finding]:
+    async def check(self, nodes: int = 1) -> Sequence[Finding]:
         try:
             about = await self._process.about()
         except SiteError as error:

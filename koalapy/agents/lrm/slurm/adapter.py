@@ -167,8 +167,10 @@ class SlurmLrm:
             found.append(await check_version())
             found += [each async for each in check_partition(self._settings.partition)]
         if all(each.ok for each in found):
+            smallest = 1
             try:
                 offer = await self._current_offer()
+                smallest = offer.smallest
                 if offer.error:
                     found.append(Finding("offer", False, offer.error, "correct the cluster's native_specification"))
                 nodes = await self._nodes(offer)
@@ -179,7 +181,7 @@ class SlurmLrm:
                 found.append(Finding("queue", True, f"can be read; jobs of koalapy in it: {len(await self._jobs())}"))
             except SiteError as error:
                 found.append(Finding("queue", False, error.message, error.hint or "try squeue --me by hand"))
-            found += await self._control.check()
+            found += await self._control.check(smallest)
         return found
 
     def runners_key(self) -> bytes:

@@ -124,15 +124,15 @@ class SlurmCommands:
         found = find_commands("sbatch", "scancel")
         return "" if found.ok else f"{found.found}; {found.hint}"
 
-    async def check(self) -> list[Finding]:
+    async def check(self, nodes: int = 1) -> list[Finding]:
         found = find_commands("sbatch", "scancel")
-        return [found, await self._test_submission()] if found.ok else [found]
+        return [found, await self._test_submission(nodes)] if found.ok else [found]
 
-    async def _test_submission(self) -> Finding:
-        """What Slurm would say to a job of one node with our options."""
+    async def _test_submission(self, nodes: int) -> Finding:
+        """Tell whether Slurm would take a job of so many nodes with our options."""
         what = "a job's options"
         try:
-            answer = await ask("sbatch", "--test-only", "--nodes=1", *self._trial, "--wrap=true")
+            answer = await ask("sbatch", "--test-only", f"--nodes={nodes}", *self._trial, "--wrap=true")
         except SiteError as error:
             return Finding(what, False, error.message, error.hint or "correct the cluster's partition and account")
         return Finding(what, True, error_text("sbatch", answer).removeprefix("sbatch: "))
