@@ -42,7 +42,7 @@ class QsubControl:
     async def submit_error(self) -> str:
         return ""
 
-    async def check(self) -> Sequence[Finding]:
+    async def check(self, nodes: int = 1) -> Sequence[Finding]:
         try:
             await self._commands.run("qsub", "-help")
         except SiteError as error:
