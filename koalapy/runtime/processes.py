@@ -83,7 +83,8 @@ class Processes:
             if pid == 0:
                 return ended, True
             if os.WIFSTOPPED(status):
-                self._guard_of(pid).handle_stop(pid, status)
+                if self._guards:  # else a child has asked itself to be traced
+                    self._guard_of(pid).handle_stop(pid, status)
                 continue
             ended.append((pid, os.waitstatus_to_exitcode(status)))
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,18 @@ async def test_stop_ends_detached_and_stubborn_processes(agent: FakeAgent, by_si
     end = await node.expect("exit")
     assert end["stopped"]
     assert alive(node.output) == []
+    assert await node.ended() == 0
+
+
+async def test_program_that_asks_to_be_traced_does_not_end_the_runner(agent: FakeAgent) -> None:
+    """Its stops are reported to its parent, the runner, which traces nothing here."""
+    trace_me = "import ctypes, os; ctypes.CDLL(None).ptrace(0, 0, 0, 0); print('asked', flush=True); "
+    trace_me += "os.kill(os.getpid(), 10)"
+    node = await run(agent, [sys.executable, "-c", trace_me])
+    await agent.until(lambda: b"asked" in node.output, "the program")
+    node.send(t="stop")
+    end = await node.expect("exit")
+    assert (end["stopped"], end["error"]) == (True, "")
     assert await node.ended() == 0
 
 
