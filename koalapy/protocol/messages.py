@@ -36,8 +36,6 @@ MAX_FRAME_SIZE = 64 * 1024 * 1024
 """Bytes of a frame that agent and daemon accept from each other; a larger one costs the connection."""
 MAX_BATCH_SIZE = 16 * 1024 * 1024
 """Characters of a frame with several messages; more are sent in several frames."""
-
-
 COMMANDS_FRAME_SIZE = 1024 * 1024
 """The same of the daemon's commands: to send a frame must not keep other tasks waiting."""
 

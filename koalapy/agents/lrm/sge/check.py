@@ -5,7 +5,7 @@ import socket
 from collections.abc import Sequence
 
 from koalapy.agents.lrm.port import Finding
-from koalapy.agents.lrm.sge.commands import SgeCommands, parallel_environment, read_layout
+from koalapy.agents.lrm.sge.commands import FORCED_DELETE_HINT, SgeCommands, parallel_environment, read_layout
 from koalapy.agents.lrm.sge.qstat import read_listing
 from koalapy.agents.lrm.sge.states import queue_state
 from koalapy.model.errors import SiteError
@@ -62,7 +62,7 @@ async def _forced_delete(commands: SgeCommands) -> Finding:
     if await commands.may_delete_by_force():
         return Finding("qdel -f", True, "allowed for jobs that a restarted master keeps")
     problem = "not allowed: jobs that a restarted master keeps hold their nodes"
-    return Finding("qdel -f", False, problem, "set ENABLE_FORCED_QDEL=TRUE in the qmaster_params (qconf -mconf)")
+    return Finding("qdel -f", False, problem, FORCED_DELETE_HINT)
 
 
 async def _nodes(commands: SgeCommands, environment: str, queue: str | None) -> Sequence[Finding]:
