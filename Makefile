@@ -6,6 +6,7 @@ STAMP := $(VENV)/.installed
 MINUTES ?= 10
 WORKERS ?= 2
 LOCKS := requirements
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 # What is installed is what is written down, with the SHA-256 of each file, and nothing besides: no dependency is looked
 # for, and nothing is built but what has no wheel, by tools that are written down as well.
 INSTALL = -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all:
@@ -15,7 +16,7 @@ EXTRAS := drmaa experiments matching mpi plots postgresql tracing
 LOCK = $(RELEASE)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes $(UPGRADE) \
 	--custom-compile-command 'make lock'
 
-.PHONY: help demo test chaos fuzz machine check format bench bench-core bench-advisor bench-dashboard screenshots bench-claiming experiment experiments experiment-live clean testbed testbed-down lock \
+.PHONY: help demo test test-processes test-testbed test-nightly chaos fuzz machine check format bench bench-core bench-advisor bench-dashboard screenshots bench-claiming experiment experiments experiment-live clean testbed testbed-down lock \
 	release docs
 
 help:  ## this list
@@ -49,8 +50,19 @@ release: $(RELEASE)/.installed  ## the packages of the last commit, what they ar
 demo: $(STAMP)  ## one MPI program as a single job over two embedded clusters
 	@$(BIN)/koala demo
 
-test: $(STAMP)  ## the whole test suite, by two workers, or make test WORKERS=4
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
+test: $(STAMP)  ## ring 1: one process, virtual time, and a dozen promises end to end; needs Python and make; 6 minutes
+	$(PYTEST) --rings 1
+
+test-processes: $(STAMP)  ## ring 2: embedded clusters, MPI, rsync, PostgreSQL, Chromium, each where it is installed; 15 minutes
+	$(PYTEST) --rings 2
+
+test-testbed: $(STAMP)  ## ring 3: real Slurm 22.05 and 24.11 and Grid Engine; needs make testbed, and with it Docker; 15 minutes
+	$(PYTEST) --rings 3
+
+test-nightly: $(STAMP) machine  ## ring 4: every property at length, statistics, packaging, experiments, chaos, fuzz; hours
+	$(PYTEST) --rings 4
+	$(MAKE) chaos
+	$(MAKE) fuzz MINUTES=60
 
 chaos: $(STAMP)  ## random kills and stops under up to 1400 jobs, with SQLite and with PostgreSQL: ten minutes
 	$(BIN)/python -m tests.chaos --minutes 4.3

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import structlog
-from hypothesis import HealthCheck, settings
 
 from koalapy.agents.check import daemon
 from koalapy.cli import completion
 from koalapy.service import database, engine, idempotency
 from tests import needs
+from tests.rings import is_on_testbed
 
 # What a shell runs in the background without job control ignores SIGINT, and so do all that it starts: here they are
 # to be interrupted by the tests.
@@ -27,10 +27,6 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 
 # Benchmarks measure and do not test: they are collected by ``make bench`` only.
 collect_ignore = [] if "--benchmark-only" in sys.argv else ["benchmarks"]
-
-# Property tests assert what is true, never how fast it is found.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
 
 TESTBED = "testbed"
 
@@ -104,5 +100,4 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def group_of(nodeid: str) -> str:
     """``testbed``, or the test's own file."""
-    file, _, name = nodeid.partition("::")
-    return TESTBED if "/test_testbed" in file or "[testbed" in name else file
+    return TESTBED if is_on_testbed(nodeid) else nodeid.partition("::")[0]

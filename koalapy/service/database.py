@@ -97,6 +97,16 @@ class Threads(Executor):
         return next((user for user in self._queues if not user or self._running[user] < self._most_per_user), None)
 
 
+class _ThreadsOfUser(Executor):
+    """Submit the work of one user to threads that users share."""
+
+    def __init__(self, threads: Threads, user: str) -> None:
+        self._threads, self._user = threads, user
+
+    def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        return self._threads.submit_for(self._user, work, *args, **kwargs)
+
+
 _readers = Threads(8, "reader", most_per_user=3)
 _workers = Threads(8, "database")
 """Those who ask a database that hangs keep nobody else from a thread: neither of these nor of the common pool."""
@@ -111,7 +121,8 @@ async def in_database(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
 
 async def query(question: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """The answer to a question to the database; ``StoreUnavailable`` when there is none in time."""
-    asking = asyncio.wrap_future(_readers.submit_for(READING_USER.get(), question, *args, **kwargs))
+    reader = _ThreadsOfUser(_readers, READING_USER.get())
+    asking = asyncio.get_running_loop().run_in_executor(reader, lambda: question(*args, **kwargs))
     began, failed = time.monotonic(), False
     try:
         return await asyncio.wait_for(asking, QUERY_TIMEOUT)

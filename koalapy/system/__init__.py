@@ -1,0 +1,1 @@
+"""Helpers for the operating system. Every process uses them; nothing else of koalapy is imported here."""

@@ -1,0 +1,265 @@
+"""The rings of the suite: which tests a command runs, what each test may do there, and how long it may take.
+
+Ring 1 runs in one process on virtual time. Ring 2 starts real processes, ring 3 uses the testbed's containers, ring 4
+takes hours. A test belongs to ring 1 unless it, or its file by ``pytestmark``, is marked ``processes``, ``testbed`` or
+``nightly``. A test marked ``promise`` belongs to ring 1 and may start processes all the same.
+"""
+
+import asyncio
+import ipaddress
+import os
+import random
+import resource
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.virtual_time import VirtualTimeLoop
+
+RINGS = {"in-process": 1, "promise": 1, "processes": 2, "testbed": 3, "nightly": 4}
+"""The number of the ring by the marker of its tests; tests of the first have no marker."""
+DEFAULT_RINGS = "1,2,3"
+BUDGETS_S = {1: 1.0, 2: 60.0}
+"""Seconds that a test of the ring may take: of processor time in ring 1, of real time in ring 2."""
+MAX_LISTED = 30
+"""Tests over their budget that the summary lists."""
+FAST_EXAMPLES, THOROUGH_EXAMPLES = 25, 1000
+"""Examples of a property in rings 1 to 3, and in ring 4."""
+
+UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""Property tests assert what is true, never how fast an example is found."""
+settings.register_profile("fast", UNTIMED, max_examples=FAST_EXAMPLES)
+settings.register_profile("thorough", UNTIMED, max_examples=THOROUGH_EXAMPLES)
+
+
+def ring_of(item: pytest.Item) -> int:
+    """Return the number of the item's ring."""
+    if is_on_testbed(item.nodeid):
+        return RINGS["testbed"]
+    return max((RINGS[marker] for marker in RINGS if item.get_closest_marker(marker)), default=1)
+
+
+def is_on_testbed(nodeid: str) -> bool:
+    file, _, name = nodeid.partition("::")
+    return "/test_testbed" in file or "[testbed" in name
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rings", help=f"comma-separated numbers of the rings to run (default: {DEFAULT_RINGS}); shows progress"
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    rings = config.getoption("--rings")
+    try:
+        chosen = {int(ring) for ring in (rings or DEFAULT_RINGS).split(",")}
+    except ValueError:
+        raise pytest.UsageError(f"--rings {rings}: give numbers from 1 to 4 with commas between") from None
+    settings.load_profile("thorough" if 4 in chosen else "fast")
+    is_worker = hasattr(config, "workerinput")
+    if not is_worker and config.getoption("hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = random.SystemRandom().getrandbits(32)
+    config.pluginmanager.register(_Selection(chosen), "ring-selection")
+    config.pluginmanager.register(_Budgets(), "ring-budgets")
+    if not is_worker:
+        config.pluginmanager.register(_RepeatCommands(config), "repeat-commands")
+        if rings and config.option.verbose == 0 and not config.option.collectonly:
+            config.pluginmanager.register(_Progress(config), "progress-estimate")
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Tests of ring 1 run on virtual time, all others on the machine's clock."""
+    if ring_of(item) == 1 and not item.get_closest_marker("promise"):
+        return {"virtual": VirtualTimeLoop}
+    return {"system": asyncio.new_event_loop}
+
+
+class _Selection:
+    """Deselect the tests of other rings. Ring 4 runs every property as well, with many examples."""
+
+    def __init__(self, rings: set[int]) -> None:
+        self._rings = rings
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        left_out = [item for item in items if not self._is_chosen(item)]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if self._is_chosen(item)]
+
+    def _is_chosen(self, item: pytest.Item) -> bool:
+        return ring_of(item) in self._rings or (4 in self._rings and is_property(item))
+
+
+def is_property(item: pytest.Item) -> bool:
+    return getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+
+
+class _Guard:
+    """Record what a test of ring 1 may not do: start a process, sleep, or leave this machine."""
+
+    def __init__(self) -> None:
+        self.is_active = False
+        self.offences: list[str] = []
+        sys.addaudithook(self._look)
+
+    def _look(self, event: str, args: tuple[Any, ...]) -> None:
+        if self.is_active and (offence := self._offence(event, args)):
+            self.offences.append(offence)
+
+    def _offence(self, event: str, args: tuple[Any, ...]) -> str:
+        if event == "subprocess.Popen":
+            return f"starts {args[1] if args[1] else args[0]}"[:200]
+        if event in ("os.fork", "os.forkpty", "os.posix_spawn"):
+            return f"calls {event}"
+        if event == "time.sleep" and args[0] > 0:
+            return f"sleeps {args[0]} s"
+        if event == "socket.connect" and isinstance(args[1], tuple) and not _is_loopback(args[1][0]):
+            return f"connects to {args[1][0]}"
+        return ""
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+_guard = _Guard()
+
+
+@pytest.fixture(autouse=True)
+def stay_in_ring_1(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test of ring 1 that starts a process, sleeps or connects to another machine."""
+    if ring_of(request.node) > 1 or request.node.get_closest_marker("promise"):
+        yield
+        return
+    _guard.offences.clear()
+    _guard.is_active = True
+    yield
+    _guard.is_active = False
+    if _guard.offences:
+        told = "\n".join(f"- {offence}" for offence in dict.fromkeys(_guard.offences))
+        pytest.fail(f"a test of ring 1 may not do this; mark it `processes` if it must:\n{told}", pytrace=False)
+
+
+def processor_time() -> float:
+    """Return the seconds of processor time of this process and of its ended children."""
+    of_children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + of_children.ru_utime + of_children.ru_stime
+
+
+class _Budgets:
+    """Measure each test, and list those that take longer than their ring allows. It is a report, not a failure."""
+
+    def __init__(self) -> None:
+        self._exceeded: list[tuple[float, int, str]] = []
+        self._spent: dict[str, float] = {}
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+        report = yield
+        report.user_properties.append(("ring", ring_of(item)))
+        return report  # type: ignore[return-value]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        item.stash[_PROCESSOR_TIME] = processor_time()
+        return (yield)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
+        item.user_properties.append(("processor-time", processor_time() - item.stash[_PROCESSOR_TIME]))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._spent[report.nodeid] = self._spent.get(report.nodeid, 0.0) + report.duration
+        if report.when != "teardown":
+            return
+        properties = dict(report.user_properties)
+        ring, real = properties.get("ring", 1), self._spent.pop(report.nodeid)
+        spent = properties.get("processor-time", 0.0) if ring == 1 else real
+        if spent > BUDGETS_S.get(ring, float("inf")):
+            self._exceeded.append((spent, ring, report.nodeid))
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if not self._exceeded or not terminalreporter.config.getoption("--rings"):
+            return
+        terminalreporter.section(f"{len(self._exceeded)} tests over their budget")
+        for spent, ring, nodeid in sorted(self._exceeded, reverse=True)[:MAX_LISTED]:
+            terminalreporter.write_line(f"{spent:6.1f} s of {BUDGETS_S[ring]:g} s  ring {ring}  {nodeid}")
+
+
+_PROCESSOR_TIME = pytest.StashKey[float]()
+
+
+class _RepeatCommands:
+    """Print the command that repeats each failed test, with the seed of the properties."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._seed = config.option.hypothesis_seed
+
+    def pytest_report_header(self) -> str:
+        return f"seed of the properties: {self._seed}"
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        failed = [*terminalreporter.stats.get("failed", ()), *terminalreporter.stats.get("error", ())]
+        if not failed:
+            return
+        terminalreporter.section("repeat")
+        python = os.path.relpath(sys.executable)
+        for nodeid, ring in dict.fromkeys(
+            (report.nodeid, dict(report.user_properties).get("ring")) for report in failed
+        ):
+            rings = " --rings 4" if ring == RINGS["nightly"] else ""
+            terminalreporter.write_line(
+                f"{python} -m pytest --hypothesis-seed={self._seed}{rings} {shlex.quote(nodeid)}"
+            )
+
+
+class _Progress:
+    """Print how many tests have ended and when the rest will have, instead of dots."""
+
+    STEPS = 20
+    """Lines that a whole run prints where the output is no terminal."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._plugins = config.pluginmanager
+        self._began = time.monotonic()
+        self._ended = self._told = 0
+
+    def pytest_sessionstart(self) -> None:
+        self._reporter: Any = self._plugins.getplugin("terminalreporter")
+        self._reporter.write_line("finding the tests …")
+
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        return ("passed", "", "") if report.passed and report.when == "call" else None
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "teardown":
+            return
+        if not self._ended:
+            self._began = time.monotonic()  # Collecting, and the first test, say nothing of the others.
+        self._ended += 1
+        whole = self._reporter._session.testscollected
+        if not whole:
+            return
+        left = (time.monotonic() - self._began) / self._ended * (whole - self._ended)
+        line = f"{self._ended} of {whole} tests, about {_rounded(left)} left"
+        if self._reporter.isatty:
+            self._reporter.rewrite(line, erase=True)
+        elif self._ended * self.STEPS // whole > self._told:
+            self._told = self._ended * self.STEPS // whole
+            self._reporter.write_line(line)
+
+
+def _rounded(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,28 @@
+"""Wait for a condition, without sleeping where time is virtual."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from tests.virtual_time import VirtualTimeLoop
+
+T = TypeVar("T")
+
+MAX_WAIT_S = 60.0
+POLL_INTERVAL_S = 0.01
+
+
+async def until(condition: Callable[[], T], timeout_s: float = MAX_WAIT_S) -> T:
+    """Return the first true value of a condition that tasks or threads of this loop, or real processes, bring about.
+
+    On virtual time it is evaluated after each turn of the loop; otherwise it is polled. Raise ``TimeoutError`` when it
+    stays false for that long.
+    """
+    loop = asyncio.get_running_loop()
+    if isinstance(loop, VirtualTimeLoop):
+        async with asyncio.timeout(timeout_s):
+            return await loop.watch(condition)
+    async with asyncio.timeout(timeout_s):
+        while not (value := condition()):  # noqa: ASYNC110 - real processes set no event
+            await asyncio.sleep(POLL_INTERVAL_S)
+        return value
