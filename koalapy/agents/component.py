@@ -276,6 +276,18 @@ class Component:
             total = (self.folder.result(index) or {}).get("output")
             self.output.take_over(index, unsent.get(index, []), total, self.folder.left)
 
+    def _note_killed_runners(self) -> None:
+        """Say that output may be missing of nodes whose runners were killed, where that is no failure.
+
+        The component was told to end then, or its program has failed.
+        """
+        if self.plan is None or self.infrastructure:
+            return
+        writers = self.nodes if self.plan["launcher"] != "openmpi" else self.nodes[: self.leads]
+        for index, node in enumerate(writers):
+            if node.result is None:
+                self.output.note_killed_runner(index)
+
     def lrm_ended(self, job: LrmJob | None) -> None:
         """The resource manager has the nodes back, or (None) knows nothing of the job any more."""
         self.collect_results()
@@ -299,6 +311,7 @@ class Component:
             self.fail(f"{who} ended without a word{code}: {reason or 'no reason given'}{wrote}")
         elif any(r and r["stopped"] for r in results) and self.exit_code is None:
             self.fail(f"the local resource manager ended it: {reason or 'no reason given'}")
+        self._note_killed_runners()
         self.end()
 
     def end(self) -> None:

@@ -51,9 +51,10 @@ class LrmJobs:
         places: JobPlaces,
         poll_interval: float = POLL_INTERVAL,
         address: Callable[[], str] = str,
+        stop_timeout: float = STOP_TIMEOUT,
     ) -> None:
         self._lrm, self._reporter, self._submission = lrm, reporter, submission
-        self._places = places
+        self._places, self._stop_timeout = places, stop_timeout
         self._health = LrmHealth(self._tell)
         reporter.calls = self._health.calls.told
         self._leftovers = Leftovers()
@@ -99,8 +100,9 @@ class LrmJobs:
         if component.lrm_job is not None and component.name not in self._cancelling:
             self._cancelling.add(component.name)
             # What has begun to end by itself is let end: a cancellation that crosses it confuses Grid Engine.
-            started = component.grace_left > 0 or any(node.phase for node in component.nodes)
-            self._spawn(self._cancel(component, STOP_TIMEOUT if started else 0.0))
+            # Runners that were let go may not have found a restarted agent yet, and hold output of their program.
+            started = component.plan is not None or any(node.phase for node in component.nodes)
+            self._spawn(self._cancel(component, self._stop_timeout if started else 0.0))
 
     def forget(self, component: Component) -> None:
         """Nobody wants what is left of its job."""

@@ -128,6 +128,10 @@ class OutputLog:
         if total is not None and total > self._known(node) and not self.error:
             self._lose(f"{total - self._known(node)} bytes of node {node}: it ended before it had sent them")
 
+    def note_killed_runner(self, node: int) -> None:
+        """Say that what a node's runner had not handed over was lost with it; nothing tells how much that was."""
+        self._lose(f"possibly the end of what node {node} wrote: its runner was killed")
+
     def retry(self, node: int) -> int:
         """Try again to keep what could not be written; as ``take``."""
         self._keep(node, whole=self._own == 1)

@@ -361,6 +361,19 @@ async def test_output_that_died_with_its_runner_is_told_to_be_missing(site: Site
     assert "4 bytes of node 0" in end["missing"]
 
 
+async def test_stopped_component_with_killed_runner_reports_missing_output(site: Site, daemon: FakeDaemon) -> None:
+    await daemon.submit(T, 2)
+    await daemon.reaches(T, "claimed")
+    await daemon.open(["sh", "-c", "echo $KOALA_NODE_INDEX $PPID; exec sleep 1000"], T)
+    await daemon.until(lambda: daemon.output.get(T, b"").count(b"\n") == 2)
+    runners = dict(line.split() for line in daemon.output[T].decode().splitlines())
+    os.kill(int(runners["1"]), signal.SIGSTOP)
+    await daemon.acknowledged(await daemon.command("stop", T, reason="the program failed"))
+    os.kill(int(runners["1"]), signal.SIGKILL)
+    end = await daemon.reaches(T, "ended")
+    assert (end["error"], end["missing"]) == ("", "possibly the end of what node 1 wrote: its runner was killed")
+
+
 async def test_an_agent_that_was_killed_loses_nothing(tmp_path: Path, daemon: FakeDaemon) -> None:
     site = Site(tmp_path, daemon)
     killed = await asyncio.create_subprocess_exec(sys.executable, "-c", AGENT, str(tmp_path), str(daemon.port))

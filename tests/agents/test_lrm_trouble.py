@@ -127,7 +127,7 @@ def jobs(lrm: MemoryLrm, tmp_path: Path) -> tuple[LrmJobs, Component]:
     component = Component("test", "7.1.0", Spool(tmp_path).make("test", "7.1.0"), 1)
     reporter.add(component)
     places = JobPlaces(JobFolders.alone(), cast(Stages, None), reporter)
-    return LrmJobs(lrm, reporter, submission, places, poll_interval=1000.0), component
+    return LrmJobs(lrm, reporter, submission, places, poll_interval=1000.0, stop_timeout=1000.0), component
 
 
 async def until(condition: Callable[[], bool], jobs: LrmJobs) -> None:
@@ -137,6 +137,20 @@ async def until(condition: Callable[[], bool], jobs: LrmJobs) -> None:
             await asyncio.sleep(0.01)
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_stop_of_started_component_waits_for_runners_not_heard_yet(
+    lrm: MemoryLrm, jobs: tuple[LrmJobs, Component], tmp_path: Path
+) -> None:
+    """A new agent knows that they were let go; they hold the end of their program's output, and reconnect soon."""
+    own, queued = jobs
+    started = Component("test", "8.1.0", Spool(tmp_path).make("test", "8.1.0"), 1)
+    started.plan = {"launcher": "processes", "head": started.token}
+    for component in (started, queued):
+        component.lrm_job, component.stop = component.token, "cancelled"
+        own.end(component)
+    await until(lambda: bool(lrm.cancelled), own)
+    assert lrm.cancelled == [(queued.token, False)]
 
 
 async def test_an_end_is_looked_for_that_the_resource_manager_does_not_tell(
