@@ -15,7 +15,14 @@ Ranks = Mapping[int, Mark]
 
 
 def check_output(planned: Planned, job: Told, begun: Ranks, ended: Ranks, limit: int) -> Iterator[str]:
-    """``begun`` and ``ended`` are the marks of the last attempt; ``limit`` are the bytes that are kept."""
+    """Yield what is wrong with a job's output.
+
+    ``begun`` and ``ended`` are the marks of the last attempt, ``limit`` the bytes that are kept of each component. The
+    output of a rank that has ended is whole, unless the job has not succeeded and its timeline says that output of the
+    rank's cluster is missing; then it may be cut off at its end, and nowhere else.
+    """
+    if job.state != "succeeded":
+        ended = {rank: mark for rank, mark in ended.items() if mark.cluster not in job.missing}
     if len(job.whole_output) != sum(map(len, job.output.values())):
         sizes = {component: len(data) for component, data in job.output.items()}
         yield f"{len(job.whole_output)} bytes in all, {sizes} by component"

@@ -49,6 +49,8 @@ class Told:
     """Of all of them, in one answer."""
     results: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """The files that it brought back, by their names without the component's folder."""
+    missing: frozenset[str] = frozenset()
+    """Clusters of the last attempt of which the timeline says that output is missing."""
 
 
 @dataclass(frozen=True)

@@ -183,6 +183,11 @@ class Run:
         if job["collect"] and job["state"] == "succeeded":
             answer = client.ask("GET", f"{path}/results", until)
             results = _files(answer.content) if answer.status_code == 200 else {"?": answer.content}
+        missing = {
+            entry["cluster"]
+            for entry in job["timeline"]
+            if (entry["event"], entry["generation"]) == ("output-missing", job["generation"])
+        }
         limit = job["max_restarts"] if job["max_restarts"] is not None else int(RULES["max_restarts"])
         return Told(
             job["id"],
@@ -197,6 +202,7 @@ class Run:
             output,
             whole,
             results,
+            frozenset(missing),
         )
 
     def _end(self) -> list[str]:

@@ -1,6 +1,6 @@
 """The checker finds nothing wrong with an honest history, and everything that is planted in one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -385,3 +385,49 @@ def test_what_is_left_and_what_went_wrong_on_the_way_are_violations() -> None:
         ("left", "process 7"),
         ("trouble", "the daemon ended by itself"),
     ]
+
+
+PROCESSES = next(planned for planned in plan_jobs(0, 200) if planned.kind == "fails" and planned.task["lines"] == 3)
+"""A job of plain processes, each rank of which writes three lines."""
+
+
+def check_output_of(state: str, written: Sequence[int], missing: str) -> list[str]:
+    """Check a job of one rank on alder that has ended, of whose three lines these came, and alder or another cluster
+    is said to lack output."""
+    code = PROCESSES.task["code"] if state == "failed" else 0
+    begin = Mark("begin", "7", 1, 0, 1, "alder-1", "127.71.1.1", 1000, 1.0, 0.0)
+    output = b"".join(line("7", 1, 0, number, 3, PROCESSES.task["width"]) for number in written)
+    told = Told(
+        7,
+        PROCESSES.name,
+        state,
+        exit_code=code,
+        generation=1,
+        attempts={1: {"alder": 1}},
+        output={0: output},
+        whole_output=output,
+        missing=frozenset(filter(None, [missing])),
+    )
+    marks = [begin, replace(begin, what="end", at=2.0, code=code)]
+    return [violation.rule for violation in check(Evidence([Submission(PROCESSES, (7,))], [told], marks, [], []))]
+
+
+@pytest.mark.parametrize("written", [(), (1,), (1, 2), (1, 2, 3)])
+def test_output_of_failed_job_cut_where_timeline_says_so_is_clean(written: Sequence[int]) -> None:
+    assert check_output_of("failed", written, missing="alder") == []
+
+
+@pytest.mark.parametrize(
+    ("state", "written", "missing"),
+    [
+        ("failed", (1, 2), ""),
+        ("failed", (1, 2), "birch"),
+        ("failed", (2, 3), "alder"),
+        ("failed", (1, 3), "alder"),
+        ("succeeded", (1, 2), "alder"),
+    ],
+)
+def test_output_cut_elsewhere_or_unannounced_or_of_succeeded_job_is_found(
+    state: str, written: Sequence[int], missing: str
+) -> None:
+    assert check_output_of(state, written, missing) == ["output"]
