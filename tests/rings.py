@@ -168,7 +168,8 @@ class _Budgets:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
         report = yield
-        report.user_properties.append(("ring", ring_of(item)))
+        ring = RINGS["processes"] if item.get_closest_marker("promise") else ring_of(item)
+        report.user_properties.append(("ring", ring))
         return report  # type: ignore[return-value]
 
     @pytest.hookimpl(wrapper=True)
