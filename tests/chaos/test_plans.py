@@ -55,6 +55,7 @@ def process(tmp_path: Path) -> "subprocess.Popen[bytes]":
     process.wait()
 
 
+@pytest.mark.processes
 def test_only_what_names_the_folder_is_a_victim(tmp_path: Path, process: "subprocess.Popen[bytes]") -> None:
     until(lambda: process.pid in victims.everything(tmp_path), "it to be seen")
     assert victims.everything(tmp_path / "other") == {}
@@ -68,6 +69,7 @@ def test_only_what_names_the_folder_is_a_victim(tmp_path: Path, process: "subpro
     found.close()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("seconds", [0.0, 600.0])
 def test_what_was_stopped_goes_on_when_its_time_has_come_or_all_is_over(
     tmp_path: Path, process: "subprocess.Popen[bytes]", seconds: float

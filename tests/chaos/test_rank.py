@@ -16,6 +16,8 @@ from tests.chaos.marks import Mark, MarkReader
 from tests.chaos.rank import NO_INPUT, line
 from tests.grid.world import until
 
+pytestmark = pytest.mark.processes
+
 Start = Callable[..., "subprocess.Popen[bytes]"]
 LONG = {"seconds": 120.0, "lines": 1, "width": 64, "code": 0}
 

@@ -9,6 +9,8 @@ import pytest
 from tests.chaos import victims
 from tests.chaos.run import Orders, run
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def ground() -> Iterator[Path]:

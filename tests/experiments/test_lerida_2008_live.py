@@ -42,6 +42,7 @@ def test_what_the_program_says_is_read() -> None:
         told_by("killed")
 
 
+@pytest.mark.processes
 @needs(MPI)
 def test_the_program_keeps_its_pace_where_nothing_is_slow() -> None:
     flags = ["--allow-run-as-root", "--oversubscribe", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"]

@@ -8,6 +8,8 @@ from koalapy.model.job import ClaimingMode, Priority
 from tests.experiments.m05 import table
 from tests.experiments.m05_virtual import run, with_rules
 
+pytestmark = pytest.mark.nightly
+
 JOBS = 100
 
 

@@ -10,6 +10,8 @@ from koalapy.workload.plan import lines, parse
 from tests.experiments import sonmez_2010_live
 from tests.experiments.sonmez_2010_live import FIGURE_6, FIGURE_9, NEEDS, PAGE, SMALL, WIDE, Twin, alone, page
 
+pytestmark = pytest.mark.nightly
+
 RUNS = (*FIGURE_6, *FIGURE_9)
 
 

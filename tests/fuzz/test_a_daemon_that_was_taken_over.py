@@ -6,6 +6,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, get_args
 
+import pytest
 from hypothesis import strategies as st
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
@@ -15,6 +16,8 @@ from tests.agents.conftest import FakeDaemon
 from tests.fuzz.agent import OnlyDaemon, Site, settled
 from tests.fuzz.campaign import Figures, Ground, play
 from tests.fuzz.messages import Vocabulary, frames
+
+pytestmark = pytest.mark.processes
 
 KINDS = get_args(get_args(wire.FromDaemon)[0])
 EXAMPLES = 25

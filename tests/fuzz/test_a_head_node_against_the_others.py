@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from hypothesis import strategies as st
 
 from koalapy.agents.runner_messages import Relay
@@ -22,6 +23,8 @@ from koalapy.runtime.settings import Failure
 from tests.fuzz.campaign import Figures, play
 from tests.fuzz.messages import ANYTHING, TEXTS
 from tests.runtime.conftest import FakeNode, plan
+
+pytestmark = pytest.mark.processes
 
 EXAMPLES = 60
 MAX_ACTS = 12

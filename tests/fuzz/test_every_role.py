@@ -29,6 +29,8 @@ from tests.fuzz.daemon import Watched, administrator, serving
 from tests.service.archives import GOOD, archive_of
 from tests.service.sites import sha
 
+pytestmark = pytest.mark.processes
+
 EXAMPLES = 60
 SECRET = "sesame-4711"
 """Stands wherever ada says what is nobody else's business."""

@@ -20,6 +20,8 @@ from tests.fuzz.daemon import DEADLINE
 from tests.fuzz.messages import Vocabulary, frames
 from tests.service.test_hub import Agent
 
+pytestmark = pytest.mark.processes
+
 KINDS = get_args(get_args(wire.FromAgent)[0])
 EXAMPLES = 6
 LEAST_ACTS, MOST_ACTS = 15, 40

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 
 from koalapy.agents import runner_messages, runners
@@ -15,6 +16,8 @@ from tests.agents.played_runner import PlayedRunner, secret_of
 from tests.fuzz.agent import OnlyDaemon, Site, settled
 from tests.fuzz.campaign import Figures, Ground, play
 from tests.fuzz.messages import Vocabulary, frames
+
+pytestmark = pytest.mark.processes
 
 EXAMPLES = 15
 LEAST_ACTS, MOST_ACTS = 10, 30

@@ -22,7 +22,7 @@ from tests.grid.embedded import Embedded, close
 from tests.grid.world import until
 from tests.needs import IPV6, ROOT, RSYNC, needs
 
-pytestmark = pytest.mark.grid
+pytestmark = [pytest.mark.processes, pytest.mark.grid]
 
 SECRETS = {
     "KOALA_TOKENS": '[{"token": "the-secret-of-users", "user": "ada", "role": "admin"}]',

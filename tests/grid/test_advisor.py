@@ -17,6 +17,8 @@ from tests.grid.slow_links import narrowed
 from tests.grid.testbed import Testbed
 from tests.grid.world import World
 
+pytestmark = pytest.mark.processes
+
 ROUNDS = 10
 """In each of them both applications run twice: in one cluster, and over two."""
 ROUNDS_ON_TESTBED = int(os.environ.get("KOALA_TEST_ADVISOR_ROUNDS", "4"))

@@ -4,9 +4,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.grid.agreement import CLUSTERS, Live, order, simulated, workload
 from tests.grid.embedded import Embedded
 from tests.grid.world import until
+
+pytestmark = pytest.mark.processes
 
 JOBS = 200
 RULES = {

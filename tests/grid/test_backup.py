@@ -5,7 +5,11 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.grid.embedded import Embedded
+
+pytestmark = pytest.mark.processes
 
 ONE = {"type": "flexible", "total_size": 1}
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.grid.embedded import Embedded, close
 
-pytestmark = pytest.mark.grid
+pytestmark = [pytest.mark.processes, pytest.mark.grid]
 MANY = 1500
 HALVES = [b"", b"GET /api/v1/jobs HT", b"POST /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Le"]
 

@@ -4,7 +4,11 @@ import json
 import shlex
 from collections.abc import Callable
 
+import pytest
+
 from tests.grid.embedded import Embedded
+
+pytestmark = pytest.mark.processes
 
 MakeGrid = Callable[..., Embedded]
 

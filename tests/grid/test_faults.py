@@ -9,6 +9,8 @@ from tests.grid.conftest import WORLDS, world_of
 from tests.grid.embedded import Embedded
 from tests.grid.world import DEADLINE, Gate, World, until
 
+pytestmark = pytest.mark.processes
+
 MakeGrid = Callable[..., Embedded]
 MPI = pytest.param("openmpi", marks=pytest.mark.mpi)
 

@@ -17,7 +17,7 @@ from tests.grid.embedded import Embedded, close
 from tests.grid.world import until
 from tests.needs import RSYNC, needs
 
-pytestmark = needs(RSYNC)
+pytestmark = [pytest.mark.processes, needs(RSYNC)]
 
 Json = dict[str, Any]
 CLUSTERS = json.dumps(

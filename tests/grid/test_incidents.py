@@ -17,7 +17,7 @@ from tests.grid.embedded import Embedded, close
 from tests.grid.world import DEADLINE, until
 from tests.needs import CHROMIUM, RSYNC, SMALL_DISKS, needs
 
-pytestmark = pytest.mark.grid
+pytestmark = [pytest.mark.processes, pytest.mark.grid]
 
 Alert = dict[str, Any]
 TOKEN = "the-agent-of-west-may-come"

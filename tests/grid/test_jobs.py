@@ -7,6 +7,8 @@ import pytest
 from tests.grid.world import World, until
 from tests.runtime.test_host_names import WHO_SHARES, groups_agree
 
+pytestmark = pytest.mark.processes
+
 FLEXIBLE_6 = {"type": "flexible", "total_size": 6}
 ONE = {"type": "flexible", "total_size": 1}
 

@@ -21,7 +21,7 @@ from tests.grid.embedded import Embedded, close
 from tests.grid.world import until
 from tests.needs import ROOT, needs
 
-pytestmark = pytest.mark.grid
+pytestmark = [pytest.mark.processes, pytest.mark.grid]
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
 TOKENS = {"north": "the-agent-of-north-may-come", "south": "the-agent-of-south-may-come"}

@@ -19,7 +19,7 @@ from tests.grid.embedded import Embedded, close
 from tests.grid.world import until
 from tests.needs import NAMESPACES, ROOT, needs
 
-pytestmark = needs(ROOT)
+pytestmark = [pytest.mark.processes, needs(ROOT)]
 UIDS = {"alice": 64_101, "bob": 64_102}
 
 

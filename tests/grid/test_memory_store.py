@@ -2,7 +2,11 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.grid.embedded import Embedded
+
+pytestmark = pytest.mark.processes
 
 HELLO = ("sh", "-c", "echo $KOALA_JOB:$0")
 

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 from urllib.request import urlopen
 
+import pytest
 import yaml
 
 from deploy.monitoring.board import BOARD, INTERVAL, text
@@ -27,7 +28,7 @@ NOT_PLAYED = ("koala_transferred_bytes_total",)
 EXPRESSIONS = [target["expr"] for panel in json.loads(text())["panels"] for target in panel.get("targets", ())]
 METRIC = re.compile(r"\b(?:koala|process)_\w+")
 
-pytestmark = needs(PROMETHEUS)
+pytestmark = [pytest.mark.processes, needs(PROMETHEUS)]
 
 
 class Prometheus:

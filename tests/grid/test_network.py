@@ -10,7 +10,7 @@ import pytest
 from tests.grid.embedded import Embedded
 from tests.grid.world import until
 
-pytestmark = [pytest.mark.grid, pytest.mark.mpi]
+pytestmark = [pytest.mark.processes, pytest.mark.grid, pytest.mark.mpi]
 
 SIX = {"request": {"type": "flexible", "total_size": 6}, "command": ["true"], "policy": "communication-aware"}
 

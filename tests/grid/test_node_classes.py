@@ -3,8 +3,12 @@
 import json
 from collections.abc import Callable
 
+import pytest
+
 from tests.grid.embedded import Embedded
 from tests.grid.world import until
+
+pytestmark = pytest.mark.processes
 
 CLUSTERS = {
     "north": {

@@ -14,7 +14,7 @@ from tests.grid.embedded import Embedded, close
 from tests.grid.world import until
 from tests.receivers import Hook, Mailbox, Post, mail_server, webhook
 
-pytestmark = pytest.mark.grid
+pytestmark = [pytest.mark.processes, pytest.mark.grid]
 
 SECRET = "what-the-receiver-knows-us-by"
 

@@ -7,6 +7,8 @@ import pytest
 from tests.grid.embedded import Embedded
 from tests.grid.world import until
 
+pytestmark = pytest.mark.processes
+
 MakeGrid = Callable[..., Embedded]
 ONE = {"type": "flexible", "total_size": 1}
 

@@ -7,6 +7,8 @@ import pytest
 
 from tests.grid.world import Gate, World, until
 
+pytestmark = pytest.mark.processes
+
 
 def on(cluster: str, size: int) -> dict[str, Any]:
     return {"type": "fixed", "components": [{"size": size, "cluster": cluster}]}

@@ -11,7 +11,7 @@ import pytest
 from tests.grid.embedded import Embedded, close
 from tests.grid.world import until
 
-pytestmark = pytest.mark.grid
+pytestmark = [pytest.mark.processes, pytest.mark.grid]
 PROXY = "127.0.0.2"
 
 

@@ -22,7 +22,7 @@ from tests.needs import POSTGRESQL, needs, postgresql
 from tests.service_manager import ServiceManager
 from tests.store.postgresql import Server
 
-pytestmark = pytest.mark.grid
+pytestmark = [pytest.mark.processes, pytest.mark.grid]
 
 HANGING = """
 import os, pathlib, signal, time

@@ -7,8 +7,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
+
 from tests.grid.embedded import Embedded
 from tests.grid.world import World
+
+pytestmark = pytest.mark.processes
 
 FIXED: list[dict[str, Any]] = [
     {"type": "nonfixed", "components": [{"size": 2}, {"size": 1}]},

@@ -5,8 +5,12 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from tests.grid.embedded import Embedded
 from tests.grid.world import until
+
+pytestmark = pytest.mark.processes
 
 ONE = {"type": "flexible", "total_size": 1}
 

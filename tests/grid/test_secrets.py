@@ -21,7 +21,7 @@ from tests.grid.embedded import Embedded, close
 from tests.grid.world import until
 from tests.needs import ROOT, needs
 
-pytestmark = pytest.mark.grid
+pytestmark = [pytest.mark.processes, pytest.mark.grid]
 
 SECRET = f"the-secret-{token_hex(4)}-of"
 """By this all are known that are given here; others may be played on this machine at the same time."""

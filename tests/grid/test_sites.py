@@ -3,8 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.grid.embedded import Embedded
 from tests.grid.world import World, until
+
+pytestmark = pytest.mark.processes
 
 ONE = {"type": "flexible", "total_size": 1}
 THREE_CLUSTERS = """

@@ -10,6 +10,8 @@ import pytest
 from tests.grid.embedded import Embedded
 from tests.grid.world import Gate, until
 
+pytestmark = pytest.mark.processes
+
 MakeGrid = Callable[..., Embedded]
 WALLTIME = 10.0
 """Seconds; within them a program begins that is told to end at once, and ends, however busy this machine is."""

@@ -9,6 +9,8 @@ import pytest
 from tests.grid.embedded import Embedded
 from tests.grid.world import until
 
+pytestmark = pytest.mark.processes
+
 OLD, NEW = "5d1c9e0f7a6b4832915f0c7e6d3b2a48", "0a2b9f6c1d7e48530b4f9ce2d8a6171f"
 
 

@@ -17,7 +17,7 @@ from tests.certificates import Authority, Pair
 from tests.grid.embedded import Embedded, close
 from tests.grid.world import until
 
-pytestmark = pytest.mark.grid
+pytestmark = [pytest.mark.processes, pytest.mark.grid]
 AGENT_TOKEN = "the-secret-of-south"
 
 

@@ -13,7 +13,7 @@ from joserfc.jwk import ECKey
 
 from tests.grid.embedded import Embedded, close
 
-pytestmark = pytest.mark.grid
+pytestmark = [pytest.mark.processes, pytest.mark.grid]
 KEY = ECKey.generate_key("P-256", {"kid": "k1"})
 ISSUER = "https://sso.example.org"
 LIMITS = {"default": {"nodes": 3, "node_hours_per_day": 100}}

@@ -12,6 +12,8 @@ from tests.grid.embedded import Embedded
 from tests.grid.testbed import Testbed
 from tests.grid.world import World, until
 
+pytestmark = pytest.mark.processes
+
 BROKEN = "north"
 ON_IT = {"type": "fixed", "components": [{"size": 1, "cluster": BROKEN}]}
 

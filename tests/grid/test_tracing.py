@@ -7,7 +7,7 @@ import pytest
 from tests.collector import Collector, attributes, tree
 from tests.grid.embedded import Embedded
 
-pytestmark = pytest.mark.grid
+pytestmark = [pytest.mark.processes, pytest.mark.grid]
 
 
 def test_a_co_allocated_job_is_one_trace_with_a_span_for_each_cluster(make_grid: Callable[..., Embedded]) -> None:

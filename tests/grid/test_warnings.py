@@ -10,6 +10,8 @@ import pytest
 from tests.grid.embedded import Embedded, close
 from tests.grid.world import until
 
+pytestmark = pytest.mark.processes
+
 PROGRAM = """
 import os, signal, sys, time
 state, gate = sys.argv[1] + "." + os.environ["KOALA_NODE_INDEX"], sys.argv[2]

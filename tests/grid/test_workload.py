@@ -8,6 +8,8 @@ from koalapy.model.job import ClaimingMode
 from tests.experiments.koala_m05 import run
 from tests.experiments.m05 import table
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.parametrize("claiming", [ClaimingMode.ATOMIC, ClaimingMode.INCREMENTAL])
 def test_every_job_succeeds(claiming: ClaimingMode, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.grid.embedded import Embedded
 from tests.grid.world import until
 
-pytestmark = pytest.mark.grid
+pytestmark = [pytest.mark.processes, pytest.mark.grid]
 
 JOBS = 15
 RUN = ("--background", "0.2", "--background-seconds", "3")
