@@ -259,6 +259,7 @@ class _Progress:
             self._reporter.rewrite(line, erase=True)
         elif self._ended * self.STEPS // whole > self._told:
             self._told = self._ended * self.STEPS // whole
+            self._reporter.ensure_newline()
             self._reporter.write_line(line)
 
 
