@@ -110,6 +110,13 @@ class _Guard:
         self.is_active = False
         self.offences: list[str] = []
         sys.addaudithook(self._look)
+        self._sleep = time.sleep  # Python before 3.13 raises no audit event for it.
+        time.sleep = self._sleep_watched
+
+    def _sleep_watched(self, seconds: float) -> None:
+        if self.is_active and seconds > 0:
+            self.offences.append(f"sleeps {seconds:g} s")
+        self._sleep(seconds)
 
     def _look(self, event: str, args: tuple[Any, ...]) -> None:
         if self.is_active and (offence := self._offence(event, args)):
@@ -120,8 +127,6 @@ class _Guard:
             return f"starts {args[1] if args[1] else args[0]}"[:200]
         if event in ("os.fork", "os.forkpty", "os.posix_spawn"):
             return f"calls {event}"
-        if event == "time.sleep" and args[0] > 0:
-            return f"sleeps {args[0]} s"
         if event == "socket.connect" and isinstance(args[1], tuple) and not _is_loopback(args[1][0]):
             return f"connects to {args[1][0]}"
         return ""

@@ -1,0 +1,92 @@
+"""The plugin that puts each test in its ring, and the check of ring 1."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.check_rings import findings
+
+pytest_plugins = ["pytester"]
+
+RINGS_PLUGIN = ("-p", "tests.rings", "-p", "no:cacheprovider", "-o", "addopts=")
+MARKERS = "[pytest]\nmarkers =\n    promise:\n    processes:\n    testbed:\n    nightly:\nasyncio_mode = auto\n"
+
+
+def run(pytester: pytest.Pytester, source: str, *arguments: str) -> pytest.RunResult:
+    pytester.makeini(MARKERS)
+    pytester.makepyfile(source)
+    pytester.syspathinsert(Path(__file__).parents[1])
+    return pytester.runpytest_subprocess(*RINGS_PLUGIN, *arguments)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("rings", "passed"), [("1", 2), ("2", 1), ("3", 1), ("4", 2), ("1,2,3", 4), ("1,2,3,4", 6)])
+def test_rings_option_runs_the_tests_of_these_rings(pytester: pytest.Pytester, rings: str, passed: int) -> None:
+    source = """
+        import pytest
+        from hypothesis import given, strategies
+
+        def test_plain(): pass
+        @pytest.mark.promise
+        def test_promise(): pass
+        @pytest.mark.processes
+        def test_processes(): pass
+        @pytest.mark.parametrize("world", ["testbed"])
+        def test_testbed(world): pass
+        @pytest.mark.nightly
+        @given(strategies.integers())
+        def test_property(n): pass
+        @pytest.mark.nightly
+        def test_nightly(): pass
+    """
+    run(pytester, source, "--rings", rings).assert_outcomes(passed=passed)
+
+
+@pytest.mark.processes
+def test_ring_1_fails_a_test_that_starts_a_process_sleeps_or_leaves_the_machine(pytester: pytest.Pytester) -> None:
+    source = """
+        import contextlib, socket, subprocess, time, pytest
+
+        def test_process(): subprocess.run(["true"])
+        def test_sleep(): time.sleep(0.001)
+        def test_network():
+            with contextlib.suppress(OSError), socket.socket() as s:
+                s.setblocking(False)
+                s.connect(("198.18.0.1", 9))
+        def test_loopback():
+            with socket.create_server(("127.0.0.1", 0)) as s: socket.create_connection(s.getsockname()).close()
+        @pytest.mark.processes
+        def test_marked(): subprocess.run(["true"])
+    """
+    result = run(pytester, source)
+    result.assert_outcomes(passed=5, errors=3)
+    result.stdout.fnmatch_lines(["*- starts*true*", "*- sleeps 0.001 s", "*- connects to 198.18.0.1"])
+
+
+@pytest.mark.processes
+def test_failed_property_prints_the_command_that_repeats_it(pytester: pytest.Pytester) -> None:
+    source = """
+        from hypothesis import given, strategies
+
+        @given(strategies.integers())
+        def test_small(n): assert n < 1000
+    """
+    result = run(pytester, source, "--hypothesis-seed", "7")
+    result.stdout.fnmatch_lines(["*-m pytest --hypothesis-seed=7 *::test_small"])
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ("def test_a():\n    time.sleep(1)", 1),
+        ("async def test_a():\n    await asyncio.sleep(delay)", 1),
+        ("async def test_a():\n    await asyncio.sleep(0)", 0),
+        ("def test_a(monkeypatch):\n    monkeypatch.setattr(module, 'SOME_TIMEOUT_S', 1)", 1),
+        ("def test_a(monkeypatch):\n    monkeypatch.setattr(module, 'function', f)", 0),
+        ("@pytest.mark.processes\ndef test_a():\n    time.sleep(1)", 0),
+        ("pytestmark = [pytest.mark.processes, needs(ROOT)]\ndef test_a():\n    time.sleep(1)", 0),
+        ("pytestmark = needs(ROOT)\ndef test_a():\n    time.sleep(1)", 1),
+    ],
+)
+def test_findings_are_sleeps_and_replaced_constants_of_ring_1(source: str, count: int) -> None:
+    assert len(list(findings(source))) == count
