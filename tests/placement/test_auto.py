@@ -5,7 +5,7 @@ from math import log
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.advice import Option
@@ -80,7 +80,6 @@ requests = choosing | st.dictionaries(st.sampled_from(NAMES), st.integers(1, 4),
 # Rules that hold for every request, grid and knowledge
 
 
-@settings(max_examples=400)
 @given(request=requests, view=linked(grids()), known=knowledge)
 def test_a_placement_is_always_valid_and_tells_what_was_compared(
     request: Request, view: GridView, known: Knowledge
@@ -92,7 +91,6 @@ def test_a_placement_is_always_valid_and_tells_what_was_compared(
         assert answer.reason
 
 
-@settings(max_examples=400)
 @given(request=choosing, view=linked(grids()), known=knowledge)
 def test_what_is_chosen_is_by_its_own_prediction_never_worse_than_the_other_ways(
     request: FlexibleRequest | NonFixedRequest, view: GridView, known: Knowledge
@@ -117,7 +115,6 @@ def test_what_is_chosen_is_by_its_own_prediction_never_worse_than_the_other_ways
     assert is_forbidden or (is_too_slow if now is None or then is None else then < now)
 
 
-@settings(max_examples=300)
 @given(request=choosing, view=linked(grids()), known=knowledge)
 def test_nothing_starves_where_no_cluster_will_have_room(
     request: FlexibleRequest | NonFixedRequest, view: GridView, known: Knowledge
@@ -130,7 +127,6 @@ def test_nothing_starves_where_no_cluster_will_have_room(
     assert placed == isinstance(POLICIES.resolve("", request).place(request, view), Placement)
 
 
-@settings(max_examples=200)
 @given(request=requests, views=shuffled(grids()), known=knowledge)
 def test_the_order_of_clusters_changes_nothing(
     request: Request, views: tuple[GridView, GridView], known: Knowledge
@@ -142,7 +138,6 @@ def test_the_order_of_clusters_changes_nothing(
         assert type(one) is type(other)
 
 
-@settings(max_examples=200)
 @given(request=choosing, view=grids(), known=knowledge)
 def test_why_not_is_said_of_every_cluster_and_what_is_missing_would_suffice(
     request: FlexibleRequest | NonFixedRequest, view: GridView, known: Knowledge

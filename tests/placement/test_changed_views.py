@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.cluster import MAX_LASTING, ClusterState, ClusterView, GridView, Link, Uplink
@@ -52,7 +52,6 @@ def answers(request: Request, view: GridView) -> dict[str, object]:
     return found
 
 
-@settings(max_examples=150, deadline=None)
 @given(histories(), requests, requests, st.sampled_from([{}, {("north", "south"): Link(1.0, 2.0)}]))
 def test_every_policy_answers_on_a_changed_view_as_on_a_new_one(
     history: list[list[ClusterView]], asked: Request, request: Request, links: dict[tuple[str, str], Link]

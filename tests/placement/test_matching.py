@@ -6,7 +6,7 @@ from itertools import product
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.placement.matching.exact import Mode, match
@@ -86,7 +86,6 @@ def best_of_all(problem: Problem, mode: Mode) -> float | None:
     return None if best == inf else best
 
 
-@settings(max_examples=1000, deadline=None)
 @given(problems(), st.sampled_from(Mode))
 def test_it_is_as_good_as_what_a_solver_finds(problem: Problem, mode: Mode) -> None:
     ours, theirs = match(problem, mode), match_by_highs(problem, mode)
@@ -95,14 +94,12 @@ def test_it_is_as_good_as_what_a_solver_finds(problem: Problem, mode: Mode) -> N
         assert ours.time == pytest.approx(theirs.time, rel=1e-6)
 
 
-@settings(max_examples=200, deadline=None)
 @given(problems(most_sites=3, idle=3), st.sampled_from([OPTIMAL, NON_SATURATED]))
 def test_it_is_the_best_of_all(problem: Problem, mode: Mode) -> None:
     ours, best = match(problem, mode), best_of_all(problem, mode)
     assert (None if ours is None else ours.time) == (None if best is None else pytest.approx(best, rel=1e-12))
 
 
-@settings(max_examples=200, deadline=None)
 @given(problems(), st.sampled_from(Mode))
 def test_it_is_what_was_asked_for(problem: Problem, mode: Mode) -> None:
     found = match(problem, mode)
@@ -112,7 +109,6 @@ def test_it_is_what_was_asked_for(problem: Problem, mode: Mode) -> None:
         assert mode is OPTIMAL or found.communication == 1.0
 
 
-@settings(max_examples=150, deadline=None)
 @given(problems(), st.randoms(use_true_random=False))
 def test_the_order_of_clusters_decides_nothing_but_ties(problem: Problem, random: st.randoms) -> None:  # type: ignore[valid-type]
     shuffled = list(problem.sites)
@@ -121,7 +117,6 @@ def test_the_order_of_clusters_decides_nothing_but_ties(problem: Problem, random
     assert (one and one.time) == (other and other.time)
 
 
-@settings(max_examples=150, deadline=None)
 @given(problems(), st.data())
 def test_more_idle_nodes_never_make_it_worse(problem: Problem, data: st.DataObject) -> None:
     if not any(each.kinds for each in problem.sites):
@@ -135,7 +130,6 @@ def test_more_idle_nodes_never_make_it_worse(problem: Problem, data: st.DataObje
         assert before is None or (after is not None and after.time <= before.time)
 
 
-@settings(max_examples=200, deadline=None)
 @given(problems())
 def test_the_modes_stand_in_order(problem: Problem) -> None:
     optimal, free, first = (match(problem, mode) for mode in Mode)
@@ -145,7 +139,6 @@ def test_the_modes_stand_in_order(problem: Problem) -> None:
         assert optimal.time <= free.time <= first.time
 
 
-@settings(max_examples=100, deadline=None)
 @given(problems(most_sites=3))
 def test_node_by_node_it_is_the_same_problem(problem: Problem) -> None:
     """As the paper has it: a variable for each node."""
@@ -239,7 +232,6 @@ def fewest_sites(problem: Problem, time: float) -> int:
     return int(fewest)
 
 
-@settings(max_examples=200, deadline=None)
 @given(problems(most_sites=4, idle=3))
 def test_match_without_communication_uses_the_fewest_clusters(problem: Problem) -> None:
     problem = replace(problem, computing=1.0, communicating=0.0)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.cluster import ClusterState, ClusterView, GridView, NodeClass, Uplink
@@ -86,7 +86,6 @@ def fastest(problem: Problem, placement: Placement) -> list[Share] | None:
     return shares
 
 
-@settings(max_examples=250, deadline=None)
 @given(unlike(), requests, knowledge, st.sampled_from([Mode.OPTIMAL, Mode.NON_SATURATED]))
 def test_no_other_policy_is_better_by_its_own_measure(
     view: GridView, request: FlexibleRequest, known: Knowledge, mode: Mode
@@ -105,7 +104,6 @@ def test_no_other_policy_is_better_by_its_own_measure(
             assert mine.time <= theirs.time
 
 
-@settings(max_examples=200, deadline=None)
 @given(unlike(), requests, knowledge, st.sampled_from(Mode))
 def test_a_refusal_has_a_reason_for_each_cluster_and_what_is_missing_would_do(
     view: GridView, request: FlexibleRequest, known: Knowledge, mode: Mode
@@ -123,7 +121,6 @@ def test_a_refusal_has_a_reason_for_each_cluster_and_what_is_missing_would_do(
             assert isinstance(policy.place(request, more), Placement)
 
 
-@settings(max_examples=200, deadline=None)
 @given(problems(), st.sampled_from(Mode))
 def test_what_fits_is_matched(problem: Problem, mode: Mode) -> None:
     assert fits(problem, mode) == (match(problem, mode) is not None)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.cluster import Link
@@ -79,7 +79,6 @@ def specs(draw: st.DrawFn) -> JobSpec:
     spec=specs(),
     queue=st.sampled_from(["scan", "head", "fcfs"]),
 )
-@settings(max_examples=400, deadline=None)
 def test_what_is_accepted_is_placed_on_the_empty_grid(
     totals: dict[str, int], known: Links, speeds: dict[str, float], spec: JobSpec, queue: str
 ) -> None:
@@ -98,7 +97,6 @@ def test_what_is_accepted_is_placed_on_the_empty_grid(
     policy=st.sampled_from(["", "close-to-files", "auto"]),
     at_most=st.sampled_from([None, 1, 2, 3]),
 )
-@settings(max_examples=200, deadline=None)
 def test_what_worst_fit_places_no_policy_refuses(
     totals: dict[str, int], wanted: list[int], policy: str, at_most: int | None
 ) -> None:

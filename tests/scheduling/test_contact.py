@@ -5,9 +5,8 @@ import pytest
 from koalapy.model.cluster import ClusterState
 from koalapy.model.job import ComponentState, JobState, Launcher, parse_token
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory
-from koalapy.scheduling.effects import ForgetComponent, StopComponent
+from koalapy.scheduling.effects import MAX_STRAYS, ForgetComponent, StopComponent
 from koalapy.scheduling.events import InventoryReceived, JobHeld, Reported
-from koalapy.scheduling.lifecycle import components
 from koalapy.scheduling.rules import Rules
 from tests.scheduling.laws import check_quiet
 from tests.scheduling.requests import fixed, flexible, nonfixed
@@ -138,8 +137,7 @@ def test_a_stray_is_told_to_end_once_however_often_it_is_heard_of() -> None:
     assert [type(c) for c in world.sent] == [StopComponent, ForgetComponent, StopComponent]
 
 
-def test_what_a_cluster_makes_up_is_answered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(components, "MAX_STRAYS", 3)
+def test_what_a_cluster_makes_up_is_answered_within_bounds() -> None:
     world = World({"north": 4, "south": 4})
 
     def hear(cluster: str, token: str, state: str = "running") -> int:
@@ -147,6 +145,11 @@ def test_what_a_cluster_makes_up_is_answered_within_bounds(monkeypatch: pytest.M
         world.step([Reported(cluster, ComponentStatus(token, ComponentState(state)))])
         return sum(isinstance(command, StopComponent) for command in world.sent[before:])
 
+    many = [
+        Reported("north", ComponentStatus(f"{job}.1.0", ComponentState.RUNNING))
+        for job in range(1000, 997 + MAX_STRAYS)
+    ]
+    world.step(many)
     assert [hear("north", f"{job}.1.0") for job in range(100, 106)] == [1, 1, 1, 0, 0, 0]
     assert hear("south", "105.1.0") == 1, "others are not kept waiting"
     assert hear("north", "101.1.0", "ended") == 0

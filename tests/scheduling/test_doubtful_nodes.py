@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.job import JobId, JobState, Priority
@@ -212,7 +212,6 @@ def test_nodes_that_a_preempted_job_does_not_give_back_are_promised_to_nobody_ag
     assert world.state(high) is JobState.SUCCEEDED, "in south"
 
 
-@settings(max_examples=60, deadline=None)
 @given(sizes=st.lists(st.integers(1, 8), min_size=5, max_size=30), hole=st.integers(1, 20), mended=st.integers(1, 400))
 def test_holes_keep_nobody_from_nodes_elsewhere_and_are_used_again_when_mended(
     sizes: list[int], hole: int, mended: int

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from koalapy.model.cluster import Drain, Link
@@ -379,7 +379,6 @@ def test_as_many_nodes_as_there_is_room_for() -> None:
     assert found.smallest_change.text == "ask for 6 nodes without any bounds"
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     local=st.tuples(st.integers(0, 3), st.integers(0, 5)),
     drained=st.booleans(),
@@ -649,7 +648,6 @@ policies = st.sampled_from(["", "", "best-fit", "faster-first", "adaptive", "com
 TIGHT = {"a": (1, 0, ""), "b": (2, 0, ""), "c": (3, 0, "")}
 
 
-@settings(deadline=None, max_examples=300)
 @example(TIGHT, FlexibleRequest(4), [(5, Priority.LOW)], Priority.HIGH, "", None, None, "scan")
 @given(
     grids,
@@ -721,7 +719,6 @@ def test_any_job_is_explained(
         assert instead is None or instead.placed_at_once(one) is None
 
 
-@settings(deadline=None, max_examples=300)
 @example(
     {"a": (4, 2, ""), "b": (2, 2, ""), "c": (1, 1, "")}, fixed(a=3), [(2, Priority.LOW)], Priority.HIGH, "", False, None
 )

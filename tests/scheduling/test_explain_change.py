@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.job import JobId, JobState, Priority
@@ -55,7 +55,6 @@ requests = st.one_of(
     seconds=st.sampled_from([1.0, 60.0, 300.0]),
     data=st.data(),
 )
-@settings(max_examples=300, deadline=None)
 def test_the_smallest_change_is_placed_though_others_wait(
     jobs: Sequence[tuple[Request, Priority, float]],
     queue: str,

@@ -1,7 +1,7 @@
 """The glance that saves asking a policy: it never turns away what any policy would place."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.cluster import ClusterView, GridView
@@ -29,7 +29,6 @@ requests: st.SearchStrategy[Request] = st.one_of(
 )
 
 
-@settings(max_examples=400)
 @given(request=requests, view=linked(grids()))
 def test_what_a_policy_places_is_never_turned_away(request: Request, view: GridView) -> None:
     for name in POLICIES.names():
@@ -41,7 +40,6 @@ def test_what_a_policy_places_is_never_turned_away(request: Request, view: GridV
             assert IdleSummary(view).may_fit(needs_of(request)), name
 
 
-@settings(max_examples=400)
 @given(request=on_named_clusters, view=grids())
 def test_for_fixed_requests_the_glance_is_exact(request: Request, view: GridView) -> None:
     fits = IdleSummary(view).may_fit(needs_of(request))

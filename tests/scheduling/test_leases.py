@@ -1,7 +1,7 @@
 """The next attempt of a job begins only when the earlier one is certainly over."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.errors import ConflictError
@@ -182,7 +182,6 @@ happenings = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     happenings,
     st.sampled_from([0.001, 3.0, 20.0, 100.0]),

@@ -4,11 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import combinations
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from koalapy.scheduling.claiming import least_harm as least
 from koalapy.scheduling.claiming.least_harm import Candidate, Harm, harm_of, least_harm
 
 names = st.sampled_from(["north", "south", "west"])
@@ -67,9 +65,7 @@ def test_where_that_takes_too_long_they_suffice_and_none_is_superfluous(
     jobs: list[tuple[dict[str, int], Harm]], lacking: dict[str, int], steps: int
 ) -> None:
     some = candidates(jobs)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(least, "MAX_STEPS", steps)
-        chosen = least_harm(some, lacking)
+    chosen = least_harm(some, lacking, steps)
     assert (chosen is None) == (not all_that_suffice(some, lacking))
     if chosen is not None:
         assert suffice(chosen, lacking)
@@ -83,14 +79,12 @@ def test_a_little_more_work_of_one_is_less_than_that_of_two() -> None:
     assert least_harm(some, {"north": 4}) == [some[2]]
 
 
-def test_what_was_found_when_it_takes_too_long_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_found_when_it_takes_too_long_is_not_given_up() -> None:
     """The last step, with which nothing is found any more, is one too many."""
     harms = [({"north": 3}, 10), ({"north": 3}, 9), ({"north": 4}, 15), ({"north": 1}, 8)]
     some = candidates([(frees, Harm(work, 1, 1)) for frees, work in harms])
-    monkeypatch.setattr(least, "MAX_STEPS", 0)
-    assert least_harm(some, {"north": 4}) == [some[1], some[0]], "greedily"
-    monkeypatch.setattr(least, "MAX_STEPS", 4)
-    assert least_harm(some, {"north": 4}) == [some[2]]
+    assert least_harm(some, {"north": 4}, 0) == [some[1], some[0]], "greedily"
+    assert least_harm(some, {"north": 4}, 4) == [some[2]]
 
 
 def test_who_was_begun_more_often_is_spared_and_then_who_is_wider() -> None:

@@ -1,12 +1,8 @@
 """Anything that can happen, in any order: the laws hold at each step, and in the end everything is answered.
 
-More of it: ``make machine`` (100,000 steps), or ``KOALA_TEST_EXAMPLES=5000 pytest tests/scheduling/test_machine.py``
-(other examples each time).
+More of it: ``make machine`` (100,000 steps) and ``make test-nightly``.
 """
 
-import os
-
-import pytest
 from hypothesis import settings
 from hypothesis.stateful import invariant
 
@@ -15,7 +11,7 @@ from koalapy.model.placement import Refusal
 from koalapy.scheduling import grid
 from koalapy.scheduling.events import ClusterCleared, ClusterResumed, LinkMeasured, PeriodicScan, ReplicasChanged
 from tests.scheduling import anew, laws
-from tests.scheduling.machine.base import LINKS, MANY
+from tests.scheduling.machine.base import LINKS
 from tests.scheduling.machine.nodes import Nodes
 from tests.scheduling.machine.operations import Operations
 from tests.scheduling.machine.users import Users
@@ -39,7 +35,6 @@ MAY_NAME = (
     "Scheduler._components._strays",
 )
 """Some of the jobs that are over: no more deadlines than others have, whose turn it was last, the last strays."""
-pytestmark = pytest.mark.timeout(0 if "KOALA_TEST_EXAMPLES" in os.environ else 300)
 
 
 class Grid(Users, Nodes, Operations):
@@ -155,7 +150,5 @@ class Grid(Users, Nodes, Operations):
         assert not {path for path in fuller if not path.startswith(MAY_GROW)}, fuller
 
 
-Grid.TestCase.settings = settings(
-    max_examples=MANY or 100, stateful_step_count=60, deadline=None, derandomize=not MANY, database=None
-)
+Grid.TestCase.settings = settings(stateful_step_count=60, database=None)
 TestGrid = Grid.TestCase

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.cluster import ClusterView, GridView, NodeClass, of_so_many
@@ -259,7 +259,6 @@ def test_a_claim_for_a_class_in_vain_casts_doubt_on_that_class_alone() -> None:
     assert world.state(job) is JobState.SUCCEEDED
 
 
-@settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(1, 4), st.booleans(), st.integers(0, 12)), min_size=1, max_size=12))
 def test_whatever_comes_the_classes_add_up_and_nobody_waits_in_vain(jobs: list[tuple[int, bool, int]]) -> None:
     """The laws of the world are checked at each step, that nobody waits whom a scan would place among them."""

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.errors import LimitReached, NeverAllowed
@@ -248,7 +248,6 @@ def act(grid: World, action: tuple[object, ...]) -> None:
             grid.connect(name)
 
 
-@settings(max_examples=60, deadline=None)
 @given(actions=st.lists(actions, min_size=5, max_size=40), mode=st.sampled_from(["scan", "head", "fcfs"]))
 def test_nobody_ever_has_more_and_everybody_gets_what_he_may(
     actions: list[tuple[object, ...]], mode: QueueMode

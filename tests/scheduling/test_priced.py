@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.cluster import Link
@@ -175,7 +175,6 @@ def test_who_asks_is_told_how_claims_fared_there() -> None:
     assert "came to nothing" not in said["north"]
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     sizes=st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=3), min_size=1, max_size=8),
     users=st.lists(st.tuples(st.floats(0, 60), st.sampled_from(["north", "south"]), st.integers(1, 4)), max_size=10),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.cluster import Link
@@ -213,7 +213,6 @@ def test_one_whose_claim_fails_has_its_turn_again() -> None:
     assert world.state(low) is JobState.SUCCEEDED
 
 
-@settings(max_examples=8, deadline=None)
 @given(
     widths=st.lists(st.integers(1, 7), min_size=1, max_size=3),
     sizes=st.lists(st.integers(1, 4), min_size=5, max_size=9),

@@ -1,7 +1,7 @@
 """Wide jobs do not starve: nodes are kept for who has failed many scans (semantics 4)."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.cluster import Link
@@ -133,7 +133,6 @@ def test_nothing_is_kept_for_what_local_users_make_impossible() -> None:
     assert world.state(low) is JobState.CLAIMING
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     widths=st.lists(st.integers(1, 6), min_size=1, max_size=4),
     narrow=st.lists(st.tuples(st.integers(1, 2), st.integers(5, 40)), min_size=30, max_size=40),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.cluster import GridView, Link
@@ -13,10 +13,17 @@ from koalapy.model.limits import Limits, LimitSettings, UserLimits
 from koalapy.model.placement import Placement
 from koalapy.model.profile import ClusterProfile, Mpi, MpiSeries
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest, Request
-from koalapy.scheduling.explain import room
-from koalapy.scheduling.explain.room import ExpectedEnd, Most, PolicyRoom, expected_end_of, next_ends, policy_rooms
+from koalapy.scheduling.explain.room import (
+    MAX_LOOKED_AT,
+    ExpectedEnd,
+    Most,
+    PolicyRoom,
+    expected_end_of,
+    next_ends,
+    policy_rooms,
+)
 from koalapy.scheduling.rules import Rules
-from tests.scheduling.requests import fixed, flexible
+from tests.scheduling.requests import fixed, flexible, nonfixed
 from tests.scheduling.world import World
 
 SIZES = {"east": 5, "north": 4, "south": 2}
@@ -86,7 +93,6 @@ def largest(world: World, base: JobSpec, policy: str, view: GridView, *, one: bo
     return next((count for count, each in asked if any(map(starts, each))), 0)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     busy=st.fixed_dictionaries({name: st.integers(0, size) for name, size in SIZES.items()}),
     old=st.sets(st.sampled_from(sorted(SIZES)), max_size=2),
@@ -117,7 +123,6 @@ def test_the_largest_is_the_largest_that_the_policy_places(
             assert sum(found.total.where.values()) == found.total.nodes
 
 
-@settings(max_examples=10, deadline=None)
 @given(sizes=st.lists(st.tuples(st.sampled_from(sorted(SIZES)), st.integers(1, 3), st.integers(1, 9)), max_size=5))
 def test_more_starts_after_the_end_that_is_told_and_after_none_before_it(sizes: list[tuple[str, int, int]]) -> None:
     """The jobs end one by one in a grid that is the same, and each policy is asked again after each."""
@@ -207,11 +212,7 @@ def test_a_policy_is_asked_a_few_hundred_times_at_most(count: int, monkeypatch: 
     assert asked < 150 * len(found)
 
 
-def test_a_policy_that_looks_at_each_component_is_not_asked_where_there_are_very_many(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(room, "MAX_LOOKED_AT", 3)
-    world = World({"north": 8})
-    for _ in range(4):
-        world.submit(flexible(1), lasts=1000)
+def test_a_policy_that_looks_at_each_component_is_not_asked_where_there_are_very_many() -> None:
+    world = World({"north": MAX_LOOKED_AT + 8})
+    world.submit(nonfixed(*[1] * (MAX_LOOKED_AT + 1)), lasts=1000)
     assert {policy for policy, found in rooms(world).items() if found.component is None} == {"auto"}

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.errors import UsageError
@@ -351,7 +351,6 @@ def test_no_guest_is_placed_where_it_is_reclaimed_in_the_same_step(queue: Any, t
     ),
     queue=st.sampled_from(["scan", "head", "fcfs"]),
 )
-@settings(max_examples=200, deadline=None)
 def test_jobs_that_come_together_take_back_nothing_from_each_other(
     jobs: list[tuple[int, str, Priority]], queue: Any
 ) -> None:

@@ -3,7 +3,7 @@
 from functools import partial
 from itertools import count
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.job import JobSpec, JobState, Launcher, Priority
@@ -35,7 +35,6 @@ def world(budget: float | None, **rules: object) -> World:
     queue=st.sampled_from(["scan", "head", "fcfs"]),
     order=st.sampled_from(["fcfs", "narrowest-first"]),
 )
-@settings(max_examples=60)
 def test_in_however_many_steps_the_same_jobs_are_placed_in_the_same_order(
     some: list[JobSpec], budget: float, queue: str, order: str
 ) -> None:

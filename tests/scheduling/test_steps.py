@@ -4,7 +4,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.job import JobId, JobSpec, JobState, Priority
@@ -193,7 +193,6 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     tries=st.integers(1, 3),
     queue=st.sampled_from(["scan", "scan", "head", "fcfs"]),

@@ -8,11 +8,11 @@ from koalapy.model.cluster import Link
 from koalapy.model.job import ClaimingMode, ComponentState, JobState, Priority
 from koalapy.model.reports import ComponentStatus, StageFault, StageStatus
 from koalapy.model.request import Bundle, ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
-from koalapy.scheduling import scheduler
-from koalapy.scheduling.claiming import transfers
+from koalapy.scheduling.claiming.transfers import MAX_REMEMBERED_STRAYS
 from koalapy.scheduling.effects import UnstageComponent
 from koalapy.scheduling.events import LinkMeasured, ReplicasChanged, Reported
 from koalapy.scheduling.rules import Rules
+from koalapy.scheduling.scheduler import MAX_FILES_GONE
 from tests.scheduling.laws import check_quiet
 from tests.scheduling.world import START_DELAY, World
 
@@ -341,8 +341,7 @@ def test_nodes_that_wait_for_slow_files_are_not_taken_for_broken() -> None:
     assert world.job(job).started_at == 160
 
 
-def test_of_late_stages_only_the_last_are_remembered_and_all_are_told_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfers, "MAX_REMEMBERED_STRAYS", 3)
+def test_of_late_stages_only_the_last_are_remembered_and_all_are_told_to_end() -> None:
     world = world_by_hand()
 
     def told(stage: int) -> int:
@@ -350,9 +349,10 @@ def test_of_late_stages_only_the_last_are_remembered_and_all_are_told_to_end(mon
         world.step([Reported("north", StageStatus(f"{stage}.1.0", "running", 1, 0))])
         return sum(isinstance(command, UnstageComponent) for command in world.sent[before:])
 
-    assert [told(stage) for stage in range(100, 110)] == [1] * 10
-    assert [told(stage) for stage in (107, 108, 109)] == [0, 0, 0]
-    assert [told(stage) for stage in (100, 109, 108)] == [1, 0, 0], "forgotten, which costs one order more"
+    last = 107 + MAX_REMEMBERED_STRAYS
+    assert [told(stage) for stage in range(100, last)] == [1] * (last - 100)
+    assert [told(stage) for stage in (107, 108, last - 1)] == [0, 0, 0]
+    assert [told(stage) for stage in (100, last - 1, 108)] == [1, 0, 0], "forgotten, which costs one order more"
 
 
 @pytest.mark.parametrize("said", [{"program_exit": 0}, {"program_exit": 3}, {"error": "lost", "infrastructure": True}])
@@ -366,19 +366,18 @@ def test_what_a_cluster_says_of_a_component_that_it_was_not_given_yet_means_noth
     assert [c.state for c in world.job(job).attempt.gang] == [ComponentState.PLACED]  # type: ignore[union-attr]
 
 
-def test_files_that_are_gone_are_forgotten_unless_a_job_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "MAX_FILES_GONE", 10)
+def test_files_that_are_gone_are_forgotten_unless_a_job_wants_them() -> None:
     world = world_of()
     world.step([ReplicasChanged("wanted", ()), ReplicasChanged("kept", ("files",))])
     job = world.submit(fixed(InputFile("wanted", 1600, ("files",)), north=2))
-    for number in range(100):
+    for number in range(2 * MAX_FILES_GONE):
         world.step([ReplicasChanged(f"f{number}", ())])
     known = world.queries.view(Priority.LOW).replicas
-    assert len(known) <= 2 + 11
+    assert len(known) <= 2 + MAX_FILES_GONE + 1
     assert (known["wanted"], known["kept"]) == ((), ("files",))
     assert world.state(job) is JobState.QUEUED
     assert "no cluster has a good replica of wanted" in world.queries.waiting_reason(world.job(job))
     world.cancel(job)
-    for number in range(100):
+    for number in range(2 * MAX_FILES_GONE):
         world.step([ReplicasChanged(f"f{number}", ())])
     assert "wanted" not in world.queries.view(Priority.LOW).replicas

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.job import JobState, Priority
@@ -295,7 +295,6 @@ requests = st.one_of(
     queue=st.sampled_from(["scan", "head", "fcfs"]),
     claiming=st.sampled_from(["atomic", "incremental", "priced"]),
 )
-@settings(max_examples=60, deadline=None)
 def test_no_job_fails_beside_clusters_that_take_it(
     wanted: Sequence[tuple[Request, str, Priority]], concerns: str, queue: str, claiming: str
 ) -> None:

@@ -1,4 +1,4 @@
-"""Ten thousand jobs on a virtual clock, in seconds and without a world."""
+"""Many jobs on a virtual clock, without files, network or threads."""
 
 import subprocess
 import sys
@@ -15,7 +15,6 @@ from tests.scheduling.requests import fixed, flexible, nonfixed
 from tests.scheduling.world import World
 
 SIZES = {"delft": 32, "leiden": 32, "utrecht": 64}
-JOBS = 10_000
 MEAN_RUNTIME = 120.0
 REQUESTS: list[Request] = [
     flexible(1),
@@ -36,7 +35,7 @@ MEAN_SIZE = sum(request.total_size for request in REQUESTS) / len(REQUESTS)
 class Load:
     """Jobs and local users that come by a Poisson process and stay for exponential times."""
 
-    def __init__(self, world: World, utilisation: float, background: float) -> None:
+    def __init__(self, world: World, jobs: int, utilisation: float, background: float) -> None:
         self.world = world
         self.random = Random(42)
         nodes = sum(SIZES.values())
@@ -44,7 +43,7 @@ class Load:
         self.local_pause = 4 * MEAN_RUNTIME / (background * nodes)
         self.node_seconds = 0.0
         self.local_node_seconds = 0.0
-        self.left = JOBS
+        self.left = jobs
 
     def submit(self) -> None:
         request, lasts = self.random.choice(REQUESTS), self.random.expovariate(1 / MEAN_RUNTIME)
@@ -69,22 +68,23 @@ class Load:
             self.world.later(self.random.expovariate(1 / self.local_pause), self.local_user)
 
 
-def test_ten_thousand_jobs() -> None:
+@pytest.mark.parametrize("count_of_jobs", [1_000, pytest.param(10_000, marks=pytest.mark.nightly)])
+def test_many_jobs_all_succeed_and_wait_little(count_of_jobs: int) -> None:
     nonces = count(1)
     world = World(SIZES, Rules(preemption="claiming"), strict=False, nonces=lambda: f"{next(nonces):x}")
-    load = Load(world, utilisation=0.5, background=0.2)
+    load = Load(world, count_of_jobs, utilisation=0.5, background=0.2)
     load.submit()
     load.local_user()
     while load.left or world.queries.jobs():
         world.advance(1000)
     jobs = list(world.jobs.values())
-    assert len(jobs) == JOBS
+    assert len(jobs) == count_of_jobs
     assert {job.state for job in jobs} == {JobState.SUCCEEDED}
     assert sum(job.restarts for job in jobs) == 0
     laws.check_quiet(world)
     laws.check_counts(world)
     spans = [((job.started_at or 0) - job.submitted_at, (job.ended_at or 0) - job.submitted_at) for job in jobs]
-    mean_wait = sum(wait for wait, _ in spans) / JOBS
+    mean_wait = sum(wait for wait, _ in spans) / count_of_jobs
     busy = load.node_seconds / (sum(SIZES.values()) * world.now)
     assert 0.4 < busy < 0.6
     # A grid that is taken for seven tenths makes jobs wait for a small part of their running time on the average.
@@ -92,9 +92,10 @@ def test_ten_thousand_jobs() -> None:
     high, low = ([w for job, (w, _) in zip(jobs, spans, strict=True) if job.spec.priority is p] for p in Priority)
     assert sum(high) / len(high) < sum(low) / len(low), "high priority is worth something"
     claims = sum(job.claiming_tries for job in jobs)
-    assert JOBS <= claims < 1.1 * JOBS, "local users are faster now and then, not as a rule"
+    assert count_of_jobs <= claims < 1.1 * count_of_jobs, "local users are faster now and then, not as a rule"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("module", ["koalapy.scheduling.scheduler", "koalapy.placement.registry"])
 def test_it_needs_no_world(module: str) -> None:
     code = f"import sys, {module}; print(*sorted(sys.modules))"

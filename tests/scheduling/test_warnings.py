@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.job import ComponentState, JobId, JobSpec, JobState, Launcher, Priority
@@ -274,7 +274,6 @@ def test_a_cluster_says_in_vain_that_a_job_without_a_warning_was_warned() -> Non
     assert ("warned" in world.story(job), world.queries.grid["north"].leaving) == (False, 0)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_whatever_befalls_warned_jobs_they_come_to_their_end(data: st.DataObject) -> None:
     """And no law is broken on the way."""

@@ -9,6 +9,8 @@ import pytest
 
 from koalapy.simulation.processes import forked_map
 
+pytestmark = pytest.mark.processes
+
 PROGRAM = r"""
 import os, time
 from koalapy.simulation.processes import forked_map

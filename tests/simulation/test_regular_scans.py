@@ -4,16 +4,23 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.job import JobState, Priority
 from koalapy.scheduling.rules import Rules
-from koalapy.simulation import regular_scans
 from koalapy.simulation.local_users import LocalUser
+from koalapy.simulation.simulation import Simulation
 from tests.simulation.test_simulation import grid, job, run
 
 DAY = 86_400.0
+
+
+class EveryScan(Simulation):
+    """A simulation that leaves out no scan."""
+
+    def _are_tries_counted(self) -> bool:
+        return True
 
 
 @pytest.mark.parametrize("queue", ["scan", "fcfs", "head"])
@@ -45,7 +52,6 @@ lasts = st.sampled_from([10.0, 3_000.0, 20_000.0, DAY])
 priorities = st.sampled_from(list(Priority))
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     jobs=st.lists(st.tuples(st.floats(0, DAY / 2), sizes, lasts, priorities), min_size=1, max_size=8),
     users=st.lists(st.tuples(st.floats(0, DAY / 2), st.sampled_from(["north", "south"]), lasts), max_size=4),
@@ -58,9 +64,7 @@ def test_all_comes_as_with_every_scan(jobs: Any, users: Any, queue: Any, aging: 
     local_users = [LocalUser(at, cluster, 3, ran) for at, cluster, ran in sorted(users)]
     rules = Rules(queue=queue, aging=aging, max_restarts=None)
     few = run(planned, grid(**world), rules=rules, local_users=local_users)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(regular_scans, "MIN_IN_VAIN", 10**9)
-        every = run(planned, grid(**world), rules=rules, local_users=local_users)
+    every = EveryScan(grid(**world), rules=rules, local_users=local_users).run(planned)
     assert [replace(each, placement_tries=0) for each in few.jobs] == [
         replace(each, placement_tries=0) for each in every.jobs
     ]

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.history import DAY, EndedJob
@@ -114,7 +114,6 @@ def test_jobs_of_before_and_cancelled_ones_take_up_nodes_all_the_same() -> None:
         assert (north.jobs, north.alone) == (1, 140.0)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_every_job_counts_or_is_left_out_for_one_reason(data: st.DataObject) -> None:
     some = st.builds(
@@ -203,7 +202,6 @@ def test_a_clock_that_went_back_makes_no_negative_times() -> None:
     assert (north.grid, north.alone) == (0.0, 0.0)
 
 
-@settings(max_examples=5, deadline=None)
 @given(st.integers(0, 10**6))
 def test_a_grid_in_which_all_ran_at_home_is_the_site_by_itself(seed: int) -> None:
     """What was simulated is told as if it had been recorded: then nobody gains or loses anything."""

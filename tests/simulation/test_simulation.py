@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.cluster import Link
@@ -245,7 +245,6 @@ def stream(seed: int, number: int = 60) -> list[PlannedJob]:
     return jobs
 
 
-@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10_000), failures=st.sampled_from([0.0, 0.2]), look=st.sampled_from([0.0, 10.0]))
 def test_no_node_is_ever_in_two_hands_and_every_job_comes_to_its_end(seed: int, failures: float, look: float) -> None:
     held: dict[str, dict[tuple[int, int], int]] = {name: {} for name in NORTH_SOUTH}
@@ -282,6 +281,7 @@ for each in run(stream(7), grid(failures=0.2, look_every=10.0), rules=rules, loc
 """
 
 
+@pytest.mark.processes
 def test_equal_arguments_give_equal_outcomes_in_any_process() -> None:
     runs = [
         subprocess.run(

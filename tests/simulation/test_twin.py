@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.errors import NotFoundError, UsageError
@@ -53,7 +53,6 @@ def test_where_run_times_are_known_it_foretells_what_comes(at: float) -> None:
             assert at + each.starts.middle == pytest.approx(started)
 
 
-@settings(max_examples=15, deadline=None)
 @given(
     at=st.floats(1, 900), number=st.integers(1, 25), co=st.sampled_from(["cluster-minimization", "worst-fit", "auto"])
 )
@@ -222,6 +221,7 @@ def test_equal_moments_give_equal_answers_also_after_they_were_packed() -> None:
     assert forecast(packed, draws=3, seed=4) == forecast(moment, draws=3, seed=4)
 
 
+@pytest.mark.processes
 def test_over_processes_the_answer_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     moment = moment_at(crowd(30), 150.0)
     change = Change(rules={"queue": "fcfs"})

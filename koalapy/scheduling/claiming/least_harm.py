@@ -44,17 +44,20 @@ def harm_of(candidates: Iterable[Candidate]) -> Harm:
     return Harm(*(sum(part) for part in zip(*harms, strict=True))) if harms else Harm(0, 0, 0)
 
 
-def least_harm(candidates: Sequence[Candidate], lacking: Mapping[ClusterName, int]) -> list[Candidate] | None:
-    """Those to stop for so many nodes more on each cluster, the least harmful first; None if all of them do not do.
+def least_harm(
+    candidates: Sequence[Candidate], lacking: Mapping[ClusterName, int], max_steps: int = MAX_STEPS
+) -> list[Candidate] | None:
+    """Return the jobs to stop for the lacking nodes of each cluster, the least harmful first; None if all are too few.
 
-    None of them is superfluous. Of equally harmful ones the youngest go.
+    None of them is superfluous. Of equally harmful jobs the youngest is taken. After ``max_steps`` ways to stop one job
+    more, the best set found until then is returned.
     """
     lacks = {cluster: count for cluster, count in lacking.items() if count > 0}
     victims = _worth_a_look(_priced(candidates, lacks), tuple(lacks.values()))
     chosen = _greedily(victims, tuple(lacks.values()))
     if chosen is None:
         return None
-    chosen = _exactly(victims, tuple(lacks.values()), chosen)
+    chosen = _exactly(victims, tuple(lacks.values()), chosen, max_steps)
     return [victim.candidate for victim in sorted(chosen, key=lambda victim: (victim.price, -victim.candidate.job))]
 
 
@@ -123,7 +126,7 @@ def _needed(chosen: Sequence[_Victim], lacks: Nodes) -> list[_Victim]:
     return needed
 
 
-def _exactly(victims: Sequence[_Victim], lacks: Nodes, known: list[_Victim]) -> list[_Victim]:
+def _exactly(victims: Sequence[_Victim], lacks: Nodes, known: list[_Victim], max_steps: int) -> list[_Victim]:
     """The best of all, or of those that were looked at where all would be too many; no worse than the known one."""
     best, least = known, sum(victim.price for victim in known)
     ways: dict[Nodes, tuple[int, list[_Victim]]] = {lacks: (0, [])}
@@ -134,7 +137,7 @@ def _exactly(victims: Sequence[_Victim], lacks: Nodes, known: list[_Victim]) -> 
         # given up is so before any is added: a better way may come to leave as many as one that is not worth its price.
         ways = {left: way for left, way in ways.items() if (least - way[0]) * victim.helps > sum(left) * victim.price}
         for left, (price, chosen) in list(ways.items()):
-            if (steps := steps + 1) > MAX_STEPS:
+            if (steps := steps + 1) > max_steps:
                 return _needed(best, lacks)
             after, price = _after(left, victim.frees), price + victim.price
             if not any(after):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.sharing import SharingMode
@@ -87,7 +87,6 @@ trace_jobs = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(trace_jobs, st.sampled_from(["fastest-one", "best-fit"]), st.sampled_from([0.0, 1.0]))
 def test_without_taking_back_jobs_end_as_by_the_rules(jobs: list[TraceJob], policy: str, threshold: float) -> None:
     for sharing in ("independent", "ordinary"):
@@ -95,14 +94,12 @@ def test_without_taking_back_jobs_end_as_by_the_rules(jobs: list[TraceJob], poli
         assert ends(setting.simulate(jobs)) == by_the_rules(jobs, sharing, policy, threshold)
 
 
-@settings(max_examples=60, deadline=None)
 @given(trace_jobs, st.sampled_from(["fastest-one", "best-fit", "adaptive"]), st.sampled_from([0.0, 1.0]))
 def test_the_plain_loop_gives_what_the_scheduler_gives(jobs: list[TraceJob], policy: str, threshold: float) -> None:
     setting = Setting(SPEED, LOAD, policy, threshold=threshold)
     assert mean_response(jobs, setting) == pytest.approx(responses(setting.simulate(jobs))[ENTIRE], rel=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
 @given(trace_jobs, st.sampled_from(["place", "front"]))
 def test_with_taking_back_everybody_comes_to_an_end_and_who_is_at_home_is_not_stopped(
     jobs: list[TraceJob], reclaimed: str

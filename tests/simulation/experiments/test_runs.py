@@ -160,6 +160,7 @@ def test_a_cell_that_fails_is_told_and_the_others_are_kept(tmp_path: Path) -> No
     assert [cell["number"] for cell in here.ran] == [2]
 
 
+@pytest.mark.processes
 def test_processes_give_the_same_as_this_one(tmp_path: Path) -> None:
     (here,) = run(asked(tmp_path / "here"), Here())
     with workers(2) as executor:
@@ -179,6 +180,7 @@ def test_a_worker_that_dies_is_told_and_the_run_goes_on_later(tmp_path: Path) ->
     assert [cell["number"] for cell in here.ran] == [3]
 
 
+@pytest.mark.processes
 def test_a_run_that_is_killed_leaves_no_workers_and_goes_on(tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
     cells = tmp_path / f"{SQUARES.name}.cells.jsonl"
