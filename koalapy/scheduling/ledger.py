@@ -27,8 +27,10 @@ from koalapy.model.job import (
 )
 from koalapy.model.placement import RefusalKind
 from koalapy.model.request import ClusterName, Request
-from koalapy.scheduling.effects import AttemptFailure, ClaimFailure, Command, Effects
+from koalapy.scheduling.effects import AttemptFailure, ClaimFailure, Command, Effects, OpenBarrier, SubmitComponent
 from koalapy.scheduling.owner_use import OwnerUse
+
+STARTS = (SubmitComponent, OpenBarrier)
 
 
 class Ledger:
@@ -51,9 +53,13 @@ class Ledger:
         self._effects = Effects()
 
     def take(self, *, share: bool) -> Effects:
-        """The effects since this was last called; where they are not to be shared, the unfinished jobs in them go on
-        changing with what happens next."""
+        """Return the effects since this was last called, without starts of attempts that are over already.
+
+        Such a start would be made of the job's next attempt. Where effects are not shared, the unfinished jobs in them
+        change with the next events.
+        """
         effects, self._effects = self._effects, Effects()
+        effects.commands = [c for c in effects.commands if not isinstance(c, STARTS) or c.token in self._tokens]
         if share:
             for job in effects.jobs:
                 self._own.pop(job, None)
@@ -206,6 +212,10 @@ class Ledger:
 
     def command(self, command: Command) -> None:
         self._effects.commands.append(command)
+
+    def unsent_submits(self) -> frozenset[Token]:
+        """Return the tokens of the components that are submitted by the effects gathered so far."""
+        return frozenset(command.token for command in self._effects.commands if isinstance(command, SubmitComponent))
 
     def confirm(self, cluster: str) -> None:
         self._effects.confirm.add(cluster)

@@ -91,6 +91,12 @@ def play(name: str, examples: int, strategy: SearchStrategy[Any], body: Callable
     return figures
 
 
+def repeat_command(seed: int) -> str:
+    """Return the command that plays the round of a seed again, in the test that runs now."""
+    test = os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0]
+    return f"KOALA_FUZZ_SEED={seed} KOALA_FUZZ_SECONDS=1 python -m pytest --timeout 0 {test}"
+
+
 def _round(
     strategy: SearchStrategy[Any],
     body: Callable[[Any, Figures], None],
@@ -124,5 +130,5 @@ def _round(
             played()
     except BaseException as error:
         if seed is not None:
-            error.add_note(f"again by KOALA_FUZZ_SEED={seed} KOALA_FUZZ_SECONDS=1")
+            error.add_note(f"repeat with: {repeat_command(seed)}")
         raise

@@ -53,7 +53,8 @@ class Watched:
         """Called with what each step of the scheduler leads to, before it is written."""
         self._take, self.scheduler.take = self.scheduler.take, self._seen
         self._ready, self._end = ready, asyncio.Event()
-        self.loop: asyncio.Task[None] | None = None
+        self.loop: asyncio.Task[Exception | None] | None = None
+        """Runs the engine; its result is the error that ended the engine."""
 
     def _seen(self) -> Effects:
         effects: Effects = self._take()
@@ -61,8 +62,8 @@ class Watched:
         return effects
 
     async def run(self) -> None:
-        """Until ``end``; what went wrong in the engine is raised here."""
-        self.loop = asyncio.create_task(self.engine.run())
+        """Run the engine until ``end`` is called. Raise the error that ended the engine."""
+        self.loop = asyncio.create_task(self._run_engine())
         self._ready.set_result(self)
         ended = asyncio.create_task(self._end.wait())
         await asyncio.wait({self.loop, ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -71,13 +72,26 @@ class Watched:
         await self.hub.close()
         self.engine.stop()
         await self.loop
+        self._raise_engine_error()
+
+    async def _run_engine(self) -> Exception | None:
+        # Returned, since a task that is asked twice for its result drops the traceback of an error that it raised.
+        try:
+            await self.engine.run()
+        except Exception as error:  # noqa: BLE001
+            return error
+        return None
+
+    def _raise_engine_error(self) -> None:
+        assert self.loop is not None
+        if (error := self.loop.result()) is not None:
+            raise error
 
     def end(self) -> None:
         self._end.set()
 
     async def settled(self) -> None:
-        """Return when all that was handed in is written, and what follows from that is, too; raises what ended the
-        engine."""
+        """Return when all work items and their consequences are written. Raise the error that ended the engine."""
         for _ in range(2):
             assert self.loop is not None
             committing = asyncio.ensure_future(self.engine.commit(WorkItem(decided=True)))
@@ -85,7 +99,7 @@ class Watched:
                 await asyncio.wait({committing, self.loop}, return_when=asyncio.FIRST_COMPLETED)
             if self.loop.done():
                 committing.cancel()
-                self.loop.result()
+                self._raise_engine_error()
             await committing
 
 

@@ -73,6 +73,8 @@ class Components:
     def reconcile(self, event: InventoryReceived, now: float) -> Iterator[Token]:
         """Hold an inventory against what is known; yields the tokens whose jobs may have to be settled."""
         reported = {status.token for status in event.inventory.components}
+        # An event before this one in the same step may have led to submits, which are in no outbox yet.
+        undelivered = event.undelivered | self._ledger.unsent_submits()
         if event.inventory.whole:
             self._strays.pop(event.cluster, None)
         for status in event.inventory.components:
@@ -81,7 +83,7 @@ class Components:
         for token in self._grid[event.cluster].awaited:
             if token in reported:
                 continue
-            if token in event.undelivered:
+            if token in undelivered:
                 self._see_again(token, now)
             elif event.inventory.whole:
                 self.lose(token, "the cluster knows nothing of it", now)
