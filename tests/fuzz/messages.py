@@ -180,10 +180,20 @@ def _cut(draw: st.DrawFn, frames: st.SearchStrategy[str]) -> str:
 NO_JSON = st.sampled_from(["", "[", "]", "{}", "null", "[[]]", "[null]", "[" * 10_000, '[{"type":' * 500, "[NaN]", "0"])
 
 
+def weighted(*choices: tuple[int, st.SearchStrategy[Any]]) -> st.SearchStrategy[Any]:
+    """Draw from one of several strategies, each as often as its weight says.
+
+    ``one_of`` cannot do that: it takes a strategy that is listed several times once, and one that is itself a choice
+    for all of its branches.
+    """
+    indices = [index for index, (weight, _) in enumerate(choices) for _ in range(weight)]
+    return st.sampled_from(indices).flatmap(lambda index: choices[index][1])
+
+
 def frames(message: st.SearchStrategy[Record]) -> st.SearchStrategy[str]:
     """What is sent at once: some messages, or what is none."""
     several = st.lists(message, min_size=1, max_size=3)
     whole = several.map(text_of)
     many = message.map(lambda one: text_of([one] * 30))
     broken = _cut(whole) | NO_JSON | ANYTHING.map(text_of) | st.lists(ANYTHING, max_size=3).map(text_of)
-    return st.one_of([whole] * 6 + [many, broken])
+    return weighted((6, whole), (1, many), (1, broken))

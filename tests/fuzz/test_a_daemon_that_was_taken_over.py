@@ -15,7 +15,7 @@ from koalapy.protocol import messages as wire
 from tests.agents.conftest import FakeDaemon
 from tests.fuzz.agent import OnlyDaemon, Site, settled
 from tests.fuzz.campaign import Figures, Ground, play
-from tests.fuzz.messages import Vocabulary, frames
+from tests.fuzz.messages import Vocabulary, frames, weighted
 
 pytestmark = pytest.mark.processes
 
@@ -99,7 +99,7 @@ VOCABULARY = Vocabulary(
 
 def acts() -> st.SearchStrategy[list[Any]]:
     said = frames(VOCABULARY.message(KINDS)).map(Say)
-    return st.lists(st.one_of([said] * 12 + [st.just(HangUp())]), min_size=LEAST_ACTS, max_size=MOST_ACTS)
+    return st.lists(weighted((12, said), (1, st.just(HangUp()))), min_size=LEAST_ACTS, max_size=MOST_ACTS)
 
 
 class TakenOver(OnlyDaemon):

@@ -11,13 +11,14 @@ from typing import Any, get_args
 import pytest
 from hypothesis import strategies as st
 
+from koalapy.model.job import parse_token
 from koalapy.model.reports import Inventory
 from koalapy.protocol import messages as wire
-from tests.fuzz.attacked import CLUSTERS, COUPLED, FILES, HOSTILE, RUNS, Grid, Prepared, on, prepare
+from tests.fuzz.attacked import CLUSTERS, COUPLED, FILES, HOSTILE, RUNS, THEIRS, Grid, Prepared, on, prepare
 from tests.fuzz.campaign import Figures, play
 from tests.fuzz.clusters import when, written
 from tests.fuzz.daemon import DEADLINE
-from tests.fuzz.messages import Vocabulary, frames
+from tests.fuzz.messages import Vocabulary, frames, weighted
 from tests.service.test_hub import Agent
 
 pytestmark = pytest.mark.processes
@@ -61,7 +62,9 @@ class Pass:
 
 def vocabulary(tokens: list[str]) -> Vocabulary:
     wrong = [tokens[0].rpartition(".")[0], "1.2.0.fa", "7.1.0.77", "9" * 18 + ".1.0.fa", "nobody"]
-    known = [*tokens, *wrong]
+    own = [token for token in tokens if parse_token(token).job in THEIRS]
+    later = [f"{job}.2.{index}.f{nonce}" for job in THEIRS for index in (0, 1) for nonce in "abc"]
+    known = [*tokens, *wrong, *own * 5, *later]
     return Vocabulary(
         {
             "token": known,
@@ -87,7 +90,8 @@ def attacks(tokens: list[str]) -> st.SearchStrategy[list[Any]]:
     anew = st.builds(ConnectAnew, frames(words.message([wire.Hello])), st.booleans())
     passing = st.builds(Pass, st.sampled_from([0.001, 1.0, 31.0, 3600.0]))
     nothing = st.just(Pass(0.0))
-    return st.lists(st.one_of([nothing, *[said] * 8, anew, passing]), min_size=LEAST_ACTS, max_size=MOST_ACTS)
+    act = weighted((1, nothing), (8, said), (1, anew), (1, passing))
+    return st.lists(act, min_size=LEAST_ACTS, max_size=MOST_ACTS)
 
 
 class Attacker(Agent):

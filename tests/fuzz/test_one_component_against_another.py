@@ -15,7 +15,7 @@ from tests.agents.conftest import FakeDaemon
 from tests.agents.played_runner import PlayedRunner, secret_of
 from tests.fuzz.agent import OnlyDaemon, Site, settled
 from tests.fuzz.campaign import Figures, Ground, play
-from tests.fuzz.messages import Vocabulary, frames
+from tests.fuzz.messages import Vocabulary, frames, weighted
 
 pytestmark = pytest.mark.processes
 
@@ -102,9 +102,8 @@ def acts() -> st.SearchStrategy[list[Any]]:
     claim = st.builds(Claim, st.sampled_from(COMPONENTS[1:]), st.sampled_from(secrets), lines)
     said = (lines | frames(VOCABULARY.message(SAID)).map(_flat)).map(Say)
     anew = st.builds(ComeAnew, st.sampled_from(["one", "another"]))
-    return st.lists(
-        st.one_of([strange] * 3 + [claim] * 2 + [said] * 8 + [anew]), min_size=LEAST_ACTS, max_size=MOST_ACTS
-    )
+    act = weighted((3, strange), (2, claim), (8, said), (1, anew))
+    return st.lists(act, min_size=LEAST_ACTS, max_size=MOST_ACTS)
 
 
 class Attack:
