@@ -76,7 +76,7 @@ def check_effects(world: "World", effects: Effects) -> None:
     for gang, tokens in submits.items():
         job = effects.jobs[gang[0]]
         assert job.attempt is not None
-        assert job.generation == gang[1]
+        assert job.generation == gang[1], "a component of an earlier attempt is started"
         assert len(tokens) == len(set(tokens)), "each once"
         assert not gangs.tokens[gang] & set(tokens), "a component is started once"
         assert gang not in gangs.opened, "nothing is started after the barrier"
@@ -188,11 +188,11 @@ def _fits_request(job: Job, attempt: Attempt, *, replaced: bool) -> None:
 def _barrier_may_open(world: "World", gang: Gang, tokens: list[Token]) -> None:
     """All or nothing, once, and with no earlier attempt of the job still running its program."""
     gangs = world.gangs
-    assert set(tokens) <= gangs.claimed[gang] <= gangs.tokens[gang]
-    assert gang not in gangs.opened
+    assert set(tokens) <= gangs.claimed[gang] <= gangs.tokens[gang], "a component starts that is not claimed"
+    assert gang not in gangs.opened, "the barrier opens twice"
     gangs.opened.add(gang)
     for token in tokens:
-        assert any(token in site.claimed for site in world.sites.values())
+        assert any(token in site.claimed for site in world.sites.values()), f"{token} never had its nodes"
     for token in _programs(world):
         job, generation, *_ = parse_token(token)
         assert job != gang[0] or generation == gang[1], f"{token} still runs while attempt {gang[1]} starts"
