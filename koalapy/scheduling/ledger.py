@@ -48,6 +48,8 @@ class Ledger:
         """Job and index of every component of a live attempt."""
         self.when_over: list[Callable[[JobId], None]] = []
         """Who forgets a job once it is over."""
+        self.unsent_submits: set[Token] = set()
+        """Components that are submitted by effects that were not taken yet: no cluster knows of them."""
         self._use = use if use.counts else None
         self._touch = touch
         self._effects = Effects()
@@ -59,6 +61,7 @@ class Ledger:
         change with the next events.
         """
         effects, self._effects = self._effects, Effects()
+        self.unsent_submits.clear()
         effects.commands = [c for c in effects.commands if not isinstance(c, STARTS) or c.token in self._tokens]
         if share:
             for job in effects.jobs:
@@ -212,10 +215,8 @@ class Ledger:
 
     def command(self, command: Command) -> None:
         self._effects.commands.append(command)
-
-    def unsent_submits(self) -> frozenset[Token]:
-        """Return the tokens of the components that are submitted by the effects gathered so far."""
-        return frozenset(command.token for command in self._effects.commands if isinstance(command, SubmitComponent))
+        if isinstance(command, SubmitComponent):
+            self.unsent_submits.add(command.token)
 
     def confirm(self, cluster: str) -> None:
         self._effects.confirm.add(cluster)

@@ -82,7 +82,9 @@ def check_effects(world: "World", effects: Effects) -> None:
         assert gang not in gangs.opened, "nothing is started after the barrier"
         gangs.tokens[gang] |= set(tokens)
         submitted = {c.cluster for c in job.attempt.components if job.token(c.index) in tokens}
-        assert not submitted & job.barred_from(world.now), "it is handed to a cluster that has refused it"
+        # Of an attempt that ends, another component may have been refused after these were submitted: all are stopped.
+        refusing = job.barred_from(world.now) if job.ending is None else frozenset()
+        assert not submitted & refusing, "it is handed to a cluster that has refused it"
         _fits_request(job, job.attempt, replaced=gang in gangs.replaced)
         _is_where_its_home_site_lets_it(world, job, job.attempt)
     opens = _by_gang(c.token for c in effects.commands if isinstance(c, OpenBarrier))

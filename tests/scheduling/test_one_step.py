@@ -3,7 +3,7 @@
 import pytest
 
 from koalapy.model.job import ComponentState, JobId, JobState, Token
-from koalapy.model.reports import ComponentStatus, Inventory, StageStatus
+from koalapy.model.reports import ComponentStatus, Inventory, Refusal, ReportedState, StageStatus
 from koalapy.model.request import ComponentRequest, FixedRequest, InputFile
 from koalapy.scheduling.events import ClusterDisconnected, ClusterLost, InventoryReceived, Reported
 from tests.scheduling.world import World
@@ -26,7 +26,7 @@ def staged(token: Token) -> Reported:
     return Reported("north", StageStatus(token, "done", 1600, 1600))
 
 
-def reported(token: Token, state: ComponentState, hosts: tuple[str, ...] = ()) -> Reported:
+def reported(token: Token, state: ReportedState, hosts: tuple[str, ...] = ()) -> Reported:
     return Reported("north", ComponentStatus(token, state, hosts=hosts))
 
 
@@ -53,24 +53,22 @@ def test_inventory_after_the_step_of_a_submit_that_was_delivered_loses_the_compo
     assert world.reasons(job, "error") == ["the cluster knows nothing of it"]
 
 
-@pytest.mark.parametrize("has_file", [True, False])
-def test_attempt_that_is_claimed_and_ends_in_one_step_opens_no_barrier_with_the_next_attempts_plan(
-    has_file: bool,
-) -> None:
-    world, job, token = world_with_job(has_file=has_file)
-    before = world.commands(job)
-    claimed, ended = reported(token, ComponentState.CLAIMED, HOSTS), reported(token, ComponentState.ENDED)
-    world.step([staged(token)] * has_file + [claimed, ended])
+def test_attempt_that_is_claimed_and_ends_in_one_step_opens_no_barrier_with_the_next_attempts_plan() -> None:
+    world, job, token = world_with_job(has_file=False)
+    world.step([reported(token, ComponentState.CLAIMED, HOSTS), reported(token, ComponentState.ENDED)])
     assert world.job(job).generation == 2
-    kinds = [("Forget", token)] if has_file else [("Forget", token), ("Submit", "1.2.0")]
-    assert world.commands(job)[len(before) :] == kinds
+    assert world.commands(job) == [("Submit", token), ("Forget", token), ("Submit", "1.2.0")]
 
 
-def test_attempt_that_ends_in_the_step_of_its_submit_submits_nothing() -> None:
+@pytest.mark.parametrize("refused", ["", "unknown"])
+@pytest.mark.parametrize("state", [ComponentState.WAITING, ComponentState.CLAIMED, ComponentState.ENDED])
+def test_status_in_the_step_of_a_submit_is_ignored(state: ReportedState, refused: Refusal) -> None:
     world, job, token = world_with_job(has_file=True)
-    world.step([staged(token), reported(token, ComponentState.ENDED)])
-    assert world.job(job).generation == 2
-    assert world.commands(job) == [("Forget", token)]
+    early = ComponentStatus(token, state, HOSTS, refused=refused, error="no", over=True)
+    world.step([staged(token), Reported("north", early), InventoryReceived("north", Inventory((early,)))])
+    assert world.job(job).generation == 1
+    assert [c.state for c in world.job(job).attempt.gang] == [ComponentState.SUBMITTED]  # type: ignore[union-attr]
+    assert world.commands(job) == [("Submit", token)]
 
 
 def test_cluster_declared_lost_in_the_step_of_a_submit_is_not_given_it() -> None:

@@ -48,7 +48,12 @@ class Components:
         """Components of no live attempt that were told to end and have not yet."""
 
     def update(self, cluster: ClusterName, status: ComponentStatus, now: float) -> Job | None:
-        """Take in one snapshot of one component; the answer is its job, which may have to be settled."""
+        """Take in one snapshot of one component; the answer is its job, which may have to be settled.
+
+        Ignore what is told of a component before its submit is sent.
+        """
+        if status.token in self._ledger.unsent_submits:
+            return None
         if status.over and status.token in self._grid[cluster].live:
             self._grid[cluster].over.add(status.token)
         found = self._ledger.find(status.token)
@@ -74,7 +79,7 @@ class Components:
         """Hold an inventory against what is known; yields the tokens whose jobs may have to be settled."""
         reported = {status.token for status in event.inventory.components}
         # An event before this one in the same step may have led to submits, which are in no outbox yet.
-        undelivered = event.undelivered | self._ledger.unsent_submits()
+        undelivered = event.undelivered | self._ledger.unsent_submits
         if event.inventory.whole:
             self._strays.pop(event.cluster, None)
         for status in event.inventory.components:
