@@ -71,3 +71,16 @@ async def test_until_with_a_failing_condition_raises_its_error() -> None:
     asyncio.get_running_loop().call_later(5.0, items.append, 7)
     with pytest.raises(ZeroDivisionError):
         await until(lambda: items and 1 / 0)
+
+
+async def test_until_sees_what_a_thread_changes_before_it_ends() -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def work() -> None:
+        has_begun.set()
+        may_end.wait()
+
+    working = asyncio.ensure_future(asyncio.to_thread(work))
+    assert await until(has_begun.is_set)
+    may_end.set()
+    await working

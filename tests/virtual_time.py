@@ -13,6 +13,8 @@ T = TypeVar("T")
 
 MAX_THREAD_WAIT_S = 60.0
 """Seconds of real time that the loop waits for threads before it fails the test."""
+WATCH_INTERVAL_S = 0.005
+"""Seconds of real time after which conditions are evaluated again while a thread works."""
 START = 1_000.0
 """The loop's time when it begins."""
 EPOCH = 1_700_000_000.0
@@ -23,6 +25,8 @@ class _Selector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
     """Report I/O that is ready; where there is none, let the loop jump instead of waiting."""
 
     loop: "VirtualTimeLoop"
+    _waited_s = 0.0
+    """Seconds of real time since a thread last woke the loop."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if events := super().select(0):
@@ -30,16 +34,23 @@ class _Selector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
         if timeout is not None and timeout <= 0:
             return []
         if self.loop.waits_for_threads():
-            if events := super().select(MAX_THREAD_WAIT_S):
-                return events
-            raise RuntimeError(
-                f"a thread has not ended for {MAX_THREAD_WAIT_S:g} s: mark what hangs with loop.hanging_threads()"
-            )
+            return self._wait_for_threads()
         if timeout is None:
             # No timer and no thread: only a signal or a thread that the loop does not know can wake it.
             return super().select(MAX_THREAD_WAIT_S)
         self.loop.jump(timeout)
         return []
+
+    def _wait_for_threads(self) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait until a thread ends, but no longer than until conditions that it may have changed are due."""
+        wait_s = WATCH_INTERVAL_S if self.loop.has_watched_conditions() else MAX_THREAD_WAIT_S
+        events = super().select(wait_s)
+        self._waited_s = 0.0 if events else self._waited_s + wait_s
+        if self._waited_s >= MAX_THREAD_WAIT_S:
+            raise RuntimeError(
+                f"a thread has not ended for {MAX_THREAD_WAIT_S:g} s: mark what hangs with loop.hanging_threads()"
+            )
+        return events
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
@@ -76,6 +87,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             yield
         finally:
             self._are_threads_hanging = False
+
+    def has_watched_conditions(self) -> bool:
+        return bool(self._watched)
 
     async def watch(self, condition: Callable[[], T]) -> T:
         """Return the first true value of a condition, evaluated now and after each turn of the loop."""

@@ -14,6 +14,8 @@ import uvloop
 from koalapy.service import embedded
 from koalapy.service.embedded import AgentProcess, EmbeddedAgents
 
+pytestmark = pytest.mark.processes
+
 SHELL = ("sh", "-c")
 
 

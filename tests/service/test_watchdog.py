@@ -16,6 +16,8 @@ from koalapy.service.watchdog import Watchdog
 from koalapy.service_manager import SOCKET, WATCHDOG_PID, WATCHDOG_SPAN, ServiceManager
 from tests.certificates import Authority
 
+pytestmark = pytest.mark.processes
+
 DEADLINE = 30.0
 Pairs = tuple[ssl.SSLContext | None, ssl.SSLContext | bool]
 """Of who answers and of who asks."""
