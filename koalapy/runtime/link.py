@@ -167,6 +167,7 @@ class Link:
         self._flush()
 
     def close(self) -> None:
+        self._loop.cancel("connect")  # else it would connect twice after a reconnection
         if self._socket is not None:
             self._loop.forget(self._socket.fileno())
             self._socket.close()
