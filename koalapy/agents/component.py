@@ -277,11 +277,8 @@ class Component:
             self.output.take_over(index, unsent.get(index, []), total, self.folder.left)
 
     def _note_killed_runners(self) -> None:
-        """Say that output may be missing of nodes whose runners were killed, where that is no failure.
-
-        The component was told to end then, or its program has failed.
-        """
-        if self.plan is None or self.infrastructure:
+        """Say that output may be missing of the nodes whose runners were killed, once the program was let go."""
+        if self.plan is None:
             return
         writers = self.nodes if self.plan["launcher"] != "openmpi" else self.nodes[: self.leads]
         for index, node in enumerate(writers):

@@ -128,6 +128,7 @@ async def test_a_killed_runner_fails_its_component_and_frees_the_rest(site: Site
     end = await daemon.reaches(T, "ended")
     assert end["infrastructure"]
     assert "runner killed by signal 9" in end["error"]
+    assert "its runner was killed" in end["missing"]
     await daemon.until(lambda: daemon.report()["idle"] == 4)
 
 
