@@ -20,6 +20,7 @@ import koalapy
 from koalapy.agents.account_process import AccountProcess
 from koalapy.agents.accounts import PLAIN, Account, Accounts
 from koalapy.agents.environment import inherited
+from koalapy.agents.lrm.commands import RunCommand, run
 from koalapy.agents.run_as import RunAs, Way, environment_of
 from koalapy.agents.settings import AgentSettings, SiteSettings
 from koalapy.agents.spool import RUNNER_LOG, Folder
@@ -56,9 +57,9 @@ class JobFolders:
         return cls(run_as, settings.accounts_directory, settings.python)
 
     @classmethod
-    def alone(cls) -> "JobFolders":
+    def alone(cls, run_command: RunCommand = run) -> "JobFolders":
         """Of an agent that acts for nobody but itself."""
-        return cls(RunAs(Accounts("", SiteSettings())))
+        return cls(RunAs(Accounts("", SiteSettings()), run_command=run_command))
 
     @property
     def are_many(self) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from koalapy.agents.accounts import Account, Accounts
-from koalapy.agents.lrm.commands import CommandResult, run
+from koalapy.agents.lrm.commands import CommandResult, RunCommand, run
 from koalapy.model.errors import SiteRejected
 
 CAP_SETGID, CAP_SETUID = 1 << 6, 1 << 7
@@ -46,17 +46,17 @@ def _may_change_account() -> bool:
 class RunAs:
     """Makes commands that run as somebody, and runs them. ``SiteError`` for who may not run anything here."""
 
-    def __init__(self, accounts: Accounts, way: Way | None = None) -> None:
-        self.accounts = accounts
+    def __init__(self, accounts: Accounts, way: Way | None = None, run_command: RunCommand = run) -> None:
+        self.accounts, self._run_command = accounts, run_command
         self.way = way or (way_here() if accounts.are_many else Way.NONE)
 
     async def run(self, user: str, *argv: str, environment: Mapping[str, str], **options: Any) -> CommandResult:
         """As ``commands.run``, by that account; as the agent itself where none is named."""
         if not user:
-            return await run(*argv, environment=environment, **options)
+            return await self._run_command(*argv, environment=environment, **options)
         account = await self.accounts.find(user)
         command = self.command(account, argv, environment.get("PATH"))
-        answer = await run(*command, environment=environment_of(account, environment), **options)
+        answer = await self._run_command(*command, environment=environment_of(account, environment), **options)
         if self.way is Way.SUDO and answer.code != 0 and NO_RULE.search(answer.errors):
             raise self._no_rule(argv[0], user, answer.error_line)
         return answer

@@ -76,8 +76,20 @@ class Output:
     """The program's output from the first byte the agent has not acknowledged: in blocks, all but two of them in files
     ``SPILL.OFFSET``. What was acknowledged takes no room."""
 
-    def __init__(self, spill: str, secret: bytes = b"") -> None:
-        """``secret``: by which files are known to be ours, if the agent asks for that."""
+    def __init__(
+        self,
+        spill: str,
+        secret: bytes = b"",
+        *,
+        chunk: int = CHUNK,
+        window: int = WINDOW,
+        block: int = BLOCK,
+        memory: int = MEMORY,
+        spill_limit: int = SPILL_LIMIT,
+    ) -> None:
+        """``secret``: by which files are known to be ours, if the agent asks for that. All sizes are bytes."""
+        self._chunk, self._window, self._block = chunk, window, block
+        self._memory, self._spill_limit = memory, spill_limit
         self.start = self.sent = self.total = 0
         self._blocks: list[Block] = []
         self._spill, self._secret = spill, secret
@@ -85,17 +97,20 @@ class Output:
     @property
     def full(self) -> bool:
         """Whether the program has to wait: its agent is away or slow, or there is no room for more."""
-        return self.total - self.start > SPILL_LIMIT or sum(len(b.data) for b in self._blocks if b.data) > MEMORY
+        return (
+            self.total - self.start > self._spill_limit
+            or sum(len(b.data) for b in self._blocks if b.data) > self._memory
+        )
 
     def append(self, data: bytes) -> None:
-        if not self._blocks or self._blocks[-1].data is None or self._blocks[-1].size >= BLOCK:
+        if not self._blocks or self._blocks[-1].data is None or self._blocks[-1].size >= self._block:
             self._blocks.append(Block(self.total))
         last = self._blocks[-1]
         last.data += data  # type: ignore[operator]
         last.size += len(data)
         self.total += len(data)
         for block in self._blocks[1:]:
-            if block.size >= BLOCK:
+            if block.size >= self._block:
                 self._have_in_file(block)
 
     def save(self) -> None:
@@ -116,9 +131,9 @@ class Output:
 
     def chunks(self) -> Iterator[tuple[int, bytes]]:
         """What may be sent now: a window's worth beyond what is acknowledged."""
-        while self.sent < min(self.total, self.start + WINDOW):
+        while self.sent < min(self.total, self.start + self._window):
             block = next(block for block in self._blocks if block.end > self.sent)
             offset, at = self.sent, self.sent - block.start
-            data = bytes(block.load(self._secret)[at : at + CHUNK])
+            data = bytes(block.load(self._secret)[at : at + self._chunk])
             self.sent += len(data)
             yield offset, data

@@ -31,9 +31,11 @@ def socket_for(host: str) -> socket.socket:
 class ProbeListener:
     """A port at this node's address. Who connects is sent this listener's nonce, and the address it came from."""
 
-    def __init__(self, loop: Loop, name: str, host: str, ports: tuple[int, int] | None) -> None:
+    def __init__(
+        self, loop: Loop, name: str, host: str, ports: tuple[int, int] | None, max_peers: int = MAX_PEERS
+    ) -> None:
         """``ports`` are the first and last to choose from. Raises ``Failure``."""
-        self._loop = loop
+        self._loop, self._max_peers = loop, max_peers
         self._listener = socket_for(host)
         self._peers: dict[int, socket.socket] = {}
         self.nonce = os.urandom(8).hex()
@@ -64,7 +66,7 @@ class ProbeListener:
         except OSError:  # gone again
             return
         peer.setblocking(False)
-        if len(self._peers) >= MAX_PEERS:
+        if len(self._peers) >= self._max_peers:
             self._disconnect(next(iter(self._peers)))
         self._peers[peer.fileno()] = peer
         self._loop.watch(peer.fileno(), lambda _: self._disconnect(peer.fileno()))

@@ -13,7 +13,7 @@ PATIENCE = 540.0
 """Seconds. Ranks in lockstep cost a time slice at each of thousands of steps where others want the processors, too."""
 YIELDING = {**os.environ, "OMPI_MCA_mpi_yield_when_idle": "1"}
 """As in embedded clusters: a rank that waits gives its processor away."""
-pytestmark = [pytest.mark.mpi, needs(MPI)]
+pytestmark = [pytest.mark.mpi, needs(MPI), pytest.mark.processes]
 
 
 def run(ranks: int, name: str, *options: str) -> "subprocess.CompletedProcess[str]":

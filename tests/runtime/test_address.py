@@ -36,6 +36,7 @@ def test_this_machines_own_addresses() -> None:
     assert ("lo", "127.0.0.1") in own_addresses()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("environment", "host", "name"),
     [
@@ -52,6 +53,7 @@ async def test_a_runner_says_how_it_is_reached(
     assert (node.hellos[0]["host"], node.hellos[0]["name"], node.hellos[0]["phase"]) == (host, name, "waiting")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("environment", "has"),
     [({"KOALA_NODE_INDEX": "0", "KOALA_NODE": "n1"}, "127.0.0.1 on lo"), ({}, "127.0.4.1 on lo")],

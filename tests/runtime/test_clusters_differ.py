@@ -18,7 +18,7 @@ from tests.runtime.connections import cut
 from tests.runtime.installations import copy_to, origin
 from tests.runtime.test_openmpi import SLEEPER, gang, run
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.processes]
 
 
 async def pair(agent: FakeAgent, north: dict[str, str], south: dict[str, str]) -> list[FakeNode]:

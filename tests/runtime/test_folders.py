@@ -29,6 +29,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.processes
 def test_what_a_killed_one_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
     base, other = tmp_path / "tmp", tmp_path / "other"
     for folder in (base, other):
@@ -110,6 +111,7 @@ def left(tmp_path: Path) -> Path:
     return base
 
 
+@pytest.mark.processes
 @needs(ROOT)
 def test_read_only_folders_of_one_that_was_killed_are_removed(left: Path) -> None:
     as_somebody(left, lambda: sweep("."))
@@ -117,6 +119,7 @@ def test_read_only_folders_of_one_that_was_killed_are_removed(left: Path) -> Non
     assert (left.parent / "elsewhere").stat().st_mode & 0o777 == 0o555
 
 
+@pytest.mark.processes
 @needs(ROOT)
 def test_a_runner_removes_its_read_only_folders(left: Path) -> None:
     as_somebody(left, lambda: remove_tree(os.listdir(".")[0]))
@@ -124,6 +127,7 @@ def test_a_runner_removes_its_read_only_folders(left: Path) -> None:
     assert (left.parent / "elsewhere").stat().st_mode & 0o777 == 0o555
 
 
+@pytest.mark.processes
 @needs(ROOT)
 def test_where_something_of_anothers_stays_the_rest_goes_and_it_is_found_again(
     left: Path, capfd: pytest.CaptureFixture[str]
@@ -145,6 +149,7 @@ def test_where_something_of_anothers_stays_the_rest_goes_and_it_is_found_again(
     assert os.listdir(left) == []
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("remove", [lambda path: remove_tree(str(path)), lambda path: sweep(str(path.parent))])
 def test_folders_deeper_than_python_can_go_are_removed(tmp_path: Path, remove: Callable[[Path], object]) -> None:
     path, mark = make_folder(str(tmp_path), "7.1.0.0f", 0)

@@ -12,7 +12,7 @@ from tests.runtime.conftest import FakeAgent, FakeNode, plan
 from tests.runtime.installations import copy_to
 from tests.runtime.test_openmpi import gang
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.processes]
 
 WHO_SHARES = """
 import json, os

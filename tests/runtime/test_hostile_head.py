@@ -18,7 +18,7 @@ from tests.runtime.installations import origin
 from tests.runtime.test_lease import state_of
 from tests.runtime.test_openmpi import RANK, gang, run
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.processes]
 
 LEASE = 4.0
 SERIES = [5, pytest.param(4, marks=pytest.mark.skipif(not OPEN_MPI_4.is_met, reason=OPEN_MPI_4.reason))]

@@ -29,6 +29,7 @@ def pid_of(node: FakeNode) -> bytes:
     return node.output.splitlines()[0]
 
 
+@pytest.mark.processes
 async def test_runner_with_agent_ends_program_when_daemon_is_silent_for_lease(tmp_path: Path) -> None:
     agent = FakeAgent(tmp_path, lease=1.0, renews=True)
     node = await started(agent, STUBBORN)
@@ -41,6 +42,7 @@ async def test_runner_with_agent_ends_program_when_daemon_is_silent_for_lease(tm
     await agent.leave()
 
 
+@pytest.mark.processes
 async def test_runner_without_agent_ends_program_after_lease(tmp_path: Path) -> None:
     """The agent is stopped, or the node is cut off: nothing is answered any more."""
     agent = FakeAgent(tmp_path, lease=1.0, renews=True)
@@ -51,6 +53,7 @@ async def test_runner_without_agent_ends_program_after_lease(tmp_path: Path) -> 
     assert alive(pid) == []
 
 
+@pytest.mark.processes
 async def test_program_is_warned_when_its_lease_is_over(tmp_path: Path) -> None:
     agent = FakeAgent(tmp_path, lease=1.0, renews=True)
     node = await started(agent, WARNED, lease_warning={"signal": "USR1", "grace": 60.0})
@@ -61,6 +64,7 @@ async def test_program_is_warned_when_its_lease_is_over(tmp_path: Path) -> None:
     await agent.leave()
 
 
+@pytest.mark.processes
 async def test_runner_without_lease_goes_on_while_daemon_is_silent(tmp_path: Path) -> None:
     agent = FakeAgent(tmp_path, lease=None, renews=True)
     gate = tmp_path / "gate"
@@ -71,6 +75,7 @@ async def test_runner_without_lease_goes_on_while_daemon_is_silent(tmp_path: Pat
     await agent.leave()
 
 
+@pytest.mark.processes
 async def test_runner_stopped_beyond_lease_kills_program_that_is_not_renewed(tmp_path: Path) -> None:
     """It is halted first, for its next attempt may run by then."""
     agent = FakeAgent(tmp_path, lease=0.5, renews=True)
@@ -96,6 +101,7 @@ def state_of(pid: bytes) -> str:
         return ""
 
 
+@pytest.mark.processes
 async def test_runner_stopped_in_the_grace_after_its_lease_counts_it_all_the_same(tmp_path: Path) -> None:
     """The daemon does: the next attempt may run by then."""
     agent = FakeAgent(tmp_path, lease=1.0, renews=True)
@@ -115,6 +121,7 @@ async def test_runner_stopped_in_the_grace_after_its_lease_counts_it_all_the_sam
     await agent.leave()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("command", [STUBBORN, ["sh", "-c", f"{shlex.join(STUBBORN)} & sleep 0.5; wait"]])
 async def test_runner_ends_program_at_walltime_whatever_is_left_of_its_grace(
     tmp_path: Path, command: list[str]
@@ -135,6 +142,7 @@ async def test_runner_ends_program_at_walltime_whatever_is_left_of_its_grace(
     await agent.leave()
 
 
+@pytest.mark.processes
 async def test_runner_ends_program_at_walltime_without_agent(tmp_path: Path) -> None:
     agent = FakeAgent(tmp_path, lease=None, renews=True)
     node = await started(agent, STUBBORN, walltime=1.0)

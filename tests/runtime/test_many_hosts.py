@@ -11,7 +11,7 @@ from koalapy.runtime.plan import Plan
 from tests.needs import OPEN_MPI_4, SERIES_4, needs
 from tests.runtime.conftest import MPI_ENVIRONMENT, FakeNode, plan
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.processes]
 
 HOSTS = 130
 LAUNCH_AGENT = 'shift; TMPDIR=$(mktemp -d) && export TMPDIR && exec sh -c "$*"\n'

@@ -216,6 +216,7 @@ async def node(agent: FakeAgent, machines: Machines, token: str, index: int, *ad
 WHERE = ["sh", "-c", "echo $OMPI_COMM_WORLD_RANK $KOALA_HOST $KOALA_HOSTS $OMPI_MCA_btl_tcp_if_include"]
 
 
+@pytest.mark.processes
 @pytest.mark.mpi
 async def test_a_network_that_all_have_is_found_when_their_own_do_not_meet(
     agent: FakeAgent, machines: Machines
@@ -237,6 +238,7 @@ async def test_a_network_that_all_have_is_found_when_their_own_do_not_meet(
         assert await each.ended() == 0
 
 
+@pytest.mark.processes
 @pytest.mark.mpi
 async def test_messages_pass_by_the_network_that_was_found(agent: FakeAgent, machines: Machines) -> None:
     nodes = [
@@ -250,6 +252,7 @@ async def test_messages_pass_by_the_network_that_was_found(agent: FakeAgent, mac
     assert (told["passed"], told["network"]) == (True, "eth1")
 
 
+@pytest.mark.processes
 async def test_when_no_network_will_do_the_error_is_of_the_addresses_that_people_know(
     agent: FakeAgent, machines: Machines
 ) -> None:

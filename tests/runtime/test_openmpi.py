@@ -11,7 +11,7 @@ import pytest
 from koalapy.runtime.processes import descendants
 from tests.runtime.conftest import MPI_ENVIRONMENT, FakeAgent, FakeNode, alive, plan
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.processes]
 
 RANK = ["sh", "-c", "echo $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE on $KOALA_HOST $KOALA_NODE_INDEX"]
 

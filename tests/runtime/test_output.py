@@ -6,21 +6,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.runtime import output as output_module
-from koalapy.runtime.output import BLOCK, MEMORY, SPILL_LIMIT, Output
+from koalapy.runtime.output import BLOCK, MEMORY, Output
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32))
 def test_every_byte_arrives_once_and_what_is_acknowledged_takes_no_room(seed: int) -> None:
     chance = random.Random(seed)
-    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        for name, size in (("BLOCK", 64), ("MEMORY", 256), ("WINDOW", 100), ("CHUNK", 30)):
-            patch.setattr(output_module, name, size)
-        store, written, heard, acknowledged = Output(f"{folder}/output.0"), b"", b"", 0
+    with TemporaryDirectory() as folder:
+        store = Output(f"{folder}/output.0", block=64, memory=256, window=100, chunk=30)
+        written, heard, acknowledged = b"", b"", 0
         for _ in range(60):
             match chance.randrange(4):
                 case 0 | 1:
@@ -65,10 +63,11 @@ def test_the_program_waits_where_there_is_no_room(tmp_path: Path, monkeypatch: p
 
 
 def test_no_more_is_spilled_than_the_limit(tmp_path: Path) -> None:
-    store = Output(f"{tmp_path}/output.0")
+    limit = 4 * MEMORY
+    store = Output(f"{tmp_path}/output.0", spill_limit=limit)
     while not store.full:
         store.append(b"x" * 65536)
-    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= SPILL_LIMIT + BLOCK
+    assert MEMORY < sum(path.stat().st_size for path in tmp_path.iterdir()) <= limit + BLOCK
 
 
 def test_a_spill_that_somebody_removed_is_told_in_its_place(tmp_path: Path) -> None:

@@ -116,6 +116,7 @@ def test_traces_of_the_resource_manager_are_removed(tmp_path: Path) -> None:
     assert environment.items() >= kept.items()
 
 
+@pytest.mark.processes
 def test_another_series_than_the_clusters_is_named(tmp_path: Path) -> None:
     environment, own = installation(tmp_path, "orterun", "echo 'mpirun (Open MPI) 4.1.4'")
     with pytest.raises(Failure) as failure:

@@ -10,7 +10,7 @@ import pytest
 from tests.runtime.conftest import FakeAgent, FakeNode
 from tests.runtime.test_openmpi import RANK, gang, run
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.processes]
 
 Payload = dict[str, Any]
 

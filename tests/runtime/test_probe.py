@@ -8,10 +8,9 @@ from koalapy.runtime import probe
 from koalapy.runtime.link import Loop
 
 
-def test_who_stays_at_the_door_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "MAX_PEERS", 3)
+def test_probe_listener_with_too_many_peers_disconnects_the_oldest() -> None:
     loop = Loop()
-    listener = probe.ProbeListener(loop, "node-1", "127.0.0.1", None)
+    listener = probe.ProbeListener(loop, "node-1", "127.0.0.1", None, max_peers=3)
     peers = []
     try:
         for _ in range(8):

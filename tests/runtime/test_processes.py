@@ -10,6 +10,8 @@ import pytest
 
 from tests.runtime.conftest import FakeAgent, FakeNode, alive, left, plan
 
+pytestmark = pytest.mark.processes
+
 TOKEN = "7.1.0"
 
 

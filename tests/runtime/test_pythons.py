@@ -9,6 +9,8 @@ from tests.needs import OLDER_PYTHONS
 from tests.runtime.conftest import MPI_ENVIRONMENT, RUNNER, FakeAgent, FakeNode, plan
 from tests.runtime.test_openmpi import gang, run
 
+pytestmark = pytest.mark.processes
+
 OLD_C_LIBRARY = """
 def refuse(*args, **options):
     raise NotImplementedError("The 'setsid' parameter is not supported on this system")

@@ -9,6 +9,8 @@ import pytest
 
 from koalapy.runtime.rank_script import LAUNCHER, REFUSAL, SCRIPT_VARIABLE, write_rank_script
 
+pytestmark = pytest.mark.processes
+
 PRINT = [sys.executable, "-I", "-S", "-c", "import os, sys; print([sys.argv[1:], dict(os.environ), os.getcwd()])"]
 
 

@@ -16,7 +16,7 @@ from tests.runtime.test_clusters_differ import WHERE_AM_I, said
 from tests.runtime.test_host_names import WHO_SHARES, groups_agree
 from tests.runtime.test_openmpi import RANK, SLEEPER, gang, run, stop_one_after_the_other
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.processes]
 
 SERIES = {"KOALA_MPI_PREFIX": str(SERIES_4), "KOALA_MPI_SERIES": "4"}
 

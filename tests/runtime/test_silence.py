@@ -55,6 +55,7 @@ async def finishes(agent: FakeAgent, node: FakeNode, gate: Path) -> None:
     assert node.output == b"up\ndone\n"
 
 
+@pytest.mark.processes
 async def test_a_runner_looks_for_another_agent_when_the_one_it_had_says_nothing(tmp_path: Path) -> None:
     """Its host is gone: no end of the connection is ever told. Another agent has started elsewhere."""
     agent, file = FakeAgent(tmp_path, lease=4.0), tmp_path / "agent.json"
@@ -76,6 +77,7 @@ async def test_a_runner_looks_for_another_agent_when_the_one_it_had_says_nothing
     await agent.leave()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("renews", [False, True])
 async def test_a_runner_that_was_stopped_does_not_take_that_for_its_agents_silence(
     tmp_path: Path, renews: bool

@@ -9,7 +9,7 @@ from tests.runtime.conftest import MPI_ENVIRONMENT, FakeAgent
 from tests.runtime.test_hostile_head import SERIES, prefix_of, start_pair
 from tests.runtime.test_openmpi import run
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.processes]
 
 SPAWN = """
 import sys

@@ -9,6 +9,8 @@ import pytest
 
 from tests.runtime.conftest import MPI_ENVIRONMENT, FakeAgent, FakeNode, alive, plan
 
+pytestmark = pytest.mark.processes
+
 TOKEN = "7.1.0"
 LONG = 600.0
 SAVES = """

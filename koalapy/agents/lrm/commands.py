@@ -7,6 +7,7 @@ import shlex
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.resources import RUN_OUT
@@ -29,6 +30,18 @@ class CommandResult:
         """The first line that says something, for people."""
         lines = [line.strip() for line in (self.errors or self.output.decode(errors="replace")).splitlines()]
         return next((line for line in lines if line), f"exit code {self.code}")
+
+
+class RunCommand(Protocol):
+    """How a command is run: by ``run``, or by a test's stand-in that starts no process."""
+
+    async def __call__(
+        self,
+        *argv: str,
+        environment: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout: float = COMMAND_TIMEOUT,
+    ) -> CommandResult: ...
 
 
 async def run(

@@ -9,8 +9,12 @@ import pytest
 
 from koalapy.agents.lrm.commands import CommandResult, printed_job, run
 from koalapy.model.errors import SiteUnavailable
+from tests.signals import until
+
+from .conftest import is_alive
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("size", "code"), [(0, 0), (100_000, 3)])
 async def test_a_short_answer_is_whole(size: int, code: int) -> None:
     script = f"head -c {size} /dev/zero; echo oh >&2; exit {code}"
@@ -18,6 +22,7 @@ async def test_a_short_answer_is_whole(size: int, code: int) -> None:
     assert (answer.code, len(answer.output), answer.errors) == (code, size, "oh\n")
 
 
+@pytest.mark.processes
 async def test_a_child_that_holds_the_pipes_keeps_nobody_waiting(tmp_path: Path) -> None:
     child = tmp_path / "child"
     script = f"setsid sh -c 'echo $$ > {child}; exec sleep 60' & head -c 1000000 /dev/zero; sleep 60"
@@ -26,6 +31,17 @@ async def test_a_child_that_holds_the_pipes_keeps_nobody_waiting(tmp_path: Path)
             await run("sh", "-c", script, timeout=1.0)
     if child.exists() and (pid := child.read_text().strip()):
         os.kill(int(pid), signal.SIGKILL)
+
+
+@pytest.mark.processes
+async def test_run_that_is_late_ends_all_that_the_command_started(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    script = f"sleep 1000 & echo $! $$ > {started}; wait"
+    with pytest.raises(SiteUnavailable, match=r"sh did not answer within 2 s"):
+        await run("sh", "-c", script, timeout=2.0)
+    pids = [int(pid) for pid in started.read_text().split()]
+    assert len(pids) == 2
+    await until(lambda: not any(is_alive(pid) for pid in pids))
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,18 @@
 """Slurm and Grid Engine where jobs are several accounts': whose is whose, and as whom commands run.
 
-sudo only writes down what it is asked, and does it as we are.
+Commands are answered in this process; what is done in accounts' folders is done by real processes, as we are.
 """
 
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from koalapy.agents.accounts import Account, Accounts
 from koalapy.agents.job_folders import COMMAND, PROGRAM, JobFolders
+from koalapy.agents.lrm.commands import CommandResult, RunCommand, run
 from koalapy.agents.lrm.drmaa.accounts import drmaa_control
 from koalapy.agents.lrm.port import LrmJobState, LrmSubmission
 from koalapy.agents.lrm.sge.adapter import SgeLrm
@@ -34,30 +36,38 @@ MAPPED = SiteSettings(identity="mapped")
 
 
 class FakeSudo:
-    """What it was asked to run, and as whom."""
+    """Runs commands of resource managers by a stand-in and all else as we are, and keeps what was asked by whom."""
 
-    def __init__(self, folder: Path) -> None:
-        self._log = folder / "sudo.log"
+    def __init__(self, folder: Path, run_command: RunCommand) -> None:
+        self._run_command = run_command
+        self._calls: list[str] = []
         program = folder / "sudo"
-        program.write_text(f'#!/bin/sh\necho "$*" >> {self._log}\nshift 4\nexec "$@"\n')
+        program.write_text('#!/bin/sh\nshift 4\nexec "$@"\n')
         program.chmod(0o755)
         files = folder / COMMAND
         files.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {PROGRAM} "$@"\n')
         files.chmod(0o755)
 
+    async def run(self, *argv: str, **options: Any) -> CommandResult:
+        if os.path.basename(argv[0]) != "sudo":
+            return await self._run_command(*argv, **options)
+        sudo, _, _, user, _, *command = argv
+        assert argv == (sudo, "-n", "-u", user, "--", *command)
+        self._calls.append(f"{user}: {' '.join(command)}")
+        return await self._run_command(*command, **options)
+
     def calls(self, program: str) -> list[str]:
-        """Each with the account before it."""
-        lines = self._log.read_text().splitlines() if self._log.exists() else []
-        found = [line.removeprefix("-n -u ").split(" -- ", 1) for line in lines if line.startswith("-n -u ")]
-        return [f"{user}: {asked}" for user, asked in found if os.path.basename(asked.split()[0]) == program]
+        """Return the calls of a program, each with the account before it."""
+        return [call for call in self._calls if os.path.basename(call.split()[1]) == program]
 
 
-def folders_of(tmp_path: Path, settings: SiteSettings = MAPPED, way: Way = Way.SUDO) -> JobFolders:
+def folders_of(tmp_path: Path, run_command: RunCommand = run) -> JobFolders:
     for name in KNOWN:
         (tmp_path / "jobs" / name).mkdir(parents=True)
     (tmp_path / "jobs" / "agent.json").touch()
-    accounts = Accounts("north", settings, KNOWN.get)
-    return JobFolders(RunAs(accounts, way), tmp_path / "jobs", str(tmp_path / "tools" / "python"))
+    accounts = Accounts("north", MAPPED, KNOWN.get)
+    run_as = RunAs(accounts, Way.SUDO, run_command)
+    return JobFolders(run_as, tmp_path / "jobs", str(tmp_path / "tools" / "python"))
 
 
 def submission(folders: JobFolders, user: str, name: str = "koala-x-9.1.0") -> LrmSubmission:
@@ -66,14 +76,23 @@ def submission(folders: JobFolders, user: str, name: str = "koala-x-9.1.0") -> L
 
 
 @pytest.fixture
-def mapped(slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmLrm:
-    monkeypatch.setattr(os, "getuid", lambda: 4242)
-    return SlurmLrm(SiteSettings(kind="slurm", identity="mapped"), folders=folders_of(tmp_path))
+def tools(tmp_path: Path) -> Path:
+    """Return the folder of the programs of FakeSudo."""
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    return folder
 
 
 @pytest.fixture
-def sudo(slurm: FakeSlurm, tmp_path: Path) -> FakeSudo:
-    return FakeSudo(tmp_path / "tools")
+def sudo(slurm: FakeSlurm, tools: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSudo:
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    return FakeSudo(tools, slurm.run)
+
+
+@pytest.fixture
+def mapped(sudo: FakeSudo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmLrm:
+    monkeypatch.setattr(os, "getuid", lambda: 4242)
+    return SlurmLrm(SiteSettings(kind="slurm", identity="mapped"), folders=folders_of(tmp_path, sudo.run))
 
 
 async def test_slurm_jobs_are_known_by_name_and_owner(slurm: FakeSlurm, mapped: SlurmLrm) -> None:
@@ -100,6 +119,7 @@ async def test_slurm_jobs_of_people_that_we_do_not_act_for_are_none_of_ours(
     assert {job.user for job in (await mapped.snapshot()).jobs} == {"ann"}
 
 
+@pytest.mark.processes
 async def test_slurm_is_handed_a_job_by_its_owner(
     slurm: FakeSlurm, sudo: FakeSudo, mapped: SlurmLrm, tmp_path: Path
 ) -> None:
@@ -163,24 +183,27 @@ async def test_snapshot_for_accounts_says_whose_jobs_are_whose(
 
 
 @pytest.fixture
-def grid(engine: FakeGridEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SgeLrm:
-    (tmp_path / "tools").mkdir()
-    monkeypatch.setenv("PATH", f"{tmp_path / 'tools'}:{os.environ['PATH']}")
-    program = engine.folder / "bin" / "qsub"
-    program.write_text((engine.folder / "bin" / "qdel").read_text())
-    program.chmod(0o755)
+def grid_sudo(engine: FakeGridEngine, tools: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSudo:
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
     engine.answers("qsub", "41\n")
-    folders = folders_of(tmp_path)
+    return FakeSudo(tools, engine.run)
+
+
+@pytest.fixture
+def grid(grid_sudo: FakeSudo, tmp_path: Path) -> SgeLrm:
+    folders = folders_of(tmp_path, grid_sudo.run)
     control = QsubControl(SgeCommands(folders.run_as))
     return SgeLrm(SiteSettings(kind="sge", identity="mapped"), control, folders=folders)
 
 
-async def test_grid_engine_is_handed_a_job_by_its_owner(engine: FakeGridEngine, grid: SgeLrm, tmp_path: Path) -> None:
-    sudo = FakeSudo(tmp_path / "tools")
+@pytest.mark.processes
+async def test_grid_engine_is_handed_a_job_by_its_owner(
+    engine: FakeGridEngine, grid: SgeLrm, grid_sudo: FakeSudo, tmp_path: Path
+) -> None:
     assert await grid.submit(submission(grid._folders, "ben")) == "41"
-    (asked,) = sudo.calls("qsub")
+    (asked,) = grid_sudo.calls("qsub")
     work = tmp_path / "jobs" / "ben" / "work-koala-x-9.1.0"
-    assert asked.startswith(f"ben: {engine.folder}/bin/qsub -terse -N koala-x-9.1.0 -wd {work} -o {work}/runner.log")
+    assert asked.startswith(f"ben: {engine.programs}/qsub -terse -N koala-x-9.1.0 -wd {work} -o {work}/runner.log")
     assert asked.endswith(f"-b y -shell n -r n {work}/launch")
     assert os.access(work / "launch", os.X_OK)
 
@@ -204,8 +227,8 @@ async def test_grid_engines_jobs_are_known_by_name_and_owner(engine: FakeGridEng
     assert engine.calls("qdel") == []
 
 
-async def test_a_refusal_of_qsub_is_in_its_words(engine: FakeGridEngine, grid: SgeLrm, tmp_path: Path) -> None:
-    FakeSudo(tmp_path / "tools")
+@pytest.mark.processes
+async def test_a_refusal_of_qsub_is_in_its_words(engine: FakeGridEngine, grid: SgeLrm) -> None:
     engine.answers("qsub", "Unable to run job: no suitable queues.\nExiting.\n", 1)
     with pytest.raises(SiteRejected, match="qsub: Unable to run job: no suitable queues") as refused:
         await grid.submit(submission(grid._folders, "ann"))

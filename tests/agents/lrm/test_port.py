@@ -22,6 +22,8 @@ from koalapy.model.errors import SiteRejected
 
 from .conftest import WITHIN, eventually, is_alive, numbers_in
 
+pytestmark = pytest.mark.processes
+
 
 @dataclass(frozen=True)
 class Tried:

@@ -1,6 +1,5 @@
 """A DRMAA library acts for who has loaded it: so each account that jobs run as has a worker process of its own."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from koalapy.agents.lrm.drmaa.control import DrmaaControl
 from koalapy.agents.lrm.port import Finding, LrmSubmission
 from koalapy.agents.run_as import RunAs, Way, environment_of
 from koalapy.model.errors import SiteRejected
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 MAX_ACCOUNTS = 64
 """Accounts that have a worker at the same time; of more the one that was not asked for longest loses its own, and how
@@ -34,9 +34,19 @@ def drmaa_control(library: str | None, run_as: RunAs) -> "DrmaaControl | DrmaaAc
 class DrmaaAccounts:
     """Implements ``JobControl`` and what else ``DrmaaControl`` has, by one of those for each account."""
 
-    def __init__(self, library: str | None, run_as: RunAs) -> None:
-        self.library, self._run_as = library, run_as
-        self._own = DrmaaControl(library)
+    def __init__(
+        self,
+        library: str | None,
+        run_as: RunAs,
+        *,
+        max_accounts: int = MAX_ACCOUNTS,
+        make_control: Callable[..., DrmaaControl] = DrmaaControl,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """``make_control`` is called as ``DrmaaControl`` is."""
+        self.library, self._run_as, self._max_accounts = library, run_as, max_accounts
+        self._make_control, self._clock = make_control, clock
+        self._own = make_control(library)
         self._controls: dict[str, DrmaaControl] = {}
         """Those least lately asked first."""
         self._asked: dict[str, float] = {}
@@ -78,7 +88,7 @@ class DrmaaAccounts:
 
     async def submit_error(self) -> str:
         """As for the agent's own account."""
-        await self._retire()
+        await self._retire(self._max_accounts)
         return await self._own.submit_error()
 
     async def check(self, nodes: int = 1) -> Sequence[Finding]:
@@ -90,21 +100,21 @@ class DrmaaAccounts:
         account = await self._run_as.accounts.find(user)  # each time: it may be gone, or closed
         control = self._controls.pop(user, None)
         if control is None:
-            await self._retire(MAX_ACCOUNTS - 1)
+            await self._retire(self._max_accounts - 1)
 
             def become(command: Sequence[str], environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
                 return self._run_as.command(account, command), environment_of(account, environment)
 
-            control = self._controls.get(user) or DrmaaControl(self.library, become=become)
+            control = self._controls.get(user) or self._make_control(self.library, become=become)
             self._controls.pop(user, None)
             for listener in self._listeners:
                 control.on_ended(listener)
-        self._controls[user], self._asked[user] = control, time.monotonic()
+        self._controls[user], self._asked[user] = control, self._clock.monotonic()
         return control
 
-    async def _retire(self, most: int = MAX_ACCOUNTS) -> None:
+    async def _retire(self, most: int) -> None:
         """End workers that nobody needs, and those that are too many."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         idle = [user for user in self._controls if not self._open_jobs(user) and now > self._asked[user] + IDLE_TIMEOUT]
         many = list(self._controls)[: max(0, len(self._controls) - most)]
         for user in {*idle, *many}:

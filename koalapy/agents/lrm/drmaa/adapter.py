@@ -17,11 +17,10 @@ from koalapy.agents.lrm.polling import Polling
 from koalapy.agents.lrm.port import Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agents.lrm.script import place_script
 from koalapy.agents.lrm.slurm.commands import time_limit
+from koalapy.agents.lrm.timeouts import DEFAULT_TIMEOUTS, LrmTimeouts
 from koalapy.agents.settings import AgentSettings, SiteSettings
 from koalapy.model.errors import SiteError, SiteRejected
 
-EXIT_CODE_TIMEOUT = 5.0
-"""Seconds in which an ended job's exit code may still arrive."""
 ENDED_RETENTION = 60.0
 """Seconds for which an ended job stays in our snapshots."""
 
@@ -41,9 +40,10 @@ class DrmaaLrm:
         control: DrmaaControl | DrmaaAccounts,
         directory: Path,
         folders: JobFolders | None = None,
+        timeouts: LrmTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         """In ``directory`` the names and ids of jobs submitted are written down."""
-        self._folders = folders or JobFolders.alone()
+        self._folders, self._timeouts = folders or JobFolders.alone(), timeouts
         self._control, self._settings, self._fanout = control, settings, settings.fanout or "none"
         options = split_options(settings.native_specification)
         if self._fanout == "qrsh":
@@ -178,7 +178,7 @@ class DrmaaLrm:
             self._gone.pop(entry.job, None)
             return LrmJob(entry.job, entry.name, state, user=entry.user)
         since = self._gone.setdefault(entry.job, time.monotonic())
-        if ending is None and time.monotonic() < since + EXIT_CODE_TIMEOUT:
+        if ending is None and time.monotonic() < since + self._timeouts.drmaa_exit_code_s:
             self._polling.soon(1.0)
             return LrmJob(entry.job, entry.name, LrmJobState.RUNNING, user=entry.user)
         self._gone.pop(entry.job, None)

@@ -10,14 +10,11 @@ from pathlib import Path
 from koalapy.agents.lrm.drmaa.codes import NO_SUCH_JOB, DrmaaEnding
 from koalapy.agents.lrm.drmaa.process import Become, DrmaaProcess
 from koalapy.agents.lrm.port import Finding, LrmSubmission
+from koalapy.agents.lrm.timeouts import DEFAULT_TIMEOUTS, LrmTimeouts
 from koalapy.model.errors import SiteError, SiteRejected
 
-REQUEST_TIMEOUT = 30.0
-"""Seconds that the library has to answer."""
 RETRY_INTERVAL = 30.0
 """Seconds between two tries to load a library that cannot be loaded."""
-START_WAIT = 1.0
-"""Seconds for which its answer is waited for; what it says later is told later."""
 _MAX_RETAINED_ENDINGS = 1000
 _DEFAULT_LIBRARIES = ("/usr/lib/gridengine-drmaa/lib/libdrmaa.so.1.0", "/usr/lib/slurm-drmaa/lib/libdrmaa.so.1")
 
@@ -31,13 +28,14 @@ class DrmaaControl:
         *,
         contact: str = "",
         environment: Mapping[str, str] = {},
-        timeout: float = REQUEST_TIMEOUT,
+        timeouts: LrmTimeouts = DEFAULT_TIMEOUTS,
         become: Become | None = None,
     ) -> None:
         self.library = (
             library or os.environ.get("DRMAA_LIBRARY_PATH") or next(filter(os.path.exists, _DEFAULT_LIBRARIES), None)
         )
-        self._process = DrmaaProcess(self.library, contact, environment, self._ended, timeout, become)
+        self._process = DrmaaProcess(self.library, contact, environment, self._ended, timeouts, become)
+        self._start_wait_s = timeouts.drmaa_start_wait_s
         self._listeners: list[Callable[[], None]] = []
         self._endings: dict[str, DrmaaEnding] = {}
         self._order: deque[str] = deque()
@@ -89,7 +87,7 @@ class DrmaaControl:
         if self._starting is None and time.monotonic() >= self._retry_at:
             self._starting = asyncio.create_task(self._start())
         if self._starting is not None:
-            done, _ = await asyncio.wait((self._starting,), timeout=START_WAIT)
+            done, _ = await asyncio.wait((self._starting,), timeout=self._start_wait_s)
             self._starting = None if done else self._starting
         return self._error
 

@@ -14,16 +14,12 @@ from typing import Any
 
 from koalapy.agents.environment import RESOURCE_MANAGERS, RESOURCE_MANAGERS_BEGIN, inherited
 from koalapy.agents.lrm.drmaa.codes import ERRORS, DrmaaEnding, error_of, start_error
+from koalapy.agents.lrm.timeouts import DEFAULT_TIMEOUTS, LrmTimeouts
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
 WORKER = Path(__file__).with_name("worker.py")
 EXIT_TIMEOUT = 8.0
 """Seconds that a worker has to end by itself; it sees to it itself within 5."""
-RESTART_DELAYS = (1.0, 60.0)
-"""Seconds before a worker that was lost is started anew: at first, and at most. Each loss may leave the resource
-manager with a client that it believes in for minutes, and it takes only so many."""
-REFUSED_DELAY = 2.0
-"""Seconds before a session is asked for again that was refused in words: that leaves nothing behind."""
 _STATIC_TLS = "glibc.rtld.optional_static_tls=4096"
 """Libraries linked with jemalloc, as Grid Engine's is, ask for more of it than a running process has by default."""
 _MAX_LINE = 16 << 20
@@ -45,12 +41,12 @@ class DrmaaProcess:
         contact: str,
         environment: Mapping[str, str],
         ended: Callable[[DrmaaEnding], None],
-        timeout: float,
+        timeouts: LrmTimeouts = DEFAULT_TIMEOUTS,
         become: Become | None = None,
     ) -> None:
         """``become``: another account, by a command line and environment made of the worker's own."""
         self._become = become
-        self._library, self._contact, self._ended, self._timeout = library, contact, ended, timeout
+        self._library, self._contact, self._ended, self._timeouts = library, contact, ended, timeouts
         self._environment = _environment(library, environment)
         self._session: _Session | None = None
         self._starting = asyncio.Lock()
@@ -63,11 +59,11 @@ class DrmaaProcess:
         """Raises ``SiteError``; ``Unanswered`` when it may have been done all the same."""
         session = await self._started()
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self._timeouts.drmaa_request_s):
                 answer = await session.request(operation, fields)
         except TimeoutError as error:
             session.kill()
-            raise Unanswered(f"the DRMAA library did not answer within {self._timeout:g} s") from error
+            raise Unanswered(f"the DRMAA library did not answer within {self._timeouts.drmaa_request_s:g} s") from error
         if "error" in answer:
             if answer["error"] not in ERRORS:
                 raise Unanswered(f"the DRMAA package failed: {answer['error']}: {answer['text']}")
@@ -100,7 +96,7 @@ class DrmaaProcess:
 
     def _lost(self, session: "_Session") -> None:
         self._session = None
-        first, longest = RESTART_DELAYS
+        first, longest = self._timeouts.drmaa_first_restart_s, self._timeouts.drmaa_max_restart_s
         lived = session.ended_at - session.began
         self._pause = first if lived > longest else min(longest, max(first, 2 * self._pause))
         self._not_before = session.ended_at + self._pause
@@ -127,7 +123,7 @@ class DrmaaProcess:
             raise SiteUnavailable(f"cannot run {sys.executable} now: {problem.strerror}") from problem
         session = _Session(process, self._ended)
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self._timeouts.drmaa_start_s):
                 await session.greeted.wait()
         except TimeoutError:
             session.kill()
@@ -139,7 +135,7 @@ class DrmaaProcess:
         await session.over()
         if session.refusal is not None:
             error = start_error(*session.refusal, self._library)
-            self._not_before, self._reason = time.monotonic() + REFUSED_DELAY, error.message
+            self._not_before, self._reason = time.monotonic() + self._timeouts.drmaa_refused_s, error.message
             if isinstance(error, SiteRejected):
                 self._not_before = 0.0
             raise error

@@ -3,7 +3,6 @@
 import math
 import os
 import pwd
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import replace
@@ -28,6 +27,7 @@ from koalapy.agents.lrm.sge.qsub import QsubControl
 from koalapy.agents.lrm.sge.states import DELETED, NodeState, is_broken, job_state, queue_state
 from koalapy.agents.settings import AgentSettings, SiteSettings
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 LAYOUT_MAX_AGE = 60.0
 """Seconds after which parallel environment and queues are looked at again."""
@@ -50,8 +50,14 @@ class SgeLrm:
     slots are background."""
 
     def __init__(
-        self, settings: SiteSettings, control: JobControl, prefix: str = JOB_PREFIX, folders: JobFolders | None = None
+        self,
+        settings: SiteSettings,
+        control: JobControl,
+        prefix: str = JOB_PREFIX,
+        folders: JobFolders | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        self._clock = clock
         self._folders = folders or JobFolders.alone()
         self._settings, self._control, self._extra = settings, control, split_options(settings.native_specification)
         queues = "leave it out, and set the cluster's queue"
@@ -59,9 +65,9 @@ class SgeLrm:
         reject_qsub_options(self._extra, q=queues, masterq=queues, pe=environments)
         self._commands = SgeCommands(self._folders.run_as)
         self._polling = Polling(settings.poll_interval)
-        self._jobs = TrackedJobs(prefix, pwd.getpwuid(os.geteuid()).pw_name, self._folders.accounts)
+        self._jobs = TrackedJobs(prefix, pwd.getpwuid(os.geteuid()).pw_name, self._folders.accounts, clock)
         self._users = "*" if self._folders.are_many else self._jobs.owner
-        self._resolver = EndResolver(self._commands, self._jobs, control, self._polling.soon)
+        self._resolver = EndResolver(self._commands, self._jobs, control, self._polling.soon, clock)
         self._layout: Layout | None = None
         self._groups = NO_GROUPS
         """Its nodes by class."""
@@ -132,7 +138,7 @@ class SgeLrm:
 
     async def snapshot(self) -> LrmSnapshot:
         layout = await self._current_layout()
-        began = time.monotonic()
+        began = self._clock.monotonic()
         # At first also what has ended lately: some of it may be ours, from before a restart.
         which = "prs" if self._looked else "prsz"
         listing = await self._list(which)
@@ -176,7 +182,7 @@ class SgeLrm:
         return [*options, "-b", "y", "-shell", "n", "-r", "n", *self._extra]
 
     async def _current_layout(self) -> Layout:
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if self._layout is None or now > self._layout_read + LAYOUT_MAX_AGE:
             settings = self._settings
             self._layout = await read_layout(self._commands, settings.parallel_environment, settings.queue)

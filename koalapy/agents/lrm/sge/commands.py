@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from koalapy.agents.environment import inherited
-from koalapy.agents.lrm.commands import COMMAND_TIMEOUT, CommandResult, run
+from koalapy.agents.lrm.commands import COMMAND_TIMEOUT, CommandResult
 from koalapy.agents.lrm.sge.states import AccountingRecord, read_accounting
 from koalapy.agents.run_as import RunAs
 from koalapy.model.errors import SiteRejected, SiteUnavailable
@@ -46,7 +46,8 @@ class SgeCommands:
         root = os.environ.get("SGE_ROOT", "")
         if root and not await asyncio.to_thread(_is_program, found):
             try:
-                architecture = (await run(f"{root}/util/arch")).output.decode(errors="replace").strip()
+                answer = await self._run_as.run("", f"{root}/util/arch", environment=self._environment)
+                architecture = answer.output.decode(errors="replace").strip()
             except SiteRejected:  # then the wrapper it is
                 return
             folder = f"{root}/bin/{architecture}"

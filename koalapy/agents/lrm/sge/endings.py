@@ -1,7 +1,6 @@
 """Finds out how jobs of ours have ended in Grid Engine, beside the listings: the accounting may take its time."""
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Sequence
 
 import structlog
@@ -13,6 +12,7 @@ from koalapy.agents.lrm.sge.commands import SgeCommands
 from koalapy.agents.lrm.sge.jobs import TrackedJob, TrackedJobs
 from koalapy.agents.lrm.sge.states import AccountingRecord, end_of
 from koalapy.model.errors import SiteError
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 log = structlog.get_logger()
 
@@ -31,15 +31,20 @@ class EndResolver:
     when there is news, or with the seconds after which there may be some."""
 
     def __init__(
-        self, commands: SgeCommands, jobs: TrackedJobs, control: JobControl, soon: Callable[[float], None]
+        self,
+        commands: SgeCommands,
+        jobs: TrackedJobs,
+        control: JobControl,
+        soon: Callable[[float], None],
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._commands, self._jobs, self._control, self._soon = commands, jobs, control, soon
+        self._commands, self._jobs, self._control, self._soon, self._clock = commands, jobs, control, soon, clock
         self._places = asyncio.Semaphore(MAX_CONCURRENT_QACCT)
         self._asking: dict[str, asyncio.Task[None]] = {}
 
     async def resolve(self, ended: Iterable[TrackedJob]) -> None:
         """Settle what can be told of them now."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         open = [known for known in ended if not self._resolved_at_once(known)]
         due = [known for known in open if known.id not in self._asking and now >= known.asked + ACCOUNTING_INTERVAL]
         asked = [self._ask(known, now) for known in due]
@@ -47,7 +52,7 @@ class EndResolver:
             await asyncio.wait(asked, timeout=ACCOUNTING_WAIT)
         for known in open:
             if known.id in self._jobs.known:
-                self._give_up(known, time.monotonic())
+                self._give_up(known, self._clock.monotonic())
 
     async def close(self) -> None:
         """Ask no further."""
@@ -83,7 +88,7 @@ class EndResolver:
             )
             return
         finally:
-            known.asked = time.monotonic()
+            known.asked = self._clock.monotonic()
             self._asking.pop(known.id, None)
         known.unanswered_since = None
         if records and known.id in self._jobs.known:

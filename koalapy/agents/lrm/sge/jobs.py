@@ -1,12 +1,12 @@
 """Our jobs in Grid Engine from one listing to the next: it forgets a job at once when that ends."""
 
-import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from koalapy.agents.lrm.port import JobEnd, LrmJob, LrmJobState
 from koalapy.agents.lrm.sge.qstat import Listing, SgeJob
 from koalapy.agents.lrm.sge.states import DELETED, HELD, SUSPENDED, UNREACHABLE, is_broken, job_state
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 ENDED_RETENTION = 60.0
 """Seconds for which an ended job stays in our snapshots."""
@@ -41,11 +41,12 @@ class TrackedJobs:
     prefix: str
     owner: str
     others: Callable[[], Collection[str]] = frozenset
+    clock: Clock = SYSTEM_CLOCK
     known: dict[str, TrackedJob] = field(default_factory=dict)
     _ended: dict[str, tuple[LrmJob, float]] = field(default_factory=dict)
 
     def submitted(self, id: str, name: str, user: str = "") -> None:
-        self.known[id] = TrackedJob(id, name, time.monotonic(), user=user)
+        self.known[id] = TrackedJob(id, name, self.clock.monotonic(), user=user)
 
     def user_of(self, job: SgeJob) -> str:
         return "" if job.owner == self.owner else job.owner
@@ -89,10 +90,10 @@ class TrackedJobs:
             user=known.user,
             exceeded=end.exceeded,
         )
-        self._ended[known.id] = (job, time.monotonic() + ENDED_RETENTION)
+        self._ended[known.id] = (job, self.clock.monotonic() + ENDED_RETENTION)
 
     def ended(self) -> list[LrmJob]:
-        now = time.monotonic()
+        now = self.clock.monotonic()
         self._ended = {id: each for id, each in self._ended.items() if each[1] > now}
         return [job for job, _ in self._ended.values()]
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from koalapy.agents.job_folders import JobFolders
-from koalapy.agents.lrm.commands import CommandResult, run, split_options
+from koalapy.agents.lrm.commands import CommandResult, split_options
 from koalapy.agents.lrm.drmaa.accounts import drmaa_control
 from koalapy.agents.lrm.native_options import reject_sbatch_options
 from koalapy.agents.lrm.node_classes import KnownNode, NodeGroups, grouped
@@ -41,12 +41,12 @@ from koalapy.agents.lrm.slurm.hostlist import expand
 from koalapy.agents.lrm.slurm.offer import Offer, read_offer
 from koalapy.agents.lrm.slurm.refusals import fault_of_waiting, nodes_waited_for, waiting_text
 from koalapy.agents.lrm.slurm.states import NodeState, is_starting, job_end, job_state, node_starts, node_state
+from koalapy.agents.lrm.timeouts import DEFAULT_TIMEOUTS, LrmTimeouts
 from koalapy.agents.settings import AgentSettings, SiteSettings
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 
-MESSAGE_TIMEOUT = 10.0
 RESUME_TIMEOUT = 60.0
-"""Seconds; Slurm's own defaults."""
+"""Seconds; Slurm's own default."""
 OFFER_MAX_AGE = 10.0
 """Seconds after which partitions and reservations are looked at again."""
 NO_GROUPS = NodeGroups()
@@ -82,12 +82,14 @@ class SlurmLrm:
         control: JobControl | None = None,
         prefix: str = JOB_PREFIX,
         folders: JobFolders | None = None,
+        timeouts: LrmTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
-        self._folders = folders or JobFolders.alone()
+        self._folders, self._timeouts = folders or JobFolders.alone(), timeouts
+        self._run_as = self._folders.run_as
         self._settings, self._extra = settings, split_options(settings.native_specification)
         reject_sbatch_options(self._extra, partition="leave it out, and set the cluster's partition")
         self._prefix = prefix
-        self._control: JobControl = control or SlurmCommands(self._options(), self._folders.run_as)
+        self._control: JobControl = control or SlurmCommands(self._options(), self._run_as)
         self._offer: Offer | None = None
         self._offer_read = 0.0
         self._polling = Polling(settings.poll_interval)
@@ -127,7 +129,7 @@ class SlurmLrm:
             self._polling.soon()
 
     async def find(self, name: str, user: str = "") -> str | None:
-        uid = (await self._folders.run_as.accounts.find(user)).uid if user else os.getuid()
+        uid = (await self._run_as.accounts.find(user)).uid if user else os.getuid()
         answer = await self._squeue((user,), f"--name={name}", "--format=%i|%T|%U|%j")
         found = [each for each in _lines(answer.output) if (each.name, each.user) == (name, uid)]
         if not found:
@@ -137,11 +139,17 @@ class SlurmLrm:
 
     async def settling_time(self) -> float:
         """As long as Slurm's own parts wait for each other."""
-        return (await _configured("MessageTimeout")).get("MessageTimeout", MESSAGE_TIMEOUT)
+        return (await self._configured("MessageTimeout")).get("MessageTimeout", self._timeouts.slurm_message_s)
 
     async def cancel(self, job: str, name: str, user: str = "", *, by_force: bool = False) -> None:
-        answer = await run(
-            "squeue", "--states=all", "--noheader", f"--jobs={job}", "--format=%i|%T|%U|%j", environment=environment()
+        answer = await self._run_as.run(
+            "",
+            "squeue",
+            "--states=all",
+            "--noheader",
+            f"--jobs={job}",
+            "--format=%i|%T|%U|%j",
+            environment=environment(),
         )
         if answer.code != 0:
             if "invalid job id" in error_text("squeue", answer).lower():
@@ -159,13 +167,13 @@ class SlurmLrm:
             self._polling.soon()
 
     async def version(self) -> str:
-        return await version()
+        return await version(self._run_as)
 
     async def check(self) -> Sequence[Finding]:
         found = [find_commands("sinfo", "squeue", "srun")]
         if found[0].ok:
-            found.append(await check_version())
-            found += [each async for each in check_partition(self._settings.partition)]
+            found.append(await check_version(self._run_as))
+            found += [each async for each in check_partition(self._run_as, self._settings.partition)]
         if all(each.ok for each in found):
             smallest = 1
             try:
@@ -278,7 +286,7 @@ class SlurmLrm:
     async def _accounted(self, name: str, user: str) -> list[_JobLine]:
         """From Slurm's accounting; none where there is none."""
         try:
-            answer = await self._folders.run_as.run(
+            answer = await self._run_as.run(
                 user,
                 "sacct",
                 "--noheader",
@@ -296,14 +304,14 @@ class SlurmLrm:
     async def _current_offer(self) -> Offer:
         now = time.monotonic()
         if self._offer is None or now > self._offer_read + OFFER_MAX_AGE:
-            self._offer = await read_offer(self._settings.partition, self._extra)
+            self._offer = await read_offer(self._run_as, self._settings.partition, self._extra)
             self._offer_read = now
         return self._offer
 
     async def _nodes(self, offer: Offer) -> list[SlurmNode]:
         """All that jobs of ours may ever get."""
         names = [each.name for each in offer.partitions]
-        answer = await ask("sinfo", "--Node", f"--partition={','.join(names)}", "--json")
+        answer = await ask(self._run_as, "sinfo", "--Node", f"--partition={','.join(names)}", "--json")
         if not answer.output.strip() and answer.errors.strip():
             raise_error("sinfo", answer)
         nodes = offer.ours(read_nodes(answer.output, names))
@@ -319,7 +327,7 @@ class SlurmLrm:
         """Return our jobs; other users' jobs are not asked for, since there may be many."""
         people = await self._folders.people()
         answer = await self._squeue(("", *sorted(people.values())), "--noconvert", COLUMNS)
-        return await _with_hosts(read_columns(answer.output, self._prefix, {os.getuid(), *people}))
+        return await self._with_hosts(read_columns(answer.output, self._prefix, {os.getuid(), *people}))
 
     async def _squeue(self, users: Iterable[str], *options: str) -> CommandResult:
         """Ask squeue for the jobs of accounts, of which an empty name is our own.
@@ -328,7 +336,7 @@ class SlurmLrm:
         passes over an account that it does not know, and that account's jobs must not be taken for ended ones.
         """
         names = [name or _own_account() for name in users]
-        answer = await ask("squeue", f"--user={','.join(names)}", "--states=all", "--noheader", *options)
+        answer = await ask(self._run_as, "squeue", f"--user={','.join(names)}", "--states=all", "--noheader", *options)
         for name in re.findall(r"Invalid user: (\S+)", answer.errors):
             if name == _own_account() or await self._exists(name):
                 raise SiteUnavailable(f"squeue does not know the account {name}", hint="see getent passwd on this host")
@@ -336,10 +344,30 @@ class SlurmLrm:
 
     async def _exists(self, user: str) -> bool:
         try:
-            await self._folders.run_as.accounts.find(user)
+            await self._run_as.accounts.find(user)
         except SiteRejected:
             return False
         return True
+
+    async def _with_hosts(self, jobs: list[SlurmJob]) -> list[SlurmJob]:
+        """With the nodes of those that have too many for a column, who are asked about alone."""
+        cut = ",".join(job.id for job in jobs if job.hosts_cut)
+        if not cut:
+            return jobs
+        hosts = read_hosts(
+            (await ask(self._run_as, "squeue", "--states=all", "--noheader", f"--jobs={cut}", "--format=%i|%N")).output
+        )
+        if missing := next((job.id for job in jobs if job.hosts_cut and job.id not in hosts), ""):
+            raise SiteUnavailable(f"squeue does not say which nodes job {missing} has")
+        return [replace(job, nodes=hosts[job.id], hosts_cut=False) if job.hosts_cut else job for job in jobs]
+
+    async def _configured(self, *names: str) -> dict[str, float]:
+        """Numbers of Slurm's configuration, as far as it tells them."""
+        with contextlib.suppress(SiteError):
+            configured = (await ask(self._run_as, "scontrol", "show", "config")).output.decode(errors="replace")
+            lines = re.findall(r"^(\w+)\s*=\s*(\d+)", configured, re.MULTILINE)
+            return {name: float(number) for name, number in lines if name in names}
+        return {}
 
     async def _job(self, job: SlurmJob, nodes: Sequence[SlurmNode], offer: Offer) -> LrmJob:
         state, user = job_state(job.words), await self._owner(job.user) or ""
@@ -360,30 +388,10 @@ class SlurmLrm:
     async def _longest_start(self) -> float:
         """Seconds after which Slurm itself gives up a node that it has switched on."""
         if self._boot_time is None:
-            timeouts = await _configured("ResumeTimeout", "BatchStartTimeout")
+            timeouts = await self._configured("ResumeTimeout", "BatchStartTimeout")
             self._boot_time = max(timeouts.get("ResumeTimeout", 0.0), RESUME_TIMEOUT)
             self._boot_time += timeouts.get("BatchStartTimeout", 0.0)
         return self._boot_time
-
-
-async def _with_hosts(jobs: list[SlurmJob]) -> list[SlurmJob]:
-    """With the nodes of those that have too many for a column, who are asked about alone."""
-    cut = ",".join(job.id for job in jobs if job.hosts_cut)
-    if not cut:
-        return jobs
-    hosts = read_hosts((await ask("squeue", "--states=all", "--noheader", f"--jobs={cut}", "--format=%i|%N")).output)
-    if missing := next((job.id for job in jobs if job.hosts_cut and job.id not in hosts), ""):
-        raise SiteUnavailable(f"squeue does not say which nodes job {missing} has")
-    return [replace(job, nodes=hosts[job.id], hosts_cut=False) if job.hosts_cut else job for job in jobs]
-
-
-async def _configured(*names: str) -> dict[str, float]:
-    """Numbers of Slurm's configuration, as far as it tells them."""
-    with contextlib.suppress(SiteError):
-        configured = (await ask("scontrol", "show", "config")).output.decode(errors="replace")
-        lines = re.findall(r"^(\w+)\s*=\s*(\d+)", configured, re.MULTILINE)
-        return {name: float(number) for name, number in lines if name in names}
-    return {}
 
 
 def _waits_for_a_start(job: SlurmJob, nodes: Sequence[SlurmNode]) -> bool:

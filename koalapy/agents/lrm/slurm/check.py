@@ -8,21 +8,22 @@ from koalapy.agents.lrm.slurm.answers import SlurmNode
 from koalapy.agents.lrm.slurm.commands import ask
 from koalapy.agents.lrm.slurm.offer import partitions, split
 from koalapy.agents.lrm.slurm.states import NodeState
+from koalapy.agents.run_as import RunAs
 from koalapy.model.errors import SiteError
 
 _MIN_RELEASE = (21, 8)
 """The first release with ``sinfo --json``."""
 
 
-async def version() -> str:
+async def version(run_as: RunAs) -> str:
     """As Slurm says it itself; ``SiteError``."""
-    return (await ask("sinfo", "--version")).output.decode(errors="replace").strip()
+    return (await ask(run_as, "sinfo", "--version")).output.decode(errors="replace").strip()
 
 
-async def check_version() -> Finding:
+async def check_version(run_as: RunAs) -> Finding:
     """Whether Slurm is new enough."""
     try:
-        told = await version()
+        told = await version(run_as)
     except SiteError as error:
         return Finding("Slurm", False, error.message, error.hint or "try sinfo --version by hand")
     found = re.search(r"(\d+)\.(\d+)", told)
@@ -31,10 +32,10 @@ async def check_version() -> Finding:
     return Finding("Slurm", True, told)
 
 
-async def check_partition(wanted: str | None) -> AsyncIterator[Finding]:
+async def check_partition(run_as: RunAs, wanted: str | None) -> AsyncIterator[Finding]:
     """Whether the controller answers, and whether it has the partition, or one of several that is up."""
     try:
-        found = await partitions()
+        found = await partitions(run_as)
     except SiteError as error:
         hint = error.hint or "see that slurmctld runs and that slurm.conf names it"
         yield Finding("controller", False, error.message, hint)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from koalapy.agents.environment import inherited
-from koalapy.agents.lrm.commands import CommandResult, printed_job, run
+from koalapy.agents.lrm.commands import CommandResult, printed_job
 from koalapy.agents.lrm.port import Finding, LrmSubmission
 from koalapy.agents.lrm.refusals import fault_of
 from koalapy.agents.run_as import RunAs
@@ -40,12 +40,9 @@ def environment() -> dict[str, str]:
     return inherited(["SLURM_CONF"])
 
 
-async def ask(*argv: str, user: str = "", run_as: RunAs | None = None) -> CommandResult:
-    """The answer of one of Slurm's commands that went well; ``SiteError`` else, with its own words."""
-    if user and run_as is not None:
-        answer = await run_as.run(user, *argv, environment=environment())
-    else:
-        answer = await run(*argv, environment=environment())
+async def ask(run_as: RunAs, *argv: str, user: str = "") -> CommandResult:
+    """Run one of Slurm's commands and return its answer; raise ``SiteError`` with its own words if it failed."""
+    answer = await run_as.run(user, *argv, environment=environment())
     if answer.code != 0:
         raise_error(argv[0], answer)
     return answer
@@ -102,6 +99,7 @@ class SlurmCommands:
 
     async def submit(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
         answer = await ask(
+            self._run_as,
             "sbatch",
             "--parsable",
             f"--job-name={submission.name}",
@@ -111,7 +109,6 @@ class SlurmCommands:
             *native,
             str(script),
             user=submission.user,
-            run_as=self._run_as,
         )
         return printed_job("sbatch", answer)
 
@@ -132,7 +129,7 @@ class SlurmCommands:
         """Tell whether Slurm would take a job of so many nodes with our options."""
         what = "a job's options"
         try:
-            answer = await ask("sbatch", "--test-only", f"--nodes={nodes}", *self._trial, "--wrap=true")
+            answer = await ask(self._run_as, "sbatch", "--test-only", f"--nodes={nodes}", *self._trial, "--wrap=true")
         except SiteError as error:
             return Finding(what, False, error.message, error.hint or "correct the cluster's partition and account")
         return Finding(what, True, error_text("sbatch", answer).removeprefix("sbatch: "))

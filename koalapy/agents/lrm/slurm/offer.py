@@ -8,6 +8,7 @@ from koalapy.agents.lrm.slurm.answers import SlurmNode
 from koalapy.agents.lrm.slurm.commands import ask
 from koalapy.agents.lrm.slurm.counts import read_count
 from koalapy.agents.lrm.slurm.hostlist import expand
+from koalapy.agents.run_as import RunAs
 from koalapy.model.errors import SiteRejected
 from koalapy.model.wording import listed
 
@@ -106,24 +107,24 @@ class Offer:
         return [each for each in self.partitions if each.up]
 
 
-async def read_offer(wanted: str | None, options: Sequence[str]) -> Offer:
+async def read_offer(run_as: RunAs, wanted: str | None, options: Sequence[str]) -> Offer:
     """What there is now; ``wanted`` are partitions with commas between, or else the default one. ``SiteError``."""
-    known = await partitions()
+    known = await partitions(run_as)
     names = split(wanted) if wanted else [each.name for each in known.values() if each.default]
     if not names:
         raise SiteRejected("Slurm has no default partition", hint="set the cluster's partition", fault="site")
     # One that is not listed may be hidden from us all the same.
     found = tuple(known.get(name, Partition(name)) for name in names)
     reserved = option(options, "--reservation")
-    reservations, missing = await _reservations(split(reserved)) if reserved else ((), "")
+    reservations, missing = await _reservations(run_as, split(reserved)) if reserved else ((), "")
     excluded, wrong = _excluded(option(options, "--exclude", "-x") or "")
     constraint = option(options, "--constraint", "-C") or ""
     return Offer(found, reservations, constraint, excluded, missing or wrong or _error(found, reservations))
 
 
-async def partitions() -> dict[str, Partition]:
+async def partitions(run_as: RunAs) -> dict[str, Partition]:
     """By name. ``SiteError``."""
-    answer = await ask("sinfo", "--all", "--noheader", "--noconvert", "--format=%P|%a|%s")
+    answer = await ask(run_as, "sinfo", "--all", "--noheader", "--noconvert", "--format=%P|%a|%s")
     return read_partitions(answer.output.decode(errors="replace"))
 
 
@@ -187,9 +188,9 @@ def _excluded(hosts: str) -> tuple[frozenset[str], str]:
         return frozenset(), f"--exclude cannot be understood: {error}"
 
 
-async def _reservations(names: Sequence[str]) -> tuple[tuple[Reservation, ...], str]:
+async def _reservations(run_as: RunAs, names: Sequence[str]) -> tuple[tuple[Reservation, ...], str]:
     """Those of these names, and what is wrong with the others."""
-    answer = await ask("scontrol", "show", "reservation", "--oneliner")
+    answer = await ask(run_as, "scontrol", "show", "reservation", "--oneliner")
     try:
         known = read_reservations(answer.output.decode(errors="replace"), names)
     except ValueError as error:

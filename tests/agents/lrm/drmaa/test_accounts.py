@@ -1,5 +1,6 @@
 """One DRMAA session for each account that jobs run as: made when needed, ended when idle or too many."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,14 +8,14 @@ from typing import Any
 import pytest
 
 from koalapy.agents.accounts import Account, Accounts
-from koalapy.agents.lrm.drmaa import accounts as drmaa_accounts
-from koalapy.agents.lrm.drmaa.accounts import DrmaaAccounts, drmaa_control
+from koalapy.agents.lrm.drmaa.accounts import IDLE_TIMEOUT, DrmaaAccounts, drmaa_control
 from koalapy.agents.lrm.drmaa.codes import DrmaaEnding
 from koalapy.agents.lrm.drmaa.control import DrmaaControl
 from koalapy.agents.lrm.port import LrmSubmission
 from koalapy.agents.run_as import RunAs, Way
 from koalapy.agents.settings import SiteSettings
 from koalapy.model.errors import SiteRejected
+from tests.virtual_time import VirtualClock, VirtualTimeLoop
 
 Become = Callable[[Sequence[str], Mapping[str, str]], tuple[list[str], dict[str, str]]]
 PEOPLE = {
@@ -75,7 +76,6 @@ class FakeControl:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeControl]:
     monkeypatch.setattr(FakeControl, "made", [])
-    monkeypatch.setattr(drmaa_accounts, "DrmaaControl", FakeControl)
     return FakeControl.made
 
 
@@ -85,9 +85,12 @@ def people() -> dict[str, Account]:
 
 
 @pytest.fixture
-def control(made: list[FakeControl], people: dict[str, Account]) -> DrmaaAccounts:
+async def control(made: list[FakeControl], people: dict[str, Account]) -> DrmaaAccounts:
+    """Return one for two accounts at most."""
     run_as = RunAs(Accounts("east", SiteSettings(identity="mapped"), people.get), Way.SETUID)
-    return DrmaaAccounts("/lib/libdrmaa.so", run_as)
+    clock = VirtualClock(asyncio.get_running_loop())
+    make_control: Any = FakeControl
+    return DrmaaAccounts("/lib/libdrmaa.so", run_as, max_accounts=2, make_control=make_control, clock=clock)
 
 
 def submission(user: str) -> LrmSubmission:
@@ -130,24 +133,21 @@ async def test_ends_are_told_whoever_hears_of_them(control: DrmaaAccounts, made:
     assert control.ending("no such job") is None
 
 
-async def test_an_idle_worker_ends_and_one_with_jobs_stays(
-    control: DrmaaAccounts, made: list[FakeControl], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_idle_worker_ends_and_one_with_jobs_stays(control: DrmaaAccounts, made: list[FakeControl]) -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
     done, _ = await submit(control, "ann"), await submit(control, "ben")
     made[1].endings[done] = DrmaaEnding(done, 0)
     await control.submit_error()
     assert [each.closed for each in made] == [False, False, False]
-    monkeypatch.setattr(drmaa_accounts, "IDLE_TIMEOUT", -1.0)
+    loop.jump(IDLE_TIMEOUT + 1)
     await control.submit_error()
     assert [each.closed for each in made] == [False, True, False]
     await submit(control, "ann")
     assert made[3].who == "ann 2001"
 
 
-async def test_there_are_only_so_many(
-    control: DrmaaAccounts, made: list[FakeControl], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(drmaa_accounts, "MAX_ACCOUNTS", 2)
+async def test_there_are_only_so_many(control: DrmaaAccounts, made: list[FakeControl]) -> None:
     for user in ("ann", "ben", "ann", "cat"):
         await submit(control, user)
     assert [(each.who, each.closed) for each in made[1:]] == [

@@ -8,14 +8,16 @@ from typing import Literal
 
 import pytest
 
-from koalapy.agents.lrm.drmaa import adapter, process
 from koalapy.agents.lrm.drmaa.adapter import DrmaaLrm
 from koalapy.agents.lrm.drmaa.control import DrmaaControl
 from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSnapshot
+from koalapy.agents.lrm.timeouts import LrmTimeouts
 from koalapy.agents.settings import SiteSettings
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
 from .conftest import FakeLibrary, make_control, submission
+
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
@@ -97,12 +99,11 @@ async def test_a_job_that_cannot_be_told_of_is_unknown(lrm: DrmaaLrm, library: F
 
 
 async def test_a_job_is_known_after_a_restart(
-    monkeypatch: pytest.MonkeyPatch, lrm: DrmaaLrm, library: FakeLibrary, settings: SiteSettings, tmp_path: Path
+    lrm: DrmaaLrm, library: FakeLibrary, settings: SiteSettings, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(adapter, "EXIT_CODE_TIMEOUT", 0.0)
     job = await lrm.submit(submission(tmp_path, walltime=1.0))
     await lrm.close()
-    again = DrmaaLrm(settings, make_control(library), tmp_path)
+    again = DrmaaLrm(settings, make_control(library), tmp_path, timeouts=LrmTimeouts(drmaa_exit_code_s=0.0))
     await again.open()
     assert await again.find("koala-a") == job
     assert await again.find("koala-b") is None
@@ -126,9 +127,8 @@ async def test_cancel_asks_for_the_name(lrm: DrmaaLrm, library: FakeLibrary, tmp
 
 
 async def test_a_job_of_which_nobody_knows_is_not_handed_in_again(
-    monkeypatch: pytest.MonkeyPatch, lrm: DrmaaLrm, library: FakeLibrary, tmp_path: Path
+    lrm: DrmaaLrm, library: FakeLibrary, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(process, "RESTART_DELAYS", (0.1, 0.1))
     library.will("runJob", "crash")
     with pytest.raises(SiteUnavailable):
         await lrm.submit(submission(tmp_path, walltime=1.0))

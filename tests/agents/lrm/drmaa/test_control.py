@@ -1,22 +1,29 @@
 """The worker process under a library that behaves, refuses, hangs, exits and crashes."""
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from koalapy.agents.lrm.drmaa import control as drmaa_control
-from koalapy.agents.lrm.drmaa import process
 from koalapy.agents.lrm.drmaa.control import DrmaaControl
 from koalapy.agents.lrm.drmaa.process import Unanswered
+from koalapy.agents.lrm.timeouts import LrmTimeouts
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from tests.agents.lrm.conftest import eventually, is_alive
 
 from .conftest import PACKAGE, FakeLibrary, make_control, submission
+
+pytestmark = pytest.mark.processes
+
+
+QUICK = LrmTimeouts(drmaa_first_restart_s=0.0, drmaa_max_restart_s=0.0, drmaa_refused_s=0.0)
 
 
 async def hand_in(control: DrmaaControl, folder: Path) -> str:
@@ -110,32 +117,33 @@ async def test_request_that_raises_no_drmaa_error_is_unanswered(
     assert len(library.pids()) == 1
 
 
+@pytest.fixture
+async def quick(library: FakeLibrary) -> AsyncIterator[DrmaaControl]:
+    """A control that starts a lost library anew at once."""
+    made = make_control(library, timeouts=QUICK)
+    yield made
+    await made.close()
+
+
 @pytest.mark.parametrize(("how", "said"), [("crash", r"SIGSEGV \(libdrmaa: assertion failed\)"), ("exit", "code 3")])
 async def test_a_library_that_dies_is_an_event(
-    monkeypatch: pytest.MonkeyPatch, control: DrmaaControl, library: FakeLibrary, tmp_path: Path, how: str, said: str
+    quick: DrmaaControl, library: FakeLibrary, tmp_path: Path, how: str, said: str
 ) -> None:
-    monkeypatch.setattr(process, "RESTART_DELAYS", (0.1, 0.1))
     library.will("runJob", how)
     with pytest.raises(Unanswered, match=said):
-        await hand_in(control, tmp_path)
+        await hand_in(quick, tmp_path)
     library.will("runJob", "")
-    assert await tried_again(control, tmp_path) == "1"
+    assert await hand_in(quick, tmp_path) == "1"
     assert len(library.pids()) == 2
 
 
-async def test_a_library_that_hangs_is_killed(
-    monkeypatch: pytest.MonkeyPatch, library: FakeLibrary, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(process, "RESTART_DELAYS", (0.1, 0.1))
-    control = make_control(library)
-    await control.check()
+async def test_a_library_that_hangs_is_killed(library: FakeLibrary, tmp_path: Path) -> None:
+    control = make_control(library, timeouts=replace(QUICK, drmaa_request_s=2.0))
     library.will("runJob", "hang")
-    with monkeypatch.context() as patch:
-        patch.setattr(control._process, "_timeout", 1.0)
-        with pytest.raises(Unanswered, match="did not answer within 1 s"):
-            await hand_in(control, tmp_path)
+    with pytest.raises(Unanswered, match="did not answer within 2 s"):
+        await hand_in(control, tmp_path)
     library.will("runJob", "")
-    assert await tried_again(control, tmp_path) == "1"
+    assert int(await tried_again(control, tmp_path)) >= 1, "it may be late more than once on a busy machine"
     await control.close()
     assert not [pid for pid in library.pids() if is_alive(pid)]
 
@@ -150,15 +158,12 @@ async def test_a_library_that_keeps_dying_is_not_started_at_once(control: DrmaaC
     assert len(library.pids()) == 1
 
 
-async def test_a_master_that_is_away_is_tried_again(
-    monkeypatch: pytest.MonkeyPatch, control: DrmaaControl, library: FakeLibrary, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(process, "REFUSED_DELAY", 0.1)
+async def test_a_master_that_is_away_is_tried_again(quick: DrmaaControl, library: FakeLibrary, tmp_path: Path) -> None:
     library.will("initialize", "DrmCommunicationException")
     with pytest.raises(SiteUnavailable, match="DrmCommunicationException it is"):
-        await hand_in(control, tmp_path)
+        await hand_in(quick, tmp_path)
     library.will("initialize", "")
-    assert await tried_again(control, tmp_path) == "1"
+    assert await hand_in(quick, tmp_path) == "1"
 
 
 async def test_a_library_that_cannot_be_loaded_says_the_way_out(library: FakeLibrary) -> None:
@@ -232,17 +237,13 @@ def test_a_worker_dies_with_its_agent(library: FakeLibrary, how: str) -> None:
 
 async def tried_again(control: DrmaaControl, folder: Path) -> str:
     """As the agent does it."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
-            try:
+            with contextlib.suppress(SiteUnavailable):
                 return await hand_in(control, folder)
-            except SiteUnavailable:
-                await asyncio.sleep(0.05)
 
 
-async def test_a_library_that_cannot_be_loaded_is_trouble_until_it_can(
-    library: FakeLibrary, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_library_that_cannot_be_loaded_is_trouble_until_it_can(library: FakeLibrary) -> None:
     control = DrmaaControl("/nowhere/libdrmaa.so", environment={"PYTHONPATH": "/nowhere"})
     try:
         told = await control.submit_error()
@@ -261,23 +262,16 @@ async def test_a_library_that_works_is_no_trouble(control: DrmaaControl, library
     assert len(library.pids()) == 1
 
 
-async def test_a_library_that_hangs_holds_up_nobody_who_looks_and_is_told_of(
-    library: FakeLibrary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(drmaa_control, "START_WAIT", 0.05)
+async def test_a_library_that_hangs_holds_up_nobody_who_looks_and_is_told_of(library: FakeLibrary) -> None:
     library.will("initialize", "hang")
-    control = make_control(library)
+    control = make_control(library, timeouts=replace(QUICK, drmaa_start_wait_s=0.05, drmaa_start_s=3.0))
     try:
-        with monkeypatch.context() as patch:
-            patch.setattr(control._process, "_timeout", 1.0)
-            assert await control.submit_error() == "", "nothing is known yet"
-            async with asyncio.timeout(20):
-                while not (told := await control.submit_error()):
-                    pass
-        assert told
-        library.will("initialize", "")
-        async with asyncio.timeout(20):
-            while await control.submit_error():  # noqa: ASYNC110
-                await asyncio.sleep(0.1)
+        assert await control.submit_error() == "", "nothing is known yet"
+        async with asyncio.timeout(60):
+            while not await control.submit_error():
+                pass
+            library.will("initialize", "")
+            while await control.submit_error():
+                pass
     finally:
         await control.close()

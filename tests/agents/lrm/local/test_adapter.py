@@ -19,6 +19,8 @@ from koalapy.agents.lrm.port import LrmJobState, LrmSubmission
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from tests.agents.lrm.conftest import WITHIN, Site, eventually, is_alive, pid_of_locald
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 async def lrm(site: Site) -> AsyncIterator[LocalLrm]:

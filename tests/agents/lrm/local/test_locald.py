@@ -16,6 +16,8 @@ from koalapy.agents.lrm.local.cluster import LocalCluster, LocalConnection
 from koalapy.model.errors import SiteRejected
 from tests.agents.lrm.conftest import Site, eventually, is_alive, numbers_in, pid_of_locald, processes_of
 
+pytestmark = pytest.mark.processes
+
 DAEMON = "setsid sh -c 'sh -c \"echo \\$\\$; trap : TERM; while :; do sleep 0.1; done\" & exit' "
 """Leaves a process behind that has lost its parents, has its own session and shrugs at SIGTERM; tells its number."""
 NAMELESS = "setsid sh -c 'env -i sh -c \"echo \\$\\$; exec sleep 60\" & exit' "

@@ -10,6 +10,8 @@ from koalapy.agents.lrm.port import LrmSnapshot, LrmSubmission
 from koalapy.model.errors import SiteRejected
 from tests.agents.lrm.conftest import Site
 
+pytestmark = pytest.mark.processes
+
 CLASSES = {"slow": NodeClassSettings(nodes=1, power=0.5), "fast": NodeClassSettings(nodes=2, power=2.0, memory=1 << 30)}
 """Of four nodes: one is left."""
 

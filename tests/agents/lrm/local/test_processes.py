@@ -6,9 +6,12 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from koalapy.agents.lrm.local.processes import MARK, is_below, mark_of
 from tests.needs import SMALL_DISKS, needs
+
+pytestmark = pytest.mark.processes
 
 LOOKS = 5_000
 LARGE = {f"V{number}": "y" * 60 for number in range(100)}

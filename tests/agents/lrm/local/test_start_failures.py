@@ -36,6 +36,7 @@ def test_the_file_counts_while_it_is_there(tmp_path: Path) -> None:
     assert failed(failures) == 0
 
 
+@pytest.mark.processes
 async def test_a_start_that_fails_has_its_nodes_and_ends_at_once(site: Site) -> None:
     lrm = LocalLrm(site.cluster, "koala-1-", start_failures=1.0)
     await lrm.open()

@@ -1,44 +1,43 @@
-"""Grid Engine's commands as small scripts that answer what a folder holds, and a control that remembers."""
+"""A Grid Engine whose commands are answered in this process, and a control that remembers."""
 
+import asyncio
 import os
 import pwd
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from koalapy.agents.lrm.port import Finding, LrmSubmission
+from koalapy.agents.job_folders import JobFolders
+from koalapy.agents.lrm.commands import CommandResult
+from koalapy.agents.lrm.port import Finding, JobControl, LrmSubmission
+from koalapy.agents.lrm.sge.adapter import SgeLrm
+from koalapy.agents.settings import SiteSettings
+from koalapy.model.errors import SiteRejected
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
+from tests.virtual_time import VirtualTimeLoop
 
 from .test_qstat import ANSWERS
 
+COMMAND_DURATION_S = 0.01
 OWNER = pwd.getpwuid(os.geteuid()).pw_name
-# Answers with the file named after command and arguments, or else after the command; its exit code is in NAME.code.
-SCRIPT = """#!/bin/sh
-name=$(basename "$0")
-echo "$name $*" >> {folder}/calls
-for answer in "{folder}/$name $*" {folder}/$name; do
-    if [ -e "$answer" ]; then
-        cat "$answer"
-        [ ! -e "$answer.code" ] || exit "$(cat "$answer.code")"
-        exit 0
-    fi
-done
-echo "$name: nothing to say to $*" >&2
-exit 1
-"""
 
 
 class FakeGridEngine:
-    """What its commands answer, and what was asked."""
+    """Answers Grid Engine's commands in place of ``commands.run``, and keeps what was asked."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.programs = folder
         folder.mkdir()
-        programs = folder / "bin"
-        programs.mkdir()
-        for name in ("qstat", "qconf", "qselect", "qacct", "qdel", "qhost"):
-            (programs / name).write_text(SCRIPT.format(folder=folder))
-            (programs / name).chmod(0o755)
+        for name in ("qstat", "qconf", "qselect", "qacct", "qdel", "qhost", "qsub"):
+            (folder / name).touch()
+            (folder / name).chmod(0o755)
+        self.paths: list[str] = []
+        """Of the programs that were called."""
+        self._calls: list[str] = []
+        self._answers: dict[str, tuple[str, int]] = {}
+        self._hanging: dict[str, asyncio.Event] = {}
         self.answers("qconf -sp koala", (ANSWERS / "environment.txt").read_text())
         self.answers("qconf -sql", "all.q\n")
         self.answers("qconf -spl", "koala\n")
@@ -47,25 +46,36 @@ class FakeGridEngine:
         self.answers("qselect", "".join(f"all.q@h2-{n}\n" for n in (1, 2, 3, 4)))
         self.shows("idle.xml")
 
+    def lrm(self, control: JobControl, clock: Clock = SYSTEM_CLOCK, **settings: Any) -> SgeLrm:
+        """Return an adapter of this cluster."""
+        given = SiteSettings(kind="sge", queue="all.q", **settings)
+        return SgeLrm(given, control, folders=JobFolders.alone(self.run), clock=clock)
+
     def answers(self, command: str, text: str, code: int = 0) -> None:
-        (self.folder / command).write_text(text)
-        if code:
-            (self.folder / f"{command}.code").write_text(str(code))
+        """Set the answer to a command, with the given arguments or, if there are none, with any that has no own."""
+        self._answers[command] = text, code
 
     def hangs(self, command: str) -> Callable[[], None]:
         """Have a command say nothing until what is returned is called."""
-        program = self.folder / "bin" / command
-        before, pipe = program.read_text(), self.folder / f"{command}.pipe"
-        os.mkfifo(pipe)
-        program.write_text(before.replace("\nfor", f"\nread _ < {pipe}\nfor", 1))
-        # Open for both, so that a word said before anyone reads it is kept.
-        said = os.open(pipe, os.O_RDWR)
+        released = self._hanging[command] = asyncio.Event()
+        return released.set
 
-        def release() -> None:
-            program.write_text(before)
-            os.write(said, b"\n" * 100)
-
-        return release
+    async def run(
+        self, *argv: str, environment: Mapping[str, str] | None = None, stdin: bytes = b"", timeout: float = 0.0
+    ) -> CommandResult:
+        """Answer a command; as ``commands.run`` does, refuse one that there is not."""
+        if isinstance(loop := asyncio.get_running_loop(), VirtualTimeLoop):
+            loop.jump(COMMAND_DURATION_S)
+        self.paths.append(argv[0])
+        name = os.path.basename(argv[0])
+        asked = " ".join((name, *argv[1:]))
+        self._calls.append(asked)
+        if name in self._hanging:
+            await self._hanging[name].wait()
+        if not (self.programs / name).exists() and name not in self._answers:
+            raise SiteRejected(f"cannot run {argv[0]}: No such file or directory", fault="site")
+        text, code = self._answers.get(asked) or self._answers.get(name, (f"{name}: nothing to say\n", 1))
+        return CommandResult(code, text.encode(), "")
 
     def shows(self, recorded: str, **changes: str) -> None:
         """Have qstat give a recorded answer, with the jobs of koala as ours."""
@@ -74,15 +84,18 @@ class FakeGridEngine:
             text = text.replace(old, new)
         self.answers("qstat", text)
 
-    def accounts(self, job: str, name: str, failed: str, exit_status: int, host: str = "h2-1") -> None:
+    def accounts(
+        self, job: str, name: str, failed: str, exit_status: int, host: str = "h2-1", *, asked_by: str = ""
+    ) -> None:
+        """Add a record to the accounting of a job, which is asked for by its number or by ``asked_by``."""
         fields = f"hostname {host}\njobnumber {job}\nowner {OWNER}\njobname {name}\n"
         fields += f"failed {failed}\nexit_status {exit_status}\n"
-        path = self.folder / f"qacct -o {OWNER} -j {job}"
-        before = path.read_text() if path.exists() else ""
-        self.answers(path.name, f"{before}=====\n{fields}ru_wallclock 5s\ncategory -pe koala 2\n")
+        command = f"qacct -o {OWNER} -j {asked_by or job}"
+        before, _ = self._answers.get(command, ("", 0))
+        self.answers(command, f"{before}=====\n{fields}ru_wallclock 5s\ncategory -pe koala 2\n")
 
     def calls(self, command: str) -> list[str]:
-        return [line for line in (self.folder / "calls").read_text().splitlines() if line.startswith(command)]
+        return [call for call in self._calls if call.startswith(command)]
 
 
 class RememberingControl:
@@ -112,14 +125,14 @@ class RememberingControl:
     async def submit_error(self) -> str:
         return self.told
 
-    async def check(self) -> Sequence[Finding]:
+    async def check(self, nodes: int = 1) -> Sequence[Finding]:
         return [Finding("control", True, "remembers")]
 
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeGridEngine:
     made = FakeGridEngine(tmp_path / "engine")
-    monkeypatch.setenv("PATH", f"{made.folder / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{made.programs}:{os.environ['PATH']}")
     monkeypatch.delenv("SGE_ROOT", raising=False)
     return made
 

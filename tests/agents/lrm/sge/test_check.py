@@ -8,7 +8,6 @@ import pytest
 
 from koalapy.agents.lrm.port import Finding
 from koalapy.agents.lrm.sge.adapter import SgeLrm
-from koalapy.agents.settings import SiteSettings
 
 from .conftest import FakeGridEngine, RememberingControl
 
@@ -22,7 +21,7 @@ def lrm(engine: FakeGridEngine, control: RememberingControl, monkeypatch: pytest
     monkeypatch.delenv("SGE_CELL", raising=False)
     engine.answers("qstat -help", "SGE 8.1.9\nusage: qstat\n")
     engine.answers("qconf -ss", f"{socket.gethostname()}\n")
-    return SgeLrm(SiteSettings(queue="all.q"), control)
+    return engine.lrm(control)
 
 
 async def wrong(lrm: SgeLrm) -> list[Finding]:
@@ -82,12 +81,11 @@ async def test_a_wrapper_script_is_gone_round(
 ) -> None:
     """Debian's costs ten times as much as the program that it starts."""
     root = Path(os.environ["SGE_ROOT"])
-    (root / "util").mkdir()
-    (root / "util" / "arch").write_text("#!/bin/sh\necho lx-amd64\n")
-    (root / "util" / "arch").chmod(0o755)
+    engine.answers("arch", "lx-amd64\n")
     programs = root / "bin" / "lx-amd64"
     programs.mkdir(parents=True)
-    for name in ("qstat", "qconf", "qselect"):
-        (programs / name).symlink_to("/bin/echo")
-    assert await wrong(lrm)  # of what echo answers
-    assert not (engine.folder / "calls").exists()
+    (programs / "qstat").symlink_to("/bin/true")
+    assert not await wrong(lrm)
+    arch, *others = engine.paths
+    assert arch == f"{root}/util/arch"
+    assert {os.path.dirname(path) for path in others} == {str(programs)}

@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 
 from koalapy.agents.lrm.node_classes import NodeClassSettings
 from koalapy.agents.lrm.port import LrmSubmission
-from koalapy.agents.lrm.sge.adapter import SgeLrm
 from koalapy.agents.lrm.sge.qhost import read_memory
-from koalapy.agents.settings import SiteSettings
 from koalapy.model.errors import SiteRejected
 
 from .conftest import FakeGridEngine, RememberingControl
@@ -32,15 +30,11 @@ def submission(folder: Path, nodes: int, node_class: str = "") -> LrmSubmission:
     return LrmSubmission("koala-new", nodes, ["true"], {}, folder, folder / "out", node_class=node_class)
 
 
-def lrm(control: RememberingControl, **classes: NodeClassSettings) -> SgeLrm:
-    return SgeLrm(SiteSettings(queue="all.q", node_classes=classes), control)
-
-
 async def test_nodes_of_one_memory_are_one_class_without_a_name(
     engine: FakeGridEngine, control: RememberingControl
 ) -> None:
     engine.answers("qhost", qhost(h2_1="31.2G", h2_2="31.3G", h2_3="31.1G", h2_4="31.2G"))
-    (known,) = (await lrm(control).snapshot()).node_classes
+    (known,) = (await engine.lrm(control).snapshot()).node_classes
     assert (known.name, known.total, known.idle, known.memory) == ("", 4, 4, int(31.1 * 2**30))
 
 
@@ -48,7 +42,7 @@ async def test_classes_by_memory_and_by_configuration(
     engine: FakeGridEngine, control: RememberingControl, tmp_path: Path
 ) -> None:
     engine.answers("qhost", qhost(h2_1="31.2G", h2_2="31.2G", h2_3="503.5G", h2_4="-"))
-    adapter = lrm(control, fast=NodeClassSettings(hosts="h2-1", power=2.0))
+    adapter = engine.lrm(control, node_classes={"fast": NodeClassSettings(hosts="h2-1", power=2.0)})
     classes = (await adapter.snapshot()).node_classes
     assert [(c.name, c.total, c.power) for c in classes] == [
         ("fast", 1, 2.0),
@@ -69,7 +63,7 @@ async def test_classes_by_memory_and_by_configuration(
 async def test_several_hosts_are_asked_for_as_alternatives(
     engine: FakeGridEngine, control: RememberingControl, tmp_path: Path
 ) -> None:
-    adapter = lrm(control, fast=NodeClassSettings(hosts="h2-[1-3]"))
+    adapter = engine.lrm(control, node_classes={"fast": NodeClassSettings(hosts="h2-[1-3]")})
     await adapter.submit(submission(tmp_path, 2, "fast"))
     assert "h=h2-1|h2-2|h2-3" in control.native[0]
 
@@ -78,9 +72,9 @@ async def test_where_qhost_does_not_answer_nothing_is_known_and_all_goes_on(
     engine: FakeGridEngine, control: RememberingControl
 ) -> None:
     engine.answers("qhost", "no such thing", code=1)
-    assert (await lrm(control).snapshot()).node_classes == ()
+    assert (await engine.lrm(control).snapshot()).node_classes == ()
     engine.answers("qhost", "<html>", code=0)
-    assert (await lrm(control).snapshot()).idle == 4
+    assert (await engine.lrm(control).snapshot()).idle == 4
 
 
 @pytest.mark.parametrize(

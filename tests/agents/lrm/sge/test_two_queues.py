@@ -37,6 +37,7 @@ def test_a_host_is_counted_once(long: tuple[int, int, str], short: tuple[int, in
     assert (seen.total, {name for name in ("idle", "background", "down") if getattr(seen, name)}) == (1, {expected})
 
 
+@pytest.mark.processes
 def test_each_host_gets_one_runner(tmp_path: Path) -> None:
     """The host file has a line for each queue."""
     hosts, starts = tmp_path / "hosts", tmp_path / "starts"

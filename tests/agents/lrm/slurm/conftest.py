@@ -1,13 +1,21 @@
-"""A Slurm of shell scripts on a PATH of its own: each command says what a test has put into its file."""
+"""A Slurm whose commands are answered in this process."""
 
 import json
 import os
 import shlex
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
+
+from koalapy.agents.job_folders import JobFolders
+from koalapy.agents.lrm.commands import CommandResult
+from koalapy.agents.lrm.port import JobControl
+from koalapy.agents.lrm.slurm.adapter import SlurmLrm
+from koalapy.agents.settings import SiteSettings
+from koalapy.model.errors import SiteRejected
 
 ANSWERS = Path(__file__).with_name("answers")
 
@@ -52,51 +60,58 @@ def recorded_queue(ids: Collection[int] = (166, 167, 168, 169), **changes: str) 
 
 
 class FakeSlurm:
-    """Each command's answer; the arguments and the environment of every call are kept."""
+    """Answers Slurm's commands in place of ``commands.run``, and keeps the arguments and the environment of calls."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir()
+        self._answers: dict[str, list[tuple[str, CommandResult]]] = {}
+        self._calls: dict[str, list[str]] = {}
+        self._environments: dict[str, dict[str, str]] = {}
+
+    def lrm(self, *, options: tuple[str, ...] = (), control: JobControl | None = None, **settings: object) -> SlurmLrm:
+        """Return an adapter of this cluster."""
+        given = SiteSettings(kind="slurm", native_specification=shlex.join(options), **settings)  # type: ignore[arg-type]
+        return SlurmLrm(given, control, folders=JobFolders.alone(self.run))
 
     def says(self, command: str, output: str | bytes, *, errors: str = "", code: int = 0, when: str = "*") -> None:
         """From now on, for calls whose arguments fit the shell pattern ``when``; the last one said that fits counts."""
-        number = len(list(self._folder.glob(f"{command}.*.out")))
-        (self._folder / f"{command}.{number}.out").write_bytes(output.encode() if isinstance(output, str) else output)
-        cases = self._folder / f"{command}.cases"
-        before = cases.read_text() if cases.exists() else ""
-        said = f'cat "$0.{number}.out"; printf %s {shlex.quote(errors)} >&2; exit {code}'
-        cases.write_text(f'case "$*" in {when.replace(" ", chr(92) + " ")}) {said};; esac\n' + before)
-        script = self._folder / command
-        script.write_text('#!/bin/sh\necho "$*" >> "$0.log"; env > "$0.env"\n. "$0.cases"\n')
-        script.chmod(0o755)
+        answer = CommandResult(code, output.encode() if isinstance(output, str) else output, errors)
+        self._answers.setdefault(command, []).insert(0, (when, answer))
+        program = self._folder / command
+        program.touch()
+        program.chmod(0o755)
 
     def dies(self, command: str) -> None:
-        """Killed by a signal from now on."""
-        script = self._folder / command
-        script.write_text('#!/bin/sh\necho "$*" >> "$0.log"\nkill -9 $$\n')
-        script.chmod(0o755)
+        """Have a command be killed by a signal from now on."""
+        self.says(command, "", code=-9)
 
     def calls(self, command: str) -> list[str]:
-        """Arguments of the calls so far."""
-        log = self._folder / f"{command}.log"
-        return log.read_text().splitlines() if log.exists() else []
+        """Return the arguments of the calls so far."""
+        return self._calls.get(command, [])
 
     def environment(self, command: str) -> dict[str, str]:
-        """Of the last call."""
-        lines = (self._folder / f"{command}.env").read_text().splitlines()
-        return dict(line.split("=", 1) for line in lines if "=" in line)
+        """Return the environment of the last call."""
+        return self._environments[command]
+
+    async def run(
+        self, *argv: str, environment: Mapping[str, str] | None = None, stdin: bytes = b"", timeout: float = 0.0
+    ) -> CommandResult:
+        """Answer a command, or refuse it as ``commands.run`` does when it is not installed."""
+        if environment is None or shutil.which(argv[0], path=environment.get("PATH")) is None:
+            raise SiteRejected(f"cannot run {argv[0]}: No such file or directory", fault="site")
+        command, arguments = os.path.basename(argv[0]), " ".join(argv[1:])
+        self._calls.setdefault(command, []).append(arguments)
+        self._environments[command] = dict(environment)
+        fitting = (answer for when, answer in self._answers[command] if fnmatchcase(arguments, when))
+        return next(fitting, CommandResult(0, b"", ""))
 
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     """The cluster of the 22.05 recording, seen by ``koala``, who is user 1500 there."""
     fake = FakeSlurm(tmp_path / "bin")
-    # Not the whole /usr/bin: there may be a real Slurm.
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    for name in ("cat", "env", "sleep"):
-        (tools / name).symlink_to(shutil.which(name) or name)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{tools}")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setattr(os, "getuid", lambda: 1500)
     fake.says("sinfo", (ANSWERS / "sinfo-22.05.json").read_bytes())
     fake.says("sinfo", "main*|up|1-infinite\nother|up|1-infinite\n", when="*%P*")

@@ -1,4 +1,4 @@
-"""The adapter against a Slurm of shell scripts: what it asks, and what it makes of the answers."""
+"""The adapter against stand-ins of Slurm's commands: what it asks, and what it makes of the answers."""
 
 import asyncio
 import os
@@ -10,13 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agents.lrm import commands
 from koalapy.agents.lrm.port import Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
-from koalapy.agents.lrm.slurm.adapter import SlurmLrm
 from koalapy.agents.lrm.slurm.answers import read_columns
-from koalapy.agents.settings import SiteSettings
 from koalapy.model.errors import SiteRejected, SiteUnavailable
-from tests.agents.lrm.conftest import eventually, is_alive
 
 from .conftest import COLUMNS, FakeSlurm, column_line, recorded_queue
 
@@ -28,12 +24,8 @@ def submission(folder: Path, **more: object) -> LrmSubmission:
     return LrmSubmission(**{"name": "koala-x-9.1.0", **fields, **more})  # type: ignore[arg-type]
 
 
-def lrm(*, options: tuple[str, ...] = (), **settings: object) -> SlurmLrm:
-    return SlurmLrm(SiteSettings(kind="slurm", native_specification=shlex.join(options), **settings))  # type: ignore[arg-type]
-
-
 async def test_a_look_counts_every_node_once(slurm: FakeSlurm) -> None:
-    assert await lrm().snapshot() == LrmSnapshot(
+    assert await slurm.lrm().snapshot() == LrmSnapshot(
         total=4,
         idle=0,
         background=1,
@@ -47,7 +39,7 @@ async def test_a_look_counts_every_node_once(slurm: FakeSlurm) -> None:
 
 
 async def test_a_look_is_one_question_each_unless_a_job_has_ended(slurm: FakeSlurm) -> None:
-    seen = lrm(partition="main")
+    seen = slurm.lrm(partition="main")
     await seen.snapshot()
     await seen.snapshot()
     # At the first look the ended job is news, and nodes may have been seen before its end.
@@ -56,14 +48,14 @@ async def test_a_look_is_one_question_each_unless_a_job_has_ended(slurm: FakeSlu
 
 
 async def test_the_default_partition_is_looked_up_once(slurm: FakeSlurm) -> None:
-    seen = lrm()
+    seen = slurm.lrm()
     await seen.snapshot()
     await seen.snapshot()
     assert sum("%P" in call for call in slurm.calls("sinfo")) == 1
 
 
 async def test_snapshot_asks_squeue_for_own_jobs_only(slurm: FakeSlurm) -> None:
-    await lrm().snapshot()
+    await slurm.lrm().snapshot()
     assert {call.split()[0] for call in slurm.calls("squeue")} == {f"--user={own_account()}"}
     assert not any("--json" in call for call in slurm.calls("squeue"))
 
@@ -71,14 +63,14 @@ async def test_snapshot_asks_squeue_for_own_jobs_only(slurm: FakeSlurm) -> None:
 @pytest.mark.parametrize("status", ["1792", "7:0"])
 async def test_snapshot_reads_exit_code_of_any_release(slurm: FakeSlurm, status: str) -> None:
     slurm.says("squeue", recorded_queue({166}, status=status), when=COLUMNS)
-    (job,) = (await lrm().snapshot()).jobs
+    (job,) = (await slurm.lrm().snapshot()).jobs
     assert (job.state, job.exit_code, job.lost) == (LrmJobState.ENDED, 7, False)
 
 
 @pytest.mark.parametrize("status", ["9", "0:9"])
 async def test_snapshot_reads_signal_of_any_release(slurm: FakeSlurm, status: str) -> None:
     slurm.says("squeue", recorded_queue({166}, status=status), when=COLUMNS)
-    (job,) = (await lrm().snapshot()).jobs
+    (job,) = (await slurm.lrm().snapshot()).jobs
     assert (job.exit_code, job.lost, job.reason) == (None, True, "killed by signal 9")
 
 
@@ -89,7 +81,7 @@ async def test_snapshot_knows_own_jobs_by_large_user_id(
     monkeypatch.setattr(os, "getuid", lambda: 3_000_000_001)
     slurm.says("squeue", recorded_queue({167}, user=user), when=COLUMNS)
     slurm.says("squeue", f"167|RUNNING|{user}|koala-x-2.1.0\n", when="*%i*")
-    seen = lrm()
+    seen = slurm.lrm()
     assert [job.id for job in (await seen.snapshot()).jobs] == ["167"]
     assert await seen.find("koala-x-2.1.0") == "167"
     await seen.cancel("167", "koala-x-2.1.0")
@@ -99,7 +91,7 @@ async def test_snapshot_knows_own_jobs_by_large_user_id(
 async def test_squeue_that_does_not_know_the_own_account_is_unavailable(slurm: FakeSlurm) -> None:
     """Slurm up to 24.05 says so of an own account that has no name and a number of 2³¹ and more."""
     slurm.says("squeue", "", errors=f"squeue: error: Invalid user: {own_account()}\n\n")
-    seen = lrm()
+    seen = slurm.lrm()
     with pytest.raises(SiteUnavailable, match="squeue does not know the account"):
         await seen.snapshot()
     with pytest.raises(SiteUnavailable, match="squeue does not know the account"):
@@ -117,14 +109,14 @@ async def test_squeue_that_does_not_know_the_own_account_is_unavailable(slurm: F
 async def test_slurm_without_json_plugin_gives_hint(slurm: FakeSlurm, errors: str, code: int) -> None:
     slurm.says("sinfo", "", errors=errors, code=code, when="*--json*")
     with pytest.raises(SiteRejected) as caught:
-        await lrm().snapshot()
+        await slurm.lrm().snapshot()
     assert "json-c" in caught.value.hint
-    (found,) = [each for each in await lrm().check() if each.what == "nodes"]
+    (found,) = [each for each in await slurm.lrm().check() if each.what == "nodes"]
     assert (found.ok, "json-c" in found.hint) == (False, True)
 
 
 async def test_snapshot_after_unreadable_queue_recovers(slurm: FakeSlurm) -> None:
-    seen = lrm()
+    seen = slurm.lrm()
     first = await seen.snapshot()
     slurm.says("squeue", "slurm_load_jobs error: none\n", when=COLUMNS)
     with pytest.raises(SiteUnavailable):
@@ -151,7 +143,7 @@ async def test_nodes_that_are_too_many_for_a_column_are_asked_for_alone(slurm: F
     lines = [column_line("koala-x-2.1.0", "167", names), column_line("koala-x-3.1.0", "168", "n3")]
     slurm.says("squeue", "".join(lines), when="*--Format*")
     slurm.says("squeue", f"167|{names}\n", when="*--jobs=167 --format=%i?%N*")
-    seen = lrm()
+    seen = slurm.lrm()
     jobs = {job.id: job.nodes for job in (await seen.snapshot()).jobs}
     assert jobs == {"167": tuple(names.split(",")), "168": ("n3",)}
     slurm.says("squeue", "", when="*--jobs=167 --format=%i?%N*")
@@ -210,14 +202,14 @@ def test_jobs_of_our_users_with_other_names_are_none_of_ours() -> None:
 async def test_an_answer_that_makes_no_sense(slurm: FakeSlurm, command: str, answer: str, told: str) -> None:
     slurm.says(command, answer, when="*--json*")
     with pytest.raises(SiteUnavailable, match=told):
-        await lrm().snapshot()
+        await slurm.lrm().snapshot()
 
 
 async def test_a_controller_that_is_down_is_tried_again(slurm: FakeSlurm) -> None:
     told = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     slurm.says("squeue", "", errors=told + "\n", code=1, when=COLUMNS)
     with pytest.raises(SiteUnavailable) as caught:
-        await lrm().snapshot()
+        await slurm.lrm().snapshot()
     assert caught.value.message == f"squeue: {told}"
 
 
@@ -225,7 +217,7 @@ async def test_what_sbatch_is_asked(slurm: FakeSlurm, tmp_path: Path, monkeypatc
     monkeypatch.setenv("KOALA_TOKEN", "secret")
     monkeypatch.setenv("SBATCH_PARTITION", "elsewhere")
     monkeypatch.setenv("SLURM_CONF", "/etc/north.conf")
-    seen = lrm(partition="main", account="physics", options=("--qos=low",))
+    seen = slurm.lrm(partition="main", account="physics", options=("--qos=low",))
     assert await seen.submit(submission(tmp_path, walltime=61.0)) == "171"
     assert slurm.calls("sbatch") == [
         f"--parsable --job-name=koala-x-9.1.0 --chdir={tmp_path} --output={tmp_path}/50%%.out --open-mode=append "
@@ -251,7 +243,7 @@ async def test_what_sbatch_is_asked(slurm: FakeSlurm, tmp_path: Path, monkeypatc
 async def test_all_of_a_nodes_memory_is_asked_for_unless_the_site_says_how_much(
     slurm: FakeSlurm, tmp_path: Path, options: tuple[str, ...], whole: bool
 ) -> None:
-    await lrm(partition="main", options=options).submit(submission(tmp_path))
+    await slurm.lrm(partition="main", options=options).submit(submission(tmp_path))
     assert ("--mem=0" in slurm.calls("sbatch")[0].split()) is whole
 
 
@@ -265,17 +257,20 @@ async def test_all_of_a_nodes_memory_is_asked_for_unless_the_site_says_how_much(
         ("", True),  # nobody knows
     ],
 )
-async def test_a_runner_has_all_processors_of_its_node(
+@pytest.mark.processes
+async def test_launch_script_without_binding_of_tasks_does_not_ask_to_lift_it(
     slurm: FakeSlurm, tmp_path: Path, told: str, bound: bool
 ) -> None:
-    """Where nothing is bound, srun is not asked not to: it would have something to say to that."""
-    await lrm(partition="main").submit(submission(tmp_path))
-    slurm.says("scontrol", told)
-    slurm.says("srun", "")
+    """srun would say so in the output of each job."""
+    await slurm.lrm(partition="main").submit(submission(tmp_path))
+    asked = tmp_path / "asked"
+    for name, does in (("scontrol", f"printf %s {shlex.quote(told)}"), ("srun", f'echo "$*" > {asked}')):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
     environment = {"PATH": f"{os.environ['PATH']}:/usr/bin:/bin"}
     script = await asyncio.create_subprocess_exec("/bin/sh", str(tmp_path / "launch"), env=environment)
     assert await script.wait() == 0
-    assert ("--cpu-bind=none" in slurm.calls("srun")[0].split()) is bound
+    assert ("--cpu-bind=none" in asked.read_text().split()) is bound
 
 
 @pytest.mark.parametrize(
@@ -293,13 +288,13 @@ async def test_a_runner_has_all_processors_of_its_node(
 async def test_walltimes_are_whole_minutes(
     slurm: FakeSlurm, tmp_path: Path, walltime: float | None, option: str
 ) -> None:
-    await lrm().submit(submission(tmp_path, walltime=walltime))
+    await slurm.lrm().submit(submission(tmp_path, walltime=walltime))
     assert [word for word in slurm.calls("sbatch")[0].split() if word.startswith("--time")] == option.split()
 
 
 async def test_more_nodes_than_there_are_never_reach_slurm(slurm: FakeSlurm, tmp_path: Path) -> None:
     with pytest.raises(SiteRejected, match="5 nodes asked for, but partition main has 4"):
-        await lrm().submit(submission(tmp_path, nodes=5))
+        await slurm.lrm().submit(submission(tmp_path, nodes=5))
     assert slurm.calls("sbatch") == []
 
 
@@ -316,7 +311,7 @@ async def test_more_nodes_than_there_are_never_reach_slurm(slurm: FakeSlurm, tmp
 async def test_what_sbatch_will_always_refuse(slurm: FakeSlurm, tmp_path: Path, told: str, hint: str) -> None:
     slurm.says("sbatch", "", errors=f"sbatch: error: look here\nsbatch: error: {told}\n", code=1)
     with pytest.raises(SiteRejected) as caught:
-        await lrm().submit(submission(tmp_path))
+        await slurm.lrm().submit(submission(tmp_path))
     assert caught.value.message == f"sbatch: look here; {told}"
     assert hint in caught.value.hint
 
@@ -333,60 +328,60 @@ async def test_what_sbatch_will_always_refuse(slurm: FakeSlurm, tmp_path: Path, 
 async def test_what_sbatch_may_do_later(slurm: FakeSlurm, tmp_path: Path, told: str) -> None:
     slurm.says("sbatch", "", errors=f"sbatch: error: Batch job submission failed: {told}\n", code=1)
     with pytest.raises(SiteUnavailable, match=told.split("(")[0]):
-        await lrm().submit(submission(tmp_path))
+        await slurm.lrm().submit(submission(tmp_path))
     assert "--name=koala-x-9.1.0" in slurm.calls("squeue")[-1]
 
 
 async def test_a_job_that_was_taken_all_the_same_is_found(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.dies("sbatch")
     slurm.says("squeue", "171|PENDING|1500|koala-x-9.1.0\n", when="*--name=koala-x-9.1.0*")
-    assert await lrm().submit(submission(tmp_path)) == "171"
+    assert await slurm.lrm().submit(submission(tmp_path)) == "171"
 
 
 async def test_a_submission_in_doubt_stays_in_doubt_when_nobody_answers(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.dies("sbatch")
     slurm.dies("squeue")
     with pytest.raises(SiteUnavailable, match="sbatch was killed by signal 9"):
-        await lrm().submit(submission(tmp_path))
+        await slurm.lrm().submit(submission(tmp_path))
 
 
-async def test_a_cluster_without_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cluster_without_commands(slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SiteRejected, match="cannot run sinfo"):
-        await lrm().snapshot()
-    (finding,) = await lrm().check()
+        await slurm.lrm().snapshot()
+    (finding,) = await slurm.lrm().check()
     assert (finding.ok, finding.found) == (False, "not found: sinfo, squeue, srun")
 
 
 async def test_of_several_of_a_name_the_one_that_lives_is_found(slurm: FakeSlurm) -> None:
     lines = "99|RUNNING|1500|koala-a\n100|FAILED|1500|koala-a\n101|RUNNING|1500|koala-ab\n"
     slurm.says("squeue", lines, when="*--name=koala-a *")
-    assert await lrm().find("koala-a") == "99"
+    assert await slurm.lrm().find("koala-a") == "99"
 
 
 async def test_accounting_remembers_what_the_queue_has_forgotten(slurm: FakeSlurm) -> None:
-    assert await lrm().find("koala-a") is None  # there is none
+    assert await slurm.lrm().find("koala-a") is None  # there is none
     slurm.says("sacct", "12|CANCELLED by 0|1500|koala-a\n7|COMPLETED|1500|koala-a\n")
-    assert await lrm().find("koala-a") == "12"
+    assert await slurm.lrm().find("koala-a") == "12"
 
 
 async def test_a_job_of_another_name_is_spared(slurm: FakeSlurm) -> None:
     slurm.says("squeue", RUNNING, when="*--jobs=167*")
     with pytest.raises(SiteRejected, match=r"job 167 is koala-x-2\.1\.0 of user 1500, not our koala-b"):
-        await lrm().cancel("167", "koala-b")
+        await slurm.lrm().cancel("167", "koala-b")
     assert slurm.calls("scancel") == []
 
 
 async def test_a_job_of_another_user_is_spared(slurm: FakeSlurm) -> None:
     slurm.says("squeue", "168|RUNNING|1501|koala-y-3.1.0\n", when="*--jobs=168*")
     with pytest.raises(SiteRejected, match="of user 1501"):
-        await lrm().cancel("168", "koala-y-3.1.0")
+        await slurm.lrm().cancel("168", "koala-y-3.1.0")
     assert slurm.calls("scancel") == []
 
 
 async def test_cancel_ends_ours_and_knows_it_afterwards(slurm: FakeSlurm) -> None:
     slurm.says("squeue", RUNNING, when="*--jobs=167*")
-    seen = lrm()
+    seen = slurm.lrm()
     await seen.cancel("167", "koala-x-2.1.0")
     assert slurm.calls("scancel") == ["167"]
     slurm.says("squeue", recorded_queue(state="CANCELLED", status="15"), when=COLUMNS)
@@ -404,7 +399,7 @@ async def test_cancel_ends_ours_and_knows_it_afterwards(slurm: FakeSlurm) -> Non
 )
 async def test_what_has_ended_is_not_cancelled(slurm: FakeSlurm, output: str, errors: str, code: int) -> None:
     slurm.says("squeue", output, errors=errors, code=code, when="*--jobs=*")
-    await lrm().cancel("167", "koala-x-2.1.0")
+    await slurm.lrm().cancel("167", "koala-x-2.1.0")
     assert slurm.calls("scancel") == []
 
 
@@ -414,12 +409,12 @@ async def test_what_has_ended_is_not_cancelled(slurm: FakeSlurm, output: str, er
 async def test_a_job_that_ends_while_it_is_cancelled(slurm: FakeSlurm, told: str) -> None:
     slurm.says("squeue", RUNNING, when="*--jobs=167*")
     slurm.says("scancel", "", errors=f"scancel: error: {told}\n", code=1)
-    await lrm().cancel("167", "koala-x-2.1.0")
+    await slurm.lrm().cancel("167", "koala-x-2.1.0")
     assert slurm.calls("scancel") == ["167"]
 
 
 async def test_changes_are_told_at_once_after_what_we_do(slurm: FakeSlurm, tmp_path: Path) -> None:
-    seen = lrm(poll_interval=3600.0)
+    seen = slurm.lrm(poll_interval=3600.0)
     async with aclosing(seen.changes()) as changes, asyncio.timeout(60):  # type: ignore[type-var]
         await anext(changes)
         await seen.submit(submission(tmp_path))
@@ -460,7 +455,7 @@ class Recorded:
 async def test_a_control_hands_in_and_ends(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.says("squeue", RUNNING, when="*--jobs=167*")
     control = Recorded()
-    seen = SlurmLrm(SiteSettings(partition="main"), control=control)
+    seen = slurm.lrm(partition="main", control=control)
     await seen.open()
     assert await seen.submit(submission(tmp_path, walltime=60.0)) == "171"
     await seen.cancel("167", "koala-x-2.1.0")
@@ -484,28 +479,28 @@ async def test_a_control_hands_in_and_ends(slurm: FakeSlurm, tmp_path: Path) -> 
 @pytest.mark.parametrize(("told", "seconds"), [("MessageTimeout          = 45 sec\n", 45.0), ("nonsense", 10.0)])
 async def test_how_long_a_submission_stays_in_doubt(slurm: FakeSlurm, told: str, seconds: float) -> None:
     slurm.says("scontrol", f"MaxJobCount = 1\n{told}")
-    assert await lrm().settling_time() == seconds
+    assert await slurm.lrm().settling_time() == seconds
     slurm.dies("scontrol")
-    assert await lrm().settling_time() == 10.0
+    assert await slurm.lrm().settling_time() == 10.0
 
 
 async def test_what_keeps_jobs_from_being_handed_in_is_part_of_a_look(slurm: FakeSlurm) -> None:
     control = Recorded()
-    seen = SlurmLrm(SiteSettings(partition="main"), control=control)
+    seen = slurm.lrm(partition="main", control=control)
     assert (await seen.snapshot()).submit_error == ""
     control.error_told = "there is no library"
     assert (await seen.snapshot()).submit_error == "there is no library"
 
 
 async def test_a_cluster_without_sbatch_takes_no_jobs(slurm: FakeSlurm, tmp_path: Path) -> None:
-    assert (await lrm().snapshot()).submit_error == ""
+    assert (await slurm.lrm().snapshot()).submit_error == ""
     (tmp_path / "bin" / "sbatch").unlink()
-    assert (await lrm().snapshot()).submit_error.startswith("not found: sbatch; install Slurm's client commands")
+    assert (await slurm.lrm().snapshot()).submit_error.startswith("not found: sbatch; install Slurm's client commands")
 
 
 async def test_a_job_that_will_never_start_is_told_with_whose_fault_that_is(slurm: FakeSlurm) -> None:
     slurm.says("squeue", recorded_queue(reason="PartitionTimeLimit"), when=COLUMNS)
-    found = {job.id: (job.state, job.refused, job.reason) for job in (await lrm().snapshot()).jobs}
+    found = {job.id: (job.state, job.refused, job.reason) for job in (await slurm.lrm().snapshot()).jobs}
     assert found["169"] == (LrmJobState.QUEUED, "unsuitable", "Slurm will not start it: PartitionTimeLimit")
     assert found["167"] == (LrmJobState.RUNNING, None, "")
 
@@ -513,19 +508,5 @@ async def test_a_job_that_will_never_start_is_told_with_whose_fault_that_is(slur
 async def test_a_refusal_says_whose_fault_it_is(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.says("sbatch", "", errors="sbatch: error: QOSMaxSubmitJobPerUserLimit\n", code=1)
     with pytest.raises(SiteRejected) as caught:
-        await lrm().submit(submission(tmp_path))
+        await slurm.lrm().submit(submission(tmp_path))
     assert caught.value.fault == "limit"
-
-
-async def test_a_command_that_hangs_is_given_up_with_all_that_it_started(
-    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(commands.run, "__kwdefaults__", {**commands.run.__kwdefaults__, "timeout": 0.5})
-    started = tmp_path / "started"
-    script = tmp_path / "bin" / "squeue"
-    script.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! $$ > {started}\nwait\n")
-    script.chmod(0o755)
-    with pytest.raises(SiteUnavailable, match=r"squeue did not answer within 0\.5 s"):
-        await lrm().snapshot()
-    pids = [int(pid) for pid in started.read_text().split()]
-    eventually(lambda: not any(is_alive(pid) for pid in pids))

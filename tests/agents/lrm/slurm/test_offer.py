@@ -1,7 +1,6 @@
 """What counts as idle is what a job of ours would be given now: by partitions, limits, reservations, and backfill."""
 
 import json
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSnapshot
-from koalapy.agents.lrm.slurm.adapter import SlurmLrm, snapshot_of
+from koalapy.agents.lrm.slurm.adapter import snapshot_of
 from koalapy.agents.lrm.slurm.answers import SlurmNode
 from koalapy.agents.lrm.slurm.offer import (
     Offer,
@@ -21,7 +21,6 @@ from koalapy.agents.lrm.slurm.offer import (
     read_partitions,
     read_reservations,
 )
-from koalapy.agents.settings import SiteSettings
 from koalapy.model.errors import SiteRejected
 
 from .conftest import COLUMNS, FakeSlurm, recorded_queue
@@ -63,7 +62,7 @@ def waits(slurm: FakeSlurm, reason: str, *, state: str = "PENDING", description:
 
 
 async def seen(slurm: FakeSlurm, partition: str | None = "main", *options: str) -> LrmSnapshot:
-    return await SlurmLrm(SiteSettings(partition=partition, native_specification=shlex.join(options))).snapshot()
+    return await slurm.lrm(partition=partition, options=options).snapshot()
 
 
 def counts(snapshot: LrmSnapshot) -> tuple[int, int, int, int]:
@@ -113,7 +112,7 @@ async def test_a_partition_that_is_down_is_told_and_gives_nothing(slurm: FakeSlu
 async def test_a_partition_that_comes_up_again_is_noticed(slurm: FakeSlurm) -> None:
     slurm.says("sinfo", PARTITIONS, when="*%P*")
     shows(slurm, {"n1": "idle"}, {"n1": "shut"})
-    lrm = SlurmLrm(SiteSettings(partition="shut"))
+    lrm = slurm.lrm(partition="shut")
     assert (await lrm.snapshot()).idle == 0
     slurm.says("sinfo", PARTITIONS.replace("down", "up"), when="*%P*")
     waits(slurm, "PartitionDown")
@@ -143,21 +142,19 @@ async def test_a_job_runs_in_one_partition_within_its_limits(
     assert (counts(found), found.notices) == (expected, (notice,) if notice else ())
 
 
-async def test_what_no_partition_gives_to_one_job_never_reaches_slurm(
-    slurm: FakeSlurm, tmp_path: pytest.TempPathFactory
-) -> None:
+async def test_what_no_partition_gives_to_one_job_never_reaches_slurm(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.says("sinfo", PARTITIONS, when="*%P*")
     shows(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
     with pytest.raises(SiteRejected, match="2 nodes asked for, but partition short gives a job at most 1") as caught:
-        await SlurmLrm(SiteSettings(partition="short")).submit(submission(tmp_path, nodes=2))  # type: ignore[arg-type]
+        await slurm.lrm(partition="short").submit(submission(tmp_path, nodes=2))
     assert caught.value.fault == "limit"
     assert slurm.calls("sbatch") == []
 
 
-async def test_several_partitions_are_handed_on_as_they_are(slurm: FakeSlurm, tmp_path: pytest.TempPathFactory) -> None:
+async def test_several_partitions_are_handed_on_as_they_are(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.says("sinfo", PARTITIONS, when="*%P*")
     shows(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
-    await SlurmLrm(SiteSettings(partition="short,long")).submit(submission(tmp_path, nodes=4))  # type: ignore[arg-type]
+    await slurm.lrm(partition="short,long").submit(submission(tmp_path, nodes=4))
     assert "--partition=short,long" in slurm.calls("sbatch")[0]
 
 
@@ -249,7 +246,7 @@ def test_partition_has_its_least_nodes(size: str, least: int) -> None:
 
 async def test_submit_of_fewer_nodes_than_the_partition_takes_is_unsuitable(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.says("sinfo", "main*|up|3-infinite\n", when="*%P*")
-    adapter = SlurmLrm(SiteSettings(partition="main"))
+    adapter = slurm.lrm(partition="main")
     with pytest.raises(SiteRejected, match="2 nodes asked for, but partition main gives a job at least 3") as caught:
         await adapter.submit(submission(tmp_path, nodes=2))
     assert (caught.value.fault, caught.value.hint) == ("unsuitable", "ask for at least 3 nodes")
@@ -258,7 +255,7 @@ async def test_submit_of_fewer_nodes_than_the_partition_takes_is_unsuitable(slur
 
 
 async def test_submit_refused_for_its_size_reads_the_limits_anew(slurm: FakeSlurm, tmp_path: Path) -> None:
-    adapter = SlurmLrm(SiteSettings(partition="main"))
+    adapter = slurm.lrm(partition="main")
     slurm.says("sbatch", "", errors="sbatch: error: Node count specification invalid\n", code=1)
     with pytest.raises(SiteRejected) as caught:
         await adapter.submit(submission(tmp_path, nodes=2))
@@ -290,7 +287,7 @@ async def test_snapshot_of_partition_with_least_nodes_tells_it(slurm: FakeSlurm)
 async def test_slurm_is_asked_not_to_make_numbers_short(slurm: FakeSlurm) -> None:
     slurm.says("sinfo", "main*|up|1-1K\n", when="*%P*")
     slurm.says("sinfo", "main*|up|1-1030\n", when="*--noconvert*%P*")
-    assert (await partitions())["main"].max_nodes == 1030
+    assert (await partitions(JobFolders.alone(slurm.run).run_as))["main"].max_nodes == 1030
 
 
 def test_what_scontrol_says_of_reservations() -> None:
