@@ -97,10 +97,8 @@ class Output:
     @property
     def full(self) -> bool:
         """Whether the program has to wait: its agent is away or slow, or there is no room for more."""
-        return (
-            self.total - self.start > self._spill_limit
-            or sum(len(b.data) for b in self._blocks if b.data) > self._memory
-        )
+        in_memory = sum(len(block.data) for block in self._blocks if block.data)
+        return self.total - self.start > self._spill_limit or in_memory > self._memory
 
     def append(self, data: bytes) -> None:
         if not self._blocks or self._blocks[-1].data is None or self._blocks[-1].size >= self._block:

@@ -4,7 +4,6 @@ import ctypes
 import json
 import os
 import subprocess
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -136,12 +135,10 @@ class Machines:
 
     def new(self, *addresses: tuple[int, int]) -> int:
         """A machine with addresses 10.NETWORK.0.HOST; the process by which it is entered."""
-        machine = subprocess.Popen(["unshare", "-n", "sleep", "300"])
+        machine = subprocess.Popen(["unshare", "-n", "sh", "-c", "echo; exec sleep 300"], stdout=subprocess.PIPE)
         self._made.append(machine)
-        end = time.monotonic() + DEADLINE
-        while os.readlink(f"/proc/{machine.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
-            assert time.monotonic() < end
-            time.sleep(0.005)
+        assert machine.stdout is not None
+        machine.stdout.readline()  # it is in its namespace
         self._inside(machine.pid, "link", "set", "lo", "up")
         for place, (network, host) in enumerate(addresses):
             self._bridge(network)
@@ -170,7 +167,7 @@ class Machines:
     def close(self) -> None:
         for machine in self._made:
             machine.kill()
-            machine.wait()
+            machine.communicate()
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """Embedded clusters in temporary directories; each is shut down after its test, and nothing may be left of it."""
 
+import asyncio
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -13,18 +13,15 @@ import pytest
 
 from koalapy.agents.lrm.local.cluster import LocalCluster, LocalConnection
 from koalapy.agents.lrm.local.processes import is_of, kill_marked
+from tests.signals import until
 
 WITHIN = 60.0
 """Seconds after which something that should happen has failed to."""
 
 
 def eventually(condition: Callable[[], Any]) -> Any:
-    """What the condition returns once it is true."""
-    deadline = time.monotonic() + WITHIN
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.01)
-    return value
+    """Return the first true value of a condition, outside of an event loop."""
+    return asyncio.run(until(condition, WITHIN))
 
 
 def is_alive(pid: int) -> bool:

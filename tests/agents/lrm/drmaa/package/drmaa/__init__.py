@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import sys
-import time
+import threading
 from collections import namedtuple
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def _misbehave(how):
     elif word == "exit":
         os._exit(3)
     elif word == "hang":
-        time.sleep(600)
+        threading.Event().wait()
     elif word == "chatter":
         os.write(1, b"{libdrmaa says hello\n")
     elif word == "ValueError":
