@@ -65,6 +65,8 @@ JOBS = {
 }
 FILES = {"data": "east", "mesh": "east"}
 """Where each file is."""
+FETCHED = "mesh"
+"""The file that the hostile cluster is to fetch: the fetching cluster may report that its replica is spoiled."""
 
 
 class Everything:
@@ -217,7 +219,8 @@ def _rows(directory: Path) -> dict[str, list[str]]:
 def _theirs(table: str, row: dict[str, Any]) -> bool:
     whose = {row.get("cluster"), row.get("one"), row.get("other"), row["name"] if table == "clusters" else None}
     job = row["id"] if table == "jobs" else row.get("job_id")
-    return HOSTILE in whose or job in THEIRS or (table == "outbox" and _of_their_job(row))
+    is_fetched = table == "replicas" and row["name"] == FETCHED
+    return HOSTILE in whose or job in THEIRS or is_fetched or (table == "outbox" and _of_their_job(row))
 
 
 def _of_their_job(row: dict[str, Any]) -> bool:
