@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 
+from koalapy.runtime.atomic_files import replace_file
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,9 +49,7 @@ def write_rank_script(folder: str, command: Sequence[str], environment: Mapping[
     refuses all but ``LAUNCHER``, and runs the command in the current folder.
     """
     path = f"{folder}/{SCRIPT_NAME}"
-    with open(os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(os.fsencode(_script(command, environment, prefix, os.getcwd())))
-    os.rename(f"{path}.new", path)
+    replace_file(path, os.fsencode(_script(command, environment, prefix, os.getcwd())), sync=False)
     return path
 
 

@@ -20,6 +20,7 @@ from sqlalchemy.exc import (
 
 from koalapy.model.errors import DatabaseDamaged, StoreUnavailable, UsageError
 from koalapy.private import private_file
+from koalapy.store.open_files import RESTART_HINT
 
 MEMORY = "memory:"
 """The URL of what is kept in memory only, and so has no engine."""
@@ -165,6 +166,6 @@ def unavailable_is_known() -> Iterator[None]:
         if type(error) is not DatabaseError:  # a mistake of ours, such as a constraint
             raise
         reason = " ".join(str(error.orig).split())
-        raise DatabaseDamaged(f"the database is damaged: {reason}", hint=RETRY_HINT) from error
+        raise DatabaseDamaged(f"the database is damaged: {reason}", hint=RESTART_HINT) from error
     except TimeoutError as error:
         raise StoreUnavailable("the database does not answer: all connections are busy", hint=RETRY_HINT) from error

@@ -73,3 +73,12 @@ def test_rank_script_is_for_its_account_only(tmp_path: Path) -> None:
     path = write_rank_script(str(tmp_path), ["true"], {SCRIPT_VARIABLE: "/elsewhere"}, "/opt/mpi")
     assert os.stat(path).st_mode & 0o777 == 0o600
     assert "/elsewhere" not in Path(path).read_text()
+
+
+def test_write_rank_script_with_link_at_temporary_name_leaves_its_target(tmp_path: Path) -> None:
+    (target := tmp_path / "target").write_text("keep")
+    (run := tmp_path / "run").mkdir()
+    (run / "koala-rank.new").symlink_to(target)
+    path = write_rank_script(str(run), ["true"], {}, "/opt/mpi")
+    assert target.read_text() == "keep"
+    assert not Path(path).is_symlink()

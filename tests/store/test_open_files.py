@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine, text
 
-from koalapy.model.errors import StoreUnavailable
+from koalapy.model.errors import DatabaseDamaged, StoreUnavailable
 from koalapy.ports import OutputPiece
 from koalapy.store.database import Database
-from koalapy.store.engine import make_engine
+from koalapy.store.engine import make_engine, unavailable_is_known
 from koalapy.store.migrate import migrate
 from koalapy.store.output import FileOutput
 from koalapy.store.sql import SqlStore
@@ -152,3 +153,12 @@ def test_output_in_replaced_folder_is_not_acknowledged(tmp_path: Path) -> None:
     (tmp_path / "output").rmdir()
     (tmp_path / "before").rename(tmp_path / "output")
     assert output.append("1.1.0", [OutputPiece(3, b"two")]) == 6
+
+
+def test_unavailable_is_known_with_damaged_file_names_koala_restore(path: Path) -> None:
+    path.write_bytes(b"not a database at all" * 100)
+    engine = create_engine(f"sqlite:///{path}")
+    with pytest.raises(DatabaseDamaged) as refusal, unavailable_is_known(), engine.connect() as connection:
+        connection.execute(text("SELECT count(*) FROM sqlite_master"))
+    engine.dispose()
+    assert "koala restore" in (refusal.value.hint or "")
