@@ -1,8 +1,9 @@
 """The rings of the suite: which tests a command runs, what each test may do there, and how long it may take.
 
 Ring 1 runs in one process on virtual time. Ring 2 starts real processes, ring 3 uses the testbed's containers, ring 4
-takes hours. A test belongs to ring 1 unless it, or its file by ``pytestmark``, is marked ``processes``, ``testbed`` or
-``nightly``. A test marked ``promise`` belongs to ring 1 and may start processes all the same.
+takes hours. A test belongs to ring 1 unless it, or its file by ``pytestmark``, is marked ``processes`` or ``nightly``,
+or has the parameter ``postgresql`` (ring 2) or ``testbed`` (ring 3). A test marked ``promise`` belongs to ring 1 and
+may start processes all the same.
 """
 
 import asyncio
@@ -41,6 +42,8 @@ def ring_of(item: pytest.Item) -> int:
     """Return the number of the item's ring."""
     if is_on_testbed(item.nodeid):
         return RINGS["testbed"]
+    if "[postgresql" in item.nodeid:
+        return RINGS["processes"]
     return max((RINGS[marker] for marker in RINGS if item.get_closest_marker(marker)), default=1)
 
 
@@ -223,7 +226,7 @@ class _RepeatCommands:
         terminalreporter.section("repeat")
         python = os.path.relpath(sys.executable)
         for nodeid, ring in dict.fromkeys(
-            (report.nodeid, dict(report.user_properties).get("ring")) for report in failed
+            (report.nodeid, dict(getattr(report, "user_properties", ())).get("ring")) for report in failed
         ):
             rings = " --rings 4" if ring == RINGS["nightly"] else ""
             terminalreporter.write_line(

@@ -1,7 +1,8 @@
 """Wait for a condition, without sleeping where time is virtual."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from tests.virtual_time import VirtualTimeLoop
@@ -10,6 +11,15 @@ T = TypeVar("T")
 
 MAX_WAIT_S = 60.0
 POLL_INTERVAL_S = 0.01
+
+
+@contextmanager
+def hanging_threads() -> Iterator[None]:
+    """Let virtual time pass although a thread is busy, for a test in which one hangs."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    with loop.hanging_threads():
+        yield
 
 
 async def until(condition: Callable[[], T], timeout_s: float = MAX_WAIT_S) -> T:
@@ -24,5 +34,13 @@ async def until(condition: Callable[[], T], timeout_s: float = MAX_WAIT_S) -> T:
             return await loop.watch(condition)
     async with asyncio.timeout(timeout_s):
         while not (value := condition()):  # noqa: ASYNC110 - real processes set no event
+            await asyncio.sleep(POLL_INTERVAL_S)
+        return value
+
+
+async def poll(condition: Callable[[], Awaitable[T]], timeout_s: float = MAX_WAIT_S) -> T:
+    """Return the first true value of a question that has to be awaited, asked in intervals of the loop's time."""
+    async with asyncio.timeout(timeout_s):
+        while not (value := await condition()):  # noqa: ASYNC110 - asking takes turns of the loop itself
             await asyncio.sleep(POLL_INTERVAL_S)
         return value

@@ -21,6 +21,7 @@ from koalapy.service import duties
 from koalapy.service import engine as loop
 from koalapy.service.engine import WorkItem
 from koalapy.store.sql import SqlStore
+from tests import signals
 from tests.api.conftest import serving
 from tests.service.sites import Sites
 from tests.service.test_hub import running
@@ -94,9 +95,11 @@ async def stack(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AsyncExitStack
 
 
 async def ready(api: httpx2.AsyncClient) -> None:
-    async with asyncio.timeout(DEADLINE):
-        while (await api.get("/readyz")).status_code != 200:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+
+    async def is_ready() -> bool:
+        return (await api.get("/readyz")).status_code == 200
+
+    await signals.poll(is_ready)
 
 
 def check_refusal(answer: httpx2.Response, words: str) -> None:

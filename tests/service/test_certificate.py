@@ -145,6 +145,7 @@ def test_files_that_are_of_no_use_are_refused_with_what_is_wrong(authority: Auth
         assert (refused.value.field, bool(refused.value.hint)) == (field, True)
 
 
+@pytest.mark.processes
 def test_nothing_older_than_tls_1_2_is_spoken(authority: Authority, data_dir: Path) -> None:
     pair = authority.issue()
     served = Certificate(pair.certificate, pair.key, data_dir)

@@ -13,6 +13,7 @@ import uvloop
 
 from koalapy.service import embedded
 from koalapy.service.embedded import AgentProcess, EmbeddedAgents
+from tests import signals
 
 pytestmark = pytest.mark.processes
 
@@ -127,9 +128,7 @@ async def test_it_is_handed_over_what_it_needs_and_knows_of_the_end_by_the_same_
         [AgentProcess("north", (sys.executable, "-c", code, str(got), str(ended)), {}, handover)], lambda *_: None
     )
     agents.start("http://127.0.0.1:1")
-    async with asyncio.timeout(30):
-        while not got.exists() or got.stat().st_size < len(handover):  # noqa: ASYNC110  # another process makes it
-            await asyncio.sleep(0.01)
+    await signals.until(lambda: not (not got.exists() or got.stat().st_size < len(handover)))
     assert not ended.exists()
     await agents.stop()
 

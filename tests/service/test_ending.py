@@ -9,12 +9,16 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from koalapy.scheduling.events import ClusterDrained
 from koalapy.service.connections import Connections
 from koalapy.service.daemon import Daemon
 from koalapy.service.embedded import EmbeddedAgents
 from koalapy.service.engine import WorkItem
 from tests.service.test_hub import Daemon as Parts
+
+pytestmark = pytest.mark.processes
 
 DEADLINE = 60.0
 

@@ -35,10 +35,11 @@ from koalapy.service.results import Results
 from koalapy.service.retention import Housekeeping, Retention, RetentionTimes
 from koalapy.store.files import SqlFiles
 from koalapy.store.history import SqlHistory
+from tests import signals
 from tests.identities import DIRECTOR
 from tests.service.archives import GOOD, archive, archive_of, pieces, special, unpacked
 from tests.service.sites import Sites, sha
-from tests.service.test_hub import DEADLINE, Daemon, running
+from tests.service.test_hub import Daemon, running
 
 
 @dataclass
@@ -83,9 +84,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def until(look: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE):
-        while not look():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    await signals.until(lambda: look())
 
 
 # The catalogue

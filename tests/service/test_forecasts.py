@@ -38,6 +38,7 @@ class Clock:
         return self.now
 
 
+@pytest.mark.processes
 async def test_another_process_answers() -> None:
     told = await Forecasts(queries_at(50.0), People(), Clock(), policies).what_if(Change(add={"new": 12}))
     assert told.changed is not None

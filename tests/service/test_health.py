@@ -16,6 +16,7 @@ from koalapy.scheduling.events import ClusterDrained
 from koalapy.service import health as service_health
 from koalapy.service.engine import WorkItem
 from koalapy.service.health import HealthMonitor
+from tests import signals
 from tests.identities import ADA
 from tests.service.test_hub import DEADLINE, until
 from tests.service.test_jobs import SPEC, job_when, north_and_jobs
@@ -66,12 +67,11 @@ async def test_a_disk_that_takes_no_file_or_does_not_answer_is_none_to_count_on(
         assert health.readiness().reasons == [told]
         assert health.readiness().status == f"not ready; {told}"
         answers = threading.Event()
-        monkeypatch.setattr(service_health, "DISK_TIMEOUT", 0.01)
         monkeypatch.setattr(service_health, "_try_to_write", lambda folder: answers.wait(DEADLINE))
         looking = asyncio.create_task(health.look_at_disks())
-        async with asyncio.timeout(DEADLINE):
-            while health.readiness().reasons != ["the daemon's disks have not answered for 0.01 s"]:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        silent = [f"the daemon's disks have not answered for {service_health.DISK_TIMEOUT:g} s"]
+        with signals.hanging_threads():
+            await signals.until(lambda: health.readiness().reasons == silent)
         answers.set()
         await looking
         assert health.readiness().ready
@@ -98,9 +98,7 @@ async def test_a_lease_that_may_soon_be_anothers_and_a_round_that_does_not_end_a
         database.lease_renewed_at = now = daemon.engine.round_began + service_health.ROUND_TIMEOUT
         assert health.readiness().reasons == ["a round of the engine does not end since 3 s"]
         may_write.set()
-        async with asyncio.timeout(DEADLINE):
-            while not health.readiness().ready:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await signals.until(lambda: health.readiness().ready)
         database.lease_lost = True
         assert health.readiness().reasons == ["another daemon has taken over"]
         daemon.engine.draining = True
@@ -173,15 +171,11 @@ async def test_an_end_counts_when_it_is_stored(tmp_path: Path, monkeypatch: pyte
 
         monkeypatch.setattr(daemon.store, "write", slow)
         north.says(ComponentStatus(token="1.1.0.fa", state=ComponentState.ENDED, hosts=("a", "b"), program_exit=0))
-        async with asyncio.timeout(DEADLINE):
-            while daemon.scheduler.queries.job(1) is not None:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await signals.until(lambda: daemon.scheduler.queries.job(1) is None)
         assert not (await jobs.get(1)).job.state.is_final, "that is what anybody reads"
         assert (health.report().active, (await jobs.metrics(60.0)).active) == (1, 1)
         may_write.set()
-        async with asyncio.timeout(DEADLINE):
-            while health.report().active:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await signals.until(lambda: not health.report().active)
         assert (await jobs.get(1)).job.state is JobState.SUCCEEDED
         assert (await jobs.metrics(60.0)).active == 0
 

@@ -20,8 +20,8 @@ from koalapy.model.job import ComponentState
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus
 from koalapy.protocol import messages as wire
 from koalapy.service.engine import WorkItem
-from tests.service.test_hub import Daemon, report, running, until
-from tests.service.test_trust import COUPLED, DEADLINE, Grid, when
+from tests.service.test_hub import DEADLINE, Daemon, report, running, until
+from tests.service.test_trust import COUPLED, Grid, when
 
 NUMBERS = (
     st.sampled_from([-(2**63) - 1, -1, 0, 1, 2**31 - 1, 2**31, 2**53, 2**62, 2**63 - 1, 2**63, 10**400]) | st.integers()

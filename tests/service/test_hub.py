@@ -37,6 +37,7 @@ from koalapy.store.engine import make_engine
 from koalapy.store.migrate import migrate
 from koalapy.store.output import FileOutput
 from koalapy.store.sql import SqlStore
+from tests import signals
 
 DEADLINE = 30.0
 
@@ -117,9 +118,7 @@ async def running(path: Path, unreachable_after: float = 60.0) -> AsyncIterator[
 
 
 async def until(daemon: Daemon, cluster: str, wanted: tuple[str, int, str]) -> None:
-    async with asyncio.timeout(DEADLINE):
-        while daemon.seen(cluster) != wanted:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    await signals.until(lambda: daemon.seen(cluster) == wanted)
 
 
 def report(total: int, problem: str = "") -> ClusterReport:
@@ -165,9 +164,7 @@ async def test_text_that_cannot_be_encoded_costs_no_agent_its_connection(tmp_pat
         await until(daemon, "north", ("usable", 4, ""))
         await daemon.engine.commit(WorkItem())  # what follows from its inventory is done then
         daemon.hub.send("north", [wire.Stop(id=1, epoch=1, token="1.1.0", reason="odd \ud800").model_dump()])
-        async with asyncio.timeout(DEADLINE):
-            while north.heard[-1]["type"] != "stop":  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await signals.until(lambda: north.heard[-1]["type"] == "stop")
         assert (north.heard[-1]["reason"], north.closed) == ("odd ?", "")
 
 
@@ -203,9 +200,7 @@ async def test_an_agent_to_which_nothing_can_be_sent_is_sent_away(
 
     monkeypatch.setattr(Agent, "send", broken)
     async with running(tmp_path / "koala.db") as daemon, daemon.agent_of("north") as north:
-        async with asyncio.timeout(DEADLINE):
-            while not north.closed:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await signals.until(lambda: north.closed)
         assert north.closed == "an error of the daemon's: connect again"
 
 
@@ -230,9 +225,7 @@ async def test_an_agent_that_does_not_answer_is_given_up(tmp_path: Path) -> None
         north.says(Inventory(components=()), report(4))
         await until(daemon, "north", ("usable", 4, ""))
         seen = len(north.heard)
-        async with asyncio.timeout(DEADLINE):
-            while len(north.heard) < seen + 10:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await signals.until(lambda: len(north.heard) >= seen + 10)
         assert daemon.seen("north")[0] == "usable", "it answers"
         north.stopped = True
         await until(daemon, "north", ("unreachable", 4, "its agent has not answered for 0.4 s"))
@@ -263,9 +256,7 @@ async def test_a_cluster_is_asked_what_it_knows_and_its_answer_says_as_of_when(t
         before = daemon.engine.clock()
         daemon.hub.confirm("north")
         daemon.hub.confirm("south")
-        async with asyncio.timeout(DEADLINE):
-            while not (probes := [m for m in north.heard if m["type"] == "probe"]):  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        probes = await signals.until(lambda: [m for m in north.heard if m["type"] == "probe"])
         assert [probe["look"] for probe in probes] == [True]
         asked = daemon.engine.clock()
         cluster = daemon.scheduler.queries.grid["north"]
@@ -281,9 +272,7 @@ async def test_an_agent_is_told_while_jobs_wait_for_its_nodes(tmp_path: Path) ->
     """At once when that begins, also when it connects anew; that it is over, by the next question."""
 
     async def awaited(agent: Agent) -> list[bool]:
-        async with asyncio.timeout(DEADLINE):
-            while not (found := [m["awaited"] for m in agent.heard if m["type"] == "probe"]):  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        found = await signals.until(lambda: [m["awaited"] for m in agent.heard if m["type"] == "probe"])
         agent.heard.clear()
         return found
 
@@ -333,9 +322,7 @@ async def test_a_second_agent_is_refused_by_the_name_of_the_first_while_that_ans
 @pytest.mark.parametrize("pid", [1, 2])
 async def test_an_agent_that_hangs_or_has_come_anew_is_replaced(tmp_path: Path, pid: int) -> None:
     async with running(tmp_path / "koala.db", 0.2) as daemon, daemon.agent_of("north") as first:
-        async with asyncio.timeout(DEADLINE):
-            while not first.heard:  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await signals.until(lambda: first.heard)
         second = Attentive()
         second.says(hello(pid))
         serving = asyncio.create_task(daemon.hub.serve("north", second))
@@ -387,9 +374,7 @@ async def test_lease_is_renewed_only_once_the_scheduler_counts_the_cluster_as_in
         north.says(Inventory(components=()), report(4))
         await until(daemon, "north", ("usable", 4, ""))
         north.says(wire.RenewLease(number=3))
-        async with asyncio.timeout(DEADLINE):
-            while 3 not in renewals(north):  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+        await signals.until(lambda: 3 in renewals(north))
     assert renewals(north) in ([2, 3], [3]), "only the last question before that, at its end"
 
 

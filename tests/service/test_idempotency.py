@@ -9,6 +9,7 @@ import pytest
 from koalapy.model.errors import StoreUnavailable
 from koalapy.ports import Submitted
 from koalapy.service.idempotency import IdempotencyKeys
+from tests import signals
 
 
 class Slow:
@@ -29,9 +30,7 @@ class Slow:
 
 
 async def begun(store: Slow, questions: int) -> None:
-    async with asyncio.timeout(60):
-        while len(store.asked) < questions:  # noqa: ASYNC110 - it is asked in a thread
-            await asyncio.sleep(0.001)
+    await signals.until(lambda: len(store.asked) >= questions)
 
 
 async def test_who_comes_while_others_wait_is_in_the_next_question() -> None:
@@ -64,21 +63,16 @@ async def test_a_failure_is_that_of_those_who_asked_then() -> None:
     assert await keys.find("a") is None
 
 
-async def test_nobody_waits_for_long_behind_a_question_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_find_behind_a_question_that_hangs_raises_store_unavailable() -> None:
     store = Slow()
     keys = IdempotencyKeys(store)  # type: ignore[arg-type]
-    first = asyncio.create_task(keys.find("a"))
+    finding = [asyncio.create_task(keys.find(key)) for key in "abc"]
     await begun(store, 1)
-    monkeypatch.setattr("koalapy.service.idempotency.QUERY_TIMEOUT", 0.05)
-    for key in "bc":
-        with pytest.raises(StoreUnavailable):
-            await keys.find(key)
+    with signals.hanging_threads():
+        for task in finding:
+            with pytest.raises(StoreUnavailable):
+                await task
     assert len(store.asked) == 1, "they waited for their turn"
-    store.may_answer.release()
-    assert await first is None
-    with pytest.raises(StoreUnavailable):
-        await keys.find("a")
-    monkeypatch.setattr("koalapy.service.idempotency.QUERY_TIMEOUT", 60.0)
     store.known["d"] = Submitted("d", 4, "digest")
     store.may_answer.release(10)
     assert await keys.find("d") == store.known["d"]

@@ -14,6 +14,7 @@ from koalapy.model.reports import ComponentStatus, Inventory
 from koalapy.model.request import FlexibleRequest
 from koalapy.service.engine import WorkItem
 from koalapy.service.jobs import JobRecord, Jobs
+from tests import signals
 from tests.identities import ADA
 from tests.service.test_hub import DEADLINE, Agent, Daemon, report, running, until
 
@@ -30,10 +31,15 @@ async def north_and_jobs(path: Path) -> AsyncIterator[tuple[Daemon, Agent, Jobs]
 
 
 async def job_when(jobs: Jobs, state: JobState, generation: int) -> Job:
-    async with asyncio.timeout(DEADLINE):
-        while ((found := (await jobs.get(1)).job).state, found.generation) != (state, generation):  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
-    return found
+    """Return job 1 when it is in that state of that attempt."""
+
+    async def look() -> Job | None:
+        job = (await jobs.get(1)).job
+        return job if (job.state, job.generation) == (state, generation) else None
+
+    job = await signals.poll(look)
+    assert job is not None
+    return job
 
 
 async def test_attempts_are_those_of_the_store_and_the_one_under_way(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from koalapy.service.jobs import Jobs
 from koalapy.service.links import LinkState, LinkTable
 from koalapy.service.network import Network, spec_of
 from koalapy.store.measurements import SqlMeasurements
+from tests import signals
 from tests.identities import DIRECTOR
 from tests.service.test_hub import DEADLINE, Agent, Daemon, report, running, until
 
@@ -106,9 +107,7 @@ class Site:
 
 async def eventually(look: Callable[[], object]) -> None:
     """Until it is so."""
-    async with asyncio.timeout(DEADLINE):
-        while not look():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    await signals.until(lambda: look())
 
 
 class World:

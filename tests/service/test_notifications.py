@@ -20,6 +20,7 @@ from koalapy.service.notifications.outgoing import FIRST_PAUSE, MAX_PAUSE, Notif
 from koalapy.store.memory import Memory
 from koalapy.store.notifications import MemoryNotifications
 from koalapy.tls import OF_THIS_MACHINE
+from tests import signals
 from tests.receivers import mail_server, webhook
 
 SECRET = "a-word-of-sixteen-or-more"
@@ -173,9 +174,7 @@ async def test_one_who_hangs_holds_up_nobody_else_and_what_comes_after_waits_its
     for ident, spec in enumerate((SPEC, SPEC, bob, bob), 1):
         scene.change(job(ident, JobState.SUCCEEDED, spec), JobState.RUNNING)
     scene.notifications.start()
-    async with asyncio.timeout(30):
-        while len(scene.tried) < 3:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await signals.until(lambda: len(scene.tried) >= 3)
     assert sorted(scene.tried) == ["job-end to ada@example.org"] + 2 * ["job-end to bob@example.org"]
     await scene.notifications.stop()
     assert [each.owner for each in scene.memory.notifications.values()] == ["ada", "ada"], "left to the next daemon"
@@ -296,6 +295,7 @@ def test_only_configured_recipients_are_written_to(address: str) -> None:
 # The senders themselves
 
 
+@pytest.mark.processes
 async def test_a_webhook_that_redirects_or_refuses_is_told_no_more_and_others_later() -> None:
     context = OF_THIS_MACHINE.context()
     with webhook() as hook:
@@ -317,6 +317,7 @@ async def test_a_webhook_that_redirects_or_refuses_is_told_no_more_and_others_la
         await Webhooks({}, context).tell(notification)
 
 
+@pytest.mark.processes
 async def test_who_takes_a_request_and_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "TIMEOUT", 0.2)
     monkeypatch.setattr(channels, "MAIL_TIMEOUT", 0.2)
@@ -347,6 +348,7 @@ async def test_who_takes_a_request_and_never_answers_is_not_waited_for(monkeypat
     hangs.close()
 
 
+@pytest.mark.processes
 async def test_a_mail_server_that_refuses_a_recipient_for_good_and_for_now() -> None:
     with mail_server() as box:
         mail = Mail(replace(MAIL, server=f"127.0.0.1:{box.port}"), OF_THIS_MACHINE.context())

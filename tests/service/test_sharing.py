@@ -146,6 +146,7 @@ async def test_after_a_failure_the_next_one_is_worked_out(place: Place) -> None:
     assert (await place.sharing.report(THAT_DAY)).sites
 
 
+@pytest.mark.processes
 async def test_it_is_worked_out_in_a_process_of_its_own(place: Place) -> None:
     place.write(*(of_north(ident) for ident in range(1, 8)))
     apart = await Sharing(place.store, place.scheduler.queries, lambda: place.now).report(THAT_DAY)

@@ -22,6 +22,7 @@ from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
 from koalapy.store.migrate import migrate
 from koalapy.store.sql import SqlStore
+from tests import signals
 
 JOBS = 200
 TRIES = 20
@@ -55,9 +56,7 @@ async def test_who_comes_while_very_many_jobs_are_placed_is_served_between_them(
     assert placed == list(range(1, TRIES + 1)), "nobody waits for the others to be placed"
     await engine.commit(WorkItem((JobCancelled(JOBS),)))
     assert len(placed) < JOBS - TRIES, "and who asks for something meanwhile is answered"
-    async with asyncio.timeout(DEADLINE):
-        while len(placed) < JOBS - 1:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await signals.until(lambda: len(placed) >= JOBS - 1)
     assert placed == list(range(1, JOBS))
     assert not scheduler.is_unfinished
     engine.stop()

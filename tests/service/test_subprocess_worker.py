@@ -21,6 +21,8 @@ from koalapy.model.errors import BusyError
 from koalapy.service import subprocess_worker
 from koalapy.service.subprocess_worker import NICENESS, run_in_subprocess
 
+pytestmark = pytest.mark.processes
+
 
 def double(values: Iterator[int]) -> list[int]:
     print("this is no answer")

@@ -17,6 +17,7 @@ from koalapy.service import tracing
 from koalapy.service.spans import id_of, spans_of_job, trace_of
 from koalapy.service.tracing import Tracing
 from koalapy.settings import Settings
+from tests import signals
 from tests.collector import Collector, attributes, tree
 from tests.identities import ADA
 from tests.service.test_hub import DEADLINE
@@ -79,9 +80,7 @@ async def test_a_collector_that_is_away_costs_spans_and_nothing_else(
         said.append(action)
 
     async def until_said(action: str) -> None:
-        async with asyncio.timeout(DEADLINE):
-            while action not in said:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await signals.until(lambda: action in said)
 
     monkeypatch.setattr(tracing, "SEND_TIMEOUT", DEADLINE)
     monkeypatch.setattr(tracing, "log", SimpleNamespace(warning=note, info=note, error=note))

@@ -17,16 +17,15 @@ from koalapy.scheduling.events import JobSubmitted
 from koalapy.service import engine, session
 from koalapy.service.agent_messages import TransferFeedback
 from koalapy.service.engine import WorkItem
-from tests.service.test_hub import DEADLINE, Agent, Daemon, report, running, until
+from tests import signals
+from tests.service.test_hub import Agent, Daemon, report, running, until
 
 COUPLED = FixedRequest((ComponentRequest(1, "north"), ComponentRequest(2, "south")))
 ON_NORTH = FixedRequest((ComponentRequest(1, "north"),))
 
 
 async def when(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(DEADLINE):
-        while not true():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+    await signals.until(lambda: true())
 
 
 class Grid:

@@ -14,6 +14,7 @@ from koalapy.service import stand_in, watchdog
 from koalapy.service.stand_in import StandIn
 from koalapy.service.watchdog import Watchdog
 from koalapy.service_manager import SOCKET, WATCHDOG_PID, WATCHDOG_SPAN, ServiceManager
+from tests import signals
 from tests.certificates import Authority
 
 pytestmark = pytest.mark.processes
@@ -91,9 +92,7 @@ async def test_who_connects_while_the_loop_hangs_is_told_so(
     assert place.startswith("its loop hangs: ")
     assert "test_watchdog.py" in place
     monkeypatch.setattr(watchdog, "HANGS_AFTER", DEADLINE)
-    async with asyncio.timeout(DEADLINE):
-        while len(manager.alive_at) == silent or manager.said[-1] != "ready":  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await signals.until(lambda: not (len(manager.alive_at) == silent or manager.said[-1] != "ready"))
     watched.stop()
     listener.setblocking(False)
     with socket.create_connection(listener.getsockname()):

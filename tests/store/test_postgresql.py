@@ -25,6 +25,8 @@ from tests.store.conftest import Open, sql_stores
 from tests.store.jobs import a_job, batch, running
 from tests.store.postgresql import Server
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def url(server: Server) -> str:
