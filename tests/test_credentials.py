@@ -164,6 +164,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.processes
 def test_what_a_killed_daemon_left_is_shown_to_nobody(state: Path) -> None:
     """Another account may have the port by now."""
     with subprocess.Popen(

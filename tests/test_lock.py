@@ -54,6 +54,7 @@ def test_a_lock_that_was_tampered_with_is_said(tmp_path: Path, old: str, new: st
     assert any(line.startswith(said) for line in disagreements(PROJECT, tmp_path / "requirements"))
 
 
+@pytest.mark.processes
 def test_what_is_installed_here_is_what_is_locked() -> None:
     """Nothing is missing, and nothing of another version."""
     locked: dict[str, set[Version]] = {}

@@ -14,7 +14,7 @@ import pytest
 from deploy.locked import FOLDER, OURS, ROOT, pins
 from tests.needs import RELEASE_TOOLS, needs
 
-pytestmark = needs(RELEASE_TOOLS)
+pytestmark = [needs(RELEASE_TOOLS), pytest.mark.processes]
 
 
 def release(folder: Path, **environment: str) -> str:

@@ -67,6 +67,7 @@ def exposure(unit: Path) -> float:
     return float(found[1])
 
 
+@pytest.mark.processes
 @needs(SYSTEMD)
 def test_little_is_left_to_the_daemon_and_not_much_to_an_agent(tmp_path: Path) -> None:
     assert exposure(SERVE) <= 1.5
@@ -79,6 +80,7 @@ def test_little_is_left_to_the_daemon_and_not_much_to_an_agent(tmp_path: Path) -
         assert exposure(unit) <= limit, drop_in
 
 
+@pytest.mark.processes
 @needs(SYSTEMD)
 @pytest.mark.parametrize("name", sorted(path.name for path in UNITS.iterdir()))
 def test_systemd_knows_every_word(name: str, tmp_path: Path) -> None:
@@ -93,6 +95,7 @@ def test_systemd_knows_every_word(name: str, tmp_path: Path) -> None:
     assert not re.findall(r".*koala.*", said.stderr), said.stderr
 
 
+@pytest.mark.processes
 @needs(CONFINEMENT)
 def test_the_daemons_parts_live_with_what_its_unit_leaves(tmp_path: Path) -> None:
     probe = confine(tmp_path, PYTHON, "-c", PROBE)
@@ -104,6 +107,7 @@ def test_the_daemons_parts_live_with_what_its_unit_leaves(tmp_path: Path) -> Non
     assert found["refused"] == [1, 1, 1, 97, 13]  # EPERM, EAFNOSUPPORT, EACCES
 
 
+@pytest.mark.processes
 @needs(CONFINEMENT)
 def test_a_daemon_serves_under_what_its_unit_leaves(tmp_path: Path) -> None:
     configuration = {"clusters": {"north": {"kind": "slurm", "token": "the-token-of-the-agent-of-north"}}}
@@ -132,6 +136,7 @@ def test_a_daemon_serves_under_what_its_unit_leaves(tmp_path: Path) -> None:
     assert not re.findall(r".*(?:denied|not permitted|Read-only|not supported).*", errors)
 
 
+@pytest.mark.processes
 @needs(ROOT)
 def test_three_capabilities_are_enough_to_become_others_and_are_left_to_nobody() -> None:
     """As the drop-in says, and without new privileges: what an agent runs as somebody else has none of them."""

@@ -122,6 +122,7 @@ def test_each_job_cluster_policy_and_user_is_completed() -> None:
     assert asked["koala submit", "policy"] == "policies"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_real_shell_completes_them(koala: Koala, server: Server, tmp_path: Path, shell: str) -> None:
     submitted(koala, "first")

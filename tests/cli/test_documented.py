@@ -58,6 +58,7 @@ HEAVY = (
 )
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "words", [["queue"], ["submit", "--flexible", "2", "--", "x"], ["--version"], ["clusters"], ["cancel", "1"]]
 )

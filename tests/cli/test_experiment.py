@@ -117,6 +117,7 @@ def test_a_shell_is_offered_their_names() -> None:
     assert "huang-2007-table-1" in offered
 
 
+@pytest.mark.processes
 @pytest.mark.mpi
 @needs(MPI)
 def test_the_ranks_of_an_mpi_job_give_the_same(tmp_path: Path) -> None:

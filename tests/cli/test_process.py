@@ -12,6 +12,8 @@ from koalapy.cli.client import Client
 from koalapy.credentials import Registration
 from tests.cli.conftest import TOKEN, Server
 
+pytestmark = pytest.mark.processes
+
 BEARER = f"Bearer {TOKEN}"
 KOALA = [sys.executable, "-m", "koalapy.cli.main"]
 

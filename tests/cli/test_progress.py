@@ -126,6 +126,7 @@ def test_bytes_are_counted_that_come_and_go() -> None:
     assert str(Transfer("sends", 0)) == "sends: 0 bytes of 0 bytes"
 
 
+@pytest.mark.processes
 def test_who_waits_at_a_terminal_sees_for_what_and_how_long_in_one_line(koala: Koala, server: Server) -> None:
     koala("submit", "--flexible", "2", "--", "program")
     server.service.story = STORY[:1]
@@ -139,6 +140,7 @@ def test_who_waits_at_a_terminal_sees_for_what_and_how_long_in_one_line(koala: K
             assert terminal.printed.endswith(f"{ERASE}koala: job 1 goes on; cancel with: koala cancel 1\r\n")
 
 
+@pytest.mark.processes
 def test_a_terminal_that_cannot_draw_gets_lines_only(koala: Koala, server: Server) -> None:
     koala("submit", "--flexible", "2", "--", "program")
     server.service.story = STORY[:1]

@@ -231,6 +231,7 @@ def on_terminal(server: Server, *words: str, **more: str) -> Terminal:
     return Terminal([*TOP, *words], environment(server.url, **more), 80, 24)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("key", ["q", "\x03"])
 def test_a_key_ends_it_and_gives_the_terminal_back(koala: Koala, server: Server, key: str) -> None:
     submitted(koala, "first")
@@ -241,6 +242,7 @@ def test_a_key_ends_it_and_gives_the_terminal_back(koala: Koala, server: Server,
         assert "\x1b[?1049l" in terminal.printed
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_that_ends_it_gives_the_terminal_back(koala: Koala, server: Server, number: int) -> None:
     with on_terminal(server) as terminal:
@@ -250,6 +252,7 @@ def test_a_signal_that_ends_it_gives_the_terminal_back(koala: Koala, server: Ser
         assert "\x1b[?1049l" in terminal.printed
 
 
+@pytest.mark.processes
 def test_without_colours_there_are_none(koala: Koala, server: Server) -> None:
     submitted(koala, "first")
     with on_terminal(server, "--all", NO_COLOR="1") as terminal:
@@ -261,6 +264,7 @@ def test_without_colours_there_are_none(koala: Koala, server: Server) -> None:
         assert "7" in codes, "where the cursor is"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("term", ["dumb", "xterm"])
 def test_where_nothing_can_be_drawn_it_says_what_to_use(server: Server, term: str) -> None:
     if term == "dumb":

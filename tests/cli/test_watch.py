@@ -44,6 +44,7 @@ def on_terminal(server: Server, *words: str, columns: int = 80, rows: int = 24, 
     return Terminal([*KOALA, *words], environment(server.url, **more), columns, rows)
 
 
+@pytest.mark.processes
 def test_a_terminal_shows_each_change_in_its_place_and_is_given_back(koala: Koala, server: Server) -> None:
     submitted(koala, "first")
     with on_terminal(server, "queue", "--watch", "--all") as terminal:
@@ -57,6 +58,7 @@ def test_a_terminal_shows_each_change_in_its_place_and_is_given_back(koala: Koal
         assert "\x1b" not in after
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_that_ends_it_leaves_the_terminal_as_it_was(koala: Koala, server: Server, number: int) -> None:
     with on_terminal(server, "clusters", "--watch") as terminal:
@@ -66,6 +68,7 @@ def test_a_signal_that_ends_it_leaves_the_terminal_as_it_was(koala: Koala, serve
         assert terminal.printed.count(ENTER) == terminal.printed.count(LEAVE) == 1
 
 
+@pytest.mark.processes
 def test_lines_are_cut_to_a_terminal_that_becomes_smaller(koala: Koala, server: Server) -> None:
     for number in range(9):
         submitted(koala, f"job-number-{number}")
@@ -79,6 +82,7 @@ def test_lines_are_cut_to_a_terminal_that_becomes_smaller(koala: Koala, server: 
         assert max(len(line) for line in lines) <= 40
 
 
+@pytest.mark.processes
 def test_ctrl_z_gives_the_terminal_back_until_it_goes_on(server: Server) -> None:
     words = " ".join(f"'{word}'" for word in [*KOALA, "clusters", "--watch"])
     shell = environment(server.url, PS1="ready> ", HISTFILE="")
@@ -98,6 +102,7 @@ def test_ctrl_z_gives_the_terminal_back_until_it_goes_on(server: Server) -> None
         terminal.expect("it=130")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("term", ["dumb", "unknown"])
 def test_a_terminal_that_cannot_draw_gets_one_page_after_the_other(koala: Koala, server: Server, term: str) -> None:
     submitted(koala, "first")
@@ -108,6 +113,7 @@ def test_a_terminal_that_cannot_draw_gets_one_page_after_the_other(koala: Koala,
         assert "\x1b" not in terminal.printed
 
 
+@pytest.mark.processes
 def test_a_pipe_gets_a_line_for_each_job_that_has_changed(koala: Koala, server: Server) -> None:
     submitted(koala, "first")
     submitted(koala, "second")
@@ -125,6 +131,7 @@ def test_a_pipe_gets_a_line_for_each_job_that_has_changed(koala: Koala, server: 
     assert process.returncode == 130
 
 
+@pytest.mark.processes
 def test_a_daemon_that_is_away_is_waited_for_and_what_is_shown_is_told_to_be_old(koala: Koala, server: Server) -> None:
     piped = watching(server, "clusters", "--watch")
     assert piped.stdout is not None
@@ -147,6 +154,7 @@ def test_a_daemon_that_is_away_is_waited_for_and_what_is_shown_is_told_to_be_old
     piped.communicate(timeout=60)
 
 
+@pytest.mark.processes
 def test_a_token_that_is_revoked_ends_it_with_its_error(koala: Koala, server: Server) -> None:
     with on_terminal(server, "clusters", "--watch") as terminal:
         terminal.expect("south")
@@ -157,6 +165,7 @@ def test_a_token_that_is_revoked_ends_it_with_its_error(koala: Koala, server: Se
         assert terminal.printed.split(LEAVE)[-1].rstrip().splitlines()[-1].startswith("koala: no valid token was shown")
 
 
+@pytest.mark.processes
 def test_a_daemon_that_never_was_is_told_at_once(tmp_path: Path) -> None:
     done = subprocess.run(
         [*KOALA, "queue", "--watch"],

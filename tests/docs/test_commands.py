@@ -16,7 +16,7 @@ from tests.docs.session import Session
 from tests.grid.embedded import Embedded, close
 from tests.needs import MPI, RSYNC, needs
 
-pytestmark = [needs(MPI), needs(RSYNC), pytest.mark.grid]
+pytestmark = [needs(MPI), needs(RSYNC), pytest.mark.grid, pytest.mark.processes]
 
 PLAYED: dict[str, list[Block]] = {}
 for _block in SHOWN:

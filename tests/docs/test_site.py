@@ -14,6 +14,8 @@ import pytest
 
 from tests.needs import CHROMIUM, needs
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[2]
 LOADED = {("script", "src"), ("img", "src"), ("link", "href"), ("source", "src"), ("iframe", "src"), ("object", "data")}
 NO_SOURCE = {"canonical", "next", "prev"}
