@@ -24,8 +24,8 @@ OTHER = "other"
 BELOW = "/api/v1"
 """What routes do not say that stand below it with others."""
 KINDS = ("text/plain", "application/openmetrics-text")
-MIN_INTERVAL = 1.0
-"""Seconds in which the figures are worked out once, however many ask."""
+MIN_INTERVAL_S = 1.0
+"""Seconds in which the figures are computed once, however many requests ask for them."""
 
 
 class _Whole:
@@ -39,10 +39,11 @@ class _Whole:
 
 
 class Scrapes:
-    """What is told to who scrapes, worked out at most once a second."""
+    """Encode the metrics for scrapers, and compute them at most once per interval."""
 
-    def __init__(self, engine: Engine, health: HealthMonitor, alerts: Alerts) -> None:
+    def __init__(self, engine: Engine, health: HealthMonitor, alerts: Alerts, min_interval_s: float) -> None:
         self._engine, self._health, self._alerts = engine, health, alerts
+        self._min_interval_s = min_interval_s
         self._process = ProcessCollector(registry=None)
         self._made_at = float("-inf")
         self._made: dict[str, tuple[bytes, str]] = {}
@@ -53,7 +54,7 @@ class Scrapes:
         """The metrics in the form that is asked for, and what form that is."""
         encode, form = choose_encoder(accept)
         async with self._making:
-            if time.monotonic() - self._made_at >= MIN_INTERVAL:
+            if time.monotonic() - self._made_at >= self._min_interval_s:
                 self._made.clear()
             if form not in self._made:
                 whole = _Whole(
@@ -65,14 +66,22 @@ class Scrapes:
             return self._made[form]
 
 
-def add_metrics(app: FastAPI, engine: Engine, health: HealthMonitor, alerts: Alerts, *, is_open: bool) -> None:
-    """Count requests from now on, and tell of all that is counted; ``is_open``: to who shows no token, too."""
-    app.include_router(_metrics_router(engine, health, alerts, is_open=is_open))
+def add_metrics(
+    app: FastAPI,
+    engine: Engine,
+    health: HealthMonitor,
+    alerts: Alerts,
+    *,
+    is_open: bool,
+    min_interval_s: float = MIN_INTERVAL_S,
+) -> None:
+    """Count requests from now on, and serve all counts and times; ``is_open``: to requests without a token, too."""
+    app.include_router(_metrics_router(Scrapes(engine, health, alerts, min_interval_s), is_open=is_open))
     app.add_middleware(RequestCounter, requests=engine.instruments.requests)
 
 
-def _metrics_router(engine: Engine, health: HealthMonitor, alerts: Alerts, *, is_open: bool) -> APIRouter:
-    router, scrapes = APIRouter(), Scrapes(engine, health, alerts)
+def _metrics_router(scrapes: Scrapes, *, is_open: bool) -> APIRouter:
+    router = APIRouter()
 
     @router.get(
         "/metrics",

@@ -29,10 +29,10 @@ from koalapy.model.users import Accounts, User, Users
 from koalapy.scheduling.rules import Rules
 from koalapy.service.jobs import JobRecord
 from koalapy.validation.permissions import SubmissionRules
-from tests.api.conftest import AGENT_TOKENS, NO_PAGE, URL, serving
 from tests.model.specs import values
 from tests.service.archives import GOOD, archive_of
 from tests.service.sites import Sites, sha
+from tests.serving import AGENT_TOKENS, NO_PAGE, URL, serving
 from tests.workload.reports import report_to_send
 
 Json = dict[str, Any]

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from koalapy.api.access import admit
 from koalapy.api.admission import SHARE, Admission, Shares
 from koalapy.model.identity import Identity, Role
-from tests.api.conftest import AGENT_TOKENS, Open
+from tests.serving import AGENT_TOKENS, Open
 
 Body = dict[str, Any]
 

@@ -11,10 +11,10 @@ from koalapy.model.advice import Advised, Option, Run, Size
 from koalapy.placement.knowledge import Slowdowns
 from koalapy.placement.log_normal import LogNormal
 from koalapy.service.advisor import Verdict, verdict_on
-from tests.api.conftest import TOKEN, URL, Open
 from tests.cli.memory import MemoryService
 from tests.cli.memory_advisor import MemoryAdvisor
 from tests.identities import administrators
+from tests.serving import TOKEN, URL, Open
 
 WAVE = {
     "application": "wave",

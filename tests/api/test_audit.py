@@ -17,13 +17,12 @@ from structlog.testing import capture_logs
 
 from koalapy.model.audit import AuditEntry, AuditFilter
 from koalapy.model.errors import StoreUnavailable
-from koalapy.service import audit as module
 from koalapy.service.audit import MAX_KINDS, Audit
-from tests.api.conftest import AGENT_TOKENS, NO_PAGE, URL
 from tests.api.test_access import BODY, BUNDLE, SECRET, Api, opened
+from tests.serving import AGENT_TOKENS, NO_PAGE, URL
+from tests.virtual_time import running_loop
 
 Json = dict[str, Any]
-DEADLINE = 20.0
 
 
 @pytest_asyncio.fixture
@@ -166,7 +165,6 @@ async def test_what_the_database_does_not_take_is_written_later(api: Api, monkey
 async def test_nobody_waits_for_the_audit_while_the_database_hangs(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each who was refused waited for ever, and had a thread that everything else lacked."""
     audit: Audit = api.app.state.audit
-    monkeypatch.setattr(module, "PATIENCE", 0.1)
     append, goes_on = audit._store.append_audit, threading.Event()
 
     def hanging(written: Sequence[AuditEntry]) -> None:
@@ -175,16 +173,15 @@ async def test_nobody_waits_for_the_audit_while_the_database_hangs(api: Api, mon
 
     monkeypatch.setattr(audit._store, "append_audit", hanging)
     try:
-        async with asyncio.timeout(DEADLINE):
+        with running_loop().hanging_threads():
             await asyncio.gather(
                 *(api.ask("nobody", "GET", path) for path in 20 * ["/api/v1/jobs", "/api/v1/clusters"]),
                 *(audit.record("login", None, origin=f"192.0.2.{number}") for number in range(20)),
             )
             await audit.flush()
-            assert await asyncio.to_thread(lambda: "a thread is free") == "a thread is free"
+        assert await asyncio.to_thread(lambda: "a thread is free") == "a thread is free"
     finally:
         goes_on.set()
-    monkeypatch.setattr(module, "PATIENCE", DEADLINE)
     await audit.flush()
     await audit.flush()
     found = await entries(api, limit=1000)
@@ -194,10 +191,9 @@ async def test_nobody_waits_for_the_audit_while_the_database_hangs(api: Api, mon
 
 @contextmanager
 def held(audit: Audit, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """The database takes nothing until the event is set, nor is anybody patient before the end of this."""
+    """Have the database take nothing until the event is set; only in this context does time pass meanwhile."""
     append, goes_on = audit._store.append_audit, threading.Event()
-    with monkeypatch.context() as patched:
-        patched.setattr(module, "PATIENCE", 0.1)
+    with monkeypatch.context() as patched, running_loop().hanging_threads():
         patched.setattr(audit._store, "append_audit", lambda written: (goes_on.wait(), append(written)))
         try:
             yield goes_on
@@ -212,7 +208,6 @@ async def test_at_the_end_what_waits_behind_a_write_is_written_too(api: Api, mon
         with held(audit, monkeypatch) as goes_on:
             for target in ("is under way", "waits"):
                 await audit.record("login", None, origin="192.0.2.1", target=target)
-        monkeypatch.setattr(module, "PATIENCE", DEADLINE)
         ending = asyncio.create_task(audit.end())
         await asyncio.sleep(0)
         goes_on.set()

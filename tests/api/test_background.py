@@ -12,9 +12,9 @@ import pytest_asyncio
 from koalapy.api.app import create_app
 from koalapy.api.background import BackgroundStarted, background_router
 from koalapy.model.errors import SiteRejected, SiteUnavailable
-from tests.api.conftest import TOKEN, URL
 from tests.cli.memory import MemoryService
 from tests.identities import administrators
+from tests.serving import TOKEN, URL
 
 Json = dict[str, Any]
 PATH = "/api/v1/clusters/north/background"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.api.conftest import Open
+from tests.serving import Open
 
 
 async def test_a_drained_cluster_tells_by_whom_and_why_until_it_is_resumed(open_api: Open) -> None:

@@ -26,12 +26,12 @@ from koalapy.api.background import background_router
 from koalapy.model.cluster import check_cluster
 from koalapy.ports import ClusterRecord
 from koalapy.scheduling.rules import Rules
-from tests.api.conftest import NO_PAGE, TOKEN, serving
 from tests.service.archives import GOOD, archive_of
 from tests.service.sites import Sites
+from tests.serving import NO_PAGE, TOKEN, serving
 
-EXAMPLES = {"submit_job": 40, "explain_submission": 20}
-FEW = 8
+EXAMPLES = {"submit_job": 15, "explain_submission": 8}
+FEW = 3
 """Examples of an operation that is not among these."""
 HEADERS = {"Authorization": f"Bearer {TOKEN}", **NO_PAGE}
 BODY = {"request": {"type": "flexible", "total_size": 2}, "command": ["true"]}
@@ -160,16 +160,16 @@ def has_wrong_headers(case: Any) -> bool:
     return not wrong.isdisjoint({ParameterLocation.HEADER, ParameterLocation.COOKIE})
 
 
-def play(operation: Any, mode: GenerationMode) -> int:
+def play(operation: Any, mode: GenerationMode, times: int) -> int:
     """Send what was made for an operation, and hold each answer against the document; how much was sent."""
     sent = 0
     name = operation.definition.raw["operationId"]
     excluded = [CHECKS.get_one(check) for check in (*LEFT_OUT, *filter(None, [NOT_READY.get(name)]))]
 
     @settings(
-        max_examples=EXAMPLES.get(name, FEW),
+        max_examples=times * EXAMPLES.get(name, FEW),
         deadline=None,
-        derandomize=True,
+        derandomize=times == 1,
         database=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
@@ -192,7 +192,10 @@ def play(operation: Any, mode: GenerationMode) -> int:
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["as told", "otherwise"])
-def test_every_operation_does_what_the_document_says(schema: Any, mode: GenerationMode) -> None:
+@pytest.mark.parametrize(
+    "times", [pytest.param(1, marks=pytest.mark.processes), pytest.param(30, marks=pytest.mark.nightly)]
+)
+def test_every_operation_does_what_the_document_says(schema: Any, mode: GenerationMode, times: int) -> None:
     operations = [found.ok() for found in schema.get_all_operations()]
     if mode is GenerationMode.NEGATIVE:  # with some, nothing can be wrong
         operations = [one for one in operations if one.body or one.query or one.path_parameters]
@@ -200,7 +203,7 @@ def test_every_operation_does_what_the_document_says(schema: Any, mode: Generati
     wrong: list[str] = []
     for operation in operations:
         try:
-            assert play(operation, mode)
+            assert play(operation, mode, times)
         except (Exception, FailureGroup) as error:  # noqa: BLE001 - all that is wrong is told together
             wrong.append(f"{operation.label}: {error}")
     assert not wrong, "\n\n".join(wrong)

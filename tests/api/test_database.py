@@ -6,7 +6,7 @@ import sqlite3
 import subprocess
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +16,24 @@ import pytest_asyncio
 
 from koalapy.model.errors import StoreUnavailable
 from koalapy.scheduling.rules import Rules
-from koalapy.service import database as module
 from koalapy.service import duties
-from koalapy.service import engine as loop
-from koalapy.service.engine import WorkItem
+from koalapy.service.database import in_database, query
+from koalapy.service.engine import Engine, WorkItem
 from koalapy.store.sql import SqlStore
-from tests import signals
-from tests.api.conftest import serving
 from tests.service.sites import Sites
 from tests.service.test_hub import running
+from tests.serving import serving
+from tests.signals import until
+from tests.virtual_time import running_loop
 
 JOBS = "/api/v1/jobs"
 BODY = {"request": {"type": "flexible", "total_size": 6}, "command": ["true"], "owner": "ada"}
-DEADLINE = 20.0
-
-Stop = Callable[[], Any]
+BUSY_TIMEOUT_MS = 20
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Another process writes, and does not end."""
+    """Have another connection write, and not end."""
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("begin exclusive")
     yield
@@ -44,19 +42,8 @@ def locked(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def full(path: Path) -> Iterator[None]:
-    """No file can grow: its disk is full, or where none may be mounted, there is a limit on files."""
-    if path.parent.is_mount():
-        filler = path.parent / "filler"
-        with filler.open("wb", buffering=0) as file:
-            try:
-                while file.write(bytes(4096)):
-                    pass
-            except OSError:
-                pass
-        yield
-        filler.unlink()
-        return
+def limited(path: Path) -> Iterator[None]:
+    """Let no file grow."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
@@ -65,41 +52,45 @@ def full(path: Path) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
+@contextmanager
+def full(path: Path) -> Iterator[None]:
+    """Fill the disk that holds nothing else."""
+    filler = path.parent / "filler"
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    yield
+    filler.unlink()
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder on a disk of its own, where that can be had."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mounted = (
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], check=False).returncode == 0
-    )
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], check=False).returncode:
+        pytest.skip("this account may not mount a disk")
     yield folder
-    if mounted:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-@contextmanager
-def impatient() -> Iterator[None]:
-    """Users wait longer. Only while the database does not answer: a slow machine is none of its trouble."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "COMMIT_TIMEOUT", 0.1)
-        patch.setattr(loop, "SLOW_AFTER", 0.1)
-        yield
+    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @pytest_asyncio.fixture
-async def stack(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AsyncExitStack]:
-    monkeypatch.setattr(loop, "RETRY_PAUSE", 0.05)
+async def stack() -> AsyncIterator[AsyncExitStack]:
     async with AsyncExitStack() as stack:
         yield stack
 
 
+def start(path: Path, **more: Any) -> AbstractAsyncContextManager[httpx2.AsyncClient]:
+    return serving(path, [], Rules(), busy_timeout_ms=BUSY_TIMEOUT_MS, **more)
+
+
+def engine_of(api: httpx2.AsyncClient) -> Engine:
+    engine: Engine = api._transport.app.state.engine  # type: ignore[attr-defined]
+    return engine
+
+
 async def ready(api: httpx2.AsyncClient) -> None:
-
-    async def is_ready() -> bool:
-        return (await api.get("/readyz")).status_code == 200
-
-    await signals.poll(is_ready)
+    await until(lambda: not engine_of(api).database.problem)
+    assert (await api.get("/readyz")).status_code == 200
 
 
 def check_refusal(answer: httpx2.Response, words: str) -> None:
@@ -110,16 +101,23 @@ def check_refusal(answer: httpx2.Response, words: str) -> None:
     assert problem["hint"]
 
 
-@pytest.mark.parametrize("trouble", [full, locked])
+@pytest.mark.parametrize("trouble", [limited, locked])
 async def test_what_is_refused_never_happens_and_what_was_taken_on_does(
-    stack: AsyncExitStack, small_disk: Path, trouble: Callable[[Path], Any]
+    stack: AsyncExitStack, tmp_path: Path, trouble: Callable[[Path], Any]
 ) -> None:
-    path = small_disk / "koala.db"
-    api = await stack.enter_async_context(serving(path, [], Rules()))
+    await check_refusals(stack, tmp_path / "koala.db", trouble)
+
+
+@pytest.mark.processes
+async def test_submit_with_full_disk_is_refused_until_there_is_room(stack: AsyncExitStack, small_disk: Path) -> None:
+    await check_refusals(stack, small_disk / "koala.db", full)
+
+
+async def check_refusals(stack: AsyncExitStack, path: Path, trouble: Callable[[Path], Any]) -> None:
+    api = await stack.enter_async_context(start(path))
     first = (await api.post(JOBS, json=BODY)).json()
     with trouble(path):
-        with impatient():
-            taken_on = await api.post(JOBS, json=BODY | {"name": "taken-on"})
+        taken_on = await api.post(JOBS, json=BODY | {"name": "taken-on"})
         check_refusal(taken_on, "not known yet")
         refused = [
             await api.post(JOBS, json=BODY | {"name": "refused"}, headers={"Idempotency-Key": "k"}),
@@ -148,14 +146,15 @@ async def test_what_waited_for_its_turn_when_the_trouble_began_is_turned_away(
     stack: AsyncExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "koala.db"
-    api = await stack.enter_async_context(serving(path, [], Rules()))
-    write, tried = SqlStore.write, threading.Event()
-    monkeypatch.setattr(SqlStore, "write", lambda *args: (tried.set(), write(*args)))
-    with locked(path), impatient():
-        monkeypatch.setattr(loop, "SLOW_AFTER", 1.0)
+    api = await stack.enter_async_context(start(path))
+    write, tried, goes_on = SqlStore.write, threading.Event(), threading.Event()
+    monkeypatch.setattr(SqlStore, "write", lambda *args: (tried.set(), goes_on.wait(), write(*args)))
+    with locked(path):
         answers = [asyncio.create_task(api.post(JOBS, json=BODY | {"name": "1"}))]
-        assert await asyncio.to_thread(tried.wait, DEADLINE), "it is in the transaction that is being tried"
+        await until(tried.is_set)  # it is in the transaction that is being tried
         answers += [asyncio.create_task(api.post(JOBS, json=BODY | {"name": name})) for name in "234"]
+        await until(lambda: len(engine_of(api)._items) == 3)
+        goes_on.set()
         told = [(await answer).json()["detail"] for answer in answers]
         assert ["not known yet" in words for words in told] == [True, False, False, False]
         assert all("nothing was changed" in words for words in told[1:])
@@ -167,9 +166,9 @@ async def test_a_key_is_good_for_one_job_however_often_it_comes_meanwhile(
     stack: AsyncExitStack, tmp_path: Path
 ) -> None:
     path = tmp_path / "koala.db"
-    api = await stack.enter_async_context(serving(path, [], Rules()))
+    api = await stack.enter_async_context(start(path))
     key = {"Idempotency-Key": "k"}
-    with locked(path), impatient():
+    with locked(path):
         for _ in range(3):
             check_refusal(await api.post(JOBS, json=BODY, headers=key), "database")
         unknown = await api.post(JOBS, json=BODY, headers=key)
@@ -186,7 +185,7 @@ async def test_a_database_that_hangs_keeps_nobody_waiting(
     stack: AsyncExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when PostgreSQL is stopped: neither an answer nor an error."""
-    api = await stack.enter_async_context(serving(tmp_path / "koala.db", [], Rules()))
+    api = await stack.enter_async_context(start(tmp_path / "koala.db"))
     await api.post(JOBS, json=BODY)
     goes_on = threading.Event()
 
@@ -200,13 +199,11 @@ async def test_a_database_that_hangs_keeps_nobody_waiting(
     for name in ("write", "page"):
         monkeypatch.setattr(SqlStore, name, hanging(getattr(SqlStore, name)))
     try:
-        with impatient():
+        with running_loop().hanging_threads():
             check_refusal(await api.post(JOBS, json=BODY), "has not answered")
             check_refusal(await api.post(JOBS, json=BODY), "nothing was changed")
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(module, "QUERY_TIMEOUT", 0.2)
-                for answer in await asyncio.gather(*(api.get(JOBS) for _ in range(20))):  # more than there are threads
-                    check_refusal(answer, "has not answered")
+            for answer in await asyncio.gather(*(api.get(JOBS) for _ in range(20))):  # more than there are threads
+                check_refusal(answer, "has not answered")
         assert (await api.get("/readyz")).status_code == 503
     finally:
         goes_on.set()
@@ -215,18 +212,18 @@ async def test_a_database_that_hangs_keeps_nobody_waiting(
 
 
 async def test_a_lease_that_cannot_be_renewed_is_known_before_anybody_submits(
-    stack: AsyncExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(duties, "RETRY_PAUSE", 0.05)
-    monkeypatch.setattr(duties, "LEASE_RENEWAL", 4 * DEADLINE)  # it is tried for half as long
-    monkeypatch.setattr("koalapy.store.engine.SQLITE_BUSY_TIMEOUT", 50)
+    def refuse(*_: object) -> None:
+        raise StoreUnavailable("the database does not answer: it is locked")
+
     async with running(tmp_path / "koala.db") as daemon:
         database, lost = daemon.engine.database, []
         calendar = duties.Duties(daemon.engine, daemon.store, lambda: lost.append(True))
-        with locked(tmp_path / "koala.db"):
+        with monkeypatch.context() as patched:
+            patched.setattr(daemon.store, "renew_lease", refuse)
             renewing = asyncio.create_task(calendar.renew_lease())
-            async with asyncio.timeout(DEADLINE):
-                await database.away.wait()
+            await database.away.wait()
             with pytest.raises(StoreUnavailable, match="locked; nothing was changed"):
                 await daemon.engine.commit(WorkItem())
             assert not renewing.done()
@@ -236,16 +233,15 @@ async def test_a_lease_that_cannot_be_renewed_is_known_before_anybody_submits(
 
 
 async def test_a_lease_whose_renewal_hangs_is_known_before_anybody_submits(
-    stack: AsyncExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(duties, "SLOW_AFTER", 0.05)
     goes_on = threading.Event()
     async with running(tmp_path / "koala.db") as daemon:
-        monkeypatch.setattr(SqlStore, "renew_lease", lambda *_: goes_on.wait(DEADLINE))
+        monkeypatch.setattr(daemon.store, "renew_lease", lambda *_: goes_on.wait())
         renewing = asyncio.create_task(duties.Duties(daemon.engine, daemon.store, lambda: None).renew_lease())
-        async with asyncio.timeout(DEADLINE):
+        with running_loop().hanging_threads():
             await daemon.engine.database.away.wait()
-        assert daemon.engine.database.problem == "the database has not answered for 0.05 s"
+        assert daemon.engine.database.problem == "the database has not answered for 2 s"
         goes_on.set()
         await renewing
         assert daemon.engine.database.problem == ""
@@ -255,9 +251,9 @@ async def test_replicas_are_not_waited_for_while_the_database_is_away(stack: Asy
     path = tmp_path / "koala.db"
     sites = Sites()
     sites.content["north", "/m"] = b"x"
-    api = await stack.enter_async_context(serving(path, [], Rules(), sites))
+    api = await stack.enter_async_context(start(path, sites=sites))
     order = {"name": "m", "cluster": "north", "path": "/m"}
-    with locked(path), impatient():
+    with locked(path):
         check_refusal(await api.post("/api/v1/replicas", json=order), "database")
     await ready(api)
     assert (await api.post("/api/v1/replicas", json=order)).status_code == 201
@@ -265,11 +261,10 @@ async def test_replicas_are_not_waited_for_while_the_database_is_away(stack: Asy
 
 async def test_work_that_hangs_in_the_database_takes_no_thread_from_anything_else() -> None:
     goes_on = threading.Event()
-    hanging = [asyncio.ensure_future(module.in_database(goes_on.wait)) for _ in range(40)]
+    hanging = [asyncio.ensure_future(in_database(goes_on.wait)) for _ in range(40)]
     try:
-        async with asyncio.timeout(DEADLINE):
-            assert await asyncio.to_thread(lambda: "shown") == "shown"
-            assert await module.query(lambda: "answered") == "answered"
+        assert await asyncio.to_thread(lambda: "shown") == "shown"
+        assert await query(lambda: "answered") == "answered"
     finally:
         goes_on.set()
     assert await asyncio.gather(*hanging) == [True] * 40

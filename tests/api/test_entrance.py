@@ -13,8 +13,8 @@ from koalapy.model.provider import Verified
 from koalapy.model.users import User, Users
 from koalapy.service.identities import Identities
 from koalapy.service.pace import FAILURES_AT_ONCE, Pace
-from tests.api.conftest import URL
 from tests.cli.memory import MemoryService
+from tests.serving import URL
 
 SIGNED = "head.claims.signature"
 GUESSABLE, STRONG = "a-word-of-somebody-s", "f" * 64

@@ -15,9 +15,9 @@ from koalapy.model.job import JobId, JobSpec
 from koalapy.model.request import FlexibleRequest
 from koalapy.service.changes import TOPICS, Changes, Topic
 from koalapy.service.jobs import JobChange
-from tests.api.conftest import TOKEN, URL, Open
 from tests.cli.memory import MemoryService
 from tests.identities import ADA, administrators
+from tests.serving import TOKEN, URL, Open
 
 Event = tuple[str | None, str, dict[str, Any]]
 

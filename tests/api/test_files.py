@@ -9,9 +9,9 @@ import pytest
 
 from koalapy.api.submission import JobSubmission
 from koalapy.model.errors import SiteRejected
-from tests.api.conftest import BUNDLE_LIMIT, Open
 from tests.service.archives import GOOD, archive_of, pieces
 from tests.service.sites import Sites, sha
+from tests.serving import BUNDLE_LIMIT, Open
 
 Json = dict[str, Any]
 ARCHIVE = archive_of(GOOD)

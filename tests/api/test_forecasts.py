@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.conftest import Open
+from tests.serving import Open
 
 WIDE = {"request": {"type": "flexible", "total_size": 3}, "command": ["program"]}
 

@@ -16,9 +16,9 @@ from koalapy.api.agents import agents_router
 from koalapy.api.app import create_app
 from koalapy.api.background import background_router
 from koalapy.api.hosts import Hosts
-from tests.api.conftest import AGENT_TOKENS, NO_PAGE, TOKEN, URL, Open
 from tests.cli.memory import MemoryService
 from tests.identities import administrators
+from tests.serving import AGENT_TOKENS, NO_PAGE, TOKEN, URL, Open
 
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 HOST_OF_A_PAGE = "evil.example"

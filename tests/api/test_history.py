@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from koalapy.workload import swf
-from tests.api.conftest import Open
+from tests.serving import Open
 
 Json = dict[str, Any]
 TODAY = datetime.now(UTC).date()

@@ -18,7 +18,7 @@ from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
 from koalapy.store.migrate import migrate
 from koalapy.store.sql import SqlStore
-from tests.api.conftest import Open
+from tests.serving import Open
 
 JSON = {"content-type": "application/json"}
 JOB = '{"request": {"type": "flexible", "total_size": 6}, "command": ["true"], %s}'

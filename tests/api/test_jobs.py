@@ -1,7 +1,6 @@
 """The REST API: what it answers, and how it refuses."""
 
 import asyncio
-import contextlib
 import random
 from collections import defaultdict
 from collections.abc import Sequence
@@ -9,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.api.conftest import Open
+from tests.serving import Open
+from tests.signals import until
 
 Body = dict[str, Any]
 
@@ -70,28 +70,42 @@ async def test_so_many_keys_are_so_many_jobs(open_api: Open, body: Body) -> None
     """However submissions and refusals fall together, and whoever goes away in between."""
     api = await open_api(placement_queue_limit=3)
     made: dict[str, set[int]] = defaultdict(set)
+    refused, emptied = asyncio.Event(), asyncio.Condition()
 
-    async def client(key: str, patience: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience):
-                while not (answer := await _submit(api, body, key)).is_success:
-                    assert answer.status_code == 429
-                made[key].add(answer.json()["id"])
+    async def client(key: str) -> None:
+        while not (answer := await _submit(api, body, key)).is_success:
+            assert answer.status_code == 429
+            async with emptied:
+                refused.set()
+                await emptied.wait()
+        made[key].add(answer.json()["id"])
 
-    async def served(clients: Sequence[tuple[str, float]]) -> None:
-        """All of them, while the queue is emptied again and again."""
-        tasks = [asyncio.create_task(client(key, patience)) for key, patience in clients]
-        while any(not task.done() for task in tasks):
+    async def leave(task: asyncio.Task[None], turns: int) -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+
+    async def served(clients: Sequence[tuple[str, int | None]]) -> None:
+        """Submit with these keys, and empty the queue when it is full; cancel a client after so many loop turns."""
+        tasks = [asyncio.create_task(client(key)) for key, _ in clients]
+        leaving = [
+            asyncio.create_task(leave(task, turns)) for task, (_, turns) in zip(tasks, clients, strict=True) if turns
+        ]
+        while await until(lambda: refused.is_set() or all(task.done() for task in tasks)) and refused.is_set():
+            refused.clear()
             for job in (await api.get("/api/v1/jobs?active=true")).json()["jobs"]:
                 await api.post(f"/api/v1/jobs/{job['id']}/cancel")
-        await asyncio.gather(*tasks)
+            async with emptied:
+                emptied.notify_all()
+        for ended in await asyncio.gather(*tasks, *leaving, return_exceptions=True):
+            assert ended is None or isinstance(ended, asyncio.CancelledError)
 
     drawn = random.Random(7)
-    for turn in range(15):
+    for turn in range(8):
         keys = [f"{turn}.{number}" for number in range(drawn.randint(1, 4))]
-        patience = (0.001, 0.01, 30.0, 30.0)
-        await served([(drawn.choice(keys), drawn.choice(patience)) for _ in range(drawn.randint(2, 12))])
-        await served([(key, 30.0) for key in keys])
+        turns = (drawn.randint(1, 40), drawn.randint(1, 400), None, None)
+        await served([(drawn.choice(keys), drawn.choice(turns)) for _ in range(drawn.randint(2, 12))])
+        await served([(key, None) for key in keys])
         assert [len(made[key]) for key in keys] == [1] * len(keys)
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import httpx2
 
 from koalapy.model.limits import Limits, LimitSettings, UserLimits
-from tests.api.conftest import BUNDLE_LIMIT, Open
 from tests.service.archives import GOOD, archive_of
+from tests.serving import BUNDLE_LIMIT, Open
 
 Json = dict[str, Any]
 CONTACT = "write to grid@example.org"

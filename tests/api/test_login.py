@@ -1,7 +1,7 @@
 """Who one is to the daemon, and the end of that."""
 
-from tests.api.conftest import Open
 from tests.api.test_tokens import shows
+from tests.serving import Open
 
 
 async def test_everybody_is_told_who_they_are(open_api: Open) -> None:

@@ -5,6 +5,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -20,8 +21,8 @@ from koalapy.scheduling.effects import AttemptFailure, ClaimFailure
 from koalapy.scheduling.rules import Rules
 from koalapy.service.figures import Figures, JobFigures
 from koalapy.service.instruments import Instruments
-from tests.api.conftest import Open, serving
 from tests.needs import PROMETHEUS, needs
+from tests.serving import Open, serving
 
 Json = dict[str, Any]
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
@@ -42,12 +43,6 @@ NOTHING = Figures(
     alerts={},
     waiting_events=0,
 )
-
-
-@pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has just changed is told."""
-    monkeypatch.setattr(metrics, "MIN_INTERVAL", 0.0)
 
 
 async def scraped(api: httpx2.AsyncClient) -> str:
@@ -121,6 +116,7 @@ async def test_it_speaks_openmetrics_to_who_asks_for_it(open_api: Open) -> None:
     assert answer.text.endswith("# EOF\n")
 
 
+@pytest.mark.processes
 @needs(PROMETHEUS)
 async def test_promtool_finds_nothing_wrong(open_api: Open) -> None:
     api = await open_api()
@@ -180,17 +176,15 @@ async def test_nobody_makes_it_grow(open_api: Open, body: Json) -> None:
     assert await series() == before
 
 
-async def test_many_who_ask_cost_one_look(open_api: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "MIN_INTERVAL", 1000.0)
-    looks = 0
-    figures_of = metrics.figures_of
+async def test_scrapes_within_the_interval_compute_the_figures_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = 0
 
-    async def counted(*args: Any) -> Figures:
-        nonlocal looks
-        looks += 1
-        return await figures_of(*args)
+    async def compute(*_: object) -> Figures:
+        nonlocal computed
+        computed += 1
+        return NOTHING
 
-    monkeypatch.setattr(metrics, "figures_of", counted)
-    api = await open_api()
-    texts = await asyncio.gather(*(scraped(api) for _ in range(20)))
-    assert (looks, len(set(texts))) == (1, 1)
+    monkeypatch.setattr(metrics, "figures_of", compute)
+    scrapes = metrics.Scrapes(SimpleNamespace(instruments=Instruments()), None, None, min_interval_s=1000.0)  # type: ignore[arg-type]
+    texts = await asyncio.gather(*(scrapes.told("text/plain") for _ in range(20)))
+    assert (computed, len(set(texts))) == (1, 1)

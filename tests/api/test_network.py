@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.conftest import Open
+from tests.serving import Open
 
 
 async def test_every_link_is_told_with_how_it_is_known(open_api: Open) -> None:

@@ -11,9 +11,9 @@ from pydantic import BaseModel
 
 from koalapy.api.fields import Output, Problem
 from koalapy.api.submission import JobSubmission
-from tests.api.conftest import BUNDLE_LIMIT, Open
 from tests.service.archives import GOOD, archive_of
 from tests.service.sites import Sites, sha
+from tests.serving import BUNDLE_LIMIT, Open
 from tests.workload.reports import report_to_send
 
 Json = dict[str, Any]

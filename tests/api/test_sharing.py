@@ -7,7 +7,7 @@ import pytest
 
 from koalapy.model.identity import Identity, Role
 from koalapy.scheduling.rules import Rules
-from tests.api.conftest import Open, serving
+from tests.serving import Open, serving
 
 Json = dict[str, Any]
 PATH = "/api/v1/sharing"

@@ -14,8 +14,8 @@ from koalapy.model.request import FlexibleRequest
 from koalapy.service.identities import Identities, TokenOrder
 from koalapy.service.jobs import JobChange
 from koalapy.store.memory import Memory, MemoryStore
-from tests.api.conftest import URL, Open
 from tests.cli.memory import MemoryService
+from tests.serving import URL, Open
 
 Json = dict[str, Any]
 ROOT = Identity("root", Role.ADMIN, "the daemon's own token")

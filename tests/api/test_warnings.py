@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.conftest import Open
+from tests.serving import Open
 
 WORDS = "TERM, INT, HUP, QUIT, USR1, USR2, ALRM, XCPU, CONT, URG, WINCH"
 

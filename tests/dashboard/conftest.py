@@ -1,6 +1,7 @@
 """One browser for all tests of a file, and one daemon with its clusters."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,3 +48,12 @@ def visit(browser: Any, grid: Embedded) -> Iterator[Visit]:
     yield start
     for visitor in visitors:
         visitor.close()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put what asks a real daemon into ring 2."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents and "grid" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.processes)

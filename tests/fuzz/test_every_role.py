@@ -20,7 +20,6 @@ from koalapy.api.access import ACCESS, access_of
 from koalapy.credentials import TOKEN_FILE
 from koalapy.model.identity import Role
 from koalapy.settings import Settings
-from tests.api.conftest import NO_PAGE
 from tests.api.test_conformance import made_acceptable
 from tests.fuzz import attacked
 from tests.fuzz.campaign import Figures, play
@@ -28,6 +27,7 @@ from tests.fuzz.clusters import Honest, connected, when
 from tests.fuzz.daemon import Watched, administrator, serving
 from tests.service.archives import GOOD, archive_of
 from tests.service.sites import sha
+from tests.serving import NO_PAGE
 
 pytestmark = pytest.mark.processes
 

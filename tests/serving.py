@@ -1,0 +1,293 @@
+"""The daemon in this process without its agents, behind a client of its API."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from fastapi import FastAPI
+
+from koalapy.api.advisor import advisor_router
+from koalapy.api.app import create_app
+from koalapy.api.files import agent_files_router, files_router
+from koalapy.api.forecasts import forecasts_router
+from koalapy.api.history import history_router
+from koalapy.api.limits import limits_router
+from koalapy.api.metrics import add_metrics
+from koalapy.api.network import network_router
+from koalapy.api.record import record_router
+from koalapy.api.sharing import sharing_router
+from koalapy.api.workloads import workloads_router
+from koalapy.bootstrap.policies import policies as installed
+from koalapy.model.advice import Run, Size
+from koalapy.model.alert import AlertRules
+from koalapy.model.cluster import Link
+from koalapy.model.disk import DiskLimits
+from koalapy.model.identity import Identity
+from koalapy.model.limits import Limits
+from koalapy.model.measurement import Measuring
+from koalapy.model.users import Accounts
+from koalapy.placement.registry import builtin
+from koalapy.ports import ClusterRecord
+from koalapy.record.beginning import Beginning, KnownCluster, People
+from koalapy.record.settings import Recording
+from koalapy.scheduling.advisor.experience import Experience
+from koalapy.scheduling.cluster_status import ClusterStatus
+from koalapy.scheduling.owner_use import OwnerUse
+from koalapy.scheduling.rules import Rules
+from koalapy.scheduling.scheduler import Scheduler
+from koalapy.scheduling.state import SchedulerState
+from koalapy.service.advisor import Advisor
+from koalapy.service.alerts import Alerts
+from koalapy.service.audit import Audit
+from koalapy.service.bundles import Bundles
+from koalapy.service.engine import Engine
+from koalapy.service.files import Files
+from koalapy.service.forecasts import Forecasts
+from koalapy.service.health import HealthMonitor
+from koalapy.service.history import History
+from koalapy.service.identities import Identities
+from koalapy.service.jobs import Jobs
+from koalapy.service.limits import LimitsInUse
+from koalapy.service.links import LinkTable
+from koalapy.service.network import Network
+from koalapy.service.outbox import Outbox
+from koalapy.service.output import Outputs
+from koalapy.service.quota import StorageLimits
+from koalapy.service.record import Record
+from koalapy.service.results import Results
+from koalapy.service.sharing import Sharing
+from koalapy.service.track_record import TrackRecord
+from koalapy.service.workload_reports import WorkloadReports
+from koalapy.simulation.alone import SharingQuestion
+from koalapy.simulation.alone import answer as answer_sharing
+from koalapy.simulation.sharing import SharingReport
+from koalapy.simulation.twin import Answer, Question, answer
+from koalapy.store.advice import SqlAdvice
+from koalapy.store.audit import SqlAudit
+from koalapy.store.database import Database
+from koalapy.store.engine import SQLITE_BUSY_TIMEOUT
+from koalapy.store.files import SqlFiles
+from koalapy.store.history import SqlHistory
+from koalapy.store.measurements import SqlMeasurements
+from koalapy.store.output import FileOutput
+from koalapy.store.predictions import SqlPredictions
+from koalapy.store.sql import SqlStore
+from koalapy.store.tokens import SqlTokens
+from koalapy.validation.permissions import SubmissionRules
+from tests.databases import open_database
+from tests.identities import administrators
+from tests.service.sites import Sites
+
+Open = Callable[..., Any]
+
+URL = "http://127.0.0.1:8642"
+TOKEN = "a-token-for-tests"
+"""Shown by clients whose test gives none."""
+NO_PAGE = {"X-Requested-With": "koala"}
+"""Shown by who posts without JSON."""
+BUNDLE_LIMIT = 2 * 1024 * 1024
+WORKLOADS_QUOTA = 200_000
+AGENT_TOKENS = {"north": "north's", "south": "south's", "west": None}
+
+LINKS = {("north", "north"): Link(2e-5, 1e9), ("north", "south"): Link(latency=5e-4)}
+
+
+async def _answer_here(question: Question) -> Answer:
+    return answer(question)
+
+
+async def _answer_sharing_here(question: SharingQuestion) -> SharingReport:
+    return answer_sharing(question)
+
+
+class Late:
+    """Stand for an object that an application has only later: attributes and calls go to what ``resolve`` returns.
+
+    ``resolve`` raises ``LookupError`` while there is none.
+    """
+
+    def __init__(self, resolve: Callable[[], Any]) -> None:
+        self._resolve = resolve
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            target = self._resolve()
+        except LookupError:
+            return Late(lambda: getattr(self._resolve(), name))
+        return getattr(target, name)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return self._resolve()(*arguments, **options)
+
+
+class SharedApplication:
+    """An application whose services are replaced for each test, since making its routes takes longer than most tests.
+
+    What is before the routes is made anew.
+    """
+
+    def __init__(self, *, open_metrics: bool) -> None:
+        self._services: dict[str, Any] = {}
+        bundles, engine, health, history, jobs, results = map(
+            self._late, ("bundles", "engine", "health", "history", "jobs", "results")
+        )
+        routers = [
+            network_router(self._late("network")),
+            files_router(self._late("files"), bundles, results),
+            agent_files_router(bundles, results, AGENT_TOKENS, lambda cluster, _: cluster == "north"),
+            advisor_router(self._late("advisor")),
+            limits_router(self._late("limits")),
+            history_router(history),
+            sharing_router(self._late("sharing"), history),
+            forecasts_router(self._late("forecasts"), jobs),
+            workloads_router(self._late("workloads")),
+            record_router(self._late("record"), engine.clock),
+        ]
+        self._app = create_app(jobs, health, self._late("identities"), routers, audit=self._late("audit"))
+        add_metrics(self._app, engine, health, self._late("alerts"), is_open=open_metrics, min_interval_s=0.0)
+        self._routes = list(self._app.router.routes)
+
+    def _late(self, name: str) -> Any:
+        return Late(lambda: self._services[name])
+
+    def begin(self, services: Mapping[str, Any]) -> FastAPI:
+        self._services.update(services)
+        return self._app
+
+    def end(self) -> None:
+        """Forget the services, and the routes that a test has added."""
+        self._services.clear()
+        self._app.middleware_stack = None
+        if self._app.router.routes != self._routes:
+            self._app.router.routes[:] = self._routes
+            self._app.openapi_schema = None
+
+
+_idle: dict[bool, list[SharedApplication]] = {True: [], False: []}
+"""Applications that no test uses, by whether their metrics are open."""
+
+
+@contextmanager
+def application(services: Mapping[str, Any], *, open_metrics: bool = False) -> Iterator[FastAPI]:
+    """Lend an application with these services."""
+    idle = _idle[open_metrics]
+    shared = idle.pop() if idle else SharedApplication(open_metrics=open_metrics)
+    yield shared.begin(services)
+    shared.end()
+    idle.append(shared)
+
+
+@asynccontextmanager
+async def serving(
+    path: Path,
+    tokens: list[str],
+    rules: Rules,
+    sites: Sites | None = None,
+    *,
+    people: Mapping[str, Identity] | None = None,
+    submission_rules: SubmissionRules | None = None,
+    limits: Limits | None = None,
+    accounts: Accounts | None = None,
+    open_metrics: bool = False,
+    busy_timeout_ms: int = SQLITE_BUSY_TIMEOUT,
+) -> AsyncIterator[httpx2.AsyncClient]:
+    database = Database(open_database(path, busy_timeout_ms))
+    store = SqlStore(database)
+    clusters = [ClusterStatus("north"), ClusterStatus("south")]
+    for cluster in clusters:
+        cluster.total = 4
+    experience = Experience(runs=[Run("wave", Size(4), ("north",), 10.0)])
+    scheduler = Scheduler(
+        SchedulerState(
+            rules, builtin(), clusters, experience=experience, owner_use=OwnerUse(limits), accounts=accounts
+        ),
+        nonces=str,
+    )
+    saved = store.load()
+    scheduler.restore(saved.jobs, time.time(), saved.scans)
+
+    def describe(name: str) -> ClusterRecord:
+        cluster = scheduler.queries.grid[name]
+        return ClusterRecord(
+            name,
+            "local",
+            str(cluster.state),
+            cluster.total,
+            0,
+            0,
+            0,
+            0,
+            0,
+            cluster.why,
+            None,
+            1,
+            1.0,
+            unusable=cluster.health.unusable,
+            drained=cluster.drained,
+        )
+
+    engine = Engine(scheduler, store, Outbox((), store.epoch), epoch=store.epoch, describe=describe)
+    file_store = SqlFiles(database)
+    bundles = Bundles(
+        file_store,
+        path.parent / "bundles",
+        StorageLimits(BUNDLE_LIMIT, 2 * BUNDLE_LIMIT),
+        clock=engine.clock,
+        needed=list,
+        owners=limits,
+    )
+    files = Files(engine, file_store, sites or Sites(), bundles)
+    outputs = Outputs(engine, store, FileOutput(path.parent / "output", 1000))
+    jobs = Jobs(engine, store, outputs, saved.next_job, describe, files.resolve, submission_rules)
+    results = Results(
+        file_store,
+        path.parent / "results",
+        StorageLimits(BUNDLE_LIMIT, 2 * BUNDLE_LIMIT),
+        clock=engine.clock,
+        attempts=jobs.attempts,
+        owners=limits,
+    )
+    measurements = SqlMeasurements(database)
+    network = Network(engine, jobs, measurements, LinkTable(("north", "south"), LINKS), Measuring())
+    history = History(SqlHistory(database), engine.clock, engine.queries.jobs)
+    begun = Beginning(rules, tuple(builtin().names()), (KnownCluster("north"), KnownCluster("south")), now=1.0)
+    record = Record(path.parent / "record", Recording(), DiskLimits(0, 0), begun)
+    advice = SqlAdvice(database)
+    track_record = TrackRecord(SqlPredictions(database), advice, engine.clock)
+    forecasts = Forecasts(engine.queries, People(), engine.clock, installed, _answer_here, track_record)
+    shown = NO_PAGE | ({} if tokens or people else {"Authorization": f"Bearer {TOKEN}"})
+    kept = SqlTokens(database)
+    identities = Identities(people, kept) if people else administrators(*(tokens or [TOKEN]), store=kept)
+    services = {
+        "advisor": Advisor(experience, advice, track_record),
+        "alerts": Alerts((), AlertRules(), engine.clock),
+        "audit": Audit(SqlAudit(database), engine.clock),
+        "bundles": bundles,
+        "engine": engine,
+        "files": files,
+        "forecasts": forecasts,
+        "health": HealthMonitor(engine, {}, DiskLimits()),
+        "history": history,
+        "identities": identities,
+        "jobs": jobs,
+        "limits": LimitsInUse(engine, bundles, results),
+        "network": network,
+        "record": record,
+        "results": results,
+        "sharing": Sharing(SqlHistory(database), engine.queries, engine.clock, _answer_sharing_here),
+        "workloads": WorkloadReports(path.parent / "workloads", WORKLOADS_QUOTA, engine.clock),
+    }
+    loop = asyncio.create_task(engine.run())
+    with application(services, open_metrics=open_metrics) as app:
+        app.state.audit, app.state.engine = services["audit"], engine
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=shown) as client:
+            yield client
+    await network.stop()
+    engine.drain()
+    engine.stop()
+    await loop
+    store.close()
