@@ -14,6 +14,8 @@ from koalapy.bootstrap.handover import write_handover
 from koalapy.settings import Settings
 from tests.grid.world import until
 
+pytestmark = pytest.mark.processes
+
 SECRETS = {
     "database": "postgresql://koala:database-password@db/koala",
     "tokens": [{"token": "the-secret-of-users", "user": "ada"}],

@@ -42,6 +42,7 @@ asyncio.run(fails())
 """
 
 
+@pytest.mark.processes
 def test_a_full_disk_below_the_log_is_survived() -> None:
     with open("/dev/full", "w") as full:
         ran = subprocess.run([sys.executable, "-c", LOGGING], stdout=subprocess.PIPE, stderr=full, check=False)
@@ -79,6 +80,7 @@ def test_what_libraries_say_is_said_alike(objects: list[dict[str, Any]]) -> None
     assert known["asyncio"]["error"] == "ValueError('x')"
 
 
+@pytest.mark.processes
 def test_people_get_one_line_for_each_event_as_well() -> None:
     lines = said("warning", "console")
     assert len(lines) == 6
@@ -87,6 +89,7 @@ def test_people_get_one_line_for_each_event_as_well() -> None:
     assert "Traceback" in lines[1]
 
 
+@pytest.mark.processes
 def test_what_weighs_less_is_not_told() -> None:
     assert json.loads(said("debug", "json")[0])["action"] == "a-debug"
     assert [json.loads(line)["level"] for line in said("error", "json")] == ["error"] * 3

@@ -21,6 +21,7 @@ def manager(tmp_path: Path) -> Iterator[ServiceManager]:
     manager.close()
 
 
+@pytest.mark.processes
 def test_an_agent_is_up_when_it_serves_its_nodes_and_silent_while_it_hangs(
     tmp_path: Path, manager: ServiceManager
 ) -> None:

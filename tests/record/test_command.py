@@ -10,6 +10,8 @@ import pytest
 
 from tests.record.days import a_day, exported, written
 
+pytestmark = pytest.mark.processes
+
 
 def koala(*arguments: str, seed: str = "0") -> "subprocess.CompletedProcess[str]":
     environment = os.environ | {"PYTHONHASHSEED": seed}

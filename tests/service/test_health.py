@@ -93,7 +93,7 @@ async def test_a_lease_that_may_soon_be_anothers_and_a_round_that_does_not_end_a
         monkeypatch.setattr(daemon.store, "write", lambda batch: writes.set() or may_write.wait(DEADLINE))
         north.says(ClusterReport(total=3, idle=3))
         daemon.engine.post(WorkItem(events=(ClusterDrained("south", "ops", ""),)))
-        assert await asyncio.to_thread(writes.wait, DEADLINE)
+        await signals.until(writes.is_set)
         assert daemon.engine.round_began is not None
         database.lease_renewed_at = now = daemon.engine.round_began + service_health.ROUND_TIMEOUT
         assert health.readiness().reasons == ["a round of the engine does not end since 3 s"]
