@@ -44,3 +44,12 @@ async def poll(condition: Callable[[], Awaitable[T]], timeout_s: float = MAX_WAI
         while not (value := await condition()):  # noqa: ASYNC110 - asking takes turns of the loop itself
             await asyncio.sleep(POLL_INTERVAL_S)
         return value
+
+
+async def pass_time(seconds: float) -> None:
+    """Let that much virtual time pass."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop), "only virtual time passes at once"
+    over = asyncio.Event()
+    loop.call_later(seconds, over.set)
+    await over.wait()

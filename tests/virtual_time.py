@@ -139,3 +139,6 @@ class VirtualClock(Clock):
 
     def monotonic(self) -> float:
         return self._loop.time()
+
+    def since_boot(self) -> float:
+        return self._loop.time()

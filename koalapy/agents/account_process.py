@@ -18,8 +18,6 @@ from typing import Any
 
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
-STALL_TIMEOUT = 30.0
-"""Seconds without a byte after which it is given up."""
 EXIT_TIMEOUT = 10.0
 MAX_HEADER = 16 * 1024
 """Bytes of the line that says what comes."""
@@ -31,9 +29,9 @@ class AccountProcess(io.RawIOBase):
     """Writable, and readable frame by frame. ``SiteUnavailable`` when it does not go on, ``SiteRejected`` in its own
     words."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], who: str) -> None:
-        """``who`` it runs as, for people."""
-        self._who = who
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], who: str, stall_s: float) -> None:
+        """``who`` it runs as, for people; ``stall_s``: seconds without a byte after which it is given up."""
+        self._who, self._stall_s = who, stall_s
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         try:
             self._process = subprocess.Popen(
@@ -153,11 +151,11 @@ class AccountProcess(io.RawIOBase):
     def _wait(self, descriptor: int, *, writing: bool) -> None:
         poll = select.poll()
         poll.register(descriptor, select.POLLOUT if writing else select.POLLIN)
-        if not poll.poll(STALL_TIMEOUT * 1000):
+        if not poll.poll(self._stall_s * 1000):
             raise self._stuck()
 
     def _stuck(self) -> SiteUnavailable:
-        return SiteUnavailable(f"what runs as {self._who} has said nothing for {STALL_TIMEOUT:g} s")
+        return SiteUnavailable(f"what runs as {self._who} has said nothing for {self._stall_s:g} s")
 
     def _odd(self) -> SiteRejected:
         return SiteRejected(f"what runs as {self._who} says what is not understood", fault="unknown")

@@ -5,6 +5,7 @@ import os
 import re
 import socket
 import tempfile
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import structlog
@@ -33,6 +34,7 @@ from koalapy.agents.runner_secrets import RunnerSecrets
 from koalapy.agents.runners import RunnerServer
 from koalapy.agents.settings import RUNNER, AgentSettings
 from koalapy.agents.spool import RUNNER_LOG, Spool, write_error
+from koalapy.agents.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.agents.uplink import Uplink
 from koalapy.model.errors import SiteError
 from koalapy.model.job import ComponentState, is_token, parse_token
@@ -61,6 +63,7 @@ from koalapy.protocol.messages import (
 )
 from koalapy.runtime.folders import sweep
 from koalapy.service_manager import ServiceManager
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 log = structlog.get_logger()
 
@@ -71,8 +74,6 @@ PING_INTERVAL = 10.0
 FIRST_SNAPSHOT_TIMEOUT = 10.0
 """Seconds without a first answer of the resource manager after which a daemon is told what is known without it: its
 components count as lost else, though their runners are heard."""
-SWEEP_INTERVAL = 60.0
-"""Seconds between two looks for what killed runners have left."""
 VERSIONS_INTERVAL, VERSIONS_RETRY_INTERVAL = 3600.0, 60.0
 """Seconds between two looks which versions of what there are; and where the resource manager did not say."""
 STATUS_INTERVAL = 10.0
@@ -83,46 +84,73 @@ MAX_THREADS = 64
 """For what blocks: a daemon or file system that hangs must not keep the resource manager waiting."""
 
 
+FindOpenMpi = Callable[[AgentSettings, str | None], Awaitable[OpenMpi]]
+"""Return the Open MPI of this host, by default the one below a prefix. Raise ``SiteError`` if it cannot be run."""
+
+
 async def run_agent(
-    settings: AgentSettings, lrm: Lrm, folders: JobFolders | None = None, manager: ServiceManager | None = None
+    settings: AgentSettings,
+    lrm: Lrm,
+    folders: JobFolders | None = None,
+    manager: ServiceManager | None = None,
+    *,
+    timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
+    clock: Clock = SYSTEM_CLOCK,
+    find_open_mpi: FindOpenMpi = open_mpi_here,
 ) -> None:
     """Serve one cluster until cancelled; jobs go on without the agent, and are found again by the next one."""
-    agent = Agent(settings, lrm, folders or JobFolders.of(settings))
+    agent = Agent(settings, lrm, folders or JobFolders.of(settings, timeouts), timeouts, clock, find_open_mpi)
     await agent.run(manager or ServiceManager())
 
 
 class Agent:
     """Joins the parts, and carries out the daemon's commands."""
 
-    def __init__(self, settings: AgentSettings, lrm: Lrm, folders: JobFolders) -> None:
+    def __init__(
+        self,
+        settings: AgentSettings,
+        lrm: Lrm,
+        folders: JobFolders,
+        timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
+        clock: Clock = SYSTEM_CLOCK,
+        find_open_mpi: FindOpenMpi = open_mpi_here,
+    ) -> None:
         self._settings, self._lrm, self._folders = settings, lrm, folders
+        self._timeouts, self._clock, self._find_open_mpi = timeouts, clock, find_open_mpi
         self._accounts = folders.run_as.accounts
         self._secrets = RunnerSecrets(lrm, settings.cluster, settings.token)
         self._spool = Spool(settings.directory, self._secrets.of_token)
         self._address_file = settings.address_file
         self._uplink = Uplink(
-            settings.endpoint, settings.token, self._hello, self._spool.disk_sync.synced, settings.trust
+            settings.endpoint, settings.token, self._hello, self._spool.disk_sync.synced, settings.trust, clock
         )
-        self._reporter = Reporter(self._uplink)
+        self._reporter = Reporter(self._uplink, clock)
         self._runners = RunnerServer(settings.runner_host, self._address_file, is_public=folders.are_many)
-        self._questions = Questions(self._uplink)
+        self._questions = Questions(self._uplink, clock)
         self._files = FileService(
-            settings, self._questions, self._reporter, self._reporter.publish, self._spool.disk_sync, folders
+            settings, self._questions, self._reporter, self._reporter.publish, self._spool.disk_sync, folders, timeouts
         )
         self._reporter.versions = Versions(agent=koalapy.__version__)
         self._places = JobPlaces(folders, self._files.stages, self._reporter)
         self._jobs = LrmJobs(
-            lrm, self._reporter, self._submission, self._places, settings.poll_interval, lambda: self._runners.address
+            lrm,
+            self._reporter,
+            self._submission,
+            self._places,
+            settings.poll_interval,
+            lambda: self._runners.address,
+            timeouts=timeouts,
+            clock=clock,
         )
         self._impostors = Impostors(self._reporter)
-        self._leases = Leases(settings.directory, self._reporter, self._jobs.end)
+        self._leases = Leases(settings.directory, self._reporter, self._jobs.end, clock)
         self._barrier = Barrier(self._reporter, self._jobs, self._secrets, self._impostors, self._leases)
         background = Background(
-            lrm, settings.kind, settings.directory / "background", refused=self._accounts.acts_as_root
+            lrm, settings.kind, settings.directory / "background", refused=self._accounts.acts_as_root, clock=clock
         )
         self._questions.answer_with("background", background.start)
         self._questions.answer_with("background-stop", background.stop)
-        self._logins = LoginServer(settings, self._uplink)
+        self._logins = LoginServer(settings, self._uplink, clock)
         self._expired = ExpiredDaemons(self._spool, self._reporter, self._jobs, self._files, settings.forget_after)
         watched = {"spool": settings.directory, "stages": settings.stages}
         self._disks = DiskWatch(self._reporter, watched, settings.disks, self._jobs.polls.soon)
@@ -180,7 +208,7 @@ class Agent:
             log.info("what was left of a component was removed", action="folders-swept", folder=str(path))
         for instance, token, folder in self._spool.load():
             try:
-                component = Component.recall(instance, token, folder)
+                component = Component.recall(instance, token, folder, self._clock)
             except Exception as error:
                 # One folder is not to keep us from all others. What still runs is found and ended without its record.
                 log.error(
@@ -235,14 +263,14 @@ class Agent:
                     log.info(
                         "folders of killed runners were removed", action="folders-swept", below=base, folders=swept
                     )
-            await asyncio.sleep(SWEEP_INTERVAL)
+            await asyncio.sleep(self._timeouts.sweep_interval_s)
 
     async def _watch_versions(self) -> None:
         """Tell what runs here; what is installed may change under us."""
         while True:
             lrm = await self._jobs.version()
             try:
-                open_mpi = await open_mpi_here(self._settings, self._settings.environment.get("KOALA_MPI_PREFIX"))
+                open_mpi = await self._find_open_mpi(self._settings, self._settings.environment.get("KOALA_MPI_PREFIX"))
             except SiteError as error:
                 log.info("the version of Open MPI is not known", action="version-unknown", reason=error.message)
                 open_mpi = OpenMpi()
@@ -516,4 +544,6 @@ class Agent:
     def _new(self, token: str, size: int, walltime: float | None) -> Component:
         """Not known to anybody before it is written down: where that cannot be, the daemon's next word begins anew."""
         folder = self._spool.make(self._reporter.instance, token)
-        return Component(self._reporter.instance, token, folder, size, walltime, output_limit=self._output_limit)
+        return Component(
+            self._reporter.instance, token, folder, size, walltime, output_limit=self._output_limit, clock=self._clock
+        )

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import math
 import shutil
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import structlog
 from koalapy.agents.lrm.kinds import KINDS
 from koalapy.agents.lrm.port import Lrm, LrmSubmission
 from koalapy.model.errors import SiteError, SiteRejected
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 log = structlog.get_logger()
 
@@ -45,10 +45,12 @@ class BackgroundJob:
 class Background:
     """Answers the questions ``background`` and ``background-stop``. Both raise ``SiteError``."""
 
-    def __init__(self, lrm: Lrm, kind: str, directory: Path, *, refused: bool = False) -> None:
+    def __init__(
+        self, lrm: Lrm, kind: str, directory: Path, *, refused: bool = False, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         """``kind``, by name, of the resource manager; ``directory`` is where its jobs have their folders; ``refused``
         where they would be root's."""
-        self._refused = refused
+        self._refused, self._clock = refused, clock
         self._lrm, self._kind, self._directory = lrm, kind, directory
         self._started: dict[str, BackgroundJob] = {}
         self._submitting = asyncio.Lock()
@@ -73,7 +75,7 @@ class Background:
 
     async def _start(self, nodes: int, seconds: float) -> dict[str, object]:
         self._forget_ended()
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if sum(one.until > now for one in self._started.values()) >= MAX_CONCURRENT_JOBS:
             raise SiteRejected(
                 f"{MAX_CONCURRENT_JOBS} background jobs are under way already", hint="wait for some to end"
@@ -92,7 +94,7 @@ class Background:
             walltime=seconds + WALLTIME_ALLOWANCE,
         )
         job = await self._lrm.submit(submission)
-        self._started[name] = BackgroundJob(job, time.monotonic() + seconds)
+        self._started[name] = BackgroundJob(job, self._clock.monotonic() + seconds)
         log.info("background started", action="background-started", name=name, nodes=nodes, seconds=seconds)
         return {"name": name, "lrm_job": job}
 
@@ -118,14 +120,14 @@ class Background:
 
     def _forget_ended(self) -> None:
         """Resource managers remember ended jobs for long: what must have ended is not asked about for ever."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         self._started = {name: one for name, one in self._started.items() if one.until + MAX_QUEUED_SECONDS > now}
 
     def _clean(self) -> None:
         """Remove the folders of jobs that are long gone."""
         with contextlib.suppress(OSError):
             for folder in self._directory.iterdir():
-                if folder.name not in self._started and folder.stat().st_mtime + FOLDER_RETENTION < time.time():
+                if folder.name not in self._started and folder.stat().st_mtime + FOLDER_RETENTION < self._clock.now():
                     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -11,6 +11,7 @@ from koalapy.agents.spool import RUNNER_LOG, Folder
 from koalapy.model.job import ComponentState
 from koalapy.model.reports import ComponentStatus, Refusal, ReportedState
 from koalapy.runtime.session import Line
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 KILLED_BY_KILL = 128 + 9
 KILLED_BY_TERM = 128 + 15
@@ -96,17 +97,18 @@ class Component:
     reported: ComponentStatus | None = None
     """The last status the daemon was sent on this connection."""
     _opening: Line | None = None
+    clock: Clock = SYSTEM_CLOCK
 
     def __post_init__(self) -> None:
         self.nodes = [Node() for _ in range(self.size)]
-        self.output = OutputLog(self.folder.path, max(1, self.size), self.output_limit)
+        self.output = OutputLog(self.folder.path, max(1, self.size), self.output_limit, clock=self.clock)
 
     @property
     def name(self) -> str:
         return lrm_name(self.instance, self.token)
 
     @classmethod
-    def recall(cls, instance: str, token: str, folder: Folder) -> "Component":
+    def recall(cls, instance: str, token: str, folder: Folder, clock: Clock = SYSTEM_CLOCK) -> "Component":
         """As its folder remembers it, after a restart of the agent."""
         known = folder.entries()
         submitted = known.get("submit", {})
@@ -124,6 +126,7 @@ class Component:
             submitted.get("node_class", ""),
             not user,
             submitted.get("output_limit", DEFAULT_OUTPUT_LIMIT),
+            clock=clock,
         )
         own.old_secret = old_secret
         own.lease, own.renews = submitted.get("lease"), "lease" in submitted

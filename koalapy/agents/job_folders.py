@@ -24,6 +24,7 @@ from koalapy.agents.lrm.commands import RunCommand, run
 from koalapy.agents.run_as import RunAs, Way, environment_of
 from koalapy.agents.settings import AgentSettings, SiteSettings
 from koalapy.agents.spool import RUNNER_LOG, Folder
+from koalapy.agents.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.model.errors import SiteRejected, SiteUnavailable, UsageError
 from koalapy.runtime.account_files import LEFT, LOG_END, MAX_RESULT, NAME
 from koalapy.runtime.collected import Taker
@@ -43,18 +44,25 @@ Made = TypeVar("Made")
 class JobFolders:
     """Makes, fills, reads and removes them. Everything raises ``SiteError``."""
 
-    def __init__(self, run_as: RunAs, base: Path | None = None, python: str = "python3") -> None:
+    def __init__(
+        self,
+        run_as: RunAs,
+        base: Path | None = None,
+        python: str = "python3",
+        timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
+    ) -> None:
         """``base``: where accounts have their folders, if there are several."""
+        self._timeouts = timeouts
         self.run_as, self.base, self._python = run_as, base, python
         self._threads = ThreadPoolExecutor(THREADS, "account")
         self._turns: dict[str, asyncio.Semaphore] = {}
         self._people: dict[int, str] = {}
 
     @classmethod
-    def of(cls, settings: AgentSettings) -> "JobFolders":
+    def of(cls, settings: AgentSettings, timeouts: AgentTimeouts = DEFAULT_TIMEOUTS) -> "JobFolders":
         """As a cluster's configuration has it."""
         run_as = RunAs(Accounts(settings.cluster, settings))
-        return cls(run_as, settings.accounts_directory, settings.python)
+        return cls(run_as, settings.accounts_directory, settings.python, timeouts)
 
     @classmethod
     def alone(cls, run_command: RunCommand = run) -> "JobFolders":
@@ -209,7 +217,9 @@ class JobFolders:
             program = (self._python, "-I", "-S", str(PROGRAM))
         argv = [*program, str(self.base), account.name, verb, *([folder.name] if folder else [])]
         command = self.run_as.command(account, argv)
-        return AccountProcess(command, environment_of(account, inherited()), account.name)
+        return AccountProcess(
+            command, environment_of(account, inherited()), account.name, self._timeouts.account_stall_s
+        )
 
 
 def _add_files(files: Mapping[str, bytes], archive: tarfile.TarFile) -> None:

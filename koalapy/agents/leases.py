@@ -18,7 +18,8 @@ from koalapy.agents.grace import Grace
 from koalapy.agents.reporter import Reporter
 from koalapy.private import owner_only
 from koalapy.protocol.messages import LeaseRenewed, RenewLease
-from koalapy.runtime.lease import SilenceClock, boot_time, renewal_interval
+from koalapy.runtime.lease import SilenceClock, renewal_interval
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 log = structlog.get_logger()
 
@@ -39,15 +40,11 @@ class Leases:
     """Asks the daemon to renew, tells runners how long it has been silent, and ends components that have no lease."""
 
     def __init__(
-        self,
-        directory: Path,
-        reporter: Reporter,
-        end: Callable[[Component], None],
-        clock: Callable[[], float] = boot_time,
+        self, directory: Path, reporter: Reporter, end: Callable[[Component], None], clock: Clock = SYSTEM_CLOCK
     ) -> None:
         """``end`` has a component end that has failed."""
-        self._directory, self._reporter, self._end, self._clock = directory, reporter, end, clock
-        self._began = clock()
+        self._directory, self._reporter, self._end, self._clock = directory, reporter, end, clock.since_boot
+        self._began = clock.since_boot()
         self._boot_id = _boot_id()
         self._clocks: dict[str, SilenceClock] = {}
         """Of each daemon by its instance: none renews what is another's."""

@@ -10,7 +10,6 @@ import json
 import os
 import pwd
 import socket
-import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +24,7 @@ from koalapy.listening import ONE_A_TURN, let_wait
 from koalapy.login_socket import DIRECTORY, MAX_LINE, address, open_folder, peer_of
 from koalapy.model.throttle import Throttle
 from koalapy.protocol.messages import Vouch, Vouched, Welcome
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 log = structlog.get_logger()
 
@@ -53,7 +53,8 @@ class Refused(Exception):
 class LoginServer:
     """Listens for the users of this host."""
 
-    def __init__(self, settings: AgentSettings, uplink: Uplink) -> None:
+    def __init__(self, settings: AgentSettings, uplink: Uplink, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
         self._cluster, self._url, self._uplink = settings.cluster, settings.url, uplink
         self._paths = settings.login_sockets
         """The first is taken where one may listen."""
@@ -166,7 +167,7 @@ class LoginServer:
         if self._own_only and uid != os.geteuid():
             own = await _account(os.geteuid())
             raise Refused(f"the agent of {self._cluster} is {own}'s own: it vouches for nobody else")
-        if wait := self._pace.allows(uid, time.monotonic()):
+        if wait := self._pace.allows(uid, self._clock.monotonic()):
             raise Refused("too many logins", f"try again in {wait:.0f} s")
         account = await _account(uid)
         try:

@@ -1,12 +1,12 @@
 """How a resource manager answers: how often it was asked for what, how long that took, and what went wrong."""
 
-import time
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from koalapy.model.errors import SiteError, SiteRejected
 from koalapy.model.reports import LrmCalls, LrmOperation
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 T = TypeVar("T")
 
@@ -38,12 +38,13 @@ class _Tally:
 class CallRecord:
     """Counts and times calls; what is still under way is in none of the figures."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
         self._tallies: dict[LrmOperation, _Tally] = {}
 
     async def measured(self, operation: LrmOperation, asked: Awaitable[T]) -> T:
         """The answer, or the ``SiteError``, of a call that is counted when it is over."""
-        began = time.monotonic()
+        began = self._clock.monotonic()
         try:
             answer = await asked
         except SiteError as error:
@@ -54,7 +55,7 @@ class CallRecord:
 
     def note(self, operation: LrmOperation, began: float, error: SiteError | None = None) -> None:
         """A call is over that began at that monotonic time."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         tally = self._tallies.setdefault(operation, _Tally())
         tally.move_on(now)
         tally.count += 1
@@ -66,7 +67,7 @@ class CallRecord:
 
     def told(self) -> tuple[LrmCalls, ...]:
         """All of it, as of now."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         return tuple(_calls(operation, tally, now) for operation, tally in sorted(self._tallies.items()))
 
 

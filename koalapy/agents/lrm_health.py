@@ -1,23 +1,22 @@
 """Whether a resource manager answers and takes jobs, and what is to be told of that while it does not."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import structlog
 
 from koalapy.agents.lrm_calls import CallRecord
+from koalapy.agents.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.model.errors import SiteError, SiteUnavailable
 from koalapy.model.reports import LrmOperation
-from koalapy.model.wording import clock
+from koalapy.model.wording import clock as clock_text
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 log = structlog.get_logger()
 
 T = TypeVar("T")
 
-SILENCE_TIMEOUT = 10.0
-"""Seconds that a look may take before it is told that the resource manager does not answer."""
 SLOWNESS_FACTOR = 3.0
 """So many times as long as the last look took, the next one may."""
 CALL_TIMEOUT = 120.0
@@ -33,9 +32,11 @@ MAX_ERROR_LENGTH = 2000
 class LrmHealth:
     """What is known of a resource manager's own health; ``tell`` is called with the problem whenever that changes."""
 
-    def __init__(self, tell: Callable[[], None]) -> None:
-        self._tell = tell
-        self.calls = CallRecord()
+    def __init__(
+        self, tell: Callable[[], None], timeouts: AgentTimeouts = DEFAULT_TIMEOUTS, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._tell, self._timeouts, self._clock = tell, timeouts, clock
+        self.calls = CallRecord(clock)
         self._fault = ""
         """Why it cannot be asked."""
         self._obstacle = ""
@@ -44,21 +45,21 @@ class LrmHealth:
         """Why it took none when one was submitted."""
         self._refused_until = 0.0
         self._refusals = 0
-        self._answered_at = time.time()
+        self._answered_at = self._clock.now()
         self._took = 0.0
         """Seconds of the last look that was answered."""
 
     @property
     def problem(self) -> str:
         """Why nothing can be started there, in one line; empty when it can."""
-        refusal = self._refusal if time.monotonic() < self._refused_until else ""
+        refusal = self._refusal if self._clock.monotonic() < self._refused_until else ""
         return self._fault or self._obstacle or refusal
 
     async def poll(self, operation: LrmOperation, asked: Awaitable[T]) -> T:
         """The answer to a question that is asked all the time; silence is told of while it lasts. ``SiteError``."""
-        began = time.monotonic()
+        began = self._clock.monotonic()
         # One that always takes its time is slow, and not silent.
-        timeout = max(SILENCE_TIMEOUT, min(SLOWNESS_FACTOR * self._took, CALL_TIMEOUT / 2))
+        timeout = max(self._timeouts.lrm_silence_s, min(SLOWNESS_FACTOR * self._took, CALL_TIMEOUT / 2))
         polling = asyncio.ensure_future(asked)
         try:
             done, _ = await asyncio.wait((polling,), timeout=timeout)
@@ -71,12 +72,12 @@ class LrmHealth:
         except SiteError as error:
             self.calls.note(operation, began, error)
             text = in_one_line(error)
-            self._out_of_reach(text, silent=time.monotonic() - began >= timeout)
+            self._out_of_reach(text, silent=self._clock.monotonic() - began >= timeout)
             raise
         finally:
             polling.cancel()
         self.calls.note(operation, began)
-        self._answered_at, self._took = time.time(), time.monotonic() - began
+        self._answered_at, self._took = self._clock.now(), self._clock.monotonic() - began
         if self._fault:
             log.info("resource manager in reach again", action="lrm-back")
             self._fault = ""
@@ -115,7 +116,7 @@ class LrmHealth:
         """Tell that the cluster can start no job, for a pause that doubles each time until it takes one."""
         pause = min(MAX_REFUSAL_PAUSE, REFUSAL_PAUSE * 2.0 ** min(self._refusals, 30))
         self._refusals += 1
-        self._refusal, self._refused_until = why, time.monotonic() + pause
+        self._refusal, self._refused_until = why, self._clock.monotonic() + pause
         log.warning("resource manager refuses jobs", action="lrm-refuses", reason=self._refusal, pause=pause)
         self._tell()
 
@@ -124,8 +125,8 @@ class LrmHealth:
         self._refusal, self._refusals = "", 0
 
     def _out_of_reach(self, text: str, *, silent: bool = True) -> None:
-        now = time.time()
-        since = f"not answering since {clock(self._answered_at, now, exact=True)}" if silent else ""
+        now = self._clock.now()
+        since = f"not answering since {clock_text(self._answered_at, now, exact=True)}" if silent else ""
         if not self._fault:
             log.warning("resource manager out of reach", action="lrm-lost", reason=text or since)
         self._fault = ": ".join(filter(None, (since, text)))

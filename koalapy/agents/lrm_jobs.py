@@ -1,7 +1,6 @@
 """A cluster's resource manager, as far as the agent uses it: submits runners, ends them, and watches."""
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
 from typing import cast, get_args
 
@@ -12,12 +11,14 @@ from koalapy.agents.job_places import JobPlaces
 from koalapy.agents.lrm.port import Fault, Lrm, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agents.lrm_health import LrmHealth, in_one_line, unexpected
 from koalapy.agents.lrm_leftovers import Leftovers, by_name, job_of
-from koalapy.agents.lrm_polling import FIRST_POLL_DELAY, REPORT_INTERVAL, PollSchedule
+from koalapy.agents.lrm_polling import FIRST_POLL_DELAY, PollSchedule
 from koalapy.agents.reporter import Reporter
 from koalapy.agents.runner_timeouts import ConnectTimeouts, HangUpTimeouts
 from koalapy.agents.spool import write_error
+from koalapy.agents.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from koalapy.model.reports import LrmOperation
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 log = structlog.get_logger()
 
@@ -30,8 +31,6 @@ MIN_POLL_INTERVAL = 0.02
 """Seconds between two polls at least, so that a burst of changes costs one."""
 MAX_SUBMIT_TRIES = 5
 """The last of them only looks whether one before was taken all the same."""
-SUBMIT_PAUSE = 0.2
-"""Seconds; each further pause between two tries is twice as long."""
 SETTLE_CHECK_INTERVAL = 0.5
 GRACE_CHECK_INTERVAL = 0.5
 STOP_TIMEOUT = 5.0
@@ -52,15 +51,18 @@ class LrmJobs:
         poll_interval: float = POLL_INTERVAL,
         address: Callable[[], str] = str,
         stop_timeout: float = STOP_TIMEOUT,
+        timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._lrm, self._reporter, self._submission = lrm, reporter, submission
         self._places, self._stop_timeout = places, stop_timeout
-        self._health = LrmHealth(self._tell)
+        self._timeouts, self._clock = timeouts, clock
+        self._health = LrmHealth(self._tell, timeouts, clock)
         reporter.calls = self._health.calls.told
-        self._leftovers = Leftovers()
-        self.polls = PollSchedule(poll_interval, reporter.live.values)
+        self._leftovers = Leftovers(clock)
+        self.polls = PollSchedule(poll_interval, reporter.live.values, timeouts, clock)
         self._hang_ups = HangUpTimeouts(self._spawn)
-        self._connects = ConnectTimeouts(address, self._spawn, self._failed)
+        self._connects = ConnectTimeouts(address, self._spawn, self._failed, timeouts.runner_connect_s)
         self._opened = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._cancelling: set[str] = set()
@@ -116,10 +118,10 @@ class LrmJobs:
             await self.polls.wait(FIRST_POLL_DELAY)  # whatever the resource manager has to say first
             reported_at = 0.0
             while True:
-                anyway = time.monotonic() - reported_at >= REPORT_INTERVAL
+                anyway = self._clock.monotonic() - reported_at >= self._timeouts.report_interval_s
                 await self._poll(anyway=anyway)
                 if anyway:
-                    reported_at = time.monotonic()
+                    reported_at = self._clock.monotonic()
                 await asyncio.sleep(MIN_POLL_INTERVAL)
                 await self.polls.wait()
         finally:
@@ -143,7 +145,7 @@ class LrmJobs:
             self.polls.soon()
 
     async def _poll(self, *, anyway: bool) -> None:
-        number, began, snapshot = self.polls.begins(), time.monotonic(), None
+        number, began, snapshot = self.polls.begins(), self._clock.monotonic(), None
         try:
             snapshot = await self._health.poll(LrmOperation.SNAPSHOT, self._lrm.snapshot())
         except SiteError:
@@ -239,7 +241,7 @@ class LrmJobs:
             component.fail(why)
         except Exception as error:  # noqa: BLE001 whatever it is, the component has an end
             component.fail(in_one_line(unexpected(error)))
-        component.submitted_at = time.monotonic()
+        component.submitted_at = self._clock.monotonic()
         if component.lrm_job is None:
             component.end()
             self._over(component)
@@ -278,19 +280,22 @@ class LrmJobs:
                     raise
                 await self._settle(
                     component,
-                    max(SUBMIT_PAUSE * 2**attempt, await health.call(LrmOperation.SETTLE, lrm.settling_time())),
+                    max(
+                        self._timeouts.submit_pause_s * 2**attempt,
+                        await health.call(LrmOperation.SETTLE, lrm.settling_time()),
+                    ),
                 )
         raise failed
 
     async def _settle(self, component: Component, seconds: float) -> None:
         """Wait so long, or until a runner says that there is a job."""
-        end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0 and not component.runners:  # noqa: ASYNC110
+        end = self._clock.monotonic() + seconds
+        while (left := end - self._clock.monotonic()) > 0 and not component.runners:  # noqa: ASYNC110
             await asyncio.sleep(min(left, SETTLE_CHECK_INTERVAL))
 
     def _order(self, job: LrmJob, *, by_force: bool = False) -> None:
         """Have a job ended that is no live component's, unless that was asked for just now."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if now < self._ordered.get(job.id, 0.0) + STOP_TIMEOUT:
             return
         self._ordered = {id: at for id, at in self._ordered.items() if now < at + STOP_TIMEOUT} | {job.id: now}
@@ -316,9 +321,9 @@ class LrmJobs:
                 await asyncio.sleep(min(left, GRACE_CHECK_INTERVAL))
             await asyncio.sleep(timeout)
             # What its runners had not handed over when they were told to end is not to be lost.
-            longest = time.monotonic() + LAST_OUTPUT_TIMEOUT
-            while timeout and (left := component.output.taken_at + timeout - time.monotonic()) > 0:
-                if time.monotonic() > longest:
+            longest = self._clock.monotonic() + LAST_OUTPUT_TIMEOUT
+            while timeout and (left := component.output.taken_at + timeout - self._clock.monotonic()) > 0:
+                if self._clock.monotonic() > longest:
                     break
                 await asyncio.sleep(left)
             while not component.ended and component.lrm_job is not None:

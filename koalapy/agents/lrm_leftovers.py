@@ -1,12 +1,13 @@
 """Jobs that a resource manager has of us and should not have: several of one name, and those that do not go away."""
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from koalapy.agents.component import Component
 from koalapy.agents.lrm.port import LrmJob, LrmJobState
-from koalapy.model.wording import clock, nodes
+from koalapy.model.wording import clock as clock_text
+from koalapy.model.wording import nodes
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 REPORT_AFTER = 10.0
 """Seconds after it was told to end from which it is told of that a job is still there."""
@@ -32,7 +33,8 @@ class Leftover:
 class Leftovers:
     """What was told to end and has not."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
         self._over: dict[str, str] = {}
         """Accounts of components that have ended, by their names: what is found of both, even if late, is to go."""
         self._left: dict[str, Leftover] = {}
@@ -52,7 +54,7 @@ class Leftovers:
 
         What is to be ordered to end now, and whether by force because it was ordered before.
         """
-        now = time.monotonic()
+        now = self._clock.monotonic()
         ordered = {job.id: job for job in ending}
         alive = [job for job in jobs if job.state is not LrmJobState.ENDED]
         over = {job.id: job for job in alive if self._over.get(job.name) == job.user}
@@ -61,7 +63,7 @@ class Leftovers:
         for job in (*ordered.values(), *over.values()):
             left = self._left.get(job.id)
             if left is None:
-                self._left[job.id] = Leftover(job, time.time(), now, now)
+                self._left[job.id] = Leftover(job, self._clock.now(), now, now)
                 if job.id not in ordered:
                     orders.append((job, False))
                 continue
@@ -78,15 +80,15 @@ class Leftovers:
 
     def notices(self) -> list[str]:
         """Of each, for people, what is still there and since when it should not be."""
-        now = time.time()
+        now = self._clock.now()
         return [
             f"the resource manager still holds job {left.job.id} ({left.job.name}"
             f"{f', {nodes(len(left.job.nodes))}' if left.job.nodes else ''}), "
-            f"told to end at {clock(left.since, now, exact=True)}"
+            f"told to end at {clock_text(left.since, now, exact=True)}"
             + (f": {left.job.reason}" if left.job.reason else "")
             + (f"; {left.refusal}" if left.refusal else "")
             for left in self._left.values()
-            if time.monotonic() >= left.began + REPORT_AFTER
+            if self._clock.monotonic() >= left.began + REPORT_AFTER
         ]
 
 

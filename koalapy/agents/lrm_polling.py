@@ -6,13 +6,13 @@ says when nodes that others have come free.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable
 
 from koalapy.agents.component import Component
 from koalapy.agents.lrm.port import LrmSnapshot
+from koalapy.agents.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
-REPORT_INTERVAL = 10.0
 FIRST_POLL_DELAY = 0.1
 """Seconds until we poll for the end of a component whose runners are gone; each further poll waits twice as long."""
 MIN_PAUSE_RATIO = 4
@@ -24,8 +24,15 @@ AWAITED_POLL_INTERVAL = 1.0
 class PollSchedule:
     """Who wants a poll, and what the last one said and cost."""
 
-    def __init__(self, interval: float, live: Callable[[], Iterable[Component]]) -> None:
+    def __init__(
+        self,
+        interval: float,
+        live: Callable[[], Iterable[Component]],
+        timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         """``interval``: seconds between two polls that the resource manager makes of itself; ``live`` components."""
+        self._timeouts, self._clock = timeouts, clock
         self._interval, self._live = interval, live
         self._wake = asyncio.Event()
         self._answered = asyncio.Event()
@@ -58,7 +65,7 @@ class PollSchedule:
         """Jobs wait for nodes here, or do not any more: what others give back shows soon, at a bounded price."""
         self._awaited = awaited
         if self._awaits_others and not self._under_way:
-            rest = MIN_PAUSE_RATIO * self._seconds - (time.monotonic() - self._ended_at)
+            rest = MIN_PAUSE_RATIO * self._seconds - (self._clock.monotonic() - self._ended_at)
             asyncio.get_running_loop().call_later(max(0.0, rest), self._soon_after, self._count)
 
     def _soon_after(self, number: int) -> None:
@@ -83,7 +90,7 @@ class PollSchedule:
 
     def time_to_next(self) -> float:
         """Seconds until the next poll at the latest."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         ending = {component.name for component in self._live() if component.only_the_lrm_is_missing}
         if ending - self._ending:
             self._pause = max(FIRST_POLL_DELAY, MIN_PAUSE_RATIO * self._seconds)
@@ -92,7 +99,7 @@ class PollSchedule:
             self._pause = min(self._interval, self._pause * 2)
             self._pause_until = now + self._pause
         self._ending = ending
-        timeout = max(REPORT_INTERVAL, 2 * self._interval)
+        timeout = max(self._timeouts.report_interval_s, 2 * self._interval)
         if self._awaits_others:
             timeout = min(timeout, max(AWAITED_POLL_INTERVAL, MIN_PAUSE_RATIO * self._seconds))
         return min(timeout, self._pause_until - now) if ending else timeout
@@ -108,7 +115,7 @@ class PollSchedule:
     def ended(self, began: float, snapshot: LrmSnapshot | None) -> None:
         """What was said, if anything was; it may not have been taken in yet."""
         self._under_way = False
-        self._ended_at = time.monotonic()
+        self._ended_at = self._clock.monotonic()
         self._seconds = self._ended_at - began
         self._last = snapshot or self._last
 

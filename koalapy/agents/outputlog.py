@@ -5,7 +5,6 @@ skips what is no longer part of it. What was acknowledged or is needed no more d
 holds little more than the limit.
 """
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import structlog
 
 from koalapy.agents.segments import SEGMENT_SIZE, Segments
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 log = structlog.get_logger()
 
@@ -39,9 +39,14 @@ class OutputLog:
     """Appends what nodes send, line by line where there are several, and remembers how much it has from each."""
 
     def __init__(
-        self, folder: Path, nodes: int, limit: int = DEFAULT_OUTPUT_LIMIT, segment: int = SEGMENT_SIZE
+        self,
+        folder: Path,
+        nodes: int,
+        limit: int = DEFAULT_OUTPUT_LIMIT,
+        segment: int = SEGMENT_SIZE,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._folder = folder
+        self._folder, self._clock = folder, clock
         self._stored = Segments(folder, nodes, segment)
         self._head, self._tail = limit // 2, limit - limit // 2
         self._held = [b""] * nodes
@@ -50,7 +55,7 @@ class OutputLog:
         """Where the last piece that was sent has ended."""
         self.sent = 0
         self.acknowledged = 0
-        self.progress_at = self.tried_at = time.monotonic()
+        self.progress_at = self.tried_at = self._clock.monotonic()
         """Since when the daemon owes an acknowledgement, and since when on this try."""
         self._closed = False
         self._again = False
@@ -101,7 +106,7 @@ class OutputLog:
         """Add a piece of a node's stream; returns how far that stream may be forgotten by its sender."""
         known = self._known(node)
         if offset <= known < offset + len(data):
-            self.taken_at = time.monotonic()
+            self.taken_at = self._clock.monotonic()
             self._held[node] += data[known - offset :]
             self._keep(node, whole=self._own == 1)
         return self.received(node)
@@ -184,7 +189,7 @@ class OutputLog:
         if self.sent >= self.total or self.sent - self.acknowledged >= MAX_UNACKNOWLEDGED:
             return None
         if self.sent == self.acknowledged and not self._again:
-            self.progress_at = self.tried_at = time.monotonic()
+            self.progress_at = self.tried_at = self._clock.monotonic()
         at, size = self.sent, CHUNK_SIZE
         if at < self._head:
             size = min(size, self._head - at)
@@ -198,7 +203,7 @@ class OutputLog:
     def rewind(self) -> None:
         """Send again what was not acknowledged; before that there is nothing any more."""
         self.sent, self._floor, self._again = self.acknowledged, 0, True
-        self.tried_at = time.monotonic()
+        self.tried_at = self._clock.monotonic()
 
     def begin_anew(self) -> None:
         """There is another connection, on which nothing was sent yet."""
@@ -213,7 +218,7 @@ class OutputLog:
             self._lose(f"up to {lost} bytes: the daemon has had more than there is in {self._folder}")
         if offset > self.acknowledged:
             self.acknowledged, self._again = offset, False
-            self.progress_at = self.tried_at = time.monotonic()
+            self.progress_at = self.tried_at = self._clock.monotonic()
         self.sent = max(self.sent, self.acknowledged)
         self._stored.forget(self.acknowledged)
         self._drop()

@@ -1,7 +1,6 @@
 """Questions between agents, and from the daemon to an agent: who answers what, and how to ask another cluster's."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from uuid import uuid4
@@ -12,6 +11,7 @@ from pydantic import ValidationError
 from koalapy.agents.uplink import Uplink
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from koalapy.protocol.messages import Answer, Ask
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 log = structlog.get_logger()
 
@@ -31,8 +31,8 @@ Handler = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, object]]]
 class Questions:
     """Asks and answers over the agent's connection to the daemon."""
 
-    def __init__(self, uplink: Uplink) -> None:
-        self._uplink = uplink
+    def __init__(self, uplink: Uplink, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._uplink, self._clock = uplink, clock
         self._handlers: dict[str, Handler] = {}
         self._asking: dict[str, asyncio.Future[Answer]] = {}
         self._answering: dict[str, asyncio.Task[None]] = {}
@@ -40,7 +40,7 @@ class Questions:
     @property
     def are_new(self) -> bool:
         """Whether the daemon, or we, came only just now: other agents may still be on their way to it."""
-        return time.monotonic() - self._uplink.online_since < RECONNECT_ALLOWANCE
+        return self._clock.monotonic() - self._uplink.online_since < RECONNECT_ALLOWANCE
 
     def answer_with(self, what: str, handler: Handler) -> None:
         """Have questions of one kind answered."""

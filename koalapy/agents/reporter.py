@@ -1,7 +1,6 @@
 """Tells the daemon what there is to tell: the state of components, their output, the cluster's node counts."""
 
 import base64
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ from koalapy.model.disk import Disk
 from koalapy.model.job import ComponentState, is_token
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, LrmCalls, StageStatus, Versions
 from koalapy.protocol.messages import Output
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 RECORD_LOST = "the agent has lost its record"
 EMPTY_REPORT = ClusterReport(total=0, idle=0)
@@ -26,8 +26,8 @@ DELIVERY_TIMEOUT = 300.0
 class Reporter:
     """All components, and how much of each the daemon knows on this connection."""
 
-    def __init__(self, uplink: Uplink) -> None:
-        self.uplink = uplink
+    def __init__(self, uplink: Uplink, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.uplink, self._clock = uplink, clock
         self.components: dict[str, Component] = {}
         """By the name their jobs have in the resource manager."""
         self.live: dict[str, Component] = {}
@@ -43,7 +43,7 @@ class Reporter:
         """Programs that are missing on this host now."""
         self.disks: list[Disk] = []
         """Where we write."""
-        self.lost_records = LostRecords()
+        self.lost_records = LostRecords(clock)
         self.versions = Versions()
         self.calls: Callable[[], tuple[LrmCalls, ...]] = tuple
         """How the resource manager answered until now."""
@@ -142,7 +142,7 @@ class Reporter:
         """Send again the output that the daemon was sent and did not take; give up when it never does."""
         if not self._ready:
             return
-        now = time.monotonic()
+        now = self._clock.monotonic()
         for component in list(self.components.values()):
             output = component.output
             if component.instance != self.instance or not output.pending:

@@ -7,8 +7,6 @@ from koalapy.agents.component import Component
 
 SLEEP_SLICE = 0.5
 """Seconds."""
-CONNECT_TIMEOUT = 60.0
-"""Seconds that runners have to connect once the resource manager says that they run."""
 HANG_UP_TIMEOUT = 10.0
 """Seconds without a word: a node that died says nothing more, and does not hang up either."""
 
@@ -29,9 +27,11 @@ async def sleep_awake(seconds: float) -> None:
 class ConnectTimeouts:
     """Gives runners that run a while to connect; one that stays silent is its site's fault, as a rule its network's."""
 
-    def __init__(self, address: Callable[[], str], spawn: Spawn, failed: Callable[[Component], None]) -> None:
+    def __init__(
+        self, address: Callable[[], str], spawn: Spawn, failed: Callable[[Component], None], timeout_s: float
+    ) -> None:
         """``address`` says where runners are to find the agent."""
-        self._address, self._spawn, self._failed = address, spawn, failed
+        self._address, self._spawn, self._failed, self._timeout_s = address, spawn, failed, timeout_s
         self._awaited: set[str] = set()
 
     def runs(self, component: Component, nodes: Sequence[str]) -> None:
@@ -41,7 +41,7 @@ class ConnectTimeouts:
             self._spawn(self._await(component, nodes))
 
     async def _await(self, component: Component, nodes: Sequence[str]) -> None:
-        await sleep_awake(CONNECT_TIMEOUT)
+        await sleep_awake(self._timeout_s)
         self._awaited.discard(component.name)
         if component.ended or component.stop is not None or component.all_connected_once:
             return

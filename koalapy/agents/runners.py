@@ -215,7 +215,8 @@ class RunnerConnection(asyncio.Protocol):
 class RunnerConnections:
     """All connections: of runners, and of those that have not proved to be one."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_unauthenticated: int = MAX_UNAUTHENTICATED) -> None:
+        self._max_unauthenticated = max_unauthenticated
         self.runners: set[RunnerConnection] = set()
         self._unauthenticated: dict[RunnerConnection, asyncio.TimerHandle] = {}
         """In the order in which they came."""
@@ -231,7 +232,7 @@ class RunnerConnections:
 
     def add(self, connection: RunnerConnection) -> None:
         """The oldest that is not authenticated makes room, for a runner says hello at once."""
-        if len(self._unauthenticated) >= MAX_UNAUTHENTICATED:
+        if len(self._unauthenticated) >= self._max_unauthenticated:
             oldest = next(iter(self._unauthenticated))
             self._forget(oldest)  # it is told of its end in a later turn only, and others may come in this one
             oldest.close()
@@ -260,11 +261,13 @@ class RunnerConnections:
 class RunnerServer:
     """Listens for runners; keeps its port over restarts if it can, so that they find it again at once."""
 
-    def __init__(self, host: str, address_file: Path, *, is_public: bool = False) -> None:
+    def __init__(
+        self, host: str, address_file: Path, *, is_public: bool = False, max_unauthenticated: int = MAX_UNAUTHENTICATED
+    ) -> None:
         """``is_public``: runners that read the file run as other accounts."""
         self._host, self._is_public = host, is_public
         self._file = address_file
-        self._connections = RunnerConnections()
+        self._connections = RunnerConnections(max_unauthenticated)
         self._server: asyncio.Server | None = None
         self._unwritten = ""
         """What is to be in the file that tells runners where to report, until it is."""

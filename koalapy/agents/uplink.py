@@ -3,7 +3,6 @@
 import asyncio
 import json
 import random
-import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from urllib.parse import urlsplit
@@ -23,6 +22,7 @@ from koalapy.protocol.messages import (
     from_agent,
     from_daemon,
 )
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 from koalapy.tls import OF_THIS_MACHINE, Trust, refusal
 
 log = structlog.get_logger()
@@ -45,9 +45,10 @@ class Uplink:
         hello: Callable[[], Hello],
         synced: Callable[[], Awaitable[None]] | None = None,
         trust: Trust = OF_THIS_MACHINE,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """``synced`` is awaited before anything is sent: what is told must not be forgotten."""
-        self._trust = trust
+        self._trust, self._clock = trust, clock
         self._synced = synced
         self._url, self._token, self._hello = url, token, hello
         self._queue: list[FromAgent] = []
@@ -109,7 +110,7 @@ class Uplink:
 
     async def _converse(self, socket: ClientConnection, received: Callable[[FromDaemon], None]) -> None:
         self._queue.append(self._hello())
-        self.online_since = time.monotonic()
+        self.online_since = self._clock.monotonic()
         self.online.set()
         self._full.set()
         self._wake.set()

@@ -473,15 +473,17 @@ from_agent: TypeAdapter[list[FromAgent]] = TypeAdapter(list[FromAgent])
 from_daemon: TypeAdapter[list[FromDaemon]] = TypeAdapter(list[FromDaemon])
 
 
-def frames(messages: Sequence[Any], encode: Callable[[Sequence[Any]], str]) -> Iterator[str]:
-    """Yield messages in frames of at most ``MAX_BATCH_SIZE``; a larger message is a frame of its own."""
+def frames(
+    messages: Sequence[Any], encode: Callable[[Sequence[Any]], str], max_size: int = MAX_BATCH_SIZE
+) -> Iterator[str]:
+    """Yield messages in frames of at most ``max_size`` characters; a larger message is a frame of its own."""
     whole = encode(messages)
-    if len(whole) <= MAX_BATCH_SIZE or len(messages) == 1:
+    if len(whole) <= max_size or len(messages) == 1:
         yield whole
     else:
         half = len(messages) // 2
-        yield from frames(messages[:half], encode)
-        yield from frames(messages[half:], encode)
+        yield from frames(messages[:half], encode, max_size)
+        yield from frames(messages[half:], encode, max_size)
 
 
 def frame(speaker: TypeAdapter[Any], messages: Sequence[Any]) -> str:

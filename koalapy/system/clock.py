@@ -15,6 +15,10 @@ class Clock:
         """Return seconds on a clock that never goes back; only differences mean something."""
         return time.monotonic()
 
+    def since_boot(self) -> float:
+        """Return seconds since the machine was started, with those for which it was suspended."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
     async def sleep(self, seconds: float) -> None:
         """Let other tasks run for that many seconds."""
         await asyncio.sleep(seconds)

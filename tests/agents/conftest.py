@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import contextlib
 import json
 import os
 import sys
@@ -19,9 +18,14 @@ from koalapy.agents.files.daemon_files import DaemonFiles
 from koalapy.agents.lrm.local.adapter import LocalLrm
 from koalapy.agents.lrm.local.cluster import LocalCluster
 from koalapy.agents.settings import RUNNER, AgentSettings
+from koalapy.agents.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
 from tests.agents.files.fake_daemon_files import FakeDaemonFiles
+from tests.signals import until
+from tests.virtual_time import VirtualTimeLoop
 
 DEADLINE = 30.0
+VIRTUAL_DEADLINE = 7200.0
+"""Longer than any timeout of an agent: on virtual time it costs little."""
 MPI_ENVIRONMENT = {
     "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     "OMPI_MCA_coll": "^han,sm",
@@ -57,7 +61,6 @@ class FakeDaemon:
         self._sockets: dict[str, ServerConnection] = {}
         self._clusters: dict[str, str] = {}
         """Where a token was submitted."""
-        self._changed = asyncio.Event()
         self._ids = 0
         self.port = 0
 
@@ -126,13 +129,12 @@ class FakeDaemon:
     def status(self, token: str) -> dict[str, Any]:
         return next(iter(reversed(self.said("status", token))), {})
 
-    async def until(self, condition: Callable[[], bool], poll: float = DEADLINE) -> None:
-        end = asyncio.get_running_loop().time() + DEADLINE
-        while not condition():
-            assert asyncio.get_running_loop().time() < end, f"never came; last: {self.messages[-5:]}"
-            self._changed.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), poll)
+    async def until(self, condition: Callable[[], object]) -> None:
+        is_virtual = isinstance(asyncio.get_running_loop(), VirtualTimeLoop)
+        try:
+            await until(condition, VIRTUAL_DEADLINE if is_virtual else DEADLINE)
+        except TimeoutError:
+            pytest.fail(f"never came; last: {self.messages[-5:]}")
 
     async def reaches(self, token: str, state: str) -> dict[str, Any]:
         await self.until(lambda: self.status(token).get("state") == state)
@@ -154,7 +156,6 @@ class FakeDaemon:
         async for frame in socket:
             for message in json.loads(frame):
                 await self._take(cluster, message)
-            self._changed.set()
 
     async def _take(self, cluster: str, message: dict[str, Any]) -> None:
         self.messages.append({**message, "cluster": cluster})
@@ -199,7 +200,14 @@ class Site:
             environment={"SITE": name, **MPI_ENVIRONMENT},
             replica_directories=[self.replicas],
         )
+        self.timeouts = DEFAULT_TIMEOUTS
         self._agent: asyncio.Task[None] | None = None
+
+    async def restart(self, timeouts: AgentTimeouts) -> None:
+        """Replace the agent by one with other timeouts."""
+        await self.stop()
+        self.timeouts = timeouts
+        await self.start()
 
     async def start(self) -> None:
         before = len(self.daemon.inventories)
@@ -209,7 +217,7 @@ class Site:
 
     async def run(self) -> None:
         """Be the agent until cancelled."""
-        await run_agent(self.settings, LocalLrm(self.cluster, "koala-"))
+        await run_agent(self.settings, LocalLrm(self.cluster, "koala-"), timeouts=self.timeouts)
 
     async def stop(self) -> None:
         assert self._agent is not None

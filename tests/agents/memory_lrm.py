@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from koalapy.agents.lrm.port import Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.model.errors import SiteError
+from tests.signals import pass_time
 
 
 class MemoryLrm:
@@ -97,7 +98,8 @@ class MemoryLrm:
     async def snapshot(self) -> LrmSnapshot:
         self.looks += 1
         await self.answering.wait()
-        await asyncio.sleep(self.takes)
+        if self.takes:
+            await pass_time(self.takes)
         self._check()
         held = sum(len(job.nodes) for job in self.jobs.values() if job.state is LrmJobState.RUNNING)
         idle = 2 - held - self.background - self.down

@@ -1,15 +1,17 @@
 """A node's runner, played by a test that knows its secret, or does not."""
 
 import asyncio
+import base64
 import json
 import os
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from koalapy.agents.component import lrm_name
 from koalapy.agents.runner_secrets import RunnerSecrets
 from koalapy.runtime.session import TAG_LENGTH, Line, Session, make_nonce
-from tests.agents.conftest import DEADLINE
+from tests.agents.conftest import VIRTUAL_DEADLINE, FakeDaemon
 from tests.agents.memory_lrm import MemoryLrm
 
 HERE = {"host": "a", "name": "a", "pid": 7, "phase": "waiting", "start": 0}
@@ -44,7 +46,7 @@ class PlayedRunner:
 
     async def read(self) -> dict[str, Any]:
         """The next message; empty when the agent has hung up."""
-        async with asyncio.timeout(DEADLINE):
+        async with asyncio.timeout(VIRTUAL_DEADLINE):
             line = (await self.reader.readline()).rstrip(b"\n")
         return dict(json.loads(self.session.open(line) if self.session else line)) if line else {}
 
@@ -59,7 +61,7 @@ class PlayedRunner:
         """Hello and challenge: from now on all that is said is sealed."""
         nonce = make_nonce()
         self.send(t="hello", component=component, node=node, nonce=nonce)
-        async with asyncio.timeout(DEADLINE):
+        async with asyncio.timeout(VIRTUAL_DEADLINE):
             challenge = (await self.reader.readline()).rstrip(b"\n")
         nonces = nonce, json.loads(challenge[TAG_LENGTH:])["nonce"]
         self.session = Session(secret, component, node, nonces, is_agent=False)
@@ -71,9 +73,45 @@ class PlayedRunner:
         self.send(t="here", **{"life": os.urandom(4).hex(), **HERE, **here})
 
     async def is_cut_off(self) -> None:
-        async with asyncio.timeout(DEADLINE):
+        async with asyncio.timeout(VIRTUAL_DEADLINE):
             try:
                 while await self.reader.read(65536):
                     pass
             except ConnectionError:
                 pass
+
+    async def output(self, offset: int, data: bytes) -> None:
+        """Send a piece of output, and wait until the agent has it."""
+        self.send(t="out", offset=offset, data=base64.b64encode(data).decode())
+        await self.hears("output")
+
+    async def exit(self, code: int = 0) -> None:
+        """Report the end of the program, and wait until the agent has it."""
+        self.send(t="exit", code=code, error="", infrastructure=False, stopped=False)
+        await self.hears("exit_ack")
+
+
+async def claim(daemon: FakeDaemon, directory: Path, token: str = "7.1.0", **submit: Any) -> PlayedRunner:
+    """Return the runner of a component of one node, once that component is claimed."""
+    await daemon.until(lambda: bool(daemon.inventories))
+    await daemon.submit(token, 1, **submit)
+    await daemon.until(lambda: bool(daemon.status(token).get("lrm_job")))
+    runner = await PlayedRunner.connect(directory)
+    name = lrm_name(daemon.instance, token)
+    await runner.greet(name, secret_of(name))
+    await daemon.reaches(token, "claimed")
+    return runner
+
+
+async def run_program(
+    daemon: FakeDaemon, lrm: MemoryLrm, runner: PlayedRunner, output: bytes = b"", token: str = "7.1.0"
+) -> None:
+    """Play a program from its start to its success, and the end of its job."""
+    await daemon.open(["true"], token)
+    await runner.hears("open")
+    if output:
+        await runner.output(0, output)
+    await runner.exit()
+    runner.writer.close()
+    lrm.end(daemon.status(token)["lrm_job"])
+    lrm.changed.set()

@@ -138,6 +138,7 @@ def test_what_speaks_with_other_sites_has_none_of_the_agents_rights(monkeypatch:
     assert run_as.plain("rsync", "-x") == ["rsync", "-x"]
 
 
+@pytest.mark.processes
 async def test_a_rule_that_is_missing_is_told_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sudo = tmp_path / "sudo"
     sudo.write_text("#!/bin/sh\necho 'sudo: a password is required' >&2\nexit 1\n")
@@ -153,6 +154,7 @@ async def test_a_rule_that_is_missing_is_told_as_that(tmp_path: Path, monkeypatc
     assert "Whose processes" in refused.value.hint
 
 
+@pytest.mark.processes
 async def test_what_a_program_itself_says_is_not_taken_for_sudos(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,8 @@ import pytest
 
 from tests.agents.conftest import FakeDaemon, Site
 
+pytestmark = pytest.mark.processes
+
 T = "7.1.0"
 
 

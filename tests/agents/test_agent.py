@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agents import segments
-from tests.agents.conftest import DEADLINE, FakeDaemon, Site
+from tests.agents.conftest import FakeDaemon, Site
+
+pytestmark = pytest.mark.processes
 
 T = "7.1.0"
 
@@ -210,56 +211,6 @@ async def test_of_long_output_head_and_tail_are_sent_and_little_is_left_in_the_s
     assert sent >= {*range(50_000), *range(len(whole) - 50_000, len(whole))}
 
 
-async def test_a_daemon_without_room_is_offered_output_again(
-    site: Site, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("koalapy.agents.reporter.RESEND_INTERVAL", 0.0)
-    monkeypatch.setattr("koalapy.agents.agent.RETRY_INTERVAL", 0.05)
-    daemon.takes_output = False
-    await daemon.submit(T)
-    await daemon.reaches(T, "claimed")
-    await daemon.open(["echo", "one"], T)
-    await daemon.until(lambda: len(daemon.said("output", T)) > 2)
-    assert daemon.status(T)["state"] == "delivering"
-    daemon.takes_output = True
-    await daemon.reaches(T, "ended")
-    assert daemon.output[T] == b"one\n"
-
-
-async def test_a_daemon_that_never_takes_output_is_not_offered_it_for_ever(
-    site: Site, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("koalapy.agents.reporter.DELIVERY_TIMEOUT", 0.2)
-    monkeypatch.setattr("koalapy.agents.agent.RETRY_INTERVAL", 0.05)
-    daemon.takes_output = False
-    end = await site.finish(T, ["echo", "one"])
-    assert (end["program_exit"], end["missing"]) == (0, "the last 4 bytes: the daemon took nothing for 0.2 s")
-
-
-async def test_programs_wait_while_there_is_no_room_for_their_output(
-    site: Site, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("koalapy.agents.agent.RETRY_INTERVAL", 0.05)
-    real, tries = segments.os.pwrite, asyncio.Event()
-
-    def full(descriptor: int, data: bytes, offset: int) -> int:
-        tries.set()
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(segments.os, "pwrite", full)
-    await daemon.submit(T)
-    await daemon.reaches(T, "claimed")
-    await daemon.open(["sh", "-c", "seq 300000; echo THE-END; exit 3"], T)
-    await asyncio.wait_for(tries.wait(), DEADLINE)
-    tries.clear()
-    await asyncio.wait_for(tries.wait(), DEADLINE)
-    assert "program_exit" not in daemon.status(T) or daemon.status(T)["program_exit"] is None
-    monkeypatch.setattr(segments.os, "pwrite", real)
-    end = await daemon.reaches(T, "ended")
-    assert (end["program_exit"], end["error"], end["missing"]) == (3, "", "")
-    assert daemon.output[T] == b"".join(b"%d\n" % i for i in range(1, 300_001)) + b"THE-END\n"
-
-
 async def test_programs_outlive_the_daemon(site: Site, daemon: FakeDaemon) -> None:
     await daemon.submit(T)
     await daemon.reaches(T, "claimed")
@@ -271,7 +222,7 @@ async def test_programs_outlive_the_daemon(site: Site, daemon: FakeDaemon) -> No
     with fifo.open("w") as file:
         file.write("go on\n")
     journal = site.settings.directory / "test" / T / "journal"
-    await daemon.until(lambda: '"end"' in journal.read_text(), poll=0.02)
+    await daemon.until(lambda: '"end"' in journal.read_text())
     await daemon.listen()
     end = await daemon.reaches(T, "ended")
     assert end["program_exit"] == 6
@@ -331,7 +282,7 @@ async def test_output_that_a_runner_could_not_send_before_it_died_is_found(
     with fifo.open("w") as file:
         file.write("go on\n")
     results = [site.settings.directory / "test" / T / f"result.{node}.json" for node in (0, 1)]
-    await daemon.until(lambda: all(result.exists() for result in results), poll=0.01)
+    await daemon.until(lambda: all(result.exists() for result in results))
     for runner in before.split():
         with suppress(ProcessLookupError):  # that of node 0 may have been let go
             os.kill(int(runner), signal.SIGKILL)
@@ -352,7 +303,7 @@ async def test_output_that_died_with_its_runner_is_told_to_be_missing(site: Site
     with fifo.open("w") as file:
         file.write("go on\n")
     folder = site.settings.directory / "test" / T
-    await daemon.until((folder / "result.0.json").exists, poll=0.01)
+    await daemon.until((folder / "result.0.json").exists)
     os.kill(int(daemon.output[T]), signal.SIGKILL)
     for path in folder.glob("output.0.*"):
         path.unlink()

@@ -7,10 +7,12 @@ import pytest
 
 from koalapy.agents import lrm_polling
 from tests.agents.conftest import FakeDaemon
+from tests.agents.memory_agent import serving
 from tests.agents.memory_lrm import MemoryLrm
-from tests.agents.test_lrm_trouble import counts, serving
+from tests.agents.test_lrm_trouble import counts
+from tests.signals import pass_time
 
-A_LOOK = 0.05
+A_LOOK = 2.0
 """Seconds."""
 
 
@@ -19,23 +21,16 @@ def lrm() -> MemoryLrm:
     return MemoryLrm()
 
 
-@pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lrm_polling, "AWAITED_POLL_INTERVAL", 0.0)
-
-
 async def probe(daemon: FakeDaemon, sequence: int, *, look: bool = False, awaited: bool = False) -> None:
     await daemon.say("north", {"type": "probe", "sequence": sequence, "look": look, "awaited": awaited})
     await daemon.until(lambda: any(m["sequence"] == sequence for m in daemon.said("confirmed")))
 
 
-async def looks_of_its_own(lrm: MemoryLrm, daemon: FakeDaemon, sequence: int) -> int:
-    """How many looks there were beside those that were asked for, while several of these were taken."""
-    await probe(daemon, sequence, look=True, awaited=True)
+async def count_looks(lrm: MemoryLrm) -> int:
+    """Return how often the agent polls by itself in a while shorter than its regular interval."""
     before = lrm.looks
-    for further in range(1, 6):
-        await probe(daemon, sequence + further, look=True, awaited=True)
-    return lrm.looks - before - 5
+    await pass_time(100.0)
+    return lrm.looks - before
 
 
 async def test_what_a_foreign_job_gives_back_is_seen_while_jobs_wait_for_it(
@@ -52,21 +47,18 @@ async def test_what_a_foreign_job_gives_back_is_seen_while_jobs_wait_for_it(
         await daemon.until(lambda: counts(daemon) == (2, 2, ""))  # within a second
 
 
-@pytest.mark.usefixtures("often")
 async def test_it_is_left_alone_where_nothing_can_come_back_from_others(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(lrm_polling, "MIN_PAUSE_RATIO", 0)
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: counts(daemon) == (2, 2, ""))
-        assert await looks_of_its_own(lrm, daemon, 1) == 0
+        await probe(daemon, 1, look=True, awaited=True)
+        assert await count_looks(lrm) == 0
         lrm.down = 1
-        await probe(daemon, 10, look=True, awaited=True)
-        looks = lrm.looks
-        await daemon.until(lambda: lrm.looks > looks + 5, poll=0.01)
+        await probe(daemon, 2, look=True, awaited=True)
+        assert await count_looks(lrm) > 5
 
 
-@pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("end", ["nobody waits", "no daemon"])
 async def test_it_is_left_alone_when_nobody_waits_any_more(
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, end: str
@@ -75,20 +67,15 @@ async def test_it_is_left_alone_when_nobody_waits_any_more(
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: counts(daemon) == (2, 1, ""))
         await probe(daemon, 1, awaited=True)
-        looks = lrm.looks
-        await daemon.until(lambda: lrm.looks > looks + 5, poll=0.01)
+        assert await count_looks(lrm) > 5
         if end == "no daemon":
             await daemon.leave()
             await daemon.listen()
             await daemon.until(lambda: len(daemon.inventories) > 1)
         await probe(daemon, 2, look=True)
-        looks = lrm.looks
-        for sequence in range(3, 8):
-            await probe(daemon, sequence, look=True)
-        assert lrm.looks == looks + 5
+        assert await count_looks(lrm) == 0
 
 
-@pytest.mark.usefixtures("often")
 async def test_looking_takes_a_bounded_share_of_the_time(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     """However often it is told that jobs wait."""
     lrm.background, lrm.takes = 1, A_LOOK
@@ -98,6 +85,7 @@ async def test_looking_takes_a_bounded_share_of_the_time(lrm: MemoryLrm, daemon:
         looks, began = lrm.looks, loop.time()
         for sequence in range(1, 10_000):
             await probe(daemon, sequence, awaited=True)
+            await pass_time(0.5)
             if lrm.looks >= looks + 4:
                 break
         assert loop.time() - began >= 3 * lrm_polling.MIN_PAUSE_RATIO * A_LOOK

@@ -34,6 +34,7 @@ async def until(lrm: LocalLrm, condition: Callable[[LrmSnapshot], bool]) -> LrmS
     raise AssertionError("the cluster tells of no more changes")
 
 
+@pytest.mark.processes
 async def test_it_counts_as_background_until_it_ends(lrm: LocalLrm, tmp_path: Path) -> None:
     background = Background(lrm, "local", tmp_path / "background")
     answer = await background.start({"nodes": 3, "seconds": 300})
@@ -50,6 +51,7 @@ async def test_it_counts_as_background_until_it_ends(lrm: LocalLrm, tmp_path: Pa
     assert ended.background == 0
 
 
+@pytest.mark.processes
 async def test_it_can_be_ended_and_only_what_was_started_here(lrm: LocalLrm, tmp_path: Path) -> None:
     background, other = (Background(lrm, "local", tmp_path / name) for name in ("one", "other"))
     for _ in range(2):

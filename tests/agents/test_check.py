@@ -10,16 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agents.check import node as check_node
 from koalapy.agents.check.cluster import Expected, check_cluster
 from koalapy.agents.check.files import file_system
 from koalapy.agents.check.login import check_logins
 from koalapy.agents.check.node import CHECKED
 from koalapy.agents.lrm.port import Finding, Lrm, LrmJobState, LrmSubmission
 from koalapy.agents.settings import AgentSettings
+from koalapy.agents.timeouts import AgentTimeouts
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from tests.agents.memory_lrm import MemoryLrm
 
+pytestmark = pytest.mark.processes
+
+SHORT = AgentTimeouts(trial_node_s=0.05, trial_output_s=0.05, trial_poll_s=0.01)
 NOBODY = "http://127.0.0.1:1"
 
 
@@ -69,15 +72,19 @@ def settings(tmp_path: Path, bin_: Path) -> AgentSettings:
 
 
 async def found(
-    settings: AgentSettings, what: str, expected: Expected | None = None, lrm: Lrm | None = None
+    settings: AgentSettings,
+    what: str,
+    expected: Expected | None = None,
+    lrm: Lrm | None = None,
+    timeouts: AgentTimeouts = SHORT,
 ) -> Finding:
-    findings = await check_cluster(settings, expected or Expected(4), lambda: lrm or MemoryLrm())
+    findings = await check_cluster(settings, expected or Expected(4), lambda: lrm or MemoryLrm(), timeouts=timeouts)
     return next(finding for finding in findings if finding.what == what)
 
 
 async def test_the_resource_manager_speaks_for_itself_and_first(settings: AgentSettings) -> None:
     lrm = Looked(Finding("controller", True, "answers"), Finding("partition", False, "none", "make one"))
-    findings = await check_cluster(settings, Expected(4), lambda: lrm)
+    findings = await check_cluster(settings, Expected(4), lambda: lrm, timeouts=SHORT)
     assert findings[:2] == list(lrm.findings)
     assert lrm.opened == 1
     assert lrm.closed
@@ -91,7 +98,7 @@ async def test_one_that_cannot_be_opened_though_nothing_seems_wrong(settings: Ag
     )
     said = Finding("library", False, "it is busy", "wait")
     lrm.findings = (said,)
-    findings = await check_cluster(settings, Expected(4), lambda: lrm)
+    findings = await check_cluster(settings, Expected(4), lambda: lrm, timeouts=SHORT)
     assert [finding for finding in findings if finding.what in ("resource manager", "library")] == [said]
 
 
@@ -99,7 +106,7 @@ async def test_one_for_which_a_package_is_missing(settings: AgentSettings) -> No
     def make() -> Lrm:
         raise SiteRejected("there is no drmaa", hint="pip install drmaa")
 
-    findings = await check_cluster(settings, Expected(4), make)
+    findings = await check_cluster(settings, Expected(4), make, timeouts=SHORT)
     assert findings[0] == Finding("resource manager", False, "there is no drmaa", "pip install drmaa")
     assert len(findings) > 4
 
@@ -178,13 +185,6 @@ class Node(MemoryLrm):
         return job
 
 
-@pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_node, "NODE_TIMEOUT", 0.05)
-    monkeypatch.setattr(check_node, "OUTPUT_TIMEOUT", 0.05)
-    monkeypatch.setattr(check_node, "POLL_INTERVAL", 0.01)
-
-
 VERSION = ".".join(map(str, sys.version_info[:3]))
 OTHER_PYTHON = "set clusters.north.python to a Python 3.9 or newer that the nodes have"
 
@@ -208,11 +208,8 @@ async def test_check_runner_with_least_nodes_tries_a_job_of_so_many(settings: Ag
     assert [submission.nodes for submission in node.given] == [2]
 
 
-async def test_a_trial_that_is_over_is_seen_to_be_however_late(
-    settings: AgentSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(check_node, "NODE_TIMEOUT", 0.0)
-    seen = await found(settings, CHECKED, lrm=Node(sys.executable))
+async def test_a_trial_that_is_over_is_seen_to_be_however_late(settings: AgentSettings) -> None:
+    seen = await found(settings, CHECKED, lrm=Node(sys.executable), timeouts=replace(SHORT, trial_node_s=0.0))
     assert seen.found.endswith(", which runs the runner")
 
 
@@ -333,7 +330,7 @@ async def test_no_daemon(settings: AgentSettings) -> None:
 
 async def test_nothing_is_left_behind(settings: AgentSettings, tmp_path: Path) -> None:
     seen = sorted(os.walk(tmp_path))
-    await check_cluster(settings, Expected(4), MemoryLrm)
+    await check_cluster(settings, Expected(4), MemoryLrm, timeouts=SHORT)
     assert sorted(os.walk(tmp_path)) == seen
 
 

@@ -26,6 +26,7 @@ def test_a_second_one_is_refused_by_the_name_of_the_first_and_touches_nothing(tm
         assert json.loads((tmp_path / "agent.lock").read_text())["pid"] == os.getpid()
 
 
+@pytest.mark.processes
 def test_whoever_died_holds_nothing(tmp_path: Path) -> None:
     """Whatever it wrote down."""
     code = (
@@ -37,6 +38,7 @@ def test_whoever_died_holds_nothing(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.processes
 def test_who_is_patient_takes_over_from_one_that_is_just_ending(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from koalapy.agents.directory_lock import lock_directory\n"

@@ -1,5 +1,6 @@
 """Room on an agent's disks: what is low is told, and where there is none nothing is started until there is again."""
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -7,11 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.agents import agent as agent_module
 from koalapy.agents import disks
 from koalapy.model.disk import LOW_FILES, MIN_FILES, Disk, DiskLimits
 from koalapy.resources import disks_of
-from tests.agents.conftest import FakeDaemon, Site
+from tests.agents.conftest import FakeDaemon
+from tests.agents.memory_agent import serving
+from tests.agents.memory_lrm import MemoryLrm
+from tests.agents.played_runner import claim
+from tests.virtual_time import VirtualTimeLoop
 
 LIMITS = DiskLimits()
 GB, MB = 10**9, 10**6
@@ -57,8 +61,6 @@ class Room:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.free = 100 * GB
         monkeypatch.setattr(disks, "disks_of", lambda folders: [Disk("spool", "/the/spool", self.free, 1000 * GB)])
-        monkeypatch.setattr(disks, "CHECK_INTERVAL", 0.02)
-        monkeypatch.setattr(agent_module, "RETRY_INTERVAL", 0.05)
 
 
 @pytest.fixture
@@ -67,56 +69,55 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Room:
 
 
 async def test_a_disk_that_fills_up_is_told_before_and_when_and_until_when(
-    room: Room, site: Site, daemon: FakeDaemon
+    room: Room, tmp_path: Path, daemon: FakeDaemon
 ) -> None:
-    await daemon.until(lambda: daemon.report().get("disks", []) != [])
-    assert (daemon.report()["notices"], daemon.report()["problem"]) == ([], "")
-    room.free = 500 * MB
-    words = "the disk of its spool (/the/spool) has 500 MB left"
-    await daemon.until(lambda: daemon.report()["notices"] == [words])
-    assert daemon.report()["problem"] == ""
-    room.free = 3 * MB
-    await daemon.until(lambda: daemon.report()["problem"] == "the disk of its spool (/the/spool) has 3 MB left")
-    assert daemon.report()["notices"] == []
-    assert daemon.report()["total"] == 4, "what runs goes on, and is counted"
-    room.free = 100 * GB
-    await daemon.until(lambda: (daemon.report()["problem"], daemon.report()["notices"]) == ("", []))
+    async with serving(MemoryLrm(), daemon, tmp_path):
+        await daemon.until(lambda: daemon.report().get("disks", []) != [])
+        assert (daemon.report()["notices"], daemon.report()["problem"]) == ([], "")
+        room.free = 500 * MB
+        words = "the disk of its spool (/the/spool) has 500 MB left"
+        await daemon.until(lambda: daemon.report()["notices"] == [words])
+        assert daemon.report()["problem"] == ""
+        room.free = 3 * MB
+        await daemon.until(lambda: daemon.report()["problem"] == "the disk of its spool (/the/spool) has 3 MB left")
+        assert daemon.report()["notices"] == []
+        assert daemon.report()["total"] == 2, "what runs goes on, and is counted"
+        room.free = 100 * GB
+        await daemon.until(lambda: (daemon.report()["problem"], daemon.report()["notices"]) == ("", []))
 
 
 async def test_an_agent_starts_on_a_full_disk_and_tells_runners_where_it_is_when_there_is_room(
-    room: Room, tmp_path: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = Site(tmp_path, daemon)
-    replace, full = os.replace, True
+    replace, full, address = os.replace, True, tmp_path / "agent.json"
 
     def no_room(source: Path, target: Path) -> None:
-        if full and Path(target).name == "agent.json":
+        if full and Path(target) == address:
             raise OSError(28, "No space left on device")
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", no_room)
-    await site.start()
-    try:
-        address = site.settings.directory / "agent.json"
+    async with serving(MemoryLrm(), daemon, tmp_path):
+        await daemon.until(lambda: bool(daemon.inventories))
         assert not address.exists()
         full = False
-        await daemon.submit("7.1.0")
-        await daemon.reaches("7.1.0", "claimed")
-        assert address.exists()
-    finally:
-        await site.stop()
-        site.cluster.stop()
+        await daemon.until(address.exists)
+        await claim(daemon, tmp_path)
 
 
 async def test_a_disk_that_does_not_answer_is_told(
-    room: Room, site: Site, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a file server that is away."""
-    monkeypatch.setattr(disks, "CHECK_TIMEOUT", 0.05)
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
     reading, writing = os.pipe()
     monkeypatch.setattr(disks, "disks_of", lambda folders: os.read(reading, 1) and [])
-    await daemon.until(lambda: "has not answered" in daemon.report().get("problem", ""))
-    os.write(writing, b"x" * 1000)
-    await daemon.until(lambda: daemon.report()["problem"] == "")
-    monkeypatch.setattr(disks, "disks_of", lambda folders: [])
+    async with serving(MemoryLrm(), daemon, tmp_path):
+        with loop.hanging_threads():
+            await daemon.until(lambda: "has not answered" in daemon.report().get("problem", ""))
+        os.write(writing, b"x" * 1000)
+        await daemon.until(lambda: daemon.report()["problem"] == "")
+        monkeypatch.setattr(disks, "disks_of", lambda folders: [])
     os.close(writing)
+    os.close(reading)

@@ -1,21 +1,17 @@
 """What is left of a daemon that is never heard of again."""
 
-import asyncio
 import os
 from pathlib import Path
 
 import pytest
 
-from koalapy.agents import expired_daemons
 from koalapy.agents.spool import Folder, Spool
-from tests.agents.conftest import FakeDaemon, Site
+from tests.agents.conftest import FakeDaemon
+from tests.agents.memory_agent import serving
+from tests.agents.memory_lrm import MemoryLrm
+from tests.agents.played_runner import claim, run_program
 
 OLD, WAITING, S = "7.1.0", "7.1.1", "7.1.9"
-
-
-@pytest.fixture(autouse=True)
-def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expired_daemons, "CHECK_INTERVAL", 0.05)
 
 
 async def change_daemon(daemon: FakeDaemon, instance: str) -> None:
@@ -32,41 +28,49 @@ def components_in(folder: Path) -> list[str]:
     return [entry.name for entry in folder.iterdir() if entry.is_dir()]
 
 
-async def test_stages_and_components_of_a_daemon_that_is_gone_go_too(daemon: FakeDaemon, site: Site) -> None:
-    await site.finish(OLD, ["true"])
-    await daemon.submit(WAITING)
-    await daemon.reaches(WAITING, "claimed")
-    await daemon.stage(S)
-    await daemon.staged(S)
-    await change_daemon(daemon, "other")
-    daemon.messages.clear()
-    await daemon.stage(S)
-    await daemon.staged(S)
-    old, new = site.settings.directory / "test", site.settings.directory / "other"
-    assert (site.settings.stages / f"test-{S}").is_dir()
-    for instance in (old, new):
-        os.utime(instance / "heard", (0, 0))
-    await daemon.until(lambda: components_in(old) == [], poll=0.05)
-    await daemon.until(lambda: not (site.settings.stages / f"test-{S}").exists(), poll=0.05)
-    await daemon.until(lambda: daemon.report()["idle"] == 4)
-    assert (site.settings.stages / f"other-{S}").is_dir(), "the present daemon is never forgotten"
+async def test_stages_and_components_of_a_daemon_that_is_gone_go_too(daemon: FakeDaemon, tmp_path: Path) -> None:
+    old, new, stages = tmp_path / "agent" / "test", tmp_path / "agent" / "other", tmp_path / "agent-stages"
+    async with serving(lrm := MemoryLrm(), daemon, tmp_path / "agent"):
+        await run_program(daemon, lrm, await claim(daemon, tmp_path / "agent", OLD), token=OLD)
+        await daemon.reaches(OLD, "ended")
+        waiting = await claim(daemon, tmp_path / "agent", WAITING)
+        await daemon.stage(S)
+        await daemon.staged(S)
+        await change_daemon(daemon, "other")
+        daemon.messages.clear()
+        await daemon.stage(S)
+        await daemon.staged(S)
+        assert (stages / f"test-{S}").is_dir()
+        for instance in (old, new):
+            os.utime(instance / "heard", (0, 0))
+        await waiting.hears("stop")
+        waiting.writer.close()
+        lrm.end("2")
+        lrm.changed.set()
+        await daemon.until(lambda: components_in(old) == [])
+        await daemon.until(lambda: not (stages / f"test-{S}").exists())
+        assert (stages / f"other-{S}").is_dir(), "the present daemon is never forgotten"
 
 
-async def test_results_for_a_daemon_that_is_gone_keep_nothing(tmp_path: Path, daemon: FakeDaemon, site: Site) -> None:
+async def test_results_for_a_daemon_that_is_gone_keep_nothing(tmp_path: Path, daemon: FakeDaemon) -> None:
     """They wait for it, and its stage for them."""
-    await daemon.stage(S)
-    await daemon.staged(S)
-    await daemon.submit(OLD, stage=S, collect=["*"])
-    await daemon.reaches(OLD, "claimed")
-    go = tmp_path / "go"
-    os.mkfifo(go)
-    await daemon.open(["sh", "-c", f"read line < {go}; touch a"], OLD)
-    await daemon.reaches(OLD, "running")
-    await change_daemon(daemon, "other")
-    os.utime(site.settings.directory / "test" / "heard", (0, 0))
-    await asyncio.to_thread(go.write_text, "go on\n")
-    await daemon.until(lambda: components_in(site.settings.directory / "test") == [], poll=0.05)
-    await daemon.until(lambda: os.listdir(site.settings.stages) == [], poll=0.05)
+    agent = tmp_path / "agent"
+    async with serving(lrm := MemoryLrm(), daemon, agent):
+        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.stage(S)
+        await daemon.staged(S)
+        runner = await claim(daemon, agent, OLD, stage=S, collect=["*"])
+        await daemon.open(["true"], OLD)
+        await runner.hears("open")
+        (tmp_path / "agent-stages" / f"test-{S}" / "a").touch()
+        await change_daemon(daemon, "other")
+        os.utime(agent / "test" / "heard", (0, 0))
+        await runner.exit()
+        runner.writer.close()
+        lrm.end("1")
+        lrm.changed.set()
+        await daemon.until(lambda: components_in(agent / "test") == [])
+        await daemon.until(lambda: os.listdir(tmp_path / "agent-stages") == [])
 
 
 def test_silence_is_counted_from_the_first_look(tmp_path: Path) -> None:

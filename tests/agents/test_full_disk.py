@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.agents import agent as agent_module
 from koalapy.agents import disk_sync
 from koalapy.agents.component import Component
 from koalapy.agents.disk_sync import DiskSync
 from koalapy.agents.lrm.local.adapter import LocalLrm
 from koalapy.agents.spool import DamagedJournal, Folder, Spool
 from tests.agents.conftest import FakeDaemon, Site
+from tests.agents.memory_agent import serving
+from tests.agents.memory_lrm import MemoryLrm
+from tests.agents.played_runner import claim
 
 T = "7.1.0"
 DEADLINE = 30.0
@@ -38,7 +40,6 @@ class FullDisk:
 
         monkeypatch.setattr(Folder, "_append", checked_append)
         monkeypatch.setattr(Spool, "make", checked_make)
-        monkeypatch.setattr(agent_module, "RETRY_INTERVAL", 0.05)
 
     def _check(self) -> None:
         if self.full:
@@ -55,60 +56,67 @@ def acknowledged(daemon: FakeDaemon, ident: int) -> bool:
 
 
 async def test_a_component_that_cannot_be_written_down_fails_with_the_disk_named(
-    disk: FullDisk, site: Site, daemon: FakeDaemon
+    disk: FullDisk, daemon: FakeDaemon, tmp_path: Path
 ) -> None:
-    disk.full = True
-    await daemon.submit(T)
-    await daemon.reaches(T, "ended")
-    status = daemon.status(T)
-    assert status["infrastructure"]
-    assert str(site.settings.directory) in status["error"]
-    assert "No space left on device (disk of /" in status["error"]
-    assert len(daemon.inventories) == 1, "the connection is as good as before"
-    disk.full = False
-    await daemon.submit(T)
-    await daemon.reaches(T, "claimed")
-    disk.full = True
-    await daemon.open(["true"], T)
-    await daemon.reaches(T, "ended")
-    assert "No space left" in daemon.status(T)["error"]
+    async with serving(MemoryLrm(), daemon, tmp_path):
+        await daemon.until(lambda: bool(daemon.inventories))
+        disk.full = True
+        await daemon.submit(T)
+        status = await daemon.reaches(T, "ended")
+        assert status["infrastructure"]
+        assert str(tmp_path) in status["error"]
+        assert "No space left on device (disk of /" in status["error"]
+        assert len(daemon.inventories) == 1, "the connection is as good as before"
+        disk.full = False
+        daemon.messages.clear()
+        await claim(daemon, tmp_path)
+        disk.full = True
+        await daemon.open(["true"], T)
+        await daemon.until(lambda: "No space left" in daemon.status(T)["error"])
 
 
 async def test_a_full_disk_is_a_problem_of_the_cluster_before_its_component_fails(
-    disk: FullDisk, site: Site, daemon: FakeDaemon
+    disk: FullDisk, daemon: FakeDaemon, tmp_path: Path
 ) -> None:
     """So the daemon sends no further component there, and jobs keep their restarts."""
-    disk.full = True
-    await daemon.submit(T)
-    await daemon.reaches(T, "ended")
-    kinds = [message for message in daemon.messages if message["type"] in ("report", "status")]
-    failed = next(place for place, message in enumerate(kinds) if message.get("error"))
-    told = [message["problem"] for message in kinds[:failed] if message["type"] == "report"]
-    assert "No space left on device" in told[-1]
-    disk.full = False
-    await daemon.submit(T)
-    await daemon.reaches(T, "claimed")
-    await daemon.until(lambda: not daemon.said("report")[-1]["problem"])
+    async with serving(MemoryLrm(), daemon, tmp_path):
+        await daemon.until(lambda: bool(daemon.inventories))
+        disk.full = True
+        await daemon.submit(T)
+        await daemon.reaches(T, "ended")
+        kinds = [message for message in daemon.messages if message["type"] in ("report", "status")]
+        failed = next(place for place, message in enumerate(kinds) if message.get("error"))
+        told = [message["problem"] for message in kinds[:failed] if message["type"] == "report"]
+        assert "No space left on device" in told[-1]
+        disk.full = False
+        daemon.messages.clear()
+        await claim(daemon, tmp_path)
+        await daemon.until(lambda: not daemon.report().get("problem", "none yet"))
 
 
 async def test_what_was_told_to_stop_stops_and_that_is_acknowledged_when_it_is_written(
-    disk: FullDisk, site: Site, daemon: FakeDaemon
+    disk: FullDisk, daemon: FakeDaemon, tmp_path: Path
 ) -> None:
-    await daemon.submit(T)
-    await daemon.reaches(T, "claimed")
-    disk.full = True
-    known = await daemon.command("stop", T, reason="test")
-    unknown = await daemon.command("stop", "8.1.0", reason="test")
-    await daemon.reaches(T, "ended")
-    assert not acknowledged(daemon, known)
-    disk.full = False
-    await daemon.until(lambda: acknowledged(daemon, known) and acknowledged(daemon, unknown))
-    journal = Folder(site.settings.directory / "test" / T).entries()
+    async with serving(lrm := MemoryLrm(), daemon, tmp_path):
+        runner = await claim(daemon, tmp_path)
+        disk.full = True
+        known = await daemon.command("stop", T, reason="test")
+        unknown = await daemon.command("stop", "8.1.0", reason="test")
+        await runner.hears("stop")
+        runner.writer.close()
+        lrm.end("1")
+        lrm.changed.set()
+        await daemon.reaches(T, "ended")
+        assert not acknowledged(daemon, known)
+        disk.full = False
+        await daemon.until(lambda: acknowledged(daemon, known) and acknowledged(daemon, unknown))
+    journal = Folder(tmp_path / "test" / T).entries()
     assert journal["stop"] == "test"
     assert journal["end"]["hosts"]
-    assert Folder(site.settings.directory / "test" / "8.1.0").entries()["stop"] == "test"
+    assert Folder(tmp_path / "test" / "8.1.0").entries()["stop"] == "test"
 
 
+@pytest.mark.processes
 async def test_nothing_follows_from_what_is_not_on_the_disk(
     monkeypatch: pytest.MonkeyPatch, site: Site, daemon: FakeDaemon
 ) -> None:

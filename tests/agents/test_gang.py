@@ -8,7 +8,7 @@ import pytest
 
 from tests.agents.conftest import FakeDaemon, Site, alive
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.processes]
 
 HEAD, TAIL = "7.1.0", "7.1.1"
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agents import impostors
 from koalapy.agents.lrm.port import LrmSubmission
 from koalapy.agents.settings import RUNNER
 from koalapy.agents.spool import Spool
@@ -130,8 +129,7 @@ async def test_the_first_runner_of_a_node_has_the_place_after_a_restart_of_the_a
         await runner.hears("welcome")
 
 
-async def test_who_tries_often_is_told_of_once_in_a_while(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(impostors, "MIN_INTERVAL", 0.5)
+async def test_who_tries_often_is_told_of_once_in_a_while(port: Port) -> None:
     await port.runner(TOKEN)
     for _ in range(20):
         liar = await port.connect()
@@ -192,6 +190,7 @@ async def test_runners_that_an_agent_of_before_began_say_hello_as_before(daemon:
 # An agent that is none
 
 
+@pytest.mark.processes
 async def test_whoever_has_the_agents_port_learns_nothing_and_orders_nothing(
     daemon: FakeDaemon, tmp_path: Path
 ) -> None:

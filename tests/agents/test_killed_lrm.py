@@ -7,6 +7,8 @@ import pytest
 
 from tests.agents.conftest import FakeDaemon, Site, alive
 
+pytestmark = pytest.mark.processes
+
 T = "7.1.0"
 SLEEP = "echo $$; exec sleep 300"
 PROGRAMS = {

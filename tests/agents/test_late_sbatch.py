@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agents import lrm_jobs
 from koalapy.agents.lrm.slurm.adapter import SlurmLrm
 from koalapy.agents.lrm.timeouts import LrmTimeouts
 from koalapy.agents.settings import SiteSettings
+from koalapy.agents.timeouts import AgentTimeouts
 from tests.agents.conftest import FakeDaemon
-from tests.agents.test_lrm_trouble import serving
+from tests.agents.memory_agent import serving
+
+pytestmark = pytest.mark.processes
 
 T = "7.1.0"
 NAME = "koala-test-7.1.0"
@@ -59,10 +61,8 @@ async def test_one_job_is_left_of_all_that_were_sent(
         (programs / name).write_text(whole)
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
-    monkeypatch.setattr(lrm_jobs, "SUBMIT_PAUSE", 0.01)
-    async with serving(
-        SlurmLrm(SiteSettings(partition="main"), timeouts=LrmTimeouts(slurm_message_s=0.05)), daemon, tmp_path / "agent"
-    ):  # type: ignore[arg-type]
+    lrm = SlurmLrm(SiteSettings(partition="main"), timeouts=LrmTimeouts(slurm_message_s=0.05))
+    async with serving(lrm, daemon, tmp_path / "agent", AgentTimeouts(submit_pause_s=0.01)):
         await daemon.until(lambda: bool(daemon.report()))
         await daemon.submit(T)
         waiting = await daemon.reaches(T, "waiting")

@@ -16,6 +16,7 @@ from koalapy.agents.spool import Folder
 from koalapy.agents.uplink import Uplink
 from koalapy.protocol.messages import LeaseRenewed, RenewLease
 from koalapy.runtime.lease import SilenceClock
+from koalapy.system.clock import Clock
 from tests.agents.conftest import FakeDaemon, Site, alive
 
 TOKEN = "7.1.0"
@@ -32,11 +33,11 @@ class Questions:
         self.questions.append(message.number)
 
 
-class Scene:
-    """An agent with one component, whose clock stands still by itself."""
+class Scene(Clock):
+    """An agent with one component, and its clock, which stands still by itself."""
 
     def __init__(self, directory: Path, lease: float | None = 100.0, now: float = 1000.0) -> None:
-        self.now, self.directory = now, directory
+        self.now_s, self.directory = now, directory
         self.daemon = Questions()
         self.ended: list[Component] = []
         self.begin()
@@ -45,11 +46,14 @@ class Scene:
         self.component = Component("test", TOKEN, Folder(path), 1, lease=lease)
         self.reporter.add(self.component)
 
+    def since_boot(self) -> float:
+        return self.now_s
+
     def begin(self) -> None:
         """Be another agent, over the same directory."""
         self.reporter = Reporter(cast(Uplink, self.daemon))
         self.reporter.instance = "test"
-        self.leases = Leases(self.directory, self.reporter, self.ended.append, lambda: self.now)
+        self.leases = Leases(self.directory, self.reporter, self.ended.append, self)
         if hasattr(self, "component"):
             self.reporter.add(self.component)
 
@@ -71,9 +75,9 @@ def scene(tmp_path: Path) -> Scene:
 def test_component_ends_when_daemon_is_silent_for_lease(scene: Scene) -> None:
     scene.leases.welcomed(renews=True)
     scene.is_answered()
-    scene.now += 99.9
+    scene.now_s += 99.9
     assert not scene.look()
-    scene.now += 0.1
+    scene.now_s += 0.1
     assert scene.look()
     assert scene.component.error == "its lease is over: the daemon was silent for 100 s"
     assert scene.component.infrastructure
@@ -81,14 +85,14 @@ def test_component_ends_when_daemon_is_silent_for_lease(scene: Scene) -> None:
 
 def test_answer_counts_from_its_question(scene: Scene) -> None:
     scene.leases.welcomed(renews=True)
-    scene.now += 60
+    scene.now_s += 60
     scene.is_answered()
     assert scene.leases.silence_for(scene.component) == 60
 
 
 def test_component_without_lease_never_ends_by_silence(tmp_path: Path) -> None:
     scene = Scene(tmp_path, lease=None)
-    scene.now += 1e9
+    scene.now_s += 1e9
     assert not scene.look()
 
 
@@ -101,7 +105,7 @@ def test_another_daemon_renews_nothing_of_the_first(scene: Scene) -> None:
     scene.leases.welcomed(renews=True)
     scene.is_answered()
     scene.reporter.instance = "other"
-    scene.now += 100
+    scene.now_s += 100
     scene.leases.welcomed(renews=True)
     scene.is_answered()
     assert scene.leases.silence_for(scene.component) == 100
@@ -111,10 +115,10 @@ def test_another_daemon_renews_nothing_of_the_first(scene: Scene) -> None:
 def test_next_agent_goes_on_counting(scene: Scene) -> None:
     scene.leases.welcomed(renews=True)
     scene.is_answered()
-    scene.now += 70
+    scene.now_s += 70
     scene.begin()
     assert scene.leases.silence_for(scene.component) == 70
-    scene.now += 30
+    scene.now_s += 30
     assert scene.look()
 
 
@@ -125,9 +129,9 @@ def test_agent_without_note_renews_no_runner_and_counts_from_its_beginning(tmp_p
         (tmp_path / "test" / LEASE_FILE).write_text(noted)
     scene = Scene(tmp_path)
     assert scene.leases.silence_for(scene.component) is None
-    scene.now += 99
+    scene.now_s += 99
     assert not scene.look()
-    scene.now += 1
+    scene.now_s += 1
     assert scene.look()
 
 
@@ -141,24 +145,24 @@ def test_note_of_later_moment_than_now_is_none_of_the_future(tmp_path: Path) -> 
 def test_agent_that_was_stopped_asks_before_it_ends_anything(scene: Scene) -> None:
     scene.leases.welcomed(renews=True)
     scene.is_answered()
-    scene.leases._look_due = scene.now + 10
-    scene.now += 1000
+    scene.leases._look_due = scene.now_s + 10
+    scene.now_s += 1000
     assert not scene.look()
     scene.leases.renew()
     scene.is_answered()
-    scene.leases._look_due = scene.now + RENEWAL_TIMEOUT
-    scene.now += RENEWAL_TIMEOUT
+    scene.leases._look_due = scene.now_s + RENEWAL_TIMEOUT
+    scene.now_s += RENEWAL_TIMEOUT
     assert not scene.look()
 
 
 def test_agent_that_was_stopped_ends_what_is_not_renewed_then(scene: Scene) -> None:
     scene.leases.welcomed(renews=True)
     scene.is_answered()
-    scene.leases._look_due = scene.now + 10
-    scene.now += 1000
+    scene.leases._look_due = scene.now_s + 10
+    scene.now_s += 1000
     assert not scene.look()
-    scene.leases._look_due = scene.now + RENEWAL_TIMEOUT
-    scene.now += RENEWAL_TIMEOUT
+    scene.leases._look_due = scene.now_s + RENEWAL_TIMEOUT
+    scene.now_s += RENEWAL_TIMEOUT
     assert scene.look()
 
 
@@ -171,28 +175,29 @@ def test_runner_and_agent_count_from_no_later_moment_than_daemon(
 ) -> None:
     """Over links that are cut and slow, agents that are stopped or replaced: with the agent's and runner's own code."""
     scene = Scene(tmp_path_factory.mktemp("agent"))
-    runner = SilenceClock(scene.now, lambda: scene.now)
-    daemon_heard_at = scene.now  # it heard of the runner when it reported
+    runner = SilenceClock(scene.now_s, lambda: scene.now_s)
+    daemon_heard_at = scene.now_s  # it heard of the runner when it reported
     for to_daemon, to_agent, to_runner, pause, is_cut, is_replaced in rounds:
         scene.leases.welcomed(renews=True)
-        scene.now += to_daemon
-        daemon_heard_at = daemon_heard_at if is_cut else scene.now
-        scene.now += to_agent
+        scene.now_s += to_daemon
+        daemon_heard_at = daemon_heard_at if is_cut else scene.now_s
+        scene.now_s += to_agent
         if not is_cut:
             scene.is_answered()
         if is_replaced:
             scene.begin()
         asked = runner.ask()
-        scene.now += pause
+        scene.now_s += pause
         silence = scene.leases.silence_for(scene.component)
-        scene.now += to_runner
+        scene.now_s += to_runner
         if silence is not None:
             runner.answered(asked, silence)
         assert runner.heard_at <= daemon_heard_at + 1e-6
         if silence is not None:
-            assert scene.now - to_runner - silence <= daemon_heard_at + 1e-6
+            assert scene.now_s - to_runner - silence <= daemon_heard_at + 1e-6
 
 
+@pytest.mark.processes
 async def test_program_ends_when_daemon_answers_no_more(daemon: FakeDaemon, site: Site) -> None:
     """The connection stays open, and agent and runner are well."""
     daemon.lease = 2.0
@@ -207,6 +212,7 @@ async def test_program_ends_when_daemon_answers_no_more(daemon: FakeDaemon, site
     assert alive(daemon.output[TOKEN]) == []
 
 
+@pytest.mark.processes
 async def test_claim_ends_when_daemon_answers_no_more(daemon: FakeDaemon, site: Site) -> None:
     """No program runs, and its nodes are given back."""
     daemon.lease = 2.0
@@ -216,6 +222,7 @@ async def test_claim_ends_when_daemon_answers_no_more(daemon: FakeDaemon, site: 
     assert (await daemon.reaches(TOKEN, "ended"))["infrastructure"]
 
 
+@pytest.mark.processes
 async def test_program_goes_on_while_daemon_answers(daemon: FakeDaemon, site: Site, tmp_path: Path) -> None:
     daemon.lease = 3.0
     gate = tmp_path / "gate"

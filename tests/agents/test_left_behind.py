@@ -10,9 +10,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from koalapy.agents.timeouts import AgentTimeouts
 from koalapy.runtime.folders import MARK
 from tests.agents.conftest import FakeDaemon, Site
 from tests.agents.test_agent import AGENT, T
+
+pytestmark = pytest.mark.processes
 
 STUCK = """
 import pathlib, shutil, time
@@ -32,7 +35,7 @@ async def test_an_agent_that_was_killed_while_it_forgets_leaves_nothing(tmp_path
     folder = site.settings.directory / "test" / T
     forgotten = folder.with_name(f"{T}.forgotten")
     await daemon.command("forget", T)
-    await daemon.until(lambda: forgotten.exists() and not (forgotten / "stream.0").exists(), poll=0.02)
+    await daemon.until(lambda: forgotten.exists() and not (forgotten / "stream.0").exists())
     killed.kill()
     await killed.wait()
     assert list(forgotten.iterdir())
@@ -48,12 +51,10 @@ async def test_an_agent_that_was_killed_while_it_forgets_leaves_nothing(tmp_path
         site.cluster.stop()
 
 
-async def test_the_folder_of_a_killed_runner_is_removed(
-    tmp_path: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("koalapy.agents.agent.SWEEP_INTERVAL", 0.05)
+async def test_the_folder_of_a_killed_runner_is_removed(tmp_path: Path, daemon: FakeDaemon) -> None:
     with TemporaryDirectory(prefix="t") as base:
         site = Site(tmp_path, daemon)
+        site.timeouts = AgentTimeouts(sweep_interval_s=0.05)
         environment = {**site.settings.environment, "TMPDIR": base}
         site.settings = replace(site.settings, environment=environment)
         await site.start()
@@ -65,7 +66,7 @@ async def test_the_folder_of_a_killed_runner_is_removed(
             (folder,) = os.listdir(base)
             os.kill(holder_of(Path(base, folder, MARK)), signal.SIGKILL)
             assert (await daemon.reaches(T, "ended"))["infrastructure"]
-            await daemon.until(lambda: not os.listdir(base), poll=0.02)
+            await daemon.until(lambda: not os.listdir(base))
         finally:
             await site.stop()
             await asyncio.to_thread(site.cluster.stop)

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from koalapy.agents.login import MAX_CONNECTIONS_PER_ACCOUNT, BoundSocket, Login
 from koalapy.agents.settings import AgentSettings
 from koalapy.login_socket import Peer
 from koalapy.protocol.messages import Vouch, Vouched, Welcome
+from tests.agents.memory_agent import loop_clock
 from tests.needs import ROOT, needs
 
 DEADLINE = 30.0
@@ -50,7 +50,7 @@ def settings(directory: Path, **more: Any) -> AgentSettings:
 @asynccontextmanager
 async def serving(own: AgentSettings) -> AsyncIterator[tuple[LoginServer, StandIn]]:
     daemon = StandIn()
-    server = LoginServer(own, daemon)  # type: ignore[arg-type]
+    server = LoginServer(own, daemon, loop_clock())  # type: ignore[arg-type]
     await server.listen()
     server.welcomed(Welcome(epoch=1, instance="i", lease=60.0, vouches=True, users_url="https://grid:8642"))
 
@@ -108,13 +108,12 @@ async def test_answers_to_nothing_and_those_that_come_again_go_to_nobody(tmp_pat
             assert (await ask(own.login_sockets[0]))[1]["user"] == "ann"
 
 
-async def test_a_refusal_is_told_with_its_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refusal_is_told_with_its_way_out(tmp_path: Path) -> None:
     async with serving(own := settings(tmp_path)) as (server, daemon):
         daemon.answer = lambda vouch: server.vouched(Vouched(ident=vouch.ident, error="not you", hint="ask them"))
         assert (await ask(own.login_sockets[0]))[1] == {"error": "not you", "hint": "ask them"}
         daemon.answer = lambda vouch: server.lost()
         assert (await ask(own.login_sockets[0]))[1]["error"] == "the daemon hung up"
-        monkeypatch.setattr(login, "WELCOME_TIMEOUT", 0.01)
         assert "does not reach the daemon" in (await ask(own.login_sockets[0]))[1]["error"]
         server.welcomed(Welcome(epoch=1, instance="i", lease=60.0))
         greeting, answer = await ask(own.login_sockets[0])
@@ -122,8 +121,7 @@ async def test_a_refusal_is_told_with_its_way_out(tmp_path: Path, monkeypatch: p
         assert "gives out no logins" in answer["error"]
 
 
-async def test_a_daemon_that_hangs_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(login, "ANSWER_TIMEOUT", 0.05)
+async def test_a_daemon_that_hangs_is_told(tmp_path: Path) -> None:
     async with serving(own := settings(tmp_path)) as (server, daemon):
         daemon.answer = lambda vouch: None
         assert "has not answered" in (await ask(own.login_sockets[0]))[1]["error"]
@@ -131,10 +129,7 @@ async def test_a_daemon_that_hangs_is_told(tmp_path: Path, monkeypatch: pytest.M
         server.vouched(Vouched(ident=late, token=TOKEN, user="ann", role="user", lifetime=60.0))
 
 
-async def test_nobody_has_more_than_a_few_connections_or_asks_all_the_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(login, "time", SimpleNamespace(monotonic=lambda: 1000.0))
+async def test_nobody_has_more_than_a_few_connections_or_asks_all_the_time(tmp_path: Path) -> None:
     async with serving(own := settings(tmp_path)) as (_, daemon):
         path = str(own.login_sockets[0])
         open_ones = [await asyncio.open_unix_connection(path) for _ in range(MAX_CONNECTIONS_PER_ACCOUNT)]
@@ -186,6 +181,7 @@ def test_one_agent_listens_at_a_place_and_what_it_left_is_in_nobodys_way(tmp_pat
     BoundSocket(path).close()
 
 
+@pytest.mark.processes
 @needs(ROOT)
 def test_what_an_agent_left_that_was_root_is_in_nobodys_way(tmp_path: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="koala-login-"))

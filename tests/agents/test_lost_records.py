@@ -14,9 +14,10 @@ from koalapy.agents.lost_records import REPORTED_FOR, LostRecords
 from koalapy.agents.spool import DamagedJournal, Folder, Spool
 from koalapy.model.reports import MAX_LOST_RECORDS
 from tests.agents.conftest import FakeDaemon, Site, alive
+from tests.agents.memory_agent import loop_clock, serving
 from tests.agents.memory_lrm import MemoryLrm
 from tests.agents.played_runner import PlayedRunner, secret_of
-from tests.agents.test_lrm_trouble import serving
+from tests.signals import pass_time
 
 T = "7.1.0"
 NAME = f"koala-test-{T}"
@@ -85,6 +86,7 @@ def drop_plan(journal: Path) -> None:
     journal.write_bytes(content[: content.index(b'{"open"')])
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("damage", [empty, garble, remove_folder, remove_spool, drop_plan])
 async def test_agent_without_record_of_running_component_ends_and_reports_it(
     daemon: FakeDaemon, site: Site, damage: Callable[[Path], None]
@@ -105,7 +107,7 @@ async def test_agent_without_record_of_running_component_ends_and_reports_it(
         assert status["infrastructure"]
         assert "record" in status["error"]
         assert status["program_exit"] is None
-    await daemon.until(lambda: not alive(daemon.output[T]), poll=0.05)
+    await daemon.until(lambda: not alive(daemon.output[T]))
     await daemon.until(lambda: daemon.report().get("lost_records") == [T] and daemon.report()["idle"] == 4)
 
 
@@ -118,7 +120,7 @@ async def test_agent_ends_unrecorded_job_of_the_resource_manager_by_itself(daemo
     shutil.rmtree(tmp_path / "test" / T)
     daemon.messages.clear()
     async with serving(lrm, daemon, tmp_path):
-        await daemon.until(lambda: lrm.cancelled == [("1", False)], poll=0.02)
+        await daemon.until(lambda: lrm.cancelled == [("1", False)])
         status = await daemon.reaches(T, "waiting")
         assert status["infrastructure"]
         assert not daemon.said("ack")
@@ -157,13 +159,12 @@ async def test_agent_recalls_other_components_when_one_record_is_damaged(daemon:
     assert not (tmp_path / "test" / T).exists(), "the next agent removes what cannot be used"
 
 
-def test_lost_records_are_reported_once_each_and_for_a_while() -> None:
-    now = 0.0
-    records = LostRecords(lambda: now)
+async def test_lost_records_are_reported_once_each_and_for_a_while() -> None:
+    records = LostRecords(loop_clock())
     for number in range(MAX_LOST_RECORDS + 5):
         records.add(f"{number}.1.0", "gone")
         records.add(f"{number}.1.0", "gone again")
     assert len(records.tokens()) == MAX_LOST_RECORDS
     assert records.tokens()[-1] == f"{MAX_LOST_RECORDS + 4}.1.0"
-    now = REPORTED_FOR
+    await pass_time(REPORTED_FOR)
     assert records.tokens() == ()

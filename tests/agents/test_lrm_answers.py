@@ -1,32 +1,32 @@
 """What an agent makes of a resource manager that is silent, refuses, takes jobs late, or does not let them go."""
 
-import asyncio
 import json
 import os
 import re
 import signal
-import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from structlog.testing import capture_logs
 
-from koalapy.agents import lrm_calls, lrm_health, lrm_jobs, lrm_leftovers
+from koalapy.agents import lrm_health
 from koalapy.agents.component import Component, Node
 from koalapy.agents.lrm.local.cluster import LocalConnection
 from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSubmission
 from koalapy.agents.lrm_leftovers import Leftovers, job_of
 from koalapy.agents.runners import RunnerConnection
 from koalapy.agents.spool import Spool
+from koalapy.agents.timeouts import AgentTimeouts
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.model.reports import LrmOperation
 from koalapy.runtime.session import derive
 from tests.agents.conftest import FakeDaemon, Site
+from tests.agents.memory_agent import loop_clock, serving
 from tests.agents.memory_lrm import MemoryLrm
 from tests.agents.played_runner import PlayedRunner
-from tests.agents.test_lrm_trouble import counts, serving
+from tests.agents.test_lrm_trouble import counts
+from tests.signals import pass_time
 
 T = "7.1.0"
 NAME = "koala-test-7.1.0"
@@ -42,21 +42,19 @@ def lrm() -> MemoryLrm:
 
 
 async def test_silence_is_told_while_it_lasts_and_logged_once(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(lrm_health, "SILENCE_TIMEOUT", 0.05)
-    monkeypatch.setattr(lrm_health, "CALL_TIMEOUT", 0.1)
     with capture_logs() as logs:
         async with serving(lrm, daemon, tmp_path):
             await daemon.until(lambda: counts(daemon) == (2, 2, ""))
             lrm.answering.clear()
             lrm.changed.set()
             await daemon.until(lambda: bool(re.fullmatch(SILENT, counts(daemon)[2])))
-            await daemon.until(lambda: bool(re.fullmatch(f"{SILENT}: no answer within 0.1 s", counts(daemon)[2])))
+            await daemon.until(lambda: bool(re.fullmatch(f"{SILENT}: no answer within 120 s", counts(daemon)[2])))
             for _ in range(2):
                 looks = lrm.looks
                 lrm.changed.set()
-                await daemon.until(lambda looks=looks: lrm.looks > looks, 0.02)  # type: ignore[misc]
+                await daemon.until(lambda looks=looks: lrm.looks > looks)  # type: ignore[misc]
             lrm.answering.set()
             lrm.changed.set()
             await daemon.until(lambda: counts(daemon) == (2, 2, ""))
@@ -65,9 +63,8 @@ async def test_silence_is_told_while_it_lasts_and_logged_once(
 
 
 async def test_a_resource_manager_that_is_silent_from_the_first(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(lrm_health, "SILENCE_TIMEOUT", 0.05)
     lrm.answering.clear()
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: bool(re.fullmatch(SILENT, counts(daemon)[2])))
@@ -75,9 +72,9 @@ async def test_a_resource_manager_that_is_silent_from_the_first(
         await daemon.until(lambda: counts(daemon) == (2, 2, ""))
 
 
-async def test_a_locald_that_is_stopped(site: Site, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lrm_health, "SILENCE_TIMEOUT", 0.2)
-    monkeypatch.setattr(lrm_jobs, "REPORT_INTERVAL", 0.1)
+@pytest.mark.processes
+async def test_a_locald_that_is_stopped(site: Site, daemon: FakeDaemon) -> None:
+    await site.restart(AgentTimeouts(lrm_silence_s=0.2, report_interval_s=0.1))
     pid = json.loads((site.cluster.directory / "locald.json").read_text())["pid"]
     await daemon.submit(T)
     await daemon.reaches(T, "claimed")
@@ -92,14 +89,12 @@ async def test_a_locald_that_is_stopped(site: Site, daemon: FakeDaemon, monkeypa
     assert (await daemon.reaches(T, "ended"))["program_exit"] == 0
 
 
-async def test_one_that_always_takes_its_time_is_slow_and_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lrm_health, "SILENCE_TIMEOUT", 0.1)
-    monkeypatch.setattr(lrm_health, "SLOWNESS_FACTOR", 1000.0)
+async def test_one_that_always_takes_its_time_is_slow_and_not_silent() -> None:
     told: list[str] = []
-    health = lrm_health.LrmHealth(lambda: told.append(health.problem))
+    health = lrm_health.LrmHealth(lambda: told.append(health.problem), clock=loop_clock())
 
     async def look() -> None:
-        await asyncio.sleep(0.2)
+        await pass_time(20.0)
 
     for _ in range(3):
         await health.poll(LrmOperation.SNAPSHOT, look())
@@ -146,19 +141,15 @@ async def test_whose_fault_a_refusal_is(
 
 
 async def test_a_refusal_by_the_sites_fault_is_tried_again_some_day(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
 ) -> None:
-    ahead = 0.0
-    clock = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + ahead)
-    for module in (lrm_health, lrm_calls):
-        monkeypatch.setattr(module, "time", clock)
     lrm.refusal = SiteRejected("no such account", fault="site")
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: counts(daemon) == (2, 2, ""))
         await daemon.submit(T)
         await daemon.reaches(T, "ended")
         assert any(report["problem"] == "no such account" for report in daemon.said("report"))
-        ahead = lrm_health.REFUSAL_PAUSE
+        await pass_time(lrm_health.REFUSAL_PAUSE)
         lrm.changed.set()
         await daemon.until(lambda: counts(daemon) == (2, 2, ""))
         lrm.refusal = None
@@ -249,10 +240,7 @@ async def test_what_is_taken_late_is_found_before_anything_is_handed_in_again(
         assert ("1", False) not in lrm.cancelled
 
 
-async def test_what_is_taken_after_it_was_given_up_is_ended(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lrm_jobs, "SUBMIT_PAUSE", 0.001)
+async def test_what_is_taken_after_it_was_given_up_is_ended(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     lrm.refusal = SiteUnavailable("sbatch did not answer")
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: counts(daemon) == (2, 2, ""))
@@ -300,6 +288,7 @@ def test_of_several_jobs_of_one_name_one_stays(
     assert (found.id if found else None, tuple(job.id for job in superfluous)) == (own, extra)
 
 
+@pytest.mark.processes
 async def test_a_second_runner_of_another_job_does_not_kick_out_the_first(site: Site, daemon: FakeDaemon) -> None:
     await daemon.submit(T)
     await daemon.reaches(T, "claimed")
@@ -318,11 +307,8 @@ async def test_a_second_runner_of_another_job_does_not_kick_out_the_first(site: 
 
 
 async def test_what_the_resource_manager_does_not_let_go_is_told_and_ended_by_force(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(lrm_leftovers, "REPORT_AFTER", 0.0)
-    monkeypatch.setattr(lrm_leftovers, "FORCE_AFTER", 0.0)
-    monkeypatch.setattr(lrm_jobs, "STOP_TIMEOUT", 0.0)
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: counts(daemon) == (2, 2, ""))
         await daemon.submit(T)

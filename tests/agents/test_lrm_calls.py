@@ -16,8 +16,10 @@ from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from koalapy.model.reports import ClusterReport, LrmCalls, LrmOperation, Versions
 from koalapy.protocol import messages as wire
 from tests.agents.conftest import FakeDaemon
+from tests.agents.memory_agent import loop_clock, serving
 from tests.agents.memory_lrm import MemoryLrm
-from tests.agents.test_lrm_trouble import counts, serving
+from tests.agents.test_lrm_trouble import counts
+from tests.signals import pass_time
 
 REPORT = ClusterReport(total=2, idle=2)
 CALLS = (LrmCalls("snapshot", 7, 1, 1.5, 0.9, "squeue did not answer", 3.0),)
@@ -67,26 +69,23 @@ async def test_that_a_job_is_refused_is_an_answer(
     assert (calls.failed_ago is not None) == bool(failures)
 
 
-async def test_the_longest_call_is_forgotten_after_a_while_and_the_sum_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 10 * lrm_calls.LARGEST_SPAN
-    monkeypatch.setattr(lrm_calls.time, "monotonic", lambda: now)
-    record = CallRecord()
+async def test_the_longest_call_is_forgotten_after_a_while_and_the_sum_is_not() -> None:
+    await pass_time(-asyncio.get_running_loop().time() % lrm_calls.LARGEST_SPAN)
+    record = CallRecord(loop_clock())
 
     async def long() -> None:
-        nonlocal now
-        now += 8.0
+        await pass_time(8.0)
 
     await record.measured(LrmOperation.SNAPSHOT, long())
-    now += lrm_calls.LARGEST_SPAN
+    await pass_time(lrm_calls.LARGEST_SPAN)
     assert record.told() == (LrmCalls("snapshot", 1, 0, 8.0, 8.0),)
-    now += lrm_calls.LARGEST_SPAN
+    await pass_time(lrm_calls.LARGEST_SPAN)
     assert record.told() == (LrmCalls("snapshot", 1, 0, 8.0, 0.0),)
 
 
 async def test_calls_are_told_with_the_reports_and_make_none(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("koalapy.agents.lrm_jobs.REPORT_INTERVAL", 1000.0)
 
     def of(operation: str) -> dict[str, Any]:
         found = [calls for calls in daemon.report().get("calls", ()) if calls["operation"] == operation]
@@ -111,9 +110,8 @@ async def test_calls_are_told_with_the_reports_and_make_none(
 
 
 async def test_a_resource_manager_that_stays_away_is_told_of_again_and_again(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("koalapy.agents.lrm_jobs.REPORT_INTERVAL", 0.0)
     lrm.fault = SiteUnavailable("squeue did not answer")
     async with serving(lrm, daemon, tmp_path):
         for _ in range(3):

@@ -2,15 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from koalapy.agents.agent import run_agent
 from koalapy.agents.component import Component
 from koalapy.agents.files.stages import Stages
 from koalapy.agents.job_folders import JobFolders
@@ -18,14 +16,15 @@ from koalapy.agents.job_places import JobPlaces
 from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSubmission
 from koalapy.agents.lrm_jobs import LrmJobs
 from koalapy.agents.reporter import Reporter
-from koalapy.agents.settings import AgentSettings
 from koalapy.agents.spool import Spool
 from koalapy.agents.uplink import Uplink
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.protocol.messages import Hello
-from tests.agents.conftest import DEADLINE, FakeDaemon
+from tests import signals
+from tests.agents.conftest import VIRTUAL_DEADLINE, FakeDaemon
+from tests.agents.memory_agent import loop_clock, serving
 from tests.agents.memory_lrm import MemoryLrm
-from tests.agents.played_runner import PlayedRunner, secret_of
+from tests.agents.played_runner import claim
 
 NO_QUEUE = SiteRejected("there is no queue\n  long.q", hint="set clusters.north.queue")
 SAID = "there is no queue long.q; set clusters.north.queue"
@@ -35,16 +34,6 @@ AWAY = SiteUnavailable("squeue did not answer")
 @pytest.fixture
 def lrm() -> MemoryLrm:
     return MemoryLrm()
-
-
-@asynccontextmanager
-async def serving(lrm: MemoryLrm, daemon: FakeDaemon, directory: Path) -> AsyncIterator[None]:
-    settings = AgentSettings("north", f"http://127.0.0.1:{daemon.port}", "s3cret", directory, poll_interval=1000.0)
-    agent = asyncio.create_task(run_agent(settings, lrm))
-    yield
-    assert not agent.done()
-    agent.cancel()
-    await asyncio.gather(agent, return_exceptions=True)
 
 
 def counts(daemon: FakeDaemon) -> tuple[int, int, str]:
@@ -114,7 +103,7 @@ async def test_what_was_being_handed_in_waits_until_it_can_be_opened(
 
 
 @pytest.fixture
-def jobs(lrm: MemoryLrm, tmp_path: Path) -> tuple[LrmJobs, Component]:
+async def jobs(lrm: MemoryLrm, tmp_path: Path) -> tuple[LrmJobs, Component]:
     """A resource manager that is asked only when we say so, with one component that runs there."""
 
     def hello() -> Hello:
@@ -127,14 +116,14 @@ def jobs(lrm: MemoryLrm, tmp_path: Path) -> tuple[LrmJobs, Component]:
     component = Component("test", "7.1.0", Spool(tmp_path).make("test", "7.1.0"), 1)
     reporter.add(component)
     places = JobPlaces(JobFolders.alone(), cast(Stages, None), reporter)
-    return LrmJobs(lrm, reporter, submission, places, poll_interval=1000.0, stop_timeout=1000.0), component
+    return LrmJobs(
+        lrm, reporter, submission, places, poll_interval=1000.0, stop_timeout=1000.0, clock=loop_clock()
+    ), component
 
 
 async def until(condition: Callable[[], bool], jobs: LrmJobs) -> None:
     watching = asyncio.create_task(jobs.watch())
-    async with asyncio.timeout(DEADLINE):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await signals.until(condition, VIRTUAL_DEADLINE)
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
 
@@ -175,18 +164,17 @@ async def test_an_end_is_looked_for_that_the_resource_manager_does_not_tell(
 
 
 async def test_looks_grow_rarer_and_an_idle_agent_leaves_them_to_the_resource_manager(
-    lrm: MemoryLrm, jobs: tuple[LrmJobs, Component], monkeypatch: pytest.MonkeyPatch
+    lrm: MemoryLrm, jobs: tuple[LrmJobs, Component]
 ) -> None:
     own, component = jobs
-    now = 100.0
-    monkeypatch.setattr("koalapy.agents.lrm_polling.time.monotonic", lambda: now)
     assert own.polls.time_to_next() >= 2 * 1000.0
     component.lrm_job, component.nodes[0].phase = "1", "ended"
     waits = []
     for _ in range(20):
         waits.append(own.polls.time_to_next())
-        now += waits[-1]
+        await signals.pass_time(waits[-1])
     assert waits[0] == pytest.approx(0.1)
+    waits = [round(wait, 6) for wait in waits]
     assert waits == sorted(waits)
     assert waits[-1] == pytest.approx(1000.0), "never more often than the resource manager is polled"
     component.end()
@@ -195,7 +183,7 @@ async def test_looks_grow_rarer_and_an_idle_agent_leaves_them_to_the_resource_ma
 
 
 async def test_what_the_journals_hold_is_told_though_it_does_not_answer_an_agent_that_was_restarted(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
 ) -> None:
     """Components counted as lost after a while, though their runners were heard."""
     async with serving(lrm, daemon, tmp_path):
@@ -206,8 +194,6 @@ async def test_what_the_journals_hold_is_told_though_it_does_not_answer_an_agent
     lrm.answering.clear()
     daemon.inventories.clear()
     daemon.whole.clear()
-    monkeypatch.setattr("koalapy.agents.agent.FIRST_SNAPSHOT_TIMEOUT", 0.1)
-    monkeypatch.setattr("koalapy.agents.lrm_health.SILENCE_TIMEOUT", 0.05)
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: bool(daemon.inventories))
         assert [(each["token"], each["state"]) for each in daemon.inventories[0]] == [("7.1.0", "waiting")]
@@ -220,12 +206,10 @@ async def test_what_the_journals_hold_is_told_though_it_does_not_answer_an_agent
 
 
 async def test_without_journals_nothing_is_told_before_it_answers(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
 ) -> None:
     """An agent whose folder was lost knows of nothing, and that is no reason to give anything up."""
     lrm.answering.clear()
-    monkeypatch.setattr("koalapy.agents.agent.FIRST_SNAPSHOT_TIMEOUT", 0.01)
-    monkeypatch.setattr("koalapy.agents.lrm_health.SILENCE_TIMEOUT", 0.2)
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: "not answering" in counts(daemon)[2])
         assert daemon.inventories == []
@@ -284,7 +268,6 @@ async def test_one_while_it_is_handed_in_ends_the_component(
         raise KeyError("nobody thought of this")
 
     monkeypatch.setattr(lrm, "take", refuse)
-    monkeypatch.setattr("koalapy.agents.lrm_jobs.SUBMIT_PAUSE", 0.001)
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: bool(daemon.inventories))
         await daemon.submit("7.1.0", 1)
@@ -353,9 +336,8 @@ async def test_one_at_a_look_is_told_as_trouble_and_passes(
 
 
 async def test_runners_that_run_and_never_connect_are_the_sites_fault(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("koalapy.agents.runner_timeouts.CONNECT_TIMEOUT", 0.1)
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: bool(daemon.inventories))
         await daemon.submit("7.1.0", 2)
@@ -369,9 +351,8 @@ async def test_runners_that_run_and_never_connect_are_the_sites_fault(
 
 
 async def test_nodes_that_boot_are_waited_for_and_what_jobs_wait_for_is_told(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("koalapy.agents.runner_timeouts.CONNECT_TIMEOUT", 0.1)
 
     def waits() -> tuple[str, float]:
         status = daemon.status("7.1.0")
@@ -404,12 +385,11 @@ async def test_nodes_that_boot_are_waited_for_and_what_jobs_wait_for_is_told(
 
 @pytest.mark.parametrize("last_words", [False, True])
 async def test_a_node_that_is_dead_does_not_hang_up_and_is_given_up_all_the_same(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last_words: bool
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, last_words: bool
 ) -> None:
     """The resource manager's word counts, after a while in which its runners might have said something."""
-    monkeypatch.setattr("koalapy.agents.runner_timeouts.HANG_UP_TIMEOUT", 0.3)
     async with serving(lrm, daemon, tmp_path):
-        runner = await claimed(daemon, tmp_path)
+        runner = await claim(daemon, tmp_path)
         lrm.fails("1", "NODE_FAIL")
         lrm.changed.set()
         if last_words:
@@ -424,7 +404,7 @@ async def test_a_node_that_is_lost_after_its_program_came_to_a_good_end_is_no_fa
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
 ) -> None:
     async with serving(lrm, daemon, tmp_path):
-        runner = await claimed(daemon, tmp_path)
+        runner = await claim(daemon, tmp_path)
         await daemon.open(["true"], "7.1.0")
         await runner.hears("open")
         runner.send(t="exit", code=0, error="", infrastructure=False, stopped=False)
@@ -442,7 +422,7 @@ async def test_who_goes_on_though_its_job_is_over_is_told_to_end(
 ) -> None:
     """Its nodes are given to others: as long as it talked, nobody would hang up."""
     async with serving(lrm, daemon, tmp_path):
-        runner = await claimed(daemon, tmp_path)
+        runner = await claim(daemon, tmp_path)
         lrm.end("1")
         lrm.changed.set()
         await runner.hears("stop")
@@ -458,7 +438,7 @@ async def test_what_an_earlier_daemon_asked_is_no_answer_to_the_next(
         lrm.answering.clear()
         looks = lrm.looks
         await daemon.say("north", {"type": "probe", "sequence": 1, "look": True})
-        await daemon.until(lambda: lrm.looks > looks, poll=0.01)
+        await daemon.until(lambda: lrm.looks > looks)
         await daemon.leave()
         await daemon.listen()
         await daemon.until(lambda: len(daemon.inventories) > 1)
@@ -470,14 +450,3 @@ async def test_what_an_earlier_daemon_asked_is_no_answer_to_the_next(
         await daemon.say("north", {"type": "probe", "sequence": 2, "look": True})
         await daemon.until(lambda: daemon.said("confirmed")[-1]["sequence"] == 2)
         assert [m["sequence"] for m in daemon.said("confirmed")] == [1, 2]
-
-
-async def claimed(daemon: FakeDaemon, directory: Path) -> PlayedRunner:
-    """The runner of a component of one node, once that component is claimed."""
-    await daemon.until(lambda: bool(daemon.inventories))
-    await daemon.submit("7.1.0", 1)
-    await daemon.until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
-    runner = await PlayedRunner.connect(directory)
-    await runner.greet("koala-test-7.1.0", secret_of("koala-test-7.1.0"))
-    await daemon.reaches("7.1.0", "claimed")
-    return runner

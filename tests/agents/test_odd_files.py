@@ -11,8 +11,8 @@ from koalapy.agents.component import Component
 from koalapy.agents.outputlog import OutputLog
 from koalapy.agents.spool import Folder, Spool
 from tests.agents.conftest import DEADLINE, FakeDaemon
+from tests.agents.memory_agent import serving
 from tests.agents.memory_lrm import MemoryLrm
-from tests.agents.test_lrm_trouble import serving
 from tests.needs import ROOT, needs
 from tests.runtime.test_folders import as_somebody
 
@@ -132,6 +132,7 @@ async def test_a_record_that_a_program_wrote_keeps_no_agent_from_the_others(daem
         assert [each["token"] for each in daemon.inventories[0]] == ["8.1.0"]
 
 
+@pytest.mark.processes
 @needs(ROOT)
 def test_a_folder_goes_also_where_a_program_has_made_what_is_in_it_read_only(tmp_path: Path) -> None:
     def left_by(remove: Callable[[Path], object]) -> None:

@@ -5,7 +5,11 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.agents.conftest import FakeDaemon, Site
+
+pytestmark = pytest.mark.processes
 
 ATTACKER = Path(__file__).with_name("attacker.py")
 VICTIM, OTHER = "7.1.0", "8.1.0"

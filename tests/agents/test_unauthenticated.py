@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.agents import runner_messages, runners
-from koalapy.agents.agent import run_agent
-from koalapy.agents.settings import AgentSettings
 from koalapy.protocol import messages
 from koalapy.protocol.messages import Relay, from_agent
 from koalapy.runtime.session import TAG_LENGTH, Line
 from tests.agents.conftest import DEADLINE, FakeDaemon
+from tests.agents.memory_agent import serving as serving_agent
 from tests.agents.memory_lrm import MemoryLrm
 from tests.agents.played_runner import HERE, PlayedRunner, secret_of
+from tests.agents.test_runner_timeouts import Handler
 
 
 class Port:
@@ -58,15 +58,13 @@ class Port:
 
 @asynccontextmanager
 async def serving(daemon: FakeDaemon, directory: Path, lrm: MemoryLrm | None = None) -> AsyncIterator[Port]:
-    settings = AgentSettings("north", f"http://127.0.0.1:{daemon.port}", "s3cret", directory, poll_interval=1000.0)
-    agent = asyncio.create_task(run_agent(settings, lrm or MemoryLrm()))
-    port = Port(daemon, directory)
-    await daemon.until(lambda: bool(daemon.inventories))
-    yield port
-    assert not agent.done()
-    port.close()
-    agent.cancel()
-    await asyncio.gather(agent, return_exceptions=True)
+    async with serving_agent(lrm or MemoryLrm(), daemon, directory):
+        await daemon.until(lambda: bool(daemon.inventories))
+        port = Port(daemon, directory)
+        try:
+            yield port
+        finally:
+            port.close()
 
 
 @given(st.binary(), st.lists(st.integers(0, 50)))
@@ -119,8 +117,7 @@ async def test_who_says_too_much_before_hello_is_cut_off(port: Port) -> None:
     await stranger.is_cut_off()
 
 
-async def test_who_says_nothing_is_cut_off(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runners, "HELLO_TIMEOUT", 0.2)
+async def test_who_says_nothing_is_cut_off(port: Port) -> None:
     stranger = await port.connect()
     stranger.writer.write(b'{"t":')
     await stranger.is_cut_off()
@@ -136,29 +133,25 @@ async def test_a_runner_that_has_said_hello_may_be_silent(port: Port, monkeypatc
     monkeypatch.setattr(runners.RunnerConnections, "add", noted)
     known = await port.runner("1.1.0.aa")
     assert [timeout.cancelled() for timeout in timeouts] == [True]
-    monkeypatch.setattr(runners, "HELLO_TIMEOUT", 0.2)
     silent = await port.connect()
     await silent.is_cut_off()
     known.send(t="out", offset=0, data="aGk=")
     assert (await known.hears("output"))["offset"] == 2
 
 
-async def test_strangers_do_not_keep_runners_out(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_strangers_do_not_keep_runners_out(port: Port) -> None:
     """The oldest of those that have not said hello make room: a runner says so at once."""
-    monkeypatch.setattr(runners, "MAX_UNAUTHENTICATED", 3)
-    strangers = [await port.connect() for _ in range(3)]
+    strangers = [await port.connect() for _ in range(runners.MAX_UNAUTHENTICATED)]
     runner = await port.runner("1.1.0.aa")
     await strangers[0].is_cut_off()
     runner.send(t="out", offset=0, data="aGk=")
     assert (await runner.hears("output"))["offset"] == 2
 
 
-async def test_so_few_strangers_are_kept_also_when_many_come_at_once(
-    port: Port, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runners, "MAX_UNAUTHENTICATED", 3)
-    monkeypatch.setattr(runners, "HELLO_TIMEOUT", 1000.0)
-    address = json.loads((tmp_path / "agent" / "agent.json").read_bytes())
+async def test_so_few_strangers_are_kept_also_when_many_come_at_once(tmp_path: Path) -> None:
+    server = runners.RunnerServer("127.0.0.1", tmp_path / "agent.json", max_unauthenticated=3)
+    await server.listen(Handler())
+    address = json.loads((tmp_path / "agent.json").read_bytes())
     with ExitStack() as stack:
         # The event loop does not turn meanwhile: all of them wait to be accepted.
         strangers = [
@@ -172,6 +165,7 @@ async def test_so_few_strangers_are_kept_also_when_many_come_at_once(
         for stranger in strangers[-3:]:
             with pytest.raises(BlockingIOError):
                 stranger.recv(1)
+    server.close()
 
 
 async def hung_up_on(stranger: socket.socket) -> None:
@@ -194,10 +188,9 @@ async def test_a_long_line_is_put_together_once(port: Port) -> None:
     assert (await runner.hears("output"))["offset"] == 2
 
 
-async def test_a_line_without_end_costs_a_runner_its_connection(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runners, "MAX_LINE_LENGTH", 10_000)
+async def test_a_line_without_end_costs_a_runner_its_connection(port: Port) -> None:
     runner = await port.runner("1.1.0.aa")
-    runner.writer.write(b"x" * (TAG_LENGTH + 10_001))
+    runner.writer.write(b"x" * (TAG_LENGTH + runners.MAX_LINE_LENGTH + 1))
     await runner.is_cut_off()
 
 
@@ -279,17 +272,15 @@ async def test_what_the_daemon_could_not_read_is_not_passed_on(port: Port, depth
     assert len(port.daemon.said("hello")) == 1
 
 
-def test_much_at_once_goes_in_frames_that_the_daemon_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_much_at_once_goes_in_frames_that_the_daemon_takes() -> None:
     relays = [
         Relay(token="1.1.0", node=n, payload={"x": "y" * 1000}, sender="1.1.1", sender_node=0) for n in range(100)
     ]
-    monkeypatch.setattr(messages, "MAX_BATCH_SIZE", 10_000)
     encode = partial(messages.frame, from_agent)
-    frames = list(messages.frames(relays, encode))
+    frames = list(messages.frames(relays, encode, 10_000))
     assert all(len(frame) <= 10_000 for frame in frames)
     assert [message for frame in frames for message in from_agent.validate_json(frame)] == relays
-    monkeypatch.setattr(messages, "MAX_BATCH_SIZE", 100)
-    assert len(list(messages.frames(relays, encode))) == 100
+    assert len(list(messages.frames(relays, encode, 100))) == 100
 
 
 @pytest.mark.parametrize("start", ["1e999", "-1", str(10**400), "[]", '"x"'])

@@ -33,6 +33,7 @@ async def is_heard(daemon: FakeDaemon, times: int = 1) -> None:
     await daemon.until(lambda: daemon.output[T].count(b"heard") == times and daemon.status(T)["warned"])
 
 
+@pytest.mark.processes
 async def test_a_program_that_saves_itself_on_all_its_nodes_ends_by_itself(site: Site, daemon: FakeDaemon) -> None:
     await runs(daemon, SAVES, size=2)
     assert daemon.status(T)["warned"] is False
@@ -42,6 +43,7 @@ async def test_a_program_that_saves_itself_on_all_its_nodes_ends_by_itself(site:
     assert (end["program_exit"], end["error"], end["warned"]) == (7, "", True)
 
 
+@pytest.mark.processes
 async def test_one_that_does_not_is_stopped_after_its_grace(site: Site, daemon: FakeDaemon) -> None:
     """Whether it has had the time to say that it heard the warning or not."""
     await runs(daemon, LISTENS)
@@ -50,6 +52,7 @@ async def test_one_that_does_not_is_stopped_after_its_grace(site: Site, daemon: 
     assert (end["program_exit"], end["error"], end["warned"]) == (None, "", True)
 
 
+@pytest.mark.processes
 async def test_a_stop_without_a_warning_does_not_wait_for_its_end(site: Site, daemon: FakeDaemon) -> None:
     await runs(daemon, LISTENS)
     await warn(daemon)
@@ -58,6 +61,7 @@ async def test_a_stop_without_a_warning_does_not_wait_for_its_end(site: Site, da
     await daemon.reaches(T, "ended")
 
 
+@pytest.mark.processes
 async def test_a_warning_that_comes_twice_or_after_a_stop_is_no_other(site: Site, daemon: FakeDaemon) -> None:
     await runs(daemon, "trap '' TERM; " + LISTENS)
     await warn(daemon)
@@ -69,6 +73,7 @@ async def test_a_warning_that_comes_twice_or_after_a_stop_is_no_other(site: Site
     assert daemon.output[T].count(b"heard") == 1
 
 
+@pytest.mark.processes
 async def test_an_agent_that_is_restarted_lets_the_grace_go_on(site: Site, daemon: FakeDaemon) -> None:
     await runs(daemon, LISTENS)
     await warn(daemon)
@@ -81,6 +86,7 @@ async def test_an_agent_that_is_restarted_lets_the_grace_go_on(site: Site, daemo
     assert (daemon.output[T].count(b"heard"), end["infrastructure"]) == (1, False)
 
 
+@pytest.mark.processes
 async def test_a_grace_that_ends_while_there_is_no_agent_is_over(site: Site, daemon: FakeDaemon) -> None:
     await runs(daemon, LISTENS)
     await warn(daemon, 0.3)
@@ -90,6 +96,7 @@ async def test_a_grace_that_ends_while_there_is_no_agent_is_over(site: Site, dae
     assert (end["program_exit"], end["infrastructure"]) == (None, False)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("more", [{}, {"signal": "USR1", "grace": LONG}])
 async def test_before_its_program_runs_a_component_is_stopped_at_once(
     site: Site, daemon: FakeDaemon, more: dict[str, Any]
@@ -100,6 +107,7 @@ async def test_before_its_program_runs_a_component_is_stopped_at_once(
     assert (await daemon.reaches(T, "ended"))["warned"] is False
 
 
+@pytest.mark.processes
 async def test_the_plan_says_when_its_walltime_is_near(site: Site, daemon: FakeDaemon) -> None:
     await daemon.submit(T)
     host = (await daemon.reaches(T, "claimed"))["hosts"][0]

@@ -1,6 +1,5 @@
 """What a daemon that was taken over, or a local user, says leads an agent nowhere but into its own folders."""
 
-import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agents.agent import run_agent
 from koalapy.agents.lrm.port import LrmSubmission
-from koalapy.agents.settings import AgentSettings
 from tests.agents.conftest import FakeDaemon
+from tests.agents.memory_agent import serving as serving_agent
 from tests.agents.memory_lrm import MemoryLrm
 
 T = "7.1.0.aa"
@@ -19,13 +17,10 @@ T = "7.1.0.aa"
 
 @asynccontextmanager
 async def serving(lrm: MemoryLrm, daemon: FakeDaemon, directory: Path) -> AsyncIterator[None]:
-    settings = AgentSettings("north", f"http://127.0.0.1:{daemon.port}", "s3cret", directory, poll_interval=1000.0)
-    agent = asyncio.create_task(run_agent(settings, lrm))
-    await daemon.until(lambda: daemon.inventories != [])
-    yield
-    assert not agent.done()
-    agent.cancel()
-    await asyncio.gather(agent, return_exceptions=True)
+    """Run an agent that the daemon knows."""
+    async with serving_agent(lrm, daemon, directory):
+        await daemon.until(lambda: daemon.inventories != [])
+        yield
 
 
 def everything_in(folder: Path) -> list[Path]:

@@ -16,6 +16,7 @@ from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.lrm.port import Finding, Lrm
 from koalapy.agents.open_mpi import open_mpi_here
 from koalapy.agents.settings import AgentSettings
+from koalapy.agents.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.model.errors import SiteError
 
 
@@ -37,13 +38,14 @@ async def check_cluster(
     make_lrm: Callable[[], Lrm],
     folders: JobFolders | None = None,
     user: str = "",
+    timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
 ) -> list[Finding]:
     """Everything that was looked at, in order; ``make_lrm`` may raise ``SiteError``. ``user``: as whom jobs are tried,
     where they run as several accounts."""
     folders = folders or JobFolders.of(settings)
     accounts = await check_accounts(settings, folders, user)
     may_try = all(finding.ok for finding in accounts) and bool(user) == folders.are_many
-    findings, on_nodes = await _check_lrm(settings, make_lrm, folders, user if may_try else None)
+    findings, on_nodes = await _check_lrm(settings, make_lrm, folders, user if may_try else None, timeouts)
     findings = [*accounts, *findings]
     findings += [await _check_mpi(settings, expected), on_nodes]
     findings.append(_check_directory(settings))
@@ -55,7 +57,7 @@ async def check_cluster(
 
 
 async def _check_lrm(
-    settings: AgentSettings, make_lrm: Callable[[], Lrm], folders: JobFolders, user: str | None
+    settings: AgentSettings, make_lrm: Callable[[], Lrm], folders: JobFolders, user: str | None, timeouts: AgentTimeouts
 ) -> tuple[list[Finding], Finding]:
     """Findings about the resource manager; and one about the runner on its nodes, where it lets us try as somebody."""
     try:
@@ -75,7 +77,8 @@ async def _check_lrm(
             findings.append(Finding("resource manager", False, fault.message, fault.hint))
         # An embedded cluster's nodes are this host.
         usable = not settings.lrm.on_this_host and all(finding.ok for finding in findings)
-        return findings, await check_runner(settings, lrm if usable and user is not None else None, folders, user or "")
+        tried = lrm if usable and user is not None else None
+        return findings, await check_runner(settings, tried, folders, user or "", timeouts)
     finally:
         await lrm.close()
 

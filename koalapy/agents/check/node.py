@@ -15,6 +15,7 @@ from koalapy.agents.lrm.commands import run
 from koalapy.agents.lrm.port import Finding, Lrm, LrmJobState, LrmSubmission
 from koalapy.agents.settings import RUNNER, AgentSettings
 from koalapy.agents.spool import RUNNER_LOG, Folder
+from koalapy.agents.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.model.errors import SiteError
 
 CHECKED = "Python on the nodes"
@@ -29,12 +30,7 @@ own = {"__name__": "__main__", "__file__": sys.argv[0], "__package__": None}
 exec(compile(open(sys.argv[0], "rb").read(), sys.argv[0], "exec"), own)
 """
 """For any Python: says which one it is before it tries the runner, which an old one cannot read."""
-NODE_TIMEOUT = 30.0
-"""Seconds that a node may take to become free and to answer."""
-POLL_INTERVAL = 0.5
 WALLTIME = 60.0
-OUTPUT_TIMEOUT = 3.0
-"""Seconds after a job's end in which what it wrote comes through a shared file system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +42,27 @@ class TrialOutput:
     ran: bool = True
 
 
-async def check_runner(settings: AgentSettings, lrm: Lrm | None, folders: JobFolders, user: str = "") -> Finding:
+async def check_runner(
+    settings: AgentSettings,
+    lrm: Lrm | None,
+    folders: JobFolders,
+    user: str = "",
+    timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
+) -> Finding:
     """Tried on a node through ``lrm``, as ``user`` if one is named; without one, or where no node is free, on this
     host, which it says."""
     hint = f"set clusters.{settings.cluster}.python to a Python {_version(MIN_PYTHON)} or newer that the nodes have"
     try:
         if lrm is None:
             return _judge(settings, await _try_here(settings), "this host", hint)
-        tried = await _try_there(settings, lrm, folders, user)
+        tried = await _try_there(settings, lrm, folders, user, timeouts)
         if tried.ran and user and (problem := await _not_the_same(tried, folders, user)):
             hint = "give the account the same number on the head and on all nodes"
             return Finding(CHECKED, False, f"{problem} on {tried.node or 'a node'}", hint)
         if tried.ran:
             return _judge(settings, tried, tried.node or "a node", hint)
         here = _judge(settings, await _try_here(settings), "this host", hint)
-        no_node = f"no node was free within {NODE_TIMEOUT:g} s to try it on"
+        no_node = f"no node was free within {timeouts.trial_node_s:g} s to try it on"
         return Finding(CHECKED, here.ok, f"{here.found}; {no_node}", here.hint or "look again when there is one")
     except SiteError as error:
         return Finding(CHECKED, False, error.message, error.hint or hint)
@@ -107,7 +109,9 @@ async def _not_the_same(tried: TrialOutput, folders: JobFolders, user: str) -> s
     return f"{user} is uid {account.uid} here, and a job of that account runs as uid {found[1]}"
 
 
-async def _try_there(settings: AgentSettings, lrm: Lrm, folders: JobFolders, user: str) -> TrialOutput:
+async def _try_there(
+    settings: AgentSettings, lrm: Lrm, folders: JobFolders, user: str, timeouts: AgentTimeouts
+) -> TrialOutput:
     """``SiteError`` when the resource manager does not take the job."""
     directory = settings.directory.absolute()
     shared = next(parent for parent in (directory, *directory.parents) if parent.exists())
@@ -120,14 +124,14 @@ async def _try_there(settings: AgentSettings, lrm: Lrm, folders: JobFolders, use
         size = (await lrm.snapshot()).smallest
         job = await lrm.submit(LrmSubmission(name, size, _command(settings), *own))
         try:
-            node = await _wait_for_end(lrm, job)
+            node = await _wait_for_end(lrm, job, timeouts)
         finally:
             await lrm.cancel(job, name, user)
         if node is None:
             return TrialOutput("", ran=False)
         if user:
-            return TrialOutput(await _fetched(folders, user, work, folder), node)
-        return TrialOutput(await _wait_for_output(output), node)
+            return TrialOutput(await _fetched(folders, user, work, folder, timeouts), node)
+        return TrialOutput(await _wait_for_output(output, timeouts), node)
     finally:
         if user:
             with contextlib.suppress(SiteError):
@@ -135,9 +139,9 @@ async def _try_there(settings: AgentSettings, lrm: Lrm, folders: JobFolders, use
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _wait_for_end(lrm: Lrm, job: str) -> str | None:
+async def _wait_for_end(lrm: Lrm, job: str, timeouts: AgentTimeouts) -> str | None:
     """Where it ran, as far as that is known, once it has ended; None when it does not in time."""
-    give_up, node, seen = time.monotonic() + NODE_TIMEOUT, "", False
+    give_up, node, seen = time.monotonic() + timeouts.trial_node_s, "", False
     while True:
         found = next((each for each in (await lrm.snapshot()).jobs if each.id == job), None)
         if found is not None:
@@ -146,26 +150,26 @@ async def _wait_for_end(lrm: Lrm, job: str) -> str | None:
             return node
         if time.monotonic() > give_up:
             return None
-        await asyncio.sleep(POLL_INTERVAL)
+        await asyncio.sleep(timeouts.trial_poll_s)
 
 
-async def _fetched(folders: JobFolders, user: str, work: Path, into: Path) -> str:
-    give_up = time.monotonic() + OUTPUT_TIMEOUT
+async def _fetched(folders: JobFolders, user: str, work: Path, into: Path, timeouts: AgentTimeouts) -> str:
+    give_up = time.monotonic() + timeouts.trial_output_s
     while True:
         await folders.fetch(user, work, Folder(into), 1, 0)
         text = _text(into / RUNNER_LOG)
         if "koala-runner" in text or time.monotonic() > give_up:
             return text
-        await asyncio.sleep(POLL_INTERVAL)
+        await asyncio.sleep(timeouts.trial_poll_s)
 
 
-async def _wait_for_output(output: Path) -> str:
-    give_up = time.monotonic() + OUTPUT_TIMEOUT
+async def _wait_for_output(output: Path, timeouts: AgentTimeouts) -> str:
+    give_up = time.monotonic() + timeouts.trial_output_s
     while True:
         text = _text(output)
         if "koala-runner" in text or time.monotonic() > give_up:
             return text
-        await asyncio.sleep(POLL_INTERVAL)
+        await asyncio.sleep(timeouts.trial_poll_s)
 
 
 def _text(path: Path) -> str:

@@ -21,6 +21,7 @@ from koalapy.agents.files.encryption import Encrypts, TransferIdentity, always
 from koalapy.agents.files.replicas import Replicas, Wanted
 from koalapy.agents.questions import ASKER
 from koalapy.agents.run_as import plain
+from koalapy.agents.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.model.errors import SiteRejected
 from koalapy.peeking import FIRST_OF_TLS, first_byte
 from koalapy.runtime.atomic_files import replace_file
@@ -37,8 +38,6 @@ MAX_CONNECTIONS = 64
 LOG = "rsync.log"
 MAX_LOG_SIZE = 10_000_000
 """Bytes."""
-LOGIN_TIMEOUT = 30.0
-"""Seconds in which one who connects must show a ticket."""
 IO_TIMEOUT = 60
 """Seconds without a byte after which a connection is given up."""
 MAX_CERTIFICATE_LENGTH = 4096
@@ -110,13 +109,23 @@ class Exports:
     """Answers the questions ``export`` and ``unexport``, and serves those who have a ticket."""
 
     def __init__(
-        self, replicas: Replicas, directory: Path, address: str, port: int | None, encrypts: Encrypts = always
+        self,
+        replicas: Replicas,
+        directory: Path,
+        address: str,
+        port: int | None,
+        encrypts: Encrypts = always,
+        timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
+        *,
+        max_tickets: int = MAX_TICKETS,
+        max_log_size: int = MAX_LOG_SIZE,
     ) -> None:
         """``directory`` is for what rsync must be told; ``address`` is where other sites reach this one.
 
         ``encrypts`` says to which clusters nothing may go in clear.
         """
-        self._encrypts = encrypts
+        self._encrypts, self._login_s = encrypts, timeouts.transfer_login_s
+        self._max_tickets, self._max_log_size = max_tickets, max_log_size
         self._identity: TransferIdentity | None = None
         self._replicas, self._directory = replicas, directory
         self._address, self._port = address, port or 0
@@ -145,7 +154,7 @@ class Exports:
         except SiteRejected:
             os.close(folder)
             raise
-        if len(self._tickets) >= MAX_TICKETS:
+        if len(self._tickets) >= self._max_tickets:
             self._revoke(next(iter(self._tickets)))
         ticket = self._ticket(folder, only, encrypted=wanted.encrypted)
         try:
@@ -213,7 +222,7 @@ class Exports:
         ticket.alarm.cancel()
         if any(not _has_begun(process.pid) for process in self._connections):
             # It may have been let in by this ticket, and would serve whatever has the descriptor's number next.
-            asyncio.get_running_loop().call_later(LOGIN_TIMEOUT, os.close, ticket.folder)
+            asyncio.get_running_loop().call_later(self._login_s, os.close, ticket.folder)
         else:
             os.close(ticket.folder)
         with contextlib.suppress(OSError):
@@ -244,7 +253,7 @@ class Exports:
             if ticket.only is not None:
                 text += ONLY.format(pattern=pattern_of(ticket.only))
         with contextlib.suppress(FileNotFoundError):
-            if os.stat(self._directory / LOG).st_size > MAX_LOG_SIZE:
+            if os.stat(self._directory / LOG).st_size > self._max_log_size:
                 os.unlink(self._directory / LOG)
         replace_file(self._directory / CONFIGURATIONS[encrypted], text.encode(), sync=False)  # made anew at each start
 
@@ -282,14 +291,14 @@ class Exports:
         with contextlib.ExitStack() as ours:
             ours.enter_context(connection)
             try:
-                async with asyncio.timeout(LOGIN_TIMEOUT):
+                async with asyncio.timeout(self._login_s):
                     first = await first_byte(connection)
                 connection.setblocking(True)
                 if first == FIRST_OF_TLS and self._identity is not None:
                     here, there = socket.socketpair()
                     ours.enter_context(there)
                     process = await self._start_rsync(here, ours, encrypted=True)
-                    processes = [process, await self._identity.start_tunnel(connection, there, LOGIN_TIMEOUT)]
+                    processes = [process, await self._identity.start_tunnel(connection, there, self._login_s)]
                 elif first and first != FIRST_OF_TLS:
                     processes = [await self._start_rsync(connection, ours, encrypted=False)]
                 else:
@@ -323,7 +332,7 @@ class Exports:
     async def _await_end(self, process: asyncio.subprocess.Process) -> None:
         """Whoever has shown no ticket in time is hung up on."""
         try:
-            async with asyncio.timeout(LOGIN_TIMEOUT):
+            async with asyncio.timeout(self._login_s):
                 await process.wait()
         except TimeoutError:
             if process in self._connections and not _has_begun(process.pid):

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import shutil
-import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
@@ -16,18 +15,19 @@ from pydantic import ValidationError
 from koalapy.agents.files import rsync
 from koalapy.agents.files.digest import Content, GrowingDigest, measure
 from koalapy.agents.files.encryption import Encrypts, always
-from koalapy.agents.files.exports import Route
+from koalapy.agents.files.exports import RSYNC, Route
 from koalapy.agents.files.stage_error import Fault, StageError, site_error
 from koalapy.agents.files.turns import Turns
 from koalapy.agents.questions import Questions
+from koalapy.agents.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from koalapy.protocol.messages import StageFile
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 log = structlog.get_logger()
 
 MAX_TRIES = 6
 """How often nothing more may come before we give up; after that many pauses about 30 s have passed."""
-RETRY_DELAY, MAX_RETRY_DELAY = 0.5, 16.0
 FILE_FAULTS = ("missing", "changed", "unreadable", "irregular", "outside")
 """By these words a source says that its replica is not what the catalogue has."""
 FINAL_FAULTS = ("unconfigured", "no-rsync", "address", "unknown", "invalid", "in-clear")
@@ -59,7 +59,11 @@ class Pull:
         place: int,
         progress: Callable[[], object],
         encrypts: Encrypts = always,
+        timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
+        clock: Clock = SYSTEM_CLOCK,
+        rsync_program: str = RSYNC,
     ) -> None:
+        self._timeouts, self._clock, self._rsync = timeouts, clock, rsync_program
         self._encrypted = encrypts(file.source)
         self._file, self._cluster, self._folder = file, cluster, folder
         self._questions, self._threads, self._progress = questions, threads, progress
@@ -104,7 +108,7 @@ class Pull:
 
     async def _bring(self) -> None:
         """Pull until all is there; what has come is kept over all tries."""
-        failures, pause = 0, RETRY_DELAY
+        failures, pause = 0, self._timeouts.transfer_retry_s
         while True:
             before = self.there
             try:
@@ -127,7 +131,7 @@ class Pull:
                 if isinstance(error, SiteUnavailable) and self._questions.are_new:
                     failures = 0  # the source's agent may have to come back, too
             if self.there > before:
-                failures, pause = 0, RETRY_DELAY
+                failures, pause = 0, self._timeouts.transfer_retry_s
             failures += 1
             log.info(
                 "transfer cut", action="transfer-cut", file=self._file.name, source=self._file.source, reason=problem
@@ -135,7 +139,7 @@ class Pull:
             if failures > MAX_TRIES:
                 raise self._error(f"gave up after {failures} tries: {problem}", "source")
             await asyncio.sleep(pause)
-            pause = min(MAX_RETRY_DELAY, 2 * pause)
+            pause = min(self._timeouts.max_transfer_retry_s, 2 * pause)
 
     async def _once(self) -> None:
         file = self._file
@@ -153,15 +157,15 @@ class Pull:
             self.there = 0
         if self._kind == "file" and self._digest is None:
             self._follow()
-        began = time.monotonic()
+        began = self._clock.monotonic()
         self._expect_first(began)
         try:
-            outcome = await rsync.pull(route, self._name, self._folder, self._tick)
+            outcome = await rsync.pull(route, self._name, self._folder, self._tick, self._rsync)
         except rsync.RsyncMissing as error:
             words = "there is no rsync on its head node: install it there"
             raise StageError(f"{self._cluster} cannot pull files: {words}", "site") from error
         finally:
-            ended = time.monotonic()
+            ended = self._clock.monotonic()
             self.seconds += ended - began
             first = self._first  # not what the last look sees
             await self._measure_now()
@@ -189,7 +193,7 @@ class Pull:
 
     def _tick(self) -> bool:
         """Whether anything has come yet; ``TooMuch``."""
-        if time.monotonic() >= self._next_look and (self._looking is None or self._looking.done()):
+        if self._clock.monotonic() >= self._next_look and (self._looking is None or self._looking.done()):
             self._looking = asyncio.get_running_loop().run_in_executor(None, self._look)
         self._progress()
         if self.there > self._file.size:
@@ -203,10 +207,10 @@ class Pull:
         await asyncio.to_thread(self._look)
 
     def _look(self) -> None:
-        began = time.monotonic()
+        began = self._clock.monotonic()
         with contextlib.suppress(OSError):
             self.there = _size_of(self._folder)
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if self.there > self._last[1]:
             self._last = now, self.there
             self._first = self._first or self._last

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from koalapy.agents.files.digest import Content, measure
 from koalapy.agents.files.roots import Roots, is_plain_name, shown
 from koalapy.agents.files.seals import Seals, make_read_only, seal_of, settable_part
 from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 MAX_CONCURRENT_READS = 4
 """How many checksums are computed at once; further ones wait."""
@@ -56,8 +56,14 @@ class Wanted(BaseModel):
 class Replicas:
     """Answers the question ``stat``."""
 
-    def __init__(self, roots: Roots, seals: Seals | None = None) -> None:
-        self.roots = roots
+    def __init__(
+        self,
+        roots: Roots,
+        seals: Seals | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        max_answer_size: int = MAX_ANSWER_SIZE,
+    ) -> None:
+        self.roots, self._clock, self._max_answer_size = roots, clock, max_answer_size
         self._seals = seals or Seals()
         self._reading: dict[Path, threading.Lock] = {}
         self._under_way: dict[tuple[Path, bool], asyncio.Future[Content]] = {}
@@ -86,7 +92,7 @@ class Replicas:
             looking.add_done_callback(lambda _: self._under_way.pop(key))
         content = await asyncio.shield(looking)
         parts = None if content.parts is None else [asdict(part) for part in content.parts]
-        if parts and await asyncio.to_thread(lambda: len(json.dumps(parts))) > MAX_ANSWER_SIZE:
+        if parts and await asyncio.to_thread(lambda: len(json.dumps(parts))) > self._max_answer_size:
             raise SiteRejected(
                 f"{shown(str(path))} has {len(parts):,} entries, which are too many",
                 hint="put them into folders within it",
@@ -107,12 +113,12 @@ class Replicas:
         ``changed_before``: when others last changed it, if we have done so since.
         """
         before, _ = seal_of(descriptor)
-        began = time.time()
+        began = self._clock.now()
         content = measure(descriptor, checksum=True, given_up=stop.is_set)
         after, changed = seal_of(descriptor)
         if before == after:
             changed = changed if changed_before is None else changed_before
-            self._seals.note(path, after, content.checksum, changed + max(0.0, time.time() - began))
+            self._seals.note(path, after, content.checksum, changed + max(0.0, self._clock.now() - began))
         return content
 
     def hand_over(self, wanted: Wanted, checksum: str, stop: threading.Event) -> Path:

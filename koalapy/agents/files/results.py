@@ -13,10 +13,10 @@ import structlog
 
 from koalapy.agents.component import Component
 from koalapy.agents.files.daemon_files import DaemonFiles
-from koalapy.agents.files.pull import MAX_RETRY_DELAY, RETRY_DELAY
 from koalapy.agents.files.roots import shown
 from koalapy.agents.files.stages import Stages
 from koalapy.agents.job_folders import JobFolders
+from koalapy.agents.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.runtime.collected import TooDeep, write_archive
 from koalapy.runtime.patterns import Patterns
@@ -44,9 +44,10 @@ class Collector:
         collected: Callable[[Component], object],
         in_reach: Callable[[str], bool],
         folders: JobFolders,
+        timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         self._daemon_files, self._stages, self._collected, self._in_reach = daemon_files, stages, collected, in_reach
-        self._folders = folders
+        self._folders, self._timeouts = folders, timeouts
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._threads = ThreadPoolExecutor(MAX_SENDERS, "results")
         self._closing = threading.Event()
@@ -92,10 +93,10 @@ class Collector:
 
     async def _send_with_retries(self, component: Component, folder: Path, inputs: Collection[str]) -> str:
         """Why it was given up; empty when all is sent."""
-        pause, waited = RETRY_DELAY, 0.0
+        pause, waited = self._timeouts.transfer_retry_s, 0.0
         while True:
             if not self._in_reach(component.instance):
-                await asyncio.sleep(RETRY_DELAY)
+                await asyncio.sleep(self._timeouts.transfer_retry_s)
                 continue
             try:
                 send = partial(self._send, component, folder, inputs)
@@ -119,7 +120,7 @@ class Collector:
                 return f"{name}{error.strerror or error}"
             await asyncio.sleep(pause)
             waited += pause if self._in_reach(component.instance) else 0.0
-            pause = min(MAX_RETRY_DELAY, 2 * pause)
+            pause = min(self._timeouts.max_transfer_retry_s, 2 * pause)
 
     def _send(self, component: Component, folder: Path, inputs: Collection[str]) -> None:
         token, patterns = component.stage or "", component.collect

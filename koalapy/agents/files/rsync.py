@@ -58,7 +58,7 @@ class Outcome:
         return ""
 
 
-def command(route: Route, folder: Path) -> list[str]:
+def command(route: Route, folder: Path, program: str = RSYNC) -> list[str]:
     """Pull what a ticket is for into a folder, and go on with what is there of it already.
 
     Names of single files are given by standard input, where none of their characters has a meaning.
@@ -67,10 +67,10 @@ def command(route: Route, folder: Path) -> list[str]:
     options += [f"--timeout={IO_TIMEOUT}", "--contimeout=10"]
     options += ["--recursive"] if route.kind == "folder" else ["--from0", "--files-from=-"]
     host = f"[{route.host}]" if ":" in route.host else route.host
-    return [RSYNC, *options, f"rsync://{route.user}@{host}:{route.port}/{route.module}/", f"{folder}/"]
+    return [program, *options, f"rsync://{route.user}@{host}:{route.port}/{route.module}/", f"{folder}/"]
 
 
-async def pull(route: Route, name: str, folder: Path, tick: Callable[[], bool]) -> Outcome:
+async def pull(route: Route, name: str, folder: Path, tick: Callable[[], bool], program: str = RSYNC) -> Outcome:
     """Run rsync to its end, ``tick`` being called all the while, which says whether anything has come;
     ``RsyncMissing``. Killed when cancelled."""
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "RSYNC_PASSWORD": route.password}
@@ -78,7 +78,7 @@ async def pull(route: Route, name: str, folder: Path, tick: Callable[[], bool]) 
         environment |= through_tunnel(route.host, route.port, route.certificate)
     try:
         process = await asyncio.create_subprocess_exec(
-            *plain(*command(route, folder)),
+            *plain(*command(route, folder, program)),
             env=environment,
             cwd="/",
             start_new_session=True,

@@ -7,7 +7,6 @@ import json
 import os
 import stat
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from koalapy.agents.files.digest import MAX_DEPTH
 from koalapy.agents.files.roots import CONTENT
 from koalapy.model.errors import SiteRejected
 from koalapy.runtime.atomic_files import replace_file
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 SETTLED = 2.0
 """Seconds since the last change after which a further one gets another time, on the coarsest of clocks."""
@@ -107,8 +107,10 @@ def _entries(descriptor: int, depth: int) -> Iterator[tuple[str, os.stat_result]
 class Seals:
     """The seals of what was read, with the checksums it had; kept in a file, if one is named. For threads."""
 
-    def __init__(self, path: Path | None = None) -> None:
-        self._path = path
+    def __init__(
+        self, path: Path | None = None, clock: Clock = SYSTEM_CLOCK, max_retained: int = MAX_RETAINED_SEALS
+    ) -> None:
+        self._path, self._clock, self._max_retained = path, clock, max_retained
         self._lock = threading.Lock()
         self._known: dict[str, list[str]] = {}
         with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
@@ -136,13 +138,13 @@ class Seals:
             if self._known.get(str(place)) == [seal, checksum]:
                 return
             self._known.pop(str(place), None)
-            if time.time() - changed > SETTLED:
+            if self._clock.now() - changed > SETTLED:
                 self._keep(place, seal, checksum)
             self._save()
 
     def _keep(self, place: Path, seal: str, checksum: str) -> None:
         self._known[str(place)] = [seal, checksum]
-        while len(self._known) > MAX_RETAINED_SEALS:
+        while len(self._known) > self._max_retained:
             del self._known[next(iter(self._known))]
 
     def _save(self) -> None:

@@ -15,6 +15,7 @@ from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.questions import Questions
 from koalapy.agents.reporter import Reporter
 from koalapy.agents.settings import AgentSettings
+from koalapy.agents.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
 
 
 class FileService:
@@ -28,6 +29,7 @@ class FileService:
         finished: Callable[[Component], object],
         disk_sync: DiskSync,
         folders: JobFolders,
+        timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         """``finished`` is called with components that have nothing more to send."""
         self._reporter, self._finished = reporter, finished
@@ -36,7 +38,7 @@ class FileService:
         self._replicas = replicas = Replicas(roots, Seals(settings.directory / "seals.json"))
         exports = settings.directory / "exports"
         ways = (settings.transfer_address, settings.transfer_port)
-        self._exports = Exports(replicas, exports, *ways, settings.encrypts)
+        self._exports = Exports(replicas, exports, *ways, settings.encrypts, timeouts)
         self.stages = Stages(
             settings.cluster,
             settings.stages,
@@ -49,8 +51,9 @@ class FileService:
             disk_sync,
             folders,
             settings.encrypts,
+            timeouts,
         )
-        self.collector = Collector(daemon_files, self.stages, self._collected, self._is_in_reach, folders)
+        self.collector = Collector(daemon_files, self.stages, self._collected, self._is_in_reach, folders, timeouts)
         questions.answer_with("stat", replicas.stat)
         questions.answer_with("export", self._exports.export)
         questions.answer_with("unexport", self._exports.unexport)

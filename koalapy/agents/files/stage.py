@@ -20,7 +20,8 @@ from koalapy.agents.files.bundle import BadBundle, unpack
 from koalapy.agents.files.daemon_files import DaemonBusy, DaemonFiles
 from koalapy.agents.files.digest import GrowingDigest
 from koalapy.agents.files.encryption import Encrypts, always
-from koalapy.agents.files.pull import MAX_RETRY_DELAY, RETRY_DELAY, Pull
+from koalapy.agents.files.exports import RSYNC
+from koalapy.agents.files.pull import Pull
 from koalapy.agents.files.replicas import Replicas, Wanted
 from koalapy.agents.files.roots import CONTENT, is_plain_name
 from koalapy.agents.files.rsync import is_alive, kill_orphans
@@ -31,9 +32,11 @@ from koalapy.agents.files.trees import copy_tree, remove_tree
 from koalapy.agents.files.turns import Turns
 from koalapy.agents.questions import Questions
 from koalapy.agents.spool import Folder
+from koalapy.agents.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from koalapy.model.reports import StageState, StageStatus, TransferMeasurement
 from koalapy.protocol.messages import Stage, StageBundle, StageFile
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 log = structlog.get_logger()
 Made = TypeVar("Made")
@@ -66,6 +69,9 @@ class Means:
     """Where stages have the same content, the newest last."""
     disk_sync: DiskSync | None
     encrypts: Encrypts = always
+    timeouts: AgentTimeouts = DEFAULT_TIMEOUTS
+    clock: Clock = SYSTEM_CLOCK
+    rsync_program: str = RSYNC
 
 
 class StageOwner(Protocol):
@@ -302,6 +308,9 @@ class StageRun:
             self._place,
             lambda: self._changed(self),
             self._means.encrypts,
+            self._means.timeouts,
+            self._means.clock,
+            self._means.rsync_program,
         )
         await self._take(index, file, await pull.run())
         self._moved.append(TransferMeasurement(file.source, pull.moved, pull.seconds, pull.flowed, pull.flowing))
@@ -382,7 +391,7 @@ class StageRun:
 
     async def _fetch(self, bundle: StageBundle, path: Path) -> bool:
         """Whether what came is what was wanted; goes on until the daemon has handed out all or refuses."""
-        pause, waited = RETRY_DELAY, 0.0
+        pause, waited = self._means.timeouts.transfer_retry_s, 0.0
         digest = GrowingDigest(path)
         digesting = asyncio.get_running_loop().run_in_executor(self._means.threads, digest.follow)
         try:
@@ -399,7 +408,7 @@ class StageRun:
                     log.info("bundle cut", action="transfer-cut", token=self.token, reason=error.message)
                 await asyncio.sleep(pause)
                 waited += pause
-                pause = min(MAX_RETRY_DELAY, 2 * pause)
+                pause = min(self._means.timeouts.max_transfer_retry_s, 2 * pause)
             digest.finish()
             return (await asyncio.shield(digesting)).checksum == bundle.id
         finally:

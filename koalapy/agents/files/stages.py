@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from koalapy.agents.disk_sync import DiskSync
 from koalapy.agents.files.daemon_files import DaemonFiles
 from koalapy.agents.files.encryption import Encrypts, always
+from koalapy.agents.files.exports import RSYNC
 from koalapy.agents.files.replicas import Replicas
 from koalapy.agents.files.sharing import SharedTasks
 from koalapy.agents.files.stage import Means, StageRun
@@ -21,9 +22,11 @@ from koalapy.agents.files.turns import Turns
 from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.questions import Questions
 from koalapy.agents.spool import DamagedJournal, Folder
+from koalapy.agents.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.model.errors import SiteError
 from koalapy.model.reports import StageStatus
 from koalapy.protocol.messages import Stage, StageFile
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 log = structlog.get_logger()
 
@@ -76,6 +79,10 @@ class Stages:
         disk_sync: DiskSync | None = None,
         folders: JobFolders | None = None,
         encrypts: Encrypts = always,
+        timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        rsync_program: str = RSYNC,
     ) -> None:
         """``pulls`` is how many may run at once."""
         self._directory = directory
@@ -95,6 +102,9 @@ class Stages:
             self._copies,
             disk_sync,
             encrypts,
+            timeouts,
+            clock,
+            rsync_program,
         )
         self._publish_status, self._in_use = publish, in_use
         self._folders = folders or JobFolders.alone()

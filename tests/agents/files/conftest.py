@@ -4,31 +4,46 @@ import asyncio
 import hashlib
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from koalapy.agents.files import exports, pull
 from koalapy.agents.files.daemon_files import DaemonFiles
 from koalapy.agents.files.digest import measure
-from koalapy.agents.files.exports import Exports
+from koalapy.agents.files.exports import RSYNC, Exports
 from koalapy.agents.files.replicas import Replicas
 from koalapy.agents.files.roots import Roots
 from koalapy.agents.files.seals import Seals
 from koalapy.agents.files.stages import Stages
 from koalapy.agents.questions import Questions
+from koalapy.agents.timeouts import AgentTimeouts
 from koalapy.model.reports import StageStatus
 from koalapy.protocol.messages import Answer, Ask, Stage, StageBundle, StageFile
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
+from tests import needs as needed
 from tests.agents.files.fake_daemon_files import FakeDaemonFiles
 from tests.deep_folders import deepened
-from tests.needs import RSYNC, needs
+from tests.signals import until
 
-DEADLINE = 30.0
 INSTANCE, T = "test", "7.1.0"
-needs_rsync = needs(RSYNC)
+needs_rsync = needed.needs(needed.RSYNC)
+
+
+class SetClock(Clock):
+    """A clock that shows what a test sets."""
+
+    def __init__(self, wall: float = 0.0) -> None:
+        self.wall, self.steady = wall, 0.0
+
+    def now(self) -> float:
+        return self.wall
+
+    def monotonic(self) -> float:
+        return self.steady
 
 
 class Wire:
@@ -83,13 +98,35 @@ class FileSite:
         """Whether nothing may go in clear from here, or to here."""
         self.used: set[str] = set()
         """Tokens of stages that a component has as its own."""
-        self._changed = asyncio.Event()
+        self.timeouts = AgentTimeouts(
+            transfer_retry_s=0.01, max_transfer_retry_s=0.05, transfer_login_s=Logins.TIMEOUT_S
+        )
+        self.clock = SYSTEM_CLOCK
         self.start()
 
-    def start(self) -> None:
+    async def restart(
+        self,
+        *,
+        pulls: int | None = None,
+        clock: Clock | None = None,
+        rsync_program: str = RSYNC,
+        timeouts: Mapping[str, float] | None = None,
+        **limits: int,
+    ) -> None:
+        """Replace the agent's part by one with other limits."""
+        await self.stop()
+        self.pulls, self.clock = pulls or self.pulls, clock or self.clock
+        self.timeouts = replace(self.timeouts, **(timeouts or {}))
+        self.start(rsync_program, **limits)
+
+    def start(self, rsync_program: str = RSYNC, **limits: int) -> None:
         self.questions = Questions(WireEnd(self.name, self.wire))  # type: ignore[arg-type]
-        replicas = Replicas(Roots(self.name, [self.replicas]), Seals(self.directory / "seals.json"))
-        self.exports = Exports(replicas, self.directory / "exports", "127.0.0.1", None, lambda _: self.encrypts)
+        replicas = Replicas(
+            Roots(self.name, [self.replicas]), Seals(self.directory / "seals.json", self.clock), self.clock
+        )
+        self.exports = Exports(
+            replicas, self.directory / "exports", "127.0.0.1", None, lambda _: self.encrypts, self.timeouts, **limits
+        )
         self.stages = Stages(
             self.name,
             self.directory / "stages",
@@ -100,6 +137,9 @@ class FileSite:
             lambda instance, token: token in self.used,
             self.pulls,
             encrypts=lambda _: self.encrypts,
+            timeouts=self.timeouts,
+            clock=self.clock,
+            rsync_program=rsync_program,
         )
         for what, handler in {
             "stat": replicas.stat,
@@ -117,7 +157,6 @@ class FileSite:
 
     def _tell(self, instance: str, status: StageStatus) -> bool:
         self.told.append(status)
-        self._changed.set()
         return True
 
     def make(self, name: str, content: bytes = b"content\n") -> Path:
@@ -138,16 +177,11 @@ class FileSite:
         assert self.stages.stage(INSTANCE, order) == ""
         return self.stages.folder(INSTANCE, token)
 
-    async def until(self, condition: Callable[[], bool], poll: float = 0.05) -> None:
-        end = asyncio.get_running_loop().time() + DEADLINE
-        while not condition():
-            assert asyncio.get_running_loop().time() < end, f"never came; last: {self.told[-3:]}"
-            self._changed.clear()
-            try:
-                async with asyncio.timeout(poll):
-                    await self._changed.wait()
-            except TimeoutError:
-                continue
+    async def until(self, condition: Callable[[], object]) -> None:
+        try:
+            await until(condition)
+        except TimeoutError:
+            pytest.fail(f"never came; last: {self.told[-3:]}")
 
     async def comes_to(self, state: str, token: str = T) -> StageStatus:
         await self.until(lambda: self.last(token) is not None and self.last(token).state == state)  # type: ignore[union-attr]
@@ -245,27 +279,19 @@ def content_of(path: Path) -> tuple[int, str]:
     return found.size, found.checksum
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody here needs time to come back."""
-    monkeypatch.setattr(pull, "RETRY_DELAY", 0.01)
-    monkeypatch.setattr(pull, "MAX_RETRY_DELAY", 0.05)
-
-
 class Logins:
     """The time that pullers have to log in, which is over when the test says so."""
 
-    SECONDS = 987.0
+    TIMEOUT_S = 987.0
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._given: list[asyncio.Timeout] = []
         self._timeout = asyncio.timeout
-        monkeypatch.setattr(exports, "LOGIN_TIMEOUT", self.SECONDS)
         monkeypatch.setattr(asyncio, "timeout", self._give)
 
     def _give(self, seconds: float | None) -> asyncio.Timeout:
         given = self._timeout(seconds)
-        if seconds == self.SECONDS:
+        if seconds == self.TIMEOUT_S:
             self._given.append(given)
         return given
 

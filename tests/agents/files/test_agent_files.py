@@ -17,6 +17,8 @@ from tests.agents.files.conftest import Gate, content_of, needs_rsync
 from tests.agents.files.fake_daemon_files import FakeDaemonFiles
 from tests.agents.test_agent import AGENT
 
+pytestmark = pytest.mark.processes
+
 T, S = "7.1.0", "7.1.9"
 BIG = random.Random(2).randbytes(6_000_000)
 
@@ -136,7 +138,7 @@ async def test_a_stage_stays_while_its_program_runs(
     fifo.write_text("go on\n")
     assert (await daemon.reaches(T, "ended"))["program_exit"] == 0
     assert daemon.output[T].decode() == f"up\n{folder}\n.\n"
-    await daemon.until(lambda: not any(site.settings.stages.iterdir()), poll=0.05)
+    await daemon.until(lambda: not any(site.settings.stages.iterdir()))
 
 
 async def test_a_new_agent_collects_what_the_old_one_did_not(
@@ -170,7 +172,7 @@ async def test_an_agent_that_was_killed_goes_on_with_its_transfers(
     await daemon.stage(S, wanted)
     await gate.reached.wait()
     came = site.settings.stages / f".test-{S}" / "input-0" / "big"
-    await daemon.until(lambda: came.exists() and came.stat().st_size > len(BIG) // 4, poll=0.02)
+    await daemon.until(lambda: came.exists() and came.stat().st_size > len(BIG) // 4)
     killed.kill()
     await killed.wait()
     daemon.messages.clear()
@@ -198,7 +200,7 @@ async def test_a_daemon_that_is_away_holds_no_transfer_up(site: Site, other_site
     await daemon.leave()
     gate.open.set()
     there = site.settings.stages / f"test-{S}" / "big"
-    await daemon.until(there.exists, poll=0.02)
+    await daemon.until(there.exists)
     daemon.messages.clear()
     await daemon.listen()
     assert (await daemon.staged(S))["staged"] == len(BIG)

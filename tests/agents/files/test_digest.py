@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from koalapy.agents.files import replicas
 from koalapy.agents.files.digest import Content, GrowingDigest, measure
 from koalapy.agents.files.replicas import Replicas
 from koalapy.agents.files.roots import Roots
@@ -158,8 +157,7 @@ def test_who_gives_up_reads_no_further(tree: Path) -> None:
             os.close(descriptor)
 
 
-async def test_a_folder_of_more_entries_than_can_be_told(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas, "MAX_ANSWER_SIZE", 100)
+async def test_a_folder_of_more_entries_than_can_be_told(tree: Path) -> None:
     with pytest.raises(SiteRejected, match="has 2 entries, which are too many") as caught:
-        await Replicas(Roots("north", [tree.parent])).stat({"path": "tree"})
+        await Replicas(Roots("north", [tree.parent]), max_answer_size=100).stat({"path": "tree"})
     assert caught.value.fault == "irregular"

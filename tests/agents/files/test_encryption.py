@@ -15,7 +15,7 @@ from koalapy.agents.files.exports import Route
 from koalapy.model.errors import SiteRejected
 from tests.agents.files.conftest import FileSite, Gate, Logins, Wire, needs_rsync
 
-pytestmark = needs_rsync
+pytestmark = [needs_rsync, pytest.mark.processes]
 SECRET = b"nobody on the way may read this; " * 10_000
 
 

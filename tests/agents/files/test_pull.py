@@ -7,21 +7,20 @@ import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from pydantic import ValidationError
 
-from koalapy.agents.files import exports, pull, rsync
+from koalapy.agents.files import exports, rsync
 from koalapy.agents.files.exports import Route
 from koalapy.agents.files.pull import MAX_TRIES, Pull
 from koalapy.agents.files.roots import Roots
 from koalapy.agents.files.rsync import Outcome
 from koalapy.agents.questions import RECONNECT_ALLOWANCE
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
-from tests.agents.files.conftest import INSTANCE, FileSite, Gate, Logins, T, Wire, content_of, needs_rsync
+from tests.agents.files.conftest import INSTANCE, FileSite, Gate, Logins, SetClock, T, Wire, content_of, needs_rsync
 
-pytestmark = needs_rsync
+pytestmark = [needs_rsync, pytest.mark.processes]
 HOSTILE = [
     "plain",
     "a b",
@@ -86,27 +85,26 @@ async def test_the_silence_before_a_cut_is_noticed_is_no_part_of_how_fast_it_flo
     north: FileSite, south: FileSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """rsync takes half a minute for it."""
-    now = 0.0
+    clock = SetClock()
+    await north.restart(clock=clock)
     tries = iter(
         [
             ([(1.0, 2_000_000), (1.5, 4_000_000)], Outcome(30, "rsync error: timeout in data send/receive")),
             ([(40.0, 5_000_000)], Outcome(0, "")),
         ]
     )
-    monkeypatch.setattr(pull, "time", SimpleNamespace(monotonic=lambda: now))
 
-    async def played(route: Route, name: str, folder: Path, tick: Callable[[], bool]) -> Outcome:
-        nonlocal now
+    async def played(route: Route, name: str, folder: Path, tick: Callable[[], bool], _: str) -> Outcome:
         came, outcome = next(tries)
         for at, size in came:
-            now = at
+            clock.steady = at
             (folder / name).write_bytes(BIG[:size])
             tick()
             await asyncio.wait((run._pull._looking,))  # type: ignore[union-attr, type-var]
         if outcome.code:
-            now += 30.0
+            clock.steady += 30.0
         else:
-            now += 0.25
+            clock.steady += 0.25
             (folder / name).write_bytes(BIG)  # which only the last look sees
         return outcome
 
@@ -407,8 +405,8 @@ async def test_without_rsync_only_files_from_elsewhere_are_missed(
     assert "south: there is no rsync on its head node" in failed.error
 
 
-async def test_a_puller_without_rsync(north: FileSite, south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rsync, "RSYNC", "no-such-rsync")
+async def test_a_puller_without_rsync(north: FileSite, south: FileSite) -> None:
+    await north.restart(rsync_program="no-such-rsync")
     north.stage(south.input(south.make("data")))
     failed = await north.comes_to("failed")
     assert failed.fault == "site"
@@ -508,10 +506,8 @@ async def connected(site: FileSite) -> tuple[asyncio.StreamReader, asyncio.Strea
 
 
 @pytest.mark.parametrize("first", [b"", b"\x16\x03\x01\x02"])
-async def test_who_connects_and_says_nothing_is_sent_away(
-    south: FileSite, monkeypatch: pytest.MonkeyPatch, first: bytes
-) -> None:
-    monkeypatch.setattr(exports, "LOGIN_TIMEOUT", 0.2)
+async def test_who_connects_and_says_nothing_is_sent_away(south: FileSite, first: bytes) -> None:
+    await south.restart(timeouts={"transfer_login_s": 0.2})
     reader, writer = await connected(south)
     writer.write(first)
     async with asyncio.timeout(20):
@@ -552,8 +548,8 @@ async def test_who_was_let_in_may_take_as_long_as_it_takes(
     gate.close()
 
 
-async def test_tickets_that_nobody_gave_back_keep_nobody_out(south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exports, "MAX_TICKETS", 2)
+async def test_tickets_that_nobody_gave_back_keep_nobody_out(south: FileSite) -> None:
+    await south.restart(max_tickets=2)
     path = south.make("data")
     routes = [await exported(south, path) for _ in range(3)]
     assert list(south.exports._tickets) == [route.module for route in routes[1:]]
@@ -572,7 +568,7 @@ async def test_a_folder_is_kept_open_while_somebody_may_still_begin_with_it(
     with monkeypatch.context() as watched:
         watched.setattr(asyncio.get_running_loop(), "call_later", lambda *arguments: later.append(arguments))
         await south.exports.unexport({"module": route.module})
-    assert (exports.LOGIN_TIMEOUT, os.close, folder) in later
+    assert (south.timeouts.transfer_login_s, os.close, folder) in later
     os.close(folder)
     writer.close()
 
@@ -595,14 +591,15 @@ def refuse_to_write(*_: object) -> int:
     raise OSError(28, "No space left on device")
 
 
-async def test_what_rsync_logs_does_not_grow_for_ever(south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_rsync_logs_does_not_grow_for_ever(south: FileSite) -> None:
     path = south.make("data")
+    await south.restart(max_log_size=100)
     await exported(south, path)
     log = south.directory / "exports" / "rsync.log"
     log.write_text("x" * 100)
     await exported(south, path)
     assert log.exists()
-    monkeypatch.setattr(exports, "MAX_LOG_SIZE", 99)
+    log.write_text("x" * 101)
     await exported(south, path)
     assert not log.exists()
 
@@ -643,13 +640,12 @@ async def test_a_site_without_file_descriptors_does_not_blame_the_replica(
 
 
 @pytest.fixture
-def fake_rsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    def make(script: str) -> Path:
+def fake_rsync(tmp_path: Path) -> Callable[[str], str]:
+    def make(script: str) -> str:
         path = tmp_path / "rsync"
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)
-        monkeypatch.setattr(rsync, "RSYNC", str(path))
-        return path
+        return str(path)
 
     return make
 
@@ -676,10 +672,12 @@ def test_route_with_what_no_argument_or_variable_may_hold_is_refused(change: dic
         Route.model_validate(ROUTE.model_dump() | change)
 
 
-async def test_of_very_many_complaints_whole_lines_are_kept(tmp_path: Path, fake_rsync: Callable[[str], Path]) -> None:
+async def test_of_very_many_complaints_whole_lines_are_kept(tmp_path: Path, fake_rsync: Callable[[str], str]) -> None:
     complain = "i=0; while [ $i -lt 5000 ]; do echo rsync: [sender] opening file number $i; i=$((i+1)); done >&2"
-    fake_rsync(f"{complain}; echo 'rsync: [receiver] write failed: No space left on device (28)' >&2; exit 11")
-    outcome = await rsync.pull(ROUTE, "x", tmp_path, lambda: False)
+    program = fake_rsync(
+        f"{complain}; echo 'rsync: [receiver] write failed: No space left on device (28)' >&2; exit 11"
+    )
+    outcome = await rsync.pull(ROUTE, "x", tmp_path, lambda: False, program)
     assert outcome.code == 11
     assert outcome.reason.startswith("[sender] opening file number ")
     assert outcome.local_error == "[receiver] write failed: No space left on device (28)"
@@ -687,13 +685,13 @@ async def test_of_very_many_complaints_whole_lines_are_kept(tmp_path: Path, fake
 
 
 async def test_names_are_told_and_who_hears_none_of_them_is_no_trouble(
-    tmp_path: Path, fake_rsync: Callable[[str], Path]
+    tmp_path: Path, fake_rsync: Callable[[str], str]
 ) -> None:
-    fake_rsync(f"cat > {tmp_path}/heard")
-    assert (await rsync.pull(ROUTE, "a b", tmp_path, lambda: False)).code == 0
+    program = fake_rsync(f"cat > {tmp_path}/heard")
+    assert (await rsync.pull(ROUTE, "a b", tmp_path, lambda: False, program)).code == 0
     assert (tmp_path / "heard").read_bytes() == b"./a b\0"
     fake_rsync("exec <&-; exit 3")
-    assert (await rsync.pull(ROUTE, "a b", tmp_path, lambda: False)).code == 3
+    assert (await rsync.pull(ROUTE, "a b", tmp_path, lambda: False, program)).code == 3
 
 
 async def test_an_old_look_does_not_have_the_last_word(north: FileSite, south: FileSite, tmp_path: Path) -> None:

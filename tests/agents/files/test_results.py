@@ -20,6 +20,7 @@ from koalapy.agents.spool import Folder
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.runtime.collected import TooDeep, regular, write_archive
 from koalapy.runtime.patterns import Patterns
+from tests.agents.conftest import VIRTUAL_DEADLINE
 from tests.agents.files.fake_daemon_files import FakeDaemonFiles
 
 
@@ -172,26 +173,18 @@ class Collecting:
 
     async def collect(self) -> Component:
         self.collector.collect(self.component)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(VIRTUAL_DEADLINE):
             await self.over.wait()
         assert self.component.collected
         return self.component
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "RETRY_DELAY", 0.01)
-    monkeypatch.setattr(results, "MAX_RETRY_DELAY", 0.05)
-    monkeypatch.setattr(results, "BUSY_TIMEOUT", 0.1)
-
-
-@pytest.mark.usefixtures("impatient")
 async def test_results_are_for_the_daemon_that_wants_them(tmp_path: Path) -> None:
     fake = FakeDaemonFiles()
     collecting = Collecting(tmp_path, DaemonFiles(fake.url, "north", "s3cret"))
     task = asyncio.create_task(collecting.collect())
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(VIRTUAL_DEADLINE):
             await collecting.looked.wait()
         assert fake.requests == []
         collecting.reached = True
@@ -201,28 +194,25 @@ async def test_results_are_for_the_daemon_that_wants_them(tmp_path: Path) -> Non
         fake.close()
 
 
-@pytest.mark.usefixtures("impatient")
 async def test_results_that_nobody_wants_any_more_are_sent_to_nobody(tmp_path: Path) -> None:
     collecting = Collecting(tmp_path, DaemonFiles("http://127.0.0.1:1", "north", "s3cret"))
     collecting.collector.collect(collecting.component)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(VIRTUAL_DEADLINE):
         await collecting.looked.wait()
     task = collecting.collector._tasks[collecting.component.name]
     collecting.collector.give_up(collecting.component)
-    await asyncio.wait((task,), timeout=30)
+    await asyncio.wait((task,), timeout=VIRTUAL_DEADLINE)
     assert task.cancelled()
     assert collecting.collector._tasks == {}
     assert not collecting.over.is_set()
 
 
-@pytest.mark.usefixtures("impatient")
 async def test_a_daemon_that_is_there_but_cannot_be_sent_anything_is_not_awaited_for_ever(tmp_path: Path) -> None:
     collecting = Collecting(tmp_path, DaemonFiles("http://127.0.0.1:1", "north", "s3cret"))
     collecting.reached = True
     assert "the daemon cannot be reached" in (await collecting.collect()).error
 
 
-@pytest.mark.usefixtures("impatient")
 async def test_an_error_of_ours_does_not_keep_a_job_from_ending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,7 +229,6 @@ async def test_an_error_of_ours_does_not_keep_a_job_from_ending(
         fake.close()
 
 
-@pytest.mark.usefixtures("impatient")
 async def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refusing(*_: object) -> None:
         raise PermissionError(13, "Permission denied", "a")
@@ -286,6 +275,7 @@ async def test_who_hangs_what_collects_his_results_does_not_keep_others_waiting(
         await collecting.collector.close()
 
 
+@pytest.mark.processes
 def test_folders_without_end_are_no_results(deep: Path) -> None:
     with pytest.raises(TooDeep, match="more than 100 folders within each other"):
         archived(deep, "**")

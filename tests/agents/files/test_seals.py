@@ -4,17 +4,17 @@ import hashlib
 import json
 import os
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from koalapy.agents.files import replicas, seals
 from koalapy.agents.files.digest import Content, measure
-from koalapy.agents.files.seals import MAX_RETAINED_SEALS, Seals
+from koalapy.agents.files.seals import Seals
 from koalapy.protocol.messages import StageFile
-from tests.agents.files.conftest import INSTANCE, FileSite, T, content_of, needs_rsync
+from tests.agents.files.conftest import INSTANCE, FileSite, SetClock, T, content_of, needs_rsync
 
 U, V = "8.1.0", "9.1.0"
 LONG_AGO = 1_700_000_000
@@ -35,9 +35,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def settled(north: FileSite) -> None:
     """What was changed just now counts as changed long ago: the kernel's time of change cannot be set."""
-    monkeypatch.setattr(seals, "SETTLED", float("-inf"))
+    await north.restart(clock=SetClock(time.time() + 1e6))
 
 
 def old(path: Path) -> Path:
@@ -150,14 +150,10 @@ async def test_that_we_make_it_read_only_is_no_change(north: FileSite, read: lis
     assert read == [str(path)], "for the catalogue"
 
 
-async def test_that_we_make_it_read_only_is_not_what_was_changed_just_now(
-    north: FileSite, read: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_that_we_make_it_read_only_is_not_what_was_changed_just_now(north: FileSite, read: list[str]) -> None:
     path = north.make("data")
     path.chmod(0o664)
-    now = path.stat().st_ctime + seals.SETTLED + 1e-5
-    for module in (seals, replicas):
-        monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: now))
+    await north.restart(clock=SetClock(path.stat().st_ctime + seals.SETTLED + 1e-5))
     for token in (T, U):
         north.stage(north.input(path), token=token)
         await north.comes_to("done", token)
@@ -254,6 +250,7 @@ async def test_the_rights_of_what_is_not_ours_alone_stay_as_they_are(
     assert "it was changed" in (await north.comes_to("failed", U)).error
 
 
+@pytest.mark.processes
 @needs_rsync
 @pytest.mark.parametrize("name", ["data", "set/below/data"])
 async def test_programs_find_what_was_brought_read_only_and_it_can_be_removed(
@@ -276,10 +273,8 @@ def test_a_book_of_nonsense_is_an_empty_one(tmp_path: Path) -> None:
         assert not Seals(path).hold(Path("a"), "1", "2")
 
 
-def test_a_book_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("koalapy.agents.files.seals.MAX_RETAINED_SEALS", 3)
-    assert MAX_RETAINED_SEALS > 3
-    book = Seals(tmp_path / "seals.json")
+def test_a_book_has_an_end(tmp_path: Path) -> None:
+    book = Seals(tmp_path / "seals.json", max_retained=3)
     for number in range(5):
         book.note(Path(f"/{number}"), "seal", "checksum", LONG_AGO)
     again = Seals(tmp_path / "seals.json")

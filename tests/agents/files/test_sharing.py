@@ -6,20 +6,19 @@ import random
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from koalapy.agents.files import pull, stage
+from koalapy.agents.files import stage
 from koalapy.agents.files.digest import Content
 from koalapy.agents.files.trees import copy_tree
 from koalapy.model.errors import SiteRejected, SiteUnavailable
-from tests.agents.files.conftest import INSTANCE, FileSite, Gate, T, Wire, content_of, needs_rsync
+from tests.agents.files.conftest import INSTANCE, FileSite, Gate, SetClock, T, Wire, content_of, needs_rsync
 from tests.agents.files.fake_daemon_files import FakeDaemonFiles
 from tests.agents.files.test_stages import archive, keep, member
 
-pytestmark = needs_rsync
+pytestmark = [needs_rsync, pytest.mark.processes]
 U, V = "8.1.0", "9.1.0"
 BIG = random.Random(3).randbytes(2_000_000)
 
@@ -42,26 +41,17 @@ async def waits(site: FileSite) -> None:
 # Turns
 
 
-async def only_one(site: FileSite) -> None:
-    """Let the site pull no more than one at once."""
-    await site.stop()
-    site.pulls = 1
-    site.start()
-
-
 async def test_no_more_is_pulled_at_once_than_is_allowed(
-    north: FileSite, south: FileSite, wire: Wire, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    north: FileSite, south: FileSite, wire: Wire, gate: Gate
 ) -> None:
-    now = 0.0
-    monkeypatch.setattr(pull, "time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr(pull, "MAX_TRIES", 0)
-    await only_one(north)
+    clock = SetClock()
+    await north.restart(pulls=1, clock=clock)
     north.stage(south.input(south.make("big", BIG)))
     await gate.reached.wait()
     north.stage(south.input(south.make("other", b"other")), token=U)
     await waits(north)
     assert wire.asked.count("export") == 1, "who waits has no ticket"
-    now = 1000.0
+    clock.steady = 1000.0
     assert north.stages.statuses(INSTANCE)[1].state == "running"
     gate.open.set()
     done = await north.comes_to("done", U)
@@ -72,7 +62,7 @@ async def test_no_more_is_pulled_at_once_than_is_allowed(
 async def test_a_stage_that_is_unwanted_while_it_waits_for_its_turn_leaves_no_trace(
     north: FileSite, south: FileSite, wire: Wire, gate: Gate
 ) -> None:
-    await only_one(north)
+    await north.restart(pulls=1)
     north.stage(south.input(south.make("big", BIG)))
     await gate.reached.wait()
     folder = north.stage(south.input(south.make("other", b"other")), token=U)
@@ -89,16 +79,12 @@ async def test_a_stage_that_is_unwanted_while_it_waits_for_its_turn_leaves_no_tr
     assert wire.asked.count("export") == 2
 
 
-async def test_who_was_cut_lets_others_pull_while_it_pauses(
-    north: FileSite, south: FileSite, gate: Gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await only_one(north)
+async def test_who_was_cut_lets_others_pull_while_it_pauses(north: FileSite, south: FileSite, gate: Gate) -> None:
+    await north.restart(pulls=1, timeouts={"transfer_retry_s": 3600.0, "max_transfer_retry_s": 3600.0})
     north.stage(south.input(south.make("big", BIG)))
     await gate.reached.wait()
     north.stage(south.input(south.make("other", b"other")), token=U)
     await waits(north)
-    monkeypatch.setattr(pull, "RETRY_DELAY", 3600.0)
-    monkeypatch.setattr(pull, "MAX_RETRY_DELAY", 3600.0)
     gate.cut()
     await north.comes_to("done", U)
     assert north.stages.statuses(INSTANCE)[0].state == "running"
@@ -107,7 +93,7 @@ async def test_who_was_cut_lets_others_pull_while_it_pauses(
 async def test_a_new_agent_gives_turns_in_the_order_in_which_stages_came(
     north: FileSite, south: FileSite, gate: Gate
 ) -> None:
-    await only_one(north)
+    await north.restart(pulls=1)
     for number, token in enumerate(("9.1.0", "8.1.0", "10.1.0")):
         north.stage(south.input(south.make(f"data-{number}", BIG)), token=token)
     await gate.reached.wait()

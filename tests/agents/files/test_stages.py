@@ -7,7 +7,6 @@ import os
 import shutil
 import tarfile
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -171,10 +170,8 @@ async def test_a_bundle_is_unpacked(north: FileSite, daemon_files: FakeDaemonFil
     assert sorted(os.listdir(north.directory / "stages" / f".{INSTANCE}-{T}")) == ["journal"]
 
 
-async def test_a_bundle_that_is_cut_is_gone_on_with(
-    north: FileSite, daemon_files: FakeDaemonFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("koalapy.agents.files.stage.RETRY_DELAY", 0.01)
+@pytest.mark.processes
+async def test_a_bundle_that_is_cut_is_gone_on_with(north: FileSite, daemon_files: FakeDaemonFiles) -> None:
     content = archive(member("big", os.urandom(3_000_000)))
     daemon_files.cut_after = 2_000_000
     north.stage(bundle=keep(daemon_files, content))
@@ -286,12 +283,16 @@ async def test_a_new_agent_knows_which_of_two_of_a_token_is_wanted(north: FileSi
 async def test_folders_are_removed_when_nobody_makes_anything_in_them_any_more(
     north: FileSite, daemon_files: FakeDaemonFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entered, done = threading.Event(), []
+    entered, done, loop = threading.Event(), [], asyncio.get_running_loop()
+
+    async def let_others_run() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
 
     def unpacking(path: Path, into: Path, stop: threading.Event) -> None:
         entered.set()
         stop.wait(30)
-        time.sleep(0.1)
+        asyncio.run_coroutine_threadsafe(let_others_run(), loop).result(30)
         done.append("unpacked")
 
     real = StageRun.remove
@@ -305,6 +306,7 @@ async def test_folders_are_removed_when_nobody_makes_anything_in_them_any_more(
     await north.until(lambda: not os.listdir(north.directory / "stages"))
 
 
+@pytest.mark.processes
 @needs(ROOT)
 def test_what_a_program_has_made_read_only_is_removed(tmp_path: Path) -> None:
     tree = tmp_path / "nobodys" / "tree"
@@ -364,6 +366,7 @@ async def test_a_daemon_that_hangs_keeps_nobody_waiting_who_wants_nothing_of_it(
     await north.comes_to("failed", f"8.1.{stages.BUNDLE_THREADS + 3}")
 
 
+@pytest.mark.processes
 def test_what_a_program_has_made_very_deep_is_removed(deep: Path) -> None:
     remove_tree(deep)
     assert os.listdir(deep.parent) == []

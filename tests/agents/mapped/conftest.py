@@ -21,6 +21,7 @@ from koalapy.agents.job_folders import PROGRAM, JobFolders
 from koalapy.agents.lrm.local.adapter import LocalLrm
 from koalapy.agents.run_as import RunAs, Way
 from koalapy.agents.settings import AgentSettings
+from koalapy.agents.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.service_manager import ServiceManager
 from tests.agents.conftest import FakeDaemon, Site
 
@@ -71,9 +72,11 @@ def settings_of(base: AgentSettings, folder: Path) -> AgentSettings:
     return replace(base, identity="mapped", stage_directory=folder / "jobs", python=python_for_all())
 
 
-def folders_of(settings: AgentSettings, people: People, way: Way = Way.SETUID) -> JobFolders:
+def folders_of(
+    settings: AgentSettings, people: People, way: Way = Way.SETUID, timeouts: AgentTimeouts = DEFAULT_TIMEOUTS
+) -> JobFolders:
     accounts = Accounts(settings.cluster, settings, people.look_up)
-    return JobFolders(RunAs(accounts, way), settings.accounts_directory, settings.python)
+    return JobFolders(RunAs(accounts, way), settings.accounts_directory, settings.python, timeouts)
 
 
 class MappedSite(Site):
@@ -87,9 +90,9 @@ class MappedSite(Site):
         self.jobs = open_path / "jobs"
 
     async def run(self) -> None:
-        self.folders = folders_of(self.settings, self.people)
+        self.folders = folders_of(self.settings, self.people, timeouts=self.timeouts)
         lrm = LocalLrm(self.cluster, "koala-", folders=self.folders)
-        self.agent = Agent(self.settings, lrm, self.folders)
+        self.agent = Agent(self.settings, lrm, self.folders, self.timeouts)
         await self.agent.run(ServiceManager())
 
     def component(self, token: str) -> Component:

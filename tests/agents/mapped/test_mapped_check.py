@@ -16,6 +16,8 @@ from koalapy.agents.settings import RUNNER, AgentSettings
 
 from .conftest import People, folders_of, settings_of
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def settings(tmp_path: Path, open_path: Path) -> AgentSettings:

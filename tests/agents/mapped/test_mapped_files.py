@@ -5,11 +5,15 @@ import io
 import os
 import tarfile
 
+import pytest
+
 from tests.agents.conftest import FakeDaemon
 from tests.agents.files.fake_daemon_files import FakeDaemonFiles
 
 from .conftest import ALICE, MappedSite
 from .test_mapped_jobs import comes_true, run
+
+pytestmark = pytest.mark.processes
 
 S, T = "7.1.9", "7.1.0"
 

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agents import account_process
+from koalapy.agents.timeouts import AgentTimeouts
 from tests.agents.conftest import FakeDaemon
 
 from .conftest import ALICE, BOB, MappedSite
+
+pytestmark = pytest.mark.processes
 
 SAY_WHO = ["/bin/sh", "-c", "id -u; id -g; id -G; echo $HOME $USER $LOGNAME; pwd; umask"]
 
@@ -187,7 +189,7 @@ async def test_a_helper_that_its_account_has_stopped_holds_up_nobody_else(
     daemon: FakeDaemon, mapped: MappedSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever runs as an account is the account's to stop."""
-    monkeypatch.setattr(account_process, "STALL_TIMEOUT", 0.5)
+    await mapped.restart(AgentTimeouts(account_stall_s=0.5))
     stopper = mapped.jobs.parent / "python"
     stopper.write_text("#!/bin/sh\nkill -STOP $$\n")
     stopper.chmod(0o755)
