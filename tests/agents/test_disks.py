@@ -1,6 +1,5 @@
 """Room on an agent's disks: what is low is told, and where there is none nothing is started until there is again."""
 
-import asyncio
 import os
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from tests.agents.conftest import FakeDaemon
 from tests.agents.memory_agent import serving
 from tests.agents.memory_lrm import MemoryLrm
 from tests.agents.played_runner import claim
-from tests.virtual_time import VirtualTimeLoop
+from tests.signals import hanging_threads
 
 LIMITS = DiskLimits()
 GB, MB = 10**9, 10**6
@@ -109,12 +108,10 @@ async def test_a_disk_that_does_not_answer_is_told(
     tmp_path: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a file server that is away."""
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, VirtualTimeLoop)
     reading, writing = os.pipe()
     monkeypatch.setattr(disks, "disks_of", lambda folders: os.read(reading, 1) and [])
     async with serving(MemoryLrm(), daemon, tmp_path):
-        with loop.hanging_threads():
+        with hanging_threads():
             await daemon.until(lambda: "has not answered" in daemon.report().get("problem", ""))
         os.write(writing, b"x" * 1000)
         await daemon.until(lambda: daemon.report()["problem"] == "")
