@@ -119,13 +119,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return future
 
 
-def running_loop() -> VirtualTimeLoop:
-    """Return the loop of a test of ring 1."""
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, VirtualTimeLoop)
-    return loop
-
-
 class VirtualClock(Clock):
     """The clock of a loop whose time is virtual. The wall clock can be set apart from it."""
 

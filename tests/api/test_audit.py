@@ -20,7 +20,7 @@ from koalapy.model.errors import StoreUnavailable
 from koalapy.service.audit import MAX_KINDS, Audit
 from tests.api.test_access import BODY, BUNDLE, SECRET, Api, opened
 from tests.serving import AGENT_TOKENS, NO_PAGE, URL
-from tests.virtual_time import running_loop
+from tests.signals import hanging_threads
 
 Json = dict[str, Any]
 
@@ -173,7 +173,7 @@ async def test_nobody_waits_for_the_audit_while_the_database_hangs(api: Api, mon
 
     monkeypatch.setattr(audit._store, "append_audit", hanging)
     try:
-        with running_loop().hanging_threads():
+        with hanging_threads():
             await asyncio.gather(
                 *(api.ask("nobody", "GET", path) for path in 20 * ["/api/v1/jobs", "/api/v1/clusters"]),
                 *(audit.record("login", None, origin=f"192.0.2.{number}") for number in range(20)),
@@ -193,7 +193,7 @@ async def test_nobody_waits_for_the_audit_while_the_database_hangs(api: Api, mon
 def held(audit: Audit, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Have the database take nothing until the event is set; only in this context does time pass meanwhile."""
     append, goes_on = audit._store.append_audit, threading.Event()
-    with monkeypatch.context() as patched, running_loop().hanging_threads():
+    with monkeypatch.context() as patched, hanging_threads():
         patched.setattr(audit._store, "append_audit", lambda written: (goes_on.wait(), append(written)))
         try:
             yield goes_on

@@ -23,8 +23,7 @@ from koalapy.store.sql import SqlStore
 from tests.service.sites import Sites
 from tests.service.test_hub import running
 from tests.serving import serving
-from tests.signals import until
-from tests.virtual_time import running_loop
+from tests.signals import hanging_threads, until
 
 JOBS = "/api/v1/jobs"
 BODY = {"request": {"type": "flexible", "total_size": 6}, "command": ["true"], "owner": "ada"}
@@ -199,7 +198,7 @@ async def test_a_database_that_hangs_keeps_nobody_waiting(
     for name in ("write", "page"):
         monkeypatch.setattr(SqlStore, name, hanging(getattr(SqlStore, name)))
     try:
-        with running_loop().hanging_threads():
+        with hanging_threads():
             check_refusal(await api.post(JOBS, json=BODY), "has not answered")
             check_refusal(await api.post(JOBS, json=BODY), "nothing was changed")
             for answer in await asyncio.gather(*(api.get(JOBS) for _ in range(20))):  # more than there are threads
@@ -239,7 +238,7 @@ async def test_a_lease_whose_renewal_hangs_is_known_before_anybody_submits(
     async with running(tmp_path / "koala.db") as daemon:
         monkeypatch.setattr(daemon.store, "renew_lease", lambda *_: goes_on.wait())
         renewing = asyncio.create_task(duties.Duties(daemon.engine, daemon.store, lambda: None).renew_lease())
-        with running_loop().hanging_threads():
+        with hanging_threads():
             await daemon.engine.database.away.wait()
         assert daemon.engine.database.problem == "the database has not answered for 2 s"
         goes_on.set()
