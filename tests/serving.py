@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -11,7 +12,9 @@ import httpx2
 from fastapi import FastAPI
 
 from koalapy.api.advisor import advisor_router
+from koalapy.api.agents import agents_router
 from koalapy.api.app import create_app
+from koalapy.api.background import background_router
 from koalapy.api.files import agent_files_router, files_router
 from koalapy.api.forecasts import forecasts_router
 from koalapy.api.history import history_router
@@ -130,7 +133,7 @@ class SharedApplication:
     What is before the routes is made anew.
     """
 
-    def __init__(self, *, open_metrics: bool) -> None:
+    def __init__(self, *, open_metrics: bool, of_clusters: bool) -> None:
         self._services: dict[str, Any] = {}
         bundles, engine, health, history, jobs, results = map(
             self._late, ("bundles", "engine", "health", "history", "jobs", "results")
@@ -147,6 +150,8 @@ class SharedApplication:
             workloads_router(self._late("workloads")),
             record_router(self._late("record"), engine.clock),
         ]
+        if of_clusters:
+            routers += [agents_router(None, AGENT_TOKENS), background_router(None, None, allowed=False)]  # type: ignore[arg-type]
         self._app = create_app(jobs, health, self._late("identities"), routers, audit=self._late("audit"))
         add_metrics(self._app, engine, health, self._late("alerts"), is_open=open_metrics, min_interval_s=0.0)
         self._routes = list(self._app.router.routes)
@@ -167,15 +172,15 @@ class SharedApplication:
             self._app.openapi_schema = None
 
 
-_idle: dict[bool, list[SharedApplication]] = {True: [], False: []}
-"""Applications that no test uses, by whether their metrics are open."""
+_idle: dict[tuple[bool, bool], list[SharedApplication]] = defaultdict(list)
+"""Applications that no test uses, by their options."""
 
 
 @contextmanager
-def application(services: Mapping[str, Any], *, open_metrics: bool = False) -> Iterator[FastAPI]:
+def application(services: Mapping[str, Any], *, open_metrics: bool, of_clusters: bool) -> Iterator[FastAPI]:
     """Lend an application with these services."""
-    idle = _idle[open_metrics]
-    shared = idle.pop() if idle else SharedApplication(open_metrics=open_metrics)
+    idle = _idle[open_metrics, of_clusters]
+    shared = idle.pop() if idle else SharedApplication(open_metrics=open_metrics, of_clusters=of_clusters)
     yield shared.begin(services)
     shared.end()
     idle.append(shared)
@@ -193,8 +198,13 @@ async def serving(
     limits: Limits | None = None,
     accounts: Accounts | None = None,
     open_metrics: bool = False,
+    of_clusters: bool = False,
     busy_timeout_ms: int = SQLITE_BUSY_TIMEOUT,
 ) -> AsyncIterator[httpx2.AsyncClient]:
+    """Yield a client of a daemon whose clusters have 4 nodes each, and no agent.
+
+    ``of_clusters`` adds the routes of agents, without a hub, and of background load, which is not allowed.
+    """
     database = Database(open_database(path, busy_timeout_ms))
     store = SqlStore(database)
     clusters = [ClusterStatus("north"), ClusterStatus("south")]
@@ -282,7 +292,7 @@ async def serving(
         "workloads": WorkloadReports(path.parent / "workloads", WORKLOADS_QUOTA, engine.clock),
     }
     loop = asyncio.create_task(engine.run())
-    with application(services, open_metrics=open_metrics) as app:
+    with application(services, open_metrics=open_metrics, of_clusters=of_clusters) as app:
         app.state.audit, app.state.engine = services["audit"], engine
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=shown) as client:
             yield client

@@ -16,8 +16,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from koalapy.api.access import ACCESS, access_of
-from koalapy.api.agents import agents_router
-from koalapy.api.background import background_router
 from koalapy.api.fields import as_json
 from koalapy.api.jobs import seen_by
 from koalapy.api.redaction import SEEN_BY_ALL
@@ -123,11 +121,8 @@ def _routes(app: FastAPI) -> Iterator[Any]:
 @asynccontextmanager
 async def opened(path: Path, **more: Any) -> AsyncIterator[Api]:
     sites = Sites({("north", "/m"): b"mesh"})
-    async with serving(path / "koala.db", [], Rules(), sites, people=TOKENS, **more) as http:
-        api = Api(http)
-        api.app.include_router(agents_router(None, AGENT_TOKENS))  # type: ignore[arg-type]
-        api.app.include_router(background_router(None, None, allowed=False))  # type: ignore[arg-type]
-        yield api
+    async with serving(path / "koala.db", [], Rules(), sites, people=TOKENS, of_clusters=True, **more) as http:
+        yield Api(http)
 
 
 @pytest_asyncio.fixture
