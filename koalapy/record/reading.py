@@ -36,8 +36,9 @@ class Life:
 class RecordFile:
     """A file as ``koala export`` writes it. Whatever is read may raise ``UsageError``."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, max_line: int = MAX_LINE) -> None:
+        """``max_line``: bytes of a line at most, so that a small packed file cannot fill the memory."""
+        self._path, self._max_line = path, max_line
         self._number = 0
         self._ahead: Json | None = None
         self._of = ("", "")
@@ -124,7 +125,7 @@ class RecordFile:
             told, self._ahead = self._ahead, None
             return told
         try:
-            line = file.readline(MAX_LINE)
+            line = file.readline(self._max_line)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise self._fault(f"is damaged after line {self._number}: {error}") from error
         except OSError as error:
@@ -132,8 +133,8 @@ class RecordFile:
         if not line:
             return None
         self._number += 1
-        if len(line) == MAX_LINE:
-            raise self._fault(f"is damaged in line {self._number}: it has more than {MAX_LINE} bytes")
+        if len(line) == self._max_line:
+            raise self._fault(f"is damaged in line {self._number}: it has more than {self._max_line} bytes")
         try:
             found = json.loads(line)
         except (ValueError, RecursionError) as error:

@@ -88,9 +88,11 @@ class Identities:
         clock: Callable[[], float] = time.time,
         provider: Verifier | None = None,
         reserved: Collection[str] = (),
+        max_tokens: int = MAX_TOKENS_OF_ONE,
     ) -> None:
         """``fixed``: tokens that hold while the daemon lives; ``reserved``: names of the daemon's own, which no other
-        source may give to a caller."""
+        source may give to a caller; ``max_tokens``: valid tokens that one user may have."""
+        self._max_tokens = max_tokens
         self._provider, self._reserved = provider, frozenset(reserved)
         self._fixed = {digest_of_token(token): identity for token, identity in fixed.items()}
         self._store, self._users, self._clock = store, users or Users({}), clock
@@ -225,9 +227,9 @@ class Identities:
         async with self._changing:
             now = self._clock()
             held = sum(self.is_valid(token, now) for token in self._stored.values() if token.user == user)
-            if held >= MAX_TOKENS_OF_ONE:
+            if held >= self._max_tokens:
                 raise ConflictError(
-                    f"{user} has {MAX_TOKENS_OF_ONE} tokens already", field="user", value=user, hint="revoke some"
+                    f"{user} has {self._max_tokens} tokens already", field="user", value=user, hint="revoke some"
                 )
             maker = None if made_by is None else self._stored.get(made_by)
             if made_by is not None and (maker is None or not self.is_valid(maker, now)):

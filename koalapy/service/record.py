@@ -66,7 +66,11 @@ class Record:
         disks: DiskLimits,
         beginning: Beginning,
         clock: Callable[[], float] = time.time,
+        part_size: int = PART_SIZE,
+        max_waiting: int = MAX_WAITING,
     ) -> None:
+        """``part_size``: bytes after which a new file is begun; ``max_waiting``: steps that may wait for the disk."""
+        self._part_size, self._max_waiting = part_size, max_waiting
         self._directory, self._settings, self._disks, self._clock = directory, settings, disks, clock
         self._life, self._number = int(beginning.now * 1000), 0
         self._beginning: Beginning | None = beginning
@@ -82,8 +86,8 @@ class Record:
         if self.problem:
             return
         self._waiting.append(step)
-        if len(self._waiting) > MAX_WAITING:
-            self._fail(f"the disk has not taken {MAX_WAITING} steps")
+        if len(self._waiting) > self._max_waiting:
+            self._fail(f"the disk has not taken {self._max_waiting} steps")
 
     async def flush(self) -> None:
         """Write what has come; whatever is wrong with it is said, and not raised."""
@@ -126,7 +130,7 @@ class Record:
         for step in steps:
             self._file.write(line(step_to_json(step)))
         self._file.flush()
-        if self._file.tell() >= PART_SIZE:
+        if self._file.tell() >= self._part_size:
             self._file.close()
             self._tidy()
             self._begin_part()

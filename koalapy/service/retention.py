@@ -52,7 +52,12 @@ class Retention:
         times: RetentionTimes,
         clock: Callable[[], float],
         is_ending: Callable[[], bool] = lambda: False,
+        max_stuck: int = MAX_STUCK,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``max_stuck``: jobs whose files cannot be removed after which a round is given up; ``monotonic`` measures
+        transactions."""
+        self._max_stuck, self._monotonic = max_stuck, monotonic
         self._store, self._outputs, self._results = store, outputs, results
         self._times, self._clock = times, clock
         self._is_ending = is_ending
@@ -93,9 +98,9 @@ class Retention:
         jobs = await self._without_files(old)
         if not jobs:
             return 0
-        began = time.monotonic()
+        began = self._monotonic()
         await in_database(self._store.remove, jobs)
-        took = time.monotonic() - began
+        took = self._monotonic() - began
         size = self._batch_size // 2 if took > LONG_TRANSACTION else self._batch_size * 2
         self._batch_size = min(max(1, size), MAX_BATCH)
         # What was on its way meanwhile.
@@ -112,7 +117,7 @@ class Retention:
                 half = len(jobs) // 2
                 return [*await self._without_files(jobs[:half]), *await self._without_files(jobs[half:])]
             self._stuck[jobs[0]] = error
-            if len(self._stuck) > MAX_STUCK:
+            if len(self._stuck) > self._max_stuck:
                 raise
             return ()
         return jobs

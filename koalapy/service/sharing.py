@@ -42,7 +42,12 @@ class Sharing:
         queries: Queries,
         clock: Callable[[], float],
         work: Callable[[SharingQuestion], Awaitable[SharingReport]] | None = None,
+        *,
+        page_size: int = PAGE_SIZE,
+        max_jobs: int = MAX_JOBS,
     ) -> None:
+        """``page_size``: jobs that one query reads; ``max_jobs``: jobs of a report at most."""
+        self._page_size, self._max_jobs = page_size, max_jobs
         self._store, self._queries, self._clock = store, queries, clock
         self._work = work or _answer_in_subprocess
         self._one_at_a_time = asyncio.Lock()
@@ -73,12 +78,13 @@ class Sharing:
         jobs: list[EndedJob] = []
         after = (start, 0)
         while True:
-            some: Sequence[EndedJob] = await query(self._store.ended, after, now + 1.0, PAGE_SIZE)
+            some: Sequence[EndedJob] = await query(self._store.ended, after, now + 1.0, self._page_size)
             jobs += [job for job in some if job.submitted_at < end]
-            if len(jobs) > MAX_JOBS:
+            if len(jobs) > self._max_jobs:
                 hint = "ask for fewer days, by first and last"
-                raise UsageError(f"that is more than {MAX_JOBS} jobs", field="first", value=str(span.first), hint=hint)
-            if len(some) < PAGE_SIZE:
+                too_many = f"that is more than {self._max_jobs} jobs"
+                raise UsageError(too_many, field="first", value=str(span.first), hint=hint)
+            if len(some) < self._page_size:
                 return jobs
             after = (some[-1].ended_at, some[-1].id)
 

@@ -36,13 +36,14 @@ Make = Callable[[], tuple[JobId, Iterable[Span]]]
 class Tracing:
     """Told of jobs by the engine; a thread of its own makes spans of that, and sends them."""
 
-    def __init__(self, endpoint: str, instance: str) -> None:
+    def __init__(self, endpoint: str, instance: str, max_waiting: int = MAX_WAITING) -> None:
+        """``max_waiting``: jobs whose spans wait to be sent at most; those of further ones are lost."""
         self._instance = instance
         self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=SEND_TIMEOUT)
         self._resource = Resource.create(
             {"service.name": "koala", "service.version": __version__, "service.instance.id": instance}
         )
-        self._waiting: queue.Queue[Make | None] = queue.Queue(MAX_WAITING)
+        self._waiting: queue.Queue[Make | None] = queue.Queue(max_waiting)
         self._waited_since: dict[JobId, float] = {}
         self._lost, self._reachable = 0, True
         self._thread = threading.Thread(target=self._run, name="tracing", daemon=True)

@@ -51,7 +51,11 @@ class Stream:
 class FileOutput:
     """The ``OutputStore`` port on a folder; may be called from several threads."""
 
-    def __init__(self, directory: Path, limit: int, segment: int = SEGMENT) -> None:
+    def __init__(
+        self, directory: Path, limit: int, segment: int = SEGMENT, max_streams: int = MAX_RETAINED_STREAMS
+    ) -> None:
+        """``limit``: bytes of a component's output; ``max_streams``: components whose state is kept in memory."""
+        self._max_streams = max_streams
         self._directory, self._segment = directory, segment
         self.limit, self.head = limit, limit // 2
         self._tail = limit - self.head
@@ -120,7 +124,7 @@ class FileOutput:
             stream = self._streams.pop(token, None) or Stream(self._look(token))
             self._streams[token] = stream
             stream.users += 1
-            if len(self._streams) > MAX_RETAINED_STREAMS:
+            if len(self._streams) > self._max_streams:
                 idle = next((one for one, known in self._streams.items() if not known.users), None)
                 self._streams.pop(idle or "", None)
         try:

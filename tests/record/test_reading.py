@@ -10,7 +10,7 @@ import pytest
 
 from koalapy.model.errors import UsageError
 from koalapy.placement.registry import Registry, builtin
-from koalapy.record import reading
+from koalapy.record.reading import RecordFile
 from koalapy.simulation.replay import History, replay
 from tests.record.days import a_day, exported, written
 
@@ -115,15 +115,15 @@ def test_a_beginning_that_cannot_be_is_told(tmp_path: Path, changed: dict[str, A
     assert said in fault(tmp_path / "day", b"".join([*lines[:2], begun, *lines[3:]]))
 
 
-def test_a_line_that_would_fill_the_memory_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_would_fill_the_memory_is_not_read(tmp_path: Path) -> None:
     """A small packed file may hold one of any length."""
     longest = max(map(len, WHOLE.splitlines(keepends=True)))
-    monkeypatch.setattr(reading, "MAX_LINE", longest + 1)
     path = tmp_path / "day"
     path.write_bytes(WHOLE)
-    assert len(read(path)) == 2
-    bomb = gzip.compress(WHOLE.splitlines(keepends=True)[0] + b" " * 10**7)
-    assert f"has more than {longest + 1} bytes" in fault(path, bomb)
+    assert len(list(RecordFile(path, longest + 1).lives())) == 2
+    path.write_bytes(gzip.compress(WHOLE.splitlines(keepends=True)[0] + b" " * 10**7))
+    with pytest.raises(UsageError, match=f"has more than {longest + 1} bytes"):
+        list(RecordFile(path, longest + 1).lives())
 
 
 def test_a_policy_that_there_is_not_is_named(tmp_path: Path) -> None:

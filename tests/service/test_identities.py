@@ -11,7 +11,6 @@ from koalapy.model.identity import Identity, Role
 from koalapy.model.provider import Verified
 from koalapy.model.users import User, Users
 from koalapy.ports import StoredToken
-from koalapy.service import identities as module
 from koalapy.service.identities import DEFAULT_SPAN, PREFIX, RETENTION, Identities, TokenOrder, agent_of
 from koalapy.store.memory import Memory, MemoryStore
 
@@ -42,14 +41,14 @@ class Store(MemoryStore):
 class Place:
     """What outlives daemons, and the one that there is now."""
 
-    def __init__(self) -> None:
-        self.clock, self.memory = Clock(), Memory()
+    def __init__(self, **more: int) -> None:
+        self.clock, self.memory, self._more = Clock(), Memory(), more
         self.start()
 
     def start(self) -> None:
         self.memory.held = False
         self.store = Store(self.memory)
-        self.identities = Identities({OWN: ROOT}, self.store, USERS, self.clock)
+        self.identities = Identities({OWN: ROOT}, self.store, USERS, self.clock, **self._more)
 
     async def made(self, order: TokenOrder = ALICE, by: Identity = ROOT) -> tuple[StoredToken, str, Identity]:
         token, shown = await self.identities.create(order, by)
@@ -221,8 +220,8 @@ async def test_one_that_cannot_be_written_is_none(place: Place) -> None:
     assert place.identities.list(ROOT, every=True) == []
 
 
-async def test_nobody_has_any_number_of_them(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_TOKENS_OF_ONE", 2)
+async def test_nobody_has_any_number_of_them() -> None:
+    place = Place(max_tokens=2)
     await place.made()
     await place.made(TokenOrder("alice", Role.USER, 10.0))
     with pytest.raises(ConflictError, match="alice has 2 tokens already"):

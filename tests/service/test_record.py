@@ -25,11 +25,11 @@ BEGAN = 1.7e9
 
 
 def record(
-    folder: Path, began: float = BEGAN, settings: Recording | None = None, disks: DiskLimits | None = None
+    folder: Path, began: float = BEGAN, settings: Recording | None = None, disks: DiskLimits | None = None, **sizes: int
 ) -> Record:
     begun = Beginning(Rules(), tuple(builtin().names()), (KnownCluster("north"),), now=began)
     limits = disks or DiskLimits(0, 0)
-    return Record(folder / "record", settings or Recording(), limits, begun, lambda: began)
+    return Record(folder / "record", settings or Recording(), limits, begun, lambda: began, **sizes)
 
 
 def steps(count: int, began: float = BEGAN) -> Sequence[Step]:
@@ -141,9 +141,8 @@ async def test_a_backup_of_a_part_that_was_written_on_replaces_nothing(tmp_path:
     await another.close()
 
 
-async def test_a_long_life_is_in_parts_and_read_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "PART_SIZE", 500)
-    one = record(tmp_path)
+async def test_a_long_life_is_in_parts_and_read_as_one(tmp_path: Path) -> None:
+    one = record(tmp_path, part_size=500)
     for step in steps(40):
         await kept(one, [step])
     parts = sorted(path.name for path in (tmp_path / "record").iterdir())
@@ -165,14 +164,13 @@ async def test_daemons_that_have_ended_long_ago_are_forgotten(tmp_path: Path) ->
     assert left == [str(int((BEGAN + 100 * number) * 1000)) for number in (1, 2)]
 
 
-async def test_the_oldest_make_room_and_then_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "PART_SIZE", 500)
-    old = record(tmp_path)
+async def test_the_oldest_make_room_and_then_it_ends(tmp_path: Path) -> None:
+    old = record(tmp_path, part_size=500)
     await kept(old, steps(30))
     await old.close()
     size = Recording(size=2**20)
     object.__setattr__(size, "size", 3000)
-    one = record(tmp_path, BEGAN + 1000, size)
+    one = record(tmp_path, BEGAN + 1000, size, part_size=500)
     for step in steps(400, BEGAN + 1000):
         await kept(one, [step])
     assert "more than record.size" in one.problem
@@ -209,9 +207,8 @@ async def test_a_disk_that_is_nearly_full_is_left_to_others(tmp_path: Path, monk
     await one.close()
 
 
-async def test_steps_do_not_pile_up_for_a_disk_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "MAX_WAITING", 10)
-    one = record(tmp_path)
+async def test_steps_do_not_pile_up_for_a_disk_that_hangs(tmp_path: Path) -> None:
+    one = record(tmp_path, max_waiting=10)
     for step in steps(12):
         one.keep(step)
     assert "has not taken 10 steps" in one.problem

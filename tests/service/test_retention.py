@@ -3,7 +3,9 @@
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -46,10 +48,10 @@ class World:
         self.history = SqlHistory(self.store.database)
         self.ending = False
 
-    def retention(self, jobs: float | None = 10 * DAY, internal: float = DAY) -> Retention:
+    def retention(self, jobs: float | None = 10 * DAY, internal: float = DAY, **more: Any) -> Retention:
         outputs = Outputs(self.daemon.engine, self.store, self.daemon.kept)
         times = RetentionTimes(jobs, internal)
-        return Retention(self.history, outputs, self.results, times, lambda: NOW, lambda: self.ending)
+        return Retention(self.history, outputs, self.results, times, lambda: NOW, lambda: self.ending, **more)
 
     async def add(self, ident: JobId, ended: float | None, spec: JobSpec = SPEC) -> None:
         """One that ended so many seconds ago, if it has."""
@@ -172,9 +174,8 @@ async def test_one_whose_files_cannot_be_removed_keeps_no_other(
             with pytest.raises(OSError, match="Input/output"):
                 await tidying.tidy()
             assert list(world.there().values()) == [{1, 4}] * 3
-            patch.setattr(retention, "MAX_STUCK", 1)
             with pytest.raises(OSError, match="Input/output"):
-                await tidying.tidy()
+                await world.retention(max_stuck=1).tidy()
         assert await tidying.tidy() == 2
         assert world.there()["books"] == set()
 
@@ -257,12 +258,13 @@ async def test_a_database_that_is_slow_is_asked_for_less(tmp_path: Path, monkeyp
             return over(before, limit, internal=internal)
 
         monkeypatch.setattr(world.history, "over", counted)
-        tidying = world.retention()
+        transaction_s = 2 * retention.LONG_TRANSACTION
+        times = count()
+        tidying = world.retention(monotonic=lambda: next(times) * transaction_s)
         tidying._batch_size = 8
-        monkeypatch.setattr(retention, "LONG_TRANSACTION", -1.0)
         await tidying.tidy()
         assert asked == [8, 4, 2, 1]
-        monkeypatch.setattr(retention, "LONG_TRANSACTION", 1e9)
+        transaction_s = 0.0
         for ident in range(20, 24):
             await world.add(ident, 20 * DAY)
         asked.clear()

@@ -18,7 +18,6 @@ from koalapy.scheduling.events import JobSubmitted
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
 from koalapy.scheduling.state import SchedulerState
-from koalapy.service import sharing as module
 from koalapy.service.history import History, Span
 from koalapy.service.sharing import Sharing
 from koalapy.simulation.alone import SharingQuestion, answer
@@ -98,14 +97,16 @@ async def test_until_today_it_is_until_now_and_what_is_not_over_is_named(place: 
     assert (tomorrow.start, tomorrow.end, tomorrow.left_out) == ((THURSDAY + 2) * DAY, (THURSDAY + 2) * DAY, [])
 
 
-async def test_report_reads_jobs_page_by_page_up_to_its_limit(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_report_reads_jobs_page_by_page_up_to_its_limit(place: Place) -> None:
     place.write(*(of_north(ident) for ident in range(1, 8)))
-    monkeypatch.setattr(module, "PAGE_SIZE", 3)
-    assert (await place.sharing.report(THAT_DAY)).sites[0].jobs == 7
-    monkeypatch.setattr(module, "MAX_JOBS", 6)
-    place.now += 100.0
+
+    def sharing(max_jobs: int) -> Sharing:
+        clock = lambda: place.now  # noqa: E731
+        return Sharing(place.store, place.scheduler.queries, clock, place._work, page_size=3, max_jobs=max_jobs)
+
+    assert (await sharing(7).report(THAT_DAY)).sites[0].jobs == 7
     with pytest.raises(UsageError, match="more than 6 jobs") as refused:
-        await place.sharing.report(THAT_DAY)
+        await sharing(6).report(THAT_DAY)
     assert (refused.value.field, refused.value.value) == ("first", "2024-10-10")
 
 

@@ -20,7 +20,6 @@ from koalapy.settings import Settings
 from tests import signals
 from tests.collector import Collector, attributes, tree
 from tests.identities import ADA
-from tests.service.test_hub import DEADLINE
 from tests.service.test_jobs import SPEC, job_when, north_and_jobs
 
 WAITS = replace(SPEC, request=FixedRequest((ComponentRequest(1, cluster="south"),)))
@@ -82,7 +81,6 @@ async def test_a_collector_that_is_away_costs_spans_and_nothing_else(
     async def until_said(action: str) -> None:
         await signals.until(lambda: action in said)
 
-    monkeypatch.setattr(tracing, "SEND_TIMEOUT", DEADLINE)
     monkeypatch.setattr(tracing, "log", SimpleNamespace(warning=note, info=note, error=note))
     with Collector() as collector:
         collector.status = 400
@@ -102,9 +100,8 @@ async def test_a_collector_that_is_away_costs_spans_and_nothing_else(
 
 
 def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "MAX_WAITING", 2)
     monkeypatch.setattr(Tracing, "_run", lambda self: None)
-    sends = Tracing("http://127.0.0.1:1/v1/traces", "test")
+    sends = Tracing("http://127.0.0.1:1/v1/traces", "test", max_waiting=2)
     job = Job(1, SPEC, 0.0, JobState.CANCELLED, ended_at=1.0)
     for _ in range(5):
         sends.job_changed(job, JobState.QUEUED)

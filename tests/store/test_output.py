@@ -171,11 +171,8 @@ def test_a_reader_beside_a_writer_never_sees_wrong_bytes(tmp_path: Path) -> None
     assert at == len(written)
 
 
-def test_what_is_forgotten_for_lack_of_room_in_memory_is_found_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(output_module, "MAX_RETAINED_STREAMS", 3)
-    kept = FileOutput(tmp_path, 100, SEGMENT)
+def test_what_is_forgotten_for_lack_of_room_in_memory_is_found_again(tmp_path: Path) -> None:
+    kept = FileOutput(tmp_path, 100, SEGMENT, max_streams=3)
     tokens = [f"{job}.1.0.abc" for job in range(10)]
     for end in range(0, 300, 50):
         for token in tokens:
