@@ -274,13 +274,7 @@ class Barrier:
             self._note_output_error(component)
             return  # it stays, and sends again what it has, until that is kept
         result = {k: message[k] for k in ("code", "error", "infrastructure", "stopped", "warned")}
-        try:
-            component.folder.keep_result(runner.node, {**result, "host": node.host, "name": node.name})
-        except OSError as error:  # as long as we live we know it all the same
-            log.warning(
-                "a result cannot be kept", action="result-not-kept", reason=write_error(component.folder.path, error)
-            )
-        component.node_ended(runner.node, result)
+        component.node_ended(runner.node, {**result, "host": node.host, "name": node.name})
         self._spawn(self._let_go(component, runner))
         self._reporter.publish_output(component)
         self._reporter.publish(component)
@@ -359,6 +353,7 @@ class Barrier:
     def _miss(self, component: Component, index: int) -> None:
         """A runner that should be there still is not."""
         component.collect_results()  # its secret may not have been known when the folder was recalled
+        self._reporter.publish_output(component)
         node = component.nodes[index]
         if node.runner is None and node.result is None and not component.ended:
             component.fail(f"the runner on {node.name or f'node {index}'} lost its connection and did not come back")

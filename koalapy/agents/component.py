@@ -1,6 +1,7 @@
 """One component as its agent knows it: what was decided, what its runners said, what the resource manager says."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from koalapy.agents.grace import Grace
@@ -15,6 +16,8 @@ from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 KILLED_BY_KILL = 128 + 9
 KILLED_BY_TERM = 128 + 15
+RESULT_ENTRY = "result.{node}"
+"""The journal's entry with the result of a node's runner."""
 
 
 def lrm_name(instance: str, token: str) -> str:
@@ -136,6 +139,9 @@ class Component:
             node.life = life
         own.collected = bool(known.get("collected"))
         own.output.recover()
+        for index in range(own.size):
+            if result := known.get(RESULT_ENTRY.format(node=index)):
+                own._apply_result(index, result)
         own.collect_results()
         if end := known.get("end"):
             own.ended, own.exit_code = True, end["exit_code"]
@@ -254,11 +260,19 @@ class Component:
         self.starting = job.starting
 
     def node_ended(self, index: int, result: dict[str, Any]) -> None:
-        """A runner told its result."""
+        """Take in the result of a node's runner, once all of its output is kept that can be had.
+
+        Note it in the journal: a later agent cannot verify the runner's own file if the resource manager was killed
+        with the key.
+        """
+        if self.nodes[index].result is None:
+            self.folder.note(**{RESULT_ENTRY.format(node=index): result})
+            self._apply_result(index, result)
+
+    def _apply_result(self, index: int, result: dict[str, Any]) -> None:
         node = self.nodes[index]
-        if node.result is not None:
-            return
         node.result, node.phase = result, "ended"
+        node.host, node.name = result.get("host") or node.host, result.get("name") or node.name
         node.warned |= bool(result.get("warned"))
         if result["infrastructure"]:
             self.fail(result["error"])
@@ -266,17 +280,19 @@ class Component:
             self.exit_code = self._program_exit(index, result["code"])
 
     def collect_results(self) -> None:
-        """Take in what runners left in the folder."""
+        """Take in the results that runners left in the folder, and before each the output that was not sent."""
+        unsent: dict[int, list[tuple[int, Path]]] | None = None
         for index, node in enumerate(self.nodes):
             if node.result is None and (left := self.folder.result(index)):
-                node.host, node.name = left["host"], left["name"]
+                unsent = self.folder.unsent() if unsent is None else unsent
+                self.output.copy_unsent(index, unsent.get(index, []), left.get("output"), self.folder.left)
                 self.node_ended(index, left)
 
     def _collect_output(self) -> None:
         """Take in what runners that are gone could not send any more."""
         unsent = self.folder.unsent()
-        for index in range(self.size):
-            total = (self.folder.result(index) or {}).get("output")
+        for index, node in enumerate(self.nodes):
+            total = (node.result or {}).get("output")
             self.output.take_over(index, unsent.get(index, []), total, self.folder.left)
 
     def _note_killed_runners(self) -> None:

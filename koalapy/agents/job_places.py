@@ -63,6 +63,7 @@ class JobPlaces:
                 work, limit = self.work(component), component.output_limit
                 await self._folders.fetch(component.user, work, component.folder, component.size, limit)
                 component.collect_results()
+                self._reporter.publish_output(component)
                 return
             except (SiteError, OSError) as error:
                 log.warning(

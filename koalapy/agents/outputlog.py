@@ -111,6 +111,23 @@ class OutputLog:
             self._keep(node, whole=self._own == 1)
         return self.received(node)
 
+    def copy_unsent(
+        self, node: int, unsent: Iterable[tuple[int, Path]], total: int | None, left: Callable[[int, Path, int], bytes]
+    ) -> None:
+        """Take what a runner that has written ``total`` bytes saved in files, up to the first gap.
+
+        The files stay: the runner may come back and send the rest. Parameters are those of ``take_over``.
+        """
+        for start, path in unsent:
+            if start > self._known(node):
+                break
+            try:
+                self.take(node, start, left(node, path, MAX_UNSENT))
+            except (OSError, ValueError):
+                break
+        if self._known(node) == total:
+            self.finish(node)
+
     def take_over(
         self, node: int, unsent: Iterable[tuple[int, Path]], total: int | None, left: Callable[[int, Path, int], bytes]
     ) -> None:

@@ -22,7 +22,7 @@ from koalapy.agents.runner_messages import parse_result
 from koalapy.runtime.account_files import LOG_END as LAST_LINE_WINDOW
 from koalapy.runtime.account_files import MAX_RESULT
 from koalapy.runtime.account_files import RUNNER_LOG as RUNNER_LOG
-from koalapy.runtime.session import FILE_TAG_LENGTH, open_file, seal_file
+from koalapy.runtime.session import FILE_TAG_LENGTH, open_file
 
 log = structlog.get_logger()
 
@@ -165,21 +165,6 @@ class Folder:
             if node.isdecimal() and start.isdecimal():
                 by_node.setdefault(int(node), []).append((int(start), path))
         return {node: sorted(files) for node, files in by_node.items()}
-
-    def keep_result(self, node: int, result: dict[str, Any]) -> None:
-        """What a runner told, where it could not leave it itself, or not all of it: its spool may be another machine's.
-
-        ``OSError`` when there is no room for it.
-        """
-        path = self.path / f"result.{node}.json"
-        if self.result(node) is None:
-            fresh = path.with_suffix(".kept")
-            content = json.dumps(result).encode()
-            secret = self.secret_of(node) if self.secret_of is not None else None
-            with open(open_regular(fresh, os.O_TRUNC), "wb") as file:
-                file.write(content if secret is None else seal_file(secret, path.name, content))
-            fresh.replace(path)
-        self._written(path, began=True)
 
     def remove(self) -> None:
         """Forget it at once, and then remove what there is; who is killed in between leaves that to the next agent."""

@@ -152,8 +152,7 @@ async def test_an_end_is_looked_for_that_the_resource_manager_does_not_tell(
         if component.lrm_job is not None and component.nodes[0].result is None:
             component.nodes[0].name = "a"
             result = {"code": 0, "error": "", "infrastructure": False, "stopped": False}
-            component.folder.keep_result(0, {**result, "host": "a", "name": "a"})
-            component.node_ended(0, result)
+            component.node_ended(0, {**result, "host": "a", "name": "a"})
             own.polls.soon()
         elif lrm.looks > 3 and component.lrm_job is not None:
             lrm.end(component.lrm_job)

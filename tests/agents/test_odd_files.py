@@ -76,12 +76,6 @@ def test_a_pipe_in_the_journals_place_is_not_written_to(folder: Folder) -> None:
     assert not folder.catch_up()
 
 
-def test_a_pipe_in_a_results_place_is_not_written_to(folder: Folder) -> None:
-    os.mkfifo(folder.path / "result.0.kept")
-    with pytest.raises(OSError, match="No such device"):
-        folder.keep_result(0, RESULT)
-
-
 def test_output_is_written_where_something_else_was(tmp_path: Path) -> None:
     log = OutputLog(tmp_path, 1)
     elsewhere = tmp_path / "elsewhere"
