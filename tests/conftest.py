@@ -11,7 +11,6 @@ import pytest
 import structlog
 
 from koalapy.agents.check import daemon
-from koalapy.cli import completion
 from koalapy.service import database, engine, idempotency
 from tests import needs
 from tests.rings import is_on_testbed
@@ -56,7 +55,6 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "SLOW_AFTER", 60.0)
     monkeypatch.setattr(engine, "LAST_WRITE", 60.0)
     monkeypatch.setattr(daemon, "DAEMON_TIMEOUT", 60.0)
-    monkeypatch.setattr(completion, "MAX_SECONDS", 60.0)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -9,7 +9,7 @@ import os
 import socket
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +18,11 @@ from urllib.parse import urlsplit
 
 from koalapy.cli.errors import CliError, Exit
 from koalapy.cli.saved_logins import Login
+from koalapy.cli.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.credentials import checked_token
 from koalapy.login_socket import DIRECTORY, MAX_LINE, NAME, address, open_folder, peer_of
 
 VARIABLE = "KOALA_LOGIN_SOCKET"
-GREETING_TIMEOUT = 5.0
-"""Seconds that an agent has to say who it is."""
-LOGIN_TIMEOUT = 20.0
-"""Seconds that it has, with its daemon, to answer."""
 OWN_AGENTS = "~/.local/share/koala/clusters"
 """Where the agents of an account are, if they were not told otherwise."""
 RETRY_PAUSE = 0.02
@@ -44,32 +41,34 @@ class Agent:
     ca: str
 
 
-def sockets() -> list[Path]:
-    """Where an agent may listen for this account."""
+def sockets(well_known: Path = DIRECTORY) -> list[Path]:
+    """Return the paths at which an agent may listen for this account. ``well_known``: the folder that root made."""
     if given := os.environ.get(VARIABLE):
         return [Path(given).absolute()]
     found: list[Path] = []
-    for folder, pattern in ((DIRECTORY, "*.sock"), (Path(os.path.expanduser(OWN_AGENTS)), f"*/{NAME}")):
+    for folder, pattern in ((well_known, "*.sock"), (Path(os.path.expanduser(OWN_AGENTS)), f"*/{NAME}")):
         with suppress(OSError):
             found += sorted(folder.glob(pattern))
     return found
 
 
-def agents(paths: Iterable[Path]) -> tuple[list[Agent], list[str]]:
-    """Those that answer there, and what is wrong with the others."""
+def agents(
+    paths: Iterable[Path], timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known: Path = DIRECTORY
+) -> tuple[list[Agent], list[str]]:
+    """Return the agents that answer at these paths, and the errors of the other paths."""
     found, wrong = [], []
     for path in paths:
         try:
-            with _Conversation(path, GREETING_TIMEOUT) as conversation:
+            with _Conversation(path, timeouts.agent_greeting_s, timeouts.sleep, well_known) as conversation:
                 found.append(conversation.greeting())
         except CliError as error:
             wrong.append(str(error))
     return found, wrong
 
 
-def log_in(agent: Agent) -> Login:
-    """A new login; ``CliError`` says why there is none."""
-    with _Conversation(agent.path, LOGIN_TIMEOUT) as conversation:
+def log_in(agent: Agent, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known: Path = DIRECTORY) -> Login:
+    """Return a new login. Raise ``CliError`` if the agent gives none."""
+    with _Conversation(agent.path, timeouts.agent_login_s, timeouts.sleep, well_known) as conversation:
         now = conversation.greeting()
         answer = conversation.ask({"ask": "login"})
         if "error" in answer:
@@ -97,8 +96,8 @@ def log_in(agent: Agent) -> Login:
 class _Conversation:
     """With what listens at a path, until a deadline for all of it; every failure is a ``CliError``."""
 
-    def __init__(self, path: Path, timeout: float) -> None:
-        self._path, self._timeout = path, timeout
+    def __init__(self, path: Path, timeout: float, sleep: Callable[[float], None], well_known: Path) -> None:
+        self._path, self._timeout, self._sleep, self._well_known = path, timeout, sleep, well_known
         self._ends_at = time.monotonic() + timeout
         self._socket = socket.socket(socket.AF_UNIX)
         self._read = b""
@@ -120,7 +119,7 @@ class _Conversation:
         except (OSError, ValueError) as error:
             raise self._untrusted(error.strerror if isinstance(error, OSError) else str(error)) from error
         try:
-            if owner not in (ROOT, os.geteuid()) and not _only_root_made(self._path.parent):
+            if owner not in (ROOT, os.geteuid()) and not self._is_folder_made_by_root():
                 raise self._untrusted(f"{self._path.parent} belongs to another account (uid {owner})")
             self._reach(address(folder, self._path.name))
             uid = peer_of(self._socket).uid
@@ -131,6 +130,13 @@ class _Conversation:
         if uid not in (ROOT, owner):
             raise self._untrusted(f"who listens there is neither root nor its folder's owner (uid {uid})")
 
+    def _is_folder_made_by_root(self) -> bool:
+        """Return whether the folder is the well-known one, in a parent folder where only root writes."""
+        if self._path.parent != self._well_known:
+            return False
+        above = os.stat(self._well_known.parent)
+        return above.st_uid == ROOT and not stat.S_IMODE(above.st_mode) & 0o022
+
     def _reach(self, where: str) -> None:
         while True:
             self._settle()
@@ -138,7 +144,7 @@ class _Conversation:
                 self._socket.connect(where)
                 return
             except BlockingIOError:  # it takes no more connections for the moment, or hangs
-                time.sleep(RETRY_PAUSE)
+                self._sleep(RETRY_PAUSE)
 
     def greeting(self) -> Agent:
         said = self._hear()
@@ -193,14 +199,6 @@ class _Conversation:
 
     def no_agent(self) -> CliError:
         return CliError(f"what listens at {self._path} is no agent", Exit.UNREACHABLE, f"set {VARIABLE}")
-
-
-def _only_root_made(folder: Path) -> bool:
-    """Whether the folder was given to its owner by root: the well-known one, in ``/run`` where nobody else writes."""
-    if folder != DIRECTORY:
-        return False
-    above = os.stat(DIRECTORY.parent)
-    return above.st_uid == ROOT and not stat.S_IMODE(above.st_mode) & 0o022
 
 
 def _is_url(text: str) -> bool:

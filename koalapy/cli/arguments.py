@@ -384,8 +384,11 @@ def _called(run: Function, parameters: Sequence[_Parameter]) -> Callable[..., in
     return call
 
 
-def run(name: str, root: Group, words: Sequence[str], version: str) -> int:
-    """Run what the words ask for and give its exit code; ``CliError`` for a command line that makes no sense."""
+def run(name: str, root: Group, words: Sequence[str], version: str, of_context: object = None) -> int:
+    """Run the command that the words name and return its exit code. Raise ``CliError`` for a wrong command line.
+
+    ``of_context``: an object that the command finds in its click context.
+    """
     commands = root_of(name, root, version)
     if asked := os.environ.get(COMPLETION_VARIABLE):
         from click.shell_completion import shell_complete
@@ -393,9 +396,9 @@ def run(name: str, root: Group, words: Sequence[str], version: str) -> int:
         from koalapy.cli import completion
 
         completion.install()
-        return shell_complete(commands, {}, name, COMPLETION_VARIABLE, asked)
+        return shell_complete(commands, {"obj": of_context}, name, COMPLETION_VARIABLE, asked)
     try:
-        with commands.make_context(name, list(words)) as context:
+        with commands.make_context(name, list(words), obj=of_context) as context:
             code = commands.invoke(context)
     except click.exceptions.Exit as done:
         return done.exit_code

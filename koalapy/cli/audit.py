@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from typing import Annotated, Any
 
 from koalapy.cli.arguments import Option
@@ -47,7 +46,7 @@ def audit_log(
                 return Exit.OK
             query.pop("since", None)  # what is new is told by its number, whatever the clocks say
             sys.stdout.flush()
-            time.sleep(POLL_INTERVAL)
+            client.timeouts.sleep(POLL_INTERVAL)
 
 
 def _verify(client: Client, known_head: str | None) -> int:

@@ -10,6 +10,7 @@ from koalapy.cli.access import Access
 from koalapy.cli.errors import CODE_OF_STATUS, CliError, Exit, printable
 from koalapy.cli.http import CONNECTION_ERRORS, Answer, Connection, Readable
 from koalapy.cli.streams import report
+from koalapy.cli.timeouts import ClientTimeouts, command_timeouts
 from koalapy.model.job import ACTIVE_STATES, WAITING_STATES
 from koalapy.model.wording import is_utf8
 from koalapy.tls import refusal
@@ -61,12 +62,18 @@ class Client:
     What it shows to it is found by ``Access``.
     """
 
-    def __init__(self, url: str, token: str | None, access: Access | None = None) -> None:
+    def __init__(
+        self, url: str, token: str | None, access: Access | None = None, timeouts: ClientTimeouts | None = None
+    ) -> None:
+        """``timeouts``: by default those of the running command."""
         self._answered = False
+        self.timeouts = timeouts or command_timeouts()
         try:
             self._access = access or Access(url, token)
             found = self._access
-            self.http = Connection(found.parts, found.headers, by_proxy=found.by_proxy, trust=found.trust)
+            self.http = Connection(
+                found.parts, found.headers, by_proxy=found.by_proxy, trust=found.trust, timeouts=self.timeouts
+            )
         except ValueError as error:
             raise CliError(f"{url} is no URL: {error}", Exit.USAGE, "set --url or KOALA_URL") from error
         self.url = self._access.url
@@ -99,7 +106,7 @@ class Client:
             except CliError as error:
                 if not error.is_passing:
                     raise
-            time.sleep(pause)
+            self.timeouts.sleep(pause)
         return self.post("/api/v1/jobs", body, {"Idempotency-Key": key})
 
     def act(self, action: str, jobs: list[int], **order: str | bool) -> Iterator[Json]:
@@ -135,7 +142,7 @@ class Client:
             if deadline is not None and now >= deadline:
                 raise CliError(f"job {job} is still {state}", Exit.TIMEOUT, f"it goes on: koala wait {job}")
             # A daemon that is about to end answers at once, and one that is away does not wait either.
-            time.sleep(max(0.0, min(0.2, left) - (now - asked)))
+            self.timeouts.sleep(max(0.0, min(0.2, left) - (now - asked)))
 
     def attempts(self, job: int, last: int) -> list[Json]:
         """The last tries to run a job, in order."""
@@ -191,7 +198,7 @@ class Client:
 
     def another(self) -> "Client":
         """One of its own for another thread."""
-        return Client(self.url, None, self._access)
+        return Client(self.url, None, self._access, self.timeouts)
 
     def results(self, job: int) -> Iterator[bytes]:
         """The archive of what a job brought, piece by piece."""

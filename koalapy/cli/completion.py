@@ -23,14 +23,12 @@ from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, printable
 from koalapy.cli.options import DEFAULT_URL
 from koalapy.cli.submission import nodes_of
-from koalapy.cli.timeouts import TimeIsUp, until
+from koalapy.cli.timeouts import TimeIsUp, command_timeouts, until
 from koalapy.model.wording import nodes
 
 Json = dict[str, Any]
 Offer = tuple[str, str]
 """A word, and what is said of it."""
-MAX_SECONDS = 3.0
-"""In which a shell is answered."""
 MAX_JOBS = 100
 """As many are offered, the newest."""
 MAX_HELP_LENGTH = 60
@@ -46,7 +44,7 @@ def complete(what: str, context: click.Context, given: click.Parameter, incomple
     already = context.params.get(given.name or "") or ()
     there = {str(one) for one in already} if isinstance(already, tuple) else set()
     try:
-        with context.scope(cleanup=False), until(time.monotonic() + MAX_SECONDS):
+        with context.scope(cleanup=False), until(time.monotonic() + command_timeouts().completion_s):
             client = Client(context.params.get("url") or DEFAULT_URL, context.params.get("token"))
             offered = [one for one in OFFERS[what](client, incomplete) if one[0].startswith(incomplete)]
     except (CliError, TimeIsUp, KeyError, TypeError, ValueError):

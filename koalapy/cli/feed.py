@@ -11,10 +11,6 @@ from koalapy.cli.errors import CliError, Exit
 from koalapy.cli.server_events import events
 
 T = TypeVar("T")
-MIN_PAUSE = 2.0
-"""Seconds between two looks, where the daemon does not say that something has changed."""
-MIN_LIVE_PAUSE = 1.0
-"""Seconds between two looks where it does."""
 MAX_PAUSE = 15.0
 """Seconds between two looks at a daemon that takes long to answer, and where nothing changes."""
 SHARE = 0.1
@@ -33,6 +29,7 @@ class Feed(Generic[T]):
     def __init__(self, client: Client, look: Callable[[Client], T], wake: Callable[[], None]) -> None:
         """Looks once before it returns, with whatever ``CliError`` there is; ``wake`` is called at each news."""
         self._client, self._look, self._wake = client.another(), look, wake
+        self._timeouts = client.timeouts
         self._asked = time.monotonic()
         self.latest = look(self._client)
         self.at = time.monotonic()
@@ -84,9 +81,10 @@ class Feed(Generic[T]):
     def _pause(self) -> float:
         """Seconds until the next look at the earliest."""
         if self.trouble is not None:
-            return max(MIN_PAUSE, self.trouble.retry_after)
+            return max(self._timeouts.min_look_pause_s, self.trouble.retry_after)
         took = max(0.0, self.at - self._asked)
-        return min(MAX_PAUSE, max(MIN_LIVE_PAUSE if self.is_live else MIN_PAUSE, took / SHARE - took))
+        least = self._timeouts.min_live_look_pause_s if self.is_live else self._timeouts.min_look_pause_s
+        return min(MAX_PAUSE, max(least, took / SHARE - took))
 
     def _listen(self) -> None:
         """Have it looked again whenever the daemon says that something has changed."""
@@ -104,6 +102,6 @@ class Feed(Generic[T]):
                 break
             self.is_live = False
             self._now.set()
-            self._over.wait(MIN_PAUSE)
+            self._over.wait(self._timeouts.min_look_pause_s)
         self.is_live = False
         self._now.set()

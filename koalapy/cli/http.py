@@ -17,14 +17,13 @@ from functools import partial
 from typing import Any, Protocol
 from urllib.parse import SplitResult, unquote, urlencode, urlsplit
 
+from koalapy.cli.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.tls import OF_THIS_MACHINE, Trust
 
 CHUNK_SIZE = 64 * 1024
 """Bytes that are read or sent at once."""
 CONNECT_TIMEOUT = 20.0
 """Seconds."""
-RENEWAL_TIME = 5.0
-"""Seconds after its certificate was replaced in which a daemon may still show the one before."""
 RENEWAL_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 """Seconds before each further attempt meanwhile."""
 CONNECTION_ERRORS = (OSError, http.client.HTTPException)
@@ -58,7 +57,13 @@ class Connection:
     kept for the next question, and opened again when the daemon has closed it."""
 
     def __init__(
-        self, url: SplitResult, headers: Mapping[str, str], *, by_proxy: bool, trust: Trust = OF_THIS_MACHINE
+        self,
+        url: SplitResult,
+        headers: Mapping[str, str],
+        *,
+        by_proxy: bool,
+        trust: Trust = OF_THIS_MACHINE,
+        timeouts: ClientTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         """``by_proxy``: through the proxy that the environment names, if any, which sees nothing of what is said.
 
@@ -67,6 +72,7 @@ class Connection:
         host, port = url.hostname or "", url.port or PORTS[url.scheme]
         proxy = _proxy(url.scheme, host) if by_proxy else None
         self.headers, self.by_proxy, self.trust = headers, by_proxy, trust
+        self._timeouts = timeouts
         self._headers = _credentials(url, "Authorization") | dict(headers)
         self._base = url.path.rstrip("/")
         self._idle = deque[http.client.HTTPConnection]()
@@ -161,9 +167,9 @@ class Connection:
                 return self._opened()
             except ssl.SSLCertVerificationError:
                 # What was read may be older or younger than what the daemon showed then; it was told nothing yet.
-                if not self.trust.was_renewed(began - RENEWAL_TIME):
+                if not self.trust.was_renewed(began - self._timeouts.certificate_renewal_s):
                     raise
-            time.sleep(pause)
+            self._timeouts.sleep(pause)
         return self._opened()
 
     def _opened(self) -> http.client.HTTPConnection:

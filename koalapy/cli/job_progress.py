@@ -15,15 +15,12 @@ from koalapy.cli.progress import Progress
 from koalapy.cli.server_events import events
 from koalapy.cli.streams import report
 from koalapy.cli.tables import seconds_since
+from koalapy.cli.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.model.wording import duration
 
 Json = dict[str, Any]
 RETRY_DELAY = 1.0
 """Seconds until a daemon that is away is asked again."""
-JOIN_TIMEOUT = 1.0
-"""Seconds that what has just happened may need to be told when the waiting is over."""
-REPORT_DELAY = 1.0
-"""Seconds of waiting before anything is said of it."""
 RUNS = ("running", *FINAL)
 
 
@@ -36,8 +33,9 @@ class ProgressReporter:
         self._client, self._job, self._from_the_first = client.another(), job, from_the_first
         self._thread = threading.Thread(target=self._follow, daemon=True)
         self._over = threading.Event()
-        self._wait = WaitReporter()
-        self._line = Progress(self._wait.moment if in_place else lambda: "", plain=False)
+        self._timeouts = client.timeouts
+        self._wait = WaitReporter(self._timeouts)
+        self._line = Progress(self._wait.moment if in_place else lambda: "", plain=False, timeouts=self._timeouts)
 
     def __enter__(self) -> "ProgressReporter":
         self._thread.start()
@@ -49,7 +47,7 @@ class ProgressReporter:
         self._wait.close()
         self._line.end()
         if error is None:
-            self._thread.join(JOIN_TIMEOUT)
+            self._thread.join(self._timeouts.last_report_s)
 
     def _follow(self) -> None:
         seen = 0
@@ -76,9 +74,9 @@ class ProgressReporter:
 class WaitReporter:
     """Says what a job waits for after a moment, and from then on what has become of that."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS) -> None:
         self._lock = threading.Lock()
-        self._after = threading.Timer(REPORT_DELAY, self._end_silence)
+        self._after = threading.Timer(timeouts.wait_report_delay_s, self._end_silence)
         self._after.daemon = True
         self._after.start()
         self._is_silent = True

@@ -1,10 +1,13 @@
 """Which login a command uses: one that is kept, or a new one from an agent of this head node."""
 
 import sys
+from pathlib import Path
 
 from koalapy.cli import agent_socket, saved_logins
 from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.cli.saved_logins import Login, forget
+from koalapy.cli.timeouts import command_timeouts
+from koalapy.login_socket import DIRECTORY
 
 __all__ = ["Login", "SilentAgentsError", "find", "forget", "log_in"]
 
@@ -13,7 +16,7 @@ class SilentAgentsError(CliError):
     """Agents of this host do not answer, and no other leads to the daemon: nobody knows whether one of them would."""
 
 
-def find(url: str | None) -> Login | None:
+def find(url: str | None, well_known: Path = DIRECTORY) -> Login | None:
     """A login at a daemon, or where no URL was given at the only one that there is; None where no agent leads there.
 
     One that is about to end is renewed if that can be. ``CliError`` when an agent leads there and gives none.
@@ -21,26 +24,26 @@ def find(url: str | None) -> Login | None:
     kept = _kept(url)
     if kept is not None and not kept.is_due:
         return kept
-    if not agent_socket.sockets():
+    if not agent_socket.sockets(well_known):
         return kept
-    with saved_logins.alone(agent_socket.LOGIN_TIMEOUT):
+    with saved_logins.alone(command_timeouts().agent_login_s):
         made = _kept(url)
         if made is not None and not made.is_due:
             return made
         try:
-            return log_in(kept.url if kept is not None else url)
+            return log_in(kept.url if kept is not None else url, well_known)
         except CliError:
             if kept is None:
                 raise
             return kept
 
 
-def log_in(url: str | None) -> Login | None:
+def log_in(url: str | None, well_known: Path = DIRECTORY) -> Login | None:
     """A new login, which is kept; else as ``find``."""
-    paths = agent_socket.sockets()
+    paths, timeouts = agent_socket.sockets(well_known), command_timeouts()
     if not paths:
         return None
-    agents, wrong = agent_socket.agents(paths)
+    agents, wrong = agent_socket.agents(paths, timeouts, well_known)
     if url is not None:
         agents = [agent for agent in agents if agent.url == url]
     elif len(urls := sorted({agent.url for agent in agents})) > 1:
@@ -48,7 +51,7 @@ def log_in(url: str | None) -> Login | None:
     refused: CliError | None = None
     for agent in agents:
         try:
-            login = agent_socket.log_in(agent)
+            login = agent_socket.log_in(agent, timeouts, well_known)
         except CliError as error:
             refused = refused or error
             continue

@@ -7,6 +7,7 @@ from koalapy import __version__
 from koalapy.cli.arguments import Group, Lazy, run
 from koalapy.cli.errors import EPILOG, CliError, Exit
 from koalapy.cli.streams import OutputLost, give_up_standard_streams, open_standard_streams
+from koalapy.cli.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 
 KOALA = Group(
     "One parallel job over several clusters at the same moment.",
@@ -58,11 +59,11 @@ KOALA = Group(
 )
 
 
-def main() -> None:
+def main(timeouts: ClientTimeouts = DEFAULT_TIMEOUTS) -> None:
     """Run a command; whatever goes wrong is one line on standard error and a documented exit code."""
     open_standard_streams()
     try:
-        code = _run()
+        code = _run(timeouts)
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = Exit.INTERRUPTED
@@ -75,9 +76,9 @@ def main() -> None:
     sys.exit(code)
 
 
-def _run() -> int:
+def _run(timeouts: ClientTimeouts) -> int:
     try:
-        return run("koala", KOALA, sys.argv[1:], __version__)
+        return run("koala", KOALA, sys.argv[1:], __version__, timeouts)
     except CliError as error:
         try:
             print(f"koala: {error}", file=sys.stderr)

@@ -95,7 +95,7 @@ def _follow(client: Client, asked: Json, deadline: float | None, *, quiet: bool)
                 left = ", ".join(_name(link) for link in waiting.values())
                 raise CliError(f"not measured in time: {left}", Exit.TIMEOUT, "the measurements go on: koala network")
             reporter.look([link for link in links if (link["one"], link["other"]) in waiting])
-            time.sleep(POLL_INTERVAL)
+            client.timeouts.sleep(POLL_INTERVAL)
 
 
 class _Reporter:
@@ -110,7 +110,7 @@ class _Reporter:
         job = next((link["under_way"]["job"] for link in links if link["under_way"] and link["under_way"]["job"]), 0)
         if job != self._job:
             self.close()
-            self._job, self._wait = job, WaitReporter() if job else None
+            self._job, self._wait = job, WaitReporter(self._client.timeouts) if job else None
         if self._wait is not None:
             with suppress(CliError):  # the daemon is away, or the job was removed
                 self._wait.update(self._client.get(f"/api/v1/jobs/{job}"), is_reported=False)
@@ -130,7 +130,7 @@ def _links(client: Client) -> list[Json]:
         except CliError as error:
             if error.code is not Exit.UNREACHABLE or time.monotonic() - since > ABSENCE_TIMEOUT:
                 raise
-            time.sleep(POLL_INTERVAL)
+            client.timeouts.sleep(POLL_INTERVAL)
 
 
 def _over(links: list[Json], waiting: dict[tuple[str, str], Json]) -> list[Json]:

@@ -9,16 +9,11 @@ from typing import IO
 
 from koalapy.cli.errors import printable
 from koalapy.cli.streams import DRAWN
+from koalapy.cli.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.cli.width import can_redraw, cut, terminal_size
 from koalapy.model.quantities import bytes_text
 from koalapy.model.wording import duration
 
-DELAY = 1.0
-"""Seconds before anything is said: what is done by then was not long."""
-REDRAW_INTERVAL = 0.5
-"""Seconds between two lines on a terminal, each in place of the one before."""
-PLAIN_INTERVAL = 30.0
-"""Seconds between two lines elsewhere."""
 ERASE = "\r\x1b[K"
 
 
@@ -28,9 +23,12 @@ class Progress:
     ``plain``: also where nothing can be drawn in place.
     """
 
-    def __init__(self, tell: Callable[[], str], *, plain: bool = True) -> None:
+    def __init__(
+        self, tell: Callable[[], str], *, plain: bool = True, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS
+    ) -> None:
         self._tell, self._in_place = tell, can_redraw(sys.stderr)
-        self._interval = REDRAW_INTERVAL if self._in_place else PLAIN_INTERVAL
+        self._delay = timeouts.progress_delay_s if self._in_place else timeouts.plain_interval_s
+        self._interval = timeouts.redraw_interval_s if self._in_place else timeouts.plain_interval_s
         self._is_shown, self._over = False, threading.Event()
         self._is_used = self._in_place or plain
 
@@ -52,7 +50,7 @@ class Progress:
                 DRAWN.erase = DRAWN.end = None
 
     def _run(self) -> None:
-        pause = DELAY if self._in_place else PLAIN_INTERVAL
+        pause = self._delay
         with suppress(OSError):  # who has closed it wants to know no more
             while not self._over.wait(pause):
                 pause, text = self._interval, printable(self._tell())

@@ -1,10 +1,52 @@
-"""A limit on how long the command may take, whatever it is doing."""
+"""How long a command waits for what, and a limit on how long it may take whatever it is doing."""
 
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTimeouts:
+    """The durations of a command that tests vary, in seconds, and the function by which it pauses."""
+
+    agent_greeting_s: float = 5.0
+    """An agent of this host says its cluster."""
+    agent_login_s: float = 20.0
+    """An agent of this host, with its daemon, answers a request for a login."""
+    certificate_renewal_s: float = 5.0
+    """A daemon may still show its previous certificate after the file of the certificate was replaced."""
+    completion_s: float = 3.0
+    """A shell gets the words that it may offer."""
+    min_look_pause_s: float = 2.0
+    """Minimum pause between two looks at a daemon that does not announce changes."""
+    min_live_look_pause_s: float = 1.0
+    """Minimum pause between two looks at a daemon that announces changes."""
+    progress_delay_s: float = 1.0
+    """Pause before the first line of progress on a terminal."""
+    redraw_interval_s: float = 0.5
+    """Pause between two lines of progress on a terminal."""
+    plain_interval_s: float = 30.0
+    """Pause before and between lines of progress elsewhere."""
+    wait_report_delay_s: float = 1.0
+    """A command waits for a job before it prints what the job waits for."""
+    last_report_s: float = 1.0
+    """The thread that reports changes of a job prints the last of them after the job has ended."""
+    sleep: Callable[[float], None] = time.sleep
+    """Pauses a command between two requests or attempts, for that many seconds."""
+
+
+DEFAULT_TIMEOUTS = ClientTimeouts()
+
+
+def command_timeouts() -> ClientTimeouts:
+    """Return the timeouts that ``koalapy.cli.main.main`` was given, or the default outside a command."""
+    import click  # here, since the modules that only need the class do not need it
+
+    context = click.get_current_context(silent=True)
+    return (context.find_object(ClientTimeouts) if context else None) or DEFAULT_TIMEOUTS
 
 
 class TimeIsUp(BaseException):

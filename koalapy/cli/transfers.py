@@ -100,7 +100,7 @@ def _follow(client: Client, job: int, stream: TextIO, deadline: float | None, sh
             return
         if deadline is not None and time.monotonic() >= deadline:
             raise TimeIsUp
-        time.sleep(POLL_INTERVAL)
+        client.timeouts.sleep(POLL_INTERVAL)
 
 
 def _lines_now(job: Json, stream: TextIO) -> list[str]:

@@ -115,7 +115,7 @@ def _follow_logs(client: Client, job: int, component: int | None, raw: bool) -> 
             absence.tolerate(error, answered=client.has_answered)
             if shown:
                 break  # what comes anew has begun from its beginning
-        time.sleep(RETRY_DELAY)
+        client.timeouts.sleep(RETRY_DELAY)
     client.wait(job, None)
     print(f"koala: the daemon was away for a while; koala logs {job} has all the output", file=sys.stderr)
 

@@ -176,7 +176,9 @@ def run(
     daemon = RestDaemon(client := Client(url, token), policy)
     daemon.check(background)
     with ProgressDisplay() as display:
-        report = Run(workload, daemon, options, tell=display.report, show=display.show).run()
+        report = Run(
+            workload, daemon, options, tell=display.report, show=display.show, sleep=client.timeouts.sleep
+        ).run()
     with waiting_for("writes the report"):
         text = save(folder, report, plots, folder.name)
     if as_json:

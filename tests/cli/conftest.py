@@ -24,6 +24,7 @@ from koalapy.api.network import network_router
 from koalapy.api.workloads import workloads_router
 from koalapy.cli import job_progress
 from koalapy.cli.main import main
+from koalapy.cli.timeouts import ClientTimeouts
 from koalapy.service.audit import Audit
 from koalapy.service.identities import Identities
 from koalapy.service.workload_reports import WorkloadReports
@@ -43,6 +44,12 @@ class Ended:
     code: int
     out: str
     err: str
+
+
+FAST = ClientTimeouts(wait_report_delay_s=0.01, sleep=lambda _: None)
+"""For commands that print at once what they wait for."""
+PATIENT = ClientTimeouts(completion_s=60.0, last_report_s=60.0, wait_report_delay_s=60.0, sleep=lambda _: None)
+"""For commands whose test is not about time: a busy machine ends none of their waits too early."""
 
 
 class NoHub:
@@ -124,11 +131,11 @@ def koala(server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     monkeypatch.setenv("USER", "ada")
     monkeypatch.setenv("LOGNAME", "ada")
 
-    def run(*arguments: str) -> Ended:
+    def run(*arguments: str, timeouts: ClientTimeouts = PATIENT) -> Ended:
         monkeypatch.setattr(sys, "argv", ["koala", *arguments])
         capsys.readouterr()
         with pytest.raises(SystemExit) as exit_:
-            main()
+            main(timeouts)
         out, err = capsys.readouterr()
         assert isinstance(exit_.value.code, int)
         return Ended(exit_.value.code, out, err)
@@ -145,6 +152,5 @@ def interrupted_wait(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         said.append(line)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    monkeypatch.setattr(job_progress, "REPORT_DELAY", 0.01)
     monkeypatch.setattr(job_progress, "_report", report)
     return said

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from koalapy.cli import agent_socket, logins, saved_logins
 from koalapy.cli.access import Access
 from koalapy.cli.errors import CliError, Exit
 from koalapy.cli.saved_logins import Login
-from koalapy.login_socket import Peer
+from koalapy.cli.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
+from koalapy.login_socket import DIRECTORY, Peer
+from tests.cli.conftest import FAST
 from tests.needs import ROOT, needs
 
 TOKEN = "koala_a-token-of-the-daemon"
@@ -26,8 +29,7 @@ ANSWER = {"token": TOKEN, "user": "ann", "role": "user", "lifetime": 600.0}
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(agent_socket, "DIRECTORY", tmp_path / "nowhere")
-    monkeypatch.setattr(agent_socket, "OWN_AGENTS", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.delenv(agent_socket.VARIABLE, raising=False)
 
 
@@ -64,17 +66,17 @@ def listening(path: Path, *lines: object) -> Iterator[list[bytes]]:
         thread.join(30)
 
 
-def found(url: str | None) -> Login:
-    login = logins.find(url)
+def found(url: str | None, well_known: Path = DIRECTORY) -> Login:
+    login = logins.find(url, well_known)
     assert login is not None
     return login
 
 
-def refusal(path: Path) -> CliError:
-    found, wrong = agent_socket.agents([path])
+def refusal(path: Path, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known: Path = DIRECTORY) -> CliError:
+    found, wrong = agent_socket.agents([path], timeouts, well_known)
     assert not found
     with pytest.raises(CliError) as refused:
-        agent_socket.log_in(agent_socket.Agent(path, "north", GREETING["url"], ""))  # type: ignore[arg-type]
+        agent_socket.log_in(agent_socket.Agent(path, "north", str(GREETING["url"]), ""), timeouts, well_known)
     assert wrong == [str(refused.value)]
     return refused.value
 
@@ -194,15 +196,14 @@ def test_an_answer_that_is_none_is_no_login(tmp_path: Path, answer: object) -> N
     assert TOKEN not in str(refused.value)
 
 
-def test_an_agent_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_socket, "GREETING_TIMEOUT", 0.05)
-    monkeypatch.setattr(agent_socket, "LOGIN_TIMEOUT", 0.05)
+def test_agent_that_hangs_is_given_up(tmp_path: Path) -> None:
+    short = replace(FAST, agent_greeting_s=0.05, agent_login_s=0.05)
     path = tmp_path / "a.sock"
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(path))
     server.listen(0)
     for _ in range(3):  # also when nobody takes any more connections
-        assert "does not answer" in refusal(path).message
+        assert "does not answer" in refusal(path, short).message
     server.close()
     assert "connection refused" in refusal(path).message
 
@@ -240,7 +241,7 @@ def test_a_folder_where_others_may_put_theirs_is_not_believed(tmp_path: Path, sp
 
 
 @needs(ROOT)
-def test_another_accounts_folder_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_accounts_folder_is_not_believed(tmp_path: Path) -> None:
     """But for the well-known one, which only root can have given it."""
     folder = tmp_path / "run"
     folder.mkdir()
@@ -248,32 +249,27 @@ def test_another_accounts_folder_is_not_believed(tmp_path: Path, monkeypatch: py
     with listening(folder / "a.sock", GREETING, ANSWER) as heard:
         assert "belongs to another account (uid 4711)" in refusal(folder / "a.sock").message
         assert heard == []
-        monkeypatch.setattr(agent_socket, "DIRECTORY", folder)
-        assert agent_socket.agents(agent_socket.sockets())[0][0].cluster == "north"
+        assert agent_socket.agents(agent_socket.sockets(folder), well_known=folder)[0][0].cluster == "north"
         tmp_path.chmod(0o777)
-        assert "belongs to another account (uid 4711)" in refusal(folder / "a.sock").message
+        assert "belongs to another account (uid 4711)" in refusal(folder / "a.sock", well_known=folder).message
 
 
-def test_agents_of_several_daemons_are_not_chosen_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_socket, "DIRECTORY", tmp_path)
+def test_agents_of_several_daemons_are_not_chosen_between(tmp_path: Path) -> None:
     other = {**GREETING, "cluster": "east", "url": "http://127.0.0.1:7777"}
     with listening(tmp_path / "a.sock", GREETING, ANSWER), listening(tmp_path / "b.sock", other, ANSWER):
         with pytest.raises(CliError, match="set KOALA_URL") as error:
-            logins.find(None)
+            logins.find(None, tmp_path)
         assert "http://127.0.0.1:7777 and http://127.0.0.1:9999" in error.value.message
-        assert found("http://127.0.0.1:7777").cluster == "east"
+        assert found("http://127.0.0.1:7777", tmp_path).cluster == "east"
 
 
-def test_a_refusal_is_the_answer_unless_another_agent_gives_a_login(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(agent_socket, "DIRECTORY", tmp_path)
+def test_a_refusal_is_the_answer_unless_another_agent_gives_a_login(tmp_path: Path) -> None:
     no = {"error": "the account ann of north belongs to nobody", "hint": "ask the grid's administrators"}
     with listening(tmp_path / "a.sock", GREETING, no):
         with pytest.raises(CliError, match="gives no login: the account ann of north belongs to nobody; ask"):
-            logins.find(None)
+            logins.find(None, tmp_path)
         with listening(tmp_path / "b.sock", {**GREETING, "cluster": "east"}, ANSWER):
-            assert found(None).cluster == "east"
+            assert found(None, tmp_path).cluster == "east"
 
 
 def test_the_socket_of_an_agent_that_was_killed_keeps_nobody_from_the_daemon_he_names(

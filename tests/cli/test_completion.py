@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from koalapy.cli import completion
-from tests.cli.conftest import Koala, Server
+from koalapy.cli.timeouts import ClientTimeouts
+from tests.cli.conftest import PATIENT, Koala, Server
 from tests.cli.terminal import Terminal
 from tests.cli.test_documented import COMMANDS
 from tests.cli.test_process import environment
@@ -33,12 +34,12 @@ SHELLS = ["bash", pytest.param("zsh", marks=needs(ZSH)), pytest.param("fish", ma
 def offered(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> Offered:
     """What a shell is told that may stand for the last of some words, with what is said of each."""
 
-    def ask(*words: str) -> dict[str, str]:
+    def ask(*words: str, timeouts: ClientTimeouts = PATIENT) -> dict[str, str]:
         with monkeypatch.context() as shell:
             shell.setenv("_KOALA_COMPLETE", "zsh_complete")
             shell.setenv("COMP_WORDS", " ".join(["koala", *words]))
             shell.setenv("COMP_CWORD", str(len(words)))
-            done = koala()
+            done = koala(timeouts=timeouts)
         assert (done.code, done.err) == (0, "")
         lines = done.out.strip("\n").splitlines()
         return {word: told for kind, word, told in zip(*[iter(lines)] * 3, strict=True) if kind == "plain"}
@@ -102,10 +103,9 @@ def test_a_daemon_that_is_away_slow_or_strange_is_no_error(
 
 
 def test_a_daemon_that_says_nothing_keeps_nobody_waiting(offered: Offered, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(completion, "MAX_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("KOALA_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        assert offered("clusters", "drain", "") == {}
+        assert offered("clusters", "drain", "", timeouts=ClientTimeouts(completion_s=0.2)) == {}
 
 
 def test_each_job_cluster_policy_and_user_is_completed() -> None:

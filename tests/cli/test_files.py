@@ -25,7 +25,7 @@ from koalapy.cli.unpacking import unpack
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.replica import ReplicaState
 from koalapy.model.request import Bundle, ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest
-from tests.cli.conftest import Koala, Server
+from tests.cli.conftest import FAST, Koala, Server
 from tests.cli.memory_files import MESH
 from tests.service.archives import archive, archive_of, special, unpacked
 
@@ -536,7 +536,6 @@ class Terminal(io.StringIO):
 
 
 def test_lines_that_are_drawn_again_have_room_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfers, "POLL_INTERVAL", 0.0)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("LINES", "6")
@@ -568,6 +567,8 @@ def test_lines_that_are_drawn_again_have_room_on_the_terminal(monkeypatch: pytes
 class Told:
     """A daemon that tells one thing after the other of a job."""
 
+    timeouts = FAST
+
     def __init__(self, *jobs: dict[str, Any]) -> None:
         self._jobs = iter(jobs)
 
@@ -589,7 +590,6 @@ def test_what_is_reported_meanwhile_stands_above_the_lines_that_are_drawn(monkey
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_how_files_come_is_followed_until_they_are_there(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
-    monkeypatch.setattr(transfers, "POLL_INTERVAL", 0.0)
     monkeypatch.setenv("TERM", "xterm")
     job = {
         "state": "queued",

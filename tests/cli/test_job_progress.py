@@ -8,7 +8,7 @@ import pytest
 from koalapy.cli import job_progress
 from koalapy.cli.job_progress import changes, lines
 from koalapy.model.job import JobState, TimelineEntry
-from tests.cli.conftest import Koala, Server
+from tests.cli.conftest import FAST, Koala, Server
 
 MISSING = "infrastructure-failure: north: rsync not found (restart 3 of 10, next try after 2 s)"
 STORY = [
@@ -26,13 +26,6 @@ TOLD = [
     "koala: job 1 is unknown: north is out of reach",
     "koala: job 1 is running: north is back",
 ]
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What happens is told to its end, and nothing else because something takes long."""
-    monkeypatch.setattr(job_progress, "JOIN_TIMEOUT", 60.0)
-    monkeypatch.setattr(job_progress, "REPORT_DELAY", 60.0)
 
 
 def test_who_submits_and_waits_is_told_each_change(koala: Koala, server: Server) -> None:
@@ -62,15 +55,14 @@ def test_who_waits_for_a_queued_job_is_told_for_what(
 ) -> None:
     koala("submit", "--flexible", "1", "program")
     server.service.story = STORY[:1]
-    assert koala(*command).code == 130
+    assert koala(*command, timeouts=FAST).code == 130
     assert interrupted_wait == [f"job {2 if command[0] == 'submit' else 1} is queued: too few idle nodes"]
 
 
 def test_the_wait_is_told_once_and_again_when_it_is_for_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
     said: SimpleQueue[str] = SimpleQueue()
-    monkeypatch.setattr(job_progress, "REPORT_DELAY", 0.01)
     monkeypatch.setattr(job_progress, "_report", said.put)
-    wait = job_progress.WaitReporter()
+    wait = job_progress.WaitReporter(FAST)
 
     def now(state: str, reason: str = "", *, is_reported: bool = False) -> None:
         wait.update({"id": 7, "state": state, "reason": reason}, is_reported=is_reported)

@@ -8,7 +8,7 @@ import pytest
 from koalapy.cli.network_matrix import matrix
 from koalapy.model.cluster import Link
 from koalapy.model.measurement import Measurement, MeasurementKind
-from tests.cli.conftest import Koala, Server
+from tests.cli.conftest import FAST, Koala, Server
 from tests.cli.memory_network import NOW
 
 NORTH, BOTH, SOUTH = ("north", "north"), ("north", "south"), ("south", "south")
@@ -175,7 +175,7 @@ def test_who_waits_is_told_what_the_job_waits_for(koala: Koala, server: Server, 
     koala("submit", "--flexible", "1", "program")
     server.network.finds = {NORTH: pingpong(NORTH)}
     server.network.stands_still, server.network.job = True, 1
-    done = koala("network", "measure", "north")
+    done = koala("network", "measure", "north", timeouts=FAST)
     assert (done.code, done.err) == (130, "koala: the measurements go on; see koala network\n")
     assert interrupted_wait == ["job 1 is queued: too few idle nodes"]
 

@@ -9,13 +9,15 @@ from collections.abc import Callable
 
 import pytest
 
-from koalapy.cli import progress
 from koalapy.cli.progress import ERASE, Counted, Progress, Transfer
 from koalapy.cli.streams import DRAWN, end_drawing, report
+from koalapy.cli.timeouts import ClientTimeouts
 from tests.cli.conftest import Koala, Server
 from tests.cli.terminal import Terminal
 from tests.cli.test_job_progress import STORY
 from tests.cli.test_process import KOALA, environment
+
+SHORT = ClientTimeouts(progress_delay_s=0.001, redraw_interval_s=0.001, plain_interval_s=0.001)
 
 
 class Told:
@@ -54,8 +56,6 @@ def standard_error(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], io.Strin
         monkeypatch.setattr(stream, "isatty", lambda: terminal, raising=False)
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setenv("COLUMNS", "20")
-        for name in ("DELAY", "REDRAW_INTERVAL", "PLAIN_INTERVAL"):
-            monkeypatch.setattr(progress, name, 0.001)
         return stream
 
     return be
@@ -63,7 +63,7 @@ def standard_error(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], io.Strin
 
 def test_a_terminal_shows_one_line_that_is_gone_afterwards(standard_error: Callable[[bool], io.StringIO]) -> None:
     stream, told = standard_error(True), Told(held=4)
-    with Progress(told):
+    with Progress(told, timeouts=SHORT):
         told.until(4)
         report("koala: something else")
         told.let_go()
@@ -81,7 +81,7 @@ def test_what_has_no_room_is_cut_to_one_line(standard_error: Callable[[bool], io
     def long() -> str:
         return f"{told()} {'x' * 100}\n\x1b[2J"
 
-    with Progress(long):
+    with Progress(long, timeouts=SHORT):
         told.until(3)
     assert all(len(line) <= 19 for line in stream.getvalue().split(ERASE))
     assert "\x1b[2J" not in stream.getvalue()
@@ -89,19 +89,19 @@ def test_what_has_no_room_is_cut_to_one_line(standard_error: Callable[[bool], io
 
 def test_elsewhere_there_are_whole_lines_or_none(standard_error: Callable[[bool], io.StringIO]) -> None:
     stream, told = standard_error(False), Told()
-    with Progress(told):
+    with Progress(told, timeouts=SHORT):
         told.until(3)
     assert stream.getvalue().startswith("koala: step 1\nkoala: step 2\n")
     assert ERASE not in stream.getvalue()
     before = stream.getvalue()
-    with Progress(told, plain=False):
+    with Progress(told, plain=False, timeouts=SHORT):
         report("a line")
     assert stream.getvalue() == f"{before}a line\n"
 
 
 def test_nothing_is_drawn_over_what_a_job_prints(standard_error: Callable[[bool], io.StringIO]) -> None:
     stream, told = standard_error(True), Told()
-    with Progress(told):
+    with Progress(told, timeouts=SHORT):
         told.until(2)
         end_drawing()
         drawn = stream.getvalue()

@@ -7,16 +7,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
-from koalapy.cli import http
-from koalapy.cli.http import RENEWAL_TIME, Connection
+from koalapy.cli.http import Connection
+from koalapy.cli.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.service.certificate import Certificate
 from koalapy.tls import Trust
 from tests.certificates import Authority, Pair
+from tests.cli.conftest import FAST
 from tests.cli.test_http import OK
 
 
@@ -78,8 +80,8 @@ def served(tmp_path: Path) -> Served:
     return Served(tmp_path)
 
 
-def answer(url: str, trust: Trust) -> int:
-    return Connection(urlsplit(url), {}, by_proxy=False, trust=trust).request("GET", "/").status
+def answer(url: str, trust: Trust, timeouts: ClientTimeouts = FAST) -> int:
+    return Connection(urlsplit(url), {}, by_proxy=False, trust=trust, timeouts=timeouts).request("GET", "/").status
 
 
 def test_who_has_read_the_certificate_before_looks_again(served: Served) -> None:
@@ -90,10 +92,7 @@ def test_who_has_read_the_certificate_before_looks_again(served: Served) -> None
     assert served.refused == 1
 
 
-def test_who_has_read_the_one_that_is_not_shown_yet_comes_again(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http, "RENEWAL_TIME", 60.0)
+def test_who_has_read_the_one_that_is_not_shown_yet_comes_again(served: Served) -> None:
     later = served.authority.issue()
     served.certificate.shown.write_bytes(later.certificate.read_bytes())
 
@@ -103,14 +102,14 @@ def test_who_has_read_the_one_that_is_not_shown_yet_comes_again(
 
     served.when_refused = show
     with served.listening() as url:
-        assert answer(url, Trust(pinned=served.certificate.shown)) == 200
+        assert answer(url, Trust(pinned=served.certificate.shown), replace(FAST, certificate_renewal_s=60.0)) == 200
     assert served.refused == 1
 
 
 def test_one_that_was_not_renewed_just_now_is_refused_at_once(served: Served) -> None:
     other = served.authority.issue().certificate
     for pinned in (other, None):
-        long_ago = time.time() - 2 * RENEWAL_TIME
+        long_ago = time.time() - 2 * DEFAULT_TIMEOUTS.certificate_renewal_s
         os.utime(other, (long_ago, long_ago))
         before = served.refused
         with served.listening() as url, pytest.raises(ssl.SSLCertVerificationError):

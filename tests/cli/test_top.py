@@ -13,9 +13,10 @@ from dataclasses import replace
 import pytest
 from textual.pilot import Pilot
 
-from koalapy.cli import feed, tables
+from koalapy.cli import tables
 from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit
+from koalapy.cli.timeouts import ClientTimeouts
 from koalapy.cli.top.app import Rows, Top
 from koalapy.cli.top.status import alert_lines
 from koalapy.model.identity import Identity, Role
@@ -26,25 +27,18 @@ from tests.cli.test_process import environment
 from tests.identities import administrators
 
 FAST = """
-import sys
-from koalapy.cli import feed, tables
 from koalapy.cli.main import main
-feed.MIN_PAUSE = feed.MIN_LIVE_PAUSE = 0.05
-main()
+from koalapy.cli.timeouts import ClientTimeouts
+main(ClientTimeouts(min_look_pause_s=0.05, min_live_look_pause_s=0.05))
 """
 TOP = [sys.executable, "-c", FAST, "top"]
 DEADLINE = 60.0
 Opened = Pilot[CliError | int]
 
 
-@pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "MIN_PAUSE", 0.05)
-
-
 @asynccontextmanager
 async def opened(server: Server, *, size: tuple[int, int] = (100, 30), limit: int = 200) -> AsyncIterator[Opened]:
-    app = Top(Client(server.url, TOKEN), everyone=True, limit=limit)
+    app = Top(Client(server.url, TOKEN, timeouts=ClientTimeouts(min_look_pause_s=0.05)), everyone=True, limit=limit)
     async with app.run_test(size=size) as pilot:
         yield pilot
 

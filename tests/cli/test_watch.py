@@ -17,11 +17,9 @@ from tests.cli.test_process import environment
 from tests.identities import administrators
 
 FAST = """
-import sys
-from koalapy.cli import feed
 from koalapy.cli.main import main
-feed.MIN_PAUSE = feed.MIN_LIVE_PAUSE = 0.05
-main()
+from koalapy.cli.timeouts import ClientTimeouts
+main(ClientTimeouts(min_look_pause_s=0.05, min_live_look_pause_s=0.05))
 """
 KOALA = [sys.executable, "-c", FAST]
 
