@@ -54,6 +54,7 @@ def test_an_agent_raises_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         )
 
 
+@pytest.mark.processes
 async def test_a_command_for_which_there_is_no_file_left_may_be_tried_again() -> None:
     """It was taken for a refusal of the site's, and the cluster was given no job for a minute."""
     with few(), pytest.raises(SiteUnavailable, match="cannot run true now: Too many open files"):

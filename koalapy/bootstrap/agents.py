@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -86,12 +87,12 @@ def agent(
                 lrm.cluster.stop(if_idle=True)
 
 
-def installed_configuration() -> Path | None:
+def installed_configuration(places: Sequence[str] = INSTALLED_CONFIGURATIONS) -> Path | None:
     """Return the configuration file that the agents' units read on this host, None where there is none.
 
     The file of this account comes before that of the site. A file that may not be read is returned all the same.
     """
-    for name in INSTALLED_CONFIGURATIONS:
+    for name in places:
         path = Path(name).expanduser()
         try:
             path.stat()
@@ -262,15 +263,25 @@ def _program_environment(cluster: str, section: ClusterSection) -> dict[str, str
 
 
 def check(
-    cluster: str, url: str, config: Path | None, directory: Path, token: str, ca_file: Path | None, user: str = ""
+    cluster: str,
+    url: str,
+    config: Path | None,
+    directory: Path,
+    token: str,
+    ca_file: Path | None,
+    user: str = "",
+    installed: Sequence[str] = INSTALLED_CONFIGURATIONS,
 ) -> list[Finding]:
-    """What the agent of a cluster would find here, in order; a wrong configuration is a ``UsageError``. ``user``: whose
-    jobs are tried, where they run as several accounts."""
+    """Return what the agent of a cluster would find here, in order. Raise ``UsageError`` for a wrong configuration.
+
+    ``user``: the account that runs the trial jobs, where jobs run as several accounts; ``installed``: where the
+    configuration is looked for when none is given.
+    """
     # Imported here: nobody else needs an HTTP client.
     from koalapy.agents.check.cluster import Expected, check_cluster
 
     configure_logging("critical")
-    config = config or installed_configuration()
+    config = config or installed_configuration(installed)
     settings = load(config)
     section = _section(cluster, settings, config)
     directory = directory.absolute()
@@ -286,13 +297,13 @@ def check(
     own_token = section.is_embedded and section.token is None
     expected = Expected(section.mpi.series, section.mpi.prefix, folders, own_token)
     findings = asyncio.run(check_cluster(own, expected, lambda: own.lrm.make(own), user=user))
-    return [_configuration_finding(cluster, config), *findings]
+    return [_configuration_finding(cluster, config, installed), *findings]
 
 
-def _configuration_finding(cluster: str, config: Path | None) -> Finding:
+def _configuration_finding(cluster: str, config: Path | None, installed: Sequence[str]) -> Finding:
     if config is not None:
         return Finding("configuration", True, str(config.absolute()))
-    places = " nor ".join(INSTALLED_CONFIGURATIONS)
+    places = " nor ".join(installed)
     return Finding(
         "configuration",
         True,

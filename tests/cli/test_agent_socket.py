@@ -97,6 +97,7 @@ def test_a_login_is_got_and_kept_for_the_daemon_it_is_for(tmp_path: Path, monkey
     assert (kept.stat().st_mode & 0o777, kept.parent.stat().st_mode & 0o777) == (0o600, 0o700)
 
 
+@pytest.mark.processes
 def test_commands_that_come_together_share_one_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.sock"
     monkeypatch.setenv(agent_socket.VARIABLE, str(path))

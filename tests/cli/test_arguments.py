@@ -188,7 +188,7 @@ def test_what_a_shell_may_complete(koala: Koala, monkeypatch: pytest.MonkeyPatch
     assert after("submit", "--", "--flex") == ["file"], "the program's own, and no option"
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize("shell", [pytest.param("bash", marks=pytest.mark.processes), "zsh", "fish"])
 def test_the_script_for_a_shell_is_printed(koala: Koala, shell: str) -> None:
     assert f"_KOALA_COMPLETE={shell}_complete" in koala("--show-completion", shell).out
     assert "'tcsh' is not one of" in koala("--show-completion", "tcsh").err

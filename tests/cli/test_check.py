@@ -8,6 +8,7 @@ import pytest
 
 from koalapy.agents.lrm.local.cluster import LocalCluster
 from koalapy.bootstrap import agents
+from koalapy.model.errors import UsageError
 from tests.cli.conftest import Koala, Server
 from tests.needs import RSYNC, needs
 
@@ -49,6 +50,7 @@ def check(koala: Koala, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         LocalCluster(directory, directory.parent.name, 2).stop()
 
 
+@pytest.mark.processes
 @needs(RSYNC)
 def test_all_is_well(check: Check, server: Server) -> None:
     code, lines = check("north", "the-secret-of-north")
@@ -61,12 +63,14 @@ def test_all_is_well(check: Check, server: Server) -> None:
     assert code == 0, lines
 
 
+@pytest.mark.processes
 @needs(RSYNC)
 def test_an_embedded_cluster_needs_no_token(check: Check) -> None:
     code, lines = check("south")
     assert (code, lines[-1]) == (0, "ok    agent's token: the daemon starts this agent itself")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("cluster", "token", "said", "hint"),
     [
@@ -95,6 +99,7 @@ def test_a_token_that_lets_nobody_in(check: Check, cluster: str, token: str, sai
     assert (code, lines[-2:]) == (1, [f"FAIL  agent's token: {said}", f"      {hint}"])
 
 
+@pytest.mark.processes
 def test_a_cluster_that_the_daemon_does_not_know(check: Check, server: Server) -> None:
     server.agents.clear()
     code, lines = check("north", "the-secret-of-north")
@@ -104,6 +109,7 @@ def test_a_cluster_that_the_daemon_does_not_know(check: Check, server: Server) -
     )
 
 
+@pytest.mark.processes
 def test_failures_for_programs(check: Check) -> None:
     code, lines = check("west", "the-secret-of-west", "--json")
     told = json.loads("\n".join(lines))
@@ -131,18 +137,21 @@ def test_a_wrong_configuration_is_one_line(koala: Koala, tmp_path: Path) -> None
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home without anything installed, on a host without a site's configuration."""
+    """A home without anything installed."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("KOALA_AGENT_DIRECTORY", str(tmp_path / "agent"))
-    monkeypatch.setattr(
-        agents, "INSTALLED_CONFIGURATIONS", ("~/.config/koala/koala.yaml", f"{tmp_path}/etc/koala.yaml")
-    )
     return tmp_path
 
 
-@pytest.mark.parametrize("place", [".config/koala/koala.yaml", "etc/koala.yaml"])
-def test_check_without_config_option_reads_installed_configuration(koala: Koala, home: Path, place: str) -> None:
-    path = home / place
+@pytest.fixture
+def places(home: Path) -> tuple[str, str]:
+    """Where the configuration of this account and that of a site are looked for."""
+    return "~/.config/koala/koala.yaml", f"{home}/etc/koala.yaml"
+
+
+@pytest.mark.processes
+def test_check_without_config_option_reads_installed_configuration(koala: Koala, home: Path) -> None:
+    path = home / ".config/koala/koala.yaml"
     path.parent.mkdir(parents=True)
     path.write_text("clusters: {north: {kind: slurm, token: the-secret-of-north}}")
     ended = koala("check", "north", "--json")
@@ -159,19 +168,28 @@ def test_check_without_config_option_reads_installed_configuration(koala: Koala,
     )
 
 
-def test_check_with_unreadable_installed_configuration_is_refused(koala: Koala, home: Path) -> None:
+def test_installed_configuration_is_of_account_then_of_site(home: Path, places: tuple[str, str]) -> None:
+    assert agents.installed_configuration(places) is None
+    for place in reversed(places):
+        path = Path(place).expanduser()
+        path.parent.mkdir(parents=True)
+        path.touch()
+        assert agents.installed_configuration(places) == path
+
+
+def test_check_with_unreadable_installed_configuration_is_refused(home: Path, places: tuple[str, str]) -> None:
     (home / "etc/koala.yaml").mkdir(parents=True)
-    ended = koala("check", "north")
-    assert (ended.code, ended.out) == (2, "")
-    assert ended.err.startswith(f"koala: cannot read {home}/etc/koala.yaml: ")
+    with pytest.raises(UsageError, match=f"^cannot read {home}/etc/koala.yaml"):
+        agents.check("north", "http://127.0.0.1:1", None, home / "agent", "", None, installed=places)
 
 
-def test_check_without_any_configuration_says_it_checks_built_in_cluster(koala: Koala, home: Path) -> None:
-    lines = koala("check", "north").out.splitlines()
-    assert lines[:2] == [
-        "ok    configuration: none was given, and there is neither ~/.config/koala/koala.yaml nor "
-        f"{home}/etc/koala.yaml: "
-        "this checks the built-in embedded cluster north",
-        "      give the cluster's own with --config or KOALA_CONFIG",
-    ]
+@pytest.mark.processes
+def test_check_without_any_configuration_says_it_checks_built_in_cluster(home: Path, places: tuple[str, str]) -> None:
+    first, *_ = agents.check("north", "http://127.0.0.1:1", None, home / "agent", "", None, installed=places)
+    assert (first.ok, first.what) == (True, "configuration")
+    assert first.found == (
+        f"none was given, and there is neither ~/.config/koala/koala.yaml nor {home}/etc/koala.yaml: "
+        "this checks the built-in embedded cluster north"
+    )
+    assert first.hint == "give the cluster's own with --config or KOALA_CONFIG"
     LocalCluster(home / "agent" / "lrm", "north", 4).stop()
