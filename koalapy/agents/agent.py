@@ -151,7 +151,9 @@ class Agent:
         self._questions.answer_with("background", background.start)
         self._questions.answer_with("background-stop", background.stop)
         self._logins = LoginServer(settings, self._uplink, clock)
-        self._expired = ExpiredDaemons(self._spool, self._reporter, self._jobs, self._files, settings.forget_after)
+        self._expired = ExpiredDaemons(
+            self._spool, self._reporter, self._jobs, self._files, settings.forget_after, timeouts.expiry_check_s
+        )
         watched = {"spool": settings.directory, "stages": settings.stages}
         self._disks = DiskWatch(self._reporter, watched, settings.disks, self._jobs.polls.soon)
         self._undone: list[Command] = []

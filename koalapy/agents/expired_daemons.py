@@ -17,21 +17,20 @@ from koalapy.agents.spool import Spool
 
 log = structlog.get_logger()
 
-CHECK_INTERVAL = 3600.0
-"""Seconds."""
-
 
 class ExpiredDaemons:
     """Removes what is left of a daemon that has been silent for ``after`` seconds while there is another."""
 
-    def __init__(self, spool: Spool, reporter: Reporter, jobs: LrmJobs, files: FileService, after: float) -> None:
+    def __init__(
+        self, spool: Spool, reporter: Reporter, jobs: LrmJobs, files: FileService, after: float, check_interval_s: float
+    ) -> None:
         self._spool, self._reporter, self._jobs, self._files = spool, reporter, jobs, files
-        self._after = after
+        self._after, self._check_interval_s = after, check_interval_s
 
     async def watch(self) -> None:
         """Look now and then, until cancelled."""
         while True:
-            await asyncio.sleep(CHECK_INTERVAL)
+            await asyncio.sleep(self._check_interval_s)
             try:
                 self.remove()
             except OSError as error:

@@ -16,6 +16,8 @@ class AgentTimeouts:
     """Base of the pauses between two tries to submit a job: each pause is twice as long as the one before."""
     runner_connect_s: float = 60.0
     """Time that runners have to connect once the resource manager says that they run."""
+    expiry_check_s: float = 3600.0
+    """Time between two searches for what is left of daemons that are not heard of any more."""
 
     # Files
     transfer_retry_s: float = 0.5

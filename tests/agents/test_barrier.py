@@ -16,6 +16,7 @@ from koalapy.agents.spool import Spool
 from koalapy.agents.uplink import Uplink
 from koalapy.protocol.messages import Hello
 from tests.agents.memory_lrm import MemoryLrm
+from tests.signals import until
 
 NODES = 3 * OPEN_BATCH_SIZE
 
@@ -50,11 +51,9 @@ async def test_a_plan_is_encoded_once_for_all_runners(tmp_path: Path) -> None:
     wires = waiting(component, barrier)
     plan: dict[str, Any] = {"launcher": "processes", "head": "7.1.0", "nodes": [{"host": "n"}] * NODES, "contexts": []}
     barrier.open(component, plan)
-    while not wires[0].written:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: wires[0].written)
     assert not wires[-1].written, "nobody else is heard meanwhile"
-    while not wires[-1].written:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: wires[-1].written)
     assert all(len(wire.written) == 1 for wire in wires)
     assert len({id(wire.written[0]) for wire in wires}) == 1
     assert json.loads(wires[0].written[0]) == {"t": "open", **plan}

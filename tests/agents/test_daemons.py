@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.agents.daemons import MAX_KNOWN_DAEMONS, Daemons
@@ -58,7 +58,6 @@ def test_what_could_not_be_noted_is_noted_later(tmp_path: Path, monkeypatch: pyt
     assert told(tmp_path) == [("one", 4, "a", 0)]
 
 
-@settings(max_examples=40)
 @given(st.binary(max_size=40), st.binary(max_size=40))
 def test_torn_notes_harm_nobody(tmp_path_factory: pytest.TempPathFactory, epoch: bytes, job: bytes) -> None:
     directory = tmp_path_factory.mktemp("notes")

@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 from koalapy.agents.spool import Folder, Spool
+from koalapy.agents.timeouts import AgentTimeouts
 from tests.agents.conftest import FakeDaemon
 from tests.agents.memory_agent import serving
 from tests.agents.memory_lrm import MemoryLrm
 from tests.agents.played_runner import claim, run_program
 
+TIMEOUTS = AgentTimeouts(expiry_check_s=60.0)
 OLD, WAITING, S = "7.1.0", "7.1.1", "7.1.9"
 
 
@@ -30,7 +32,7 @@ def components_in(folder: Path) -> list[str]:
 
 async def test_stages_and_components_of_a_daemon_that_is_gone_go_too(daemon: FakeDaemon, tmp_path: Path) -> None:
     old, new, stages = tmp_path / "agent" / "test", tmp_path / "agent" / "other", tmp_path / "agent-stages"
-    async with serving(lrm := MemoryLrm(), daemon, tmp_path / "agent"):
+    async with serving(lrm := MemoryLrm(), daemon, tmp_path / "agent", TIMEOUTS):
         await run_program(daemon, lrm, await claim(daemon, tmp_path / "agent", OLD), token=OLD)
         await daemon.reaches(OLD, "ended")
         waiting = await claim(daemon, tmp_path / "agent", WAITING)
@@ -55,7 +57,7 @@ async def test_stages_and_components_of_a_daemon_that_is_gone_go_too(daemon: Fak
 async def test_results_for_a_daemon_that_is_gone_keep_nothing(tmp_path: Path, daemon: FakeDaemon) -> None:
     """They wait for it, and its stage for them."""
     agent = tmp_path / "agent"
-    async with serving(lrm := MemoryLrm(), daemon, agent):
+    async with serving(lrm := MemoryLrm(), daemon, agent, TIMEOUTS):
         await daemon.until(lambda: bool(daemon.inventories))
         await daemon.stage(S)
         await daemon.staged(S)

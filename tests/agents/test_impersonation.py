@@ -89,10 +89,11 @@ async def test_a_line_that_is_not_the_runners_next_ends_its_connection(port: Por
 async def test_who_has_the_secret_comes_too_late_once_its_runner_is_there(port: Port) -> None:
     true = await port.runner(TOKEN)
     thief = await port.connect()
-    await thief.greet(NAME, secret_of(NAME))
+    await thief.greet(NAME, secret_of(NAME), lrm_job="4711")
     assert await thief.read() == {"t": "refused"}
     assert await thief.read() == {}
-    assert (await port.impostor())["how"] == "second"
+    told = await port.impostor()
+    assert (told["how"], told["lrm_job"]) == ("second", "4711")
     true.send(t="out", offset=0, data="aGk=")
     assert (await true.hears("output"))["offset"] == 2
 

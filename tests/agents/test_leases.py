@@ -18,6 +18,10 @@ from koalapy.protocol.messages import LeaseRenewed, RenewLease
 from koalapy.runtime.lease import SilenceClock
 from koalapy.system.clock import Clock
 from tests.agents.conftest import FakeDaemon, Site, alive
+from tests.agents.memory_agent import serving
+from tests.agents.memory_lrm import MemoryLrm
+from tests.agents.played_runner import claim, run_program
+from tests.signals import pass_time
 
 TOKEN = "7.1.0"
 COUNT = ["sh", "-c", "trap '' TERM; echo $$; while :; do sleep 0.05; done"]
@@ -212,24 +216,24 @@ async def test_program_ends_when_daemon_answers_no_more(daemon: FakeDaemon, site
     assert alive(daemon.output[TOKEN]) == []
 
 
-@pytest.mark.processes
-async def test_claim_ends_when_daemon_answers_no_more(daemon: FakeDaemon, site: Site) -> None:
+async def test_claim_ends_when_daemon_answers_no_more(daemon: FakeDaemon, tmp_path: Path) -> None:
     """No program runs, and its nodes are given back."""
-    daemon.lease = 2.0
-    await daemon.submit(TOKEN)
-    await daemon.reaches(TOKEN, "claimed")
-    daemon.renews = False
-    assert (await daemon.reaches(TOKEN, "ended"))["infrastructure"]
+    daemon.lease = 60.0
+    async with serving(lrm := MemoryLrm(), daemon, tmp_path):
+        runner = await claim(daemon, tmp_path, TOKEN)
+        daemon.renews = False
+        await runner.hears("stop")
+        runner.writer.close()
+        lrm.end("1")
+        lrm.changed.set()
+        assert (await daemon.reaches(TOKEN, "ended"))["infrastructure"]
 
 
-@pytest.mark.processes
-async def test_program_goes_on_while_daemon_answers(daemon: FakeDaemon, site: Site, tmp_path: Path) -> None:
-    daemon.lease = 3.0
-    gate = tmp_path / "gate"
-    await daemon.submit(TOKEN)
-    await daemon.reaches(TOKEN, "claimed")
-    await daemon.open(["sh", "-c", f"while [ ! -e {gate} ]; do sleep 0.05; done"], TOKEN)
-    asked = len(daemon.said("renew_lease"))
-    await daemon.until(lambda: len(daemon.said("renew_lease")) > asked + 15)
-    gate.touch()
-    assert (await daemon.reaches(TOKEN, "ended"))["program_exit"] == 0
+async def test_program_goes_on_while_daemon_answers(daemon: FakeDaemon, tmp_path: Path) -> None:
+    daemon.lease = 60.0
+    async with serving(lrm := MemoryLrm(), daemon, tmp_path):
+        runner = await claim(daemon, tmp_path, TOKEN)
+        await pass_time(10 * daemon.lease)
+        assert len(daemon.said("renew_lease")) > 15
+        await run_program(daemon, lrm, runner, token=TOKEN)
+        assert (await daemon.reaches(TOKEN, "ended"))["program_exit"] == 0

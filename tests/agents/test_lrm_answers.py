@@ -12,7 +12,6 @@ from structlog.testing import capture_logs
 
 from koalapy.agents import lrm_health
 from koalapy.agents.component import Component, Node
-from koalapy.agents.lrm.local.cluster import LocalConnection
 from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSubmission
 from koalapy.agents.lrm_leftovers import Leftovers, job_of
 from koalapy.agents.runners import RunnerConnection
@@ -20,11 +19,9 @@ from koalapy.agents.spool import Spool
 from koalapy.agents.timeouts import AgentTimeouts
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.model.reports import LrmOperation
-from koalapy.runtime.session import derive
 from tests.agents.conftest import FakeDaemon, Site
 from tests.agents.memory_agent import loop_clock, serving
 from tests.agents.memory_lrm import MemoryLrm
-from tests.agents.played_runner import PlayedRunner
 from tests.agents.test_lrm_trouble import counts
 from tests.signals import pass_time
 
@@ -286,21 +283,6 @@ def test_of_several_jobs_of_one_name_one_stays(
     jobs = [LrmJob(id, NAME, states[id in ended]) for id in ids]
     found, superfluous = job_of(component(tmp_path, known, *runners), jobs)
     assert (found.id if found else None, tuple(job.id for job in superfluous)) == (own, extra)
-
-
-@pytest.mark.processes
-async def test_a_second_runner_of_another_job_does_not_kick_out_the_first(site: Site, daemon: FakeDaemon) -> None:
-    await daemon.submit(T)
-    await daemon.reaches(T, "claimed")
-    with LocalConnection(site.cluster.socket_path()) as connection:
-        key = bytes.fromhex(connection.request("keep", key="00")["key"])
-    second = await PlayedRunner.connect(site.settings.directory)
-    await second.greet(NAME, derive(key, "runner", NAME, "0"), lrm_job="4711")
-    assert await second.read() == {"t": "refused"}
-    assert await second.read() == {}
-    await daemon.open(["sh", "-c", "echo $LOCALD_JOB"], T)
-    ended = await daemon.reaches(T, "ended")
-    assert (ended["program_exit"], ended["hosts"]) == (0, ["127.0.1.1"])
 
 
 # What is not let go

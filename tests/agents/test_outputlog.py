@@ -5,7 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.agents import segments
@@ -63,7 +63,6 @@ def drain(log: OutputLog, keeper: Keeper) -> None:
         log.acknowledge(keeper.end)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 600), st.integers(0, 2**32))
 def test_head_and_tail_arrive_whatever_happens_on_the_way(limit: int, seed: int) -> None:
     """One node, so that its stream is the component's; every byte of the first and last halves of the limit arrives."""
@@ -104,7 +103,6 @@ def test_head_and_tail_arrive_whatever_happens_on_the_way(limit: int, seed: int)
         assert _size(Path(folder)) <= limit + 4 * (SEGMENT + 200)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 4), st.integers(0, 2**32))
 def test_lines_of_several_nodes_arrive_whole_through_restarts(nodes: int, seed: int) -> None:
     chance = random.Random(seed)
@@ -141,7 +139,6 @@ def test_lines_of_several_nodes_arrive_whole_through_restarts(nodes: int, seed: 
             assert [line for line in told if line.endswith(b"\n")] == own
 
 
-@settings(max_examples=120, deadline=None)
 @given(st.integers(1, 3), st.integers(0, 2**32))
 def test_it_recovers_from_every_torn_state(nodes: int, seed: int) -> None:
     """Files cut, missing, or full of anything: what comes afterwards is right, and what is lost is said."""

@@ -213,9 +213,14 @@ async def test_a_line_without_end_costs_a_runner_its_connection(port: Port) -> N
     ],
     ids=repr,
 )
-async def test_nonsense_costs_a_runner_its_connection_and_nobody_else_anything(port: Port, message: Any) -> None:
+def test_message_out_of_bounds_is_refused(message: Any) -> None:
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        runner_messages.parse_message(json.dumps(message).encode())
+
+
+async def test_nonsense_costs_a_runner_its_connection_and_nobody_else_anything(port: Port) -> None:
     runner, other = await port.runner("1.1.0.aa"), await port.runner("2.1.0.bb")
-    runner.send_line(json.dumps(message).encode())
+    runner.send_line(b'{"t":"nothing"}')
     await runner.is_cut_off()
     other.send(t="out", offset=0, data="aGk=")
     assert (await other.hears("output"))["offset"] == 2

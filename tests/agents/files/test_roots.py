@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.agents.files.digest import measure
@@ -67,7 +67,6 @@ def content(roots: Roots, path: str) -> bytes:
         return os.read(opened.descriptor, 100)
 
 
-@settings(max_examples=600, deadline=None)
 @given(
     st.lists(st.sampled_from(NAMES), max_size=6),
     st.sampled_from(["", "/", "TOP/", "TOP/root/", "TOP/root/../", "//"]),
@@ -83,7 +82,6 @@ def test_every_path_leads_below_the_root_or_nowhere(world: Path, names: list[str
     assert found in (OPEN, b"")
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(st.sampled_from(NAMES), min_size=1, max_size=5), st.sampled_from([None, *NAMES]))
 def test_neither_do_paths_that_a_catalogue_might_tell(world: Path, names: list[str], part: str | None) -> None:
     replicas = Replicas(Roots("north", [world / "root"]))

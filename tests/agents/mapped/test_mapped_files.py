@@ -9,9 +9,10 @@ import pytest
 
 from tests.agents.conftest import FakeDaemon
 from tests.agents.files.fake_daemon_files import FakeDaemonFiles
+from tests.signals import until
 
 from .conftest import ALICE, MappedSite
-from .test_mapped_jobs import comes_true, run
+from .test_mapped_jobs import run
 
 pytestmark = pytest.mark.processes
 
@@ -61,7 +62,7 @@ async def test_what_was_sent_along_is_the_owners_and_what_comes_back_was(
     assert made_ready.lstat().st_uid == os.geteuid()
     await daemon.command("forget", T)
     await daemon.command("unstage", S)
-    await comes_true(lambda: not list((mapped.jobs / "alice").iterdir()))
+    await until(lambda: not list((mapped.jobs / "alice").iterdir()))
     assert secret.read_text() == "root's alone"
 
 

@@ -1,15 +1,14 @@
 """Jobs of two people on one cluster run as their own accounts, and nobody reads, signals or is the other."""
 
-import asyncio
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from koalapy.agents.timeouts import AgentTimeouts
 from tests.agents.conftest import FakeDaemon
+from tests.signals import until
 
 from .conftest import ALICE, BOB, MappedSite
 
@@ -30,12 +29,6 @@ async def run(daemon: FakeDaemon, token: str, command: list[str], user: str, **f
     await begin(daemon, token, command, user, **fields)
     await daemon.reaches(token, "ended")
     return daemon.output.get(token, b"").decode()
-
-
-async def comes_true(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110 nobody tells of it
-            await asyncio.sleep(0.02)
 
 
 def owner_and_mode(path: Path) -> tuple[int, int]:
@@ -163,7 +156,7 @@ async def test_results_that_were_left_while_the_agent_was_away_are_fetched(
     await mapped.stop()
     gate.touch()
     left = mapped.jobs / "alice" / "work-koala-test-7.1.0" / "result.0.json"
-    await comes_true(left.exists)
+    await until(left.exists)
     await mapped.start()
     assert (await daemon.reaches("7.1.0", "ended"))["program_exit"] == 3
     assert daemon.output["7.1.0"] == b"done\n"
@@ -178,10 +171,10 @@ async def test_what_is_left_of_nobodys_job_is_removed(daemon: FakeDaemon, mapped
     kept = mapped.jobs / "alice" / "notes"
     kept.touch()
     await mapped.start()
-    await comes_true(lambda: not stale.exists())
+    await until(lambda: not stale.exists())
     assert (mapped.jobs / "alice" / "work-koala-test-7.1.0").exists()
     await daemon.command("forget", "7.1.0")
-    await comes_true(lambda: not (mapped.jobs / "alice" / "work-koala-test-7.1.0").exists())
+    await until(lambda: not (mapped.jobs / "alice" / "work-koala-test-7.1.0").exists())
     assert kept.exists()
 
 
