@@ -29,18 +29,6 @@ async def test_a_component_from_submit_to_forget(site: Site, daemon: FakeDaemon)
     assert not (site.settings.directory / "test" / T).exists()
 
 
-async def test_reports_say_which_of_ours_hold_nodes(site: Site, daemon: FakeDaemon) -> None:
-    await daemon.submit(T, 2)
-    await daemon.reaches(T, "claimed")
-    await daemon.until(lambda: daemon.report()["holding"] == [T])
-    held = daemon.report()
-    assert (held["total"], held["idle"], held["background"], held["down"]) == (4, 2, 0, 0)
-    await daemon.command("stop", T, reason="test")
-    await daemon.reaches(T, "ended")
-    await daemon.until(lambda: daemon.report()["idle"] == 4)
-    assert daemon.report()["holding"] == []
-
-
 async def test_lines_of_several_nodes_are_kept_whole(site: Site, daemon: FakeDaemon) -> None:
     end = await site.finish(T, ["sh", "-c", "for i in 1 2 3 4 5; do echo $KOALA_NODE line $i; done"], size=3)
     assert end["program_exit"] == 0
@@ -57,50 +45,6 @@ async def test_the_first_node_that_fails_is_told_at_once(site: Site, daemon: Fak
     assert daemon.status(T)["state"] != "ended"
     await daemon.command("stop", T, reason="the program failed")
     assert (await daemon.reaches(T, "ended"))["program_exit"] == 9
-
-
-async def test_a_submit_that_comes_twice_is_carried_out_once(site: Site, daemon: FakeDaemon) -> None:
-    first, second = await daemon.submit(T), await daemon.submit(T)
-    assert [await daemon.acknowledged(i) for i in (first, second)] == ["", ""]
-    await daemon.reaches(T, "claimed")
-    await daemon.until(lambda: daemon.report()["holding"] == [T])
-    assert daemon.report()["idle"] == 3
-
-
-async def test_commands_of_an_older_epoch_are_refused(site: Site, daemon: FakeDaemon) -> None:
-    daemon.epoch = 0
-    assert await daemon.acknowledged(await daemon.submit(T)) == "epoch 0 is older than 1"
-    assert daemon.status(T) == {}
-
-
-async def test_a_daemon_that_is_older_than_one_it_served_is_not_obeyed(site: Site, daemon: FakeDaemon) -> None:
-    """Also by an agent that was restarted; it tells what it knows."""
-    daemon.epoch = 5
-    await daemon.submit("7.1.0.aa")
-    await daemon.reaches("7.1.0.aa", "claimed")
-    await site.stop()
-    for epoch, life in ((4, ""), (5, "another")):
-        daemon.epoch, daemon.life = epoch, life
-        before = len(daemon.said("hello"))
-        agent = asyncio.create_task(site.run())
-        await daemon.until(lambda before=before: len(daemon.said("hello")) > before + 1)  # type: ignore[misc]
-        agent.cancel()
-        await asyncio.gather(agent, return_exceptions=True)
-        assert daemon.said("hello")[-1]["known"] == [{"instance": "test", "epoch": 5, "life": "", "job": 7}]
-        assert len(daemon.inventories) == 1
-    daemon.epoch, daemon.life = 6, "another"
-    await site.start()
-    assert [c["token"] for c in daemon.inventories[-1]] == ["7.1.0.aa"]
-    await daemon.command("stop", "7.1.0.aa", reason="enough")
-    await daemon.reaches("7.1.0.aa", "ended")
-
-
-async def test_a_stop_ahead_of_its_submit_prevents_it(site: Site, daemon: FakeDaemon) -> None:
-    await daemon.command("stop", T, reason="test")
-    await daemon.reaches(T, "ended")
-    await daemon.acknowledged(await daemon.submit(T))
-    assert daemon.status(T)["state"] == "ended"
-    assert daemon.report()["idle"] == 4
 
 
 async def test_stopping_one_that_waits_in_the_queue(site: Site, daemon: FakeDaemon) -> None:
