@@ -21,7 +21,11 @@ WITHIN = 60.0
 
 def eventually(condition: Callable[[], Any]) -> Any:
     """Return the first true value of a condition, outside of an event loop."""
-    return asyncio.run(until(condition, WITHIN))
+    loop = asyncio.new_event_loop()  # not asyncio.run, which forgets the thread's other loop
+    try:
+        return loop.run_until_complete(until(condition, WITHIN))
+    finally:
+        loop.close()
 
 
 def is_alive(pid: int) -> bool:

@@ -17,7 +17,8 @@ from koalapy.agents.lrm.local.cluster import LocalCluster
 from koalapy.agents.lrm.local.run import local_run as run_locally
 from koalapy.agents.lrm.port import LrmJobState, LrmSubmission
 from koalapy.model.errors import SiteRejected, SiteUnavailable
-from tests.agents.lrm.conftest import WITHIN, Site, eventually, is_alive, pid_of_locald
+from tests.agents.lrm.conftest import WITHIN, Site, is_alive, pid_of_locald
+from tests.signals import until
 
 pytestmark = pytest.mark.processes
 
@@ -185,8 +186,8 @@ async def test_local_run_takes_its_job_along_however_it_ends(site: Site, how: si
     process.send_signal(how)
     await asyncio.wait_for(process.communicate(), WITHIN)
     assert process.returncode == (-how if how == signal.SIGKILL else 130)
-    eventually(lambda: not is_alive(pid))
-    eventually(lambda: site.list()["idle"] == 4)
+    await until(lambda: not is_alive(pid))
+    await until(lambda: site.list()["idle"] == 4)
 
 
 async def test_local_run_interrupted_before_its_submission_is_answered_goes_at_once(tmp_path: Path) -> None:
