@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import contextlib
 import json
 import os
 import sys
@@ -14,6 +13,7 @@ import pytest
 
 from koalapy.runtime.session import Line, Session, open_file
 from tests.needs import OPEN_MPI_4
+from tests.signals import until
 
 RUNNER = Path(__file__).parents[2] / "koalapy" / "runtime" / "runner.py"
 DEADLINE = 60.0
@@ -84,7 +84,6 @@ class FakeAgent:
         self.server: asyncio.Server | None = None
         self.meddle: Callable[[FakeNode, dict[str, Any]], dict[str, Any] | None] = lambda sender, payload: payload
         """What becomes of a relay's payload on its way; None when it gets lost."""
-        self._changed = asyncio.Event()
 
     async def listen(self, host: str = "127.0.0.1") -> None:
         self.server = await asyncio.start_server(self._serve, host, 0, limit=2**24)
@@ -121,14 +120,12 @@ class FakeAgent:
         await self.until(lambda: bool(fake.hellos), f"hello from {host}")
         return fake
 
-    async def until(self, condition: Callable[[], bool], what: str, poll: float = DEADLINE) -> None:
-        """Wait for what messages bring about; ``poll`` for what they do not tell of."""
-        end = asyncio.get_running_loop().time() + DEADLINE
-        while not condition():
-            assert asyncio.get_running_loop().time() < end, f"never came: {what}"
-            self._changed.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), poll)
+    async def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for a condition; ``what`` names it if it never comes true."""
+        try:
+            await until(condition, DEADLINE)
+        except TimeoutError:
+            raise AssertionError(f"never came: {what}") from None
 
     def relay(self, sender: FakeNode, message: dict[str, Any]) -> None:
         target = self.nodes[message["token"], message["node"]]
@@ -145,11 +142,9 @@ class FakeAgent:
         node.writer, node.session = writer, session
         told = {"renews": True} if self.renews else {}
         node.send(t="welcome", lease=self.lease, output=len(node.output), **told)
-        self._changed.set()
         try:
             while (line := await reader.readline()) and node.writer is writer:
                 node.take(json.loads(session.open(line.rstrip(b"\n"))))
-                self._changed.set()
         except ConnectionError:
             pass
         finally:

@@ -85,9 +85,9 @@ async def test_runner_stopped_beyond_lease_kills_program_that_is_not_renewed(tmp
     agent.silence = None
     clock = SilenceClock(0.0)
     began = clock.silence
-    await agent.until(lambda: clock.silence > began + 3.0, "the end of its lease", poll=0.1)
+    await agent.until(lambda: clock.silence > began + 3.0, "the end of its lease")
     node.process.send_signal(signal.SIGCONT)
-    await agent.until(lambda: state_of(pid_of(node)) in ("T", ""), "the program to be halted", poll=0.01)
+    await agent.until(lambda: state_of(pid_of(node)) in ("T", ""), "the program to be halted")
     assert (await node.expect("exit"))["infrastructure"]
     assert alive(pid_of(node)) == []
     await agent.leave()
@@ -112,10 +112,10 @@ async def test_runner_stopped_in_the_grace_after_its_lease_counts_it_all_the_sam
     clock = SilenceClock(0.0)
     node.process.send_signal(signal.SIGSTOP)
     began = clock.silence
-    await agent.until(lambda: clock.silence > began + 9.0, "the end of its grace", poll=0.1)
+    await agent.until(lambda: clock.silence > began + 9.0, "the end of its grace")
     node.process.send_signal(signal.SIGCONT)
     began = clock.silence
-    await agent.until(lambda: alive(pid_of(node)) == [], "the end of the program", poll=0.1)
+    await agent.until(lambda: alive(pid_of(node)) == [], "the end of the program")
     assert clock.silence < began + 5.0
     await node.expect("exit")
     await agent.leave()
@@ -135,7 +135,7 @@ async def test_runner_ends_program_at_walltime_whatever_is_left_of_its_grace(
     node.send(t="stop", signal="USR1", grace=50.0)
     await node.expect("warned")
     await agent.leave()
-    await agent.until(lambda: alive(pid) == [], "the end of the program", poll=0.1)
+    await agent.until(lambda: alive(pid) == [], "the end of the program")
     assert clock.silence < began + 20.0
     await agent.listen()
     await node.expect("exit")

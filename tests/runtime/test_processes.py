@@ -206,7 +206,7 @@ async def test_output_that_nobody_takes_is_spilled_and_kept(agent: FakeAgent) ->
     node.send(**plan([node], ["seq", "600000"]))
     result_file = agent.directory / TOKEN / "result.0.json"
     await agent.until(lambda: len(node.output) >= 200_000, "a window's worth")
-    await agent.until(result_file.exists, "the result file", poll=0.01)
+    await agent.until(result_file.exists, "the result file")
     spilled = list((agent.directory / TOKEN).glob("output.0.*"))
     assert sum(path.stat().st_size for path in spilled) > 1_000_000
     node.ack_output = True

@@ -14,6 +14,7 @@ import pytest
 from koalapy.agents.lrm.local.cluster import LocalCluster, LocalConnection
 from koalapy.agents.lrm.local.processes import is_of, kill_marked
 from tests.signals import until
+from tests.virtual_time import VirtualTimeLoop
 
 WITHIN = 60.0
 """Seconds after which something that should happen has failed to."""
@@ -78,6 +79,14 @@ class Site:
 
     def output(self, name: str = "job") -> Path:
         return self.cluster.directory / f"{name}.out"
+
+
+@pytest.fixture
+async def virtual_loop() -> VirtualTimeLoop:
+    """Return the loop of a test of ring 1."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    return loop
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import contextlib
 import os
 import pwd
 import re
-import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -44,6 +43,7 @@ from koalapy.agents.lrm.slurm.states import NodeState, is_starting, job_end, job
 from koalapy.agents.lrm.timeouts import DEFAULT_TIMEOUTS, LrmTimeouts
 from koalapy.agents.settings import AgentSettings, SiteSettings
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 RESUME_TIMEOUT = 60.0
 """Seconds; Slurm's own default."""
@@ -83,7 +83,9 @@ class SlurmLrm:
         prefix: str = JOB_PREFIX,
         folders: JobFolders | None = None,
         timeouts: LrmTimeouts = DEFAULT_TIMEOUTS,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        self._clock = clock
         self._folders, self._timeouts = folders or JobFolders.alone(), timeouts
         self._run_as = self._folders.run_as
         self._settings, self._extra = settings, split_options(settings.native_specification)
@@ -302,7 +304,7 @@ class SlurmLrm:
         return _lines(answer.output) if answer.code == 0 else []
 
     async def _current_offer(self) -> Offer:
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if self._offer is None or now > self._offer_read + OFFER_MAX_AGE:
             self._offer = await read_offer(self._run_as, self._settings.partition, self._extra)
             self._offer_read = now

@@ -1,6 +1,5 @@
 """One DRMAA session for each account that jobs run as: made when needed, ended when idle or too many."""
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -85,10 +84,10 @@ def people() -> dict[str, Account]:
 
 
 @pytest.fixture
-async def control(made: list[FakeControl], people: dict[str, Account]) -> DrmaaAccounts:
+async def control(made: list[FakeControl], people: dict[str, Account], virtual_loop: VirtualTimeLoop) -> DrmaaAccounts:
     """Return one for two accounts at most."""
     run_as = RunAs(Accounts("east", SiteSettings(identity="mapped"), people.get), Way.SETUID)
-    clock = VirtualClock(asyncio.get_running_loop())
+    clock = VirtualClock(virtual_loop)
     make_control: Any = FakeControl
     return DrmaaAccounts("/lib/libdrmaa.so", run_as, max_accounts=2, make_control=make_control, clock=clock)
 
@@ -133,14 +132,14 @@ async def test_ends_are_told_whoever_hears_of_them(control: DrmaaAccounts, made:
     assert control.ending("no such job") is None
 
 
-async def test_an_idle_worker_ends_and_one_with_jobs_stays(control: DrmaaAccounts, made: list[FakeControl]) -> None:
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, VirtualTimeLoop)
+async def test_an_idle_worker_ends_and_one_with_jobs_stays(
+    control: DrmaaAccounts, made: list[FakeControl], virtual_loop: VirtualTimeLoop
+) -> None:
     done, _ = await submit(control, "ann"), await submit(control, "ben")
     made[1].endings[done] = DrmaaEnding(done, 0)
     await control.submit_error()
     assert [each.closed for each in made] == [False, False, False]
-    loop.jump(IDLE_TIMEOUT + 1)
+    virtual_loop.jump(IDLE_TIMEOUT + 1)
     await control.submit_error()
     assert [each.closed for each in made] == [False, True, False]
     await submit(control, "ann")

@@ -17,8 +17,6 @@ from koalapy.model.errors import SiteRejected, SiteUnavailable
 
 from .conftest import FakeLibrary, make_control, submission
 
-pytestmark = pytest.mark.processes
-
 
 @pytest.fixture
 def settings() -> SiteSettings:
@@ -53,6 +51,7 @@ def test_a_walltime_is_written_as_the_resource_manager_has_it(
     assert lrm._native(submission(tmp_path, walltime=walltime)) == ["-l", limit]
 
 
+@pytest.mark.processes
 async def test_what_ours_do_not_hold_is_idle(lrm: DrmaaLrm, library: FakeLibrary, tmp_path: Path) -> None:
     assert await lrm.snapshot() == LrmSnapshot(4, 4, 0, 0, ())
     job = await lrm.submit(submission(tmp_path, nodes=3, walltime=90.0))
@@ -64,6 +63,7 @@ async def test_what_ours_do_not_hold_is_idle(lrm: DrmaaLrm, library: FakeLibrary
     assert await lrm.snapshot() == LrmSnapshot(4, 4, 0, 0, (replace(running, state=LrmJobState.QUEUED),))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("words", "ended"),
     [
@@ -88,6 +88,7 @@ async def test_how_a_job_ended(lrm: DrmaaLrm, library: FakeLibrary, tmp_path: Pa
     assert await lrm.find("koala-a") == job
 
 
+@pytest.mark.processes
 async def test_a_job_that_cannot_be_told_of_is_unknown(lrm: DrmaaLrm, library: FakeLibrary, tmp_path: Path) -> None:
     job = await lrm.submit(submission(tmp_path, walltime=1.0, nodes=2))
     library.job(job, "undetermined")
@@ -98,6 +99,7 @@ async def test_a_job_that_cannot_be_told_of_is_unknown(lrm: DrmaaLrm, library: F
     assert (await lrm.snapshot()).idle == 2
 
 
+@pytest.mark.processes
 async def test_a_job_is_known_after_a_restart(
     lrm: DrmaaLrm, library: FakeLibrary, settings: SiteSettings, tmp_path: Path
 ) -> None:
@@ -113,6 +115,7 @@ async def test_a_job_is_known_after_a_restart(
     await again.close()
 
 
+@pytest.mark.processes
 async def test_cancel_asks_for_the_name(lrm: DrmaaLrm, library: FakeLibrary, tmp_path: Path) -> None:
     job = await lrm.submit(submission(tmp_path, walltime=1.0))
     with pytest.raises(SiteRejected, match="koala-b"):
@@ -126,6 +129,7 @@ async def test_cancel_asks_for_the_name(lrm: DrmaaLrm, library: FakeLibrary, tmp
     assert (ended.lost, ended.reason) == (False, "cancelled")
 
 
+@pytest.mark.processes
 async def test_a_job_of_which_nobody_knows_is_not_handed_in_again(
     lrm: DrmaaLrm, library: FakeLibrary, tmp_path: Path
 ) -> None:
@@ -136,6 +140,7 @@ async def test_a_job_of_which_nobody_knows_is_not_handed_in_again(
         await lrm.find("koala-a")
 
 
+@pytest.mark.processes
 async def test_a_refused_job_may_be_handed_in_again(lrm: DrmaaLrm, library: FakeLibrary, tmp_path: Path) -> None:
     library.will("runJob", "DeniedByDrmException")
     with pytest.raises(SiteRejected):

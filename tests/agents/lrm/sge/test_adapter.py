@@ -8,17 +8,19 @@ from pathlib import Path
 import pytest
 
 from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
-from koalapy.agents.lrm.sge.adapter import SgeLrm
+from koalapy.agents.lrm.sge.adapter import LAYOUT_MAX_AGE, SgeLrm
+from koalapy.agents.lrm.sge.jobs import ENDED_RETENTION
 from koalapy.model.errors import SiteRejected, SiteUnavailable
-from tests.virtual_time import VirtualClock
+from tests.virtual_time import VirtualClock, VirtualTimeLoop
 
 from .conftest import OWNER, FakeGridEngine, RememberingControl
 
 
 @pytest.fixture
-async def lrm(engine: FakeGridEngine, control: RememberingControl) -> AsyncIterator[SgeLrm]:
-    clock = VirtualClock(asyncio.get_running_loop())
-    made = engine.lrm(control, clock, native_specification="-P grid", poll_interval=10.0)
+async def lrm(
+    engine: FakeGridEngine, control: RememberingControl, virtual_loop: VirtualTimeLoop
+) -> AsyncIterator[SgeLrm]:
+    made = engine.lrm(control, VirtualClock(virtual_loop), native_specification="-P grid", poll_interval=10.0)
     await made.open()
     yield made
     await made.close()
@@ -75,6 +77,16 @@ async def test_one_question_is_a_look(lrm: SgeLrm, engine: FakeGridEngine) -> No
     assert len(engine.calls("qconf")) == len(engine.calls("qselect")) == 1
 
 
+async def test_snapshot_with_an_old_layout_reads_the_queues_anew(
+    lrm: SgeLrm, engine: FakeGridEngine, virtual_loop: VirtualTimeLoop
+) -> None:
+    await lrm.snapshot()
+    engine.answers("qselect", "all.q@h2-1\nall.q@h2-2\n")
+    assert (await lrm.snapshot()).total == 4
+    virtual_loop.jump(LAYOUT_MAX_AGE + 1)
+    assert (await lrm.snapshot()).total == 2
+
+
 async def test_jobs_in_trouble_are_lost(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("troubled.xml")
     engine.answers("qstat -j 95", 'job_number: 95\nerror reason    1:      can\'t stat() "/root/no"\n')
@@ -111,6 +123,18 @@ async def test_an_ended_job_is_told_with_its_end(lrm: SgeLrm, engine: FakeGridEn
         assert seen.idle == 4
     assert await lrm.find("koala-m") == before.id
     assert len(engine.calls(f"qacct -o {OWNER} -j {before.id}")) == 1
+
+
+async def test_ended_job_leaves_the_snapshots_after_its_retention(
+    lrm: SgeLrm, engine: FakeGridEngine, virtual_loop: VirtualTimeLoop
+) -> None:
+    engine.shows("busy.xml")
+    before = named(await lrm.snapshot(), "koala-m")
+    engine.accounts(before.id, "koala-m", "0", 7, before.nodes[0])
+    engine.shows("idle.xml")
+    assert named(await lrm.snapshot(), "koala-m").state is LrmJobState.ENDED
+    virtual_loop.jump(ENDED_RETENTION + 1)
+    assert "koala-m" not in {job.name for job in (await lrm.snapshot()).jobs}
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from koalapy.agents.lrm.port import JobControl
 from koalapy.agents.lrm.slurm.adapter import SlurmLrm
 from koalapy.agents.settings import SiteSettings
 from koalapy.model.errors import SiteRejected
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 ANSWERS = Path(__file__).with_name("answers")
 
@@ -69,10 +70,17 @@ class FakeSlurm:
         self._calls: dict[str, list[str]] = {}
         self._environments: dict[str, dict[str, str]] = {}
 
-    def lrm(self, *, options: tuple[str, ...] = (), control: JobControl | None = None, **settings: object) -> SlurmLrm:
+    def lrm(
+        self,
+        *,
+        options: tuple[str, ...] = (),
+        control: JobControl | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        **settings: object,
+    ) -> SlurmLrm:
         """Return an adapter of this cluster."""
         given = SiteSettings(kind="slurm", native_specification=shlex.join(options), **settings)  # type: ignore[arg-type]
-        return SlurmLrm(given, control, folders=JobFolders.alone(self.run))
+        return SlurmLrm(given, control, folders=JobFolders.alone(self.run), clock=clock)
 
     def says(self, command: str, output: str | bytes, *, errors: str = "", code: int = 0, when: str = "*") -> None:
         """From now on, for calls whose arguments fit the shell pattern ``when``; the last one said that fits counts."""

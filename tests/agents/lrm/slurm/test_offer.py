@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from koalapy.agents.job_folders import JobFolders
 from koalapy.agents.lrm.port import LrmJob, LrmJobState, LrmSnapshot
-from koalapy.agents.lrm.slurm.adapter import snapshot_of
+from koalapy.agents.lrm.slurm.adapter import OFFER_MAX_AGE, snapshot_of
 from koalapy.agents.lrm.slurm.answers import SlurmNode
 from koalapy.agents.lrm.slurm.offer import (
     Offer,
@@ -22,6 +22,7 @@ from koalapy.agents.lrm.slurm.offer import (
     read_reservations,
 )
 from koalapy.model.errors import SiteRejected
+from tests.virtual_time import VirtualClock, VirtualTimeLoop
 
 from .conftest import COLUMNS, FakeSlurm, recorded_queue
 from .test_adapter import submission
@@ -119,6 +120,19 @@ async def test_a_partition_that_comes_up_again_is_noticed(slurm: FakeSlurm) -> N
     await lrm.snapshot()
     found = await lrm.snapshot()
     assert (found.idle, found.submit_error) == (1, "")
+
+
+async def test_snapshot_with_an_old_offer_reads_the_partitions_anew(
+    slurm: FakeSlurm, virtual_loop: VirtualTimeLoop
+) -> None:
+    slurm.says("sinfo", PARTITIONS, when="*%P*")
+    shows(slurm, {"n1": "idle"}, {"n1": "shut"})
+    lrm = slurm.lrm(partition="shut", clock=VirtualClock(virtual_loop))
+    await lrm.snapshot()
+    slurm.says("sinfo", PARTITIONS.replace("down", "up"), when="*%P*")
+    assert (await lrm.snapshot()).idle == 0
+    virtual_loop.jump(OFFER_MAX_AGE + 1)
+    assert (await lrm.snapshot()).idle == 1
 
 
 BOTH = {"n1": "short long", "n2": "short long", "n3": "long", "n4": "long shut"}
