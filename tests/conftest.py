@@ -4,14 +4,12 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
 import structlog
 
-from koalapy.agents.check import daemon
-from koalapy.service import database, engine, idempotency
 from tests import needs
 from tests.rings import is_on_testbed
 
@@ -44,19 +42,6 @@ def own_logging() -> Iterator[None]:
     structlog.configure(**before)
 
 
-@pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How long the daemon, its database or a shell's words may take has tests of its own, which set it.
-
-    In all others of this process it may be as long as a machine needs that is busy, or whose disk stands still.
-    """
-    monkeypatch.setattr(database, "QUERY_TIMEOUT", 60.0)
-    monkeypatch.setattr(idempotency, "QUERY_TIMEOUT", 60.0)
-    monkeypatch.setattr(engine, "SLOW_AFTER", 60.0)
-    monkeypatch.setattr(engine, "LAST_WRITE", 60.0)
-    monkeypatch.setattr(daemon, "DAEMON_TIMEOUT", 60.0)
-
-
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """One line for each thing that is missing here, with what it would enable and how to get it."""
     lines = list(left_out(report.longrepr[2] for report in terminalreporter.stats.get("skipped", ())))
@@ -66,10 +51,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             terminalreporter.write_line(line)
 
 
-def left_out(reasons: Iterable[str], all_needs: Sequence[needs.Need] = needs.ALL) -> Iterator[str]:
+def left_out(reasons: Iterable[str]) -> Iterator[str]:
     """From the reasons of skipped tests, and from what is known to be missing."""
     counts = Counter(reason.removeprefix("Skipped: ") for reason in reasons)
-    for need in all_needs:
+    for need in needs.ALL:
         found = [reason for reason in counts if reason.split(":")[0] == need.reason]
         number = sum(counts.pop(reason) for reason in found)
         told = [f"{number} test{'' if number == 1 else 's'} skipped"] if number else []

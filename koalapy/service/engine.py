@@ -130,7 +130,10 @@ class Engine:
         clock: Callable[[], float] | None = None,
         catalogue: Catalogue | None = None,
         take_in_budget_s: float = TAKE_IN_BUDGET_S,
+        max_strays: int = MAX_STRAYS,
     ) -> None:
+        """``max_strays``: commands about unknown components that one cluster's outbox holds at most."""
+        self._max_strays = max_strays
         self._take_in_budget_s = take_in_budget_s
         self.catalogue = catalogue or Catalogue()
         self._scheduler = scheduler
@@ -341,7 +344,7 @@ class Engine:
         for command in commands:
             if isinstance(command, StopComponent | UnstageComponent) and command.stray:
                 strays[command.cluster] += 1
-                if self.outbox.open(command.cluster) + strays[command.cluster] > MAX_STRAYS:
+                if self.outbox.open(command.cluster) + strays[command.cluster] > self._max_strays:
                     continue
             yield command
 

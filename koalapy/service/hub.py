@@ -19,7 +19,7 @@ from koalapy.service.engine import Engine, WorkItem
 from koalapy.service.login import Logins
 from koalapy.service.output import Outputs
 from koalapy.service.questions import Questions
-from koalapy.service.session import Connection, Session
+from koalapy.service.session import MAX_UNREAD, Connection, Session
 from koalapy.service.wire import is_brought
 
 log = structlog.get_logger()
@@ -61,7 +61,11 @@ class OtherProtocol(UsageError):
 class Hub:
     """Lets agents in, turns what they say into events, and sends them their commands."""
 
-    def __init__(self, engine: Engine, outputs: Outputs, terms: Terms, *, unreachable_after: float) -> None:
+    def __init__(
+        self, engine: Engine, outputs: Outputs, terms: Terms, *, unreachable_after: float, max_unread: int = MAX_UNREAD
+    ) -> None:
+        """``max_unread``: characters that may wait for one agent that does not read."""
+        self._max_unread = max_unread
         self._engine = engine
         self._terms = terms
         self._timeout = unreachable_after
@@ -140,7 +144,7 @@ class Hub:
         try:
             hello = await _hello(frames)
             self._check_identity(cluster, hello)
-            session = Session(cluster, connection, hello)
+            session = Session(cluster, connection, hello, self._max_unread)
             await self._reject_second(session)
             await self._agent_memory.outgrow(cluster, hello.known)
             await self._reject_second(session)  # a third may have been faster

@@ -29,7 +29,9 @@ class Connection(Protocol):
 class Session:
     """Messages out in batches, in order; and how long nothing came in, as far as anybody listened."""
 
-    def __init__(self, cluster: str, connection: Connection, hello: wire.Hello) -> None:
+    def __init__(self, cluster: str, connection: Connection, hello: wire.Hello, max_unread: int = MAX_UNREAD) -> None:
+        """``max_unread``: characters that may wait for an agent that does not read."""
+        self._max_unread = max_unread
         self.cluster = cluster
         self.connection = connection
         self.hello = hello
@@ -73,7 +75,7 @@ class Session:
     def offer(self, message: wire.FromDaemon) -> bool:
         """Put what is not kept and not repeated; False when too much waits already, as for one who does not read."""
         size = len(wire.frame(wire.from_daemon, [message]))
-        if self._offered + self._sending + size > MAX_UNREAD:
+        if self._offered + self._sending + size > self._max_unread:
             return False
         self._offered += size
         self.put([message])

@@ -22,6 +22,7 @@ from koalapy.placement.registry import builtin
 from koalapy.ports import ClusterRecord
 from koalapy.protocol import messages as wire
 from koalapy.scheduling.cluster_status import NOTHING_TOLD, ClusterStatus
+from koalapy.scheduling.effects import MAX_STRAYS
 from koalapy.scheduling.events import JobCancelled, JobSubmitted
 from koalapy.scheduling.rules import Rules
 from koalapy.scheduling.scheduler import Scheduler
@@ -31,7 +32,7 @@ from koalapy.service.engine import Engine, WorkItem
 from koalapy.service.hub import Hub, Terms
 from koalapy.service.outbox import Outbox
 from koalapy.service.output import Outputs
-from koalapy.service.session import Session
+from koalapy.service.session import MAX_UNREAD, Session
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
 from koalapy.store.migrate import migrate
@@ -71,18 +72,22 @@ class Agent:
 class Daemon:
     """Engine, store and hub, with the clusters north and south."""
 
-    def __init__(self, path: Path, unreachable_after: float = 60.0) -> None:
+    def __init__(
+        self, path: Path, unreachable_after: float = 60.0, max_strays: int = MAX_STRAYS, max_unread: int = MAX_UNREAD
+    ) -> None:
         database = make_engine(f"sqlite:///{path}")
         migrate(database)
         self.store = SqlStore(Database(database))
         nonces = count(0xFA)
         clusters = [ClusterStatus(name, profile=ClusterProfile()) for name in ("north", "south")]
         self.scheduler = Scheduler(SchedulerState(Rules(), builtin(), clusters), nonces=lambda: f"{next(nonces):x}")
-        self.engine = Engine(self.scheduler, self.store, Outbox((), 1), epoch=1, describe=self.describe)
+        self.engine = Engine(
+            self.scheduler, self.store, Outbox((), 1), epoch=1, describe=self.describe, max_strays=max_strays
+        )
         self.kept = FileOutput(path.parent / "output", 1000)
         self.outputs = Outputs(self.engine, self.store, self.kept)
         terms = Terms(instance="test", life="own", output_limit=1000)
-        self.hub = Hub(self.engine, self.outputs, terms, unreachable_after=unreachable_after)
+        self.hub = Hub(self.engine, self.outputs, terms, unreachable_after=unreachable_after, max_unread=max_unread)
         self.engine.dispatcher = self.hub
 
     def describe(self, name: str) -> ClusterRecord:
@@ -108,8 +113,8 @@ class Daemon:
 
 
 @asynccontextmanager
-async def running(path: Path, unreachable_after: float = 60.0) -> AsyncIterator[Daemon]:
-    daemon = Daemon(path, unreachable_after)
+async def running(path: Path, unreachable_after: float = 60.0, **limits: int) -> AsyncIterator[Daemon]:
+    daemon = Daemon(path, unreachable_after, **limits)
     loop = asyncio.create_task(daemon.engine.run())
     yield daemon
     daemon.engine.stop()

@@ -61,11 +61,12 @@ class Scene:
 
     async def settle(self) -> None:
         """Until nothing more is under way at this time."""
-        async with asyncio.timeout(60):
+
+        def is_settled() -> bool:
             self.notifications._begin_what_is_due()
-            while self.notifications._telling or self.notifications._saving:
-                await asyncio.sleep(0.002)
-                self.notifications._begin_what_is_due()
+            return not (self.notifications._telling or self.notifications._saving)
+
+        await signals.until(is_settled)
 
 
 @pytest.fixture

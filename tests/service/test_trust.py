@@ -14,7 +14,6 @@ from koalapy.model.reports import ComponentStatus, Inventory, StageStatus, Trans
 from koalapy.model.request import ComponentRequest, FixedRequest, InputFile
 from koalapy.protocol import messages as wire
 from koalapy.scheduling.events import JobSubmitted
-from koalapy.service import engine, session
 from koalapy.service.agent_messages import TransferFeedback
 from koalapy.service.engine import WorkItem
 from tests import signals
@@ -72,12 +71,12 @@ def output(token: str, offset: int, text: bytes) -> wire.Output:
 class Opened:
     """A grid for as long as a test needs it."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, **limits: int) -> None:
+        self._path, self._limits = path, limits
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Grid:
-        daemon = await self._stack.enter_async_context(running(self._path))
+        daemon = await self._stack.enter_async_context(running(self._path, **self._limits))
         north = await self._stack.enter_async_context(daemon.agent_of("north"))
         south = await self._stack.enter_async_context(daemon.agent_of("south"))
         for name, agent in (("north", north), ("south", south)):
@@ -256,11 +255,8 @@ async def test_a_transfer_is_learned_from_once_also_by_the_next_daemon(tmp_path:
         assert listener.learned == [("south", "north", 10**8, 1.0)]
 
 
-async def test_what_an_agent_makes_up_fills_no_outbox_however_often_it_tells_its_inventory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "MAX_STRAYS", 5)
-    async with Opened(tmp_path / "koala.db") as grid:
+async def test_what_an_agent_makes_up_fills_no_outbox_however_often_it_tells_its_inventory(tmp_path: Path) -> None:
+    async with Opened(tmp_path / "koala.db", max_strays=5) as grid:
         for turn in range(4):
             components = [ComponentStatus(token=f"9{turn}{n}.1.0.77", state=ComponentState.RUNNING) for n in range(3)]
             stages = [StageStatus(token=f"8{turn}{n}.1.0.77", state="running", size=1, staged=0) for n in range(3)]
@@ -306,11 +302,10 @@ class Deaf(Agent):
         await super().send(frame)
 
 
-async def test_who_speaks_and_does_not_read_fills_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "MAX_UNREAD", 10_000)
+async def test_who_speaks_and_does_not_read_fills_no_memory(tmp_path: Path) -> None:
     deaf = Deaf()
     async with (
-        running(tmp_path / "koala.db") as daemon,
+        running(tmp_path / "koala.db", max_unread=10_000) as daemon,
         daemon.agent_of("south") as south,
         daemon.agent_of("north", agent=deaf) as north,
     ):
