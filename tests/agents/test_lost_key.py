@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agents.component import Component
+from koalapy.agents.component import Component, lrm_name
 from koalapy.agents.outputlog import OutputLog
 from koalapy.agents.spool import Folder
 from koalapy.runtime.output import Output
 from koalapy.runtime.session import seal_file
+from tests.agents.conftest import FakeDaemon
+from tests.agents.memory_agent import serving
+from tests.agents.memory_lrm import MemoryLrm
+from tests.agents.played_runner import claim, secret_of
 
 T = "7.1.0"
 PLAN = {"launcher": "processes", "head": T}
@@ -130,3 +134,21 @@ def test_runner_that_comes_back_after_its_files_were_copied_sends_the_rest(tmp_p
         log.take(0, offset, data)
     assert log.received(0) == output.total
     assert log.missing == ""
+
+
+async def test_agent_sends_saved_output_of_runner_that_does_not_come_back(daemon: FakeDaemon, tmp_path: Path) -> None:
+    """The resource manager has not ended the job: the daemon has the success and all of the output before that."""
+    async with serving(MemoryLrm(), daemon, tmp_path):
+        runner = await claim(daemon, tmp_path)
+        await daemon.open(["true"], T)
+        await runner.hears("open")
+        await runner.output(0, b"first\n")
+        name = lrm_name(daemon.instance, T)
+        spool = tmp_path / daemon.instance / T
+        output = Output(str(spool / "output.0"), secret_of(name))
+        output.append(b"first\nlast\n")
+        leave_result(spool, 0, output, secret_of(name))
+        runner.writer.transport.abort()
+        await daemon.until(lambda: daemon.output.get(T) == b"first\nlast\n")
+        assert daemon.status(T)["state"] == "claimed"
+        await daemon.until(lambda: daemon.status(T).get("program_exit") == 0)
