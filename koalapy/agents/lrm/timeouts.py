@@ -22,8 +22,6 @@ class LrmTimeouts:
     """The same after several losses, each of which doubles it up to this."""
     drmaa_refused_s: float = 2.0
     """How long a session that was refused in words is not asked for again: that leaves nothing behind."""
-    drmaa_exit_code_s: float = 5.0
-    """How long an ended job's exit code may still arrive."""
 
 
 DEFAULT_TIMEOUTS = LrmTimeouts()

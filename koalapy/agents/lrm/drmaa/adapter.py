@@ -1,7 +1,6 @@
 """Any resource manager with a DRMAA 1.0 library: jobs are submitted, watched and ended through it alone."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
@@ -17,10 +16,12 @@ from koalapy.agents.lrm.polling import Polling
 from koalapy.agents.lrm.port import Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agents.lrm.script import place_script
 from koalapy.agents.lrm.slurm.commands import time_limit
-from koalapy.agents.lrm.timeouts import DEFAULT_TIMEOUTS, LrmTimeouts
 from koalapy.agents.settings import AgentSettings, SiteSettings
 from koalapy.model.errors import SiteError, SiteRejected
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
+EXIT_CODE_TIMEOUT = 5.0
+"""Seconds in which an ended job's exit code may still arrive."""
 ENDED_RETENTION = 60.0
 """Seconds for which an ended job stays in our snapshots."""
 
@@ -40,10 +41,10 @@ class DrmaaLrm:
         control: DrmaaControl | DrmaaAccounts,
         directory: Path,
         folders: JobFolders | None = None,
-        timeouts: LrmTimeouts = DEFAULT_TIMEOUTS,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """In ``directory`` the names and ids of jobs submitted are written down."""
-        self._folders, self._timeouts = folders or JobFolders.alone(), timeouts
+        self._folders, self._clock = folders or JobFolders.alone(), clock
         self._control, self._settings, self._fanout = control, settings, settings.fanout or "none"
         options = split_options(settings.native_specification)
         if self._fanout == "qrsh":
@@ -51,7 +52,7 @@ class DrmaaLrm:
         else:
             reject_sbatch_options(options, short=self._fanout == "srun")
         self._polling = Polling(settings.poll_interval)
-        self._table = SubmittedJobs(directory / "drmaa-jobs.json")
+        self._table = SubmittedJobs(directory / "drmaa-jobs.json", clock)
         self._gone: dict[str, float] = {}
         """Jobs that the library calls ended or does not know, and since when; their exit codes may still come."""
 
@@ -124,8 +125,8 @@ class DrmaaLrm:
         running = sum(e.nodes for e, job in zip(asked.values(), shown, strict=True) if job.state in _HOLDING)
         over = [each for each in shown if each.state is LrmJobState.ENDED]
         if over:
-            await asyncio.to_thread(self._table.ended, over, time.time())
-        earlier = [e.as_job() for e in self._table.entries.values() if e.ended > time.time() - ENDED_RETENTION]
+            await asyncio.to_thread(self._table.ended, over)
+        earlier = [e.as_job() for e in self._table.entries.values() if e.ended > self._clock.now() - ENDED_RETENTION]
         jobs = {each.id: each for each in (*earlier, *shown)}
         total = self._settings.nodes
         submit_error = await self._control.submit_error()
@@ -177,8 +178,8 @@ class DrmaaLrm:
         if state is not LrmJobState.ENDED and ending is None:
             self._gone.pop(entry.job, None)
             return LrmJob(entry.job, entry.name, state, user=entry.user)
-        since = self._gone.setdefault(entry.job, time.monotonic())
-        if ending is None and time.monotonic() < since + self._timeouts.drmaa_exit_code_s:
+        since = self._gone.setdefault(entry.job, self._clock.monotonic())
+        if ending is None and self._clock.monotonic() < since + EXIT_CODE_TIMEOUT:
             self._polling.soon(1.0)
             return LrmJob(entry.job, entry.name, LrmJobState.RUNNING, user=entry.user)
         self._gone.pop(entry.job, None)

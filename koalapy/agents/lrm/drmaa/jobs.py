@@ -1,7 +1,6 @@
 """The names and ids of jobs submitted through DRMAA, which itself remembers neither: a small file of JSON."""
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 from koalapy.agents.lrm.port import LrmJob, LrmJobState
 from koalapy.model.errors import SiteUnavailable
 from koalapy.runtime.atomic_files import replace_file
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 _RETENTION = 7 * 86400.0
 """Seconds for which an ended job is remembered."""
@@ -37,8 +37,8 @@ class SubmittedJob:
 class SubmittedJobs:
     """Every method that changes something has written it when it returns; they raise ``SiteUnavailable``."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._path, self._clock = path, clock
         self.entries: dict[str, SubmittedJob] = {}
 
     def load(self) -> None:
@@ -62,14 +62,15 @@ class SubmittedJobs:
         self.entries.pop(name, None)
         self._write()
 
-    def ended(self, jobs: Sequence[LrmJob], now: float) -> None:
+    def ended(self, jobs: Sequence[LrmJob]) -> None:
+        now = self._clock.now()
         for job in jobs:
             entry = self.entries[job.name]
             entry.ended, entry.exit_code, entry.lost, entry.reason = now, job.exit_code, job.lost, job.reason
         self._write()
 
     def _write(self) -> None:
-        limit = time.time() - _RETENTION
+        limit = self._clock.now() - _RETENTION
         self.entries = {name: each for name, each in self.entries.items() if not 0 < each.ended < limit}
         content = json.dumps({name: asdict(each) for name, each in self.entries.items()}).encode()
         try:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from koalapy.agents.lrm.drmaa.codes import NO_SUCH_JOB
 from koalapy.agents.lrm.drmaa.control import DrmaaControl
 from koalapy.agents.lrm.drmaa.process import Unanswered
 from koalapy.agents.lrm.timeouts import LrmTimeouts
@@ -89,6 +90,15 @@ async def test_ending_what_is_unknown_is_no_error(control: DrmaaControl, library
     await control.cancel(job)
     await control.cancel("999")
     assert library.calls("terminate") == ["terminate 1"]
+
+
+async def test_status_of_a_job_is_its_state_or_the_name_of_the_error(
+    control: DrmaaControl, library: FakeLibrary, tmp_path: Path
+) -> None:
+    job = await hand_in(control, tmp_path)
+    assert await control.status([job, "999"]) == {job: "running", "999": NO_SUCH_JOB}
+    library.will("jobStatus", "TryLaterException")
+    assert await control.status([job]) == {job: "TryLaterException"}
 
 
 async def test_wait_that_raises_no_drmaa_error_keeps_other_exit_codes(
@@ -207,6 +217,7 @@ async def test_an_ended_job_is_told_of(
 
 AGENT = """
 import asyncio, os, sys
+from koalapy.agents.lrm.drmaa.codes import NO_SUCH_JOB
 from koalapy.agents.lrm.drmaa.control import DrmaaControl
 async def main():
     control = DrmaaControl(None, environment={"PYTHONPATH": sys.argv[1], "FAKE_DRMAA": sys.argv[2]})
