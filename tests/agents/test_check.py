@@ -354,7 +354,7 @@ async def test_replica_directories_are_read(settings: AgentSettings, tmp_path: P
     assert none.ok
     assert "clusters.north.replica_directories" in none.hint
     both = replace(settings, replica_directories=[tmp_path, Path("/nowhere")])
-    findings = await check_cluster(both, Expected(4), MemoryLrm)
+    findings = await check_cluster(both, Expected(4), MemoryLrm, timeouts=SHORT)
     assert [f for f in findings if f.what == "replica directory"] == [
         Finding("replica directory", True, str(tmp_path)),
         Finding(

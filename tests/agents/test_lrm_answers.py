@@ -71,6 +71,7 @@ async def test_a_resource_manager_that_is_silent_from_the_first(
 
 @pytest.mark.processes
 async def test_a_locald_that_is_stopped(site: Site, daemon: FakeDaemon) -> None:
+    site.settings = replace(site.settings, poll_interval=0.1)
     await site.restart(AgentTimeouts(lrm_silence_s=0.2, report_interval_s=0.1))
     pid = json.loads((site.cluster.directory / "locald.json").read_text())["pid"]
     await daemon.submit(T)
