@@ -49,3 +49,9 @@ async def serving(
     finally:
         agent.cancel()
         await asyncio.gather(agent, return_exceptions=True)
+
+
+def counts(daemon: FakeDaemon) -> tuple[int, int, str]:
+    """Return all nodes, idle nodes and the problem of the last report."""
+    last = daemon.report()
+    return (last["total"], last["idle"], last["problem"]) if last else (-1, -1, "")

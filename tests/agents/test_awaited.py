@@ -7,9 +7,8 @@ import pytest
 
 from koalapy.agents import lrm_polling
 from tests.agents.conftest import FakeDaemon
-from tests.agents.memory_agent import serving
+from tests.agents.memory_agent import counts, serving
 from tests.agents.memory_lrm import MemoryLrm
-from tests.agents.test_lrm_trouble import counts
 from tests.signals import pass_time
 
 A_LOOK = 2.0

@@ -20,9 +20,8 @@ from koalapy.agents.timeouts import AgentTimeouts
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.model.reports import LrmOperation
 from tests.agents.conftest import FakeDaemon, Site
-from tests.agents.memory_agent import loop_clock, serving
+from tests.agents.memory_agent import counts, loop_clock, serving
 from tests.agents.memory_lrm import MemoryLrm
-from tests.agents.test_lrm_trouble import counts
 from tests.signals import pass_time
 
 T = "7.1.0"

@@ -16,9 +16,8 @@ from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from koalapy.model.reports import ClusterReport, LrmCalls, LrmOperation, Versions
 from koalapy.protocol import messages as wire
 from tests.agents.conftest import FakeDaemon
-from tests.agents.memory_agent import loop_clock, serving
+from tests.agents.memory_agent import counts, loop_clock, serving
 from tests.agents.memory_lrm import MemoryLrm
-from tests.agents.test_lrm_trouble import counts
 from tests.signals import pass_time
 
 REPORT = ClusterReport(total=2, idle=2)

@@ -22,7 +22,7 @@ from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.protocol.messages import Hello
 from tests import signals
 from tests.agents.conftest import VIRTUAL_DEADLINE, FakeDaemon
-from tests.agents.memory_agent import loop_clock, serving
+from tests.agents.memory_agent import counts, loop_clock, serving
 from tests.agents.memory_lrm import MemoryLrm
 from tests.agents.played_runner import claim
 
@@ -34,11 +34,6 @@ AWAY = SiteUnavailable("squeue did not answer")
 @pytest.fixture
 def lrm() -> MemoryLrm:
     return MemoryLrm()
-
-
-def counts(daemon: FakeDaemon) -> tuple[int, int, str]:
-    last = daemon.report()
-    return (last["total"], last["idle"], last["problem"]) if last else (-1, -1, "")
 
 
 @pytest.mark.parametrize("attribute", ["unopened", "fault"])
