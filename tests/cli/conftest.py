@@ -31,7 +31,7 @@ from koalapy.service.workload_reports import WorkloadReports
 from koalapy.store.memory import Memory, MemoryStore
 from tests.cli.memory import MemoryService
 from tests.cli.memory_advisor import MemoryAdvisor
-from tests.cli.memory_files import MemoryBundles, MemoryFiles, MemoryResults
+from tests.cli.memory_files import MemoryBundles, MemoryResults
 from tests.cli.memory_network import MemoryNetwork
 from tests.identities import administrators
 
@@ -65,7 +65,6 @@ class Server:
     """A daemon's face on a free port, in a thread; it may be ended and started again on the same port."""
 
     service: MemoryService = field(default_factory=MemoryService)
-    files: MemoryFiles = field(default_factory=MemoryFiles)
     bundles: MemoryBundles = field(default_factory=MemoryBundles)
     results: MemoryResults = field(default_factory=MemoryResults)
     network: MemoryNetwork = field(default_factory=MemoryNetwork)
@@ -93,7 +92,7 @@ class Server:
             network_router(self.network),
             advisor_router(self.advisor.advisor),
             forecasts_router(self.service, self.service),
-            files_router(self.files, self.bundles, self.results),
+            files_router(None, self.bundles, self.results),  # type: ignore[arg-type]
             *([limits_router(self.limits)] if self.limits else []),
             *([workloads_router(self.workloads)] if self.workloads else []),
         ]

@@ -23,94 +23,17 @@ from koalapy.cli.staging import packed
 from koalapy.cli.streams import DRAWN, report
 from koalapy.cli.unpacking import unpack
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
-from koalapy.model.replica import ReplicaState
 from koalapy.model.request import Bundle, ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest
 from tests.cli.conftest import FAST, Koala, Server
-from tests.cli.memory_files import MESH
 from tests.service.archives import archive, archive_of, special, unpacked
 
 SIX = ("--flexible", "6")
-
-
-# The catalogue
 
 
 def test_a_file_whose_name_is_no_utf8_is_not_sent(koala: Koala, tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"caf\xe9")).touch()
     ended = koala("submit", "--flexible", "2", "--stage", str(tmp_path), "--", "true")
     assert (ended.code, "the name 'caf\\udce9' is no UTF-8; rename it" in ended.err) == (2, True), ended.err
-
-
-def test_a_replica_is_added_and_listed(koala: Koala) -> None:
-    added = koala("replicas", "add", "climate/mesh.nc", "north:/data/a b:c.nc")
-    assert (added.code, added.err) == (0, "")
-    assert added.out == f"north has climate/mesh.nc: 200 MB, SHA-256 {MESH.checksum}\n"
-    assert "a folder of 0 entries" in koala("replicas", "add", "fields", "north:/folder").out
-    header, first, _ = koala("replicas", "list").out.splitlines()
-    assert header.split() == ["NAME", "CLUSTER", "STATE", "SIZE", "PARTS", "SHA-256", "PATH", "REASON"]
-    assert first.split() == ["climate/mesh.nc", "north", "good", "200", "MB", "-", "c0ffeec0", "/data/a", "b:c.nc", "-"]
-    assert len(koala("replicas", "list", "fields").out.splitlines()) == 2
-    assert json.loads(koala("replicas", "list", "fields", "--json").out)["replicas"][0]["parts"] == 0
-
-
-def test_a_long_catalogue_is_listed_to_its_end(koala: Koala, server: Server) -> None:
-    expected = [(f"m{i:04}", cluster) for i in range(1001) for cluster in ("north", "south")]
-    server.files.replicas = [replace(MESH, name=name, cluster=cluster) for name, cluster in expected]
-    assert len(koala("replicas", "list").out.splitlines()) == 1 + len(expected)
-    told = json.loads(koala("replicas", "list", "--json").out)
-    assert [(replica["name"], replica["cluster"]) for replica in told["replicas"]] == expected
-    assert len(json.loads(koala("replicas", "list", "m0007", "--json").out)["replicas"]) == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (("add", "m", "north"), 2, "koala: 'north' is no CLUSTER:PATH; write it as north:/data/m\n"),
-        (("add", "m", ":/data"), 2, "is no CLUSTER:PATH"),
-        (("add", "m", "north:/other"), 4, "koala: north:/other is another file; give it another name\n"),
-        (("list", "n"), 3, "koala: the replica catalogue has no n; add it with koala\n"),
-        (("verify", "n"), 3, "has no n"),
-        (("remove", "n"), 3, "has no n"),
-    ],
-)
-def test_what_does_not_work_is_said_in_a_line(koala: Koala, arguments: tuple[str, ...], code: int, said: str) -> None:
-    ended = koala("replicas", *arguments)
-    assert (ended.code, ended.out) == (code, "")
-    assert said in ended.err
-
-
-def test_columns_stand_below_each_other_whatever_the_names(koala: Koala, server: Server) -> None:
-    names = ["climate", "気候/2026", "cafe\u0301", "ünï"]
-    server.files.replicas = [replace(MESH, name=name) for name in names]
-    lines = koala("replicas", "list").out.splitlines()
-    assert {
-        cell_len(line[: line.index(word)]) for line, word in zip(lines, ["CLUSTER", *["north"] * 4], strict=True)
-    } == {11}
-
-
-def test_verify_fails_when_not_all_are_good(koala: Koala, server: Server) -> None:
-    server.files.replicas = [MESH, replace(MESH, cluster="south"), replace(MESH, cluster="west")]
-    assert koala("replicas", "verify").code == 0
-    server.files.now = {
-        "north": (ReplicaState.MISSING, "it is not there", ""),
-        "west": (ReplicaState.GOOD, "", "west is out of reach"),
-    }
-    ended = koala("replicas", "verify", "climate/mesh.nc")
-    assert ended.code == 1
-    assert [line.split("  ")[-1] for line in ended.out.splitlines()[1:]] == [
-        "it is not there",
-        "-",
-        "west is out of reach",
-    ]
-    assert "not all are good: climate/mesh.nc on north, climate/mesh.nc on west" in ended.err
-    assert koala("replicas", "verify", "--cluster", "south").code == 0
-
-
-def test_remove_says_that_the_file_stays(koala: Koala, server: Server) -> None:
-    server.files.replicas = [MESH, replace(MESH, cluster="south")]
-    ended = koala("replicas", "remove", "climate/mesh.nc", "--cluster", "south")
-    assert ended.out == ("climate/mesh.nc on south is forgotten; nothing was done to the file itself, /data/mesh.nc\n")
-    assert server.files.replicas == [MESH]
 
 
 # Submitting with files

@@ -1,0 +1,59 @@
+"""The daemon of ``tests.serving`` on a port of this machine, for clients that are not asynchronous."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+import uvicorn
+
+from koalapy.scheduling.rules import Rules
+from koalapy.service.engine import Engine
+from tests.service.sites import Sites
+from tests.serving import serving
+
+MAX_WAIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class ServedDaemon:
+    url: str
+    engine: Engine
+
+
+@contextmanager
+def daemon_in_thread(path: Path, sites: Sites | None = None) -> Iterator[ServedDaemon]:
+    """Serve a daemon with its database at ``path`` from a thread while the block runs."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    ready: Future[tuple[uvicorn.Server, Engine]] = Future()
+
+    async def serve() -> None:
+        try:
+            async with serving(path, [], Rules(), sites) as client:
+                assert isinstance(client._transport, httpx2.ASGITransport)
+                app = client._transport.app
+                server = uvicorn.Server(
+                    uvicorn.Config(app, lifespan="off", log_level="critical", timeout_graceful_shutdown=1)
+                )
+                ready.set_result((server, app.state.engine))  # type: ignore[attr-defined]
+                await server.serve([listener])
+        except BaseException as error:
+            if ready.done():
+                raise
+            ready.set_exception(error)
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    server, engine = ready.result(MAX_WAIT_S)
+    try:
+        # Connections that come before the server accepts them wait in the listener's queue.
+        yield ServedDaemon(f"http://127.0.0.1:{listener.getsockname()[1]}", engine)
+    finally:
+        server.should_exit = True
+        thread.join(MAX_WAIT_S)
+        assert not thread.is_alive()
