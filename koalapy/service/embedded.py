@@ -13,17 +13,13 @@ from typing import Any, TypeVar
 
 import structlog
 
+from koalapy.service.timeouts import DEFAULT_TIMEOUTS, DaemonTimeouts
+
 log = structlog.get_logger()
 
 T = TypeVar("T")
 
-MIN_RESTART_DELAY, MAX_RESTART_DELAY = 0.5, 60.0
-"""Seconds before an agent is started again: each time twice as long, unless the last one lasted."""
-STABLE_AFTER = 60.0
-"""Seconds."""
 STOP_GRACE = 5.0
-LAST_WORDS_TIMEOUT = 1.0
-"""Seconds in which what an agent said is read to its end: others may hold its standard error."""
 MAX_LINE_SIZE = 4096
 """Bytes."""
 MAX_SHOWN_LENGTH = 300
@@ -44,8 +40,14 @@ class AgentProcess:
 class EmbeddedAgents:
     """Keeps one agent process running for each embedded cluster."""
 
-    def __init__(self, processes: Sequence[AgentProcess], tell: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        processes: Sequence[AgentProcess],
+        tell: Callable[[str, str], None],
+        timeouts: DaemonTimeouts = DEFAULT_TIMEOUTS,
+    ) -> None:
         """``tell`` is called with a cluster and why its agent does not run, in words that follow "its agent"."""
+        self._timeouts = timeouts
         self._processes = processes
         self._tell = tell
         self._keepers: list[asyncio.Task[None]] = []
@@ -60,19 +62,20 @@ class EmbeddedAgents:
         await asyncio.gather(*self._keepers, return_exceptions=True)
 
     async def _keep(self, process: AgentProcess, url: str) -> None:
-        pause = MIN_RESTART_DELAY
+        timeouts = self._timeouts
+        pause = timeouts.min_restart_delay_s
         while True:
             started = time.monotonic()
-            why = await _run(process, url)
-            if time.monotonic() - started >= STABLE_AFTER:
-                pause = MIN_RESTART_DELAY
+            why = await _run(process, url, timeouts.last_words_s)
+            if time.monotonic() - started >= timeouts.agent_stable_s:
+                pause = timeouts.min_restart_delay_s
             log.warning("an agent does not run", action="agent-down", cluster=process.cluster, reason=why, pause=pause)
             self._tell(process.cluster, f"{why}; it is started again after {pause:g} s")
             await asyncio.sleep(pause)
-            pause = min(MAX_RESTART_DELAY, 2 * pause)
+            pause = min(timeouts.max_restart_delay_s, 2 * pause)
 
 
-async def _run(process: AgentProcess, url: str) -> str:
+async def _run(process: AgentProcess, url: str, last_words_s: float) -> str:
     """Run an agent until it ends; how it did, or why it could not be started."""
     async with contextlib.AsyncExitStack() as ours:
         try:
@@ -87,7 +90,7 @@ async def _run(process: AgentProcess, url: str) -> str:
         except asyncio.CancelledError:
             await _end(child)
             raise
-        await asyncio.wait([listening], timeout=LAST_WORDS_TIMEOUT)
+        await asyncio.wait([listening], timeout=last_words_s)
         how = f"was ended by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
         said = listening.result() if listening.done() else ""
         return f"{how}: {said}" if said else how

@@ -9,10 +9,10 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from koalapy.service.timeouts import DEFAULT_TIMEOUTS, DaemonTimeouts
+
 POLL = 0.2
 """Seconds in which it is seen that the loop takes connections in again."""
-REQUEST_TIMEOUT = 1.0
-"""Seconds that somebody has to ask, one after the other."""
 MAX_REQUEST_SIZE = 65536
 """Bytes up to the end of a request's headers."""
 RETRY_AFTER = 5
@@ -22,9 +22,14 @@ RETRY_AFTER = 5
 class StandIn:
     """On the daemon's own port: who is connected already has to wait for the loop."""
 
-    def __init__(self, listener: socket.socket, context: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        context: ssl.SSLContext | None = None,
+        timeouts: DaemonTimeouts = DEFAULT_TIMEOUTS,
+    ) -> None:
         """``context``: where TLS is spoken."""
-        self._listener, self._context = listener.dup(), context
+        self._listener, self._context, self._timeout_s = listener.dup(), context, timeouts.stand_in_request_s
         self._serving: threading.Thread | None = None
         self._over = threading.Event()
 
@@ -55,16 +60,16 @@ class StandIn:
 
     def _answer(self, accepted: socket.socket, silence: float) -> None:
         with accepted as connection:
-            connection.settimeout(REQUEST_TIMEOUT)
+            connection.settimeout(self._timeout_s)
             if self._context is None:
-                _say(connection, silence)
+                _say(connection, silence, self._timeout_s)
                 return
             with self._context.wrap_socket(connection, server_side=True) as speaking:
-                _say(speaking, silence)
+                _say(speaking, silence, self._timeout_s)
 
 
-def _say(connection: socket.socket, silence: float) -> None:
-    until, asked = time.monotonic() + REQUEST_TIMEOUT, b""
+def _say(connection: socket.socket, silence: float, timeout_s: float) -> None:
+    until, asked = time.monotonic() + timeout_s, b""
     while b"\r\n\r\n" not in asked and len(asked) < MAX_REQUEST_SIZE and time.monotonic() < until:
         if not (piece := connection.recv(8192)):
             return

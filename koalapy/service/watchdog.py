@@ -16,16 +16,11 @@ from pathlib import Path
 import structlog
 
 from koalapy.service.stand_in import StandIn
+from koalapy.service.timeouts import DEFAULT_TIMEOUTS, DaemonTimeouts
 from koalapy.service_manager import ServiceManager
 
 log = structlog.get_logger()
 
-INTERVAL = 0.5
-"""Seconds between two questions to the loop."""
-HANGS_AFTER = 3.0
-"""Seconds after which a loop that has not answered is said to hang."""
-MAX_OVERSLEEP = 1.0
-"""Waking so many seconds later than it wanted to, this thread was asleep with the whole process: that is no hanging."""
 MAX_FRAMES = 8
 """Of the place where the loop hangs."""
 
@@ -33,9 +28,11 @@ MAX_FRAMES = 8
 class Watchdog:
     """Started in the loop that it watches."""
 
-    def __init__(self, manager: ServiceManager, status: Callable[[], str] = str) -> None:
+    def __init__(
+        self, manager: ServiceManager, status: Callable[[], str] = str, timeouts: DaemonTimeouts = DEFAULT_TIMEOUTS
+    ) -> None:
         """``status``: how the daemon is, in a line for people; asked in the loop."""
-        self._manager, self._status = manager, status
+        self._manager, self._status, self._timeouts = manager, status, timeouts
         self._said = ""
         self._moved_at = self._told_at = time.monotonic()
         self._asked = False
@@ -59,13 +56,14 @@ class Watchdog:
             self._stand_in.close()
 
     def _watch(self, loop: asyncio.AbstractEventLoop, ident: int) -> None:
-        pause = min(INTERVAL, self._manager.interval or INTERVAL)
+        interval = self._timeouts.watchdog_interval_s
+        pause = min(interval, self._manager.interval or interval)
         while True:
             began = time.monotonic()
             if self._stop.wait(pause):
                 return
             now = time.monotonic()
-            if now - began > pause + MAX_OVERSLEEP:
+            if now - began > pause + self._timeouts.max_oversleep_s:
                 self._moved_at = now
             if not self._asked:
                 self._asked = True
@@ -85,7 +83,7 @@ class Watchdog:
             self._manager.status(status)
 
     def _judge(self, silence: float, ident: int) -> None:
-        hangs, before = silence > HANGS_AFTER, self._hangs
+        hangs, before = silence > self._timeouts.loop_hangs_s, self._hangs
         self._hangs = hangs
         if hangs and not before:
             seconds, where = round(silence, 1), place_of(ident)

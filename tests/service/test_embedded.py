@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ import pytest
 import pytest_asyncio
 import uvloop
 
-from koalapy.service import embedded
 from koalapy.service.embedded import AgentProcess, EmbeddedAgents
+from koalapy.service.timeouts import DaemonTimeouts
 from tests import signals
 
 pytestmark = pytest.mark.processes
 
 SHELL = ("sh", "-c")
+TIMEOUTS = DaemonTimeouts(min_restart_delay_s=0.01, max_restart_delay_s=0.04, last_words_s=60.0)
 
 
 class Told:
@@ -37,15 +39,13 @@ Keep = Callable[..., Told]
 
 
 @pytest_asyncio.fixture
-async def keep(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Keep]:
-    monkeypatch.setattr(embedded, "MIN_RESTART_DELAY", 0.01)
-    monkeypatch.setattr(embedded, "MAX_RESTART_DELAY", 0.04)
-    monkeypatch.setattr(embedded, "LAST_WORDS_TIMEOUT", 60.0)
+async def keep() -> AsyncIterator[Keep]:
     kept: list[EmbeddedAgents] = []
 
-    def start(*command: str, handover: bytes = b"{}\n") -> Told:
+    def start(*command: str, timeouts: DaemonTimeouts = TIMEOUTS) -> Told:
         told = Told()
-        kept.append(EmbeddedAgents([AgentProcess("north", command, {"PATH": "/usr/bin:/bin"}, handover)], told))
+        process = AgentProcess("north", command, {"PATH": "/usr/bin:/bin"}, b"{}\n")
+        kept.append(EmbeddedAgents([process], told, timeouts))
         kept[-1].start("http://127.0.0.1:1")
         return told
 
@@ -102,20 +102,16 @@ async def test_what_it_says_is_in_the_daemons_log(keep: Keep, capfd: pytest.Capt
     assert "one\ntwo\n" in capfd.readouterr().err
 
 
-async def test_one_whose_standard_error_another_process_has_is_not_waited_for(
-    keep: Keep, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(embedded, "LAST_WORDS_TIMEOUT", 0.1)
-    told = keep(*SHELL, "sleep 60 & exit 4")
+async def test_one_whose_standard_error_another_process_has_is_not_waited_for(keep: Keep) -> None:
+    told = keep(*SHELL, "sleep 60 & exit 4", timeouts=replace(TIMEOUTS, last_words_s=0.1))
     assert await the_next(told) == "north: ended with exit code 4"
 
 
-async def test_one_that_lasted_is_started_again_soon(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "STABLE_AFTER", 0.0)
-    told = keep(*SHELL, "exit 1")
+async def test_one_that_lasted_is_started_again_soon(keep: Keep) -> None:
+    told = keep(*SHELL, "exit 1", timeouts=replace(TIMEOUTS, agent_stable_s=0.0))
     for _ in range(4):
         await the_next(told)
-    assert told.pauses[:4] == [0.01] * 4
+    assert told.pauses[:4] == [TIMEOUTS.min_restart_delay_s] * 4
 
 
 async def test_it_is_handed_over_what_it_needs_and_knows_of_the_end_by_the_same_pipe(
@@ -133,9 +129,8 @@ async def test_it_is_handed_over_what_it_needs_and_knows_of_the_end_by_the_same_
     await agents.stop()
 
 
-def test_what_was_opened_since_an_agent_ended_is_not_closed_with_what_was_its(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_opened_since_an_agent_ended_is_not_closed_with_what_was_its() -> None:
     """On the event loop that the daemon has: it closes a file some time after it was asked to."""
-    monkeypatch.setattr(embedded, "MIN_RESTART_DELAY", 0.01)
     opened: list[int] = []
     enough = asyncio.Event()
 
@@ -145,7 +140,8 @@ def test_what_was_opened_since_an_agent_ended_is_not_closed_with_what_was_its(mo
             enough.set()
 
     async def run() -> None:
-        agents = EmbeddedAgents([AgentProcess("north", (*SHELL, "exit 3"), {"PATH": "/usr/bin:/bin"}, b"{}\n")], tell)
+        process = AgentProcess("north", (*SHELL, "exit 3"), {"PATH": "/usr/bin:/bin"}, b"{}\n")
+        agents = EmbeddedAgents([process], tell, TIMEOUTS)
         agents.start("http://127.0.0.1:1")
         async with asyncio.timeout(30):
             await enough.wait()

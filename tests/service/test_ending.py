@@ -70,7 +70,6 @@ import asyncio, threading, time
 from koalapy.model.errors import StoreUnavailable
 from koalapy.service import audit, database
 
-database.QUERY_TIMEOUT = audit.PATIENCE = 0.1
 hang = threading.Event().wait
 
 class Store:

@@ -70,7 +70,6 @@ async def test_attempts_are_those_of_the_store_and_the_one_under_way(tmp_path: P
 async def test_output_is_followed_though_the_database_is_away_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("koalapy.service.jobs.RETRY_PAUSE", 0.01)
     async with north_and_jobs(tmp_path) as (_, _, jobs):
         await jobs.submit(SPEC, ADA)
         answers, away = jobs.get, 0

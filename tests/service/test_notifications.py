@@ -13,10 +13,10 @@ from koalapy.model.job import Attempt, Job, JobSpec, JobState
 from koalapy.model.notification import MailType, Notification, Reachable
 from koalapy.model.request import FlexibleRequest
 from koalapy.notification_settings import MailSection, NotificationSection, OperatorsSection, WebhookSection
-from koalapy.service.notifications import channels
 from koalapy.service.notifications.channels import Mail, NotTold, Webhooks
 from koalapy.service.notifications.events import happened, of_alert, of_job, text_of
 from koalapy.service.notifications.outgoing import FIRST_PAUSE, MAX_PAUSE, Notifications
+from koalapy.service.timeouts import DaemonTimeouts
 from koalapy.store.memory import Memory
 from koalapy.store.notifications import MemoryNotifications
 from koalapy.tls import OF_THIS_MACHINE
@@ -60,7 +60,7 @@ class Scene:
         self.notifications.send(found)
 
     async def settle(self) -> None:
-        """Until nothing more is under way at this time."""
+        """Wait until nothing more is under way at this time."""
 
         def is_settled() -> bool:
             self.notifications._begin_what_is_due()
@@ -319,33 +319,28 @@ async def test_a_webhook_that_redirects_or_refuses_is_told_no_more_and_others_la
 
 
 @pytest.mark.processes
-async def test_who_takes_a_request_and_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels, "TIMEOUT", 0.2)
-    monkeypatch.setattr(channels, "MAIL_TIMEOUT", 0.2)
-    monkeypatch.setattr(channels, "MAIL_STEP_TIMEOUT", 60.0)
-    monkeypatch.setattr(channels, "MAX_HANGING", 1)
+async def test_who_takes_a_request_and_never_answers_is_not_waited_for() -> None:
+    timeouts = DaemonTimeouts(webhook_s=0.2, mail_s=0.2, mail_step_s=60.0)
     taken: list[asyncio.StreamWriter] = []
     hangs = await asyncio.start_server(lambda _, writer: taken.append(writer), "127.0.0.1", 0)
     port = hangs.sockets[0].getsockname()[1]
-    sender = Webhooks({f"127.0.0.1:{port}": SECRET}, OF_THIS_MACHINE.context())
+    context = OF_THIS_MACHINE.context()
+    sender = Webhooks({f"127.0.0.1:{port}": SECRET}, context, timeouts)
     with pytest.raises(NotTold, match="no answer within"):
         await sender.tell(Notification(1, 1.0, "webhook", f"http://127.0.0.1:{port}/", "", {"event": "x"}))
-    mail = Mail(replace(MAIL, server=f"127.0.0.1:{port}"), OF_THIS_MACHINE.context())
+    section = replace(MAIL, server=f"127.0.0.1:{port}")
+    mail = Mail(section, context, timeouts, max_hanging=1)
     to = Notification(1, 1.0, "mail", "ada@example.org", "ada", of_job(MailType.END, job(1, JobState.FAILED), 1.0))
     with pytest.raises(NotTold, match="has not taken it within"):
         await mail.tell(to)
     with pytest.raises(NotTold, match="hangs"):
         await mail.tell(to)
-    async with asyncio.timeout(30):
-        while mail._hanging:
-            for writer in taken:
-                writer.close()
-            await asyncio.sleep(0.01)
-        monkeypatch.setattr(channels, "MAIL_TIMEOUT", 60.0)
-        monkeypatch.setattr(channels, "MAIL_STEP_TIMEOUT", 0.1)
-        with pytest.raises(NotTold, match="SMTPServerDisconnected"):
-            await mail.tell(to)
-    assert mail._hanging == 0
+    await signals.until(lambda: len(taken) == 2)
+    for writer in taken:
+        writer.close()
+    await signals.until(lambda: mail._hanging == 0)
+    with pytest.raises(NotTold, match="SMTPServerDisconnected"):
+        await Mail(section, context, DaemonTimeouts(mail_s=60.0, mail_step_s=0.1)).tell(to)
     hangs.close()
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from koalapy.service import stand_in, watchdog
 from koalapy.service.stand_in import StandIn
+from koalapy.service.timeouts import DaemonTimeouts
 from koalapy.service.watchdog import Watchdog
 from koalapy.service_manager import SOCKET, WATCHDOG_PID, WATCHDOG_SPAN, ServiceManager
 from tests import signals
@@ -55,18 +55,15 @@ def hung_up_on(silent: socket.socket) -> None:
     assert silent.recv(1) == b""
 
 
-async def test_who_connects_while_the_loop_hangs_is_told_so(
-    listening: tuple[str, socket.socket, Pairs], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_connects_while_the_loop_hangs_is_told_so(listening: tuple[str, socket.socket, Pairs]) -> None:
     url, listener, (context, verify) = listening
-    monkeypatch.setattr(watchdog, "HANGS_AFTER", DEADLINE)
-    monkeypatch.setattr(watchdog, "MAX_OVERSLEEP", DEADLINE)
-    monkeypatch.setattr(watchdog, "INTERVAL", 0.02)
+    timeouts = DaemonTimeouts(
+        watchdog_interval_s=0.02, loop_hangs_s=2.0, max_oversleep_s=DEADLINE, stand_in_request_s=2.0
+    )
     manager = Recorded()
-    watched = Watchdog(manager, lambda: "ready")
-    watched.start(StandIn(listener, context))
-    while not (manager.alive_at and manager.said):  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    watched = Watchdog(manager, lambda: "ready", timeouts)
+    watched.start(StandIn(listener, context, timeouts))
+    await signals.until(lambda: manager.alive_at and manager.said)
     assert manager.said == ["ready"]
     answers: list[httpx2.Response] = []
 
@@ -74,13 +71,11 @@ async def test_who_connects_while_the_loop_hangs_is_told_so(
         # Who says nothing keeps others waiting for a moment only.
         with socket.create_connection(listener.getsockname()) as silent:
             hung_up_on(silent)
-            monkeypatch.setattr(stand_in, "REQUEST_TIMEOUT", DEADLINE)
             answers.append(httpx2.get(f"{url}/livez", verify=verify, timeout=DEADLINE))
             answers.append(httpx2.get(f"{url}/readyz", verify=verify, timeout=DEADLINE))
             answers.append(httpx2.head(f"{url}/readyz", verify=verify, timeout=DEADLINE))
             answers.append(httpx2.post(f"{url}/api/v1/jobs", content=b"x" * 100_000, verify=verify, timeout=DEADLINE))
 
-    monkeypatch.setattr(watchdog, "HANGS_AFTER", 0.2)
     asking = threading.Thread(target=ask)
     asking.start()
     asking.join()  # in the loop's own thread: it hangs until all have been answered
@@ -91,8 +86,7 @@ async def test_who_connects_while_the_loop_hangs_is_told_so(
     (place,) = [said for said in manager.said if said != "ready"]
     assert place.startswith("its loop hangs: ")
     assert "test_watchdog.py" in place
-    monkeypatch.setattr(watchdog, "HANGS_AFTER", DEADLINE)
-    await signals.until(lambda: not (len(manager.alive_at) == silent or manager.said[-1] != "ready"))
+    await signals.until(lambda: len(manager.alive_at) > silent and manager.said[-1] == "ready")
     watched.stop()
     listener.setblocking(False)
     with socket.create_connection(listener.getsockname()):
@@ -102,7 +96,7 @@ async def test_who_connects_while_the_loop_hangs_is_told_so(
         socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
 
 
-def test_nothing_is_told_where_nobody_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_told_where_nobody_listens(tmp_path: Path) -> None:
     for address in ("", str(tmp_path / "nobody"), "@nobody-at-all"):
         manager = ServiceManager(address, 1.0)
         manager.ready("x")
@@ -144,16 +138,14 @@ def test_a_full_socket_of_the_service_manager_holds_up_nobody(tmp_path: Path) ->
             manager.alive("x")
 
 
-def test_the_silent_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stand_in, "REQUEST_TIMEOUT", 0.05)
+def test_the_silent_are_not_waited_for() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
-    standing = StandIn(listener)
+    standing = StandIn(listener, timeouts=DaemonTimeouts(stand_in_request_s=1.0))
     standing.start(time.monotonic())
-    silent = [socket.create_connection(listener.getsockname()) for _ in range(5)]
+    silent = [socket.create_connection(listener.getsockname()) for _ in range(2)]
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/readyz"
     for each in silent:
         hung_up_on(each)
-    monkeypatch.setattr(stand_in, "REQUEST_TIMEOUT", DEADLINE)
     assert httpx2.get(url, timeout=DEADLINE).status_code == 503
     for each in silent:
         each.close()

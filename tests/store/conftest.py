@@ -31,7 +31,7 @@ def server() -> Iterator[Server]:
     server.remove()
 
 
-SQL = ["sqlite", "postgresql"] if INSTALLED else ["sqlite"]
+SQL = ["sqlite", *([pytest.param("postgresql", marks=pytest.mark.processes)] if INSTALLED else [])]
 
 
 @pytest.fixture(params=SQL)

@@ -21,11 +21,8 @@ from koalapy import __version__
 from koalapy.model.notification import Notification, host_of
 from koalapy.notification_settings import MailSection
 from koalapy.service.notifications.events import text_of
+from koalapy.service.timeouts import DEFAULT_TIMEOUTS, DaemonTimeouts
 
-TIMEOUT = 15.0
-"""Seconds that telling something may take."""
-MAIL_STEP_TIMEOUT, MAIL_TIMEOUT = 10.0, 30.0
-"""Seconds for each answer of a mail server, and for a mail."""
 MAX_HANGING = 8
 """Threads that a mail server may keep waiting, by answers that never come to their end."""
 SIGNATURE = "X-Koala-Signature"
@@ -50,8 +47,10 @@ class Sender(Protocol):
 class Webhooks:
     """Posts JSON, signed by the secret of the host that is asked."""
 
-    def __init__(self, secrets: Mapping[str, str], context: ssl.SSLContext) -> None:
-        self._secrets, self._context = secrets, context
+    def __init__(
+        self, secrets: Mapping[str, str], context: ssl.SSLContext, timeouts: DaemonTimeouts = DEFAULT_TIMEOUTS
+    ) -> None:
+        self._secrets, self._context, self._timeout_s = secrets, context, timeouts.webhook_s
 
     async def tell(self, notification: Notification) -> None:
         url, host = httpx2.URL(notification.to), host_of(urlsplit(notification.to))
@@ -66,13 +65,13 @@ class Webhooks:
         }
         try:
             async with (
-                asyncio.timeout(TIMEOUT),
-                httpx2.AsyncClient(verify=self._context, trust_env=False, timeout=TIMEOUT) as client,
+                asyncio.timeout(self._timeout_s),
+                httpx2.AsyncClient(verify=self._context, trust_env=False, timeout=self._timeout_s) as client,
                 client.stream("POST", url, content=content, headers=headers) as answer,
             ):
                 status = answer.status_code  # what else it says is not read
         except TimeoutError:
-            raise NotTold(f"no answer within {TIMEOUT:g} s") from None
+            raise NotTold(f"no answer within {self._timeout_s:g} s") from None
         except (httpx2.HTTPError, OSError) as error:
             raise NotTold(f"{type(error).__name__}: {error}"[:200]) from error
         if not 200 <= status < 300:
@@ -88,15 +87,22 @@ def signature(secret: str, url: str, content: bytes, at: int) -> str:
 class Mail:
     """Hands mail to a server, in threads that nobody waits for longer than some seconds, nor at the daemon's end."""
 
-    def __init__(self, section: MailSection, context: ssl.SSLContext) -> None:
-        self._section, self._context = section, context
+    def __init__(
+        self,
+        section: MailSection,
+        context: ssl.SSLContext,
+        timeouts: DaemonTimeouts = DEFAULT_TIMEOUTS,
+        max_hanging: int = MAX_HANGING,
+    ) -> None:
+        self._section, self._context, self._timeouts = section, context, timeouts
+        self._max_hanging = max_hanging
         self._hanging = 0
 
     async def tell(self, notification: Notification) -> None:
         try:
             await self._in_thread(_message(notification, self._section.sender))
         except TimeoutError:
-            raise NotTold(f"the mail server has not taken it within {MAIL_TIMEOUT:g} s") from None
+            raise NotTold(f"the mail server has not taken it within {self._timeouts.mail_s:g} s") from None
         except smtplib.SMTPRecipientsRefused as error:
             codes = [code for code, _ in error.recipients.values()]
             raise NotTold(f"the recipient is refused: {codes}", for_good=all(code >= 500 for code in codes)) from error
@@ -107,7 +113,7 @@ class Mail:
             raise NotTold(f"{type(error).__name__}{code}"[:200]) from error
 
     async def _in_thread(self, message: EmailMessage) -> None:
-        if self._hanging >= MAX_HANGING:
+        if self._hanging >= self._max_hanging:
             raise NotTold("the mail server hangs")
         loop = asyncio.get_running_loop()
         sent: asyncio.Future[None] = loop.create_future()
@@ -132,17 +138,17 @@ class Mail:
 
         self._hanging += 1
         threading.Thread(target=work, name="mail", daemon=True).start()
-        async with asyncio.timeout(MAIL_TIMEOUT):
+        async with asyncio.timeout(self._timeouts.mail_s):
             await sent
 
     def _send(self, message: EmailMessage) -> None:
-        section = self._section
+        section, timeout_s = self._section, self._timeouts.mail_step_s
         if section.encryption == "tls":
             server: smtplib.SMTP = smtplib.SMTP_SSL(
-                section.host, section.port, timeout=MAIL_STEP_TIMEOUT, context=self._context
+                section.host, section.port, timeout=timeout_s, context=self._context
             )
         else:
-            server = smtplib.SMTP(section.host, section.port, timeout=MAIL_STEP_TIMEOUT)
+            server = smtplib.SMTP(section.host, section.port, timeout=timeout_s)
         with server:
             if section.encryption == "starttls":
                 server.starttls(context=self._context)
