@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parent
@@ -10,6 +11,7 @@ DOCS = (TESTS.parent / "docs" / "security.md").read_text()
 NAMED = re.compile(r"`((?:[a-z_]+/)*test_\w+\.py)(?:::(\w+))?`")
 
 
+@cache
 def functions(path: Path) -> set[str]:
     found = ast.walk(ast.parse(path.read_text()))
     return {node.name for node in found if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}

@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 CODE = Path(__file__).parents[2] / "koalapy"
@@ -23,7 +24,12 @@ class Line:
     fields: frozenset[str]
 
 
-def lines() -> Iterator[Line]:
+@cache
+def lines() -> tuple[Line, ...]:
+    return tuple(_read_lines())
+
+
+def _read_lines() -> Iterator[Line]:
     for path in sorted(CODE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and (level := _level(node.func)):
