@@ -11,6 +11,7 @@ from tests.agents.conftest import FakeDaemon
 from tests.agents.memory_agent import serving
 from tests.agents.memory_lrm import MemoryLrm
 from tests.agents.played_runner import claim, run_program
+from tests.signals import pass_time
 
 TIMEOUTS = AgentTimeouts(expiry_check_s=60.0)
 OLD, WAITING, S = "7.1.0", "7.1.1", "7.1.9"
@@ -51,7 +52,11 @@ async def test_stages_and_components_of_a_daemon_that_is_gone_go_too(daemon: Fak
         lrm.changed.set()
         await daemon.until(lambda: components_in(old) == [])
         await daemon.until(lambda: not (stages / f"test-{S}").exists())
+        await daemon.leave()
+        os.utime(new / "heard", (0, 0))
+        await pass_time(3 * TIMEOUTS.expiry_check_s)
         assert (stages / f"other-{S}").is_dir(), "the present daemon is never forgotten"
+        await daemon.listen()
 
 
 async def test_results_for_a_daemon_that_is_gone_keep_nothing(tmp_path: Path, daemon: FakeDaemon) -> None:
