@@ -138,7 +138,7 @@ class OutputLog:
                 data = left(node, path, MAX_UNSENT)
             except OSError:
                 continue
-            except ValueError:  # somebody else put it there
+            except ValueError:  # a program's, or its key is lost; the result's total or a missing result tells that
                 _remove(path)
                 continue
             if start > self._known(node):
