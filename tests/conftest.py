@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -51,10 +51,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
             terminalreporter.write_line(line)
 
 
-def left_out(reasons: Iterable[str]) -> Iterator[str]:
+def left_out(reasons: Iterable[str], all_needs: Sequence[needs.Need] = needs.ALL) -> Iterator[str]:
     """From the reasons of skipped tests, and from what is known to be missing."""
     counts = Counter(reason.removeprefix("Skipped: ") for reason in reasons)
-    for need in needs.ALL:
+    for need in all_needs:
         found = [reason for reason in counts if reason.split(":")[0] == need.reason]
         number = sum(counts.pop(reason) for reason in found)
         told = [f"{number} test{'' if number == 1 else 's'} skipped"] if number else []
