@@ -182,7 +182,7 @@ async def test_spawn_request_of_another_sites_rank_runs_nothing_on_the_head_node
     nodes = [await agent.start("7.1.0", 0, address, **own), await agent.start("7.1.1", 0, "127.0.2.1", **own)]
     await run(agent, nodes, [sys.executable, str(program)])
     said = f"was not started on node-{address}".encode()
-    await agent.until(lambda: said in nodes[0].output or bool(list(tmp_path.glob("mark*"))), "the spawned program", 0.1)
+    await agent.until(lambda: said in nodes[0].output or bool(list(tmp_path.glob("mark*"))), "the spawned program")
     for node in nodes:
         node.send(t="stop")
         assert await node.ended() == 0
@@ -236,10 +236,10 @@ async def test_traced_mpi_daemon_is_halted_when_its_lease_ended_while_the_runner
     runner.send_signal(signal.SIGSTOP)
     await asyncio.sleep(LEASE + 2.5)
     runner.send_signal(signal.SIGCONT)
-    await agent.until(lambda: all(state_of(pid) in ("T", "t", "") for pid in pids), "rank and daemon halted", 0.01)
+    await agent.until(lambda: all(state_of(pid) in ("T", "t", "") for pid in pids), "rank and daemon halted")
     if renewed:
         agent.silence = 0.0
-        await agent.until(lambda: all(state_of(pid) == "S" for pid in pids), "rank and daemon going on", 0.01)
+        await agent.until(lambda: all(state_of(pid) == "S" for pid in pids), "rank and daemon going on")
         gate.touch()
         assert (await nodes[0].expect("exit"))["code"] == 0
         assert nodes[0].output.count(b"over\n") == 2
