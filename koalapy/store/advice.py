@@ -131,14 +131,14 @@ def _run(rows: Sequence[RowMapping]) -> Run:
     return Run(first["application"], size, clusters, seconds, bool(first["killed"]))
 
 
-def retain_runs(connection: Connection, jobs: Iterable[Job]) -> None:
-    """What jobs have taught that will not be kept any more."""
+def retain_runs(connection: Connection, jobs: Iterable[Job], max_runs: int) -> None:
+    """Store what jobs have taught that will not be kept any more, and remove all but the newest ``max_runs``."""
     runs = [{"job_id": job.id, "run": run._asdict()} for job in jobs if (run := run_of(job)) is not None]
     if not runs:
         return
     connection.execute(insert(tables.runs), runs)
     newest = select(_runs.job_id).order_by(_runs.job_id.desc())
-    too_old = connection.execute(newest.offset(MAX_RETAINED_RUNS).limit(1)).scalar()
+    too_old = connection.execute(newest.offset(max_runs).limit(1)).scalar()
     if too_old is not None:
         connection.execute(delete(tables.runs).where(_runs.job_id <= too_old))
 

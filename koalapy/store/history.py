@@ -9,7 +9,7 @@ from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobId
 from koalapy.model.limits import NodeUse
 from koalapy.model.request import ClusterName
 from koalapy.store import tables
-from koalapy.store.advice import retain_runs
+from koalapy.store.advice import MAX_RETAINED_RUNS, retain_runs
 from koalapy.store.database import Database
 from koalapy.store.days import days_of, ended_jobs, first_day, nodes_by_day
 from koalapy.store.sql import jobs_of
@@ -24,8 +24,10 @@ _jobs, _parts, _lease = tables.jobs.c, tables.components.c, tables.lease.c
 class SqlHistory:
     """The ``HistoryStore`` port on a database."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(
+        self, database: Database, max_runs: int = MAX_RETAINED_RUNS, max_freed_pages: int = MAX_FREED_PAGES
+    ) -> None:
+        self._database, self._max_runs, self._max_freed_pages = database, max_runs, max_freed_pages
 
     def node_use(self, since: float) -> list[NodeUse]:
         active = _jobs.state.in_([state.value for state in ACTIVE_STATES])
@@ -64,7 +66,8 @@ class SqlHistory:
 
     def remove(self, jobs: Sequence[JobId]) -> None:
         with self._database.writing() as connection:
-            retain_runs(connection, jobs_of(connection, select(tables.jobs).where(_jobs.id.in_(jobs))))
+            removed = jobs_of(connection, select(tables.jobs).where(_jobs.id.in_(jobs)))
+            retain_runs(connection, removed, self._max_runs)
             connection.execute(delete(tables.jobs).where(_jobs.id.in_(jobs)))
             higher = _lease.last_job < max(jobs)
             connection.execute(update(tables.lease).where(higher).values(last_job=max(jobs)))
@@ -84,6 +87,6 @@ class SqlHistory:
                 return False  # made by an earlier version: what is free is used again
             free = int(connection.exec_driver_sql("PRAGMA freelist_count").scalar_one())
             # Python's driver takes one step of it, which is one page, whatever number it is given.
-            for _ in range(min(free, MAX_FREED_PAGES)):
+            for _ in range(min(free, self._max_freed_pages)):
                 connection.exec_driver_sql("PRAGMA incremental_vacuum(1)")
-        return free > MAX_FREED_PAGES
+        return free > self._max_freed_pages

@@ -41,8 +41,8 @@ def page_of_ids(connection: Connection, which: JobFilter) -> tuple[list[JobId], 
     return _held_against(connection, which, _farthest(connection, sources, which.before))
 
 
-def within_page_bytes(connection: Connection, ids: list[JobId]) -> list[JobId]:
-    """Return the first of these jobs, newest first, whose rows fit into a page."""
+def within_page_bytes(connection: Connection, ids: list[JobId], max_bytes: int) -> list[JobId]:
+    """Return the first of these jobs, newest first, whose rows have at most ``max_bytes``; one job at least."""
     texts = func.length(components.c.error) + func.length(cast(components.c.hosts, Text))
     of_components = (
         select(func.coalesce(func.sum(texts + ROW_BYTES), 0))
@@ -50,7 +50,7 @@ def within_page_bytes(connection: Connection, ids: list[JobId]) -> list[JobId]:
         .scalar_subquery()
     )
     of_job = func.length(cast(jobs.c.spec, Text)) + func.length(jobs.c.reason) + ROW_BYTES
-    left = MAX_PAGE_BYTES
+    left = max_bytes
     fitting: list[JobId] = []
     for some in chunks(ids):
         query = select(jobs.c.id, of_job + of_components).where(jobs.c.id.in_(some)).order_by(jobs.c.id.desc())

@@ -19,8 +19,8 @@ _columns = tables.measurements.c
 class SqlMeasurements:
     """The ``MeasurementStore`` port on a database."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, max_retained: int = MAX_RETAINED) -> None:
+        self._database, self._max_retained = database, max_retained
 
     def add(self, measurement: Measurement) -> None:
         row = asdict(measurement)
@@ -36,7 +36,7 @@ class SqlMeasurements:
             if connection.execute(select(_columns.id).where(same, _columns.at == measurement.at)).first() is not None:
                 return
             connection.execute(insert(tables.measurements).values(row))
-            first_too_old = connection.execute(newest.offset(MAX_RETAINED).limit(1)).scalar()
+            first_too_old = connection.execute(newest.offset(self._max_retained).limit(1)).scalar()
             if first_too_old is not None:
                 connection.execute(delete(tables.measurements).where(same, _columns.id <= first_too_old))
 

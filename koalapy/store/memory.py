@@ -47,6 +47,8 @@ class Memory:
     held: bool = False
     last_batch: int = 0
     last_job: JobId = 0
+    max_runs: int = MAX_RETAINED_RUNS
+    max_measurements: int = MAX_RETAINED
     jobs: dict[JobId, Job] = field(default_factory=dict)
     attempts: dict[JobId, dict[int, Attempt]] = field(default_factory=lambda: defaultdict(dict))
     timeline: dict[JobId, list[TimelineEntry]] = field(default_factory=lambda: defaultdict(list))
@@ -431,7 +433,7 @@ class MemoryStore:
                     memory.runs[ident] = run
                 memory.attempts.pop(ident, None)
                 memory.timeline.pop(ident, None)
-            memory.runs = _newest(memory.runs, MAX_RETAINED_RUNS)
+            memory.runs = _newest(memory.runs, memory.max_runs)
             memory.submitted = {key: used for key, used in memory.submitted.items() if used.job not in jobs}
             memory.advised = {key: given for key, given in memory.advised.items() if key[0] not in jobs}
             memory.results = {key: result for key, result in memory.results.items() if key[0] not in jobs}
@@ -454,7 +456,7 @@ class MemoryStore:
             if any(line.at == measurement.at for line in same):
                 return
             memory.measurements.append(measurement)
-            if len(same) >= MAX_RETAINED:
+            if len(same) >= memory.max_measurements:
                 memory.measurements.remove(same[0])
 
     def latest(self) -> list[Measurement]:

@@ -17,7 +17,7 @@ from koalapy.store.commands import PlansInUse, commands_of, remove_plans, write_
 from koalapy.store.database import Database, chunks, upsert
 from koalapy.store.days import add_batch
 from koalapy.store.job_numbers import JobNumbers
-from koalapy.store.listing import page_of_ids, within_page_bytes
+from koalapy.store.listing import MAX_PAGE_BYTES, page_of_ids, within_page_bytes
 from koalapy.store.notifications import write_notifications
 from koalapy.store.usage import usage_between
 
@@ -25,9 +25,11 @@ from koalapy.store.usage import usage_between
 class SqlStore:
     """The ``Store`` port on a database."""
 
-    def __init__(self, database: Database, job_numbers: JobNumbers | None = None) -> None:
+    def __init__(
+        self, database: Database, job_numbers: JobNumbers | None = None, max_page_bytes: int = MAX_PAGE_BYTES
+    ) -> None:
         """``job_numbers``: where the numbers of jobs are recorded beside the database, if anywhere."""
-        self.database = database
+        self.database, self._max_page_bytes = database, max_page_bytes
         self._lease, self._job_numbers = database.lease, job_numbers
         self._known: set[JobId] = set()
         self._written: dict[JobId, Attempt] = {}
@@ -159,7 +161,7 @@ class SqlStore:
     def page(self, which: JobFilter) -> JobPage:
         with self.database.reading() as connection:
             ids, before = page_of_ids(connection, which)
-            fitting = within_page_bytes(connection, ids)
+            fitting = within_page_bytes(connection, ids, self._max_page_bytes)
             if len(fitting) < len(ids):
                 before = fitting[-1]
             query = select(tables.jobs).where(tables.jobs.c.id.in_(fitting)).order_by(tables.jobs.c.id.desc())

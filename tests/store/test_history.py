@@ -3,7 +3,6 @@
 from dataclasses import replace
 from itertools import pairwise
 
-import pytest
 from sqlalchemy import func, insert, select
 
 from koalapy.model.advice import Advised
@@ -11,8 +10,8 @@ from koalapy.model.job import JobSpec, JobState, TimelineEntry
 from koalapy.model.prediction import Prediction, PredictionKind, PredictionSource
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch, MeanTimes, StoredResult, Submitted
-from koalapy.store import advice as sql_advice
-from koalapy.store import history, memory, tables
+from koalapy.store import tables
+from koalapy.store.history import SqlHistory
 from koalapy.store.memory import MemoryStore
 from koalapy.store.opening import Stores
 from tests.store.conftest import OpenAll, database_of
@@ -110,12 +109,16 @@ def test_those_come_first_that_ended_first(stores: Stores) -> None:
     assert over(1000.0, 10, internal=True) == [4, 5, 6]
 
 
-def test_what_jobs_taught_is_not_kept_for_ever_either(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (sql_advice, memory):
-        monkeypatch.setattr(module, "MAX_RETAINED_RUNS", 3)
+def test_what_jobs_taught_is_not_kept_for_ever_either(stores: Stores) -> None:
+    database, history = database_of(stores), stores.history
+    if database is not None:
+        history = SqlHistory(database, max_runs=3)
+    else:
+        assert isinstance(stores.jobs, MemoryStore)
+        stores.jobs._memory.max_runs = 3
     write(stores, 1, 8)
     for job in range(1, 7):
-        stores.history.remove([job])
+        history.remove([job])
     assert [run.seconds for run in stores.advice.runs(10)] == [4.0, 5.0, 6.0, 7.0, 8.0]
     assert [run.seconds for run in stores.advice.runs(3)] == [6.0, 7.0, 8.0]
 
@@ -148,13 +151,13 @@ def test_the_daemons_own_jobs_count_in_no_statistics(stores: Stores) -> None:
     assert usage.node_seconds == {"north": 20.0 + 2 * 190.0, "west": 20.0, "south": 20.0}
 
 
-def test_room_is_given_back_to_the_disk(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "MAX_FREED_PAGES", 500)
+def test_room_is_given_back_to_the_disk(stores: Stores) -> None:
     spec = JobSpec(FlexibleRequest(1), ("true", "x" * 9000), application="-")
     jobs = {ident: ran(ident, spec, ended_at=1.0) for ident in range(1, 1001)}
     stores.jobs.write(Batch(at=1.0, epoch=stores.jobs.epoch, jobs=dict(jobs)))
     database = database_of(stores)
     sqlite = database is not None and database.is_sqlite
+    history = stores.history if database is None else SqlHistory(database, max_freed_pages=500)
 
     def pages() -> int:
         assert database is not None
@@ -165,7 +168,7 @@ def test_room_is_given_back_to_the_disk(stores: Stores, monkeypatch: pytest.Monk
     for first in range(1, 1001, 100):
         stores.history.remove(range(first, first + 100))
     sizes = [before]
-    while stores.history.shrink():
+    while history.shrink():
         sizes.append(pages())
     if sqlite:
         assert all(500 <= one - other < 510 for one, other in pairwise(sizes)), (

@@ -6,9 +6,10 @@ import pytest
 
 from koalapy.model.measurement import MAX_PINGPONGS, Measurement, MeasurementKind
 from koalapy.ports import MeasurementStore
-from koalapy.store import measurements as sql_measurements
-from koalapy.store import memory
+from koalapy.store.measurements import SqlMeasurements
+from koalapy.store.memory import MemoryStore
 from koalapy.store.opening import Stores
+from tests.store.conftest import database_of
 
 GOOD = Measurement("north", "south", MeasurementKind.PINGPONG, 100.0, 0.5, 1e6, 7)
 FAILED = replace(GOOD, latency=None, bandwidth=None, error="node a cannot reach node b")
@@ -17,9 +18,11 @@ VAIN = replace(FAILED, kind=MeasurementKind.INCONCLUSIVE, job=None, error="no no
 
 
 @pytest.fixture
-def measurements(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> MeasurementStore:
-    monkeypatch.setattr(sql_measurements, "MAX_RETAINED", 3)
-    monkeypatch.setattr(memory, "MAX_RETAINED", 3)
+def measurements(stores: Stores) -> MeasurementStore:
+    if (database := database_of(stores)) is not None:
+        return SqlMeasurements(database, max_retained=3)
+    assert isinstance(stores.jobs, MemoryStore)
+    stores.jobs._memory.max_measurements = 3
     return stores.measurements
 
 

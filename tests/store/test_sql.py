@@ -202,13 +202,11 @@ def test_pages_of_whatever_is_asked_for_together_cover_it_once(
         assert ids(**wanted) == expected, wanted
 
 
-def test_page_of_large_jobs_is_cut_by_bytes_and_pages_cover_all(
-    store: SqlStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_page_of_large_jobs_is_cut_by_bytes_and_pages_cover_all(store: SqlStore) -> None:
     large = tuple((f"V{n}", "x" * 1000) for n in range(20))
     jobs = [a_job(n, spec=replace(a_job(n).spec, environment=large if n % 2 else ())) for n in range(1, 12)]
     store.write(batch(*jobs))
-    monkeypatch.setattr(listing, "MAX_PAGE_BYTES", 50_000)
+    store = SqlStore(store.database, max_page_bytes=50_000)
     lengths, seen, before = [], [], None
     while True:
         page = store.page(JobFilter(before=before, limit=10))
@@ -224,10 +222,9 @@ def test_page_of_large_jobs_is_cut_by_bytes_and_pages_cover_all(
     assert first.before == 8
 
 
-def test_page_with_a_job_above_its_bytes_has_that_job(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_with_a_job_above_its_bytes_has_that_job(store: SqlStore) -> None:
     store.write(batch(running(1), running(2)))
-    monkeypatch.setattr(listing, "MAX_PAGE_BYTES", 1)
-    page = store.page(JobFilter())
+    page = SqlStore(store.database, max_page_bytes=1).page(JobFilter())
     assert [job.id for job in page.jobs] == [2]
     assert page.before == 2
 
