@@ -312,9 +312,7 @@ async def test_bundles_for_which_there_is_no_room_are_refused_with_the_way_out(o
     assert (await api.get(f"/api/v1/bundles/{sha(large[0])}")).status_code == 200
 
 
-async def test_an_upload_that_does_not_go_on_is_ended(open_api: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("koalapy.service.archives.PIECE_TIMEOUT", 0.01)
-
+async def test_an_upload_that_does_not_go_on_is_ended(open_api: Open) -> None:
     async def stalls() -> AsyncIterator[bytes]:
         yield ARCHIVE[:1000]
         await asyncio.Event().wait()

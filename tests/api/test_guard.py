@@ -34,7 +34,7 @@ class Hub:
         await connection.send("welcome")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def daemon() -> Iterator[TestClient]:
     """All routes that a daemon has but those of files, network and advisor, and those of agents."""
     routers = [agents_router(Hub(), {"north": "the-secret-of-north"}), background_router(MemoryService(), None, True)]  # type: ignore[arg-type]
