@@ -1,4 +1,4 @@
-"""Check that tests of ring 1 neither sleep nor replace a constant of a module: ``python -m tests.check_rings``."""
+"""Check that tests of ring 1 neither sleep nor replace a duration of a module: ``python -m tests.check_rings``."""
 
 import ast
 import re
@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 OTHER_RINGS = {"processes", "testbed", "nightly", "promise"}
-CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]*")
+DURATION = re.compile(
+    r"_?[A-Z0-9_]*(TIMEOUT|DELAY|INTERVAL|PAUSE|AFTER|WAIT|PATIENCE|SECONDS|TIME|GRACE|SILENCE|OVERDUE|RETRY|_S)[A-Z0-9_]*"
+)
+"""Names of constants that hold a number of seconds."""
 HERE = Path(__file__).parent
 NEVER_IN_RING_1 = {"benchmarks", "chaos", "fuzz", "grid", "experiments", "promises"}
 """Folders whose helpers only tests of other rings use."""
@@ -56,7 +59,7 @@ def _offence(call: ast.Call) -> str:
         return "sleeps; wait for a signal (tests/signals.py)"
     if call.func.attr == "setattr" and len(arguments) == 3 and isinstance(arguments[1], ast.Constant):
         name = arguments[1].value
-        if isinstance(name, str) and CONSTANT.fullmatch(name) and isinstance(arguments[0], ast.Name | ast.Attribute):
+        if isinstance(name, str) and DURATION.fullmatch(name) and isinstance(arguments[0], ast.Name | ast.Attribute):
             return f"replaces {ast.unparse(arguments[0])}.{name}; pass it to a constructor"
     return ""
 
@@ -68,7 +71,7 @@ def main() -> int:
             for line, reason in findings(path.read_text()):
                 print(f"{path.relative_to(HERE.parent)}:{line}: {reason}")
                 count += 1
-    print(f"{count} offences in ring 1" if count else "ring 1 neither sleeps nor replaces constants", file=sys.stderr)
+    print(f"{count} offences in ring 1" if count else "ring 1 neither sleeps nor replaces durations", file=sys.stderr)
     return 1 if count else 0
 
 

@@ -82,11 +82,13 @@ def test_failed_property_prints_the_command_that_repeats_it(pytester: pytest.Pyt
         ("async def test_a():\n    await asyncio.sleep(delay)", 1),
         ("async def test_a():\n    await asyncio.sleep(0)", 0),
         ("def test_a(monkeypatch):\n    monkeypatch.setattr(module, 'SOME_TIMEOUT_S', 1)", 1),
+        ("def test_a(monkeypatch):\n    monkeypatch.setattr(module, 'MAX_WAIT', 1)", 1),
+        ("def test_a(monkeypatch):\n    monkeypatch.setattr(module, 'MAX_JOBS', 1)", 0),
         ("def test_a(monkeypatch):\n    monkeypatch.setattr(module, 'function', f)", 0),
         ("@pytest.mark.processes\ndef test_a():\n    time.sleep(1)", 0),
         ("pytestmark = [pytest.mark.processes, needs(ROOT)]\ndef test_a():\n    time.sleep(1)", 0),
         ("pytestmark = needs(ROOT)\ndef test_a():\n    time.sleep(1)", 1),
     ],
 )
-def test_findings_are_sleeps_and_replaced_constants_of_ring_1(source: str, count: int) -> None:
+def test_findings_are_sleeps_and_replaced_durations_of_ring_1(source: str, count: int) -> None:
     assert len(list(findings(source))) == count
