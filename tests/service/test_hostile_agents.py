@@ -141,7 +141,7 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loop]:
     made.close()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(messages=st.lists(SHAPED | altered() | ANYTHING, min_size=1, max_size=3))
 def test_nothing_that_an_agent_says_ends_the_daemon(loop: Loop, messages: list[Any]) -> None:
     loop.hears(messages)

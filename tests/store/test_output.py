@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.ports import OutputPiece
@@ -40,7 +40,6 @@ def whole(kept: FileOutput, token: str = T, after: int = 0, *, to_the_end: bool 
     return found
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 300), st.integers(0, 2**32))
 def test_head_and_tail_are_kept_to_the_byte(limit: int, seed: int) -> None:
     """Chunks of any size, some twice, the store opened anew in between."""
@@ -70,7 +69,6 @@ def test_head_and_tail_are_kept_to_the_byte(limit: int, seed: int) -> None:
         assert sum(path.stat().st_size for path in Path(folder).rglob("*@*")) <= limit + 2 * SEGMENT
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32))
 def test_who_follows_sees_every_byte_once_or_is_told_how_many_are_missing(seed: int) -> None:
     chance = random.Random(seed)

@@ -101,7 +101,7 @@ spans = st.tuples(st.integers(1, 5), times, times)
 
 
 @given(st.lists(spans, max_size=5), st.floats(1, 99))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=25)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_two_spans_together_use_what_the_whole_uses(
     stores: Stores, found: list[tuple[int, float | None, float | None]], cut: float
 ) -> None:
