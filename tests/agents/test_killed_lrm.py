@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -34,3 +35,26 @@ async def test_runner_whose_resource_manager_is_killed_ends_its_program(
     assert alive(daemon.output[T]) == [], "none is left when it is told that it has ended"
     assert status["infrastructure"]
     assert "resource manager" in status["error"]
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+async def test_component_whose_resource_manager_and_runner_are_killed_ends_after_its_program(
+    daemon: FakeDaemon, site: Site, program: list[str]
+) -> None:
+    await daemon.submit(T)
+    await daemon.reaches(T, "claimed")
+    await daemon.open(program, T)
+    await daemon.until(lambda: daemon.output.get(T, b"").endswith(b"\n"))
+    (pid,) = alive(daemon.output[T])
+    locald = int((site.cluster.directory / "locald.pid").read_text())
+    runners = [int(child) for child in Path(f"/proc/{locald}/task/{locald}/children").read_text().split()]
+    assert runners, "the runner is a child of the resource manager"
+    try:
+        for each in (locald, *runners):
+            os.kill(each, signal.SIGKILL)
+        status = await daemon.reaches(T, "ended")
+        assert alive(daemon.output[T]) == []
+        assert status["infrastructure"]
+    finally:
+        if alive(daemon.output[T]):
+            os.kill(pid, signal.SIGKILL)

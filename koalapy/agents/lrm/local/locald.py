@@ -3,6 +3,9 @@
 ``python -I -S locald.py --dir DIR --cluster NAME --nodes N --network 127.0.1`` takes the directory's lock, ends what an
 earlier locald left behind, detaches itself and returns when it answers. Exit codes: 0 answers, 2 cannot run as asked,
 3 another one holds the directory. Nodes are ``NAME-1`` to ``NAME-N`` at ``127.0.1.1`` and so on.
+
+Its parent is a keeper process: when locald is killed, the keeper ends every process that locald and its runners leave,
+and holds the directory's lock until none is left.
 """
 
 import argparse
@@ -11,6 +14,7 @@ import gc
 import json
 import os
 import re
+import signal
 import socket
 import stat
 import sys
@@ -23,7 +27,7 @@ if __name__ == "__main__":  # -I leaves out the directory of our own package
 
 from koalapy.agents.lrm.local.jobs import JobTable, LocalNode
 from koalapy.agents.lrm.local.journal import Journal
-from koalapy.agents.lrm.local.processes import MARK, adopt_orphans, conceal, kill_marked
+from koalapy.agents.lrm.local.processes import MARK, adopt_orphans, conceal, end_children, kill_marked
 from koalapy.agents.lrm.local.runs import Deadlines, Runs
 from koalapy.agents.lrm.local.server import Server
 from koalapy.agents.lrm.local.spawn import Preloaded, PreloadError, Spawner
@@ -77,12 +81,25 @@ def _serve(options: argparse.Namespace, directory: Path, mark_ending: str, lock:
     base_env = {key: value for key, value in os.environ.items() if not key.startswith("LOCALD_")}
     runs = Runs(jobs, spawner, deadlines, mark_ending=mark_ending, base_env=base_env)
     runs.kill_grace = options.kill_grace
-    pid = os.fork()
-    if pid:
-        _publish(directory, lock, {"socket": path, "pid": pid})
+    reading, writing = os.pipe()
+    if os.fork():
+        os.close(writing)
+        pid = os.read(reading, 16)
+        if not pid:
+            raise OSError(f"it ended while it started; see {directory / 'locald.log'}")
+        _publish(directory, lock, {"socket": path, "pid": int(pid)})
         return 0
     _detach(directory / "locald.log")
     adopt_orphans()
+    if pid := os.fork():
+        listener.close()
+        journal.close()
+        os.write(writing, str(pid).encode())
+        os.close(writing)
+        return _keep(pid)
+    os.close(reading)
+    os.close(writing)
+    adopt_orphans()  # a fork does not inherit that
 
     def publish_again() -> None:
         with suppress(OSError):
@@ -95,12 +112,21 @@ def _serve(options: argparse.Namespace, directory: Path, mark_ending: str, lock:
     try:
         server.run(runs)
     finally:
-        runs.kill_all()
+        end_children()
         for leftover in (directory / "locald.json", Path(path)):
             leftover.unlink(missing_ok=True)
         if Path(path).parent != directory:
             Path(path).parent.rmdir()
         server.release()  # last, as clients take the end of their connections for the end of everything
+    return 0
+
+
+def _keep(locald: int) -> int:
+    """Wait for the end of locald, then end the processes that it left. The lock is held until this process ends."""
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
+    os.waitpid(locald, 0)
+    end_children(patience=RUNNERS_TIMEOUT)
     return 0
 
 

@@ -103,6 +103,16 @@ class Adopted:
         return found
 
 
+def end_children(patience: float = 0.0) -> None:
+    """Wait up to ``patience`` seconds for the children to end by themselves, then kill them and their descendants until
+    none is left. Called by a process that adopts orphans, so no descendant can leave."""
+    adopted, deadline = Adopted(), time.monotonic() + patience
+    while _has_children():
+        if time.monotonic() >= deadline:
+            send(trees_of(adopted.besides(())), signal.SIGKILL)
+        time.sleep(_PATIENT_LOOK)
+
+
 def send(pids: Iterable[int], signum: int) -> None:
     """Send a signal to each; those gone or not ours are left out."""
     for pid in pids:
@@ -162,6 +172,16 @@ def kill_marked(directory: str, within: float, patience: float = 0.0) -> int:
         if time.monotonic() >= deadline:
             raise TimeoutError(f"processes of {directory} cannot be killed: {marked}")
     return killed
+
+
+def _has_children() -> bool:
+    """Collect the children that have ended; return whether others are left."""
+    try:
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _has_memory(pid: int) -> bool:

@@ -146,13 +146,6 @@ class Runs:
         if ended:
             self._sweep()
 
-    def kill_all(self) -> None:
-        """Kill and collect every child left; nothing is booked."""
-        while orphans := self._adopted.besides(()):
-            send(trees_of(orphans), signal.SIGKILL)
-            for pid in orphans:
-                os.waitpid(pid, 0)
-
     def _main_over(self, run: NodeRun, code: int, lost: str) -> None:
         run.alive = False
         job = run.job
