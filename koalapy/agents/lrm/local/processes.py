@@ -105,7 +105,7 @@ class Adopted:
 
 def end_children(patience: float = 0.0) -> None:
     """Wait up to ``patience`` seconds for the children to end by themselves, then kill them and their descendants until
-    none is left. Called by a process that adopts orphans, so no descendant can leave."""
+    none is left. The calling process adopts orphans: no descendant leaves it."""
     adopted, deadline = Adopted(), time.monotonic() + patience
     while _has_children():
         if time.monotonic() >= deadline:
