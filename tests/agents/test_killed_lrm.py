@@ -21,6 +21,10 @@ PROGRAMS = {
 }
 
 
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 async def test_runner_whose_resource_manager_is_killed_ends_its_program(
     daemon: FakeDaemon, site: Site, program: list[str]
@@ -47,8 +51,8 @@ async def test_component_whose_resource_manager_and_runner_are_killed_ends_after
     await daemon.until(lambda: daemon.output.get(T, b"").endswith(b"\n"))
     (pid,) = alive(daemon.output[T])
     locald = int((site.cluster.directory / "locald.pid").read_text())
-    runners = [int(child) for child in Path(f"/proc/{locald}/task/{locald}/children").read_text().split()]
-    assert runners, "the runner is a child of the resource manager"
+    runners = children_of(locald)
+    assert runners
     try:
         for each in (locald, *runners):
             os.kill(each, signal.SIGKILL)
