@@ -84,10 +84,10 @@ def _serve(options: argparse.Namespace, directory: Path, mark_ending: str, lock:
     reading, writing = os.pipe()
     if os.fork():
         os.close(writing)
-        pid = os.read(reading, 16)
-        if not pid:
+        number = os.read(reading, 16)
+        if not number:
             raise OSError(f"it ended while it started; see {directory / 'locald.log'}")
-        _publish(directory, lock, {"socket": path, "pid": int(pid)})
+        _publish(directory, lock, {"socket": path, "pid": int(number)})
         return 0
     _detach(directory / "locald.log")
     adopt_orphans()
