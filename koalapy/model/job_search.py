@@ -88,6 +88,7 @@ _STAR = "\ue000"
 _QUOTED = re.compile(r'("(?:[^"]|"")*")')
 _PLAIN = re.compile(r"[\w.@+-]+")
 _WORD = re.compile(r"(-?)([A-Za-z_]+)(<=|>=|[:=<>])(.*)", re.DOTALL)
+_JOB_NUMBER = re.compile(r"[0-9]{1,18}")
 _PIECE = re.compile(r'(?:"[^"]*"|[^\s"])+')
 
 
@@ -131,6 +132,19 @@ class JobSearch:
             if word.kind == kind and len(word.values) == 1 and not word.opposite and "*" not in word.values[0]:
                 return word.values[0].replace(_STAR, "*")
         return ""
+
+    @property
+    def ids(self) -> tuple[int, ...] | None:
+        """Return the numbers of the only jobs that can match; None where the search names none."""
+        for word in self.words:
+            if (
+                word.kind == "id"
+                and word.operator in (":", "=")
+                and not word.opposite
+                and "*" not in "".join(word.values)
+            ):
+                return tuple(int(value) for value in word.values if _JOB_NUMBER.fullmatch(value))
+        return None
 
     def least(self, kind: str) -> int:
         """Return the least whole number that a kind may have by the search; 0 where it says nothing of that."""

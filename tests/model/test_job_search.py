@@ -193,3 +193,20 @@ def test_a_long_pattern_costs_no_more_than_a_short_one() -> None:
 )
 def test_least_restarts_of_a_search_are_what_every_meant_job_has(text: str, least: int) -> None:
     assert parse_search(text).least("restarts") == least
+
+
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("id:12", (12,)),
+        ("state:over id:12,13", (12, 13)),
+        ("id:north", ()),
+        (f"id:{'9' * 30}", ()),
+        ("id:1*", None),
+        ("-id:12", None),
+        ("id>12", None),
+        ("", None),
+    ],
+)
+def test_ids_of_search_are_those_of_the_only_jobs_that_match(text: str, ids: tuple[int, ...] | None) -> None:
+    assert parse_search(text).ids == ids
