@@ -7,6 +7,8 @@ import pytest
 
 from tests.benchmarks import core, trace
 
+pytestmark = pytest.mark.nightly
+
 LEFT_OUT = {"accasim", "accasim_trace"}  # which would be installed
 if not trace.TRACES.has(trace.TRACE):
     LEFT_OUT |= {"trace", "trace_memory"}
