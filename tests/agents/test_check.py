@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 
 from koalapy.agents.check.cluster import Expected, check_cluster
-from koalapy.agents.check.files import file_system
-from koalapy.agents.check.login import check_logins
 from koalapy.agents.check.node import CHECKED
 from koalapy.agents.lrm.port import Finding, Lrm, LrmJobState, LrmSubmission
 from koalapy.agents.settings import AgentSettings
@@ -280,21 +278,6 @@ async def test_a_directory_that_cannot_be_made(settings: AgentSettings, tmp_path
     assert seen.found.startswith("/proc/1 cannot be written to: ")
 
 
-def test_the_file_system_of_a_path() -> None:
-    mounts = (
-        "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
-        "23 22 0:21 / /home rw - nfs4 server:/home rw\n"
-        r"24 23 0:22 / /home/with\040blank rw shared:3 master:2 - fuse.glusterfs x rw" + "\n"
-        "25 23 0:23 / /homes rw - tmpfs x rw\n"
-        "26 23 0:23 / /home rw - lustre over rw\n"
-    )
-    assert file_system(Path("/var/x"), mounts) == "ext4"
-    assert file_system(Path("/home/ada"), mounts) == "lustre", "the last mount hides those before"
-    assert file_system(Path("/home/with blank/x"), mounts) == "fuse.glusterfs"
-    assert file_system(Path("/homes"), mounts) == "tmpfs"
-    assert file_system(Path("/x"), "") == "unknown"
-
-
 @pytest.mark.parametrize(
     ("host", "lrm", "problem"),
     [
@@ -372,22 +355,3 @@ async def test_the_folder_for_stages_is_written_to(settings: AgentSettings, tmp_
     seen = await found(replace(settings, stage_directory=tmp_path / "file" / "stages"), "stage directory")
     assert seen.found == f"{tmp_path}/file/stages cannot be made: Not a directory"
     assert seen.hint.startswith("set clusters.north.stage_directory to another")
-
-
-def test_where_users_log_in_is_told(settings: AgentSettings, tmp_path: Path) -> None:
-    good, bad = tmp_path / "run", tmp_path / "open"
-    good.mkdir(mode=0o755)
-    bad.mkdir()
-    bad.chmod(0o777)
-    assert check_logins(settings) == []
-
-    def found(*folders: Path, **more: str) -> tuple[bool, str, bool]:
-        (one,) = check_logins(replace(settings, login_sockets=[folder / "a.sock" for folder in folders], **more))
-        return one.ok, one.found, bool(one.hint)
-
-    assert found(good, bad) == (True, f"users of this host find the agent at {good}/a.sock", False)
-    why = f"{bad} may be written by others than its owner"
-    assert found(bad, good) == (True, f"only this account finds the agent, at {good}/a.sock: {why}", True)
-    assert found(bad, good, identity="own")[1] == f"users of this host find the agent at {good}/a.sock"
-    assert found(bad) == (True, f"nobody can log in here: {why}", True)
-    assert list(good.iterdir()) == []
