@@ -125,9 +125,17 @@ class Embedded(World):
         return found
 
     def forks(self) -> list[Seen]:
-        """All runners: children of a resource manager that are copies of it."""
-        managers = {seen.pid: seen for seen in self.processes("locald.py")}
-        return [seen for seen in managers.values() if seen.parent in managers]
+        """Return all runners: children of a resource manager that are copies of it, as the manager is of its keeper."""
+        copies = {seen.pid: seen for seen in self.processes("locald.py")}
+        return [seen for seen in copies.values() if seen.parent in copies and copies[seen.parent].parent in copies]
+
+    def resource_manager(self, cluster: str) -> Seen:
+        """Return the resource manager of a cluster: the child of its keeper."""
+        copies = {seen.pid: seen for seen in self.processes("locald.py") if cluster in seen.command}
+        (manager,) = [
+            seen for seen in copies.values() if seen.parent in copies and copies[seen.parent].parent not in copies
+        ]
+        return manager
 
     def agent(self, cluster: str) -> Seen:
         (agent,) = [p for p in self.processes("agent", "--embedded") if cluster in p.command]

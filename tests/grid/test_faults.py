@@ -103,9 +103,7 @@ def test_an_embedded_resource_manager_is_killed(embedded: Embedded) -> None:
     grid = embedded
     gate = grid.gate()
     ident = start(grid, gate, "processes")
-    forks = {p.pid for p in grid.forks()}
-    (lrm,) = [p for p in grid.processes("locald.py") if "south" in p.command and p.pid not in forks]
-    lrm.kill()
+    grid.resource_manager("south").kill()
     until(lambda: grid.job(ident)["restarts"] == 1, "the job to be restarted")
     finish(grid, ident, gate, restarts=1)
 

@@ -187,8 +187,7 @@ def eight(grid: Grid) -> dict[str, Any]:
 
 
 def test_a_hung_resource_manager_and_a_dead_agent_at_once(grid: Grid) -> None:
-    forks = {process.pid for process in grid.forks()}
-    (lrm,) = [p for p in grid.processes("locald.py") if "north" in p.command and p.pid not in forks]
+    lrm = grid.resource_manager("north")
     agent, hung = grid.agent("south"), psutil.Process(lrm.pid)
     hung.suspend()
     psutil.Process(agent.pid).suspend()

@@ -17,7 +17,7 @@ import pytest
 from tests.docs.test_logs_page import told as told_of_events
 from tests.grid.embedded import Embedded, close
 from tests.grid.test_stopped import stopped
-from tests.grid.world import until
+from tests.grid.world import Seen, until
 from tests.needs import POSTGRESQL, needs, postgresql
 from tests.service_manager import ServiceManager
 from tests.store.postgresql import Server
@@ -155,16 +155,17 @@ def full(grid: Embedded, disk: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("name", "needle", "words"),
+    ("name", "process", "words"),
     [
-        ("agent", "--embedded", "its agent has not answered for"),
-        ("resource manager", "locald.py", "not answering since"),
+        ("agent", Embedded.agent, "its agent has not answered for"),
+        ("resource manager", Embedded.resource_manager, "not answering since"),
     ],
 )
-def test_an_agent_and_a_resource_manager_that_hang(grid: Embedded, name: str, needle: str, words: str) -> None:
+def test_an_agent_and_a_resource_manager_that_hang(
+    grid: Embedded, name: str, process: Callable[[Embedded, str], Seen], words: str
+) -> None:
     """Their cluster's jobs wait; others' do not, so that the daemon is ready unless these are asked for."""
-    pids = [seen.pid for seen in grid.processes(needle) if "north" in seen.text and needle in " ".join(seen.command)]
-    with stopped(min(pids)):
+    with stopped(process(grid, "north").pid):
         assert words in told(grid, f"{name} north", clusters=True)
         until(lambda: faults(grid) == {}, "the daemon itself to be ready")
         assert asked(grid, "/healthz").json()["status"] == "degraded"

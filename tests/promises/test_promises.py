@@ -119,9 +119,7 @@ def test_killed_daemon_finds_its_jobs_again(grid: Embedded) -> None:
 def test_lost_resource_manager_restarts_the_job(grid: Embedded) -> None:
     gate = grid.gate()
     ident = start(grid, gate)
-    forks = {process.pid for process in grid.forks()}
-    (manager,) = [p for p in grid.processes("locald.py") if "south" in p.command and p.pid not in forks]
-    manager.kill()
+    grid.resource_manager("south").kill()
     until(lambda: grid.job(ident)["restarts"] == 1, "the job to be restarted")
     finish(grid, ident, gate, restarts=1)
 
