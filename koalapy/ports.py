@@ -62,6 +62,8 @@ class JobFilter:
     application: str = ""
     priority: str = ""
     least_restarts: int = 0
+    most_restarts: int | None = None
+    """None means any number."""
     ids: tuple[JobId, ...] | None = None
     """Only these; None means any."""
 

@@ -83,6 +83,7 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": lambda one, other: one >= other,
 }
 _LEAST: dict[str, Callable[[float], int]] = {":": ceil, "=": ceil, ">": lambda number: floor(number) + 1, ">=": ceil}
+_MOST: dict[str, Callable[[float], int]] = {":": floor, "=": floor, "<": lambda number: ceil(number) - 1, "<=": floor}
 _STAR = "\ue000"
 """Stands for a ``*`` that means itself: nobody can give it, for it cannot be seen."""
 _QUOTED = re.compile(r'("(?:[^"]|"")*")')
@@ -153,6 +154,17 @@ class JobSearch:
             if word.kind == kind and len(word.values) == 1 and not word.opposite and word.operator in _LEAST:
                 least = max(least, _LEAST[word.operator](float(word.values[0])))
         return least
+
+    def most(self, kind: str) -> int | None:
+        """Return the greatest whole number that a kind may have by the search; None where the search sets no bound."""
+        return min(
+            (
+                _MOST[word.operator](float(word.values[0]))
+                for word in self.words
+                if word.kind == kind and len(word.values) == 1 and not word.opposite and word.operator in _MOST
+            ),
+            default=None,
+        )
 
 
 def parse_search(text: str) -> JobSearch:

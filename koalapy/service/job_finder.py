@@ -91,6 +91,7 @@ class JobFinder:
             application=search.only("app"),
             priority=search.only("priority"),
             least_restarts=search.least("restarts"),
+            most_restarts=search.most("restarts"),
             ids=search.ids,
         )
         found: list[Job] = []

@@ -35,7 +35,8 @@ def page_of_ids(connection: Connection, which: JobFilter) -> tuple[list[JobId], 
         query = select(jobs.c.id).where(jobs.c.id.in_(which.ids), *_conditions(which)).order_by(jobs.c.id.desc())
         return list(connection.execute(query.limit(which.limit)).scalars()), None
     sources = _sources(connection, which)
-    if len(sources) == 1 and not which.cluster:
+    is_bounded_above_only = which.most_restarts is not None and which.least_restarts <= 0
+    if len(sources) == 1 and not which.cluster and not is_bounded_above_only:
         found = list(connection.execute(sources[0](which.before, which.limit + 1)).scalars())
         return found[: which.limit], found[which.limit - 1] if len(found) > which.limit else None
     return _held_against(connection, which, _farthest(connection, sources, which.before))
@@ -102,7 +103,7 @@ def _sources(connection: Connection, which: JobFilter) -> list[Source]:
     if which.priority:
         found.append(_in_order([jobs.c.priority == which.priority]))
     if which.least_restarts > 0:
-        counts = _restart_counts(connection, which.least_restarts)
+        counts = _restart_counts(connection, which.least_restarts, which.most_restarts)
         # The second is what the index says of those that are in it, word for word.
         found.append(_in_order([(jobs.c.restarts == count) & text("restarts > 0") for count in counts]))
     if which.cluster:
@@ -125,15 +126,17 @@ def _of_owner(owner: str, states: Sequence[str]) -> Source:
     return _in_order([(jobs.c.owner == owner) & (jobs.c.state == state) for state in states])
 
 
-def _restart_counts(connection: Connection, least: int) -> list[int]:
-    """Return the numbers of restarts from ``least`` on that any job has had, one look at the index for each; one number
-    that no job has where there are none."""
+def _restart_counts(connection: Connection, least: int, most: int | None) -> list[int]:
+    """Return the numbers of restarts from ``least`` to ``most`` that any job has had, one look at the index for each.
+
+    Return one number that no job has where there are none.
+    """
     counts: list[int] = []
     while True:
         next_count = select(func.min(jobs.c.restarts)).where(jobs.c.restarts >= least, text("restarts > 0"))
         count: int | None = connection.execute(next_count).scalar()
-        if count is None:
-            return counts or [least]
+        if count is None or (most is not None and count > most):
+            return counts or [-1]
         counts.append(count)
         least = count + 1
 
@@ -183,6 +186,8 @@ def _conditions(which: JobFilter) -> list[ColumnElement[bool]]:
         conditions.append(jobs.c.priority == which.priority)
     if which.least_restarts > 0:
         conditions.append(jobs.c.restarts >= which.least_restarts)
+    if which.most_restarts is not None:
+        conditions.append(jobs.c.restarts <= which.most_restarts)
     if which.home_site:
         conditions.append(jobs.c.home_site == which.home_site)
     if which.before is not None:

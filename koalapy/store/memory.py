@@ -501,6 +501,7 @@ def _matches(job: Job, which: JobFilter) -> bool:
         and which.application in ("", application_of(job.spec))
         and which.priority in ("", job.spec.priority)
         and job.restarts >= which.least_restarts
+        and (which.most_restarts is None or job.restarts <= which.most_restarts)
         and (not which.cluster or which.cluster in clusters)
         and (which.before is None or job.id < which.before)
         and (which.ids is None or job.id in which.ids)

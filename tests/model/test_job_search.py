@@ -42,6 +42,23 @@ def found(text: str, *, in_whole: bool = True) -> list[int]:
 
 
 @pytest.mark.parametrize(
+    ("text", "most"),
+    [
+        ("restarts:4", 4),
+        ("restarts<3", 2),
+        ("restarts<=3 restarts<5", 3),
+        ("restarts<2.5", 2),
+        ("restarts>3", None),
+        ("-restarts<3", None),
+        ("restarts:2,3", None),
+        ("", None),
+    ],
+)
+def test_most_restarts_of_a_search_are_what_every_meant_job_has(text: str, most: int | None) -> None:
+    assert parse_search(text).most("restarts") == most
+
+
+@pytest.mark.parametrize(
     ("text", "ids"),
     [
         ("", [1, 2, 3]),
