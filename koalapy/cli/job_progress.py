@@ -76,12 +76,12 @@ class WaitReporter:
 
     def __init__(self, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS) -> None:
         self._lock = threading.Lock()
-        self._after = threading.Timer(timeouts.wait_report_delay_s, self._end_silence)
-        self._after.daemon = True
-        self._after.start()
         self._is_silent = True
         self._job: Json | None = None
         self._reported = ""
+        self._after = threading.Timer(timeouts.wait_report_delay_s, self._end_silence)
+        self._after.daemon = True
+        self._after.start()  # last: it may call back at once
 
     def update(self, job: Json, *, is_reported: bool) -> None:
         """The job has changed; ``is_reported``: the user knows already why."""
