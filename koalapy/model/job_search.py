@@ -6,7 +6,7 @@ Without a ``state`` only jobs that are not over are meant.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import translate
@@ -148,23 +148,20 @@ class JobSearch:
         return None
 
     def least(self, kind: str) -> int:
-        """Return the least whole number that a kind may have by the search; 0 where it says nothing of that."""
-        least = 0
-        for word in self.words:
-            if word.kind == kind and len(word.values) == 1 and not word.opposite and word.operator in _LEAST:
-                least = max(least, _LEAST[word.operator](float(word.values[0])))
-        return least
+        """Return the least whole number that a kind may have by the search; 0 where the search sets no bound."""
+        return max([0, *self._bounds(kind, _LEAST)])
 
     def most(self, kind: str) -> int | None:
         """Return the greatest whole number that a kind may have by the search; None where the search sets no bound."""
-        return min(
-            (
-                _MOST[word.operator](float(word.values[0]))
-                for word in self.words
-                if word.kind == kind and len(word.values) == 1 and not word.opposite and word.operator in _MOST
-            ),
-            default=None,
-        )
+        return min(self._bounds(kind, _MOST), default=None)
+
+    def _bounds(self, kind: str, by_operator: Mapping[str, Callable[[float], int]]) -> list[int]:
+        """Return the bound that each word of a kind sets by its operator, where the operator sets one."""
+        return [
+            by_operator[word.operator](float(word.values[0]))
+            for word in self.words
+            if word.kind == kind and len(word.values) == 1 and not word.opposite and word.operator in by_operator
+        ]
 
 
 def parse_search(text: str) -> JobSearch:
