@@ -1,4 +1,4 @@
-"""How long a command waits for what, and a limit on how long it may take whatever it is doing."""
+"""The timeouts of commands, and a limit on the whole duration of a command."""
 
 import signal
 import time
@@ -13,13 +13,13 @@ class ClientTimeouts:
     """The durations of a command that tests vary, in seconds, and the function by which it pauses."""
 
     agent_greeting_s: float = 5.0
-    """An agent of this host says its cluster."""
+    """Limit for an agent of this host to name its cluster."""
     agent_login_s: float = 20.0
-    """An agent of this host, with its daemon, answers a request for a login."""
+    """Limit for an agent of this host and its daemon to answer a request for a login."""
     certificate_renewal_s: float = 5.0
-    """A daemon may still show its previous certificate after the file of the certificate was replaced."""
+    """Time for which a daemon may show its previous certificate after the certificate file was replaced."""
     completion_s: float = 3.0
-    """A shell gets the words that it may offer."""
+    """Limit for the words that a shell offers as completions."""
     min_look_pause_s: float = 2.0
     """Minimum pause between two looks at a daemon that does not announce changes."""
     min_live_look_pause_s: float = 1.0
@@ -31,9 +31,9 @@ class ClientTimeouts:
     plain_interval_s: float = 30.0
     """Pause before and between lines of progress elsewhere."""
     wait_report_delay_s: float = 1.0
-    """A command waits for a job before it prints what the job waits for."""
+    """Time that a command waits for a job before it prints what the job waits for."""
     last_report_s: float = 1.0
-    """The thread that reports changes of a job prints the last of them after the job has ended."""
+    """Limit for printing the last changes of a job after the job has ended."""
     sleep: Callable[[float], None] = time.sleep
     """Pauses a command between two requests or attempts, for that many seconds."""
 
