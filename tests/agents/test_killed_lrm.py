@@ -25,14 +25,19 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
-async def test_runner_whose_resource_manager_is_killed_ends_its_program(
-    daemon: FakeDaemon, site: Site, program: list[str]
-) -> None:
+async def run_program(daemon: FakeDaemon, program: list[str]) -> None:
+    """Run a program as component ``T``, and wait for its first line."""
     await daemon.submit(T)
     await daemon.reaches(T, "claimed")
     await daemon.open(program, T)
     await daemon.until(lambda: daemon.output.get(T, b"").endswith(b"\n"))
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+async def test_runner_whose_resource_manager_is_killed_ends_its_program(
+    daemon: FakeDaemon, site: Site, program: list[str]
+) -> None:
+    await run_program(daemon, program)
     assert len(alive(daemon.output[T])) == 1
     os.kill(int((site.cluster.directory / "locald.pid").read_text()), signal.SIGKILL)
     status = await daemon.reaches(T, "ended")
@@ -45,10 +50,7 @@ async def test_runner_whose_resource_manager_is_killed_ends_its_program(
 async def test_component_whose_resource_manager_and_runner_are_killed_ends_after_its_program(
     daemon: FakeDaemon, site: Site, program: list[str]
 ) -> None:
-    await daemon.submit(T)
-    await daemon.reaches(T, "claimed")
-    await daemon.open(program, T)
-    await daemon.until(lambda: daemon.output.get(T, b"").endswith(b"\n"))
+    await run_program(daemon, program)
     (pid,) = alive(daemon.output[T])
     locald = int((site.cluster.directory / "locald.pid").read_text())
     runners = children_of(locald)

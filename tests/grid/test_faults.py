@@ -26,10 +26,7 @@ def embedded(make_grid: MakeGrid) -> Embedded:
 
 
 def start(grid: World, gate: Gate, launcher: str) -> int:
-    ident = grid.submit(grid.six, *gate.hold, launcher=launcher)
-    grid.wait_state(ident, "running")
-    until(lambda: len({p.node for p in grid.programs(ident)}) == 6, "six ranks to run")
-    return ident
+    return grid.start_waiting(gate, grid.six, 6, launcher=launcher)
 
 
 def node_of(grid: World, ident: int, cluster: str) -> str:
@@ -38,11 +35,7 @@ def node_of(grid: World, ident: int, cluster: str) -> str:
 
 
 def finish(grid: World, ident: int, gate: Gate, restarts: int) -> None:
-    gate.open()
-    job = grid.wait(ident)
-    assert (job["state"], job["exit_code"], job["restarts"]) == ("succeeded", 0, restarts), job
-    assert grid.logs(ident).count("done") == 6
-    grid.settle()
+    grid.finish_waiting(ident, gate, 6, restarts)
 
 
 @pytest.mark.parametrize("launcher", ["processes", MPI])

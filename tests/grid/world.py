@@ -183,6 +183,21 @@ class World(ABC):
 
         return until(look, f"job {ident} to be {' or '.join(states)}")  # type: ignore[return-value]
 
+    def start_waiting(self, gate: Gate, request: dict[str, Any], nodes: int, **more: Any) -> int:
+        """Submit a program that waits for the gate, and return when it runs on so many nodes."""
+        ident = self.submit(request, *gate.hold, **more)
+        self.wait_state(ident, "running")
+        until(lambda: len({program.node for program in self.programs(ident)}) == nodes, f"{nodes} programs to run")
+        return ident
+
+    def finish_waiting(self, ident: int, gate: Gate, nodes: int, restarts: int) -> None:
+        """Open the gate, and check that the job succeeds on all its nodes after so many restarts and leaves nothing."""
+        gate.open()
+        job = self.wait(ident)
+        assert (job["state"], job["exit_code"], job["restarts"]) == ("succeeded", 0, restarts), job
+        assert self.logs(ident).count("done") == nodes
+        self.settle()
+
     def logs(self, ident: int) -> str:
         return str(self.http.get(f"/api/v1/jobs/{ident}/logs").text)
 

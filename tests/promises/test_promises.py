@@ -57,20 +57,13 @@ def grid(tmp_path_factory: pytest.TempPathFactory, sockets: Path) -> Iterator[Em
     close(embedded)
 
 
-def start(grid: Embedded, gate: Gate, **more: object) -> int:
+def start(grid: Embedded, gate: Gate) -> int:
     """Submit a program that waits for the gate on two nodes of both clusters, and wait until it runs there."""
-    ident = grid.submit(FOUR_NODES, *gate.hold, **more)
-    grid.wait_state(ident, "running")
-    until(lambda: len({program.node for program in grid.programs(ident)}) == 4, "four programs to run")
-    return ident
+    return grid.start_waiting(gate, FOUR_NODES, 4)
 
 
 def finish(grid: Embedded, ident: int, gate: Gate, restarts: int) -> None:
-    gate.open()
-    job = grid.wait(ident)
-    assert (job["state"], job["exit_code"], job["restarts"]) == ("succeeded", 0, restarts), job
-    assert grid.logs(ident).count("done") == 4
-    grid.settle()
+    grid.finish_waiting(ident, gate, 4, restarts)
 
 
 def test_submit_with_wait_prints_the_output_of_every_process(grid: Embedded) -> None:
