@@ -38,12 +38,13 @@ def serve(
     if not host:
         raise CliError("--host is empty", Exit.USAGE, "give 127.0.0.1, or 0.0.0.0 for every address of this machine")
     conceal()
-    from koalapy import bootstrap
+    from koalapy.bootstrap.daemon import Wire
+    from koalapy.bootstrap.daemon import serve as run_daemon
     from koalapy.model.errors import KoalaError
 
     try:
-        wire = bootstrap.Wire(tls_cert, tls_key, behind_proxy)
-        bootstrap.serve(host, port, directory, config, wire, lambda url: _announce(url, directory))
+        wire = Wire(tls_cert, tls_key, behind_proxy)
+        run_daemon(host, port, directory, config, wire, lambda url: _announce(url, directory))
     except KoalaError as error:
         raise of_koala(error) from error
 
@@ -62,12 +63,12 @@ def agent(
 ) -> None:
     """Run the agent of a cluster on its head node; KOALA_AGENT_TOKEN is what it shows to the daemon."""
     conceal()
-    from koalapy import bootstrap
+    from koalapy.bootstrap.agents import agent as run_agent
     from koalapy.model.errors import KoalaError
 
     where = directory or DATA.expanduser() / "clusters" / cluster
     try:
-        bootstrap.agent(cluster, url, config, where, _agent_token(), ca_file, embedded)
+        run_agent(cluster, url, config, where, _agent_token(), ca_file, embedded)
     except KoalaError as error:
         raise of_koala(error) from error
 
@@ -88,12 +89,12 @@ def check(
     as_json: Annotated[bool, Option("--json", help="the findings, for programs")] = False,
 ) -> int:
     """Say what the agent of a cluster finds on this host, and what it misses; exit code 1 when it misses anything."""
-    from koalapy import bootstrap
+    from koalapy.bootstrap.agents import check as run_checks
     from koalapy.model.errors import KoalaError
 
     where = directory or DATA.expanduser() / "clusters" / cluster
     try:
-        findings = bootstrap.check(cluster, url, config, where, _agent_token(), ca_file, user)
+        findings = run_checks(cluster, url, config, where, _agent_token(), ca_file, user)
     except KoalaError as error:
         raise of_koala(error) from error
     well = all(finding.ok for finding in findings)

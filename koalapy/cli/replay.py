@@ -33,7 +33,7 @@ def replay(
     another policy or rule the same jobs are simulated: they come when they came and run as long as they ran, and nodes
     that others had are theirs again. "simulated" is that without the change, to be held against.
     """
-    from koalapy.bootstrap import policies
+    from koalapy.bootstrap.policies import policies
     from koalapy.simulation.replay import replay
 
     found, changes, lost = [], _changes(rule or []), list[str]()
