@@ -72,7 +72,7 @@ fuzz: $(STAMP)  ## hostile agents, daemons, runners, head nodes and users, alway
 	KOALA_FUZZ_SECONDS=$$(( $(MINUTES) * 60 / 5 )) $(BIN)/python -m pytest tests/fuzz --timeout 0 -p no:cacheprovider
 
 machine: $(STAMP)  ## 100,000 random steps of everything that can happen to the scheduler, with all its laws: about five minutes
-	$(BIN)/python -m tests.scheduling.histories --steps 100000
+	$(BIN)/python -m tests.scheduler.histories --steps 100000
 
 testbed:  ## three Slurm clusters (22.05 and 24.11) and a Grid Engine cluster in containers, with the daemon and PostgreSQL
 	@deploy/testbed/control up
@@ -85,8 +85,8 @@ check: $(STAMP)  ## lint, format, types, import contracts, locked packages, and 
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy --python-version 3.10 -p koalapy.runtime
-	$(BIN)/vermin --quiet --target=3.9- --no-tips koalapy/runtime
+	$(BIN)/mypy --python-version 3.10 -p koalapy.runner
+	$(BIN)/vermin --quiet --target=3.9- --no-tips koalapy/runner
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.check_rings
 

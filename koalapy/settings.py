@@ -19,7 +19,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from koalapy.agents.settings import SiteSettings
+from koalapy.agent.core.settings import SiteSettings
 from koalapy.model.alert import AlertRules
 from koalapy.model.cluster import ClusterPair, Link, check_cluster, pair_of
 from koalapy.model.coallocation import MAX_SETS, largest_sets
@@ -37,7 +37,7 @@ from koalapy.model.users import Accounts, Domain, User, Users
 from koalapy.model.wording import known_names
 from koalapy.notification_settings import NotificationSection
 from koalapy.record.settings import Recording
-from koalapy.scheduling.rules import Rules
+from koalapy.scheduler.rules import Rules
 from koalapy.settings_refusal import DELIMITER, PREFIX, refusal
 from koalapy.settings_texts import (
     AbsolutePath,

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from koalapy.model import wanted
 from koalapy.model.errors import UsageError
 from koalapy.model.field import not_none
-from koalapy.scheduling.rules import OutOfRange
+from koalapy.scheduler.rules import OutOfRange
 
 Location = tuple[int | str, ...]
 PREFIX, DELIMITER = "KOALA_", "__"

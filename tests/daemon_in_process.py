@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx2
 import uvicorn
 
-from koalapy.scheduling.rules import Rules
-from koalapy.service.engine import Engine
-from tests.service.sites import Sites
+from koalapy.daemon.engine.engine import Engine
+from koalapy.scheduler.rules import Rules
+from tests.daemon.sites import Sites
 from tests.serving import serving
 
 MAX_WAIT_S = 60.0

@@ -1,8 +1,8 @@
 """People for tests whose matter is something else."""
 
+from koalapy.daemon.auth.identities import Identities
 from koalapy.model.identity import Identity, Role
 from koalapy.ports import TokenStore
-from koalapy.service.identities import Identities
 
 
 def administrators(*tokens: str, user: str = "ada", store: TokenStore | None = None) -> Identities:

@@ -24,7 +24,28 @@ from koalapy.api.network import network_router
 from koalapy.api.record import record_router
 from koalapy.api.sharing import sharing_router
 from koalapy.api.workloads import workloads_router
-from koalapy.bootstrap.policies import policies as installed
+from koalapy.daemon.alerts.alerts import Alerts
+from koalapy.daemon.alerts.health import HealthMonitor
+from koalapy.daemon.auth.identities import Identities
+from koalapy.daemon.engine.engine import Engine
+from koalapy.daemon.engine.outbox import Outbox
+from koalapy.daemon.files.bundles import Bundles
+from koalapy.daemon.files.files import Files
+from koalapy.daemon.files.results import Results
+from koalapy.daemon.forecast.forecasts import Forecasts
+from koalapy.daemon.forecast.sharing import Sharing
+from koalapy.daemon.forecast.track_record import TrackRecord
+from koalapy.daemon.jobs.advisor import Advisor
+from koalapy.daemon.jobs.history import History
+from koalapy.daemon.jobs.jobs import Jobs
+from koalapy.daemon.jobs.limits import LimitsInUse
+from koalapy.daemon.jobs.output import Outputs
+from koalapy.daemon.jobs.quota import StorageLimits
+from koalapy.daemon.jobs.record import Record
+from koalapy.daemon.network.links import LinkTable
+from koalapy.daemon.network.network import Network
+from koalapy.daemon.observability.audit import Audit
+from koalapy.daemon.workload_reports import WorkloadReports
 from koalapy.model.advice import Run, Size
 from koalapy.model.alert import AlertRules
 from koalapy.model.cluster import Link
@@ -33,38 +54,17 @@ from koalapy.model.identity import Identity
 from koalapy.model.limits import Limits
 from koalapy.model.measurement import Measuring
 from koalapy.model.users import Accounts
-from koalapy.placement.registry import builtin
+from koalapy.policies.installed import policies as installed
+from koalapy.policies.registry import builtin
 from koalapy.ports import ClusterRecord
 from koalapy.record.beginning import Beginning, KnownCluster, People
 from koalapy.record.settings import Recording
-from koalapy.scheduling.advisor.experience import Experience
-from koalapy.scheduling.cluster_status import ClusterStatus
-from koalapy.scheduling.owner_use import OwnerUse
-from koalapy.scheduling.rules import Rules
-from koalapy.scheduling.scheduler import Scheduler
-from koalapy.scheduling.state import SchedulerState
-from koalapy.service.advisor import Advisor
-from koalapy.service.alerts import Alerts
-from koalapy.service.audit import Audit
-from koalapy.service.bundles import Bundles
-from koalapy.service.engine import Engine
-from koalapy.service.files import Files
-from koalapy.service.forecasts import Forecasts
-from koalapy.service.health import HealthMonitor
-from koalapy.service.history import History
-from koalapy.service.identities import Identities
-from koalapy.service.jobs import Jobs
-from koalapy.service.limits import LimitsInUse
-from koalapy.service.links import LinkTable
-from koalapy.service.network import Network
-from koalapy.service.outbox import Outbox
-from koalapy.service.output import Outputs
-from koalapy.service.quota import StorageLimits
-from koalapy.service.record import Record
-from koalapy.service.results import Results
-from koalapy.service.sharing import Sharing
-from koalapy.service.track_record import TrackRecord
-from koalapy.service.workload_reports import WorkloadReports
+from koalapy.scheduler.advisor.experience import Experience
+from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.owner_use import OwnerUse
+from koalapy.scheduler.rules import Rules
+from koalapy.scheduler.scheduler import Scheduler
+from koalapy.scheduler.state import SchedulerState
 from koalapy.simulation.alone import SharingQuestion
 from koalapy.simulation.alone import answer as answer_sharing
 from koalapy.simulation.sharing import SharingReport
@@ -81,9 +81,9 @@ from koalapy.store.predictions import SqlPredictions
 from koalapy.store.sql import SqlStore
 from koalapy.store.tokens import SqlTokens
 from koalapy.validation.permissions import SubmissionRules
+from tests.daemon.sites import Sites
 from tests.databases import open_database
 from tests.identities import administrators
-from tests.service.sites import Sites
 
 Open = Callable[..., Any]
 

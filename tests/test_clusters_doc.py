@@ -10,7 +10,7 @@ from koalapy.model.alert import AlertKind, AlertRules
 from koalapy.model.limits import UserLimits
 from koalapy.model.measurement import Measuring
 from koalapy.model.provider import Provider
-from koalapy.scheduling.rules import Rules
+from koalapy.scheduler.rules import Rules
 from koalapy.settings import ClusterSection, MpiSection
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from koalapy.api.fields import as_json
 from koalapy.api.jobs import JobView, job_view
 from koalapy.api.submission import JobSubmission
-from koalapy.cli.arguments import click_command
-from koalapy.cli.job_options import JOB_FIELDS, form_of
-from koalapy.cli.submit import submit
+from koalapy.cli.jobs.job_options import JOB_FIELDS, form_of
+from koalapy.cli.jobs.submit import submit
+from koalapy.cli.terminal.arguments import click_command
+from koalapy.daemon.jobs.jobs import JobRecord
 from koalapy.model.field import described, split
 from koalapy.model.job import Coallocation, Job, JobSpec, Lease
 from koalapy.model.request import FlexibleRequest
-from koalapy.service.jobs import JobRecord
 from koalapy.store.rows import spec_from_json, spec_to_json
 from tests.model.specs import specs, values
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from koalapy.agents.login import LoginServer
-from koalapy.agents.runners import RunnerServer
+from koalapy.agent.login import LoginServer
+from koalapy.agent.runners.runners import RunnerServer
+from koalapy.daemon.engine.daemon import HttpServer
+from koalapy.daemon.listener.connections import OWN_FILES, Connections
 from koalapy.listening import ONE_A_TURN, let_wait, take_in
-from koalapy.service.connections import OWN_FILES, Connections
-from koalapy.service.daemon import HttpServer
-from tests.agents.test_login import settings
+from tests.agent.test_login import settings
 from tests.test_resources import few
 
 DEADLINE = 30.0

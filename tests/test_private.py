@@ -8,7 +8,7 @@ import pytest
 
 from koalapy.model.errors import UsageError
 from koalapy.private import private_directory
-from koalapy.runtime.atomic_files import replace_file
+from koalapy.runner.atomic_files import replace_file
 from koalapy.store.engine import make_engine
 from tests.needs import ROOT, needs
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from koalapy.agents.lrm.commands import run
-from koalapy.agents.lrm.drmaa.process import DrmaaProcess
-from koalapy.agents.runners import RunnerServer
-from koalapy.bootstrap import agents
+from koalapy.agent import main as agents
+from koalapy.agent.lrm.commands import run
+from koalapy.agent.lrm.drmaa.process import DrmaaProcess
+from koalapy.agent.runners.runners import RunnerServer
 from koalapy.model.errors import SiteRejected, SiteUnavailable, UsageError
 from koalapy.resources import open_files, raise_limit
 

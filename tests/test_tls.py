@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from koalapy.daemon.listener.certificate import Certificate
 from koalapy.model.errors import UsageError
 from koalapy.pinning import pinned
-from koalapy.service.certificate import Certificate
 from koalapy.tls import Trust, refusal
 from tests.certificates import Authority
-from tests.service.test_certificate import shown
+from tests.daemon.test_certificate import shown
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from koalapy.agents.accounts import Account
-from koalapy.agents.run_as import RunAs, Way
+from koalapy.agent.accounts.accounts import Account
+from koalapy.agent.accounts.run_as import RunAs, Way
 from tests.needs import CONFINEMENT, ROOT, SYSTEMD, needs
 
 UNITS = Path(__file__).parents[1] / "deploy" / "systemd"
@@ -24,7 +24,7 @@ PYTHON = sys.executable
 PROBE = """
 import json, mmap, os, socket, sys
 import httptools, psycopg, sqlalchemy, uvloop
-import koalapy.bootstrap.assembly
+import koalapy.daemon.assembly
 from koalapy.concealment import conceal
 conceal()
 def refused(attempt):

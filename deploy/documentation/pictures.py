@@ -12,8 +12,8 @@ from typing import Any
 from koalapy.model.cluster import ClusterView, GridView, Link, Uplink
 from koalapy.model.placement import Placement
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest, Request
-from koalapy.placement.knowledge import Knowledge
-from koalapy.placement.registry import builtin
+from koalapy.policies.knowledge import Knowledge
+from koalapy.policies.registry import builtin
 
 FOLDER = Path(__file__).parents[2] / "docs" / "policies"
 FILE = InputFile("mesh", 6 * 10**9, ("west",))

@@ -14,7 +14,7 @@ import annotated_types
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from koalapy.scheduling.rules import Requirement
+from koalapy.scheduler.rules import Requirement
 from koalapy.settings import Settings
 from koalapy.settings_refusal import DELIMITER, PREFIX
 

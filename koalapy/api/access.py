@@ -10,11 +10,11 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from koalapy.api import fields
+from koalapy.daemon.engine.database import READING_USER
+from koalapy.daemon.observability.audit import under_way
 from koalapy.model.errors import ForbiddenError, NotLoggedIn
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import JobId
-from koalapy.service.audit import under_way
-from koalapy.service.database import READING_USER
 
 Access = Role | Literal["owner", "everybody", "agents"]
 """The least role; or the owner of the job that the path names, and operators; or everybody without a token; or agents,

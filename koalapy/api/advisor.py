@@ -8,10 +8,10 @@ from koalapy.api.access import Caller
 from koalapy.api.fields import Moment, Output, Text
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
+from koalapy.daemon.jobs.advisor import Advisor, ApplicationRecord
 from koalapy.model.identity import Identity, Role
 from koalapy.model.prediction import PredictionKind
-from koalapy.placement.log_normal import LogNormal
-from koalapy.service.advisor import Advisor, ApplicationRecord
+from koalapy.policies.log_normal import LogNormal
 
 Limit = Annotated[int, Query(ge=1, le=1000, description="how many lines at most")]
 Application = Annotated[Text, Query(max_length=200, description="of this application only")]

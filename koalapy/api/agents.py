@@ -12,8 +12,8 @@ from starlette.websockets import WebSocketState
 
 from koalapy.api.addresses import client_address
 from koalapy.api.problems import problem
-from koalapy.service.hub import Hub
-from koalapy.service.pace import AgentAttempts
+from koalapy.daemon.agents.hub import Hub
+from koalapy.daemon.auth.pace import AgentAttempts
 
 log = structlog.get_logger()
 

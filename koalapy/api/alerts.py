@@ -8,8 +8,8 @@ from koalapy.api.access import Caller
 from koalapy.api.fields import Moment, Output
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
+from koalapy.daemon.alerts.alerts import Alerts
 from koalapy.model.alert import AlertKind, Severity
-from koalapy.service.alerts import Alerts
 
 
 class AlertView(Output):

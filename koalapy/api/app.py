@@ -25,12 +25,12 @@ from koalapy.api.jobs import jobs_router
 from koalapy.api.login import login_router
 from koalapy.api.problems import declared, install
 from koalapy.api.tokens import tokens_router
-from koalapy.service.audit import Audit
-from koalapy.service.health import HealthMonitor
-from koalapy.service.identities import Identities
-from koalapy.service.jobs import Jobs
-from koalapy.service.login_codes import LoginCodes
-from koalapy.service.pace import Pace
+from koalapy.daemon.alerts.health import HealthMonitor
+from koalapy.daemon.auth.identities import Identities
+from koalapy.daemon.auth.login_codes import LoginCodes
+from koalapy.daemon.auth.pace import Pace
+from koalapy.daemon.jobs.jobs import Jobs
+from koalapy.daemon.observability.audit import Audit
 
 TAGS = [
     {"name": "jobs", "description": "Submit jobs, look at them, and act on them."},

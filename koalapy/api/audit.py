@@ -15,11 +15,11 @@ from koalapy.api.fields import Moment, Output
 from koalapy.api.guard import READING
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
+from koalapy.daemon.observability import audit
+from koalapy.daemon.observability.audit import Audit, Deed
 from koalapy.model.audit import AuditFilter, AuditHead
 from koalapy.model.errors import UsageError
 from koalapy.model.job import MAX_DURATION
-from koalapy.service import audit
-from koalapy.service.audit import Audit, Deed
 
 STARTS = ("http.response.start", "websocket.http.response.start")
 METHODS = {"GET", "POST", "PUT", "DELETE", "other"}

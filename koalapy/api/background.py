@@ -10,9 +10,9 @@ from koalapy.api.clusters import Name
 from koalapy.api.fields import Input, Output, Positive, Seconds
 from koalapy.api.problems import declared, problem
 from koalapy.api.queries import refuse_unknown
+from koalapy.daemon.agents.questions import Questions
+from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.model.errors import UsageError
-from koalapy.service.jobs import Jobs
-from koalapy.service.questions import Questions
 
 ANSWER_TIMEOUT = 30.0
 """Seconds that a cluster has to answer."""

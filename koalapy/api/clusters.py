@@ -9,10 +9,10 @@ from koalapy.api.access import Caller
 from koalapy.api.fields import Input, Moment, Output, Reason
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
+from koalapy.daemon.jobs import jobs
+from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.model.job import FINAL_STATES, MAX_DURATION, Priority
 from koalapy.ports import ClusterRecord
-from koalapy.service import jobs
-from koalapy.service.jobs import Jobs
 
 MIN_SPAN = 0.001
 """Seconds: a shorter span ends where it begins, as far as clocks can tell."""

@@ -12,9 +12,9 @@ from koalapy.api.fields import Output, as_json
 from koalapy.api.jobs import TimelineView, job_view
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
+from koalapy.daemon.jobs.changes import TOPICS, Changes, Topic
+from koalapy.daemon.jobs.jobs import JobChange, Jobs
 from koalapy.model.errors import NotFoundError, StoreUnavailable
-from koalapy.service.changes import TOPICS, Changes, Topic
-from koalapy.service.jobs import JobChange, Jobs
 
 LastVersion = Annotated[
     fields.Text, Header(alias="Last-Event-ID", max_length=100, description="the last event that was seen")

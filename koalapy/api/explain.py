@@ -12,10 +12,10 @@ from koalapy.api.jobs import job_view
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
 from koalapy.api.submission import JobSubmission
+from koalapy.daemon.jobs.jobs import JobRecord, Jobs
 from koalapy.model.cluster import ClusterState
 from koalapy.model.job import Job, JobSpec, JobState
-from koalapy.placement.registry import DEFAULTS
-from koalapy.service.jobs import JobRecord, Jobs
+from koalapy.policies.registry import DEFAULTS
 
 
 def _submission_of(spec: object) -> object:

@@ -6,16 +6,16 @@ from typing import TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from koalapy.daemon.observability.figures import ClusterFigures, Figures
+from koalapy.daemon.observability.instruments import Instruments, Requests
+from koalapy.daemon.observability.timings import BUCKETS, Timings
 from koalapy.model.alert import AlertKind, Severity
 from koalapy.model.cluster import ClusterState
 from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobState, Priority
 from koalapy.model.placement import RefusalKind
 from koalapy.model.prediction import Outcome, PredictionKind
 from koalapy.model.reports import LrmCalls
-from koalapy.scheduling.effects import AttemptFailure, ClaimFailure
-from koalapy.service.figures import ClusterFigures, Figures
-from koalapy.service.instruments import Instruments, Requests
-from koalapy.service.timings import BUCKETS, Timings
+from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
 
 LIVE_STATES = (JobState.QUEUED, JobState.HELD, *sorted(ACTIVE_STATES))
 Labels = tuple[str, ...]

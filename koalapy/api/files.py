@@ -17,13 +17,13 @@ from koalapy.api.fields import Cluster, FileName, Input, LogicalName, Moment, Ou
 from koalapy.api.jobs import MAX_PAGE_SIZE
 from koalapy.api.problems import declared, problem
 from koalapy.api.queries import refuse_unknown
+from koalapy.daemon.auth.pace import AgentAttempts
+from koalapy.daemon.files.bundles import Bundles
+from koalapy.daemon.files.files import Files
+from koalapy.daemon.files.results import Results
+from koalapy.daemon.observability.audit import about
 from koalapy.model.errors import NotFoundError
 from koalapy.model.replica import Replica, ReplicaState
-from koalapy.service.audit import about
-from koalapy.service.bundles import Bundles
-from koalapy.service.files import Files
-from koalapy.service.pace import AgentAttempts
-from koalapy.service.results import Results
 
 TAR = "application/x-tar"
 BODY = {"requestBody": {"required": True, "content": {TAR: {"schema": {"type": "string", "format": "binary"}}}}}

@@ -14,9 +14,9 @@ from koalapy.api.cookie import LOGIN, cookie_of
 from koalapy.api.hosts import Hosts
 from koalapy.api.problems import problem
 from koalapy.api.shown import ShownTokens, unauthorized
+from koalapy.daemon.auth.identities import Identities
+from koalapy.daemon.auth.pace import Pace
 from koalapy.model.identity import Identity
-from koalapy.service.identities import Identities
-from koalapy.service.pace import Pace
 
 READING = ("GET", "HEAD", "OPTIONS")
 """Methods that change nothing."""

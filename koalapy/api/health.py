@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Request
 from koalapy.api.access import identity_of
 from koalapy.api.fields import Output, Problem, as_json
 from koalapy.api.problems import RETRY_AFTER, declared, problem
-from koalapy.service.health import CheckName, HealthMonitor, Readiness
+from koalapy.daemon.alerts.health import CheckName, HealthMonitor, Readiness
 
 
 class DiskView(Output):

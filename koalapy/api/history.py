@@ -18,10 +18,10 @@ from koalapy.api.aside import json_list, text_of
 from koalapy.api.fields import Output
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
+from koalapy.daemon.jobs.history import History, HistoryLine
 from koalapy.model.errors import ForbiddenError
 from koalapy.model.history import Kind, Step
 from koalapy.model.identity import Identity, Role
-from koalapy.service.history import History, HistoryLine
 
 
 class Format(StrEnum):

@@ -11,9 +11,9 @@ from koalapy.api.fields import Input, Output, Problem
 from koalapy.api.jobs import JobView, job_view
 from koalapy.api.problems import declared, problem_of
 from koalapy.api.queries import refuse_unknown
+from koalapy.daemon.jobs.bulk_actions import ActionResult
+from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.model.job import JobState, Priority
-from koalapy.service.bulk_actions import ActionResult
-from koalapy.service.jobs import Jobs
 
 MAX_JOBS = 1000
 """Jobs that may be acted on at once."""

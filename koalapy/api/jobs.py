@@ -19,6 +19,7 @@ from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
 from koalapy.api.redaction import as_others_see
 from koalapy.api.submission import JobSubmission
+from koalapy.daemon.jobs.jobs import JobRecord, Jobs
 from koalapy.model.errors import ForbiddenError, NotFoundError
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import FINAL_STATES, Attempt, ComponentState, Job, JobSpec, JobState
@@ -26,7 +27,6 @@ from koalapy.model.listing import listed_job
 from koalapy.model.request import ComponentRequest, FlexibleRequest, InputFile
 from koalapy.model.wording import listed
 from koalapy.ports import JobFilter
-from koalapy.service.jobs import JobRecord, Jobs
 from koalapy.validation.permissions import may_see_all_of
 
 MAX_WAIT_SECONDS = 60.0

@@ -9,9 +9,9 @@ from koalapy.api.access import Caller
 from koalapy.api.fields import Output
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
+from koalapy.daemon.jobs.limits import LimitsInUse
 from koalapy.model.errors import ForbiddenError
 from koalapy.model.identity import Role
-from koalapy.service.limits import LimitsInUse
 
 Of = Annotated[fields.Name | None, Query(min_length=1, description="of this user; by default of who asks")]
 

@@ -9,11 +9,11 @@ from koalapy.api.access import Caller
 from koalapy.api.fields import Moment, Output
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
+from koalapy.daemon.auth.identities import Identities
+from koalapy.daemon.auth.login_codes import SPAN, LoginCodes
+from koalapy.daemon.observability.audit import about
 from koalapy.model.errors import ConflictError
 from koalapy.model.identity import Role
-from koalapy.service.audit import about
-from koalapy.service.identities import Identities
-from koalapy.service.login_codes import SPAN, LoginCodes
 
 NOTE = "for a browser"
 

@@ -12,11 +12,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from koalapy.api.exposition import Exposition
 from koalapy.api.problems import declared
-from koalapy.service.alerts import Alerts
-from koalapy.service.engine import Engine
-from koalapy.service.figures import figures_of
-from koalapy.service.health import HealthMonitor
-from koalapy.service.instruments import Requests
+from koalapy.daemon.alerts.alerts import Alerts
+from koalapy.daemon.alerts.health import HealthMonitor
+from koalapy.daemon.engine.engine import Engine
+from koalapy.daemon.observability.figures import figures_of
+from koalapy.daemon.observability.instruments import Requests
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER = "other"

@@ -9,11 +9,11 @@ from pydantic import AliasPath, ConfigDict, Field
 from koalapy.api.fields import Cluster, Input, Moment, Output, Text
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
+from koalapy.daemon.network.links import LinkState
+from koalapy.daemon.network.network import LinkRecord, Network
 from koalapy.model.cluster import ClusterPair, pair_of
 from koalapy.model.errors import UsageError
 from koalapy.model.measurement import MeasurementKind
-from koalapy.service.links import LinkState
-from koalapy.service.network import LinkRecord, Network
 
 Name = Annotated[Cluster, Path(description="a cluster's name")]
 Limit = Annotated[int, Query(ge=1, le=1000, description="how many lines at most")]

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
 from koalapy.api.invalid import explain
+from koalapy.daemon.observability.audit import about
 from koalapy.model.errors import (
     BusyError,
     ConflictError,
@@ -33,7 +34,6 @@ from koalapy.model.errors import (
     UsageError,
 )
 from koalapy.model.wording import encodable
-from koalapy.service.audit import about
 
 log = structlog.get_logger()
 

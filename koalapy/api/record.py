@@ -8,9 +8,9 @@ from fastapi.responses import StreamingResponse
 
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
+from koalapy.daemon.jobs.record import Record
 from koalapy.model.errors import NotFoundError
 from koalapy.model.job import MAX_DURATION
-from koalapy.service.record import Record
 
 LINES = "application/x-ndjson"
 Since = Annotated[

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from koalapy.daemon.jobs.jobs import JobRecord
 from koalapy.model.job import Attempt, Component, Job, JobSpec
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest
-from koalapy.service.jobs import JobRecord
 
 SEEN_BY_ALL: Mapping[type[Any], frozenset[str]] = {
     Job: frozenset({"id", "spec", "state", "attempt", "submitted_at", "placed_at", "started_at", "ended_at"}),

@@ -10,8 +10,8 @@ from koalapy.api.fields import Moment, Output
 from koalapy.api.history import First, Last
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
-from koalapy.service.history import History
-from koalapy.service.sharing import Sharing
+from koalapy.daemon.forecast.sharing import Sharing
+from koalapy.daemon.jobs.history import History
 from koalapy.simulation.sharing import Verdict, WhyLeftOut
 
 

@@ -5,10 +5,10 @@ from math import ceil
 from fastapi.responses import JSONResponse
 
 from koalapy.api.problems import problem
+from koalapy.daemon.auth.identities import Identities
+from koalapy.daemon.auth.pace import Pace
 from koalapy.model.errors import SiteUnavailable, TokenRefused
 from koalapy.model.identity import Identity
-from koalapy.service.identities import Identities
-from koalapy.service.pace import Pace
 
 
 class ShownTokens:

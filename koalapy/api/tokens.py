@@ -10,11 +10,11 @@ from koalapy.api.access import Caller
 from koalapy.api.fields import Input, Moment, Output
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
+from koalapy.daemon.auth.identities import DEFAULT_SPAN, Identities, TokenOrder
+from koalapy.daemon.observability.audit import about
 from koalapy.model.errors import ForbiddenError
 from koalapy.model.identity import Role
 from koalapy.ports import StoredToken
-from koalapy.service.audit import about
-from koalapy.service.identities import DEFAULT_SPAN, Identities, TokenOrder
 
 USER_PATTERN = r"^[A-Za-z0-9_.+@-]+$"
 MAX_TOKENS = 1000

@@ -10,10 +10,10 @@ from koalapy.api.access import Caller
 from koalapy.api.fields import Cluster, Count, Input, JobId, Moment, Name, Number, Output, Text
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
+from koalapy.daemon.observability.audit import about
+from koalapy.daemon.workload_reports import WorkloadReports
 from koalapy.model.errors import UsageError
 from koalapy.model.request import MAX_CLUSTER_NAME_LENGTH
-from koalapy.service.audit import about
-from koalapy.service.workload_reports import WorkloadReports
 
 MAX_JOBS = 10_000
 MAX_LOOKS = 100_000

@@ -6,10 +6,10 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
-from koalapy.cli.access import Access
+from koalapy.cli.auth.access import Access
 from koalapy.cli.errors import CODE_OF_STATUS, CliError, Exit, printable
 from koalapy.cli.http import CONNECTION_ERRORS, Answer, Connection, Readable
-from koalapy.cli.streams import report
+from koalapy.cli.terminal.streams import report
 from koalapy.cli.timeouts import ClientTimeouts, command_timeouts
 from koalapy.model.job import ACTIVE_STATES, WAITING_STATES
 from koalapy.model.wording import is_utf8

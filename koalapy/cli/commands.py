@@ -3,10 +3,10 @@
 import sys
 from typing import Annotated, Any
 
-from koalapy.cli.arguments import Argument, Option
 from koalapy.cli.client import FINAL, Client, refused
 from koalapy.cli.errors import CliError, Exit, printable, refuse_together
-from koalapy.cli.options import DEFAULT_URL, AsJson, Job, Jobs, Token, Url, Why, show_json
+from koalapy.cli.terminal.arguments import Argument, Option
+from koalapy.cli.terminal.options import DEFAULT_URL, AsJson, Job, Jobs, Token, Url, Why, show_json
 from koalapy.model.job import Priority
 
 QueuedJobs = Annotated[list[int], Argument(help="ids of jobs", completes="queued jobs")]
@@ -28,7 +28,8 @@ def show(
     A claim asks a cluster for the nodes of a component. At the barrier, components that have theirs wait for the
     others, and for files. The start delay is how much later than first estimated the job was to start.
     """
-    from koalapy.cli import tables, transfers
+    from koalapy.cli.files import transfers
+    from koalapy.cli.terminal import tables
 
     refuse_together(json=as_json, follow=follow)
     client = Client(url, token)
@@ -47,7 +48,7 @@ def show(
 
 def _expected(client: Client, job: int) -> str:
     """When it will start, if that can be told soon."""
-    from koalapy.cli.what_if import span
+    from koalapy.cli.jobs.what_if import span
 
     try:
         told = client.get(f"/api/v1/jobs/{job}/forecast", wait=PATIENCE)["expected"]

@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from koalapy.cli import tables
 from koalapy.cli.client import FINAL, Client
 from koalapy.cli.errors import CliError, Exit
+from koalapy.cli.terminal import tables
 
 NODES = 6
 PROGRAM = ["python", "-m", "koalapy.apps.poisson"]

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from koalapy.cli.arguments import Argument, Group, Option
 from koalapy.cli.errors import CliError, Exit, of_koala, printable
-from koalapy.cli.options import show_json
-from koalapy.cli.progress import Progress, waiting_for
+from koalapy.cli.terminal.arguments import Argument, Group, Option
+from koalapy.cli.terminal.options import show_json
+from koalapy.cli.terminal.progress import Progress, waiting_for
 from koalapy.model.errors import KoalaError
 
 if TYPE_CHECKING:

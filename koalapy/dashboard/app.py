@@ -7,6 +7,9 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from koalapy.api.headers import FOREVER
 from koalapy.api.problems import show_problems_by
+from koalapy.daemon.engine.engine import Engine
+from koalapy.daemon.engine.services import Services
+from koalapy.daemon.observability.audit import Audit
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.files import page_files
 from koalapy.dashboard.login import BrowserLogin, WaysIn
@@ -26,9 +29,6 @@ from koalapy.dashboard.pages.what_if import add_what_if
 from koalapy.dashboard.pages.workloads import add_workloads
 from koalapy.dashboard.survey import Surveyor
 from koalapy.model.errors import NotFoundError
-from koalapy.service.audit import Audit
-from koalapy.service.engine import Engine
-from koalapy.service.services import Services
 
 KEPT = {"Cache-Control": FOREVER}
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 
-from koalapy.service.changes import Changes
+from koalapy.daemon.jobs.changes import Changes
 
 SHORT = 0.5
 """Seconds for which a page may be shown again though something has changed since, until that is told."""

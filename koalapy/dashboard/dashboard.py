@@ -20,11 +20,11 @@ from koalapy.api.access import Caller, identity_of, session_of
 from koalapy.api.asked import while_asked
 from koalapy.api.fields import Reason
 from koalapy.api.queries import refuse_unknown
+from koalapy.daemon.engine.engine import Engine
 from koalapy.dashboard.cache import PageCache
 from koalapy.dashboard.rendering import HEADERS, render, with_query
 from koalapy.model.errors import ForbiddenError, UsageError
 from koalapy.model.identity import Identity, Role
-from koalapy.service.engine import Engine
 
 Load = Callable[..., Coroutine[Any, Any, Any]]
 Act = Callable[..., Awaitable[str]]

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from koalapy.api.redaction import as_others_see
+from koalapy.daemon.jobs.jobs import JobRecord
 from koalapy.model.identity import Identity
 from koalapy.model.job import Job, JobId, JobState
 from koalapy.model.wording import shortened
-from koalapy.service.jobs import JobRecord
 from koalapy.validation.permissions import may_see_all_of
 
 

@@ -10,13 +10,13 @@ from koalapy.api.access import Caller
 from koalapy.api.addresses import client_address
 from koalapy.api.cookie import LOGIN, cookie_of, login_cookie, state_cookie
 from koalapy.api.shown import ShownTokens
+from koalapy.daemon.auth.identities import Identities
+from koalapy.daemon.auth.login_codes import LoginCodes
+from koalapy.daemon.auth.provider_login import ProviderLogins
+from koalapy.daemon.observability.audit import about, under_way
 from koalapy.dashboard.dashboard import Dashboard, SentForm, read_form
 from koalapy.model.errors import SiteUnavailable, TokenRefused
 from koalapy.model.identity import Identity
-from koalapy.service.audit import about, under_way
-from koalapy.service.identities import Identities
-from koalapy.service.login_codes import LoginCodes
-from koalapy.service.provider_login import ProviderLogins
 
 NOTE = "a browser"
 AT_PROVIDER = f"{LOGIN}/provider"

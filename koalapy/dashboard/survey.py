@@ -5,10 +5,10 @@ import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
+from koalapy.daemon.engine.engine import Engine
+from koalapy.daemon.forecast.slices import slices
 from koalapy.model.job import Attempt, ComponentState, Job, JobState
 from koalapy.model.request import ClusterName, FixedRequest
-from koalapy.service.engine import Engine
-from koalapy.service.slices import slices
 
 REST = 20.0
 """So many times as long as a look took, it is told again though something has changed since, until that is told."""

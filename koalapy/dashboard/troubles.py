@@ -7,7 +7,7 @@ from urllib.parse import quote
 from koalapy.dashboard.rendering import with_query
 from koalapy.model.alert import Alert, AlertKind
 from koalapy.model.job_search import word_of
-from koalapy.scheduling.grid import GridStatus
+from koalapy.scheduler.grid import GridStatus
 
 ClusterAction = Literal["", "drain", "clear"]
 _WHERE = {

@@ -10,16 +10,16 @@ from koalapy.model.limits import Limits, LimitSettings, NodeUse
 from koalapy.model.profile import ClusterProfile, Mpi
 from koalapy.model.request import ClusterName
 from koalapy.model.users import Accounts, Domain, User, Users
-from koalapy.placement.registry import Registry
-from koalapy.scheduling.advisor.experience import Experience
-from koalapy.scheduling.claiming.claiming import Nonces
-from koalapy.scheduling.cluster_conditions import HealthStatus
-from koalapy.scheduling.cluster_status import ClusterStatus
-from koalapy.scheduling.owner_use import OwnerUse
-from koalapy.scheduling.queueing.budget import Clock
-from koalapy.scheduling.rules import Rules
-from koalapy.scheduling.scheduler import Scheduler
-from koalapy.scheduling.state import SchedulerState
+from koalapy.policies.registry import Registry
+from koalapy.scheduler.advisor.experience import Experience
+from koalapy.scheduler.claims.claiming import Nonces
+from koalapy.scheduler.cluster_conditions import HealthStatus
+from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.owner_use import OwnerUse
+from koalapy.scheduler.queue.budget import Clock
+from koalapy.scheduler.rules import Rules
+from koalapy.scheduler.scheduler import Scheduler
+from koalapy.scheduler.state import SchedulerState
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from koalapy.model.job import Job
 from koalapy.model.reports import ClusterReport, ComponentStatus, StageStatus
 from koalapy.record.beginning import Beginning
 from koalapy.record.step import Done, JobNow, Ordered, Placed, Step, Told
-from koalapy.scheduling import events as ev
+from koalapy.scheduler import events as ev
 
 Json = dict[str, Any]
 Kind = type[Any]

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from koalapy.model.errors import KoalaError
 from koalapy.record.recorder import Recorder
-from koalapy.scheduling.effects import Effects
-from koalapy.scheduling.events import Event
-from koalapy.scheduling.queries import Queries
-from koalapy.scheduling.scheduler import Scheduler
+from koalapy.scheduler.effects import Effects
+from koalapy.scheduler.events import Event
+from koalapy.scheduler.queries import Queries
+from koalapy.scheduler.scheduler import Scheduler
 
 
 class RecordedScheduler:

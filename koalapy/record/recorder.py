@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from koalapy.model.job import Nonce
 from koalapy.record.step import Done, Step
-from koalapy.scheduling.effects import Effects
-from koalapy.scheduling.events import Event
+from koalapy.scheduler.effects import Effects
+from koalapy.scheduler.events import Event
 
 TICKS = 16
 """In which the budget of a step is counted: a power of 2, so that a number of them is what it is."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from koalapy.model.errors import KoalaError
 from koalapy.model.job import Nonce
-from koalapy.placement.registry import Registry
+from koalapy.policies.registry import Registry
 from koalapy.record.beginning import Beginning
 from koalapy.record.recorder import TICKS
 from koalapy.record.step import Done, Step
-from koalapy.scheduling.effects import Effects
+from koalapy.scheduler.effects import Effects
 
 
 @dataclass(frozen=True, slots=True)

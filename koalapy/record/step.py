@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from koalapy.model.job import JobId, Nonce, Token
 from koalapy.model.request import ClusterName
-from koalapy.scheduling.effects import Effects
-from koalapy.scheduling.events import Event
+from koalapy.scheduler.effects import Effects
+from koalapy.scheduler.events import Event
 
 
 class Placed(NamedTuple):

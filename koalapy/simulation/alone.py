@@ -7,7 +7,7 @@ from itertools import chain
 from koalapy.model.history import EndedJob
 from koalapy.model.job import JobId, JobSpec, JobState, Launcher, Priority
 from koalapy.model.request import ClusterName, ComponentRequest, NonFixedRequest
-from koalapy.scheduling.rules import Rules
+from koalapy.scheduler.rules import Rules
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.sharing import HomeJob, SharingReport, Site, compare

@@ -9,8 +9,8 @@ from pydantic import TypeAdapter, ValidationError
 from koalapy.model.errors import UsageError
 from koalapy.model.job import JobSpec
 from koalapy.model.wording import known_names
-from koalapy.placement.registry import Registry
-from koalapy.scheduling.rules import Rules
+from koalapy.policies.registry import Registry
+from koalapy.scheduler.rules import Rules
 
 
 def changed_rules(rules: Rules, changes: Mapping[str, Any]) -> Rules:

@@ -11,8 +11,8 @@ from typing import Any
 
 from koalapy.model.job import Job, JobId, JobState
 from koalapy.model.request import ClusterName
-from koalapy.placement.registry import Registry
-from koalapy.scheduling.rules import Rules
+from koalapy.policies.registry import Registry
+from koalapy.scheduler.rules import Rules
 from koalapy.simulation.changes import changed_rules, placed_by
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob

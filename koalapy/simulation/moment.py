@@ -6,10 +6,10 @@ from itertools import count
 
 from koalapy.model.job import ComponentState, Job, JobState
 from koalapy.model.request import ClusterName
-from koalapy.placement.registry import Registry
+from koalapy.policies.registry import Registry
 from koalapy.record.beginning import Beginning, KnownCluster, People
-from koalapy.scheduling.queries import Queries
-from koalapy.scheduling.scheduler import Scheduler
+from koalapy.scheduler.queries import Queries
+from koalapy.scheduler.scheduler import Scheduler
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 
 HAVE_NODES = frozenset({ComponentState.CLAIMED, ComponentState.RUNNING, ComponentState.STOPPING})

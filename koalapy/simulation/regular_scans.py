@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from math import ceil, floor
 
-from koalapy.scheduling.rules import Rules
+from koalapy.scheduler.rules import Rules
 
 MIN_IN_VAIN = 200
 MAX_MOMENTS = 100_000

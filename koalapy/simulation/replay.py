@@ -8,13 +8,13 @@ from koalapy.model.errors import KoalaError, UsageError
 from koalapy.model.job import Job, JobId
 from koalapy.model.reports import ClusterReport
 from koalapy.model.request import ClusterName
-from koalapy.placement.registry import Registry
+from koalapy.policies.registry import Registry
 from koalapy.record.beginning import Beginning
 from koalapy.record.reading import AGAIN, NOT_READ, Life, RecordFile
 from koalapy.record.replay import Divergence, Replay
 from koalapy.record.step import Step
-from koalapy.scheduling.effects import Effects
-from koalapy.scheduling.events import Reported
+from koalapy.scheduler.effects import Effects
+from koalapy.scheduler.events import Reported
 
 
 @dataclass(frozen=True, slots=True)

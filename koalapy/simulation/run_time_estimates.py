@@ -10,7 +10,7 @@ from koalapy.model.advice import Run, Size, size_of
 from koalapy.model.application import application_of
 from koalapy.model.job import Job, JobSpec
 from koalapy.model.request import ClusterName
-from koalapy.scheduling.advisor.experience import Experience
+from koalapy.scheduler.advisor.experience import Experience
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.run_times import Gang
 

@@ -16,13 +16,13 @@ from koalapy.model.job import Attempt, ComponentState, Job, JobId, JobSpec, JobS
 from koalapy.model.reports import StageStatus
 from koalapy.model.request import ClusterName
 from koalapy.model.warning import StopWarning
-from koalapy.placement.registry import Registry, builtin
-from koalapy.scheduling.cluster_status import ClusterStatus
-from koalapy.scheduling.effects import Command, Effects, OpenBarrier, StageComponent, StopComponent, SubmitComponent
-from koalapy.scheduling.events import ClusterConfirmed, Event, JobSubmitted, PeriodicScan, Reported
-from koalapy.scheduling.rules import Rules
-from koalapy.scheduling.scheduler import Scheduler
-from koalapy.scheduling.state import SchedulerState
+from koalapy.policies.registry import Registry, builtin
+from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.effects import Command, Effects, OpenBarrier, StageComponent, StopComponent, SubmitComponent
+from koalapy.scheduler.events import ClusterConfirmed, Event, JobSubmitted, PeriodicScan, Reported
+from koalapy.scheduler.rules import Rules
+from koalapy.scheduler.scheduler import Scheduler
+from koalapy.scheduler.state import SchedulerState
 from koalapy.simulation.grid import SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.local_users import LocalUser

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from koalapy.model.job import ComponentState, JobId, Token
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, ReportedState
 from koalapy.model.request import ClusterName
-from koalapy.scheduling.events import Event, InventoryReceived, Reported
+from koalapy.scheduler.events import Event, InventoryReceived, Reported
 from koalapy.simulation.local_users import LocalUser
 
 

@@ -16,7 +16,7 @@ from koalapy.model.errors import UsageError
 from koalapy.model.job import Job, JobId, JobState
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import listed
-from koalapy.placement.registry import Registry, builtin
+from koalapy.policies.registry import Registry, builtin
 from koalapy.record.beginning import KnownCluster
 from koalapy.simulation.changes import changed_rules, is_served, placed_by
 from koalapy.simulation.jobs import PlannedJob

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from koalapy.model.history import EndedJob
 from koalapy.model.request import ClusterName
-from koalapy.placement.registry import Registry
+from koalapy.policies.registry import Registry
 from koalapy.record.lines import beginning_from_json, beginning_to_json, job_from_json, job_to_json
 from koalapy.simulation import alone, twin
 from koalapy.simulation.alone import SharingQuestion

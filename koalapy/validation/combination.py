@@ -4,8 +4,8 @@ from koalapy.model.errors import UsageError, reject
 from koalapy.model.job import JobSpec
 from koalapy.model.request import FixedRequest, FlexibleRequest
 from koalapy.model.wording import listed, nodes
-from koalapy.placement.constraints import capped, speed_sets
-from koalapy.placement.registry import Registry
+from koalapy.policies.constraints import capped, speed_sets
+from koalapy.policies.registry import Registry
 from koalapy.validation.fitting import check_on, sharing_groups, sizes_text, totals_of
 from koalapy.validation.limits import ClusterLimits, Limits
 from koalapy.validation.site import able_clusters

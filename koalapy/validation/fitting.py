@@ -8,8 +8,8 @@ from koalapy.model.errors import UsageError, reject
 from koalapy.model.job import JobSpec, Launcher
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, NonFixedRequest, Request
 from koalapy.model.wording import listed, nodes
-from koalapy.placement.registry import DEFAULTS, Registry
-from koalapy.placement.worst_fit import fits_by_worst_fit
+from koalapy.policies.registry import DEFAULTS, Registry
+from koalapy.policies.worst_fit import fits_by_worst_fit
 from koalapy.validation.limits import ClusterLimits, Limits
 from koalapy.validation.site import able_clusters
 

@@ -9,7 +9,7 @@ from koalapy.model.request import MAX_COMPONENTS, ClusterName
 from koalapy.model.sharing import Sharing
 from koalapy.model.users import Accounts
 from koalapy.model.warning import MAX_GRACE
-from koalapy.placement.registry import Registry
+from koalapy.policies.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from koalapy.model.errors import reject
 from koalapy.model.job import JobSpec
 from koalapy.model.quantities import bytes_text
 from koalapy.model.wording import listed
-from koalapy.placement.registry import DEFAULTS
+from koalapy.policies.registry import DEFAULTS
 from koalapy.validation.combination import check_combination
 from koalapy.validation.fields import check_fields
 from koalapy.validation.fitting import check_fits, check_fits_together

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from koalapy.model.errors import UsageError
-from koalapy.placement.registry import builtin
+from koalapy.policies.registry import builtin
 from koalapy.workload.programs import PROGRAMS, SLEEP
 
 Form = Literal["nonfixed", "flexible"]

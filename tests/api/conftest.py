@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 
 from koalapy.model.limits import Limits
-from koalapy.scheduling.rules import Rules
-from tests.service.sites import Sites
+from koalapy.scheduler.rules import Rules
+from tests.daemon.sites import Sites
 from tests.serving import Open, serving
 
 

@@ -19,17 +19,17 @@ from koalapy.api.access import ACCESS, access_of
 from koalapy.api.fields import as_json
 from koalapy.api.jobs import seen_by
 from koalapy.api.redaction import SEEN_BY_ALL
+from koalapy.daemon.jobs.jobs import JobRecord
 from koalapy.model.field import described
 from koalapy.model.identity import HighPriority, Identity, Role
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile
 from koalapy.model.users import Accounts, User, Users
-from koalapy.scheduling.rules import Rules
-from koalapy.service.jobs import JobRecord
+from koalapy.scheduler.rules import Rules
 from koalapy.validation.permissions import SubmissionRules
+from tests.daemon.archives import GOOD, archive_of
+from tests.daemon.sites import Sites, sha
 from tests.model.specs import values
-from tests.service.archives import GOOD, archive_of
-from tests.service.sites import Sites, sha
 from tests.serving import AGENT_TOKENS, NO_PAGE, URL, serving
 from tests.workload.reports import report_to_send
 

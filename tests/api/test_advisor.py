@@ -7,10 +7,10 @@ import pytest
 
 from koalapy.api.advisor import AdvisorRecord, AdvisorView, advisor_router
 from koalapy.api.app import create_app
+from koalapy.daemon.jobs.advisor import Verdict, verdict_on
 from koalapy.model.advice import Advised, Option, Run, Size
-from koalapy.placement.knowledge import Slowdowns
-from koalapy.placement.log_normal import LogNormal
-from koalapy.service.advisor import Verdict, verdict_on
+from koalapy.policies.knowledge import Slowdowns
+from koalapy.policies.log_normal import LogNormal
 from tests.cli.memory import MemoryService
 from tests.cli.memory_advisor import MemoryAdvisor
 from tests.identities import administrators

@@ -16,12 +16,12 @@ from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as ws_serve
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from koalapy.agents.uplink import Uplink
+from koalapy.agent.runners.uplink import Uplink
 from koalapy.api.agents import AgentConnection, agents_router
 from koalapy.api.files import agent_files_router
+from koalapy.daemon.auth.pace import FAILURES_AT_ONCE, AgentAttempts
 from koalapy.ports import StoredBundle
 from koalapy.protocol.messages import MAX_FRAME_SIZE, Hello
-from koalapy.service.pace import FAILURES_AT_ONCE, AgentAttempts
 from tests.cli.memory_files import MemoryResults
 
 TOKENS = {"north": "of north", "south": "of south", "none": None, "empty": ""}

@@ -15,20 +15,20 @@ from koalapy.api.asked import while_asked
 from koalapy.api.forecasts import forecasts_router
 from koalapy.api.problems import install
 from koalapy.api.sharing import sharing_router
-from koalapy.bootstrap.policies import policies
+from koalapy.daemon.engine.daemon import HttpServer
+from koalapy.daemon.forecast.forecasts import Forecasts
+from koalapy.daemon.forecast.sharing import Sharing
+from koalapy.daemon.jobs.changes import Changes
+from koalapy.daemon.jobs.history import History
+from koalapy.daemon.listener.connections import OWN_FILES, Connections
 from koalapy.dashboard.cache import PageCache
 from koalapy.model.errors import BusyError
+from koalapy.policies.installed import policies
 from koalapy.record.beginning import People
-from koalapy.service.changes import Changes
-from koalapy.service.connections import OWN_FILES, Connections
-from koalapy.service.daemon import HttpServer
-from koalapy.service.forecasts import Forecasts
-from koalapy.service.history import History
-from koalapy.service.sharing import Sharing
 from koalapy.store.memory import Memory
 from koalapy.store.opening import stores_in_memory
 from koalapy.store.output import FileOutput
-from tests.service.test_forecasts import Clock, queries_at
+from tests.daemon.test_forecasts import Clock, queries_at
 
 WHAT_IF = (
     b"POST /api/v1/what-if HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"

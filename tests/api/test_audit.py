@@ -15,9 +15,9 @@ import pytest
 import pytest_asyncio
 from structlog.testing import capture_logs
 
+from koalapy.daemon.observability.audit import MAX_KINDS, Audit
 from koalapy.model.audit import AuditEntry, AuditFilter
 from koalapy.model.errors import StoreUnavailable
-from koalapy.service.audit import MAX_KINDS, Audit
 from tests.api.test_access import BODY, BUNDLE, SECRET, Api, opened
 from tests.serving import AGENT_TOKENS, NO_PAGE, URL
 from tests.signals import hanging_threads

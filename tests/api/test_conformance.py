@@ -25,9 +25,9 @@ from schemathesis.core.parameters import ParameterLocation
 from koalapy.api.background import background_router
 from koalapy.model.cluster import check_cluster
 from koalapy.ports import ClusterRecord
-from koalapy.scheduling.rules import Rules
-from tests.service.archives import GOOD, archive_of
-from tests.service.sites import Sites
+from koalapy.scheduler.rules import Rules
+from tests.daemon.archives import GOOD, archive_of
+from tests.daemon.sites import Sites
 from tests.serving import NO_PAGE, TOKEN, serving
 
 EXAMPLES = {"submit_job": 15, "explain_submission": 8}

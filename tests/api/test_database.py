@@ -14,14 +14,14 @@ import httpx2
 import pytest
 import pytest_asyncio
 
+from koalapy.daemon.engine import duties
+from koalapy.daemon.engine.database import in_database, query
+from koalapy.daemon.engine.engine import Engine, WorkItem
 from koalapy.model.errors import StoreUnavailable
-from koalapy.scheduling.rules import Rules
-from koalapy.service import duties
-from koalapy.service.database import in_database, query
-from koalapy.service.engine import Engine, WorkItem
+from koalapy.scheduler.rules import Rules
 from koalapy.store.sql import SqlStore
-from tests.service.sites import Sites
-from tests.service.test_hub import running
+from tests.daemon.sites import Sites
+from tests.daemon.test_hub import running
 from tests.serving import serving
 from tests.signals import hanging_threads, until
 

@@ -6,13 +6,13 @@ import httpx2
 import pytest
 
 from koalapy.api.app import create_app
+from koalapy.daemon.auth.identities import Identities
+from koalapy.daemon.auth.pace import FAILURES_AT_ONCE, Pace
 from koalapy.model.errors import SiteUnavailable, TokenRefused
 from koalapy.model.identity import Identity, Role
 from koalapy.model.limits import Limits, LimitSettings, UserLimits
 from koalapy.model.provider import Verified
 from koalapy.model.users import User, Users
-from koalapy.service.identities import Identities
-from koalapy.service.pace import FAILURES_AT_ONCE, Pace
 from tests.cli.memory import MemoryService
 from tests.serving import URL
 

@@ -10,11 +10,11 @@ import pytest
 
 from koalapy.api.app import create_app
 from koalapy.api.events import changes_router
+from koalapy.daemon.jobs.changes import TOPICS, Changes, Topic
+from koalapy.daemon.jobs.jobs import JobChange
 from koalapy.model.errors import NotFoundError, StoreUnavailable
 from koalapy.model.job import JobId, JobSpec
 from koalapy.model.request import FlexibleRequest
-from koalapy.service.changes import TOPICS, Changes, Topic
-from koalapy.service.jobs import JobChange
 from tests.cli.memory import MemoryService
 from tests.identities import ADA, administrators
 from tests.serving import TOKEN, URL, Open

@@ -9,8 +9,8 @@ import pytest
 
 from koalapy.api.submission import JobSubmission
 from koalapy.model.errors import SiteRejected
-from tests.service.archives import GOOD, archive_of, pieces
-from tests.service.sites import Sites, sha
+from tests.daemon.archives import GOOD, archive_of, pieces
+from tests.daemon.sites import Sites, sha
 from tests.serving import BUNDLE_LIMIT, Open
 
 Json = dict[str, Any]

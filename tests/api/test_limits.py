@@ -5,7 +5,7 @@ from typing import Any
 import httpx2
 
 from koalapy.model.limits import Limits, LimitSettings, UserLimits
-from tests.service.archives import GOOD, archive_of
+from tests.daemon.archives import GOOD, archive_of
 from tests.serving import BUNDLE_LIMIT, Open
 
 Json = dict[str, Any]

@@ -14,13 +14,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from koalapy.api import metrics
 from koalapy.api.exposition import Exposition
+from koalapy.daemon.observability.figures import Figures, JobFigures
+from koalapy.daemon.observability.instruments import Instruments
 from koalapy.model.identity import Identity, Role
 from koalapy.model.placement import RefusalKind
 from koalapy.model.reports import LrmOperation
-from koalapy.scheduling.effects import AttemptFailure, ClaimFailure
-from koalapy.scheduling.rules import Rules
-from koalapy.service.figures import Figures, JobFigures
-from koalapy.service.instruments import Instruments
+from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
+from koalapy.scheduler.rules import Rules
 from tests.needs import PROMETHEUS, needs
 from tests.serving import Open, serving
 

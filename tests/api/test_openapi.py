@@ -11,8 +11,8 @@ from pydantic import BaseModel
 
 from koalapy.api.fields import Output, Problem
 from koalapy.api.submission import JobSubmission
-from tests.service.archives import GOOD, archive_of
-from tests.service.sites import Sites, sha
+from tests.daemon.archives import GOOD, archive_of
+from tests.daemon.sites import Sites, sha
 from tests.serving import BUNDLE_LIMIT, Open
 from tests.workload.reports import report_to_send
 

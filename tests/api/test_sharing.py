@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from koalapy.model.identity import Identity, Role
-from koalapy.scheduling.rules import Rules
+from koalapy.scheduler.rules import Rules
 from tests.serving import Open, serving
 
 Json = dict[str, Any]

@@ -10,9 +10,9 @@ from hypothesis import given
 from koalapy.api.fields import as_json, seconds
 from koalapy.api.jobs import attempt_view, job_view
 from koalapy.api.submission import JobSubmission
+from koalapy.daemon.jobs.jobs import JobRecord
 from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState
 from koalapy.model.request import Bundle, ComponentRequest, FixedRequest, FlexibleRequest, InputFile
-from koalapy.service.jobs import JobRecord
 from tests.model.specs import specs
 
 

@@ -8,11 +8,11 @@ import httpx2
 import pytest
 
 from koalapy.api.app import create_app
+from koalapy.daemon.auth.identities import Identities, TokenOrder
+from koalapy.daemon.jobs.jobs import JobChange
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import JobSpec
 from koalapy.model.request import FlexibleRequest
-from koalapy.service.identities import Identities, TokenOrder
-from koalapy.service.jobs import JobChange
 from koalapy.store.memory import Memory, MemoryStore
 from tests.cli.memory import MemoryService
 from tests.serving import URL, Open

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from koalapy.daemon.workload_reports import MAX_REPORTS, WorkloadReports
 from koalapy.model.errors import FullError, NotFoundError
 from koalapy.model.identity import Identity, Role
-from koalapy.service.workload_reports import MAX_REPORTS, WorkloadReports
 from tests.api.test_access import opened
 from tests.serving import Open
 from tests.workload.reports import report_to_send, whole_report

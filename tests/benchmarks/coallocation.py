@@ -20,10 +20,10 @@ from pathlib import Path
 from statistics import fmean
 
 from koalapy.model.job import JobId, JobState, Token, parse_token
-from koalapy.scheduling.rules import Rules
-from tests.scheduling.requests import flexible, nonfixed
-from tests.scheduling.sites import Site
-from tests.scheduling.world import Program, World
+from koalapy.scheduler.rules import Rules
+from tests.scheduler.requests import flexible, nonfixed
+from tests.scheduler.sites import Site
+from tests.scheduler.world import Program, World
 
 CLUSTERS = {"delft": 85, "leiden": 41, "amsterdam": 46, "utrecht": 32}
 SIZES = (8, 16, 32)

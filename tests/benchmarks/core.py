@@ -21,8 +21,8 @@ from statistics import median
 from time import process_time
 
 from koalapy.model.job import JobState
-from koalapy.scheduling.events import Event, PeriodicScan
-from koalapy.scheduling.scheduler import Scheduler
+from koalapy.scheduler.events import Event, PeriodicScan
+from koalapy.scheduler.scheduler import Scheduler
 from tests.benchmarks import accasim, trace
 from tests.benchmarks.job_end import FullGrid
 from tests.benchmarks.matching import matching_ms

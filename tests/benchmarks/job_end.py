@@ -6,12 +6,12 @@ from time import process_time
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobSpec, JobState, Priority
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory
 from koalapy.model.request import ComponentRequest, NonFixedRequest
-from koalapy.placement.registry import builtin
-from koalapy.scheduling.cluster_status import ClusterStatus
-from koalapy.scheduling.events import Event, InventoryReceived, JobSubmitted, Reported
-from koalapy.scheduling.rules import Rules
-from koalapy.scheduling.scheduler import Scheduler
-from koalapy.scheduling.state import SchedulerState
+from koalapy.policies.registry import builtin
+from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.events import Event, InventoryReceived, JobSubmitted, Reported
+from koalapy.scheduler.rules import Rules
+from koalapy.scheduler.scheduler import Scheduler
+from koalapy.scheduler.state import SchedulerState
 from tests.benchmarks.waiting_jobs import CLUSTERS
 
 LOCAL_USERS = 10

@@ -8,9 +8,9 @@ from time import process_time
 from koalapy.model.cluster import Link
 from koalapy.model.job import JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest, Request
-from koalapy.scheduling.events import ReplicasChanged
-from koalapy.scheduling.grid import Links
-from koalapy.scheduling.scheduler import Scheduler
+from koalapy.scheduler.events import ReplicasChanged
+from koalapy.scheduler.grid import Links
+from koalapy.scheduler.scheduler import Scheduler
 from tests.benchmarks.waiting_jobs import CLUSTERS, empty_scheduler, fill, report
 
 POLICIES = ("worst-fit", "close-to-files", "cluster-minimization", "communication-aware", "adaptive", "auto")

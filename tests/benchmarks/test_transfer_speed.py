@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agents.files.daemon_files import DaemonFiles
+from koalapy.agent.transfers.daemon_files import DaemonFiles
 from koalapy.protocol.messages import StageBundle
-from tests.agents.files.conftest import INSTANCE, FileSite, Wire
-from tests.agents.files.fake_daemon_files import FakeDaemonFiles
+from tests.agent.transfers.conftest import INSTANCE, FileSite, Wire
+from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
 from tests.needs import RSYNC, needs
 
 pytestmark = needs(RSYNC)

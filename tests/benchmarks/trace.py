@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from koalapy.model.job import JobSpec
 from koalapy.model.request import ComponentRequest, NonFixedRequest
-from koalapy.scheduling.rules import Rules
+from koalapy.scheduler.rules import Rules
 from koalapy.simulation.experiments.traces import Traces, default_folder
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob

@@ -12,13 +12,13 @@ from typing import Any
 from koalapy.api.submission import JobSubmission
 from koalapy.model.job import Job, JobSpec
 from koalapy.model.reports import ClusterReport, Inventory
-from koalapy.placement.registry import builtin
-from koalapy.scheduling.cluster_status import ClusterStatus
-from koalapy.scheduling.events import InventoryReceived, JobSubmitted, Reported
-from koalapy.scheduling.grid import Links
-from koalapy.scheduling.rules import Rules
-from koalapy.scheduling.scheduler import Scheduler
-from koalapy.scheduling.state import SchedulerState
+from koalapy.policies.registry import builtin
+from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.events import InventoryReceived, JobSubmitted, Reported
+from koalapy.scheduler.grid import Links
+from koalapy.scheduler.rules import Rules
+from koalapy.scheduler.scheduler import Scheduler
+from koalapy.scheduler.state import SchedulerState
 
 CLUSTERS = [f"cluster-{number:03}" for number in range(100)]
 TOTAL = 64

@@ -5,9 +5,9 @@ from time import monotonic
 
 from koalapy.model.job import JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest
-from koalapy.placement.registry import builtin
+from koalapy.policies.registry import builtin
 from koalapy.record.beginning import People
-from koalapy.scheduling.rules import Rules
+from koalapy.scheduler.rules import Rules
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.moment import Moment, moment_of

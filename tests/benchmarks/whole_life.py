@@ -15,13 +15,13 @@ from statistics import fmean
 from koalapy.model.job import ComponentState, Job, JobId, JobSpec, JobState, Token, parse_token
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory
 from koalapy.model.request import ClusterName, ComponentRequest, NonFixedRequest
-from koalapy.placement.registry import builtin
-from koalapy.scheduling.cluster_status import ClusterStatus
-from koalapy.scheduling.effects import Effects, OpenBarrier, StopComponent, SubmitComponent
-from koalapy.scheduling.events import Event, InventoryReceived, JobSubmitted, PeriodicScan, Reported
-from koalapy.scheduling.rules import Rules
-from koalapy.scheduling.scheduler import Scheduler
-from koalapy.scheduling.state import SchedulerState
+from koalapy.policies.registry import builtin
+from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.effects import Effects, OpenBarrier, StopComponent, SubmitComponent
+from koalapy.scheduler.events import Event, InventoryReceived, JobSubmitted, PeriodicScan, Reported
+from koalapy.scheduler.rules import Rules
+from koalapy.scheduler.scheduler import Scheduler
+from koalapy.scheduler.state import SchedulerState
 
 CLUSTERS = [f"cluster-{number}" for number in range(10)]
 NODES = 64

@@ -22,12 +22,12 @@ from koalapy.api.forecasts import forecasts_router
 from koalapy.api.limits import limits_router
 from koalapy.api.network import network_router
 from koalapy.api.workloads import workloads_router
-from koalapy.cli import job_progress
+from koalapy.cli.jobs import job_progress
 from koalapy.cli.main import main
 from koalapy.cli.timeouts import ClientTimeouts
-from koalapy.service.audit import Audit
-from koalapy.service.identities import Identities
-from koalapy.service.workload_reports import WorkloadReports
+from koalapy.daemon.auth.identities import Identities
+from koalapy.daemon.observability.audit import Audit
+from koalapy.daemon.workload_reports import WorkloadReports
 from koalapy.store.memory import Memory, MemoryStore
 from tests.cli.memory import MemoryService
 from tests.cli.memory_advisor import MemoryAdvisor

@@ -5,18 +5,18 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
+from koalapy.daemon.alerts.health import HealthReport
+from koalapy.daemon.forecast.forecasts import IfSubmitted
+from koalapy.daemon.jobs.bulk_actions import ActionResult
+from koalapy.daemon.jobs.jobs import JobChange, JobRecord, Metrics
 from koalapy.model.cluster import Drain, check_cluster
 from koalapy.model.errors import BusyError, ConflictError, NotFoundError, StoreUnavailable
 from koalapy.model.explanation import Explanation
 from koalapy.model.identity import HighPriority, Identity, Role
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobSpec, JobState, Priority, TimelineEntry
 from koalapy.model.request import ClusterName
-from koalapy.placement.registry import builtin
+from koalapy.policies.registry import builtin
 from koalapy.ports import ClusterRecord, JobFilter, MeanTimes, Usage
-from koalapy.service.bulk_actions import ActionResult
-from koalapy.service.forecasts import IfSubmitted
-from koalapy.service.health import HealthReport
-from koalapy.service.jobs import JobChange, JobRecord, Metrics
 from koalapy.validation.limits import ClusterLimits, Limits
 from koalapy.validation.permissions import SubmissionRules, check_is_theirs
 from koalapy.validation.submission import check

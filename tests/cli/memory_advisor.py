@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
+from koalapy.daemon.forecast.track_record import TrackRecord
+from koalapy.daemon.jobs.advisor import Advisor
 from koalapy.model.advice import Advised, Run
 from koalapy.model.prediction import Course, Prediction
-from koalapy.scheduling.advisor.experience import Experience
-from koalapy.service.advisor import Advisor
-from koalapy.service.track_record import TrackRecord
+from koalapy.scheduler.advisor.experience import Experience
 
 
 class MemoryAdvisor:

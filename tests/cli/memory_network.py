@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
+from koalapy.daemon.network.links import LinkTable
+from koalapy.daemon.network.network import LinkRecord, MeasureReply, UnderWay
 from koalapy.model.cluster import ClusterPair, Link, pair_of
 from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.measurement import Measurement
-from koalapy.service.links import LinkTable
-from koalapy.service.network import LinkRecord, MeasureReply, UnderWay
 
 NOW = 1000.0
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.cli import agent_socket, logins, saved_logins
-from koalapy.cli.access import Access
+from koalapy.cli.auth import logins, saved_logins
+from koalapy.cli.auth.access import Access
+from koalapy.cli.auth.saved_logins import Login
+from koalapy.cli.daemon import agent_socket
 from koalapy.cli.errors import CliError, Exit
-from koalapy.cli.saved_logins import Login
 from koalapy.cli.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.login_socket import DIRECTORY, Peer
 from tests.cli.conftest import FAST

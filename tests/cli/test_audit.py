@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from koalapy.cli.audit import _line
+from koalapy.cli.daemon.audit import _line
 from koalapy.cli.errors import Exit
 from tests.cli.conftest import Koala
 

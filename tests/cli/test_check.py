@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agents.lrm.local.cluster import LocalCluster
-from koalapy.bootstrap import agents
+from koalapy.agent import main as agents
+from koalapy.agent.lrm.local.cluster import LocalCluster
 from koalapy.model.errors import UsageError
 from tests.cli.conftest import Koala, Server
 from tests.needs import RSYNC, needs

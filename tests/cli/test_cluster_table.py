@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from koalapy.cli import tables
+from koalapy.cli.terminal import tables
 
 LINE = {
     "name": "north",

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from koalapy.cli import tables
-from koalapy.cli.width import folded
+from koalapy.cli.terminal import tables
+from koalapy.cli.terminal.width import folded
 from koalapy.model.job import JobState
 from tests.cli.conftest import Koala, Server
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.cli import completion
+from koalapy.cli.terminal import completion
 from koalapy.cli.timeouts import ClientTimeouts
 from tests.cli.conftest import PATIENT, Koala, Server
 from tests.cli.terminal import Terminal

@@ -11,8 +11,8 @@ import click
 import pytest
 
 from koalapy import __version__
-from koalapy.cli.arguments import Commands, root_of
 from koalapy.cli.main import KOALA
+from koalapy.cli.terminal.arguments import Commands, root_of
 from tests.cli.conftest import TOKEN, Server
 
 DOCS = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()

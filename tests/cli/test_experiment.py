@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.cli.completion import OFFERS
 from koalapy.cli.experiment import line_of
+from koalapy.cli.terminal.completion import OFFERS
 from koalapy.simulation.experiments import registry
 from koalapy.simulation.experiments.runs import Progress
 from tests.cli.conftest import Koala

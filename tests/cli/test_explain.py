@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from koalapy.cli.resubmit import command_for
+from koalapy.cli.jobs.resubmit import command_for
+from koalapy.daemon.forecast.forecasts import IfSubmitted
 from koalapy.model.cluster import ClusterState
 from koalapy.model.explanation import Change, ClusterFinding, Explanation, PastReason
 from koalapy.model.job import JobSpec, JobState, Launcher, Priority
 from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest
-from koalapy.service.forecasts import IfSubmitted
 from koalapy.simulation.twin import Expected, Interval
 from tests.cli.conftest import Koala, Server
 

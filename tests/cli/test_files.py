@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from koalapy.cli import transfers
 from koalapy.cli.errors import CliError, Exit
-from koalapy.cli.job_options import inputs_of
-from koalapy.cli.resubmit import command_for
-from koalapy.cli.staging import packed
-from koalapy.cli.streams import DRAWN, report
-from koalapy.cli.unpacking import unpack
+from koalapy.cli.files import transfers
+from koalapy.cli.files.unpacking import unpack
+from koalapy.cli.jobs.job_options import inputs_of
+from koalapy.cli.jobs.resubmit import command_for
+from koalapy.cli.jobs.staging import packed
+from koalapy.cli.terminal.streams import DRAWN, report
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.request import Bundle, ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest
 from tests.cli.conftest import FAST, Koala, Server
-from tests.service.archives import archive, archive_of, special, unpacked
+from tests.daemon.archives import archive, archive_of, special, unpacked
 
 SIX = ("--flexible", "6")
 
@@ -346,7 +346,7 @@ def test_of_a_file_that_does_not_come_to_its_end_nothing_is_left(
         if file.write(b"some") and "run.sh" in os.readlink(f"/proc/self/fd/{file.fileno()}"):
             raise end
 
-    monkeypatch.setattr("koalapy.cli.unpacking._copy", breaks)
+    monkeypatch.setattr("koalapy.cli.files.unpacking._copy", breaks)
     ended = koala("fetch", "7", "--to", str(tmp_path / "x"))
     assert [path.name for path in (tmp_path / "x").rglob("*") if path.is_file()] == ["-a b"]
     assert (ended.code, ended.out) == ({KeyboardInterrupt: 130}.get(end, getattr(end, "code", 1)), "")  # type: ignore[call-overload]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from koalapy.cli.gantt import ASCII, MEANINGS, UNICODE, chart
+from koalapy.cli.clusters.gantt import ASCII, MEANINGS, UNICODE, chart
 
 Json = dict[str, Any]
 NOON = 1795262400.0

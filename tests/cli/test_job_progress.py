@@ -5,8 +5,8 @@ from queue import SimpleQueue
 
 import pytest
 
-from koalapy.cli import job_progress
-from koalapy.cli.job_progress import changes, lines
+from koalapy.cli.jobs import job_progress
+from koalapy.cli.jobs.job_progress import changes, lines
 from koalapy.model.job import JobState, TimelineEntry
 from tests.cli.conftest import FAST, Koala, Server
 

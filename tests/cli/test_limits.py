@@ -8,8 +8,8 @@ import pytest
 
 from koalapy.cli.client import _refusal
 from koalapy.cli.http import Answer
+from koalapy.daemon.jobs.limits import LimitInUse, ScopeInUse
 from koalapy.model.limits import Limits
-from koalapy.service.limits import LimitInUse, ScopeInUse
 from tests.cli.conftest import Koala, Server
 
 

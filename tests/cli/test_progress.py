@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from koalapy.cli.progress import ERASE, Counted, Progress, Transfer
-from koalapy.cli.streams import DRAWN, end_drawing, report
+from koalapy.cli.terminal.progress import ERASE, Counted, Progress, Transfer
+from koalapy.cli.terminal.streams import DRAWN, end_drawing, report
 from koalapy.cli.timeouts import ClientTimeouts
 from tests.cli.conftest import Koala, Server
 from tests.cli.terminal import Terminal

@@ -15,7 +15,7 @@ import pytest
 
 from koalapy.cli.http import Connection
 from koalapy.cli.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
-from koalapy.service.certificate import Certificate
+from koalapy.daemon.listener.certificate import Certificate
 from koalapy.tls import Trust
 from tests.certificates import Authority, Pair
 from tests.cli.conftest import FAST

@@ -9,8 +9,8 @@ from rich.cells import cell_len
 
 from koalapy.model.replica import Replica
 from tests.cli.conftest import Koala
+from tests.daemon.sites import Sites, sha
 from tests.daemon_in_process import ServedDaemon, daemon_in_thread
-from tests.service.sites import Sites, sha
 
 MESH = b"mesh"
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.cli.streams import ProgramOutput, without_control_codes
+from koalapy.cli.terminal.streams import ProgramOutput, without_control_codes
 from tests.cli.conftest import TOKEN, Koala, Server
 from tests.cli.terminal import Terminal
 

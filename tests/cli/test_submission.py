@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from koalapy.cli.errors import CliError, Exit
-from koalapy.cli.job_options import coallocation_of, environment_of
-from koalapy.cli.submission import body_of, request_of
+from koalapy.cli.jobs.job_options import coallocation_of, environment_of
+from koalapy.cli.jobs.submission import body_of, request_of
 from tests.cli.conftest import Koala
 
 

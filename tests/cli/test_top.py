@@ -13,14 +13,14 @@ from dataclasses import replace
 import pytest
 from textual.pilot import Pilot
 
-from koalapy.cli import tables
 from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit
+from koalapy.cli.terminal import tables
+from koalapy.cli.terminal.top.app import Rows, Top
+from koalapy.cli.terminal.top.status import alert_lines
 from koalapy.cli.timeouts import ClientTimeouts
-from koalapy.cli.top.app import Rows, Top
-from koalapy.cli.top.status import alert_lines
+from koalapy.daemon.auth.identities import Identities
 from koalapy.model.identity import Identity, Role
-from koalapy.service.identities import Identities
 from tests.cli.conftest import TOKEN, Koala, Server
 from tests.cli.terminal import Terminal
 from tests.cli.test_process import environment

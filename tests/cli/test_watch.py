@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.cli.screen import ENTER, LEAVE, fitting
+from koalapy.cli.terminal.screen import ENTER, LEAVE, fitting
 from tests.cli.conftest import TOKEN, Koala, Server
 from tests.cli.terminal import Terminal
 from tests.cli.test_process import environment

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.cli.workload_reports import MAX_SENT, upload
-from koalapy.cli.workload_run import line_of, request_for
+from koalapy.cli.workload.workload_reports import MAX_SENT, upload
+from koalapy.cli.workload.workload_run import line_of, request_for
 from koalapy.model.identity import Identity, Role
 from koalapy.workload.plan import Arrival, Workload, lines, nodes_of
 from koalapy.workload.run import Progress

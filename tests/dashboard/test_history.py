@@ -3,10 +3,10 @@
 import httpx2
 import pytest
 
+from koalapy.daemon.jobs.history import History
 from koalapy.dashboard.pages.history import MAX_CURVES, pictures_of
 from koalapy.model.history import DAY, Days, Figures, Key, Kind, Step
 from koalapy.model.identity import Role
-from koalapy.service.history import History
 from koalapy.store.memory import Memory, MemoryStore
 from tests.dashboard.conftest import Visit
 from tests.grid.embedded import Embedded

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.daemon.archives import GOOD, archive_of
 from tests.dashboard.people import Person, token_of
 from tests.grid.embedded import Embedded
-from tests.service.archives import GOOD, archive_of
 
 
 @pytest.fixture(scope="module")

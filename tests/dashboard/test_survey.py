@@ -5,16 +5,16 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+from koalapy.daemon.forecast.slices import SLICE
+from koalapy.daemon.jobs.changes import Changes
+from koalapy.daemon.observability.instruments import Instruments
 from koalapy.dashboard.pages.clusters import calls_seen, failures_of
 from koalapy.dashboard.survey import Homes, Survey, Surveyor
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.reports import LrmCalls, LrmOperation
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
-from koalapy.scheduling.effects import AttemptFailure, ClaimFailure
-from koalapy.service.changes import Changes
-from koalapy.service.instruments import Instruments
-from koalapy.service.slices import SLICE
+from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
 
 ANYWHERE = Job(1, JobSpec(FlexibleRequest(4), owner="alice"), 20.0)
 

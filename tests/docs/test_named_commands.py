@@ -8,8 +8,8 @@ import click
 import pytest
 
 from koalapy import __version__
-from koalapy.cli.arguments import Commands, root_of
 from koalapy.cli.main import KOALA
+from koalapy.cli.terminal.arguments import Commands, root_of
 from koalapy.model.job import JobState
 from tests.docs.blocks import PAGES, ROOT, SHOWN, blocks
 

@@ -6,9 +6,9 @@ from xml.etree import ElementTree
 import pytest
 
 from deploy.documentation.pictures import EXAMPLES, FOLDER, GRID, picture, placement, result
-from koalapy.placement.registry import DEFAULTS, builtin
+from koalapy.policies.registry import DEFAULTS, builtin
 from tests.docs.blocks import ROOT
-from tests.placement.test_policies_doc import example_grid, parsed, request_of
+from tests.policies.test_policies_doc import example_grid, parsed, request_of
 
 NAMES = [str(policy["name"]) for policy in builtin().describe()]
 

@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from koalapy.agents.lrm.local.cluster import LocalCluster, LocalConnection
+from koalapy.agent.lrm.local.cluster import LocalCluster, LocalConnection
 from koalapy.model.job import ClaimingMode, Priority
 from tests.experiments.m05 import CLUSTERS, QUEUE_LIMIT, LocalUser, Outcome, PlannedJob, Run, Workload, table, workload
 from tests.grid.embedded import Embedded, close

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from koalapy.placement.matching.problem import Kind, Matching, Problem, Share, Site
+from koalapy.policies.matching.problem import Kind, Matching, Problem, Share, Site
 from koalapy.workload.tables import markdown
 
 PAGE = Path(__file__).parents[2] / "docs" / "experiments" / "live" / "lerida-2008-fig-9.md"

@@ -12,11 +12,11 @@ from koalapy.model.errors import BusyError
 from koalapy.model.job import Attempt, Job, JobState, Token
 from koalapy.model.reports import ClusterReport
 from koalapy.model.request import ComponentRequest, NonFixedRequest
-from koalapy.scheduling.effects import Effects
-from koalapy.scheduling.rules import Rules
+from koalapy.scheduler.effects import Effects
+from koalapy.scheduler.rules import Rules
 from tests.experiments.m05 import BANDWIDTH, CLUSTERS, QUEUE_LIMIT, LocalUser, Outcome, PlannedJob, Run, workload
-from tests.scheduling.sites import Site
-from tests.scheduling.world import World
+from tests.scheduler.sites import Site
+from tests.scheduler.world import World
 
 FAILING = 0.3
 LONGEST = 10_000.0

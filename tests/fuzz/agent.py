@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from koalapy.agents import uplink
-from koalapy.agents.agent import run_agent
-from koalapy.agents.lrm.port import LrmSubmission
-from koalapy.agents.settings import RUNNER, AgentSettings
-from tests.agents.conftest import FakeDaemon
-from tests.agents.memory_lrm import MemoryLrm
+from koalapy.agent.core.agent import run_agent
+from koalapy.agent.core.settings import RUNNER, AgentSettings
+from koalapy.agent.lrm.port import LrmSubmission
+from koalapy.agent.runners import uplink
+from tests.agent.conftest import FakeDaemon
+from tests.agent.memory_lrm import MemoryLrm
 from tests.fuzz.daemon import DEADLINE
 
 

@@ -16,12 +16,12 @@ from typing import Any
 import httpx2
 
 from koalapy.model.job import ComponentState, Job, JobId, parse_token
-from koalapy.scheduling.effects import Effects
+from koalapy.scheduler.effects import Effects
 from koalapy.settings import ClusterSection, Settings
+from tests.daemon.archives import archive_of
 from tests.fuzz.clusters import NODES, Honest, connected, when
 from tests.fuzz.daemon import BEGIN, Watched, administrator, serving
-from tests.scheduling import laws
-from tests.service.archives import archive_of
+from tests.scheduler import laws
 
 HOSTILE = "south"
 HONEST = ("north", "east")

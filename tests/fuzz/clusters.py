@@ -12,8 +12,8 @@ from typing import Any
 from koalapy.model.job import ComponentState, JobId, parse_token
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus, TransferMeasurement
 from koalapy.protocol import messages as wire
+from tests.daemon.test_hub import Agent
 from tests.fuzz.daemon import DEADLINE, Watched
-from tests.service.test_hub import Agent
 
 NODES = 8
 PHASES = (ComponentState.WAITING, ComponentState.CLAIMED, ComponentState.RUNNING, ComponentState.ENDED)

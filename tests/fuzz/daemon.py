@@ -15,12 +15,12 @@ from unittest.mock import patch
 
 import httpx2
 
-from koalapy.bootstrap import assembly
 from koalapy.credentials import TOKEN_FILE
-from koalapy.placement.registry import builtin
-from koalapy.scheduling.effects import Effects
-from koalapy.service import engine as engines
-from koalapy.service.engine import WorkItem
+from koalapy.daemon import assembly
+from koalapy.daemon.engine import engine as engines
+from koalapy.daemon.engine.engine import WorkItem
+from koalapy.policies.registry import builtin
+from koalapy.scheduler.effects import Effects
 from koalapy.service_manager import ServiceManager
 from koalapy.settings import Settings
 

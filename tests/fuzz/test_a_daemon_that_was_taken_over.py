@@ -12,7 +12,7 @@ from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed
 
 from koalapy.protocol import messages as wire
-from tests.agents.conftest import FakeDaemon
+from tests.agent.conftest import FakeDaemon
 from tests.fuzz.agent import OnlyDaemon, Site, settled
 from tests.fuzz.campaign import Figures, Ground, play
 from tests.fuzz.messages import Vocabulary, frames, weighted

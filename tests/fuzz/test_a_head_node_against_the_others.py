@@ -12,17 +12,17 @@ from typing import Any, cast
 import pytest
 from hypothesis import strategies as st
 
-from koalapy.agents.runner_messages import Relay
-from koalapy.runtime.daemon_parameters import REQUIRED, SHARED
-from koalapy.runtime.exec_guard import ExecGuard
-from koalapy.runtime.installation import LAUNCHES_NOTHING
-from koalapy.runtime.openmpi import MAX_REASON_LENGTH, Follower
-from koalapy.runtime.plan import PLAIN, Plan
-from koalapy.runtime.processes import find_program
-from koalapy.runtime.settings import Failure
+from koalapy.agent.runners.runner_messages import Relay
+from koalapy.runner.daemon_parameters import REQUIRED, SHARED
+from koalapy.runner.exec_guard import ExecGuard
+from koalapy.runner.installation import LAUNCHES_NOTHING
+from koalapy.runner.openmpi import MAX_REASON_LENGTH, Follower
+from koalapy.runner.plan import PLAIN, Plan
+from koalapy.runner.processes import find_program
+from koalapy.runner.settings import Failure
 from tests.fuzz.campaign import Figures, play
 from tests.fuzz.messages import ANYTHING, TEXTS
-from tests.runtime.conftest import FakeNode, plan
+from tests.runner.conftest import FakeNode, plan
 
 pytestmark = pytest.mark.processes
 

@@ -21,12 +21,12 @@ from koalapy.credentials import TOKEN_FILE
 from koalapy.model.identity import Role
 from koalapy.settings import Settings
 from tests.api.test_conformance import made_acceptable
+from tests.daemon.archives import GOOD, archive_of
+from tests.daemon.sites import sha
 from tests.fuzz import attacked
 from tests.fuzz.campaign import Figures, play
 from tests.fuzz.clusters import Honest, connected, when
 from tests.fuzz.daemon import Watched, administrator, serving
-from tests.service.archives import GOOD, archive_of
-from tests.service.sites import sha
 from tests.serving import NO_PAGE
 
 pytestmark = pytest.mark.processes

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from koalapy.model.job import parse_token
 from koalapy.model.reports import Inventory
 from koalapy.protocol import messages as wire
+from tests.daemon.test_hub import Agent
 from tests.fuzz.attacked import CLUSTERS, COUPLED, FILES, HOSTILE, RUNS, THEIRS, Grid, Prepared, on, prepare
 from tests.fuzz.campaign import Figures, play
 from tests.fuzz.clusters import when, written
 from tests.fuzz.daemon import DEADLINE
 from tests.fuzz.messages import Vocabulary, frames, weighted
-from tests.service.test_hub import Agent
 
 pytestmark = pytest.mark.processes
 

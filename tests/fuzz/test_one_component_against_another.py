@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from koalapy.agents import runner_messages, runners
-from tests.agents.conftest import FakeDaemon
-from tests.agents.played_runner import PlayedRunner, secret_of
+from koalapy.agent.runners import runner_messages, runners
+from tests.agent.conftest import FakeDaemon
+from tests.agent.played_runner import PlayedRunner, secret_of
 from tests.fuzz.agent import OnlyDaemon, Site, settled
 from tests.fuzz.campaign import Figures, Ground, play
 from tests.fuzz.messages import Vocabulary, frames, weighted

@@ -19,7 +19,7 @@ from koalapy.model.request import ClusterName
 from koalapy.record.beginning import Beginning
 from koalapy.record.reading import RecordFile
 from koalapy.record.step import Step
-from koalapy.scheduling.events import JobSubmitted, Reported
+from koalapy.scheduler.events import JobSubmitted, Reported
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.simulation import Simulation

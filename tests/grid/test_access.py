@@ -17,7 +17,7 @@ import httpx2
 import psutil
 import pytest
 
-from tests.agents.test_other_jobs import ATTACKER
+from tests.agent.test_other_jobs import ATTACKER
 from tests.grid.embedded import Embedded, close
 from tests.grid.world import until
 from tests.needs import IPV6, ROOT, RSYNC, needs

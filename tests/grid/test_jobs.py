@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.grid.world import World, until
-from tests.runtime.test_host_names import WHO_SHARES, groups_agree
+from tests.runner.test_host_names import WHO_SHARES, groups_agree
 
 pytestmark = pytest.mark.processes
 

@@ -14,7 +14,7 @@ import httpx2
 import pytest
 import yaml
 
-from tests.agents.mapped.conftest import python_for_all
+from tests.agent.mapped.conftest import python_for_all
 from tests.grid.embedded import Embedded, close
 from tests.grid.world import until
 from tests.needs import NAMESPACES, ROOT, needs

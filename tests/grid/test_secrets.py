@@ -16,7 +16,7 @@ import httpx2
 import psutil
 import pytest
 
-from koalapy.agents.lrm.local.processes import environment_of
+from koalapy.agent.lrm.local.processes import environment_of
 from tests.grid.embedded import Embedded, close
 from tests.grid.world import until
 from tests.needs import ROOT, needs

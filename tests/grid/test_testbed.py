@@ -18,7 +18,7 @@ from tests.grid import containers
 from tests.grid.testbed import ADDRESSES, Testbed
 from tests.grid.world import Gate, until
 
-PORT_SUITE = "tests/agents/lrm/test_port.py -o asyncio_mode=auto -o addopts="
+PORT_SUITE = "tests/agent/lrm/test_port.py -o asyncio_mode=auto -o addopts="
 FLEXIBLE_8 = {"type": "flexible", "total_size": 8}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agents.lrm.local.adapter import START_FAILURES_FILE
+from koalapy.agent.lrm.local.adapter import START_FAILURES_FILE
 from tests.grid.conftest import WORLDS, world_of
 from tests.grid.embedded import Embedded
 from tests.grid.testbed import Testbed

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 
 from koalapy.model.cluster import ClusterState, ClusterView, GridView, Link
-from tests.placement.grids import grid, grids
+from tests.policies.grids import grid, grids
 
 
 @pytest.mark.parametrize("state", ClusterState)

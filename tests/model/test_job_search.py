@@ -7,11 +7,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from koalapy.api.redaction import as_others_see
+from koalapy.daemon.jobs.jobs import JobRecord
 from koalapy.model.errors import UsageError
 from koalapy.model.job import FINAL_STATES, Attempt, Component, Job, JobSpec, JobState, Priority
 from koalapy.model.job_search import KINDS, MAX_WORDS, STATE_GROUPS, parse_search, word_of
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
-from koalapy.service.jobs import JobRecord
 
 NOW = 100_000.0
 FIXED = FixedRequest((ComponentRequest(4, "north"), ComponentRequest(8, "south")))

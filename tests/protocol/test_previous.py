@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from koalapy.agents.component import Component
-from koalapy.agents.daemons import Daemons
-from koalapy.agents.spool import Folder, Spool
+from koalapy.agent.components.component import Component
+from koalapy.agent.core.daemons import Daemons
+from koalapy.agent.core.spool import Folder, Spool
 from koalapy.model.bounds import MAX_TEXT_LENGTH
 from koalapy.model.job import ComponentState
 from koalapy.model.reports import ComponentStatus, Inventory

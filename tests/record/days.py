@@ -9,9 +9,9 @@ from typing import Any
 from koalapy import __version__
 from koalapy.model.request import Request
 from koalapy.record.lines import FORMAT, line
-from koalapy.scheduling.rules import Rules
+from koalapy.scheduler.rules import Rules
 from tests.record.recorded_world import Life, RecordedWorld
-from tests.scheduling.requests import fixed, flexible, nonfixed
+from tests.scheduler.requests import fixed, flexible, nonfixed
 
 SIZES = {"north": 4, "south": 3, "west": 2}
 

@@ -10,9 +10,9 @@ from koalapy.record.lines import beginning_to_json, line, step_to_json
 from koalapy.record.recorded import RecordedScheduler
 from koalapy.record.recorder import Recorder
 from koalapy.record.step import Step
-from koalapy.scheduling.cluster_status import ClusterStatus
-from koalapy.scheduling.scheduler import Scheduler
-from tests.scheduling.world import World
+from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.scheduler import Scheduler
+from tests.scheduler.world import World
 
 LAB = {name: User(groups=("lab",)) for name in ("bob", "cy")}
 Life = list[bytes]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from koalapy.model.errors import UsageError
-from koalapy.placement.registry import Registry, builtin
+from koalapy.policies.registry import Registry, builtin
 from koalapy.record.reading import RecordFile
 from koalapy.simulation.replay import History, replay
 from tests.record.days import a_day, exported, written

@@ -5,12 +5,12 @@ from typing import cast
 
 from hypothesis import Phase, settings
 
-from koalapy.placement.registry import builtin
+from koalapy.policies.registry import builtin
 from koalapy.record.lines import beginning_from_json, step_from_json
 from koalapy.record.replay import Divergence, Replay
 from tests.record.recorded_world import Life, RecordedWorld
-from tests.scheduling.machine.base import MANY
-from tests.scheduling.test_machine import Grid
+from tests.scheduler.machine.base import MANY
+from tests.scheduler.test_machine import Grid
 
 
 def divergence(life: Life) -> Divergence | None:

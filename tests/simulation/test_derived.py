@@ -7,9 +7,9 @@ import pytest
 from koalapy.model.errors import UsageError
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, JobSpec, JobState
 from koalapy.model.request import FlexibleRequest
-from koalapy.placement.registry import builtin
+from koalapy.policies.registry import builtin
 from koalapy.record.beginning import Beginning, KnownCluster
-from koalapy.scheduling.rules import Rules
+from koalapy.scheduler.rules import Rules
 from koalapy.simulation.derived import Compared, Derived, changed_rules, derive
 from koalapy.simulation.replay import History, Nodes
 

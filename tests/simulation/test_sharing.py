@@ -13,7 +13,7 @@ from koalapy.model.history import DAY, EndedJob
 from koalapy.model.job import JobId, JobSpec, JobState, Priority
 from koalapy.model.request import FlexibleRequest
 from koalapy.model.sharing import SharingMode
-from koalapy.scheduling.rules import Rules
+from koalapy.scheduler.rules import Rules
 from koalapy.simulation.alone import SharingQuestion, answer, ends_alone
 from koalapy.simulation.block_bootstrap import mean_bounds
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid

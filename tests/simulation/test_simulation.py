@@ -15,9 +15,9 @@ from koalapy.model.cluster import Link
 from koalapy.model.errors import UsageError
 from koalapy.model.job import Job, JobSpec, JobState, Launcher, Priority
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
-from koalapy.scheduling.effects import Effects
-from koalapy.scheduling.events import JobSubmitted
-from koalapy.scheduling.rules import Rules
+from koalapy.scheduler.effects import Effects
+from koalapy.scheduler.events import JobSubmitted
+from koalapy.scheduler.rules import Rules
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.local_users import LocalUser, poisson
@@ -272,7 +272,7 @@ def test_no_node_is_ever_in_two_hands_and_every_job_comes_to_its_end(seed: int, 
 
 SAME = """
 from tests.simulation.test_simulation import grid, run, stream
-from koalapy.scheduling.rules import Rules
+from koalapy.scheduler.rules import Rules
 from koalapy.simulation.local_users import poisson
 users = poisson({"north": 8, "south": 4}, 0.2, duration=1000.0, lasts=30.0, seed=7)
 rules = Rules(max_restarts=None, error_threshold=1000)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.job import JobState, Launcher
-from koalapy.placement.registry import builtin
+from koalapy.policies.registry import builtin
 from koalapy.record.beginning import People
-from koalapy.scheduling.effects import Effects
-from koalapy.scheduling.rules import Rules
+from koalapy.scheduler.effects import Effects
+from koalapy.scheduler.rules import Rules
 from koalapy.simulation import twin
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.moment import Moment, moment_of

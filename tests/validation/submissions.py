@@ -8,8 +8,8 @@ from koalapy.model.errors import UsageError
 from koalapy.model.job import JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest, Request
 from koalapy.model.users import Accounts
-from koalapy.placement.registry import builtin
-from koalapy.placement.worst_fit import WorstFit
+from koalapy.policies.registry import builtin
+from koalapy.policies.worst_fit import WorstFit
 from koalapy.validation import submission
 from koalapy.validation.limits import ClusterLimits, Limits
 

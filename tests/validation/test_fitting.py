@@ -11,9 +11,9 @@ from koalapy.model.errors import UsageError
 from koalapy.model.job import JobSpec
 from koalapy.model.placement import Placement
 from koalapy.model.request import FlexibleRequest
-from koalapy.placement.registry import builtin
+from koalapy.policies.registry import builtin
 from koalapy.validation.limits import ClusterLimits
-from tests.placement.grids import NAMES, can_be_assigned, fixed, nonfixed, splits
+from tests.policies.grids import NAMES, can_be_assigned, fixed, nonfixed, splits
 from tests.validation.submissions import UNKNOWN, check, refusal, spec, split
 
 TOO_LARGE = [

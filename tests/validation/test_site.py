@@ -7,7 +7,7 @@ from koalapy.model.profile import ClusterProfile, Mpi
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
 from koalapy.model.users import Accounts, Domain, User, Users
 from koalapy.validation.limits import ClusterLimits
-from tests.placement.grids import fixed, nonfixed
+from tests.policies.grids import fixed, nonfixed
 from tests.validation.submissions import GRID, UNKNOWN, check, refusal, spec
 
 MIXED = (

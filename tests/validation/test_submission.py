@@ -8,13 +8,13 @@ import pytest
 from koalapy.model.errors import UsageError
 from koalapy.model.job import JobSpec, Launcher
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest
-from koalapy.placement.registry import builtin
-from koalapy.runtime import settings as runtime_settings
-from koalapy.runtime.plan import Plan
+from koalapy.policies.registry import builtin
+from koalapy.runner import settings as runtime_settings
+from koalapy.runner.plan import Plan
 from koalapy.validation import submission
 from koalapy.validation.limits import ClusterLimits, Limits
 from koalapy.validation.program import RESERVED_VARIABLES
-from tests.placement.grids import fixed, nonfixed
+from tests.policies.grids import fixed, nonfixed
 from tests.validation.submissions import GRID, POLICIES, UNKNOWN, Another, check, one, refusal, spec, split
 
 WRONG_OPTIONS = [

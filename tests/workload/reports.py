@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from koalapy.cli.workload_reports import sent_of
+from koalapy.cli.workload.workload_reports import sent_of
 
 RUN = Path(__file__).parents[2] / "docs" / "experiments" / "live" / "worst-fit"
 

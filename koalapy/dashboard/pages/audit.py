@@ -8,11 +8,11 @@ from fastapi import Query
 
 from koalapy.api import fields
 from koalapy.api.audit import Action, Actor
+from koalapy.daemon.observability.audit import Audit
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.rendering import with_query
 from koalapy.model.audit import AuditEntry, AuditFilter
 from koalapy.model.identity import Role
-from koalapy.service.audit import Audit
 
 SPANS = {"": "", "3600": "the last hour", "86400": "the last day", "604800": "the last week"}
 

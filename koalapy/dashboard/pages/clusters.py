@@ -8,6 +8,8 @@ from urllib.parse import quote
 
 from koalapy.api.access import Caller
 from koalapy.api.clusters import Name
+from koalapy.daemon.engine.services import Services
+from koalapy.daemon.observability.instruments import Instruments
 from koalapy.dashboard.dashboard import Dashboard, SentForm
 from koalapy.dashboard.lanes import Calls, Lane, calls_of, lane_of, problems_first
 from koalapy.dashboard.pictures.node_grid import NodeCounts
@@ -19,10 +21,8 @@ from koalapy.model.identity import Identity, Role
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.reports import LrmOperation, Versions
 from koalapy.model.request import ClusterName
-from koalapy.scheduling.cluster_status import ClusterStatus
-from koalapy.scheduling.queries import Queries
-from koalapy.service.instruments import Instruments
-from koalapy.service.services import Services
+from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.queries import Queries
 from koalapy.validation.permissions import may_see_all_of
 
 MAX_COMPONENTS_SHOWN = 100

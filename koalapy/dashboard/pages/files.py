@@ -9,13 +9,13 @@ from fastapi import Query
 from koalapy.api import fields
 from koalapy.api.access import Caller
 from koalapy.api.files import After, AfterCluster
+from koalapy.daemon.engine.services import Services
+from koalapy.daemon.jobs.quota import Room
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.rendering import with_query
 from koalapy.model.identity import Role
 from koalapy.model.replica import Replica, ReplicaState
 from koalapy.ports import StoredBundle
-from koalapy.service.quota import Room
-from koalapy.service.services import Services
 
 MAX_BUNDLES = 200
 

@@ -6,9 +6,9 @@ from datetime import date
 
 from koalapy.api.access import Caller
 from koalapy.api.history import First, Last, Named, Steps, told_to
+from koalapy.daemon.jobs.history import History, HistoryLine
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.model.history import Kind, Step
-from koalapy.service.history import History, HistoryLine
 
 FIGURES = {
     "utilisation": "nodes used",

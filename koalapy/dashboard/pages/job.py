@@ -13,13 +13,13 @@ from fastapi.responses import PlainTextResponse
 from koalapy.api.access import Caller, Id
 from koalapy.api.explain import ExplanationView
 from koalapy.api.jobs import AttemptView, JobView, TimelineView, attempt_view, seen_by
+from koalapy.daemon.engine.services import Services
+from koalapy.daemon.jobs.output import OutputTail
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.job_row import JobRow, row_of
 from koalapy.dashboard.output_text import text_of
 from koalapy.dashboard.pictures.job_lanes import JobLane, lanes_of
 from koalapy.model.job import Job, JobState, Priority
-from koalapy.service.output import OutputTail
-from koalapy.service.services import Services
 from koalapy.validation.permissions import may_see_all_of
 
 TAIL = 64 * 1024

@@ -9,14 +9,14 @@ from urllib.parse import quote
 from fastapi import Query
 
 from koalapy.api.network import Name
+from koalapy.daemon.engine.services import Services
+from koalapy.daemon.network.links import LinkState
+from koalapy.daemon.network.network import LinkRecord, Network
 from koalapy.dashboard.dashboard import Dashboard, SentForm
 from koalapy.dashboard.pictures.series import Point
 from koalapy.model.cluster import pair_of
 from koalapy.model.measurement import Measurement, MeasurementKind
 from koalapy.model.request import ClusterName
-from koalapy.service.links import LinkState
-from koalapy.service.network import LinkRecord, Network
-from koalapy.service.services import Services
 
 STEPS = 5
 """Shades of the heat map."""

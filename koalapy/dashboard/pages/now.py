@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from koalapy.api.access import Caller
+from koalapy.daemon.engine.services import Services
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.lanes import Lane, lane_of, problems_first
 from koalapy.dashboard.survey import Surveyor
 from koalapy.dashboard.troubles import Trouble, trouble_of
 from koalapy.model.identity import Identity
 from koalapy.model.job import Job
-from koalapy.scheduling.queries import Queries
-from koalapy.service.services import Services
+from koalapy.scheduler.queries import Queries
 from koalapy.validation.permissions import may_see_all_of
 
 

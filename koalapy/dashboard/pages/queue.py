@@ -11,6 +11,10 @@ from pydantic import Field
 
 from koalapy.api import fields
 from koalapy.api.access import Caller
+from koalapy.daemon.engine.services import Services
+from koalapy.daemon.forecast.slices import slices
+from koalapy.daemon.jobs.bulk_actions import ActionResult
+from koalapy.daemon.jobs.job_finder import JobFinder
 from koalapy.dashboard.dashboard import Dashboard, Form, SentForm
 from koalapy.dashboard.job_row import JobRow, row_of
 from koalapy.dashboard.rendering import with_query
@@ -18,10 +22,6 @@ from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.identity import Identity
 from koalapy.model.job import Job, JobId, JobState, Priority
 from koalapy.model.job_search import KINDS, MAX_LENGTH, parse_search, word_of
-from koalapy.service.bulk_actions import ActionResult
-from koalapy.service.job_finder import JobFinder
-from koalapy.service.services import Services
-from koalapy.service.slices import slices
 from koalapy.validation.permissions import may_see_all_of
 
 MAX_ROWS = 200

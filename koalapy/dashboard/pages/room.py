@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from koalapy.api.access import Caller
+from koalapy.daemon.engine.services import Services
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.model.job import Job, JobId, JobSpec, Priority
 from koalapy.model.request import FlexibleRequest
-from koalapy.scheduling.explain.dry_run import DryRun
-from koalapy.scheduling.explain.room import ExpectedEnd, Most, PolicyRoom, expected_end_of, next_ends, policy_rooms
-from koalapy.scheduling.queries import Queries
-from koalapy.service.services import Services
+from koalapy.scheduler.explain.dry_run import DryRun
+from koalapy.scheduler.explain.room import ExpectedEnd, Most, PolicyRoom, expected_end_of, next_ends, policy_rooms
+from koalapy.scheduler.queries import Queries
 
 ENDS_SHOWN = 20
 AT_ONCE = 0.003

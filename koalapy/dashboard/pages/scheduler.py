@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
 from itertools import pairwise
 
+from koalapy.daemon.engine.engine import Engine
+from koalapy.daemon.observability.instruments import Instruments
+from koalapy.daemon.observability.timings import BUCKETS, RECENT_SPAN, Timings
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.pictures.distribution import Span
 from koalapy.dashboard.rendering import seconds
 from koalapy.model.job import FINAL_STATES, Priority
 from koalapy.model.placement import RefusalKind
-from koalapy.scheduling.effects import AttemptFailure, ClaimFailure
-from koalapy.scheduling.rules import Rules
-from koalapy.service.engine import Engine
-from koalapy.service.instruments import Instruments
-from koalapy.service.timings import BUCKETS, RECENT_SPAN, Timings
+from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
+from koalapy.scheduler.rules import Rules
 
 REASONS = {
     RefusalKind.NODES: "too few nodes are idle where the job may run",

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from datetime import date
 
 from koalapy.api.history import First, Last
+from koalapy.daemon.engine.services import Services
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.model.identity import Role
 from koalapy.model.request import ClusterName
-from koalapy.service.services import Services
 from koalapy.simulation.sharing import SharingReport, Verdict
 
 

@@ -10,15 +10,15 @@ from fastapi import Query
 from koalapy.api.access import Caller
 from koalapy.api.limits import Of
 from koalapy.api.tokens import Id
+from koalapy.daemon.auth.identities import Identities
+from koalapy.daemon.engine.services import Services
+from koalapy.daemon.forecast.slices import slices
+from koalapy.daemon.jobs.limits import ScopeInUse
 from koalapy.dashboard.dashboard import Dashboard, SentForm
 from koalapy.dashboard.rendering import with_query
 from koalapy.model.errors import ForbiddenError
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job, JobState
-from koalapy.service.identities import Identities
-from koalapy.service.limits import ScopeInUse
-from koalapy.service.services import Services
-from koalapy.service.slices import slices
 
 AT_ONCE = 1000
 MAX_USERS = 500

@@ -8,11 +8,11 @@ from fastapi import Query
 
 from koalapy.api.fields import MAX_ID, Name, Text
 from koalapy.api.forecasts import MAX_CHANGES, Horizon, change_of
+from koalapy.daemon.forecast.forecasts import Forecasts
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.model.identity import Role
 from koalapy.model.job import JobId, JobState
 from koalapy.model.request import ClusterName
-from koalapy.service.forecasts import Forecasts
 from koalapy.simulation.twin import HORIZON, Answer, Change, Forecast, Interval
 
 MAX_LINES = 200

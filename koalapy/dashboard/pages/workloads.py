@@ -7,11 +7,11 @@ from typing import Any
 
 from koalapy.api.access import Caller
 from koalapy.api.workloads import ReportId
+from koalapy.daemon.jobs.quota import Room
+from koalapy.daemon.workload_reports import KeptReport, WorkloadReports
 from koalapy.dashboard.dashboard import Dashboard, SentForm
 from koalapy.dashboard.pictures.cumulative import Spread
 from koalapy.dashboard.workload_figures import ClusterUse, spreads_of, uses_of
-from koalapy.service.quota import Room
-from koalapy.service.workload_reports import KeptReport, WorkloadReports
 
 MAX_SHOWN = 200
 """Reports, and groups of jobs."""

@@ -12,7 +12,7 @@ from koalapy.model.cluster import Link
 from koalapy.model.job import ClaimingMode, JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest
 from koalapy.model.sharing import SharingMode
-from koalapy.scheduling.rules import Rules
+from koalapy.scheduler.rules import Rules
 from koalapy.simulation.experiments.experiment import Cell, Experiment, Result, Row, Value, by
 from koalapy.simulation.experiments.intervals import mean_interval
 from koalapy.simulation.experiments.trace_windows import DAS_3, MACHINES, Window, WindowJob, cut, short, window

@@ -5,7 +5,7 @@ from math import trunc
 from typing import TYPE_CHECKING, ClassVar
 
 from koalapy.model.sharing import SharingMode
-from koalapy.scheduling.rules import ReclaimedPosition
+from koalapy.scheduler.rules import ReclaimedPosition
 from koalapy.simulation.experiments.experiment import Cell, Experiment, Result, Row, Value
 from koalapy.simulation.experiments.huang_2007_grid import (
     ENTIRE,

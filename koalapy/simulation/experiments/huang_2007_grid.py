@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from koalapy.model.job import JobSpec, Launcher
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest
 from koalapy.model.sharing import SharingMode
-from koalapy.scheduling.rules import ReclaimedPosition, Rules
+from koalapy.scheduler.rules import ReclaimedPosition, Rules
 from koalapy.simulation.experiments.traces import Traces
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob

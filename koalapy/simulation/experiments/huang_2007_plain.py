@@ -10,7 +10,7 @@ from functools import cache
 from itertools import islice
 
 from koalapy.model.request import ComponentRequest, NonFixedRequest
-from koalapy.placement.adaptive import MAX_LOOK_AHEAD, startable
+from koalapy.policies.adaptive import MAX_LOOK_AHEAD, startable
 from koalapy.simulation.experiments.huang_2007_grid import PROCESSORS, Setting
 from koalapy.workload.swf import TraceJob
 

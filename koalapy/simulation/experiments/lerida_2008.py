@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from koalapy.model.cluster import ClusterView, GridView, NodeClass, Uplink
 from koalapy.model.request import FlexibleRequest
-from koalapy.placement.knowledge import Knowledge
-from koalapy.placement.matching.exact import Mode, match
-from koalapy.placement.matching.problem import Matching, Problem
-from koalapy.placement.matching.reference import match_by_highs
-from koalapy.placement.resource_matching import ResourceMatching
+from koalapy.policies.knowledge import Knowledge
+from koalapy.policies.matching.exact import Mode, match
+from koalapy.policies.matching.problem import Matching, Problem
+from koalapy.policies.matching.reference import match_by_highs
+from koalapy.policies.resource_matching import ResourceMatching
 from koalapy.simulation.experiments.experiment import Cell, Experiment, Parameter, Result, Row, Value, by
 from koalapy.simulation.experiments.traces import Traces
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from koalapy.model.cluster import Link, pair_of
 from koalapy.model.job import ClaimingMode, JobSpec, Priority
 from koalapy.model.request import ComponentRequest, InputFile, NonFixedRequest
-from koalapy.scheduling.effects import Effects
-from koalapy.scheduling.rules import Rules
+from koalapy.scheduler.effects import Effects
+from koalapy.scheduler.rules import Rules
 from koalapy.simulation.experiments.experiment import Cell, Experiment, Result, Row, Value
 from koalapy.simulation.experiments.traces import Traces
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid

@@ -6,9 +6,9 @@ import pytest
 
 from koalapy.model.placement import Placement
 from koalapy.model.request import FlexibleRequest
-from koalapy.placement.knowledge import Knowledge
-from koalapy.placement.matching.exact import Mode, match
-from koalapy.placement.resource_matching import ResourceMatching
+from koalapy.policies.knowledge import Knowledge
+from koalapy.policies.matching.exact import Mode, match
+from koalapy.policies.resource_matching import ResourceMatching
 from koalapy.simulation.experiments import lerida_2008 as lerida
 from koalapy.simulation.experiments.experiment import Cell, Experiment, Result
 from koalapy.simulation.experiments.registry import experiments

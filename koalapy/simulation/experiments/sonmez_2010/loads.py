@@ -6,7 +6,7 @@ from functools import partial
 from typing import cast
 
 from koalapy.model.job import JobSpec
-from koalapy.scheduling.rules import QueueMode
+from koalapy.scheduler.rules import QueueMode
 from koalapy.simulation.experiments.experiment import Cell, Experiment, Value
 from koalapy.simulation.experiments.sonmez_2010.das3 import DELFT, grid, seconds, synthetic
 from koalapy.simulation.experiments.sonmez_2010.workloads import DAY, SIZES, measured, rules, split, stream, whole

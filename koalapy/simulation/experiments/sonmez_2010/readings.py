@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import ClassVar, cast
 
-from koalapy.scheduling.rules import QueueMode
+from koalapy.scheduler.rules import QueueMode
 from koalapy.simulation.experiments.experiment import Cell, Experiment, Result, Row, Value, by
 from koalapy.simulation.experiments.sonmez_2010.das3 import DELFT, Weigh, by_latency, grid, seconds
 from koalapy.simulation.experiments.sonmez_2010.loads import POISSON, WF

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from koalapy.model.job import JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest
-from koalapy.scheduling.rules import QueueMode, Rules
+from koalapy.scheduler.rules import QueueMode, Rules
 from koalapy.simulation.experiments.experiment import Value
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.outcome import JobOutcome, Outcome, mean

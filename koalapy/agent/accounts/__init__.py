@@ -1,0 +1,1 @@
+"""Work under the accounts of local users."""

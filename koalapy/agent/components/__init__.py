@@ -1,0 +1,1 @@
+"""One component of a job on this cluster: folders, start, output, end."""

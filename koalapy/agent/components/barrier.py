@@ -1,0 +1,361 @@
+"""What the agent and its runners say to each other: hello, open, output, the end, and relays for other runners."""
+
+import asyncio
+import base64
+import contextlib
+import hmac
+from collections.abc import Coroutine
+from hashlib import sha256
+from typing import Any
+
+import structlog
+
+from koalapy.agent.components.component import Component, Node
+from koalapy.agent.core.impostors import Impostors
+from koalapy.agent.core.leases import Leases
+from koalapy.agent.core.lrm_jobs import LrmJobs
+from koalapy.agent.core.reporter import RECORD_LOST, Reporter
+from koalapy.agent.core.spool import write_error
+from koalapy.agent.runners.runner_secrets import RunnerSecrets
+from koalapy.agent.runners.runner_timeouts import sleep_awake
+from koalapy.agent.runners.runners import RunnerConnection
+from koalapy.model.job import is_token, of_one_attempt
+from koalapy.protocol.messages import Relay
+from koalapy.runner.session import Session, make_nonce
+
+log = structlog.get_logger()
+
+RECONNECT_TIMEOUT = 5.0
+"""Seconds after which a runner that lost its connection counts as lost."""
+PROGRAM_PHASES = ("opened", "running")
+"""Phases of a runner that was told its plan, until its program has ended."""
+OPEN_BATCH_SIZE = 64
+"""Runners that are let go before others are listened to: a plan of a thousand nodes is 100 kB to each."""
+AGENT_SILENCE_LIMIT = 600.0
+"""Seconds of our silence after which runners end that an agent of before there were leases has begun."""
+RETURN_TIMEOUT = 15.0
+"""Seconds that runners have to find an agent that was restarted."""
+
+
+def _digest(life: str) -> str:
+    return sha256(life.encode()).hexdigest()
+
+
+class Barrier:
+    """Where runners wait and are let go; deals with all they say."""
+
+    def __init__(
+        self, reporter: Reporter, jobs: LrmJobs, secrets: RunnerSecrets, impostors: Impostors, leases: Leases
+    ) -> None:
+        self._reporter, self._jobs, self._secrets, self._impostors = reporter, jobs, secrets, impostors
+        self._leases = leases
+        self._absent: dict[tuple[str, int], asyncio.Task[None]] = {}
+        """Nodes whose runners should be there and are not: they have a while to come back."""
+        self._output_failed: set[str] = set()
+        """Names of components whose output could not be written."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def open(self, component: Component, plan: dict[str, Any]) -> None:
+        """Let a component's runners start the program; those that are away get it when they are back."""
+        component.folder.write(open=plan, lives=[node.life for node in component.nodes])
+        self._spawn(self._open(component, plan))
+
+    async def _open(self, component: Component, plan: dict[str, Any]) -> None:
+        try:
+            await component.folder.synced()  # else a runner might be let go and we not know of it
+        except OSError as error:
+            self.fail(component, write_error(component.folder.path, error))
+            return
+        if component.plan is not None or component.stop is not None or component.ended:
+            return
+        component.plan = plan
+        for count, node in enumerate(component.nodes, 1):
+            if node.runner is not None and node.phase == "waiting":
+                node.runner.send_line(component.opening)
+            if count % OPEN_BATCH_SIZE == 0:
+                await asyncio.sleep(0)
+
+    def fail(self, component: Component, error: str) -> None:
+        """It cannot go on for a reason of ours."""
+        component.fail(error)
+        self._reporter.publish(component)
+        self._jobs.end(component)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def relay(self, message: Relay) -> None:
+        """Pass on what the daemon has from a runner elsewhere for one of ours."""
+        self._deliver(self._reporter.instance, message, elsewhere=False)
+
+    def tell(self, token: str, node: int, payload: dict[str, Any]) -> None:
+        """Tell one of our runners something on our own account."""
+        self._tell(self._reporter.find(token), node, payload)
+
+    def await_return(self, component: Component) -> None:
+        """After a restart of the agent: runners that were let go once must come back."""
+        for index in range(component.size):
+            self._expect(component, index, RETURN_TIMEOUT)
+
+    async def all_back(self) -> None:
+        """Wait until every runner that is away has come back, or is given up."""
+        if self._absent:
+            await asyncio.wait(list(self._absent.values()))
+
+    # What runners say
+
+    def challenge(self, runner: RunnerConnection, hello: dict[str, Any]) -> tuple[Session, str] | None:
+        name, index = hello["component"], hello["node"]
+        component = self._reporter.components.get(name)
+        if component is not None and (component.old_secret or index >= component.size):
+            log.warning("a runner of a node that is none", action="runner-refused", component=name, node=index)
+            return None
+        secret = self._secrets.of(name, index)
+        if secret is None:  # it comes again; by then the resource manager has told us
+            return None
+        runner.component, runner.node = name, index
+        nonces = hello["nonce"], make_nonce()
+        return Session(secret, name, index, nonces, is_agent=True), nonces[1]
+
+    def forged(self, runner: RunnerConnection) -> None:
+        if component := self._reporter.components.get(runner.component):
+            self._impostors.seen(component, runner.node, "forged", runner.address)
+
+    def admit_old(self, runner: RunnerConnection, hello: dict[str, Any]) -> bool:
+        component = self._reporter.components.get(hello["component"])
+        secret = component.old_secret.encode() if component else b""
+        if component is None or not secret or not hmac.compare_digest(secret, hello["secret"].encode()):
+            if component is None:
+                log.warning(
+                    "a runner of nobody", action="runner-refused", component=hello["component"], node=hello["node"]
+                )
+            else:
+                self._impostors.seen(component, hello["node"], "forged", runner.address)
+            return False
+        if hello["node"] >= component.size:
+            log.warning(
+                "a runner of a node that is none", action="runner-refused", component=component.name, node=hello["node"]
+            )
+            return False
+        runner.component, runner.node = component.name, hello["node"]
+        return self._admit(component, runner, hello)
+
+    def admit(self, runner: RunnerConnection, here: dict[str, Any]) -> bool:
+        component = self._reporter.components.get(runner.component)
+        if component is None:
+            self._refuse_unrecorded(runner)
+            return False
+        return self._admit(component, runner, here)
+
+    def _refuse_unrecorded(self, runner: RunnerConnection) -> None:
+        """End a runner that has proved to be ours, and of whose component there is no record."""
+        log.warning("a runner of nobody", action="runner-refused", component=runner.component, node=runner.node)
+        if is_token(token := runner.component.rpartition("-")[2]):
+            self._reporter.lost_records.add(token, f"its runner is there: node {runner.node}")
+        runner.send({"t": "refused"})
+        self._jobs.polls.soon()
+
+    def _is_another(self, node: Node, hello: dict[str, Any]) -> bool:
+        """Whether it is not the runner that has the place."""
+        if "life" in hello:
+            return node.life not in ("", _digest(hello["life"]))
+        lrm_job = hello["lrm_job"]
+        return bool(node.runner is not None and lrm_job != node.lrm_job and lrm_job and node.lrm_job)
+
+    def _admit(self, component: Component, runner: RunnerConnection, hello: dict[str, Any]) -> bool:
+        index = runner.node
+        node, lrm_job = component.nodes[index], hello["lrm_job"]
+        if self._is_another(node, hello):
+            self._impostors.seen(component, index, "second", runner.address, lrm_job)
+            runner.send({"t": "refused"})
+            self._jobs.polls.soon()
+            return False
+        node.lrm_job = lrm_job
+        node.life = _digest(hello["life"]) if "life" in hello else ""
+        earlier, node.runner, node.exit = node.runner, runner, None
+        if awaited := self._absent.pop((component.name, index), None):
+            awaited.cancel()
+        if earlier is not None:
+            earlier.close()
+        node.host, node.name = hello["host"], hello["name"]
+        node.phase = node.phase if node.phase == "ended" else hello["phase"]
+        node.warned |= hello["warned"]
+        received = component.output.greet(index, hello["start"])
+        if component.renews:
+            runner.send({"t": "welcome", "lease": component.lease, "renews": True, "output": received})
+        else:
+            runner.send({"t": "welcome", "lease": AGENT_SILENCE_LIMIT, "output": received})
+        if component.stop is not None or component.error:
+            runner.send(component.stopping)
+        elif component.plan is None and node.phase in PROGRAM_PHASES:
+            self._reporter.lost_records.add(component.token, "its program runs, and its record has no plan")
+            self.fail(component, RECORD_LOST)
+        elif component.plan is not None and node.phase == "waiting":
+            runner.send_line(component.opening)
+        self._reporter.publish(component)
+        return True
+
+    def receive(self, runner: RunnerConnection, message: dict[str, Any]) -> None:
+        component = self._reporter.components.get(runner.component)
+        if component is None:
+            runner.close()
+            return
+        match message["t"]:
+            case "out":
+                self._output(component, runner, message)
+            case "running":
+                component.nodes[runner.node].phase = "running"
+                self._reporter.publish(component)
+            case "warned":
+                component.nodes[runner.node].warned = True
+                self._reporter.publish(component)
+            case "ending":
+                component.nodes[runner.node].over = True
+                self._reporter.publish(component)
+            case "renew":
+                silence = self._leases.silence_for(component)
+                runner.send({"t": "lease", "number": message["number"], "silence": silence})
+            case "relay":
+                self._pass_on(component, runner, message)
+            case "exit":
+                self._exit(component, runner, message)
+
+    def disconnected(self, runner: RunnerConnection) -> None:
+        component = self._reporter.components.get(runner.component)
+        if component is None or component.nodes[runner.node].runner is not runner:
+            return
+        component.nodes[runner.node].runner = None
+        if component.ended:
+            return
+        if component.nodes[runner.node].result is None:
+            self._expect(component, runner.node, RECONNECT_TIMEOUT)
+        if not component.runners:
+            self._jobs.polls.soon()
+
+    def _output(self, component: Component, runner: RunnerConnection, message: dict[str, Any]) -> None:
+        received = component.output.take(runner.node, message["offset"], base64.b64decode(message["data"]))
+        runner.send({"t": "output", "offset": received})
+        self._reporter.publish_output(component)
+        self._note_output_error(component)
+
+    def retry_output(self) -> None:
+        """Where output could not be written there may be room again; its senders have been waiting since."""
+        for name in list(self._output_failed):
+            component = self._reporter.components.get(name)
+            if component is None:
+                self._output_failed.discard(name)
+                continue
+            for index, node in enumerate(component.nodes):
+                received = component.output.retry(index)
+                if node.runner is not None:
+                    node.runner.send({"t": "output", "offset": received})
+                    if node.exit is not None and node.result is None:
+                        self._exit(component, node.runner, node.exit)
+            self._reporter.publish_output(component)
+            self._note_output_error(component)
+
+    def _note_output_error(self, component: Component) -> None:
+        reason = component.output.error
+        if reason and component.name not in self._output_failed:
+            log.error(
+                "no room for output: its programs wait", action="output-not-kept", token=component.token, reason=reason
+            )
+            self._output_failed.add(component.name)
+        elif not reason and component.name in self._output_failed:
+            log.info("there is room for output again", action="output-kept-again", token=component.token)
+            self._output_failed.discard(component.name)
+
+    def _exit(self, component: Component, runner: RunnerConnection, message: dict[str, Any]) -> None:
+        node = component.nodes[runner.node]
+        node.exit = message
+        if not component.output.finish(runner.node):
+            self._note_output_error(component)
+            return  # it stays, and sends again what it has, until that is kept
+        result = {k: message[k] for k in ("code", "error", "infrastructure", "stopped", "warned")}
+        component.node_ended(runner.node, {**result, "host": node.host, "name": node.name})
+        self._spawn(self._let_go(component, runner))
+        self._reporter.publish_output(component)
+        self._reporter.publish(component)
+        if component.infrastructure:
+            self._jobs.end(component)
+        elif component.leads and runner.node == 0:
+            for other in component.runners:
+                if other is not runner:
+                    other.send({"t": "stop"})
+
+    async def _let_go(self, component: Component, runner: RunnerConnection) -> None:
+        """Its result need not be told again: it is where a next agent finds it."""
+        with contextlib.suppress(OSError):
+            await component.folder.synced()
+        runner.send({"t": "exit_ack"})
+
+    def _pass_on(self, component: Component, runner: RunnerConnection, message: dict[str, Any]) -> None:
+        relay = Relay(
+            token=message["token"],
+            node=message["node"],
+            payload=message["payload"],
+            sender=component.token,
+            sender_node=runner.node,
+        )
+        unknown = self._reporter.find(relay.token, component.instance) is None
+        elsewhere = unknown and component.instance == self._reporter.instance
+        self._deliver(component.instance, relay, elsewhere=elsewhere)
+
+    def _deliver(self, instance: str, message: Relay, *, elsewhere: bool) -> None:
+        """Hand a relay to the runner it is for: one of the same daemon's, and of the attempt that the sender is of."""
+        component = self._reporter.find(message.token, instance)
+        node = component.nodes[message.node] if component and 0 <= message.node < component.size else None
+        if not of_one_attempt(message.sender, message.token):
+            log.warning(
+                "a relay to another attempt", action="relay-refused", sender=message.sender, token=message.token
+            )
+            self._undelivered(instance, message, "not to a component of the same attempt")
+        elif elsewhere:
+            self._reporter.uplink.put(message, urgent=True)
+        elif node is None or node.runner is None:
+            self._undelivered(instance, message, f"node {message.node} of {message.token} has no runner")
+        else:
+            node.runner.send(
+                {"t": "relay", "sender": message.sender, "sender_node": message.sender_node, "payload": message.payload}
+            )
+
+    def _undelivered(self, instance: str, message: Relay, reason: str) -> None:
+        payload = {"op": "undelivered", "reason": reason}
+        if (sender := self._reporter.find(message.sender, instance)) is not None:
+            self._tell(sender, message.sender_node, payload)
+        elif instance == self._reporter.instance:
+            back = Relay(
+                token=message.sender,
+                node=message.sender_node,
+                payload=payload,
+                sender=message.token,
+                sender_node=message.node,
+            )
+            self._reporter.uplink.put(back, urgent=True)
+
+    @staticmethod
+    def _tell(component: Component | None, node: int, payload: dict[str, Any]) -> None:
+        if component is not None and 0 <= node < component.size and (runner := component.nodes[node].runner):
+            runner.send({"t": "relay", "sender": "", "sender_node": 0, "payload": payload})
+
+    def _expect(self, component: Component, index: int, within: float) -> None:
+        key = component.name, index
+        if key not in self._absent:
+            self._absent[key] = asyncio.create_task(self._await(component, index, within))
+
+    async def _await(self, component: Component, index: int, within: float) -> None:
+        await sleep_awake(within)
+        self._absent.pop((component.name, index), None)
+        self._miss(component, index)
+
+    def _miss(self, component: Component, index: int) -> None:
+        """A runner that should be there still is not."""
+        component.collect_results()  # its secret may not have been known when the folder was recalled
+        self._reporter.publish_output(component)
+        node = component.nodes[index]
+        if node.runner is None and node.result is None and not component.ended:
+            component.fail(f"the runner on {node.name or f'node {index}'} lost its connection and did not come back")
+            self._reporter.publish(component)
+            self._jobs.end(component)

@@ -1,0 +1,255 @@
+"""The folders in which jobs work: the component's own, or one that belongs to the account it runs as.
+
+Where an agent acts for many, it keeps its journals and output logs to itself, and opens nothing where an account may
+write: all that is done there is done as that account, by ``runner/account_files.py``.
+"""
+
+import asyncio
+import contextlib
+import io
+import os
+import stat
+import tarfile
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import koalapy
+from koalapy.agent.accounts.account_process import AccountProcess
+from koalapy.agent.accounts.accounts import PLAIN, Account, Accounts
+from koalapy.agent.accounts.run_as import RunAs, Way, environment_of
+from koalapy.agent.core.environment import inherited
+from koalapy.agent.core.settings import AgentSettings, SiteSettings
+from koalapy.agent.core.spool import RUNNER_LOG, Folder
+from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
+from koalapy.agent.lrm.commands import RunCommand, run
+from koalapy.model.errors import SiteRejected, SiteUnavailable, UsageError
+from koalapy.runner.account_files import LEFT, LOG_END, MAX_RESULT, NAME
+from koalapy.runner.collected import Taker
+
+PROGRAM = Path(koalapy.__file__).parent / "runner" / "account_files.py"
+COMMAND = "koala-account-files"
+"""The same as a program of its own, for rules of sudo."""
+OPEN_TO_ALL = 0o1733
+"""Everybody may make a folder there, and remove or find none but his own."""
+MAX_NAMES = 100_000
+MAX_CONCURRENT = 4
+"""What is done for one account at the same time: one that hangs what is its own must not hang others'."""
+THREADS = 32
+Made = TypeVar("Made")
+
+
+class JobFolders:
+    """Makes, fills, reads and removes them. Everything raises ``SiteError``."""
+
+    def __init__(
+        self,
+        run_as: RunAs,
+        base: Path | None = None,
+        python: str = "python3",
+        timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
+    ) -> None:
+        """``base``: where accounts have their folders, if there are several."""
+        self._timeouts = timeouts
+        self.run_as, self.base, self._python = run_as, base, python
+        self._threads = ThreadPoolExecutor(THREADS, "account")
+        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._people: dict[int, str] = {}
+
+    @classmethod
+    def of(cls, settings: AgentSettings, timeouts: AgentTimeouts = DEFAULT_TIMEOUTS) -> "JobFolders":
+        """As a cluster's configuration has it."""
+        run_as = RunAs(Accounts(settings.cluster, settings))
+        return cls(run_as, settings.accounts_directory, settings.python, timeouts)
+
+    @classmethod
+    def alone(cls, run_command: RunCommand = run) -> "JobFolders":
+        """Of an agent that acts for nobody but itself."""
+        return cls(RunAs(Accounts("", SiteSettings()), run_command=run_command))
+
+    @property
+    def are_many(self) -> bool:
+        return self.run_as.accounts.are_many
+
+    def prepare(self) -> None:
+        """Have the folder that accounts' folders are in, for each of them to make its own there; ``UsageError``."""
+        if self.base is None:
+            return
+        try:
+            self.base.mkdir(parents=True, exist_ok=True)
+            found = self.base.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+                raise UsageError(
+                    f"{self.base} is not this agent's own (it is uid {found.st_uid}'s)",
+                    field="stage_directory",
+                    value=str(self.base),
+                    hint="give a folder of the agent's account, which each account that has jobs may pass through to",
+                )
+            self.base.chmod(OPEN_TO_ALL)
+        except OSError as error:
+            raise UsageError(
+                f"cannot use {self.base}: {error.strerror}", field="stage_directory", value=str(self.base)
+            ) from error
+
+    def folder(self, user: str, name: str) -> Path:
+        """One of an account's."""
+        if self.base is None or not PLAIN.fullmatch(user):
+            raise SiteRejected(f"{user!r} has no folder here", fault="unsuitable")
+        return self.base / user / name
+
+    def stage(self, user: str, instance: str, token: str) -> Path:
+        """Where a component finds the files of its stage."""
+        return self.folder(user, f"stage-{instance}-{token}")
+
+    def accounts(self) -> frozenset[str]:
+        """Those that have or had jobs here."""
+        if self.base is None or not self.are_many:
+            return frozenset()
+        with contextlib.suppress(OSError), os.scandir(self.base) as entries:
+            folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+            return frozenset(name for name in folders if PLAIN.fullmatch(name))
+        return frozenset()
+
+    async def people(self) -> Mapping[int, str]:
+        """The same by their numbers; one that was known stays so, for its jobs may outlive it."""
+        for name in await asyncio.to_thread(self.accounts) - set(self._people.values()):
+            with contextlib.suppress(SiteRejected):
+                self._people[(await self.run_as.accounts.find(name)).uid] = name
+        return self._people
+
+    async def fill(self, user: str, folder: Path, files: Mapping[str, bytes]) -> None:
+        """Make an account's folder, with these files in it."""
+        await self._put(user, folder, partial(_add_files, files))
+
+    async def give(self, user: str, tree: Path, folder: Path) -> None:
+        """Have an account own a copy of what was made ready for it."""
+        await self._put(user, folder, partial(_add_tree, tree))
+
+    async def fetch(self, user: str, folder: Path, into: Folder, nodes: int, limit: int) -> None:
+        """Take over what runners left: results that are not known yet, output, and the end of their log."""
+
+        def take(process: AccountProcess) -> None:
+            process.tell_all({"nodes": nodes, "limit": limit})
+            left, count = limit, 0
+            while (known := process.frame()) is not None:
+                name, size, count = known["name"], known["size"], count + 1
+                kind = LEFT.fullmatch(name)
+                most = LOG_END if kind is None else MAX_RESULT if kind[1] else left
+                is_ours = name == RUNNER_LOG or (kind is not None and int(name.split(".")[1]) < nodes)
+                if not is_ours or size > most or count > 2 * nodes + 1000:
+                    raise SiteRejected(f"as {user}: {name[:60]!r} of {size} bytes is nothing that runners leave")
+                left -= size if kind and kind[2] else 0
+                data = process.content(size).read()
+                if not (kind and kind[1]) or into.result(int(name.split(".")[1])) is None:
+                    _write_files(into.path, {name: data})
+
+        await self._call(user, "get", folder, take)
+
+    def collect(self, user: str, folder: Path, patterns: Sequence[str], without: Collection[str], to: Taker) -> None:
+        """Hand what a job wants to have back to an archive; blocks."""
+        account = self.run_as.accounts.find_now(user)
+        with self._process(account, "collect", folder) as process:
+            process.tell_all({"patterns": list(patterns), "without": list(without)})
+            while (known := process.frame()) is not None:
+                member = tarfile.TarInfo(known["name"])
+                member.size = known["size"]
+                member.mode = 0o755 if known.get("mode") == 0o755 else 0o644
+                member.mtime = known["mtime"] if isinstance(known.get("mtime"), int) else 0
+                to.addfile(member, process.content(member.size))  # type: ignore[arg-type]
+            process.finish()
+
+    async def remove(self, user: str, folder: Path) -> None:
+        await self._call(user, "remove", folder, AccountProcess.tell_all)
+
+    async def names(self, user: str) -> frozenset[str]:
+        """Of all that an account has here."""
+        found: set[str] = set()
+
+        def take(process: AccountProcess) -> None:
+            process.tell_all()
+            while (known := process.frame()) is not None and len(found) < MAX_NAMES:
+                found.add(known["name"])
+
+        await self._call(user, "list", None, take)
+        return frozenset(name for name in found if NAME.fullmatch(name))
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _put(self, user: str, folder: Path, add: Callable[[tarfile.TarFile], None]) -> None:
+        def write(process: AccountProcess) -> None:
+            with tarfile.open(fileobj=process, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+                add(archive)
+            process.tell_all()
+
+        try:
+            await self._call(user, "put", folder, write)
+        except OSError as error:
+            raise SiteUnavailable(f"cannot read {error.filename}: {error.strerror}") from error
+
+    async def _call(self, user: str, verb: str, folder: Path | None, talk: Callable[[AccountProcess], Any]) -> None:
+        account = await self.run_as.accounts.find(user)
+
+        def call() -> None:
+            with self._process(account, verb, folder) as process:
+                talk(process)
+                process.finish()
+
+        await self.in_turn(user, self._threads, call)
+
+    async def in_turn(self, user: str, threads: Executor, work: Callable[[], None]) -> None:
+        """Have a thread do what talks to a process of an account's: who hangs his own has few of the threads.
+
+        A thread counts until it is through, also when nobody waits for it any more.
+        """
+        turn = self._turns.setdefault(user, asyncio.Semaphore(MAX_CONCURRENT))
+        await turn.acquire()
+        running = asyncio.get_running_loop().run_in_executor(threads, work)
+        running.add_done_callback(lambda _: turn.release())
+        await asyncio.shield(running)
+
+    def _process(self, account: Account, verb: str, folder: Path | None) -> AccountProcess:
+        if self.run_as.way is Way.SUDO:
+            program: Sequence[str] = (str(Path(self._python).with_name(COMMAND)),)
+        else:
+            program = (self._python, "-I", "-S", str(PROGRAM))
+        argv = [*program, str(self.base), account.name, verb, *([folder.name] if folder else [])]
+        command = self.run_as.command(account, argv)
+        return AccountProcess(
+            command, environment_of(account, inherited()), account.name, self._timeouts.account_stall_s
+        )
+
+
+def _add_files(files: Mapping[str, bytes], archive: tarfile.TarFile) -> None:
+    for name, data in files.items():
+        member = tarfile.TarInfo(name)
+        member.size, member.mode = len(data), 0o700 if data.startswith(b"#!") else 0o600
+        archive.addfile(member, io.BytesIO(data))
+
+
+def _add_tree(tree: Path, archive: tarfile.TarFile) -> None:
+    """Files, folders, and the links to replicas that lie on this cluster: for the account to follow, and not for us."""
+    archive.add(tree, arcname=".", recursive=True, filter=_plain)
+
+
+def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    if member.islnk() or not (member.isfile() or member.isdir() or member.issym()):
+        return None
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    member.mode = stat.S_IMODE(member.mode)
+    return member
+
+
+def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Into a folder of our own; new, whatever was there before."""
+    for name, data in files.items():
+        path = folder / name
+        try:
+            path.unlink(missing_ok=True)
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(data)
+        except OSError as error:
+            raise SiteUnavailable(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,125 @@
+"""Where each component works: handed to its account before it begins, and taken back when it is over."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+
+import structlog
+
+from koalapy.agent.components.component import Component
+from koalapy.agent.components.job_folders import JobFolders
+from koalapy.agent.core.reporter import Reporter
+from koalapy.agent.transfers.stages import Stages
+from koalapy.model.errors import SiteError, SiteUnavailable
+
+log = structlog.get_logger()
+
+FETCH_TRIES = 3
+RETRY_DELAY = 2.0
+"""Seconds."""
+
+
+class JobPlaces:
+    """Nothing is to be done for components that run as the agent itself: their folder is where they work."""
+
+    def __init__(self, folders: JobFolders, stages: Stages, reporter: Reporter) -> None:
+        self._folders, self._stages, self._reporter = folders, stages, reporter
+        self._taking_back: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def work(self, component: Component) -> Path:
+        """``SiteRejected`` for an account that can have no folder."""
+        own = component.folder.path
+        return self._folders.folder(component.user, f"work-{component.name}") if component.user else own
+
+    def stage(self, component: Component) -> Path | None:
+        if component.stage is None:
+            return None
+        if component.user:
+            return self._folders.stage(component.user, component.instance, component.stage)
+        return self._stages.folder(component.instance, component.stage)
+
+    def has_taken_back(self, component: Component, then: Callable[[], object]) -> bool:
+        """Whether all is here that its runners left; where not, ``then`` is called when it is, or is not to be had."""
+        if not component.fetched and component.name not in self._taking_back:
+            task = self._taking_back[component.name] = asyncio.create_task(self._fetch(component))
+
+            def done(_: object) -> None:
+                self._taking_back.pop(component.name, None)
+                component.fetched = True
+                then()
+
+            task.add_done_callback(done)
+        return component.fetched
+
+    def look(self, component: Component) -> None:
+        """See whether its runners have left anything already: an agent that was away does not know."""
+        if not component.fetched:
+            self._spawn(self._fetch(component))
+
+    async def _fetch(self, component: Component) -> None:
+        for attempt in range(1, FETCH_TRIES + 1):
+            try:
+                work, limit = self.work(component), component.output_limit
+                await self._folders.fetch(component.user, work, component.folder, component.size, limit)
+                component.collect_results()
+                self._reporter.publish_output(component)
+                return
+            except (SiteError, OSError) as error:
+                log.warning(
+                    "what runners left cannot be had",
+                    action="left-files-lost",
+                    token=component.token,
+                    reason=str(error),
+                )
+                if not isinstance(error, SiteUnavailable) or attempt == FETCH_TRIES:
+                    return
+            await asyncio.sleep(RETRY_DELAY)
+
+    def remove(self, component: Component) -> None:
+        """Nobody wants it any more."""
+        if component.user:
+            self._spawn(self._remove(component))
+
+    async def _remove(self, component: Component) -> None:
+        try:
+            await self._folders.remove(component.user, self.work(component))
+        except SiteError as error:
+            log.warning(
+                "a job's folder cannot be removed",
+                action="folder-not-removed",
+                token=component.token,
+                reason=str(error),
+            )
+
+    async def tidy(self) -> None:
+        """Remove what agents before us have left of accounts' folders."""
+        for user in sorted(self._folders.accounts()):
+            try:
+                for name in await self._folders.names(user) - self._known(user):
+                    if name not in self._known(user):
+                        await self._folders.remove(user, self._folders.folder(user, name))
+            except SiteError as error:
+                log.info(
+                    "an account's folders cannot be looked through",
+                    action="folders-not-swept",
+                    user=user,
+                    reason=str(error),
+                )
+
+    def _known(self, user: str) -> set[str]:
+        own = [component for component in self._reporter.components.values() if component.user == user]
+        stages = {f"stage-{instance}-{token}" for instance, token in self._stages.tokens()}
+        return stages | {self.work(component).name for component in own}
+
+    async def close(self) -> None:
+        tasks = [*self._tasks, *self._taking_back.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._folders.close()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,42 @@
+"""Which Open MPI a program would find, as far as the agent's host is like the nodes."""
+
+import os
+import re
+import shlex
+from dataclasses import dataclass
+
+from koalapy.agent.core.settings import AgentSettings
+from koalapy.agent.lrm.commands import run
+from koalapy.agent.lrm.script import MODULES
+
+
+@dataclass(frozen=True, slots=True)
+class OpenMpi:
+    """What was found; ``version`` is empty when it is no Open MPI, for the ``complaint``."""
+
+    path: str = ""
+    version: str = ""
+    complaint: str = ""
+
+    @property
+    def series(self) -> int:
+        return int(self.version.partition(".")[0])
+
+
+async def open_mpi_here(settings: AgentSettings, prefix: str | None) -> OpenMpi:
+    """The first ``mpirun`` on the programs' ``PATH``, or that of ``prefix``; ``SiteError`` where none can be run."""
+    mpirun = f"{prefix}/bin/mpirun" if prefix else "mpirun"
+    lines = [MODULES.format(names=shlex.join(settings.modules))] if settings.modules else []
+    if path := settings.environment.get("PATH"):
+        lines.append(f'export PATH={shlex.quote(path)}:"$PATH"\n')
+    lines.append(f"command -v {shlex.quote(mpirun)} && exec {shlex.quote(mpirun)} --version")
+    others = {name: value for name, value in settings.environment.items() if name != "PATH"}
+    answer = await run("sh", "-c", "".join(lines), environment={**os.environ, **others})
+    output = answer.output.decode(errors="replace").splitlines()
+    if not output:
+        reason = next((line.strip() for line in answer.errors.splitlines() if line.strip()), "")
+        return OpenMpi(complaint=f"{mpirun} was not found" + (f" ({reason})" if reason else ""))
+    version = re.search(r"\(Open MPI\) (\d[\w.]*)", "\n".join(output[1:]))
+    if version is None:
+        return OpenMpi(output[0], complaint=f"{output[0]} is no Open MPI")
+    return OpenMpi(output[0], version[1])

@@ -1,0 +1,551 @@
+"""The agent of one cluster: carries out the daemon's commands, and tells it what runners and resource manager say."""
+
+import asyncio
+import os
+import re
+import socket
+import tempfile
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import structlog
+
+import koalapy
+from koalapy.agent.components.barrier import Barrier
+from koalapy.agent.components.component import Component
+from koalapy.agent.components.grace import Grace
+from koalapy.agent.components.job_folders import JobFolders
+from koalapy.agent.components.job_places import JobPlaces
+from koalapy.agent.components.open_mpi import OpenMpi, open_mpi_here
+from koalapy.agent.components.outputlog import DEFAULT_OUTPUT_LIMIT
+from koalapy.agent.core.background import Background
+from koalapy.agent.core.daemons import Daemons
+from koalapy.agent.core.disks import DiskWatch
+from koalapy.agent.core.expired_daemons import ExpiredDaemons
+from koalapy.agent.core.impostors import Impostors
+from koalapy.agent.core.leases import Leases
+from koalapy.agent.core.lrm_jobs import LrmJobs
+from koalapy.agent.core.questions import Questions
+from koalapy.agent.core.reporter import RECORD_LOST, Reporter
+from koalapy.agent.core.settings import RUNNER, AgentSettings
+from koalapy.agent.core.spool import RUNNER_LOG, Spool, write_error
+from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
+from koalapy.agent.login import LoginServer
+from koalapy.agent.lrm.port import Lrm, LrmSnapshot, LrmSubmission
+from koalapy.agent.runners.runner_secrets import RunnerSecrets
+from koalapy.agent.runners.runners import RunnerServer
+from koalapy.agent.runners.uplink import Uplink
+from koalapy.agent.transfers.service import FileService
+from koalapy.model.errors import SiteError
+from koalapy.model.job import ComponentState, is_token, parse_token
+from koalapy.model.reports import ComponentStatus, Versions
+from koalapy.protocol.messages import (
+    Ack,
+    Answer,
+    Ask,
+    Command,
+    Confirmed,
+    Forget,
+    FromDaemon,
+    Hello,
+    LeaseRenewed,
+    Open,
+    OutputAck,
+    Probe,
+    Relay,
+    RelayFailed,
+    Stage,
+    Stop,
+    Submit,
+    Unstage,
+    Vouched,
+    Welcome,
+)
+from koalapy.runner.folders import sweep
+from koalapy.service_manager import ServiceManager
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
+
+log = structlog.get_logger()
+
+INSTANCE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
+"""What a daemon may be called: its folder is, too."""
+PING_INTERVAL = 10.0
+"""Seconds between two words to runners that count our silence."""
+FIRST_SNAPSHOT_TIMEOUT = 10.0
+"""Seconds without a first answer of the resource manager after which a daemon is told what is known without it: its
+components count as lost else, though their runners are heard."""
+VERSIONS_INTERVAL, VERSIONS_RETRY_INTERVAL = 3600.0, 60.0
+"""Seconds between two looks which versions of what there are; and where the resource manager did not say."""
+STATUS_INTERVAL = 10.0
+"""Seconds between two words to a service manager that waits for no sign of life."""
+RETRY_INTERVAL = 2.0
+"""Seconds between two looks for what could not be written or sent."""
+MAX_THREADS = 64
+"""For what blocks: a daemon or file system that hangs must not keep the resource manager waiting."""
+
+
+FindOpenMpi = Callable[[AgentSettings, str | None], Awaitable[OpenMpi]]
+"""Return the Open MPI of this host, by default the one below a prefix. Raise ``SiteError`` if it cannot be run."""
+
+
+async def run_agent(
+    settings: AgentSettings,
+    lrm: Lrm,
+    folders: JobFolders | None = None,
+    manager: ServiceManager | None = None,
+    *,
+    timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
+    clock: Clock = SYSTEM_CLOCK,
+    find_open_mpi: FindOpenMpi = open_mpi_here,
+) -> None:
+    """Serve one cluster until cancelled; jobs go on without the agent, and are found again by the next one."""
+    agent = Agent(settings, lrm, folders or JobFolders.of(settings, timeouts), timeouts, clock, find_open_mpi)
+    await agent.run(manager or ServiceManager())
+
+
+class Agent:
+    """Joins the parts, and carries out the daemon's commands."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        lrm: Lrm,
+        folders: JobFolders,
+        timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
+        clock: Clock = SYSTEM_CLOCK,
+        find_open_mpi: FindOpenMpi = open_mpi_here,
+    ) -> None:
+        self._settings, self._lrm, self._folders = settings, lrm, folders
+        self._timeouts, self._clock, self._find_open_mpi = timeouts, clock, find_open_mpi
+        self._accounts = folders.run_as.accounts
+        self._secrets = RunnerSecrets(lrm, settings.cluster, settings.token)
+        self._spool = Spool(settings.directory, self._secrets.of_token)
+        self._address_file = settings.address_file
+        self._uplink = Uplink(
+            settings.endpoint, settings.token, self._hello, self._spool.disk_sync.synced, settings.trust, clock
+        )
+        self._reporter = Reporter(self._uplink, clock)
+        self._runners = RunnerServer(settings.runner_host, self._address_file, is_public=folders.are_many)
+        self._questions = Questions(self._uplink, clock)
+        self._files = FileService(
+            settings, self._questions, self._reporter, self._reporter.publish, self._spool.disk_sync, folders, timeouts
+        )
+        self._reporter.versions = Versions(agent=koalapy.__version__)
+        self._places = JobPlaces(folders, self._files.stages, self._reporter)
+        self._jobs = LrmJobs(
+            lrm,
+            self._reporter,
+            self._submission,
+            self._places,
+            settings.poll_interval,
+            lambda: self._runners.address,
+            timeouts=timeouts,
+            clock=clock,
+        )
+        self._impostors = Impostors(self._reporter)
+        self._leases = Leases(settings.directory, self._reporter, self._jobs.end, clock)
+        self._barrier = Barrier(self._reporter, self._jobs, self._secrets, self._impostors, self._leases)
+        background = Background(
+            lrm, settings.kind, settings.directory / "background", refused=self._accounts.acts_as_root, clock=clock
+        )
+        self._questions.answer_with("background", background.start)
+        self._questions.answer_with("background-stop", background.stop)
+        self._logins = LoginServer(settings, self._uplink, clock)
+        self._expired = ExpiredDaemons(
+            self._spool, self._reporter, self._jobs, self._files, settings.forget_after, timeouts.expiry_check_s
+        )
+        watched = {"spool": settings.directory, "stages": settings.stages}
+        self._disks = DiskWatch(self._reporter, watched, settings.disks, self._jobs.polls.soon)
+        self._undone: list[Command] = []
+        """What could not be written down, to be carried out when it can."""
+        self._daemons = Daemons(settings.directory)
+        self._epoch, self._life = 0, ""
+        self._welcomed = False
+        """Whether the daemon on this connection has said who it is."""
+        self._output_limit = DEFAULT_OUTPUT_LIMIT
+        self._greeting: asyncio.Task[None] | None = None
+        self._confirming: set[asyncio.Task[None]] = set()
+
+    async def run(self, manager: ServiceManager) -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MAX_THREADS, "agent"))
+        self._recall()
+        await self._runners.listen(self._barrier)
+        await self._logins.listen()
+        if self._accounts.own_uid == 0 and not self._accounts.are_many:
+            hint = "run it as an account of its own, or make the cluster mapped"
+            log.warning(
+                "jobs of all users run as root", action="jobs-as-root", cluster=self._settings.cluster, hint=hint
+            )
+        log.info(
+            "agent serves", action="agent-serves", cluster=self._settings.cluster, components=len(self._reporter.live)
+        )
+        manager.ready(f"serves {self._settings.cluster}")
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._tell_status(manager))
+                group.create_task(self._jobs.watch())
+                group.create_task(self._places.tidy())
+                group.create_task(self._ping())
+                group.create_task(self._leases.watch())
+                group.create_task(self._tend())
+                group.create_task(self._sweep())
+                group.create_task(self._disks.watch())
+                group.create_task(self._watch_versions())
+                group.create_task(self._expired.watch())
+                group.create_task(self._uplink.run(self._received, self._lost))
+        finally:
+            manager.stopping()
+            self._logins.close()
+            await self._questions.close()
+            await self._files.close()
+            await self._places.close()
+            self._runners.close()
+            await self._lrm.close()
+            log.info("agent ends", action="agent-ends", cluster=self._settings.cluster)
+
+    def _recall(self) -> None:
+        """Take up again whatever the folders remember."""
+        self._folders.prepare()
+        for path in self._spool.sweep():
+            log.info("what was left of a component was removed", action="folders-swept", folder=str(path))
+        for instance, token, folder in self._spool.load():
+            try:
+                component = Component.recall(instance, token, folder, self._clock)
+            except Exception as error:
+                # One folder is not to keep us from all others. What still runs is found and ended without its record.
+                log.error(
+                    "a component's record cannot be read", action="record-unreadable", token=token, exc_info=error
+                )
+                self._reporter.lost_records.add(token, str(error))
+                folder.set_damaged_aside()
+                continue
+            if component.size == 0 and component.stop is None:
+                folder.remove()  # We ended before it was written down what the daemon wants: it says so again.
+                continue
+            self._reporter.add(component)
+            if component.ended:
+                self._files.ended(component)
+                continue
+            if component.lrm_job is None:
+                self._jobs.submit(component, unsure=True)
+            elif component.stop is not None:
+                self._jobs.end(component)
+            elif component.plan is not None:
+                self._places.look(component)
+                self._barrier.await_return(component)
+        self._files.stages.recall()
+
+    async def _tell_status(self, manager: ServiceManager) -> None:
+        """Live, as the service manager sees it: it hears nothing while this loop hangs."""
+        while True:
+            away = "" if self._welcomed else "its daemon is out of reach"
+            manager.alive("; ".join(filter(None, (away, self._jobs.problem))) or f"serves {self._settings.cluster}")
+            await asyncio.sleep(manager.interval or STATUS_INTERVAL)
+
+    async def _ping(self) -> None:
+        while True:
+            await asyncio.sleep(PING_INTERVAL)
+            self._runners.send_all({"t": "ping"})
+
+    async def _tend(self) -> None:
+        while True:
+            await asyncio.sleep(RETRY_INTERVAL)
+            self._barrier.retry_output()
+            self._reporter.offer_again()
+            self._catch_up()
+            self._runners.write_address()
+            self._runners.check_open_files()
+
+    async def _sweep(self) -> None:
+        """Remove what killed runners have left on this machine, where the nodes are this machine."""
+        own = {self._settings.environment.get("TMPDIR", "/tmp"), tempfile.gettempdir()}
+        while True:
+            for base in own:
+                if swept := await asyncio.to_thread(sweep, base):
+                    log.info(
+                        "folders of killed runners were removed", action="folders-swept", below=base, folders=swept
+                    )
+            await asyncio.sleep(self._timeouts.sweep_interval_s)
+
+    async def _watch_versions(self) -> None:
+        """Tell what runs here; what is installed may change under us."""
+        while True:
+            lrm = await self._jobs.version()
+            try:
+                open_mpi = await self._find_open_mpi(self._settings, self._settings.environment.get("KOALA_MPI_PREFIX"))
+            except SiteError as error:
+                log.info("the version of Open MPI is not known", action="version-unknown", reason=error.message)
+                open_mpi = OpenMpi()
+            self._reporter.versions = Versions(koalapy.__version__, lrm, open_mpi.version)
+            self._jobs.polls.soon()
+            await asyncio.sleep(VERSIONS_INTERVAL if lrm else VERSIONS_RETRY_INTERVAL)
+
+    def _hello(self) -> Hello:
+        return Hello(
+            cluster=self._settings.cluster,
+            version=koalapy.__version__,
+            lrm=self._settings.kind,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            identity=self._settings.identity,
+            known=self._daemons.known(),
+        )
+
+    def _submission(self, component: Component) -> LrmSubmission:
+        self._accounts.admit(component.user)
+        work, stage = self._places.work(component), self._places.stage(component)
+        environment = {
+            **self._settings.environment,
+            **({"KOALA_STAGE": str(stage)} if stage else {}),
+            "KOALA_AGENT_FILE": str(self._address_file),
+            **({"KOALA_RUNNER_SECRET": component.old_secret} if component.old_secret else {}),
+            "KOALA_COMPONENT_TOKEN": component.token,
+            "KOALA_COMPONENT_NAME": component.name,
+            "KOALA_LEASE": "none" if component.lease is None else f"{component.lease:g}",
+            "KOALA_SPOOL": str(work),
+        }
+        return LrmSubmission(
+            name=component.name,
+            nodes=component.size,
+            argv=(self._settings.python, "-I", "-S", str(RUNNER), "node"),
+            environment=environment,
+            workdir=work,
+            output=work / RUNNER_LOG,
+            walltime=component.walltime,
+            modules=self._settings.modules,
+            user=component.user,
+            node_class=component.node_class,
+            secrets=() if component.old_secret else self._secrets.all_of(component.name, component.size),
+        )
+
+    # What the daemon says
+
+    def _lost(self) -> None:
+        self._welcomed = False
+        self._leases.lost()
+        self._reporter.disconnected()
+        self._logins.lost()
+        self._jobs.polls.await_nodes(awaited=False)
+        if self._greeting is not None:
+            self._greeting.cancel()
+        for confirming in self._confirming:
+            confirming.cancel()
+
+    def _received(self, message: FromDaemon) -> None:
+        if not self._welcomed and not isinstance(message, Welcome):
+            raise ValueError(f"the daemon begins with {message.type!r}, not with a welcome: it is not obeyed")
+        match message:
+            case Command():
+                self._command(message)
+            case Welcome():
+                self._welcome(message)
+            case Ask():
+                self._questions.asked(message)
+            case Answer():
+                self._questions.answered(message)
+            case Vouched():
+                self._logins.vouched(message)
+            case Probe():
+                self._probe(message)
+            case LeaseRenewed():
+                self._leases.renewed(message)
+            case OutputAck():
+                if component := self._reporter.find(message.token):
+                    self._reporter.acknowledged(component, message.offset)
+            case Relay():
+                self._barrier.relay(message)
+            case RelayFailed():
+                self._barrier.tell(message.token, message.node, {"op": "undelivered", "reason": message.reason})
+
+    def _welcome(self, message: Welcome) -> None:
+        if not INSTANCE.fullmatch(message.instance):
+            raise ValueError(f"{message.instance[:60]!r} is no instance of a daemon: it is not obeyed")
+        if not self._daemons.serve(message.instance, message.epoch, message.life):
+            raise ValueError(f"the daemon's epoch {message.epoch} is older than one that was served: it is not obeyed")
+        self._welcomed = True
+        self._epoch, self._life = message.epoch, message.life
+        self._reporter.instance = message.instance
+        self._leases.welcomed(renews=message.renews)
+        self._output_limit = message.output_limit
+        self._logins.welcomed(message)
+        self._impostors.is_daemon_told = message.impostors
+        self._expired.heard()
+        self._greeting = asyncio.create_task(self._take_stock())
+
+    async def _take_stock(self) -> None:
+        self._reporter.welcomed(self._jobs.problem)
+        try:
+            async with asyncio.timeout(FIRST_SNAPSHOT_TIMEOUT):
+                snapshot = await self._jobs.polls.snapshot()
+        except TimeoutError:
+            self._reporter.connected(None, self._jobs.problem)
+            snapshot = await self._jobs.polls.snapshot()
+        self._end_unrecorded(snapshot)
+        self._reporter.connected(snapshot, self._jobs.problem)
+
+    def _end_unrecorded(self, snapshot: LrmSnapshot) -> None:
+        """End the daemon's jobs that the resource manager has and of which the record is lost."""
+        for token, job in list(self._reporter.strays(snapshot)):
+            self._reporter.lost_records.add(token, f"the resource manager has its job {job.id}")
+            try:
+                component = self._new(token, 0, None)
+            except OSError as error:  # its status makes the daemon stop it
+                log.error("a folder cannot be made", action="command-not-noted", token=token, error=str(error))
+                continue
+            component.user, component.lrm_job = job.user, job.id
+            component.fail(RECORD_LOST)
+            component.stop = RECORD_LOST
+            component.folder.note(stop=RECORD_LOST)
+            self._reporter.add(component)
+            self._jobs.end(component)
+
+    def _probe(self, message: Probe) -> None:
+        self._jobs.polls.await_nodes(awaited=message.awaited)
+        if not message.look:
+            self._uplink.put(Confirmed(sequence=message.sequence), urgent=True)
+            return
+        confirming = asyncio.create_task(self._confirm(message.sequence))
+        self._confirming.add(confirming)
+        confirming.add_done_callback(self._confirming.discard)
+
+    async def _confirm(self, sequence: int) -> None:
+        """What runners have sent may not have been read yet, above all when we were stopped for a while."""
+        await self._barrier.all_back()
+        await self._runners.drain()
+        await self._jobs.polls.afresh()
+        self._uplink.put(Confirmed(sequence=sequence), urgent=True)
+
+    def _command(self, message: Command) -> None:
+        if error := self._refusal(message):
+            self._uplink.put(Ack(id=message.id, error=error))
+            return
+        try:
+            self._note(message)
+            refusal = self._carry_out(message)
+        except OSError as failure:
+            refusal = self._cannot_write(message, failure)
+        if refusal is not None:
+            self._uplink.put(Ack(id=message.id, error=refusal))
+
+    def _refusal(self, message: Command) -> str:
+        """Why nothing of a command is done; empty when it may be."""
+        if message.epoch < self._epoch:
+            return f"epoch {message.epoch} is older than {self._epoch}"
+        # They name folders: nobody is to lead us out of ours.
+        named = [message.token, *([message.stage] if isinstance(message, Submit) and message.stage else ())]
+        return next((f"{each[:60]!r} is no token" for each in named if not is_token(each)), "")
+
+    def _carry_out(self, message: Command) -> str | None:
+        """Why a command is refused, empty when it is not; None when it is not done yet. ``OSError`` where it could not
+        be written down."""
+        match message:
+            case Submit():
+                return self._submit(message)
+            case Open():
+                return self._open(message)
+            case Stop():
+                return self._stop(message)
+            case Forget():
+                return self._forget(message)
+            case Stage():
+                return self._files.stages.stage(self._reporter.instance, message)
+            case Unstage():
+                self._files.stages.unstage(self._reporter.instance, message.token)
+                return ""
+        return f"this agent knows no command {message.type!r}"
+
+    def _cannot_write(self, message: Command, failure: OSError) -> str | None:
+        """What was not written down is not begun: its component fails, and what must be done is done later."""
+        error = write_error(self._settings.directory, failure)
+        log.error("a command cannot be written down", action="command-not-noted", token=message.token, error=error)
+        component = self._reporter.find(message.token)
+        if isinstance(message, Submit) and component is None:
+            self._spool.discard(self._reporter.instance, message.token)
+            self._jobs.cannot_write(error)  # said first, so that no other is sent the same way
+            lost = ComponentStatus(message.token, ComponentState.ENDED, error=error, infrastructure=True)
+            self._uplink.put(lost)
+        elif isinstance(message, Open) and component is not None:
+            self._barrier.fail(component, error)
+        else:
+            self._undone.append(message)
+            return None
+        return ""
+
+    def _catch_up(self) -> None:
+        """Write down, and do, what could not be before."""
+        for component in list(self._reporter.components.values()):
+            component.folder.catch_up()
+        undone, self._undone = self._undone, []
+        for message in undone:
+            self._command(message)
+
+    def _note(self, message: Command) -> None:
+        """What must be remembered even when the daemon forgets it."""
+        instance = self._reporter.instance
+        if message.epoch > self._epoch:
+            self._epoch = message.epoch
+            self._daemons.serve(instance, message.epoch, self._life)
+        self._daemons.heard_of(instance, parse_token(message.token).job)
+
+    def _submit(self, message: Submit) -> str:
+        known = self._reporter.find(message.token)
+        if known is not None:
+            self._reporter.publish_again(known)
+            return ""
+        component = self._new(message.token, message.size, message.walltime)
+        component.stage, component.collect = message.stage, tuple(message.collect)
+        component.user, component.node_class = self._accounts.acting(message.local_user), message.node_class
+        component.fetched, component.lease = not component.user, message.lease
+        submit = message.model_dump(include={"size", "walltime", "name", "stage", "collect", "node_class", "lease"})
+        submit |= {"user": component.user, "output_limit": component.output_limit}
+        component.folder.write(submit=submit)
+        self._reporter.add(component)
+        self._jobs.submit(component)
+        return ""
+
+    def _open(self, message: Open) -> str:
+        component = self._reporter.find(message.token)
+        if component is None or component.size == 0:
+            return f"there is no component {message.token}"
+        if component.plan is None:
+            self._barrier.open(component, message.plan())
+        return ""
+
+    def _stop(self, message: Stop) -> str | None:
+        component = self._reporter.find(message.token)
+        if component is None:
+            component = self._new(message.token, 0, None)
+            component.user = self._reporter.stray_users.get(component.name, "")
+            component.folder.write(stop=message.reason)
+            component.stop = message.reason
+            self._reporter.add(component)
+            self._jobs.submit(component, unsure=True)
+        elif not component.ended and (component.stop is None or (component.grace_left and not message.signal)):
+            component.stop = message.reason
+            component.grace = Grace.begin(message.signal, message.grace) if component.plan is not None else None
+            component.folder.note(stop=component.stop, grace=component.grace and component.grace.noted())
+            self._jobs.end(component)
+        else:
+            self._reporter.publish_again(component)
+        if not component.folder.catch_up():
+            self._undone.append(message)
+            return None
+        return ""
+
+    def _forget(self, message: Forget) -> str:
+        component = self._reporter.find(message.token)
+        if component is None:
+            return ""
+        if not component.ended or component.collecting:
+            return f"component {message.token} has not ended"
+        del self._reporter.components[component.name]
+        component.folder.remove()
+        self._jobs.forget(component)
+        return ""
+
+    def _new(self, token: str, size: int, walltime: float | None) -> Component:
+        """Not known to anybody before it is written down: where that cannot be, the daemon's next word begins anew."""
+        folder = self._spool.make(self._reporter.instance, token)
+        return Component(
+            self._reporter.instance, token, folder, size, walltime, output_limit=self._output_limit, clock=self._clock
+        )

@@ -1,0 +1,168 @@
+"""The leases of this agent's components: how long their daemon has been silent, and what follows from that.
+
+Runners end their programs by themselves; this ends what no runner can end: jobs that wait in the resource manager, and
+programs whose runner was stopped.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable
+from math import inf, isfinite
+from pathlib import Path
+
+import structlog
+
+from koalapy.agent.components.component import Component
+from koalapy.agent.components.grace import Grace
+from koalapy.agent.core.reporter import Reporter
+from koalapy.private import owner_only
+from koalapy.protocol.messages import LeaseRenewed, RenewLease
+from koalapy.runner.lease import SilenceClock, renewal_interval
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
+
+log = structlog.get_logger()
+
+LEASE_FILE = "lease.json"
+"""In the folder of a daemon's instance: when it last answered."""
+MAX_LEASE_FILE = 1000
+"""Bytes."""
+RENEWAL_TIMEOUT = 5.0
+"""Seconds that the daemon has to renew the leases that ended while this process was stopped."""
+MAX_LAG = 1.0
+"""Seconds by which a look may come late before it counts as a stop of this process."""
+ASK_AGAIN_INTERVAL = 0.2
+"""Seconds between two questions at least."""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Leases:
+    """Asks the daemon to renew, tells runners how long it has been silent, and ends components that have no lease."""
+
+    def __init__(
+        self, directory: Path, reporter: Reporter, end: Callable[[Component], None], clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        """``end`` has a component end that has failed."""
+        self._directory, self._reporter, self._end, self._clock = directory, reporter, end, clock.since_boot
+        self._began = clock.since_boot()
+        self._boot_id = _boot_id()
+        self._clocks: dict[str, SilenceClock] = {}
+        """Of each daemon by its instance: none renews what is another's."""
+        self._may_ask = False
+        self._asked_at = -inf
+        self._look_due = self._spared_until = -inf
+
+    def welcomed(self, *, renews: bool) -> None:
+        """Begin to ask the daemon that has let us in, if it answers."""
+        self._may_ask = renews
+        self.renew()
+
+    def lost(self) -> None:
+        """Ask nobody while there is no connection."""
+        self._may_ask = False
+
+    def renew(self) -> None:
+        """Ask the daemon for a word that it is there."""
+        if self._may_ask:
+            self._asked_at = self._clock()
+            number = self._clock_of(self._reporter.instance).ask()
+            self._reporter.uplink.put(RenewLease(number=number), urgent=True)
+
+    def renewed(self, message: LeaseRenewed) -> None:
+        """Take in the daemon's answer."""
+        instance = self._reporter.instance
+        clock = self._clock_of(instance)
+        before = clock.heard_at
+        clock.answered(message.number)
+        if clock.heard_at > before:
+            self._note(instance, clock.heard_at)
+
+    def silence_for(self, component: Component) -> float | None:
+        """Return for how many seconds the daemon has been silent, for a runner that asks; None where that is not known.
+
+        A daemon that has been silent for long is asked at once: it may be that nobody listened.
+        """
+        silence = self._clock_of(component.instance).silence
+        is_late = silence > 2 * self._interval
+        if is_late and component.instance == self._reporter.instance and self._asked_ago > ASK_AGAIN_INTERVAL:
+            self.renew()
+        return silence if isfinite(silence) else None
+
+    async def watch(self) -> None:
+        """Renew, and end what has no lease any more, until cancelled."""
+        while True:
+            self._look_due = self._clock() + self._interval
+            await asyncio.sleep(self._interval)
+            self.renew()
+            self.end_what_is_over()
+
+    def end_what_is_over(self) -> None:
+        """End the components whose daemon has been silent for longer than their leases.
+
+        After a stop of this process the daemon is asked first, though runners may have ended them already.
+        """
+        now = self._clock()
+        if now > self._look_due + MAX_LAG and isfinite(self._look_due):
+            self._spared_until = now + RENEWAL_TIMEOUT
+        if now < self._spared_until:
+            return
+        for component in list(self._reporter.live.values()):
+            lease = component.lease
+            if lease is None or component.stop is not None or component.error or self._silence(component) < lease:
+                continue
+            log.warning("a lease is over", action="lease-over", token=component.token, lease=lease)
+            warning = (component.plan or {}).get("lease_warning")
+            if warning is not None:
+                component.grace = Grace.begin(warning["signal"], warning["grace"])
+            component.fail(f"its lease is over: the daemon was silent for {lease:g} s")
+            self._reporter.publish(component)
+            self._end(component)
+
+    @property
+    def _interval(self) -> float:
+        leases = [c.lease for c in self._reporter.live.values() if c.lease is not None]
+        return renewal_interval(min(leases, default=None))
+
+    @property
+    def _asked_ago(self) -> float:
+        return self._clock() - self._asked_at
+
+    def _silence(self, component: Component) -> float:
+        """Return the silence of a component's daemon; where it is not known it counts from our own beginning."""
+        silence = self._clock_of(component.instance).silence
+        return silence if isfinite(silence) else self._clock() - self._began
+
+    def _clock_of(self, instance: str) -> SilenceClock:
+        if instance not in self._clocks:
+            self._clocks[instance] = SilenceClock(self._noted(instance), self._clock)
+        return self._clocks[instance]
+
+    def _noted(self, instance: str) -> float:
+        """Return when a daemon answered an earlier agent; minus infinity where nothing says that since this machine was
+        started."""
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            with open(self._directory / instance / LEASE_FILE, "rb") as file:
+                noted = json.loads(file.read(MAX_LEASE_FILE))
+            if noted["boot"] == self._boot_id:
+                return min(float(noted["heard_at"]), self._began)
+        return -inf
+
+    def _note(self, instance: str, heard_at: float) -> None:
+        """Write down when a daemon answered, for the agent after this one."""
+        path = self._directory / instance / LEASE_FILE
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            fresh = path.with_suffix(".new")
+            with open(fresh, "w", opener=owner_only) as file:
+                json.dump({"boot": self._boot_id, "heard_at": heard_at}, file)
+            fresh.replace(path)
+        except OSError as error:
+            log.warning("a lease cannot be noted", action="lease-not-noted", instance=instance, reason=str(error))
+
+
+def _boot_id() -> str:
+    """Return what tells this run of the machine from every other; empty where the kernel does not say."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""

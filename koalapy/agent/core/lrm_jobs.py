@@ -1,0 +1,345 @@
+"""A cluster's resource manager, as far as the agent uses it: submits runners, ends them, and watches."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import cast, get_args
+
+import structlog
+
+from koalapy.agent.components.component import Component
+from koalapy.agent.components.job_places import JobPlaces
+from koalapy.agent.core.lrm_health import LrmHealth, in_one_line, unexpected
+from koalapy.agent.core.lrm_leftovers import Leftovers, by_name, job_of
+from koalapy.agent.core.lrm_polling import FIRST_POLL_DELAY, PollSchedule
+from koalapy.agent.core.reporter import Reporter
+from koalapy.agent.core.spool import write_error
+from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
+from koalapy.agent.lrm.port import Fault, Lrm, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agent.runners.runner_timeouts import ConnectTimeouts, HangUpTimeouts
+from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from koalapy.model.reports import LrmOperation
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
+
+log = structlog.get_logger()
+
+FAULTS = get_args(Fault)
+POLL_INTERVAL = 5.0
+"""Seconds between two questions that a resource manager asks by itself where it is not told of changes."""
+MAX_OPEN_PAUSE = 10.0
+"""Seconds between two tries to open the resource manager, at most."""
+MIN_POLL_INTERVAL = 0.02
+"""Seconds between two polls at least, so that a burst of changes costs one."""
+MAX_SUBMIT_TRIES = 5
+"""The last of them only looks whether one before was taken all the same."""
+SETTLE_CHECK_INTERVAL = 0.5
+GRACE_CHECK_INTERVAL = 0.5
+STOP_TIMEOUT = 5.0
+"""Seconds that runners have to end by themselves before the resource manager is asked to end them."""
+LAST_OUTPUT_TIMEOUT = 60.0
+"""Seconds more, while output of theirs still comes."""
+
+
+class LrmJobs:
+    """The jobs we have in the resource manager."""
+
+    def __init__(
+        self,
+        lrm: Lrm,
+        reporter: Reporter,
+        submission: Callable[[Component], LrmSubmission],
+        places: JobPlaces,
+        poll_interval: float = POLL_INTERVAL,
+        address: Callable[[], str] = str,
+        stop_timeout: float = STOP_TIMEOUT,
+        timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._lrm, self._reporter, self._submission = lrm, reporter, submission
+        self._places, self._stop_timeout = places, stop_timeout
+        self._timeouts, self._clock = timeouts, clock
+        self._health = LrmHealth(self._tell, timeouts, clock)
+        reporter.calls = self._health.calls.told
+        self._leftovers = Leftovers(clock)
+        self.polls = PollSchedule(poll_interval, reporter.live.values, timeouts, clock)
+        self._hang_ups = HangUpTimeouts(self._spawn)
+        self._connects = ConnectTimeouts(address, self._spawn, self._failed, timeouts.runner_connect_s)
+        self._opened = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._cancelling: set[str] = set()
+        self._cancelled: set[str] = set()
+        """Names of live components whose jobs the resource manager was asked to end."""
+        self._ordered: dict[str, float] = {}
+        """Jobs beside those of live components that it was asked to end, and when last."""
+
+    @property
+    def problem(self) -> str:
+        """Why nothing can be started in the resource manager, in one line; empty when it can."""
+        return self._health.problem
+
+    def cannot_write(self, why: str) -> None:
+        """Tell that no job can be started, since what must be remembered of one cannot be written down."""
+        self._health.takes_none_for_a_while(why)
+
+    async def version(self) -> str:
+        """What the resource manager is, for people; empty where it does not say."""
+        await self._opened.wait()
+        try:
+            return await self._health.call(LrmOperation.VERSION, self._lrm.version())
+        except SiteError as error:
+            log.info("the resource manager does not say its version", action="version-unknown", reason=error.message)
+            return ""
+
+    def submit(self, component: Component, *, unsure: bool = False) -> None:
+        """Submit a component's runner; ``unsure`` when that may have been done before."""
+        self._leftovers.component_begins(component.name)
+        self._spawn(self._submit(component, unsure))
+
+    def end(self, component: Component) -> None:
+        """Have a component end: its runners if there are any, else its job."""
+        if component.ended:
+            return
+        component.send(component.stopping)
+        if component.lrm_job is not None and component.name not in self._cancelling:
+            self._cancelling.add(component.name)
+            # What has begun to end by itself is let end: a cancellation that crosses it confuses Grid Engine.
+            # Runners that were let go may not have found a restarted agent yet, and hold output of their program.
+            started = component.plan is not None or any(node.phase for node in component.nodes)
+            self._spawn(self._cancel(component, self._stop_timeout if started else 0.0))
+
+    def forget(self, component: Component) -> None:
+        """Nobody wants what is left of its job."""
+        self._places.remove(component)
+
+    async def watch(self) -> None:
+        """Follow the resource manager until cancelled."""
+        try:
+            await self._open()
+            self._spawn(self._listen())
+            await self.polls.wait(FIRST_POLL_DELAY)  # whatever the resource manager has to say first
+            reported_at = 0.0
+            while True:
+                anyway = self._clock.monotonic() - reported_at >= self._timeouts.report_interval_s
+                await self._poll(anyway=anyway)
+                if anyway:
+                    reported_at = self._clock.monotonic()
+                await asyncio.sleep(MIN_POLL_INTERVAL)
+                await self.polls.wait()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _open(self) -> None:
+        """Open the resource manager, however long it takes until that can be done."""
+        pause = FIRST_POLL_DELAY
+        while not self._opened.is_set():
+            try:
+                await self._health.poll(LrmOperation.OPEN, self._lrm.open())
+                self._opened.set()
+            except SiteError:
+                await asyncio.sleep(pause)
+                pause = min(MAX_OPEN_PAUSE, pause * 2)
+
+    async def _listen(self) -> None:
+        async for _ in self._lrm.changes():
+            self.polls.soon()
+
+    async def _poll(self, *, anyway: bool) -> None:
+        number, began, snapshot = self.polls.begins(), self._clock.monotonic(), None
+        try:
+            snapshot = await self._health.poll(LrmOperation.SNAPSHOT, self._lrm.snapshot())
+        except SiteError:
+            pass
+        finally:
+            self.polls.ended(began, snapshot)
+        if snapshot is not None:
+            self._health.takes_no_jobs(snapshot.submit_error)
+            self._compare(snapshot, began)
+            self._reporter.notices = [*self._leftovers.notices(), *snapshot.notices]
+            self._reporter.report(snapshot, self.problem, anyway=anyway)
+        elif anyway:
+            self._reporter.report(None, self.problem, anyway=True)
+        self.polls.taken_in(number)
+
+    def _tell(self) -> None:
+        if self.problem:
+            self._reporter.report(None, self.problem)
+
+    def _compare(self, snapshot: LrmSnapshot, began: float) -> None:
+        named = by_name(snapshot.jobs)
+        ending: list[LrmJob] = []
+        for component in list(self._reporter.live.values()):
+            job, superfluous = job_of(component, named.get((component.name, component.user), ()))
+            if component.lrm_job is None or (job is None and component.submitted_at >= began):
+                continue
+            for each in superfluous:
+                log.warning("several jobs of one name", action="duplicate-jobs", token=component.token, lrm_job=each.id)
+                self._order(each)
+            try:
+                self._take_in(component, job, ending)
+            except Exception as error:  # noqa: BLE001 whatever it is, the others have their turns
+                self._give_up(component, job, error)
+        for job, by_force in self._leftovers.see(snapshot.jobs, ending):
+            self._order(job, by_force=by_force)
+
+    def _take_in(self, component: Component, job: LrmJob | None, ending: list[LrmJob]) -> None:
+        """What a look says of a component; a job that was to end and still lives is added to ``ending``."""
+        if job is not None and job.id != component.lrm_job:
+            component.lrm_job = job.id
+            component.folder.note(lrm=job.id)
+        if job is not None and job.state is LrmJobState.ENDED:
+            self._hang_ups.ended(component)
+        if component.over(job):
+            if not self._places.has_taken_back(component, self.polls.soon):
+                return
+            component.lrm_ended(job)
+            self._over(component)
+        elif job is not None and (job.lost or job.refused) and component.may_fail:
+            component.fail(job.reason, job.refused or "site")
+            self.end(component)
+        elif job is not None and component.name in self._cancelled and job.state is not LrmJobState.ENDED:
+            ending.append(job)
+        elif job is not None:
+            component.lrm_lives(job)
+            if job.state is LrmJobState.RUNNING and not job.starting:
+                self._connects.runs(component, job.nodes)
+        self._reporter.publish(component)
+
+    def _give_up(self, component: Component, job: LrmJob | None, error: Exception) -> None:
+        """Its folder may be such that nothing can be done with it: that is to cost no other component anything."""
+        component.fail(in_one_line(unexpected(error)))
+        if component.over(job):
+            component.end()
+            self._over(component)
+            self._reporter.publish(component)
+        else:
+            self._failed(component)
+
+    def _over(self, component: Component) -> None:
+        log.info("component ended", action="component-ended", token=component.token, error=component.error)
+        self._leftovers.component_ended(component.name, component.user)
+        self._cancelled.discard(component.name)
+
+    def _failed(self, component: Component) -> None:
+        self._reporter.publish(component)
+        self.end(component)
+
+    async def _submit(self, component: Component, unsure: bool) -> None:
+        await self._opened.wait()
+        try:
+            component.lrm_job = await self._lrm_job_of(component, unsure)
+        except SiteRejected as error:
+            fault: Fault = "unknown" if error.fault not in FAULTS else cast(Fault, error.fault)
+            if fault == "site":  # said first, so that no other is sent the same way
+                self._health.refused(error)
+            component.fail(in_one_line(error), fault)
+        except SiteUnavailable as error:
+            component.fail(in_one_line(error))
+        except OSError as error:
+            why = write_error(component.folder.path, error)
+            self.cannot_write(why)
+            component.fail(why)
+        except Exception as error:  # noqa: BLE001 whatever it is, the component has an end
+            component.fail(in_one_line(unexpected(error)))
+        component.submitted_at = self._clock.monotonic()
+        if component.lrm_job is None:
+            component.end()
+            self._over(component)
+            self.polls.soon()  # what was told of this cluster may no longer hold
+        else:
+            component.folder.note(lrm=component.lrm_job)
+            log.info(
+                "component submitted", action="component-submitted", token=component.token, lrm_job=component.lrm_job
+            )
+        self._reporter.publish(component)
+        if component.stop is not None or component.error:
+            self.end(component)
+
+    async def _lrm_job_of(self, component: Component, unsure: bool) -> str | None:
+        """Its job in the resource manager, which has but one of its name; None when it was told to end before there was
+        one. ``SiteError``.
+
+        A submission that was not answered may have been taken, and may still be: nothing is submitted again before that
+        must have been settled, and none of that name is there. What comes later all the same is ended when it is seen.
+        """
+        health, lrm = self._health, self._lrm
+        for attempt in range(1, MAX_SUBMIT_TRIES + 1):
+            try:
+                lrm_job = (
+                    await health.call(LrmOperation.FIND, lrm.find(component.name, component.user)) if unsure else None
+                )
+                if lrm_job is None and component.stop is None and attempt < MAX_SUBMIT_TRIES:
+                    await component.folder.synced()  # else it might run and nobody know of it
+                    lrm_job = await health.call(LrmOperation.SUBMIT, lrm.submit(self._submission(component)))
+                    health.accepted()
+                if lrm_job is not None or component.stop is not None:
+                    return lrm_job
+            except SiteUnavailable as error:
+                unsure, failed = True, error
+                if attempt == MAX_SUBMIT_TRIES:
+                    raise
+                await self._settle(
+                    component,
+                    max(
+                        self._timeouts.submit_pause_s * 2**attempt,
+                        await health.call(LrmOperation.SETTLE, lrm.settling_time()),
+                    ),
+                )
+        raise failed
+
+    async def _settle(self, component: Component, seconds: float) -> None:
+        """Wait so long, or until a runner says that there is a job."""
+        end = self._clock.monotonic() + seconds
+        while (left := end - self._clock.monotonic()) > 0 and not component.runners:  # noqa: ASYNC110
+            await asyncio.sleep(min(left, SETTLE_CHECK_INTERVAL))
+
+    def _order(self, job: LrmJob, *, by_force: bool = False) -> None:
+        """Have a job ended that is no live component's, unless that was asked for just now."""
+        now = self._clock.monotonic()
+        if now < self._ordered.get(job.id, 0.0) + STOP_TIMEOUT:
+            return
+        self._ordered = {id: at for id, at in self._ordered.items() if now < at + STOP_TIMEOUT} | {job.id: now}
+        self._spawn(self._end_now(job, by_force))
+
+    async def _end_now(self, job: LrmJob, by_force: bool) -> None:
+        try:
+            await self._health.call(
+                LrmOperation.CANCEL, self._lrm.cancel(job.id, job.name, job.user, by_force=by_force)
+            )
+            self.polls.soon()
+        except SiteError as error:
+            log.warning("cancel failed", action="cancel-failed", lrm_job=job.id, name=job.name, reason=error.message)
+            if by_force and isinstance(error, SiteRejected):
+                self._leftovers.refused(job, f"{error.message}: {error.hint}" if error.hint else error.message)
+
+    async def _cancel(self, component: Component, timeout: float) -> None:
+        """Ask the resource manager, and again until the component has ended."""
+        try:
+            await self._opened.wait()
+            # It may be told to stop at once meanwhile.
+            while left := component.grace_left:  # noqa: ASYNC110
+                await asyncio.sleep(min(left, GRACE_CHECK_INTERVAL))
+            await asyncio.sleep(timeout)
+            # What its runners had not handed over when they were told to end is not to be lost.
+            longest = self._clock.monotonic() + LAST_OUTPUT_TIMEOUT
+            while timeout and (left := component.output.taken_at + timeout - self._clock.monotonic()) > 0:
+                if self._clock.monotonic() > longest:
+                    break
+                await asyncio.sleep(left)
+            while not component.ended and component.lrm_job is not None:
+                self._cancelled.add(component.name)
+                try:
+                    await self._health.call(
+                        LrmOperation.CANCEL, self._lrm.cancel(component.lrm_job, component.name, component.user)
+                    )
+                    self.polls.soon()
+                except SiteError as error:
+                    log.warning("cancel failed", action="cancel-failed", token=component.token, reason=error.message)
+                await asyncio.sleep(STOP_TIMEOUT)
+        finally:
+            self._cancelling.discard(component.name)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,220 @@
+"""Tells the daemon what there is to tell: the state of components, their output, the cluster's node counts."""
+
+import base64
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from koalapy.agent.components.component import Component, lrm_name
+from koalapy.agent.components.lost_records import LostRecords
+from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSnapshot
+from koalapy.agent.runners.uplink import Uplink
+from koalapy.model.bounds import NOTICES
+from koalapy.model.disk import Disk
+from koalapy.model.job import ComponentState, is_token
+from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, LrmCalls, StageStatus, Versions
+from koalapy.protocol.messages import Output
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
+
+RECORD_LOST = "the agent has lost its record"
+EMPTY_REPORT = ClusterReport(total=0, idle=0)
+RESEND_INTERVAL = 10.0
+"""Seconds without an acknowledgement after which output is sent again: the daemon may have had no room for it."""
+DELIVERY_TIMEOUT = 300.0
+"""Seconds for which the output of a component that has ended is offered to a daemon that is there and takes nothing."""
+
+
+class Reporter:
+    """All components, and how much of each the daemon knows on this connection."""
+
+    def __init__(self, uplink: Uplink, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.uplink, self._clock = uplink, clock
+        self.components: dict[str, Component] = {}
+        """By the name their jobs have in the resource manager."""
+        self.live: dict[str, Component] = {}
+        """Those that have not ended."""
+        self.instance = ""
+        self.stages: Callable[[str], list[StageStatus]] = lambda instance: []
+        """The stages of a daemon, for the inventory."""
+        self.ended: Callable[[Component], object] = lambda component: None
+        """Called, perhaps several times, with a component that has ended."""
+        self.notices: list[str] = []
+        """What people should know of the cluster beside its counts."""
+        self.lacks: Callable[[], list[str]] = list
+        """Programs that are missing on this host now."""
+        self.disks: list[Disk] = []
+        """Where we write."""
+        self.lost_records = LostRecords(clock)
+        self.versions = Versions()
+        self.calls: Callable[[], tuple[LrmCalls, ...]] = tuple
+        """How the resource manager answered until now."""
+        self.low: list[str] = []
+        self.full = ""
+        """Which of them have little room, and which have none, so that nothing may be started."""
+        self.stray_users: dict[str, str] = {}
+        """Accounts of jobs that carry our name though we have no record of them, by their names."""
+        self._welcomed = False
+        self._ready = False
+        """Whether the inventory has been sent."""
+        self._reported: ClusterReport | None = None
+
+    def add(self, component: Component) -> None:
+        self.components[component.name] = component
+        if not component.ended:
+            self.live[component.name] = component
+
+    def find(self, token: str, instance: str | None = None) -> Component | None:
+        """A component of a daemon: by default the one we are connected to, or were last."""
+        return self.components.get(lrm_name(self.instance if instance is None else instance, token))
+
+    def welcomed(self, problem: str) -> None:
+        """A daemon has let us in; until the resource manager has been asked there is only a problem to tell, if any."""
+        self._welcomed, self._reported = True, None
+        if problem:
+            self.report(None, problem)
+
+    def connected(self, snapshot: LrmSnapshot | None, problem: str) -> None:
+        """Begin anew with a daemon that has welcomed us; ``problem`` when the snapshot could not be taken again.
+
+        Without a snapshot only what the journals say, if that is anything; all of it once there is one.
+        """
+        own = [c for c in self.components.values() if c.instance == self.instance]
+        if snapshot is None and not own:
+            return
+        for component in own if not self._ready else ():
+            component.output.begin_anew()
+        self._ready = True
+        statuses = [self._status(c) for c in own]
+        components = (*statuses, *(self._stray_statuses(snapshot) if snapshot is not None else ()))
+        stages = tuple(self.stages(self.instance))
+        self.uplink.put(Inventory(components, whole=snapshot is not None, stages=stages))
+        self._reported = None
+        if snapshot is not None:
+            self.report(snapshot)
+        if problem:
+            self.report(None, problem)
+        for component, status in zip(own, statuses, strict=True):
+            component.reported = status
+            self.publish_output(component)
+
+    def disconnected(self) -> None:
+        self._welcomed = self._ready = False
+
+    def publish(self, component: Component) -> None:
+        """Send a component's status if it is another than the last one sent, and with its end what came in last."""
+        if component.ended:
+            self.live.pop(component.name, None)
+            self.ended(component)
+            self.publish_output(component)
+        if not self._ready or component.instance != self.instance:
+            return
+        status = self._status(component)
+        if status != component.reported:
+            component.reported = status
+            self.uplink.put(status)
+
+    def publish_stage(self, instance: str, status: StageStatus) -> bool:
+        """Whether it was sent."""
+        sent = self._ready and instance == self.instance
+        if sent:
+            self.uplink.put(status)
+        return sent
+
+    def publish_again(self, component: Component) -> None:
+        component.reported = None
+        self.publish(component)
+
+    def publish_output(self, component: Component) -> None:
+        """Send what may be on its way now."""
+        if not self._ready or component.instance != self.instance:
+            return
+        while piece := component.output.next_piece():
+            data = base64.b64encode(piece.data).decode("ascii")
+            self.uplink.put(Output(token=component.token, offset=piece.offset, data=data, gap=piece.gap))
+
+    def acknowledged(self, component: Component, offset: int) -> None:
+        """The daemon has its output up to an offset."""
+        component.output.acknowledge(offset)
+        self.publish_output(component)
+        if component.ended and not component.output.pending:
+            self.publish(component)
+
+    def offer_again(self) -> None:
+        """Send again the output that the daemon was sent and did not take; give up when it never does."""
+        if not self._ready:
+            return
+        now = self._clock.monotonic()
+        for component in list(self.components.values()):
+            output = component.output
+            if component.instance != self.instance or not output.pending:
+                continue
+            if component.ended and now - output.progress_at > DELIVERY_TIMEOUT:
+                output.give_up(f"the daemon took nothing for {DELIVERY_TIMEOUT:g} s")
+                self.publish(component)
+            elif output.sent > output.acknowledged and now - output.tried_at > RESEND_INTERVAL:
+                output.rewind()
+                self.publish_output(component)
+
+    def report(self, snapshot: LrmSnapshot | None, problem: str = "", *, anyway: bool = False) -> None:
+        """Send node counts if they changed; without a snapshot the last ones (or none), with the reason why.
+
+        ``problem``: why nothing can be started there, though it may be known what runs.
+        """
+        if not self._welcomed or (snapshot is not None and not self._ready):
+            return
+        problem = "; ".join(filter(None, (problem, self.full)))
+        if snapshot is not None:
+            report = ClusterReport(
+                total=snapshot.total,
+                idle=snapshot.idle,
+                background=snapshot.background,
+                down=snapshot.down,
+                holding=self._holding(snapshot),
+                problem=problem,
+                notices=tuple(NOTICES.cut((*self.notices, *self.low))),
+                lacks=frozenset(self.lacks()),
+                disks=tuple(self.disks),
+                versions=self.versions,
+                calls=self.calls(),
+                node_classes=snapshot.node_classes,
+                lost_records=self.lost_records.tokens(),
+            )
+        else:
+            known = self._reported or EMPTY_REPORT
+            report = replace(known, problem=problem, versions=self.versions, calls=self.calls())
+        if anyway or report != self._reported:
+            self._reported = report
+            self.uplink.put(report)
+
+    def _holding(self, snapshot: LrmSnapshot) -> frozenset[str]:
+        prefix = lrm_name(self.instance, "")
+        running = (job for job in self._ours(snapshot, prefix) if job.state is LrmJobState.RUNNING)
+        return frozenset(job.name.removeprefix(prefix) for job in running)
+
+    def _status(self, component: Component) -> ComponentStatus:
+        """What to tell now: the end only when the daemon has the results and the last of the output."""
+        status = component.status()
+        if component.ended and (component.output.pending or component.collecting):
+            return replace(status, state=ComponentState.DELIVERING)
+        return status
+
+    def strays(self, snapshot: LrmSnapshot) -> Iterable[tuple[str, LrmJob]]:
+        """Yield the present daemon's jobs that have not ended and of which there is no record, with their tokens."""
+        prefix = lrm_name(self.instance, "")
+        for job in self._ours(snapshot, prefix):
+            token = job.name.removeprefix(prefix)
+            # Another user may have given a job such a name.
+            if job.name not in self.components and job.state is not LrmJobState.ENDED and is_token(token):
+                yield token, job
+
+    def _stray_statuses(self, snapshot: LrmSnapshot) -> Iterable[ComponentStatus]:
+        self.stray_users.clear()
+        for token, job in self.strays(snapshot):
+            self.stray_users[job.name] = job.user
+            yield ComponentStatus(token, ComponentState.WAITING, lrm_job=job.id, error=RECORD_LOST, infrastructure=True)
+
+    def _ours(self, snapshot: LrmSnapshot, prefix: str) -> Iterable[LrmJob]:
+        """Those of a component's name that are not another account's."""
+        for job in snapshot.jobs:
+            known = self.components.get(job.name)
+            if job.name.startswith(prefix) and (known is None or known.user == job.user):
+                yield job

@@ -1,0 +1,264 @@
+"""What an agent must still know after a crash: a folder for each component, with a journal of what was decided."""
+
+import contextlib
+import errno
+import json
+import os
+import re
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from koalapy.agent.components.regular_files import open_regular, read_regular
+from koalapy.agent.core.disk_sync import DiskSync, sync
+from koalapy.agent.runners.runner_messages import parse_result
+from koalapy.agent.transfers.trees import remove_tree
+from koalapy.runner.account_files import LOG_END as LAST_LINE_WINDOW
+from koalapy.runner.account_files import MAX_RESULT
+from koalapy.runner.account_files import RUNNER_LOG as RUNNER_LOG
+from koalapy.runner.session import FILE_TAG_LENGTH, open_file
+
+log = structlog.get_logger()
+
+REMOVED_SUFFIX = ".forgotten"
+"""Ends the name of a folder that is being removed."""
+MAX_JOURNAL = 64 * 1024 * 1024
+"""Bytes of a journal at most: of what has more, most was not written by us."""
+DAMAGED_JOURNAL = "journal.damaged"
+"""What a journal is renamed to when it cannot be used: its folder counts as one without a record."""
+_CHECKED_LINE = re.compile(rb"(.*) ([0-9a-f]{8})", re.DOTALL)
+LAST_HEARD_FILE = "heard"
+"""A file of each daemon instance: its time is when the daemon was last heard of."""
+
+
+class DamagedJournal(ValueError):
+    """A journal has a line that is not as it was written, so that something it recorded is lost."""
+
+
+@dataclass(eq=False, slots=True)
+class Folder:
+    """One component's folder. Its journal has one JSON object a line, each followed by its checksum."""
+
+    path: Path
+    disk_sync: DiskSync | None = None
+    """Who brings it to the disk; without one, each line is brought there at once."""
+    secret_of: Callable[[int], bytes | None] | None = None
+    """The secret of a node, by which what its runner left is known to be its; without one, all is taken for that."""
+    _late: bytes = b""
+    """What there was no room for yet."""
+
+    def write(self, **entry: Any) -> None:
+        """Add to the journal; ``OSError`` also when there was room for a part of it only."""
+        self._append(self._late + _line(entry))
+        self._late = b""
+
+    def note(self, **entry: Any) -> None:
+        """The same of what has happened already: where there is no room it is written later, in ``catch_up``."""
+        self._late += _line(entry)
+        self.catch_up()
+
+    def catch_up(self) -> bool:
+        """Write what could not be written before; whether nothing of that is left."""
+        if self._late:
+            try:
+                self.write()
+            except OSError as error:
+                log.warning(
+                    "a journal cannot be written", action="journal-not-written", reason=write_error(self.path, error)
+                )
+        return not self._late
+
+    async def synced(self) -> None:
+        """Return when all that was written is on the disk; ``OSError`` when it cannot be brought there."""
+        if self.disk_sync is not None:
+            await self.disk_sync.synced()
+            if problem := self.disk_sync.problem(self.path):
+                raise problem
+
+    def _append(self, lines: bytes) -> None:
+        path = self.path / "journal"
+        descriptor = open_regular(path, os.O_APPEND)
+        try:
+            size = os.fstat(descriptor).st_size
+            try:
+                if os.write(descriptor, lines) < len(lines):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(descriptor, size)
+                raise
+        finally:
+            os.close(descriptor)
+        self._written(path, began=size == 0)
+
+    def _written(self, path: Path, *, began: bool) -> None:
+        paths = [path, self.path] if began else [path]
+        if self.disk_sync is not None:
+            self.disk_sync.written(*paths)
+        else:
+            for each in paths:
+                sync(each)
+
+    def entries(self) -> dict[str, Any]:
+        """Return the journal's entries as one mapping, later ones over earlier ones.
+
+        A last line without its end was being written when the agent was killed; it had no effect, so cut it off.
+        Raise ``DamagedJournal`` if any other line is not as it was written, and ``OSError`` if it cannot be read.
+        """
+        known: dict[str, Any] = {}
+        path = self.path / "journal"
+        try:
+            content = read_regular(path, MAX_JOURNAL)
+        except FileNotFoundError:
+            return known
+        *lines, unfinished = content.split(b"\n")
+        for line in filter(None, lines):
+            known |= _parse_line(line)
+        if unfinished:
+            if _is_whole(unfinished[:-1]):
+                raise DamagedJournal("the end of its last line is not as it was written")
+            with contextlib.suppress(OSError):
+                os.truncate(path, len(content) - len(unfinished))
+        return known
+
+    def set_damaged_aside(self) -> None:
+        """Make this a folder without a record, which is removed with the component or by the next agent."""
+        with contextlib.suppress(OSError):
+            (self.path / "journal").rename(self.path / DAMAGED_JOURNAL)
+
+    def result(self, node: int) -> dict[str, Any] | None:
+        """What a node's runner left for us when it ended, where it could."""
+        try:
+            return parse_result(self.left(node, self.path / f"result.{node}.json", MAX_RESULT))
+        except (OSError, ValueError, RecursionError):
+            return None
+
+    def left(self, node: int, path: Path, most: int) -> bytes:
+        """What a node's runner left in a file; ``OSError``, and ``ValueError`` when it is not from that runner."""
+        if self.secret_of is None:
+            return read_regular(path, most)
+        if (secret := self.secret_of(node)) is None:
+            raise OSError(errno.EAGAIN, "the node's secret is not known yet", str(path))
+        return open_file(secret, path.name, read_regular(path, most + FILE_TAG_LENGTH))
+
+    def last_words(self) -> str:
+        """The last line that a runner, or who was to start it, wrote for people; empty when there is none."""
+        try:
+            lines = (
+                read_regular(self.path / RUNNER_LOG, LAST_LINE_WINDOW, end=True).decode(errors="replace").splitlines()
+            )
+        except OSError:
+            return ""
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+    def unsent(self) -> dict[int, list[tuple[int, Path]]]:
+        """The files with output that runners had not sent, by node and the places in its stream where they begin."""
+        by_node: dict[int, list[tuple[int, Path]]] = {}
+        for path in self.path.glob("output.*.*"):
+            _, node, start = path.name.split(".", 2)
+            if node.isdecimal() and start.isdecimal():
+                by_node.setdefault(int(node), []).append((int(start), path))
+        return {node: sorted(files) for node, files in by_node.items()}
+
+    def remove(self) -> None:
+        """Forget it at once, and then remove what there is; who is killed in between leaves that to the next agent."""
+        self._late = b""
+        gone = self.path.with_name(f"{self.path.name}{REMOVED_SUFFIX}")
+        with contextlib.suppress(OSError):
+            self.path.rename(gone)
+        for path in (gone, self.path):
+            remove_tree(path)
+        if self.disk_sync is not None:
+            self.disk_sync.forget(self.path)
+
+
+def _line(entry: dict[str, Any]) -> bytes:
+    text = json.dumps(entry).encode()
+    return b"%s %08x\n" % (text, zlib.crc32(text)) if entry else b""
+
+
+def _is_whole(line: bytes) -> bool:
+    match = _CHECKED_LINE.fullmatch(line)
+    return match is not None and zlib.crc32(match[1]) == int(match[2], 16)
+
+
+def _parse_line(line: bytes) -> dict[str, Any]:
+    """Return the entry of a line; one of an earlier version has no checksum. Raise ``DamagedJournal``."""
+    match = _CHECKED_LINE.fullmatch(line)
+    if match is not None and not _is_whole(line):
+        raise DamagedJournal(f"the checksum of {line[:60]!r} is wrong")
+    try:
+        entry = json.loads(line if match is None else match[1])
+    except ValueError as error:
+        raise DamagedJournal(f"{line[:60]!r} is no entry") from error
+    if not isinstance(entry, dict):
+        raise DamagedJournal(f"{line[:60]!r} is no entry")
+    return entry
+
+
+def write_error(path: Path, error: OSError) -> str:
+    """Why a file or folder of ours could not be written, with the disk that it is on."""
+    mount = path.absolute()
+    while not os.path.ismount(mount):
+        mount = mount.parent
+    return f"the spool {path} cannot be written: {error.strerror or error} (disk of {mount})"
+
+
+class Spool:
+    """The folders of all components, by daemon instance and token."""
+
+    def __init__(self, directory: Path, secret_of: Callable[[str, str, int], bytes | None] | None = None) -> None:
+        """``secret_of`` a node: by instance, token and index."""
+        self._directory, self._secret_of = directory, secret_of
+        self.disk_sync = DiskSync()
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def make(self, instance: str, token: str) -> Folder:
+        path = self._directory / instance / token
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.disk_sync.written(path, path.parent, self._directory)
+        return self._folder(path)
+
+    def _folder(self, path: Path) -> Folder:
+        known = self._secret_of
+        secret_of = known and partial(known, path.parent.name, path.name)
+        return Folder(path, self.disk_sync, secret_of)
+
+    def discard(self, instance: str, token: str) -> None:
+        """What there is of a folder in which nothing could be written."""
+        Folder(self._directory / instance / token, self.disk_sync).remove()
+
+    def heard(self, instance: str) -> None:
+        """Note that a daemon was heard of now."""
+        (self._directory / instance).mkdir(mode=0o700, exist_ok=True)
+        (self._directory / instance / LAST_HEARD_FILE).touch(mode=0o600)
+
+    def silence(self, instance: str) -> float:
+        """Seconds since a daemon was heard of; counted from now when that was never noted, or later than now."""
+        with contextlib.suppress(FileNotFoundError):
+            seconds = time.time() - (self._directory / instance / LAST_HEARD_FILE).stat().st_mtime
+            if seconds >= 0:  # else the clock was set back since
+                return seconds
+        self.heard(instance)
+        return 0.0
+
+    def sweep(self) -> list[Path]:
+        """Remove folders that were about to be forgotten, and those in which nothing was written down."""
+        gone = list(self._directory.glob(f"*/*{REMOVED_SUFFIX}"))
+        for heard in self._directory.glob(f"*/{LAST_HEARD_FILE}"):
+            folders = (path for path in heard.parent.iterdir() if path.is_dir() and not path.is_symlink())
+            gone += [path for path in folders if path not in gone and not (path / "journal").exists()]
+        for path in gone:
+            remove_tree(path)
+        return gone
+
+    def load(self) -> Iterator[tuple[str, str, Folder]]:
+        """Every (instance, token, folder) there is."""
+        for journal in sorted(self._directory.glob("*/*/journal")):
+            yield journal.parent.parent.name, journal.parent.name, self._folder(journal.parent)

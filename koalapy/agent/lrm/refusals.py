@@ -1,0 +1,101 @@
+"""Classify the refusal of a job by the words of Slurm or Grid Engine. Pure; any text gets an answer.
+
+One table serves commands and DRMAA libraries, so that both judge the same words alike. It has whole phrases that Slurm
+and Grid Engine print themselves: single words, such as "account", also stand in the texts of sites' own scripts, where
+they say nothing certain. What a user can choose is walltime and size; all other options are koalapy's or the cluster's.
+"""
+
+import re
+
+from koalapy.agent.lrm.port import Fault
+
+
+def _pattern(*phrases: str) -> re.Pattern[str]:
+    return re.compile("|".join(phrases), re.IGNORECASE)
+
+
+_PHRASES: tuple[tuple[Fault, re.Pattern[str]], ...] = (
+    (
+        "site",  # options that every job of koalapy has
+        _pattern(
+            r"--(exclusive|mem|no-requeue|ntasks-per-node|comment|open-mode|chdir|output|job-name|parsable)\b",
+            r"Memory specification can not be satisfied",
+            r"Memory required by task is not available",
+        ),
+    ),
+    ("job", _pattern(r"Invalid --time specification", r"invalid date/time format", r"is not a time value")),
+    (
+        "unsuitable",
+        _pattern(
+            r"Requested time limit is invalid",
+            r"Time limit specification required",
+            r"\b(QOS|Assoc)Max(Wall|Node|Cpu|TRES)\w*PerJob\w*",
+            r"Node count specification invalid",
+            r"More processors requested than permitted",
+            r"\b[hs]_rt\b",
+        ),
+    ),
+    (
+        "limit",
+        _pattern(
+            r"\b(QOS|Assoc)(Max|Grp)\w+",
+            r"\bMax(Submit|Job|Array)\w*",
+            r"would exceed",
+            r"quota exceeded",
+            r"exceeds? .*\bquota",
+            r"jobs are allowed (per|in)",
+            r"too many jobs",
+            r"Requested nodes are busy",
+            r"Requested partition configuration not available now",
+            r"Required node not available",
+            r"Licenses currently unavailable",
+        ),
+    ),
+    (
+        "site",
+        _pattern(
+            r"invalid (parent )?account\b",
+            r"invalid partition\b",
+            r"invalid (feature|license|generic resource|node name|option|native specification)",
+            r"invalid (qos|wckey|user id|group id|cluster name|mcs_label|burst buffer)\b",
+            r"invalid --[a-z-]+",
+            r"Invalid or unknown association",
+            r"unrecognized option",
+            r"unable to open file",
+            r"No partition specified",
+            r"Partition in DOWN state",
+            r"Required partition not available",
+            r"not permitted to use this partition",
+            r"access/permission denied",
+            r"Access denied to requested reservation",
+            r"Requested reservation",
+            r"Requested operation",
+            r"Requested GRES option",
+            r"Requested account has breached",
+            r"System submissions disabled",
+            r"Error generating job credential",
+            r"\bLua (script|function)\b",
+            r"\bplugin\b",
+            # Grid Engine
+            r"unknown (queue|resource)",
+            r"does not exist",
+            r"not allowed to submit",
+            r"submit host",
+            r"no project assigned",
+            r"requires operator privileges",
+            r"lower than minimum user id",
+            r"advance reservation id",
+            r"not a valid object",
+            r"denied: (user|host)",
+            r"\bjsv\b",
+        ),
+    ),
+)
+_POLICY = re.compile(r"Job violates accounting/QOS policy(\s*\([^)]*\))?")
+"""What Slurm adds to every refusal for a limit; in brackets it names all that might be meant."""
+
+
+def fault_of(text: str) -> Fault:
+    """Return what a refusal with these words concerns: ``unknown`` if no phrase of the table is in them."""
+    text = _POLICY.sub("", text)
+    return next((fault for fault, phrases in _PHRASES if phrases.search(text)), "unknown")

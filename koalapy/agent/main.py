@@ -1,0 +1,312 @@
+"""The agent of one cluster, with the adapter of its resource manager and the environment of its programs."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import uvloop
+
+from koalapy.agent.accounts.run_as import Way, way_here
+from koalapy.agent.core.agent import run_agent
+from koalapy.agent.core.directory_lock import lock_directory
+from koalapy.agent.core.handover import take_handover
+from koalapy.agent.core.settings import NO_SOCKET, AgentSettings, SiteSettings
+from koalapy.agent.core.spool import Spool
+from koalapy.agent.lrm.local.adapter import LocalLrm
+from koalapy.agent.lrm.port import Finding, Lrm
+from koalapy.concealment import forget_own
+from koalapy.config.logs import configure_logging, warn_of_unknown_variables, watch_out_for_crashes
+from koalapy.login_socket import NAME as LOGIN_SOCKET
+from koalapy.login_socket import well_known
+from koalapy.model.errors import UsageError
+from koalapy.private import private_directory
+from koalapy.resources import raise_limit
+from koalapy.service_manager import ServiceManager
+from koalapy.settings import ClusterSection, Settings, load
+from koalapy.tls import OF_THIS_MACHINE, Trust, check_encrypted
+
+PREDECESSOR_TIMEOUT = 10.0
+"""Seconds that an embedded agent waits for the one before it, which its own daemon may have left behind."""
+INSTALLED_CONFIGURATIONS = ("~/.config/koala/koala.yaml", "/etc/koala/koala.yaml")
+"""Where the units of agents have their configuration: of an account's own agent, and of the site's."""
+MAX_OPEN_FILES = 65_536
+"""Open files that an agent asks for: one for each runner, and what transfers and commands need."""
+
+
+def agent(
+    cluster: str,
+    url: str,
+    config: Path | None,
+    directory: Path,
+    token: str,
+    ca_file: Path | None,
+    embedded: bool = False,
+) -> None:
+    """Run the agent of a cluster until it is told to end.
+
+    ``embedded``: or until the daemon dies that started it, and hands over its settings and token.
+    """
+    configure_logging("warning" if embedded else "info", cluster=cluster)
+    raise_limit(MAX_OPEN_FILES)
+    if embedded:
+        token, settings, trust = take_handover()
+    else:
+        check_encrypted(urlsplit(url))
+        config = config or installed_configuration()
+        settings, trust = load(config), Trust(ca_file)
+        trust.check()
+    # What an agent does is of no interest beside the daemon's own lines.
+    level = "warning" if embedded and settings.log_level == "info" else settings.log_level
+    configure_logging(level, settings.log_format, cluster=cluster)
+    watch_out_for_crashes()
+    if not embedded:
+        warn_of_unknown_variables()
+    manager = ServiceManager.of_environment()
+    forget_own()
+    section = _section(cluster, settings, config)
+    directory = private_directory(directory, ("spool", "lrm", "stages", "replicas"), "--directory")
+    own = _settings_of_agent(cluster, settings, url, token, directory, *_addresses(section, url), trust)
+    _check_identity(cluster, own, section)
+    with lock_directory(directory, PREDECESSOR_TIMEOUT if embedded else 0.0):
+        if own.replica_directories and not section.replica_directories:
+            replica_directory(directory).mkdir(mode=0o700, exist_ok=True)
+        lrm = own.lrm.make(own)
+        try:
+            uvloop.run(_agent(own, lrm, manager))
+        finally:
+            # What a component has left can be read with the key alone that its resource manager keeps.
+            if embedded and isinstance(lrm, LocalLrm) and not any(Spool(own.directory).load()):
+                lrm.cluster.stop(if_idle=True)
+
+
+def installed_configuration(places: Sequence[str] = INSTALLED_CONFIGURATIONS) -> Path | None:
+    """Return the configuration file that the agents' units read on this host, None where there is none.
+
+    The file of this account comes before that of the site. A file that may not be read is returned all the same.
+    """
+    for name in places:
+        path = Path(name).expanduser()
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            pass  # reading it says what is wrong
+        return path
+    return None
+
+
+def _section(cluster: str, settings: Settings, config: Path | None) -> ClusterSection:
+    section = settings.clusters.get(cluster)
+    if section is None:
+        source = config or "the built-in configuration"
+        raise UsageError(
+            f"there is no cluster {cluster} in {source}",
+            field="CLUSTER",
+            value=cluster,
+            hint=f"give one of {', '.join(sorted(settings.clusters))}, or another configuration with --config",
+        )
+    return section
+
+
+def _settings_of_agent(
+    cluster: str,
+    settings: Settings,
+    url: str,
+    token: str,
+    directory: Path,
+    runner_host: str,
+    transfer_address: str,
+    trust: Trust = OF_THIS_MACHINE,
+) -> AgentSettings:
+    section = settings.clusters[cluster]
+    taken = {field.name: getattr(section, field.name) for field in fields(SiteSettings)}
+    taken["network"] = settings.local_networks().get(cluster)
+    replicas = [Path(path) for path in section.replica_directories]
+    has_own_replicas = section.lrm.on_this_host and section.identity != "mapped"
+    return AgentSettings(
+        cluster=cluster,
+        login_sockets=_login_sockets(cluster, section, directory),
+        url=url,
+        token=token,
+        trust=trust,
+        directory=directory / "spool",
+        runner_host=runner_host,
+        environment=_program_environment(cluster, section),
+        python=section.python or sys.executable,
+        replica_directories=replicas or ([replica_directory(directory)] if has_own_replicas else []),
+        stage_directory=Path(section.stage_directory) if section.stage_directory else directory / "stages",
+        transfer_address=transfer_address,
+        disks=settings.disks,
+        encrypt_transfers=settings.encrypt_transfers,
+        encrypted_links=settings.encrypted_links(cluster),
+        **taken,
+    )
+
+
+def _login_sockets(cluster: str, section: ClusterSection, directory: Path) -> list[Path]:
+    """Where its agent may listen for the users of the head node, the best place first."""
+    if section.login_socket is not None:
+        return [] if section.login_socket == NO_SOCKET else [Path(section.login_socket)]
+    return [] if section.is_embedded else [well_known(cluster), directory / LOGIN_SOCKET]
+
+
+def _check_identity(cluster: str, own: AgentSettings, section: ClusterSection) -> None:
+    """Refuse to act for many where that cannot be done, or would show people what they may not read."""
+    where = f"clusters.{cluster}"
+    if own.identity != "mapped":
+        return
+    if section.stage_directory is None:
+        raise UsageError(
+            f"{where}.identity is mapped, and there is no {where}.stage_directory",
+            field=f"{where}.stage_directory",
+            hint="name a folder in which each account gets one of its own, and that all can pass through to",
+        )
+    if os.geteuid() == 0 and section.replica_directories:
+        raise UsageError(
+            f"{where}.replica_directories: an agent that is root would hand out what their readers may not read",
+            field=f"{where}.replica_directories",
+            hint="run the agent as an account of its own with CAP_SETUID, CAP_SETGID and CAP_KILL",
+        )
+    if way_here() is Way.NONE:
+        raise UsageError(
+            f"{where}.identity is mapped, and this agent may act for nobody",
+            field=f"{where}.identity",
+            hint="run it as root, or with CAP_SETUID and CAP_SETGID, or install sudo (docs/clusters.md)",
+        )
+
+
+def replica_directory(directory: Path) -> Path:
+    """Where replicas of an embedded cluster lie that is told of no other place."""
+    return directory / "replicas"
+
+
+def _addresses(section: ClusterSection, url: str) -> tuple[str, str]:
+    """Where the nodes reach this host, and where other sites do."""
+    if section.lrm.on_this_host:
+        return section.runner_address or "127.0.0.1", section.transfer_address or "127.0.0.1"
+    try:
+        own = _own_address(url)
+    except UsageError:
+        if section.runner_address is None:
+            raise
+        own = section.runner_address
+    return section.runner_address or own, section.transfer_address or own
+
+
+def _own_address(url: str) -> str:
+    """This host's address on the way to the daemon; nothing is sent."""
+    there = urlsplit(url)
+    port = there.port or (443 if there.scheme == "https" else 80)
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(there.hostname, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as asking:
+            asking.connect(address)
+            return str(asking.getsockname()[0])
+    except OSError as error:
+        raise UsageError(
+            f"cannot tell this host's own address: {url} leads nowhere ({error.strerror})",
+            field="--url",
+            value=url,
+            hint="give the daemon's URL with --url, or set the cluster's runner_address",
+        ) from error
+
+
+async def _agent(settings: AgentSettings, lrm: Lrm, manager: ServiceManager) -> None:
+    """Until SIGTERM or SIGINT."""
+    serving = asyncio.ensure_future(run_agent(settings, lrm, manager=manager))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
+
+
+# All nodes of an embedded cluster share this machine's name, and collectives that need all ranks to agree on who is
+# whose neighbour (coll/han, coll/sm) waited for ever. Nodes are told apart now; that cures it for all of them is not
+# proven.
+LOOPBACK_MPI = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_btl_tcp_if_include": "lo", "OMPI_MCA_coll": "^han,sm"}
+
+
+def _program_environment(cluster: str, section: ClusterSection) -> dict[str, str]:
+    """What programs of a cluster find: the profile's own, ``bin`` folders first on ``PATH``, and how MPI is set."""
+    mpi = section.mpi
+    environment = {
+        # More ranks than cores are the rule here: a rank that waits gives its core away.
+        **({**LOOPBACK_MPI, "OMPI_MCA_mpi_yield_when_idle": "1"} if section.lrm.on_this_host else {}),
+        **section.environment,
+        "KOALA_CLUSTER": cluster,
+        "KOALA_MPI_SERIES": str(mpi.series),
+    }
+    given = {
+        "KOALA_MPI_PREFIX": mpi.prefix,
+        "KOALA_MPI_INTERFACE": mpi.interface,
+        "KOALA_MPI_PORTS": mpi.ports,
+        "KOALA_MPI_PARAMETERS": json.dumps(mpi.parameters) if mpi.parameters else None,
+        "KOALA_SCRATCH": section.scratch,
+    }
+    environment |= {name: value for name, value in given.items() if value}
+    if section.lrm.on_this_host:
+        own = str(Path(sys.executable).parent)
+        rest = environment.get("PATH", os.environ.get("PATH", os.defpath))
+        environment["PATH"] = f"{own}:{rest}"
+    elif mpi.prefix:
+        environment["PATH"] = ":".join(filter(None, (f"{mpi.prefix}/bin", section.environment.get("PATH"))))
+    return environment
+
+
+def check(
+    cluster: str,
+    url: str,
+    config: Path | None,
+    directory: Path,
+    token: str,
+    ca_file: Path | None,
+    user: str = "",
+    installed: Sequence[str] = INSTALLED_CONFIGURATIONS,
+) -> list[Finding]:
+    """Return what the agent of a cluster would find here, in order. Raise ``UsageError`` for a wrong configuration.
+
+    ``user``: the account that runs the trial jobs, where jobs run as several accounts; ``installed``: where the
+    configuration is looked for when none is given.
+    """
+    # Imported here: nobody else needs an HTTP client.
+    from koalapy.agent.check.cluster import Expected, check_cluster
+
+    configure_logging("critical")
+    config = config or installed_configuration(installed)
+    settings = load(config)
+    section = _section(cluster, settings, config)
+    directory = directory.absolute()
+    try:
+        runner_host, transfer_address = _addresses(section, url)
+    except UsageError:
+        runner_host, transfer_address = "", section.transfer_address or ""
+    check_encrypted(urlsplit(url))
+    trust = Trust(ca_file)
+    trust.check()
+    own = _settings_of_agent(cluster, settings, url, token, directory, runner_host, transfer_address, trust)
+    folders = {what: path for what, path in (("scratch", section.scratch), ("home", section.home)) if path}
+    own_token = section.is_embedded and section.token is None
+    expected = Expected(section.mpi.series, section.mpi.prefix, folders, own_token)
+    findings = asyncio.run(check_cluster(own, expected, lambda: own.lrm.make(own), user=user))
+    return [_configuration_finding(cluster, config, installed), *findings]
+
+
+def _configuration_finding(cluster: str, config: Path | None, installed: Sequence[str]) -> Finding:
+    if config is not None:
+        return Finding("configuration", True, str(config.absolute()))
+    places = " nor ".join(installed)
+    return Finding(
+        "configuration",
+        True,
+        f"none was given, and there is neither {places}: this checks the built-in embedded cluster {cluster}",
+        "give the cluster's own with --config or KOALA_CONFIG",
+    )

@@ -1,0 +1,356 @@
+"""The agent's side of its runners' connections: JSON, one message a line, over TCP."""
+
+import asyncio
+import fcntl
+import json
+import os
+import socket
+import stat
+import sys
+import termios
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import structlog
+
+from koalapy.agent.core.spool import write_error
+from koalapy.agent.runners.runner_messages import parse_hello, parse_message
+from koalapy.listening import ONE_A_TURN, let_wait, take_in
+from koalapy.resources import open_files
+from koalapy.runner.atomic_files import replace_file
+from koalapy.runner.session import TAG_LENGTH, Line, Session
+
+log = structlog.get_logger()
+
+KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
+)
+"""So that a node that is gone is noticed within half a minute, whether anything is sent to it or not."""
+MAX_HELLO_LENGTH = 8 * 1024
+"""Bytes."""
+MAX_LINE_LENGTH = 4 * 1024 * 1024
+"""Bytes: what the head of a large gang tells all its nodes of each other is the longest."""
+HELLO_TIMEOUT = 30.0
+"""Seconds."""
+INTRODUCTION_TIMEOUT = 2.0
+"""Seconds for which those are waited for that were challenged, when all that runners have to say is to be heard."""
+MAX_UNAUTHENTICATED = 256
+"""Connections without a hello at the same time."""
+OPEN_FILES_WARNING = 0.9
+"""Of the files that may be open, those that are."""
+OPEN_FILES_HINT = "raise LimitNOFILE in the agent's unit, or ulimit -Hn"
+LOOP_TURN = 0.002
+"""Seconds in which the event loop goes round."""
+
+
+def encode(message: dict[str, Any]) -> Line:
+    """A message as it is sent."""
+    return Line(json.dumps(message, separators=(",", ":")).encode())
+
+
+class RunnerHandler(Protocol):
+    """Handles what runners say."""
+
+    def challenge(self, runner: "RunnerConnection", hello: dict[str, Any]) -> tuple[Session, str] | None:
+        """How to find out whether somebody is the runner that he says, with our nonce; None when he cannot be."""
+        ...
+
+    def admit(self, runner: "RunnerConnection", here: dict[str, Any]) -> bool:
+        """Whether a runner that has shown who it is gets its place."""
+        ...
+
+    def admit_old(self, runner: "RunnerConnection", hello: dict[str, Any]) -> bool:
+        """The same of one that sends its secret, as an agent of before has told it."""
+        ...
+
+    def forged(self, runner: "RunnerConnection") -> None:
+        """Somebody has said what the runner that he claims to be did not say."""
+
+    def receive(self, runner: "RunnerConnection", message: dict[str, Any]) -> None: ...
+
+    def disconnected(self, runner: "RunnerConnection") -> None: ...
+
+
+class LineBuffer:
+    """Puts a line together from the pieces in which it comes, each looked at once."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self.size = 0
+        """Bytes of the line that has not ended."""
+
+    def take(self, data: bytes) -> Iterator[bytes]:
+        """The lines that end within ``data``."""
+        *ends, rest = data.split(b"\n")
+        for end in ends:
+            whole = b"".join((*self._pieces, end))
+            self._pieces, self.size = [], 0
+            yield whole
+        if rest:
+            self._pieces.append(rest)
+            self.size += len(rest)
+
+
+class RunnerConnection(asyncio.Protocol):
+    """One runner, from its hello to the end of the connection; ``component`` and ``node`` are set by the handler.
+
+    Anybody may connect: until somebody has proved to be a runner of ours they get little room and little time.
+    """
+
+    def __init__(self, handler: RunnerHandler, connections: "RunnerConnections") -> None:
+        self._handler, self._connections = handler, connections
+        self._transport: asyncio.Transport | None = None
+        self._line = LineBuffer()
+        self.arrived = 0
+        """Bytes."""
+        self.is_authenticated = False
+        self.component, self.node = "", 0
+        self._session: Session | None = None
+        self.introduced: asyncio.Future[None] | None = None
+        """Done when it is known whose it is, or it has ended."""
+
+    @property
+    def is_challenged(self) -> bool:
+        return self._session is not None
+
+    @property
+    def address(self) -> str:
+        """Where it comes from."""
+        peer = self._transport.get_extra_info("peername") if self._transport is not None else None
+        return str(peer[0]) if peer else ""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        for level, option, value in KEEPALIVE:
+            transport.get_extra_info("socket").setsockopt(level, option, value)
+        self.introduced = asyncio.get_running_loop().create_future()
+        self._connections.add(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.arrived += len(data)
+        try:
+            for line in self._line.take(data):
+                self._check(len(line))
+                self._take(line)
+                if self._transport is None or self._transport.is_closing():
+                    return
+            self._check(self._line.size)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            log.warning(
+                "a runner's message could not be understood", action="runner-message-invalid", error=repr(error)[:300]
+            )
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.remove(self)
+        self._transport = None
+        if self.is_authenticated:
+            self._handler.disconnected(self)
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.send_line(encode(message))
+
+    def send_line(self, line: Line) -> None:
+        """Send what is encoded already, for many runners."""
+        if self._transport is not None:
+            self._transport.write(line.ended if self._session is None else self._session.seal(line))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def drain(self) -> None:
+        """Wait until all is handled that had arrived when this was called."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        file = self._transport.get_extra_info("socket").fileno()
+        unread = int.from_bytes(fcntl.ioctl(file, termios.FIONREAD, bytes(4)), sys.byteorder)
+        wanted = self.arrived + unread
+        while self._transport is not None and not self._transport.is_closing() and self.arrived < wanted:  # noqa: ASYNC110
+            await asyncio.sleep(LOOP_TURN)
+
+    def _check(self, size: int) -> None:
+        longest = TAG_LENGTH + (MAX_LINE_LENGTH if self.is_authenticated else MAX_HELLO_LENGTH)
+        if size > longest:
+            raise ValueError(f"a line of more than {longest} bytes")
+
+    def _take(self, line: bytes) -> None:
+        if self._session is not None:
+            try:
+                line = self._session.open(line)
+            except ValueError:
+                self._handler.forged(self)
+                self.close()
+                return
+        if self.is_authenticated:
+            self._handler.receive(self, parse_message(line))
+        elif self._session is None:
+            self._greet(parse_hello(line))
+        else:
+            here = parse_message(line)
+            self._settle(admitted=here["t"] == "here" and self._handler.admit(self, here))
+
+    def _greet(self, hello: dict[str, Any]) -> None:
+        if "secret" in hello:
+            self._settle(admitted=self._handler.admit_old(self, hello))
+        elif (challenge := self._handler.challenge(self, hello)) is not None:
+            self._session, nonce = challenge
+            self.send({"t": "challenge", "nonce": nonce})
+        else:
+            self.close()
+
+    def _settle(self, *, admitted: bool) -> None:
+        if admitted:
+            self.is_authenticated = True
+            self._connections.authenticated(self)
+        else:
+            self.close()
+
+
+class RunnerConnections:
+    """All connections: of runners, and of those that have not proved to be one."""
+
+    def __init__(self, max_unauthenticated: int = MAX_UNAUTHENTICATED) -> None:
+        self._max_unauthenticated = max_unauthenticated
+        self.runners: set[RunnerConnection] = set()
+        self._unauthenticated: dict[RunnerConnection, asyncio.TimerHandle] = {}
+        """In the order in which they came."""
+
+    @property
+    def everyone(self) -> list[RunnerConnection]:
+        return [*self.runners, *self._unauthenticated]
+
+    @property
+    def introducing(self) -> list[RunnerConnection]:
+        """Those that were challenged, and have not answered yet."""
+        return [connection for connection in self._unauthenticated if connection.is_challenged]
+
+    def add(self, connection: RunnerConnection) -> None:
+        """The oldest that is not authenticated makes room, for a runner says hello at once."""
+        if len(self._unauthenticated) >= self._max_unauthenticated:
+            oldest = next(iter(self._unauthenticated))
+            self._forget(oldest)  # it is told of its end in a later turn only, and others may come in this one
+            oldest.close()
+        timeout = asyncio.get_running_loop().call_later(HELLO_TIMEOUT, connection.close)
+        self._unauthenticated[connection] = timeout
+
+    def authenticated(self, connection: RunnerConnection) -> None:
+        self._forget(connection)
+        self.runners.add(connection)
+
+    def remove(self, connection: RunnerConnection) -> None:
+        self._forget(connection)
+        self.runners.discard(connection)
+
+    def close(self) -> None:
+        for connection in self.everyone:
+            connection.close()
+
+    def _forget(self, connection: RunnerConnection) -> None:
+        if connection.introduced is not None and not connection.introduced.done():
+            connection.introduced.set_result(None)
+        if timeout := self._unauthenticated.pop(connection, None):
+            timeout.cancel()
+
+
+class RunnerServer:
+    """Listens for runners; keeps its port over restarts if it can, so that they find it again at once."""
+
+    def __init__(
+        self, host: str, address_file: Path, *, is_public: bool = False, max_unauthenticated: int = MAX_UNAUTHENTICATED
+    ) -> None:
+        """``is_public``: runners that read the file run as other accounts."""
+        self._host, self._is_public = host, is_public
+        self._file = address_file
+        self._connections = RunnerConnections(max_unauthenticated)
+        self._server: asyncio.Server | None = None
+        self._unwritten = ""
+        """What is to be in the file that tells runners where to report, until it is."""
+        self.address = ""
+        """Where runners are to find it, for people."""
+        self._short_of_files = False
+
+    async def listen(self, handler: RunnerHandler) -> None:
+        def connection() -> RunnerConnection:
+            return RunnerConnection(handler, self._connections)
+
+        try:
+            port = int(json.loads(self._file.read_bytes())["port"]) if self._is_ours() else 0
+            self._server = await _listen(connection, self._host, port)
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
+            self._server = await _listen(connection, self._host, 0)
+        port = self._server.sockets[0].getsockname()[1]
+        self.address = f"{self._host}:{port}"
+        self._unwritten = json.dumps({"host": self._host, "port": port})
+        self.write_address()
+
+    def write_address(self) -> None:
+        """Write down where we are, for runners, unless that is done; where there is no room it is for the next call."""
+        if not self._unwritten:
+            return
+        try:
+            if not self._is_ours() or self._file.read_bytes() != self._unwritten.encode():
+                replace_file(self._file, self._unwritten.encode(), 0o644 if self._is_public else 0o600)
+        except OSError as error:
+            log.error(
+                "runners cannot be told where to report",
+                action="address-not-written",
+                reason=write_error(self._file, error),
+            )
+            return
+        self._unwritten = ""
+
+    def _is_ours(self) -> bool:
+        try:
+            found = self._file.lstat()
+        except FileNotFoundError:
+            return False
+        return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+
+    def check_open_files(self) -> None:
+        """Say once when there may soon be none left for a runner: whoever comes then is not even heard."""
+        few, (used, most) = self._short_of_files, open_files()
+        self._short_of_files = used > most * OPEN_FILES_WARNING
+        if self._short_of_files and not few:
+            log.warning(
+                "few more runners can connect",
+                action="open-files-low",
+                open_files=used,
+                limit=most,
+                hint=OPEN_FILES_HINT,
+            )
+
+    async def drain(self) -> None:
+        """Wait until all is handled that runners have sent: when we were stopped, much of it may not have been read."""
+        if self._server is not None:
+            await take_in(self._server)
+        await asyncio.sleep(LOOP_TURN)  # what is accepted becomes a connection
+        for connection in self._connections.everyone:
+            await connection.drain()
+        if introducing := self._connections.introducing:
+            await asyncio.wait(
+                [each.introduced for each in introducing if each.introduced], timeout=INTRODUCTION_TIMEOUT
+            )
+            for connection in introducing:
+                await connection.drain()
+
+    def send_all(self, message: dict[str, Any]) -> None:
+        line = encode(message)
+        for runner in self._connections.runners:
+            runner.send_line(line)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        self._connections.close()
+
+
+async def _listen(connection: Callable[[], RunnerConnection], host: str, port: int) -> asyncio.Server:
+    server = await asyncio.get_running_loop().create_server(connection, host, port, backlog=ONE_A_TURN)
+    let_wait(server)
+    return server

@@ -1,0 +1,143 @@
+"""Sizes and SHA-256 checksums of files and folders."""
+
+import hashlib
+import os
+import stat
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from koalapy.agent.transfers.roots import open_entry, shown
+from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.model.replica import Part
+from koalapy.model.wording import is_utf8
+
+CHUNK_SIZE = 1024 * 1024
+MAX_DEPTH = 100
+"""Folders within folders, each of which is kept open while its content is looked at."""
+POLL_INTERVAL = 0.02
+"""Seconds between two looks at a file that is still growing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a file or folder holds; ``checksum`` is empty when it was not asked for."""
+
+    size: int
+    checksum: str
+    parts: tuple[Part, ...] | None = None
+
+
+def _never() -> bool:
+    return False
+
+
+def measure(descriptor: int, *, checksum: bool, given_up: Callable[[], bool] = _never) -> Content:
+    """What an open file or folder holds; ``OSError`` when it cannot be read, ``SiteRejected`` when it is odd,
+    ``SiteUnavailable`` when it was given up meanwhile.
+
+    The checksum of a folder is the SHA-256 of a line ``KIND CHECKSUM NAME NUL`` for each of its entries, by name.
+    """
+    if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        return _measure_folder(descriptor, checksum, MAX_DEPTH, given_up)
+    return _measure_file(descriptor, checksum, given_up)
+
+
+def _measure_file(descriptor: int, checksum: bool, given_up: Callable[[], bool]) -> Content:
+    if not checksum:
+        return Content(os.fstat(descriptor).st_size, "")
+    digest, size = hashlib.sha256(), 0
+    while data := os.read(descriptor, CHUNK_SIZE):
+        if given_up():
+            raise SiteUnavailable("the agent ends")
+        digest.update(data)
+        size += len(data)
+    return Content(size, digest.hexdigest())
+
+
+def _measure_folder(descriptor: int, checksum: bool, depth: int, given_up: Callable[[], bool]) -> Content:
+    if depth == 0:
+        raise SiteRejected(f"there are more than {MAX_DEPTH} folders within each other", fault="irregular")
+    parts = tuple(_part(descriptor, name, checksum, depth, given_up) for name in _names(descriptor))
+    if not checksum:
+        return Content(sum(part.size for _, part in parts), "", tuple(part for _, part in parts))
+    digest = hashlib.sha256()
+    for kind, part in parts:
+        digest.update(f"{kind} {part.checksum} {part.name}\0".encode())
+    return Content(sum(part.size for _, part in parts), digest.hexdigest(), tuple(part for _, part in parts))
+
+
+def _names(descriptor: int) -> list[str]:
+    names = sorted(os.listdir(descriptor))
+    odd = next((name for name in names if not is_utf8(name)), None)
+    if odd is not None:
+        raise SiteRejected(f"the name {odd!r} is no UTF-8", fault="irregular")
+    return names
+
+
+def _part(folder: int, name: str, checksum: bool, depth: int, given_up: Callable[[], bool]) -> tuple[str, Part]:
+    if given_up():
+        raise SiteUnavailable("the agent ends")
+    if not checksum:
+        # Opening it would tell no more.
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if stat.S_ISREG(found.st_mode):
+            return "file", Part(name, found.st_size, "")
+    entry = open_entry(folder, name)
+    try:
+        if stat.S_ISDIR(os.fstat(entry).st_mode):
+            content = _measure_folder(entry, checksum, depth - 1, given_up)
+            return "folder", Part(name, content.size, content.checksum)
+        content = _measure_file(entry, checksum, given_up)
+        return "file", Part(name, content.size, content.checksum)
+    except OSError as error:
+        raise SiteRejected(f"{shown(name)} cannot be read: {error.strerror}", fault="unreadable") from error
+    finally:
+        os.close(entry)
+
+
+class GrowingDigest:
+    """The checksum of a file that only grows, computed while it does; ``follow`` is for a thread of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._whole = threading.Event()
+        self._given_up = False
+
+    def finish(self) -> None:
+        """It will not grow any more: ``follow`` returns when it has read the rest."""
+        self._whole.set()
+
+    def give_up(self) -> None:
+        self._given_up = True
+        self._whole.set()
+
+    def follow(self) -> Content:
+        """``OSError`` when it cannot be read, or was never there."""
+        while True:
+            last = self._whole.is_set()  # before we look: it may come, and be whole, right after we have not found it
+            try:
+                descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                break
+            except FileNotFoundError:
+                if last:
+                    raise
+                self._whole.wait(POLL_INTERVAL)
+        try:
+            return self._read(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _read(self, descriptor: int) -> Content:
+        digest, size = hashlib.sha256(), 0
+        buffer = memoryview(bytearray(CHUNK_SIZE))
+        while not self._given_up:
+            last = self._whole.is_set()
+            while not self._given_up and (count := os.readv(descriptor, [buffer])):
+                digest.update(buffer[:count])
+                size += count
+            if last:
+                break
+            self._whole.wait(POLL_INTERVAL)
+        return Content(size, digest.hexdigest())

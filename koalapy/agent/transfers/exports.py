@@ -1,0 +1,373 @@
+"""Ways by which other sites pull replicas of this one: rsync daemons, each for one connection and what it has a
+ticket for."""
+
+import asyncio
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import structlog
+from pydantic import BaseModel, Field
+
+from koalapy.agent.accounts.run_as import plain
+from koalapy.agent.core.questions import ASKER
+from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
+from koalapy.agent.transfers.encryption import Encrypts, TransferIdentity, always
+from koalapy.agent.transfers.replicas import Replicas, Wanted
+from koalapy.model.errors import SiteRejected
+from koalapy.peeking import FIRST_OF_TLS, first_byte
+from koalapy.runner.atomic_files import replace_file
+
+log = structlog.get_logger()
+
+RSYNC = "rsync"
+USER = "koala"
+TICKET_LIFETIME = 24 * 3600.0
+"""Seconds after which a ticket is not valid any more; who has one gives it back before."""
+MAX_TICKETS = 256
+"""Of more the oldest ends: nobody may have given it back, and who has begun to pull by it needs it no more."""
+MAX_CONNECTIONS = 64
+LOG = "rsync.log"
+MAX_LOG_SIZE = 10_000_000
+"""Bytes."""
+IO_TIMEOUT = 60
+"""Seconds without a byte after which a connection is given up."""
+MAX_CERTIFICATE_LENGTH = 4096
+"""Characters."""
+CONFIGURATIONS = {False: "rsyncd.conf", True: "rsyncd-encrypted.conf"}
+"""For those who come in clear, and for those who speak TLS: a ticket of one kind is nothing to the other."""
+HEADER = """\
+use chroot = no
+munge symlinks = no
+numeric ids = yes
+read only = yes
+list = no
+reverse lookup = no
+refuse options = copy-links copy-dirlinks copy-unsafe-links
+transfer logging = no
+timeout = {silence}
+log file = {log}
+"""
+MODULE = """
+[{module}]
+path = {path}
+auth users = {user}
+secrets file = {secrets}
+"""
+ONLY = """\
+include = /{pattern}
+exclude = *
+"""
+
+
+def missing_programs() -> list[str]:
+    """Programs without which no files can be pulled here, or from here, that this host has not."""
+    return [] if shutil.which(RSYNC) else [RSYNC]
+
+
+class TicketBack(BaseModel):
+    """``unexport``: a ticket is not needed any more."""
+
+    module: str
+
+
+class Route(BaseModel):
+    """The answer to ``export``: by which way one puller gets what it asked for, once and for a while."""
+
+    host: str = Field(pattern=r"^[A-Za-z0-9._:-]+$")
+    port: int = Field(gt=0, lt=65536)
+    module: str = Field(pattern=r"^[0-9a-f]+$")
+    user: str = Field(pattern=r"^[a-z]+$")
+    password: str = Field(pattern=r"^[0-9A-Za-z]*$", max_length=200)
+    kind: Literal["file", "folder"]
+    certificate: str = Field(default="", max_length=MAX_CERTIFICATE_LENGTH, pattern=r"^[\t\n\r -~]*$")
+    """What must be shown there, in PEM; empty where no TLS is spoken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What one puller may read: all of a folder, or one entry of it, whose name is the module's only one."""
+
+    module: str
+    password: str
+    folder: int
+    """Descriptor of the folder: it stays the same whatever becomes of its path."""
+    only: str | None
+    encrypted: bool
+    alarm: asyncio.TimerHandle
+
+
+class Exports:
+    """Answers the questions ``export`` and ``unexport``, and serves those who have a ticket."""
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        directory: Path,
+        address: str,
+        port: int | None,
+        encrypts: Encrypts = always,
+        timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
+        *,
+        max_tickets: int = MAX_TICKETS,
+        max_log_size: int = MAX_LOG_SIZE,
+    ) -> None:
+        """``directory`` is for what rsync must be told; ``address`` is where other sites reach this one.
+
+        ``encrypts`` says to which clusters nothing may go in clear.
+        """
+        self._encrypts, self._login_s = encrypts, timeouts.transfer_login_s
+        self._max_tickets, self._max_log_size = max_tickets, max_log_size
+        self._identity: TransferIdentity | None = None
+        self._replicas, self._directory = replicas, directory
+        self._address, self._port = address, port or 0
+        self._tickets: dict[str, Ticket] = {}
+        self._listening: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+        self._connections: set[asyncio.subprocess.Process] = set()
+        """The rsync daemons."""
+        self._serving: set[asyncio.Task[None]] = set()
+
+    async def export(self, payload: Mapping[str, Any]) -> dict[str, object]:
+        """Where to pull from, once it is clear that the replica is there; ``SiteError``."""
+        wanted, asker = Wanted.model_validate(payload), str(payload.get(ASKER, ""))
+        if not wanted.encrypted and self._encrypts(asker):
+            raise SiteRejected(
+                f"nothing goes from here to {asker or 'others'} in clear, which is how its agent wants it",
+                hint="update that agent, or have both sides say otherwise: encrypt_transfers, or encrypted of the link",
+                fault="in-clear",
+            )
+        if shutil.which(RSYNC) is None:
+            raise SiteRejected("there is no rsync on its head node: install it there", fault="no-rsync")
+        path = await asyncio.to_thread(self._replicas.check, wanted)
+        folder, only = await asyncio.to_thread(self._open, path)
+        try:
+            self._listen()
+        except SiteRejected:
+            os.close(folder)
+            raise
+        if len(self._tickets) >= self._max_tickets:
+            self._revoke(next(iter(self._tickets)))
+        ticket = self._ticket(folder, only, encrypted=wanted.encrypted)
+        try:
+            if wanted.encrypted and self._identity is None:
+                self._identity = await asyncio.to_thread(TransferIdentity)
+            self._write()
+        except OSError:
+            self._end(ticket.module)
+            raise
+        assert self._listening is not None
+        return Route(
+            host=self._address,
+            port=self._listening.getsockname()[1],
+            module=ticket.module,
+            user=USER,
+            password=ticket.password,
+            kind="folder" if ticket.only is None else "file",
+            certificate=self._identity.certificate if wanted.encrypted and self._identity else "",
+        ).model_dump()
+
+    async def unexport(self, payload: Mapping[str, Any]) -> dict[str, object]:
+        self._revoke(TicketBack.model_validate(payload).module)
+        return {}
+
+    async def close(self) -> None:
+        """End every connection; nobody can pull any more."""
+        if self._accepting is not None:
+            self._accepting.cancel()
+            await asyncio.gather(self._accepting, return_exceptions=True)
+        if self._listening is not None:
+            self._listening.close()
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+        for process in self._connections:
+            kill_group(process)
+        await asyncio.gather(*(process.wait() for process in self._connections))
+        if self._identity is not None:
+            self._identity.close()
+            self._identity = None
+        for module in list(self._tickets):
+            self._end(module)
+        await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
+
+    def _open(self, path: Path) -> tuple[int, str | None]:
+        """The folder to be served, and which entry of it alone."""
+        with self._replicas.roots.open(path) as opened:
+            only = None if opened.is_folder else opened.name
+            return os.dup(opened.parent if only else opened.descriptor), only
+
+    def _ticket(self, folder: int, only: str | None, *, encrypted: bool) -> Ticket:
+        module, password = secrets.token_hex(8), secrets.token_hex(16)
+        alarm = asyncio.get_running_loop().call_later(TICKET_LIFETIME, self._revoke, module)
+        ticket = self._tickets[module] = Ticket(module, password, folder, only, encrypted, alarm)
+        return ticket
+
+    def _revoke(self, module: str) -> None:
+        if module in self._tickets:
+            self._end(module)
+            self._write()
+
+    def _end(self, module: str) -> None:
+        """Also without another configuration a ticket is worth nothing then: its folder and its secret are gone."""
+        ticket = self._tickets.pop(module)
+        ticket.alarm.cancel()
+        if any(not _has_begun(process.pid) for process in self._connections):
+            # It may have been let in by this ticket, and would serve whatever has the descriptor's number next.
+            asyncio.get_running_loop().call_later(self._login_s, os.close, ticket.folder)
+        else:
+            os.close(ticket.folder)
+        with contextlib.suppress(OSError):
+            self._secrets(module).unlink()
+
+    # rsync's configuration, which it reads anew for every connection
+
+    def _secrets(self, module: str) -> Path:
+        return self._directory / f"{module}.secret"
+
+    def _write(self) -> None:
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for encrypted in CONFIGURATIONS:
+            self._write_for([ticket for ticket in self._tickets.values() if ticket.encrypted is encrypted], encrypted)
+
+    def _write_for(self, tickets: list[Ticket], encrypted: bool) -> None:
+        text = HEADER.format(silence=IO_TIMEOUT, log=self._directory / LOG)
+        if os.geteuid() == 0:
+            # By default it would become another user, who can read less than the jobs.
+            text += "uid = 0\ngid = 0\n"
+        for ticket in tickets:
+            secret = self._secrets(ticket.module)
+            if not secret.exists():
+                secret.touch(mode=0o600)
+                secret.write_text(f"{USER}:{ticket.password}\n")
+            path = f"/proc/self/fd/{ticket.folder}"  # of rsync itself, which is given it: nobody looks into an agent
+            text += MODULE.format(module=ticket.module, path=path, user=USER, secrets=secret)
+            if ticket.only is not None:
+                text += ONLY.format(pattern=pattern_of(ticket.only))
+        with contextlib.suppress(FileNotFoundError):
+            if os.stat(self._directory / LOG).st_size > self._max_log_size:
+                os.unlink(self._directory / LOG)
+        replace_file(self._directory / CONFIGURATIONS[encrypted], text.encode(), sync=False)  # made anew at each start
+
+    # Connections
+
+    def _listen(self) -> None:
+        if self._listening is not None:
+            return
+        try:
+            self._listening = _listener(self._address, self._port)
+        except OSError as error:
+            where = f"{self._address or '*'}:{self._port or '*'}"
+            raise SiteRejected(f"cannot listen on {where} for transfers: {error.strerror}", fault="address") from error
+        shutil.rmtree(self._directory, ignore_errors=True)  # of an agent that was killed
+        self._accepting = asyncio.create_task(self._accept(self._listening))
+        log.info("serves files", action="files-served", address=self._address, port=self._listening.getsockname()[1])
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            while len(self._serving) >= MAX_CONNECTIONS:
+                await asyncio.wait(self._serving, return_when=asyncio.FIRST_COMPLETED)
+            try:
+                connection, _ = await loop.sock_accept(listening)
+            except OSError as error:
+                log.warning("cannot accept a transfer", action="transfer-not-accepted", reason=str(error))
+                await asyncio.sleep(1.0)
+                continue
+            task = asyncio.create_task(self._serve(connection))
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        """Have an rsync of its own speak with one puller; it begins to read only what the configuration says now."""
+        with contextlib.ExitStack() as ours:
+            ours.enter_context(connection)
+            try:
+                async with asyncio.timeout(self._login_s):
+                    first = await first_byte(connection)
+                connection.setblocking(True)
+                if first == FIRST_OF_TLS and self._identity is not None:
+                    here, there = socket.socketpair()
+                    ours.enter_context(there)
+                    process = await self._start_rsync(here, ours, encrypted=True)
+                    processes = [process, await self._identity.start_tunnel(connection, there, self._login_s)]
+                elif first and first != FIRST_OF_TLS:
+                    processes = [await self._start_rsync(connection, ours, encrypted=False)]
+                else:
+                    return
+            except TimeoutError:
+                return
+            except OSError as error:
+                log.warning("rsync cannot be run", action="rsync-failed", reason=str(error))
+                return
+        for process in processes:
+            await self._await_end(process)
+
+    async def _start_rsync(
+        self, connection: socket.socket, ours: contextlib.ExitStack, *, encrypted: bool
+    ) -> asyncio.subprocess.Process:
+        """An rsync daemon that speaks on a socket, which is closed here when ``ours`` is. Raises ``OSError``."""
+        ours.enter_context(connection)
+        process = await asyncio.create_subprocess_exec(
+            *plain(RSYNC, "--daemon", f"--config={self._directory / CONFIGURATIONS[encrypted]}"),
+            cwd="/",
+            stdin=connection.fileno(),
+            stdout=connection.fileno(),
+            stderr=asyncio.subprocess.DEVNULL,
+            pass_fds=[ticket.folder for ticket in self._tickets.values() if ticket.encrypted is encrypted],
+            start_new_session=True,
+            env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
+        )
+        self._connections.add(process)
+        return process
+
+    async def _await_end(self, process: asyncio.subprocess.Process) -> None:
+        """Whoever has shown no ticket in time is hung up on."""
+        try:
+            async with asyncio.timeout(self._login_s):
+                await process.wait()
+        except TimeoutError:
+            if process in self._connections and not _has_begun(process.pid):
+                kill_group(process)
+            await process.wait()
+        self._connections.discard(process)
+
+
+def kill_group(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _has_begun(pid: int) -> bool:
+    """Whether an rsync has let its puller in: only then it goes to where the replica is."""
+    try:
+        return os.readlink(f"/proc/{pid}/cwd") != "/"
+    except OSError:
+        return False
+
+
+def pattern_of(name: str) -> str:
+    """A filter pattern of rsync's that matches a name: whatever means something there stands for any one byte."""
+    return re.sub(rb"[^A-Za-z0-9._-]", b"?", os.fsencode(name)).decode()
+
+
+def _listener(address: str, port: int) -> socket.socket:
+    """On the address if it is this host's own, else on all: other sites may know it by another one."""
+    try:
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(found[0], socket.SOCK_STREAM) as probe:
+            probe.bind((found[4][0], 0))
+        family, host = found[0], str(found[4][0])
+    except OSError:
+        family, host = socket.AF_INET, ""
+    listening = socket.create_server((host, port), family=family, backlog=128)
+    listening.setblocking(False)
+    return listening

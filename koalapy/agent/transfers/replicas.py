@@ -1,0 +1,166 @@
+"""What other sites and the daemon may ask of a cluster's replicas."""
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from koalapy.agent.transfers.digest import Content, measure
+from koalapy.agent.transfers.roots import Roots, is_plain_name, shown
+from koalapy.agent.transfers.seals import Seals, make_read_only, seal_of, settable_part
+from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
+
+MAX_CONCURRENT_READS = 4
+"""How many checksums are computed at once; further ones wait."""
+STOP_POLL_INTERVAL = 0.2
+"""Seconds between two looks, while one waits, at whether that is still wanted."""
+MAX_ANSWER_SIZE = 16 * 1024 * 1024
+"""Characters in which a folder's entries can be told: the daemon takes no message that is much larger."""
+
+
+class StatQuestion(BaseModel):
+    """``stat``: what a file or folder is."""
+
+    path: str
+    checksum: bool = True
+
+
+class Wanted(BaseModel):
+    """A replica as the catalogue has it: all of it, or one entry of a folder; ``size`` in bytes is that of the part."""
+
+    path: str
+    part: str | None = None
+    size: int = Field(ge=0)
+    encrypted: bool = False
+    """Whether who pulls it can, and will, have it come encrypted; agents of earlier versions do not say so."""
+
+    def place(self) -> Path:
+        """``SiteRejected`` when the part is no entry of a folder."""
+        if self.part is None:
+            return Path(self.path)
+        if not is_plain_name(self.part):
+            raise SiteRejected(f"{self.part!r} is no entry of a folder", fault="outside")
+        return Path(self.path) / self.part
+
+
+class Replicas:
+    """Answers the question ``stat``."""
+
+    def __init__(
+        self,
+        roots: Roots,
+        seals: Seals | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        max_answer_size: int = MAX_ANSWER_SIZE,
+    ) -> None:
+        self.roots, self._clock, self._max_answer_size = roots, clock, max_answer_size
+        self._seals = seals or Seals()
+        self._reading: dict[Path, threading.Lock] = {}
+        self._under_way: dict[tuple[Path, bool], asyncio.Future[Content]] = {}
+        # Of their own, for each may take hours, and others must not wait for them.
+        self._threads = ThreadPoolExecutor(MAX_CONCURRENT_READS, "stat")
+        self._closing = threading.Event()
+
+    def close(self) -> None:
+        """Give up what is being looked at."""
+        self._closing.set()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def stat(self, payload: Mapping[str, Any]) -> dict[str, object]:
+        """The canonical path of a file or folder, its size, checksum, and a folder's parts.
+
+        Who asks again while the checksum is still computed waits for the same.
+        """
+        question = StatQuestion.model_validate(payload)
+        path = await asyncio.to_thread(self.roots.find, question.path)
+        key = path, question.checksum
+        looking = self._under_way.get(key)
+        if looking is None:
+            look = partial(self.measure, path, checksum=question.checksum)
+            looking = asyncio.get_running_loop().run_in_executor(self._threads, look)
+            self._under_way[key] = looking
+            looking.add_done_callback(lambda _: self._under_way.pop(key))
+        content = await asyncio.shield(looking)
+        parts = None if content.parts is None else [asdict(part) for part in content.parts]
+        if parts and await asyncio.to_thread(lambda: len(json.dumps(parts))) > self._max_answer_size:
+            raise SiteRejected(
+                f"{shown(str(path))} has {len(parts):,} entries, which are too many",
+                hint="put them into folders within it",
+                fault="irregular",
+            )
+        return {"path": str(path), "size": content.size, "checksum": content.checksum, "parts": parts}
+
+    def measure(self, path: Path, *, checksum: bool) -> Content:
+        """Blocks for as long as it takes to read it; ``SiteRejected``."""
+        with self.roots.open(path) as opened:
+            if not checksum:
+                return measure(opened.descriptor, checksum=False)
+            return self._read(path, opened.descriptor, self._closing)
+
+    def _read(self, path: Path, descriptor: int, stop: threading.Event, changed_before: float | None = None) -> Content:
+        """What it holds, with its checksum, which is remembered unless it was written to meanwhile.
+
+        ``changed_before``: when others last changed it, if we have done so since.
+        """
+        before, _ = seal_of(descriptor)
+        began = self._clock.now()
+        content = measure(descriptor, checksum=True, given_up=stop.is_set)
+        after, changed = seal_of(descriptor)
+        if before == after:
+            changed = changed if changed_before is None else changed_before
+            self._seals.note(path, after, content.checksum, changed + max(0.0, self._clock.now() - began))
+        return content
+
+    def hand_over(self, wanted: Wanted, checksum: str, stop: threading.Event) -> Path:
+        """The place of a replica that programs are to find as it is, which still is what it was: it is read again when
+        anything about it is another than when it was read last, and made read-only. Blocks; ``SiteRejected``."""
+        path = self.check(wanted)
+        with self._alone(path, stop), self.roots.open(path) as opened:
+            seal, changed = seal_of(opened.descriptor)
+            is_known, changed_before = self._seals.hold(path, seal, checksum), None
+            if make_read_only(opened.descriptor):
+                # That is no reason to read it, and with nothing else about it changed it is no change.
+                former, (seal, _) = settable_part(seal), seal_of(opened.descriptor)
+                is_same = settable_part(seal) == former
+                is_known, changed_before = is_known and is_same, changed if is_same else None
+            if is_known:
+                self._seals.renew(path, seal, checksum)
+                return path
+            found = self._read(path, opened.descriptor, stop, changed_before)
+        if (found.size, found.checksum) != (wanted.size, checksum):
+            said = f"its SHA-256 begins with {found.checksum[:8]} now and not {checksum[:8]}: it was changed"
+            raise SiteRejected(f"{shown(str(path))}: {said}", fault="changed")
+        return path
+
+    @contextmanager
+    def _alone(self, path: Path, stop: threading.Event) -> Iterator[None]:
+        """Who wants the same meanwhile waits, and need not read it again; ``SiteUnavailable`` when told to stop."""
+        lock = self._reading.setdefault(path, threading.Lock())
+        while not lock.acquire(timeout=STOP_POLL_INTERVAL):
+            if stop.is_set():
+                raise SiteUnavailable("nobody wants it any more")
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def check(self, wanted: Wanted) -> Path:
+        """The place of a replica that is there, can be read and has its size; ``SiteRejected`` otherwise."""
+        path = wanted.place()
+        with self.roots.open(path) as opened:
+            size = measure(opened.descriptor, checksum=False).size
+            if not opened.is_folder:
+                os.pread(opened.descriptor, 1, 0)
+        if size != wanted.size:
+            raise SiteRejected(f"{shown(str(path))} has {size:,} bytes now and not {wanted.size:,}", fault="changed")
+        return path

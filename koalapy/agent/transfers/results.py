@@ -1,0 +1,135 @@
+"""The results of components (``--collect``): sent to the daemon when the program has ended, before that is told."""
+
+import asyncio
+import os
+import tarfile
+import threading
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from koalapy.agent.components.component import Component
+from koalapy.agent.components.job_folders import JobFolders
+from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
+from koalapy.agent.transfers.daemon_files import DaemonFiles
+from koalapy.agent.transfers.roots import shown
+from koalapy.agent.transfers.stages import Stages
+from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.runner.collected import TooDeep, write_archive
+from koalapy.runner.patterns import Patterns
+
+log = structlog.get_logger()
+
+STOPPED_BUSY_TIMEOUT = 20.0
+"""Seconds for which a component that was told to end waits for a daemon that is there but takes no results."""
+BUSY_TIMEOUT = 60.0
+"""Seconds for which the others do; a daemon that is away is awaited for ever."""
+MAX_SENDERS = 16
+"""How many components' results are sent at once; a daemon that hangs must not keep all threads of the agent waiting."""
+
+
+class Collector:
+    """Collects for each component once; ``collected`` is called when nothing more is to be awaited.
+
+    ``in_reach`` says whether the daemon of an instance is there: another one has other jobs of the same tokens.
+    """
+
+    def __init__(
+        self,
+        daemon_files: DaemonFiles,
+        stages: Stages,
+        collected: Callable[[Component], object],
+        in_reach: Callable[[str], bool],
+        folders: JobFolders,
+        timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
+    ) -> None:
+        self._daemon_files, self._stages, self._collected, self._in_reach = daemon_files, stages, collected, in_reach
+        self._folders, self._timeouts = folders, timeouts
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._threads = ThreadPoolExecutor(MAX_SENDERS, "results")
+        self._closing = threading.Event()
+
+    def collect(self, component: Component) -> None:
+        if component.collecting and component.name not in self._tasks:
+            task = asyncio.create_task(self._collect(component))
+            self._tasks[component.name] = task
+            task.add_done_callback(lambda task: self._ran(component, task))
+
+    def give_up(self, component: Component) -> None:
+        """Nobody wants its results any more."""
+        if component.name in self._tasks:
+            self._tasks[component.name].cancel()
+
+    def _ran(self, component: Component, task: "asyncio.Task[None]") -> None:
+        del self._tasks[component.name]
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            # The job would never end.
+            log.error("results lost by an error of ours", action="results-lost", token=component.token, exc_info=error)
+            component.collected = True
+            self._collected(component)
+
+    async def close(self) -> None:
+        """What was not sent yet is sent by the next agent."""
+        self._closing.set()
+        for task in list(self._tasks.values()):
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _collect(self, component: Component) -> None:
+        assert component.stage is not None
+        folder = self._stages.folder(component.instance, component.stage)
+        inputs = self._stages.inputs(component.instance, component.stage)
+        problem = await self._send_with_retries(component, folder, inputs)
+        if problem:
+            log.warning("results lost", action="results-lost", token=component.token, reason=problem)
+            problem = f"its results could not be collected: {problem}"
+        component.has_collected(problem)
+        self._collected(component)
+
+    async def _send_with_retries(self, component: Component, folder: Path, inputs: Collection[str]) -> str:
+        """Why it was given up; empty when all is sent."""
+        pause, waited = self._timeouts.transfer_retry_s, 0.0
+        while True:
+            if not self._in_reach(component.instance):
+                await asyncio.sleep(self._timeouts.transfer_retry_s)
+                continue
+            try:
+                send = partial(self._send, component, folder, inputs)
+                if component.user:
+                    await self._folders.in_turn(component.user, self._threads, send)
+                else:
+                    await asyncio.get_running_loop().run_in_executor(self._threads, send)
+                return ""
+            except SiteUnavailable as error:
+                if waited >= (BUSY_TIMEOUT if component.stop is None else STOPPED_BUSY_TIMEOUT):
+                    return error.message
+                log.info(
+                    "results cannot be sent yet", action="results-delayed", token=component.token, reason=error.message
+                )
+            except SiteRejected as error:
+                return error.message
+            except TooDeep as error:
+                return str(error)
+            except OSError as error:
+                name = f"{shown(os.fsdecode(error.filename))}: " if isinstance(error.filename, str | bytes) else ""
+                return f"{name}{error.strerror or error}"
+            await asyncio.sleep(pause)
+            waited += pause if self._in_reach(component.instance) else 0.0
+            pause = min(self._timeouts.max_transfer_retry_s, 2 * pause)
+
+    def _send(self, component: Component, folder: Path, inputs: Collection[str]) -> None:
+        token, patterns = component.stage or "", component.collect
+
+        def write(archive: tarfile.TarFile) -> None:
+            if component.user:
+                place = self._folders.stage(component.user, component.instance, token)
+                self._folders.collect(component.user, place, patterns, inputs, archive)
+            else:
+                write_archive(archive, folder, Patterns(patterns), inputs)
+
+        self._daemon_files.put_results(token, write, self._closing)

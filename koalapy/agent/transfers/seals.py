@@ -1,0 +1,154 @@
+"""How the content of a replica that was read once is known to be the same: by inode, size and times of change of all
+that it holds, also that which nobody can set. Programs that are handed it find it read-only."""
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from koalapy.agent.transfers.digest import MAX_DEPTH
+from koalapy.agent.transfers.roots import CONTENT
+from koalapy.model.errors import SiteRejected
+from koalapy.runner.atomic_files import replace_file
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
+
+SETTLED = 2.0
+"""Seconds since the last change after which a further one gets another time, on the coarsest of clocks."""
+MAX_RETAINED_SEALS = 10_000
+"""Replicas whose seals are remembered."""
+WRITING = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
+
+
+def seal_of(descriptor: int) -> tuple[str, float]:
+    """Of an open file or folder, and when it was last changed (seconds since the epoch); ``OSError``.
+
+    It has two words. The first goes by the time of change that can be set (``touch -r``, ``rsync --inplace --times``),
+    as the whole seal of earlier versions does; the second by the time of change of anything, which the kernel sets.
+    """
+    digest, kernels, changed = hashlib.sha256(), hashlib.sha256(), 0
+    for name, found in _entries(descriptor, MAX_DEPTH):
+        kind = stat.S_IFMT(found.st_mode)
+        digest.update(f"{name}\0{kind} {found.st_ino} {found.st_size} {found.st_mtime_ns}\0".encode(errors="replace"))
+        kernels.update(f"{found.st_ctime_ns} ".encode())
+        changed = max(changed, found.st_mtime_ns, found.st_ctime_ns)
+    return f"{digest.hexdigest()} {kernels.hexdigest()}", changed / 1e9
+
+
+def settable_part(seal: str) -> str:
+    """A seal without the time that nobody can set: what is left of it when only rights or names have changed."""
+    return seal.partition(" ")[0]
+
+
+def make_read_only(descriptor: int) -> bool:
+    """Take the right to write from an open file, or from all files in an open folder, as far as they are ours alone:
+    not from those of another account, though root could, nor from those that have a name elsewhere, too. Whether there
+    were such, whose seal is another now.
+
+    Folders stay as they are: their owners can remove what is in them.
+    """
+    if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        return _protect(descriptor)
+    protected = False
+    for folder, names in _folders(descriptor, MAX_DEPTH):
+        for name in names:
+            with contextlib.suppress(OSError):
+                if not _is_to_protect(os.stat(name, dir_fd=folder, follow_symlinks=False)):
+                    continue
+                file = os.open(name, CONTENT, dir_fd=folder)
+                try:
+                    protected |= _protect(file)
+                finally:
+                    os.close(file)
+    return protected
+
+
+def _protect(descriptor: int) -> bool:
+    found = os.fstat(descriptor)
+    if _is_to_protect(found):
+        with contextlib.suppress(OSError):  # on a file system that knows no rights, or is read-only
+            os.fchmod(descriptor, stat.S_IMODE(found.st_mode) & ~WRITING)
+            return True
+    return False
+
+
+def _is_to_protect(found: os.stat_result) -> bool:
+    ours_alone = found.st_uid == os.geteuid() and found.st_nlink == 1
+    return stat.S_ISREG(found.st_mode) and ours_alone and bool(found.st_mode & WRITING)
+
+
+def _folders(descriptor: int, depth: int) -> Iterator[tuple[int, list[str]]]:
+    """An open folder and all below it, open while it is their turn, with what is in them."""
+    if depth == 0:
+        raise SiteRejected(f"there are more than {MAX_DEPTH} folders within each other", fault="irregular")
+    names = sorted(os.listdir(descriptor))
+    yield descriptor, names
+    for name in names:
+        if stat.S_ISDIR(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode):
+            folder = os.open(name, CONTENT | os.O_DIRECTORY, dir_fd=descriptor)
+            try:
+                yield from _folders(folder, depth - 1)
+            finally:
+                os.close(folder)
+
+
+def _entries(descriptor: int, depth: int) -> Iterator[tuple[str, os.stat_result]]:
+    found = os.fstat(descriptor)
+    yield "", found
+    if stat.S_ISDIR(found.st_mode):
+        for folder, names in _folders(descriptor, depth):
+            for name in names:
+                yield name, os.stat(name, dir_fd=folder, follow_symlinks=False)
+
+
+class Seals:
+    """The seals of what was read, with the checksums it had; kept in a file, if one is named. For threads."""
+
+    def __init__(
+        self, path: Path | None = None, clock: Clock = SYSTEM_CLOCK, max_retained: int = MAX_RETAINED_SEALS
+    ) -> None:
+        self._path, self._clock, self._max_retained = path, clock, max_retained
+        self._lock = threading.Lock()
+        self._known: dict[str, list[str]] = {}
+        with contextlib.suppress(OSError, ValueError, AttributeError, TypeError):
+            stored = json.loads(path.read_text()) if path is not None else {}
+            self._known = {str(place): [str(seal), str(checksum)] for place, (seal, checksum) in stored.items()}
+
+    def hold(self, place: Path, seal: str, checksum: str) -> bool:
+        """Whether what has this seal had that checksum when it was read; one of an earlier version is believed."""
+        with self._lock:
+            return self._known.get(str(place)) in ([seal, checksum], [settable_part(seal), checksum])
+
+    def renew(self, place: Path, seal: str, checksum: str) -> None:
+        """It has this seal now, by what we did to it ourselves, or because an earlier version made the one that is
+        kept."""
+        with self._lock:
+            if self._known.get(str(place)) != [seal, checksum]:
+                self._known.pop(str(place), None)
+                self._keep(place, seal, checksum)
+                self._save()
+
+    def note(self, place: Path, seal: str, checksum: str, changed: float) -> None:
+        """It was read under this seal; nothing is kept of what was changed only just now, for it may be again without
+        getting another one."""
+        with self._lock:
+            if self._known.get(str(place)) == [seal, checksum]:
+                return
+            self._known.pop(str(place), None)
+            if self._clock.now() - changed > SETTLED:
+                self._keep(place, seal, checksum)
+            self._save()
+
+    def _keep(self, place: Path, seal: str, checksum: str) -> None:
+        self._known[str(place)] = [seal, checksum]
+        while len(self._known) > self._max_retained:
+            del self._known[next(iter(self._known))]
+
+    def _save(self) -> None:
+        if self._path is None:
+            return
+        with contextlib.suppress(OSError):  # then it is read again after a restart
+            replace_file(self._path, json.dumps(self._known).encode())

@@ -1,0 +1,87 @@
+"""The agent's side of files as a whole: joins its parts."""
+
+from collections.abc import Callable
+
+from koalapy.agent.components.component import Component
+from koalapy.agent.components.job_folders import JobFolders
+from koalapy.agent.core.disk_sync import DiskSync
+from koalapy.agent.core.questions import Questions
+from koalapy.agent.core.reporter import Reporter
+from koalapy.agent.core.settings import AgentSettings
+from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
+from koalapy.agent.transfers.daemon_files import DaemonFiles
+from koalapy.agent.transfers.exports import Exports, missing_programs
+from koalapy.agent.transfers.replicas import Replicas
+from koalapy.agent.transfers.results import Collector
+from koalapy.agent.transfers.roots import Roots
+from koalapy.agent.transfers.seals import Seals
+from koalapy.agent.transfers.stages import Stages
+
+
+class FileService:
+    """Answers what is asked of replicas, brings files to components, and collects their results."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        questions: Questions,
+        reporter: Reporter,
+        finished: Callable[[Component], object],
+        disk_sync: DiskSync,
+        folders: JobFolders,
+        timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
+    ) -> None:
+        """``finished`` is called with components that have nothing more to send."""
+        self._reporter, self._finished = reporter, finished
+        daemon_files = DaemonFiles(settings.url, settings.cluster, settings.token, settings.trust)
+        roots = Roots(settings.cluster, settings.replica_directories)
+        self._replicas = replicas = Replicas(roots, Seals(settings.directory / "seals.json"))
+        exports = settings.directory / "exports"
+        ways = (settings.transfer_address, settings.transfer_port)
+        self._exports = Exports(replicas, exports, *ways, settings.encrypts, timeouts)
+        self.stages = Stages(
+            settings.cluster,
+            settings.stages,
+            replicas,
+            questions,
+            daemon_files,
+            reporter.publish_stage,
+            self._is_in_use,
+            settings.transfer_limit,
+            disk_sync,
+            folders,
+            settings.encrypts,
+            timeouts,
+        )
+        self.collector = Collector(daemon_files, self.stages, self._collected, self._is_in_reach, folders, timeouts)
+        questions.answer_with("stat", replicas.stat)
+        questions.answer_with("export", self._exports.export)
+        questions.answer_with("unexport", self._exports.unexport)
+        reporter.stages = self.stages.statuses
+        reporter.lacks = missing_programs
+        reporter.ended = self.ended
+
+    def ended(self, component: Component) -> None:
+        """Collect what it has; its stage may go when nobody needs it any more."""
+        self.collector.collect(component)
+        if component.stage is not None:
+            self.stages.release(component.instance, component.stage)
+
+    async def close(self) -> None:
+        self._replicas.close()
+        await self.collector.close()
+        await self.stages.close()
+        await self._exports.close()
+
+    def _collected(self, component: Component) -> None:
+        self._finished(component)
+        self.ended(component)
+
+    def _is_in_reach(self, instance: str) -> bool:
+        return self._reporter.uplink.online.is_set() and self._reporter.instance == instance
+
+    def _is_in_use(self, instance: str, token: str) -> bool:
+        return any(
+            (component.instance, component.stage) == (instance, token) and (component.collecting or not component.ended)
+            for component in self._reporter.components.values()
+        )

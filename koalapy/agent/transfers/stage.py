@@ -1,0 +1,437 @@
+"""One stage: the folder of a component's own, and how its files get there."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import structlog
+
+from koalapy.agent.core.disk_sync import DiskSync
+from koalapy.agent.core.questions import Questions
+from koalapy.agent.core.spool import Folder
+from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
+from koalapy.agent.transfers.bundle import BadBundle, unpack
+from koalapy.agent.transfers.daemon_files import DaemonBusy, DaemonFiles
+from koalapy.agent.transfers.digest import GrowingDigest
+from koalapy.agent.transfers.encryption import Encrypts, always
+from koalapy.agent.transfers.exports import RSYNC
+from koalapy.agent.transfers.pull import Pull
+from koalapy.agent.transfers.replicas import Replicas, Wanted
+from koalapy.agent.transfers.roots import CONTENT, is_plain_name
+from koalapy.agent.transfers.rsync import is_alive, kill_orphans
+from koalapy.agent.transfers.seals import make_read_only
+from koalapy.agent.transfers.sharing import SharedTasks, content_of
+from koalapy.agent.transfers.stage_error import StageError, site_error
+from koalapy.agent.transfers.trees import copy_tree, remove_tree
+from koalapy.agent.transfers.turns import Turns
+from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from koalapy.model.reports import StageState, StageStatus, TransferMeasurement
+from koalapy.protocol.messages import Stage, StageBundle, StageFile
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
+
+log = structlog.get_logger()
+Made = TypeVar("Made")
+
+ORPHANS_TIMEOUT = 30.0
+"""Seconds that a killed rsync may take to be gone: one that a file system does not let go of stays."""
+BUSY_TIMEOUT = 60.0
+"""Seconds for which we wait for a daemon that answers but hands out no bundle; one that is away we await for ever."""
+
+MAX_COPY_TRIES = 2
+"""So many stages are asked for a copy, the newest first: programs may have written to all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What every stage of a cluster uses."""
+
+    cluster: str
+    replicas: Replicas
+    questions: Questions
+    daemon_files: DaemonFiles
+    threads: Executor
+    """For checksums of what is on its way."""
+    bundle_threads: Executor
+    replica_threads: Executor
+    """For replicas on this site, which may have to be read again."""
+    turns: Turns
+    shared_tasks: SharedTasks
+    copies: Callable[[StageFile], Sequence[Path]]
+    """Where stages have the same content, the newest last."""
+    disk_sync: DiskSync | None
+    encrypts: Encrypts = always
+    timeouts: AgentTimeouts = DEFAULT_TIMEOUTS
+    clock: Clock = SYSTEM_CLOCK
+    rsync_program: str = RSYNC
+
+
+class StageOwner(Protocol):
+    """The account whose folder a stage is to be, where that is not the agent's own. ``SiteError``."""
+
+    async def give(self, folder: Path) -> None:
+        """Let it have what is in a folder of ours."""
+
+    async def take_away(self) -> None: ...
+
+
+class StageRun:
+    """A stage on its way, or there. ``own`` is our notebook and workshop, ``folder`` what the component gets."""
+
+    def __init__(
+        self,
+        order: Stage,
+        folder: Path,
+        own: Path,
+        means: Means,
+        changed: Callable[["StageRun"], object],
+        owner: StageOwner | None = None,
+    ) -> None:
+        self.owner = owner
+        self.token = order.token
+        self.folder = folder
+        self._own, self._journal = own, Folder(own, means.disk_sync)
+        self._files, self._bundle = order.files, order.bundle
+        self._means, self._changed = means, changed
+        self._place = means.turns.arrive()
+        self._state: StageState = "running"
+        self._failure: StageError | None = None
+        self._ready: set[int] = set()
+        self._moving: int | None = None
+        self._recalled = False
+        self._unpacked = False
+        self._pull: Pull | None = None
+        self._fetched = 0
+        self._moved: list[TransferMeasurement] = []
+        self._given_up = threading.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._making: asyncio.Future[Any] | None = None
+        """What a thread does with our folders; it goes on when the task is cancelled."""
+        self.published: StageStatus | None = None
+        """The last status that was published on this connection, and when (loop's clock)."""
+        self.published_at = 0.0
+
+    def recall(self) -> None:
+        """Take up what the journal says is done already."""
+        self._recalled = True
+        known = self._journal.entries()
+        self._unpacked = known.get("unpacked", False)
+        self._ready, self._moving = set(known.get("ready", [])), known.get("moving")
+        if known.get("done"):
+            self._state = "done"
+
+    def start(self) -> None:
+        if self._state == "running":
+            self._task = asyncio.create_task(self._run())
+            self._task.add_done_callback(self._ran)
+
+    def note(self, **entry: Any) -> None:
+        """Write down what must not be forgotten; where that cannot be, the stage has failed."""
+        try:
+            _make(self._own)
+            self._journal.write(**entry)
+        except OSError as error:
+            self._fail(site_error(self._means.cluster, error))
+
+    def copies(self, wanted: StageFile) -> list[Path]:
+        """Where a content lies that it has brought from another site; its program may have changed it since."""
+        same = [self._files[index] for index in self._ready if content_of(self._files[index]) == content_of(wanted)]
+        return [self.folder / file.target for file in same]
+
+    @property
+    def inputs(self) -> frozenset[str]:
+        """What they are called in the folder."""
+        return frozenset(file.target for file in self._files)
+
+    async def end(self) -> None:
+        """Stop what is on its way; what has come is kept."""
+        self._given_up.set()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._making is not None:
+            await asyncio.gather(self._making, return_exceptions=True)
+
+    async def _make(self, work: Callable[..., Made], *args: Any, threads: Executor | None = None) -> Made:
+        """As ``asyncio.to_thread``, but ``end`` waits for it: nothing is to be made in folders that are removed."""
+        making = self._making = asyncio.get_running_loop().run_in_executor(threads, partial(work, *args))
+        return await asyncio.shield(making)
+
+    def remove(self) -> None:
+        """Remove the folder and all we know of it; blocks."""
+        with contextlib.suppress(StageError):
+            self._end_orphans()
+        for path in (self.folder, self._own):
+            remove_tree(path)
+
+    def status(self) -> StageStatus:
+        failure = self._failure
+        size = sum(self._weight(file) for file in self._files) + (self._bundle.size if self._bundle else 0)
+        return StageStatus(
+            token=self.token,
+            state=self._state,
+            size=size,
+            staged=size if self._state == "done" else self._staged(),
+            error=failure.message if failure else "",
+            fault=failure.fault if failure else "site",
+            source=failure.source if failure else "",
+            file=failure.file if failure else "",
+            moved=tuple(self._moved) if self._state == "done" else (),
+        )
+
+    def _weight(self, file: StageFile) -> int:
+        return file.size if file.source != self._means.cluster else 0
+
+    def _staged(self) -> int:
+        bundle = (self._bundle.size if self._unpacked else self._fetched) if self._bundle else 0
+        return (
+            bundle
+            + sum(self._weight(file) for index, file in enumerate(self._files) if index in self._ready)
+            + (self._pull.there if self._pull else 0)
+        )
+
+    async def _run(self) -> None:
+        try:
+            self._check()
+            await self._make(self._clear_workshop)
+            if self._bundle is not None and not self._unpacked:
+                await self._bring_bundle(self._bundle)
+            for index, file in enumerate(self._files):
+                if index not in self._ready:
+                    await self._bring(index, file)
+            await self._hand_over()
+            self._journal.write(done=True)
+            self._state = "done"
+        except OSError as error:
+            self._fail(site_error(self._means.cluster, error))
+        except StageError as failure:
+            self._fail(failure)
+        self._changed(self)
+
+    async def _hand_over(self) -> None:
+        """To the account that it is for; one that may have none is its job's trouble, and not the cluster's."""
+        if self.owner is None:
+            return
+        try:
+            await self.owner.give(self.folder)
+        except SiteError as error:
+            concerns_user = isinstance(error, SiteRejected) and error.fault in ("job", "unsuitable", "unknown")
+            raise StageError(error.message, "source" if concerns_user else "site") from error
+
+    def _ran(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("stage failed by an error of ours", action="stage-failed", token=self.token, exc_info=error)
+            self._fail(StageError(f"{type(error).__name__}: {error}", "site"))
+            self._changed(self)
+
+    def _fail(self, failure: StageError) -> None:
+        log.warning(
+            "stage failed", action="stage-failed", token=self.token, fault=failure.fault, reason=failure.message
+        )
+        self._state, self._failure = "failed", failure
+
+    def _check(self) -> None:
+        """Refuse names that would lead elsewhere, before anything is made of them."""
+        targets: set[str] = set()
+        for file in self._files:
+            if not is_plain_name(file.target):
+                raise StageError(f"{file.name}: {file.target!r} is no plain file name", "file", file=file.name)
+            if file.target in targets:
+                raise StageError(f"two inputs are called {file.target!r}", "file", file=file.name)
+            if file.part is not None and not is_plain_name(file.part):
+                raise self._bad(file, f"{file.part!r} is no entry of a folder")
+            if not is_plain_name(Path(file.path).name) or not file.checksum:
+                raise self._bad(file, f"the catalogue has no such replica on {file.source}")
+            targets.add(file.target)
+
+    def _bad(self, file: StageFile, reason: str) -> StageError:
+        return StageError(f"{file.name}: {reason}", "file", source=file.source, file=file.name)
+
+    def _clear_workshop(self) -> None:
+        """Begin with the folder as it should be."""
+        self._end_orphans()
+        _make(self.folder)
+
+    def _end_orphans(self) -> None:
+        """End what an agent before us may have left running."""
+        orphans = kill_orphans(self._own) if self._recalled else []
+        end = time.monotonic() + ORPHANS_TIMEOUT
+        while any(is_alive(pid) for pid in orphans):
+            if time.monotonic() > end:
+                raise StageError(f"an rsync on {self._means.cluster} cannot be ended: {orphans[0]}", "site")
+            time.sleep(0.01)
+
+    # Inputs
+
+    async def _bring(self, index: int, file: StageFile) -> None:
+        if file.source == self._means.cluster:
+            place = await self._make(self._look_at, file, threads=self._means.replica_threads)
+            await self._make(self._link, file, place)
+        elif index != self._moving or not await asyncio.to_thread(os.path.lexists, self.folder / file.target):
+            await self._bring_from_elsewhere(index, file)
+        self._ready.add(index)
+        self._journal.write(ready=sorted(self._ready))
+        self._changed(self)
+
+    async def _bring_from_elsewhere(self, index: int, file: StageFile) -> None:
+        """Copied from a stage that has it, else pulled, by one stage at a time: then the next may copy from that."""
+        tried: set[Path] = set()
+        while True:
+            async with self._means.shared_tasks.alone(file):
+                found = [place for place in self._means.copies(file) if place not in tried]
+                if not found or len(tried) == MAX_COPY_TRIES:
+                    await self._pull_in(index, file)
+                    return
+            place = self._own / f"copy-{index}"
+            if await self._copy(file, found[-1], place):
+                await self._take(index, file, place)
+                return
+            tried.add(found[-1])
+
+    async def _pull_in(self, index: int, file: StageFile) -> None:
+        pull = self._pull = Pull(
+            file,
+            self._means.cluster,
+            self._own / f"input-{index}",
+            self._means.questions,
+            self._means.threads,
+            self._means.turns,
+            self._place,
+            lambda: self._changed(self),
+            self._means.encrypts,
+            self._means.timeouts,
+            self._means.clock,
+            self._means.rsync_program,
+        )
+        await self._take(index, file, await pull.run())
+        self._moved.append(TransferMeasurement(file.source, pull.moved, pull.seconds, pull.flowed, pull.flowing))
+        self._pull = None
+
+    async def _take(self, index: int, file: StageFile, place: Path) -> None:
+        """Give it to the component; from now on other stages may copy it."""
+        self._must_be_free(file)
+        self._journal.write(moving=index)
+        await self._make(self._move, file, place, self._own / f"input-{index}")
+        self._ready.add(index)
+
+    async def _copy(self, file: StageFile, found: Path, place: Path) -> bool:
+        """Whether there is what is wanted at the place now; else there is nothing."""
+        await self._make(remove_tree, place)  # There is something only when we had come so far before a restart.
+        if await self._make(self._copy_right, file, found, place, threads=self._means.threads):
+            return True
+        await self._make(remove_tree, place)
+        return False
+
+    def _copy_right(self, file: StageFile, found: Path, place: Path) -> bool:
+        try:
+            content = copy_tree(found, place, self._given_up)
+        except (OSError, SiteError):
+            return False
+        return (content.size, content.checksum) == (file.size, file.checksum)
+
+    def _look_at(self, file: StageFile) -> Path:
+        wanted = Wanted(path=file.path, part=file.part, size=file.size)
+        try:
+            return self._means.replicas.hand_over(wanted, file.checksum, self._given_up)
+        except SiteRejected as error:
+            raise self._bad(file, error.message) from error
+        except SiteUnavailable as error:
+            raise StageError(f"{file.name}: {error.message}", "site") from error
+
+    def _link(self, file: StageFile, place: Path) -> None:
+        target = self.folder / file.target
+        if target.is_symlink() and os.readlink(target) == str(place):
+            return  # We had come so far before a restart.
+        self._must_be_free(file)
+        target.symlink_to(place)
+
+    def _move(self, file: StageFile, place: Path, work: Path) -> None:
+        descriptor = os.open(place, CONTENT)
+        try:
+            make_read_only(descriptor)
+        finally:
+            os.close(descriptor)
+        place.rename(self.folder / file.target)
+        shutil.rmtree(work, ignore_errors=True)
+
+    def _must_be_free(self, file: StageFile) -> None:
+        if os.path.lexists(self.folder / file.target):
+            raise StageError(
+                f"{file.name}: the submitter's own files have something called {file.target!r} as well",
+                "file",
+                file=file.name,
+            )
+
+    # The submitter's own files
+
+    async def _bring_bundle(self, bundle: StageBundle) -> None:
+        path = self._own / "bundle.tar"
+        for _ in range(2):
+            if await self._fetch(bundle, path):
+                break
+            await asyncio.to_thread(path.unlink)
+        else:
+            raise StageError("the submitter's own files arrive with a wrong checksum", "source")
+        try:
+            await self._make(self._unpack, path)
+        except BadBundle as error:
+            raise StageError(f"the submitter's own files: {error}", "source") from error
+        self._unpacked = True
+        self._journal.write(unpacked=True)
+        await asyncio.to_thread(path.unlink)
+
+    async def _fetch(self, bundle: StageBundle, path: Path) -> bool:
+        """Whether what came is what was wanted; goes on until the daemon has handed out all or refuses."""
+        pause, waited = self._means.timeouts.transfer_retry_s, 0.0
+        digest = GrowingDigest(path)
+        digesting = asyncio.get_running_loop().run_in_executor(self._means.threads, digest.follow)
+        try:
+            while True:
+                try:
+                    fetch = partial(self._means.daemon_files.fetch, bundle.id, path, self._given_up, self._came)
+                    await asyncio.get_running_loop().run_in_executor(self._means.bundle_threads, fetch)
+                    break
+                except SiteRejected as error:
+                    raise StageError(f"the submitter's own files: {error.message}", "source") from error
+                except SiteUnavailable as error:
+                    if isinstance(error, DaemonBusy) and waited >= BUSY_TIMEOUT:
+                        raise StageError(f"the submitter's own files: {error.message}", "source") from error
+                    log.info("bundle cut", action="transfer-cut", token=self.token, reason=error.message)
+                await asyncio.sleep(pause)
+                waited += pause
+                pause = min(self._means.timeouts.max_transfer_retry_s, 2 * pause)
+            digest.finish()
+            return (await asyncio.shield(digesting)).checksum == bundle.id
+        finally:
+            digest.give_up()
+            digesting.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody awaits it
+
+    def _came(self, there: int) -> None:
+        """Called in a thread."""
+        self._fetched = there
+
+    def _unpack(self, path: Path) -> None:
+        tree = self._own / "tree"
+        shutil.rmtree(tree, ignore_errors=True)
+        tree.mkdir(mode=0o700)
+        unpack(path, tree, self._given_up)
+        if self._given_up.is_set():
+            return
+        shutil.rmtree(self.folder)  # There is something only when we had come so far before a restart.
+        tree.rename(self.folder)
+
+
+def _make(folder: Path) -> None:
+    """A folder that is the account's alone, and so is the one that it is in; ``OSError``."""
+    with contextlib.suppress(FileExistsError):
+        folder.parent.mkdir(mode=0o700, parents=True)
+    folder.mkdir(mode=0o700, exist_ok=True)

@@ -1,0 +1,257 @@
+"""All stages of a cluster: begun, told of, kept over restarts of the agent, and removed."""
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import structlog
+from pydantic import ValidationError
+
+from koalapy.agent.components.job_folders import JobFolders
+from koalapy.agent.core.disk_sync import DiskSync
+from koalapy.agent.core.questions import Questions
+from koalapy.agent.core.spool import DamagedJournal, Folder
+from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
+from koalapy.agent.transfers.daemon_files import DaemonFiles
+from koalapy.agent.transfers.encryption import Encrypts, always
+from koalapy.agent.transfers.exports import RSYNC
+from koalapy.agent.transfers.replicas import Replicas
+from koalapy.agent.transfers.sharing import SharedTasks
+from koalapy.agent.transfers.stage import Means, StageRun
+from koalapy.agent.transfers.turns import Turns
+from koalapy.model.errors import SiteError
+from koalapy.model.reports import StageStatus
+from koalapy.protocol.messages import Stage, StageFile
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
+
+log = structlog.get_logger()
+
+STATUS_INTERVAL = 0.5
+"""Seconds between two words on how far a transfer is, at least."""
+DIGEST_THREADS = 16
+"""For checksums that are computed while files come, besides one for each pull that has its turn."""
+BUNDLE_THREADS = 16
+"""How many bundles are fetched at once; a daemon that hangs must not keep all threads of the agent waiting."""
+REPLICA_THREADS = 16
+"""How many replicas on this site are looked at for programs at once; each may have to be read."""
+PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+Key = tuple[str, str]
+"""Daemon instance and token."""
+
+
+class AccountsStage:
+    """A stage that is to be the folder of an account."""
+
+    def __init__(self, folders: JobFolders, user: str, instance: str, token: str) -> None:
+        self._folders, self._user, self._instance, self._token = folders, user, instance, token
+
+    async def give(self, folder: Path) -> None:
+        self._folders.run_as.accounts.admit(self._user)
+        await self._folders.give(self._user, folder, self._place)
+
+    async def take_away(self) -> None:
+        await self._folders.remove(self._user, self._place)
+
+    @property
+    def _place(self) -> Path:
+        return self._folders.stage(self._user, self._instance, self._token)
+
+
+class Stages:
+    """Carries out ``Stage`` and ``Unstage``. ``tell`` sends a status of an instance's; ``in_use`` says whether a
+    component still has a stage as its own."""
+
+    def __init__(
+        self,
+        cluster: str,
+        directory: Path,
+        replicas: Replicas,
+        questions: Questions,
+        daemon_files: DaemonFiles,
+        publish: Callable[[str, StageStatus], bool],
+        in_use: Callable[[str, str], bool],
+        pulls: int,
+        disk_sync: DiskSync | None = None,
+        folders: JobFolders | None = None,
+        encrypts: Encrypts = always,
+        timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        rsync_program: str = RSYNC,
+    ) -> None:
+        """``pulls`` is how many may run at once."""
+        self._directory = directory
+        self._pools = (
+            ThreadPoolExecutor(DIGEST_THREADS + pulls, "digest"),
+            ThreadPoolExecutor(BUNDLE_THREADS, "bundle"),
+            ThreadPoolExecutor(REPLICA_THREADS, "replica"),
+        )
+        self._means = Means(
+            cluster,
+            replicas,
+            questions,
+            daemon_files,
+            *self._pools,
+            Turns(pulls),
+            SharedTasks(),
+            self._copies,
+            disk_sync,
+            encrypts,
+            timeouts,
+            clock,
+            rsync_program,
+        )
+        self._publish_status, self._in_use = publish, in_use
+        self._folders = folders or JobFolders.alone()
+        self._stages: dict[Key, StageRun] = {}
+        self._unwanted: set[Key] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def folder(self, instance: str, token: str) -> Path:
+        """The folder of a stage."""
+        run = self._stages.get((instance, token))
+        return run.folder if run else self._directory / f"{instance}-{token}"
+
+    def inputs(self, instance: str, token: str) -> frozenset[str]:
+        """What a stage's inputs are called in its folder."""
+        run = self._stages.get((instance, token))
+        return run.inputs if run else frozenset()
+
+    def statuses(self, instance: str) -> list[StageStatus]:
+        """Of all that are wanted; each counts as told."""
+        found = [run for key, run in self._stages.items() if key[0] == instance and key not in self._unwanted]
+        for run in found:
+            run.published = run.status()
+        return [run.published for run in found if run.published]
+
+    def recall(self) -> None:
+        """Go on with whatever the folders remember."""
+        records = []
+        for path in sorted(self._directory.glob(".*/journal")):
+            try:
+                records.append((path.parent, Folder(path.parent).entries()))
+            except (OSError, DamagedJournal) as error:  # the daemon orders what it still wants again
+                log.warning(
+                    "a stage's record cannot be read",
+                    action="record-unreadable",
+                    folder=str(path.parent),
+                    error=str(error),
+                )
+        # First those that are not wanted any more: there may be another of the same token that is.
+        # The others in the order in which they came, for they wait for their turns again.
+        records.sort(key=lambda record: (not record[1].get("unwanted"), record[1].get("since", 0.0)))
+        for own, known in records:
+            try:
+                instance, order = str(known["instance"]), Stage.model_validate(known["order"])
+            except (KeyError, ValidationError):
+                log.warning("a stage's record cannot be read", action="record-unreadable", folder=str(own))
+                continue
+            run = self._add(instance, order, own.name.removeprefix("."))
+            run.recall()
+            if known.get("unwanted"):
+                self._unwanted.add((instance, order.token))
+                self.release(instance, order.token)
+            else:
+                run.start()
+
+    def stage(self, instance: str, order: Stage) -> str:
+        """Begin; an error when that cannot be. One that is known is told again."""
+        key = instance, order.token
+        if not all(PLAIN.fullmatch(word) for word in key):
+            return f"{order.token!r} is no stage"
+        run = self._stages.get(key)
+        if run is None or key in self._unwanted:
+            run = self._add(instance, order, self._free_name(f"{instance}-{order.token}"))
+            run.note(instance=instance, order=order.model_dump(), since=time.time())
+            run.start()
+        run.published = None
+        self._publish(instance, run)
+        return ""
+
+    def unstage(self, instance: str, token: str) -> None:
+        """End and remove, once no component has it as its own any more."""
+        key = instance, token
+        if key in self._stages and key not in self._unwanted:
+            self._unwanted.add(key)
+            self._stages[key].note(unwanted=True)
+            self.release(instance, token)
+
+    def release(self, instance: str, token: str) -> None:
+        """Remove what is unwanted and not in use."""
+        key = instance, token
+        if key in self._unwanted and not self._in_use(instance, token):
+            self._unwanted.discard(key)
+            self._spawn(self._remove(self._stages.pop(key)))
+
+    def instances(self) -> set[str]:
+        """The daemons that have stages here."""
+        return {instance for instance, _ in self._stages}
+
+    def tokens(self) -> set[Key]:
+        """Of all that are here, and whose."""
+        return set(self._stages)
+
+    def abandon(self, instance: str) -> None:
+        """As if a daemon had said of each of its stages that it is not wanted any more."""
+        for token in [token for owner, token in self._stages if owner == instance]:
+            self.unstage(instance, token)
+            self.release(instance, token)
+
+    async def close(self) -> None:
+        """Stop all transfers; they are gone on with by the next agent."""
+        await asyncio.gather(*(run.end() for run in self._stages.values()))
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for pool in self._pools:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _copies(self, wanted: StageFile) -> list[Path]:
+        return [place for run in self._stages.values() for place in run.copies(wanted)]
+
+    def _free_name(self, name: str) -> str:
+        """Another than that of a stage of the same token that is still being removed."""
+        names = (name, *(f"{name}-{number}" for number in range(2, 1000)))
+        taken = (os.path.lexists(self._directory / n) or os.path.lexists(self._directory / f".{n}") for n in names)
+        return next((n for n, is_taken in zip(names, taken, strict=True) if not is_taken), name)
+
+    def _add(self, instance: str, order: Stage, name: str) -> StageRun:
+        folder, own = self._directory / name, self._directory / f".{name}"
+        user = self._folders.run_as.accounts.acting(order.local_user)
+        has_owner = bool(user) or self._folders.are_many
+        owner = AccountsStage(self._folders, user, instance, order.token) if has_owner else None
+        run = StageRun(order, folder, own, self._means, lambda run: self._publish(instance, run), owner)
+        earlier = self._stages.get((instance, order.token))
+        if earlier is not None:
+            # A token comes again only for a component that never started its program there: nobody uses that folder.
+            self._unwanted.discard((instance, order.token))
+            self._spawn(self._remove(earlier))
+        self._stages[instance, order.token] = run
+        return run
+
+    def _publish(self, instance: str, run: StageRun) -> None:
+        """Tell what has changed: what is final at once, how far it is now and then."""
+        now = asyncio.get_running_loop().time()
+        status = run.status()
+        early = status.state == "running" and run.published is not None and now - run.published_at < STATUS_INTERVAL
+        if status != run.published and not early and self._publish_status(instance, status):
+            run.published, run.published_at = status, now
+
+    async def _remove(self, run: StageRun) -> None:
+        await run.end()
+        if run.owner is not None:
+            try:
+                await run.owner.take_away()
+            except SiteError as error:
+                log.warning(
+                    "a stage cannot be removed", action="folder-not-removed", token=run.token, reason=error.message
+                )
+        await asyncio.to_thread(run.remove)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

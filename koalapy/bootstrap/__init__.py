@@ -1,1 +1,0 @@
-"""Choose the adapters and put the processes together."""

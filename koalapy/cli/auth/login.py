@@ -1,0 +1,75 @@
+"""The commands of who one is to the daemon: ``login``, ``logout``, ``whoami``."""
+
+import os
+import sys
+from datetime import datetime
+from typing import Annotated
+
+from koalapy.cli.auth import logins, saved_logins
+from koalapy.cli.auth.access import Access, given_url
+from koalapy.cli.auth.saved_logins import Login
+from koalapy.cli.client import Client
+from koalapy.cli.errors import CliError, Exit, printable
+from koalapy.cli.terminal.arguments import Option
+from koalapy.cli.terminal.options import DEFAULT_URL, AsJson, Token, Url, show_json
+
+
+def login(url: Url = DEFAULT_URL) -> None:
+    """Have the agent of this head node say who you are, and keep the login that the daemon gives you for it.
+
+    Every command does so by itself when it needs to.
+    """
+    made = logins.log_in(given_url(url))
+    if made is None:
+        where = f" leads to {url}" if given_url(url) else " is on this host"
+        hint = "log in on a head node; commands of the daemon's own account need no login, others KOALA_TOKEN"
+        raise CliError(f"no cluster's agent{where}", Exit.UNREACHABLE, hint)
+    print(printable(f"logged in at {made.url} as {_who(made)}"))
+    if os.environ.get("KOALA_TOKEN"):
+        print("koala: KOALA_TOKEN is set, and is shown instead of the login", file=sys.stderr)
+
+
+def logout(
+    url: Url = DEFAULT_URL, every: Annotated[bool, Option("--all", help="at every daemon where you are")] = False
+) -> int:
+    """End your login, at the daemon and here. The next command on a head node logs in again."""
+    wanted = given_url(url)
+    kept = [login for login in saved_logins.valid() if every or wanted in (None, login.url)]
+    if len(kept) > 1 and not every:
+        urls = " and ".join(login.url for login in kept)
+        raise CliError(f"you are logged in at {urls}", Exit.USAGE, "say where with --url, or --all")
+    if not kept:
+        print("you are not logged in")
+    worst = Exit.OK
+    for login in kept:
+        saved_logins.forget(login.url)
+        try:
+            Client(login.url, None, Access(login.url, login.token, login.ca)).post("/api/v1/logout")
+        except CliError as error:
+            if error.status != 401:  # else it has ended already
+                until = f"it was not told, and takes the login until {_moment(login)}"
+                print(f"koala: {printable(error.message)}: {until}", file=sys.stderr)
+                worst = error.code
+                continue
+        print(printable(f"logged out at {login.url}"))
+    return worst
+
+
+def whoami(as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
+    """Who you are to the daemon, what you may do, how it knows you, and until when."""
+    client = Client(url, token)
+    found = client.get("/api/v1/whoami")
+    if as_json:
+        show_json(found)
+        return
+    until = f", until {found['expires_at'].partition('.')[0].replace('T', ' ')}" if found["expires_at"] else ""
+    groups = f", in {', '.join(found['groups'])}" if found["groups"] else ""
+    print(printable(f"{found['user']}, {found['role']}{groups}, known by {found['how']}{until}, at {client.url}"))
+
+
+def _who(made: Login) -> str:
+    return f"{made.user} ({made.role}), for whom {made.cluster} vouches, until {_moment(made)}"
+
+
+def _moment(made: Login) -> str:
+    return datetime.fromtimestamp(made.ends_at).astimezone().strftime("%Y-%m-%d %H:%M")

@@ -1,0 +1,85 @@
+"""The commands for tokens: made, listed and revoked."""
+
+import sys
+from typing import Annotated, Any
+
+from koalapy.cli.client import Client
+from koalapy.cli.errors import CliError, Exit, printable, refuse_together
+from koalapy.cli.terminal.arguments import Argument, Group, Option
+from koalapy.cli.terminal.options import DEFAULT_URL, AsJson, Token, Url, show_json
+from koalapy.model.identity import Role
+
+Json = dict[str, Any]
+
+
+def create(
+    user: Annotated[str | None, Option(help="for whom; default: yourself", completes="users")] = None,
+    role: Annotated[Role | None, Option(help="default: your own; for others user")] = None,
+    expires: Annotated[
+        str | None, Option(help="how long it holds, as 8h or 2-00:00:00, or never; default: 30d")
+    ] = None,
+    note: Annotated[str, Option(help="what it is for", may_be_empty=True)] = "",
+    quiet: Annotated[bool, Option("-q", "--quiet", help="print the token only")] = False,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+) -> None:
+    """Make a token for the API and the commands. It is shown once, and kept nowhere but as a digest."""
+    refuse_together(json=as_json, quiet=quiet)
+    given = {"user": user, "role": role and str(role)}
+    body: Json = {"note": note, **{name: value for name, value in given.items() if value is not None}}
+    if expires is not None:
+        body["expires"] = None if expires == "never" else expires
+    made = Client(url, token).post("/api/v1/tokens", body)
+    if as_json:
+        show_json(made)
+    elif quiet:
+        print(made["token"])
+    else:
+        ends = f"until {made['expires_at']}" if made["expires_at"] else "until it is revoked"
+        told = f"token {made['id']} of {made['user']}, {made['role']}, holds {ends}; it is not shown again"
+        print(f"koala: {printable(told)}", file=sys.stderr)
+        print(made["token"])
+
+
+def list_(
+    user: Annotated[str | None, Option(help="only those of this user", completes="users")] = None,
+    every: Annotated[bool, Option("--all", help="also those that expired or were revoked of late")] = False,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+) -> None:
+    """The tokens that hold: your own, and for administrators everybody's."""
+    answer = Client(url, token).get("/api/v1/tokens", user=user, all="true" if every else None)
+    if as_json:
+        show_json(answer)
+        return
+    from koalapy.cli.terminal.tables import table
+
+    header = ["ID", "USER", "ROLE", "BY", "CREATED", "EXPIRES", "LAST USE", *(["REVOKED"] if every else []), "NOTE"]
+    print(table(header, [_row(one, every=every) for one in answer["tokens"]]))
+    if not answer["tokens"]:
+        print(printable(f"koala: there are no tokens{f' of {user}' if user else ''}"), file=sys.stderr)
+
+
+def _row(one: Json, *, every: bool) -> list[object]:
+    times = ["created_at", "expires_at", "last_used_at", *(["revoked_at"] if every else [])]
+    moments = [one[name].partition(".")[0].replace("T", " ") if one[name] else "-" for name in times]
+    return [one["id"], one["user"], one["role"], one["created_by"], *moments, one["note"] or one["how"] or "-"]
+
+
+def revoke(
+    tokens: Annotated[list[int] | None, Argument(help="numbers of tokens", completes="tokens")] = None,
+    every: Annotated[bool, Option("--all", help="all that were ever made, by administrators")] = False,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+) -> None:
+    """Have tokens hold no longer, at once, with all that were made by them, and end what is open by them."""
+    if bool(tokens) == every:
+        raise CliError("which tokens?", Exit.USAGE, "give their numbers, or --all")
+    order: Json = {"all": True} if every else {"tokens": tokens}
+    for one in Client(url, token).post("/api/v1/tokens/revoke", order)["tokens"]:
+        print(printable(f"token {one['id']} of {one['user']} is revoked"))
+
+
+token_group = Group("Make, list and revoke tokens.", {"create": create, "list": list_, "revoke": revoke})

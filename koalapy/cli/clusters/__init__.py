@@ -1,0 +1,1 @@
+"""Commands that show clusters and the grid."""

@@ -1,0 +1,209 @@
+"""The agents of this head node as a command asks them for a login.
+
+What is at the other end is seen before anything is said or believed: the folder of the socket belongs to root, to this
+account, or is ``/run/koala``, where only root lets anybody listen; and who listens is root, or the folder's owner.
+"""
+
+import json
+import os
+import socket
+import stat
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from koalapy.cli.auth.saved_logins import Login
+from koalapy.cli.errors import CliError, Exit
+from koalapy.cli.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
+from koalapy.credentials import checked_token
+from koalapy.login_socket import DIRECTORY, MAX_LINE, NAME, address, open_folder, peer_of
+
+VARIABLE = "KOALA_LOGIN_SOCKET"
+OWN_AGENTS = "~/.local/share/koala/clusters"
+"""Where the agents of an account are, if they were not told otherwise."""
+RETRY_PAUSE = 0.02
+"""Seconds."""
+ROOT = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """One that has said who it is."""
+
+    path: Path
+    cluster: str
+    url: str
+    """Of its daemon, as users reach it."""
+    ca: str
+
+
+def sockets(well_known: Path = DIRECTORY) -> list[Path]:
+    """Return the paths at which an agent may listen for this account. ``well_known``: the folder that root made."""
+    if given := os.environ.get(VARIABLE):
+        return [Path(given).absolute()]
+    found: list[Path] = []
+    for folder, pattern in ((well_known, "*.sock"), (Path(os.path.expanduser(OWN_AGENTS)), f"*/{NAME}")):
+        with suppress(OSError):
+            found += sorted(folder.glob(pattern))
+    return found
+
+
+def agents(
+    paths: Iterable[Path], timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known: Path = DIRECTORY
+) -> tuple[list[Agent], list[str]]:
+    """Return the agents that answer at these paths, and the errors of the other paths."""
+    found, wrong = [], []
+    for path in paths:
+        try:
+            with _Conversation(path, timeouts.agent_greeting_s, timeouts.sleep, well_known) as conversation:
+                found.append(conversation.greeting())
+        except CliError as error:
+            wrong.append(str(error))
+    return found, wrong
+
+
+def log_in(agent: Agent, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known: Path = DIRECTORY) -> Login:
+    """Return a new login. Raise ``CliError`` if the agent gives none."""
+    with _Conversation(agent.path, timeouts.agent_login_s, timeouts.sleep, well_known) as conversation:
+        now = conversation.greeting()
+        answer = conversation.ask({"ask": "login"})
+        if "error" in answer:
+            raise CliError(
+                f"the agent of {now.cluster} gives no login: {answer['error']}",
+                Exit.NOT_ALLOWED,
+                str(answer.get("hint") or ""),
+            )
+        try:
+            return Login(
+                url=now.url,
+                token=checked_token(str(answer["token"])),
+                user=str(answer["user"]),
+                role=str(answer["role"]),
+                cluster=now.cluster,
+                socket=str(agent.path),
+                made_at=time.time(),
+                lifetime=float(answer["lifetime"]),
+                ca=now.ca,
+            )
+        except (KeyError, ValueError, TypeError) as error:
+            raise conversation.no_agent() from error
+
+
+class _Conversation:
+    """With what listens at a path, until a deadline for all of it; every failure is a ``CliError``."""
+
+    def __init__(self, path: Path, timeout: float, sleep: Callable[[float], None], well_known: Path) -> None:
+        self._path, self._timeout, self._sleep, self._well_known = path, timeout, sleep, well_known
+        self._ends_at = time.monotonic() + timeout
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._read = b""
+        try:
+            self._connect()
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def __enter__(self) -> "_Conversation":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def _connect(self) -> None:
+        try:
+            folder, owner = open_folder(self._path.parent)
+        except (OSError, ValueError) as error:
+            raise self._untrusted(error.strerror if isinstance(error, OSError) else str(error)) from error
+        try:
+            if owner not in (ROOT, os.geteuid()) and not self._is_folder_made_by_root():
+                raise self._untrusted(f"{self._path.parent} belongs to another account (uid {owner})")
+            self._reach(address(folder, self._path.name))
+            uid = peer_of(self._socket).uid
+        except OSError as error:
+            raise self._silent(error) from error
+        finally:
+            os.close(folder)
+        if uid not in (ROOT, owner):
+            raise self._untrusted(f"who listens there is neither root nor its folder's owner (uid {uid})")
+
+    def _is_folder_made_by_root(self) -> bool:
+        """Return whether the folder is the well-known one, in a parent folder where only root writes."""
+        if self._path.parent != self._well_known:
+            return False
+        above = os.stat(self._well_known.parent)
+        return above.st_uid == ROOT and not stat.S_IMODE(above.st_mode) & 0o022
+
+    def _reach(self, where: str) -> None:
+        while True:
+            self._settle()
+            try:
+                self._socket.connect(where)
+                return
+            except BlockingIOError:  # it takes no more connections for the moment, or hangs
+                self._sleep(RETRY_PAUSE)
+
+    def greeting(self) -> Agent:
+        said = self._hear()
+        cluster, url, ca = said.get("cluster"), said.get("url"), said.get("ca", "")
+        if not (isinstance(cluster, str) and isinstance(url, str) and isinstance(ca, str)) or not _is_url(url):
+            raise self.no_agent()
+        return Agent(self._path, cluster, url.rstrip("/"), ca)
+
+    def ask(self, question: dict[str, str]) -> dict[str, Any]:
+        try:
+            self._settle()
+            self._socket.sendall(json.dumps(question).encode() + b"\n")
+        except OSError as error:
+            raise self._silent(error) from error
+        return self._hear()
+
+    def _hear(self) -> dict[str, Any]:
+        while b"\n" not in self._read:
+            try:
+                self._settle()
+                piece = self._socket.recv(MAX_LINE)
+            except OSError as error:
+                raise self._silent(error) from error
+            self._read += piece
+            if not piece or len(self._read) > 2 * MAX_LINE:
+                raise self.no_agent()
+        line, _, self._read = self._read.partition(b"\n")
+        try:
+            said = json.loads(line)
+        except (ValueError, RecursionError):
+            said = None
+        if not isinstance(said, dict):
+            raise self.no_agent()
+        return said
+
+    def _settle(self) -> None:
+        """Whatever is done next may take what is left of the time."""
+        left = self._ends_at - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        self._socket.settimeout(left)
+
+    def _silent(self, error: OSError) -> CliError:
+        what = f"the agent at {self._path} does not answer"
+        if isinstance(error, TimeoutError):
+            return CliError(f"{what} (waited {self._timeout:g} s)", Exit.UNREACHABLE, "ask who looks after this host")
+        return CliError(f"{what} ({(error.strerror or str(error)).lower()})", Exit.UNREACHABLE, "is it running?")
+
+    def _untrusted(self, why: str | None) -> CliError:
+        hint = f"no login is asked for there; unset {VARIABLE}, or set it to the agent's own socket"
+        return CliError(f"{self._path}: {why}", Exit.NOT_ALLOWED, hint)
+
+    def no_agent(self) -> CliError:
+        return CliError(f"what listens at {self._path} is no agent", Exit.UNREACHABLE, f"set {VARIABLE}")
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False

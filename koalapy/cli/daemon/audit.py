@@ -1,0 +1,91 @@
+"""``koala audit-log``: who did what, from where, and who was refused."""
+
+import json
+import sys
+from typing import Annotated, Any
+
+from koalapy.cli.client import MAX_PAGE_SIZE, Client
+from koalapy.cli.errors import CliError, Exit, printable
+from koalapy.cli.terminal.arguments import Option
+from koalapy.cli.terminal.options import DEFAULT_URL, Token, Url
+
+Json = dict[str, Any]
+POLL_INTERVAL = 2.0
+"""Seconds between two questions for what is new."""
+
+
+def audit_log(
+    since: Annotated[float, Option(help="of so many seconds until now")] = 86400.0,
+    user: Annotated[str | None, Option(help="only what this user did", completes="users")] = None,
+    action: Annotated[str | None, Option(help="only this operation, as submit_job")] = None,
+    follow: Annotated[bool, Option("--follow", help="and what comes, as it comes")] = False,
+    json_lines: Annotated[bool, Option("--json-lines", help="one JSON object a line")] = False,
+    verify: Annotated[bool, Option("--verify", help="check all entries against their hashes")] = False,
+    known_head: Annotated[
+        str | None, Option("--known-head", help="with --verify: an earlier last entry, ID:HASH, that must be there")
+    ] = None,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+) -> int:
+    """Tell administrators who changed what, from where, and who was refused, the oldest first."""
+    if verify:
+        return _verify(Client(url, token), known_head)
+    if known_head is not None:
+        raise CliError("--known-head is given without --verify", Exit.USAGE, "add --verify")
+    client, after = Client(url, token), 0
+    query: Json = {"since": since, "user": user, "action": action, "limit": MAX_PAGE_SIZE}
+    while True:
+        page = client.get("/api/v1/audit", after=after, **query)
+        for entry in page["entries"]:
+            print(json.dumps(entry) if json_lines else _line(entry))
+        if not (page["entries"] or after or follow or json_lines):
+            print(f"koala: {printable(_none(since, user, action))}", file=sys.stderr)
+        after = page["next"]
+        if len(page["entries"]) < MAX_PAGE_SIZE:
+            if not follow:
+                return Exit.OK
+            query.pop("since", None)  # what is new is told by its number, whatever the clocks say
+            sys.stdout.flush()
+            client.timeouts.sleep(POLL_INTERVAL)
+
+
+def _verify(client: Client, known_head: str | None) -> int:
+    """Check what follows an entry that is known from an earlier check, if one is given, then the whole audit."""
+    starts = [*([_after(known_head)] if known_head is not None else []), {}]
+    for start in starts:
+        checked, query = 0, start
+        while True:
+            check = client.get("/api/v1/audit/verify", **query)
+            checked += check["checked"]
+            if check["problem"]:
+                print(f"koala: the audit is not as it was written: {printable(check['problem'])}", file=sys.stderr)
+                return Exit.FAILED
+            last = check["last"]
+            if check["is_complete"]:
+                break
+            query = {"after": last["id"], "after_hash": last["hash"]}
+    told = f"; the last is {last['id']}:{last['hash']}" if last["id"] else ""
+    print(f"{checked} {'entry is as it was' if checked == 1 else 'entries are as they were'} written{told}")
+    return Exit.OK
+
+
+def _after(known_head: str) -> Json:
+    number, separator, hashed = known_head.partition(":")
+    if not (separator and number.isascii() and number.isdigit() and int(number)):
+        hint = "give ID:HASH as an earlier --verify or the daemon's log (audit-head) has it"
+        raise CliError(f"--known-head is {known_head!r}, which is no entry", Exit.USAGE, hint)
+    return {"after": int(number), "after_hash": hashed}
+
+
+def _none(since: float, user: str | None, action: str | None) -> str:
+    """What was looked for in vain."""
+    told = f"there are no entries of {user}" if user else "there are no entries"
+    return told + (f" with the action {action}" if action else "") + f" in the last {since:g} s"
+
+
+def _line(entry: Json) -> str:
+    who = f"{entry['actor']} ({entry['role']}, {entry['how']})" if entry["actor"] else "somebody"
+    parts = [entry["at"], who, f"from {entry['address']}", entry["action"], entry["target"], entry["outcome"]]
+    more = [entry["detail"]] if entry["detail"] else []
+    times = [f"({entry['times']} times)"] if entry["times"] > 1 else []
+    return "  ".join(printable(part) for part in [*parts, *more, *times] if part)

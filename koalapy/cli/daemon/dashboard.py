@@ -1,0 +1,58 @@
+"""``koala dashboard``: the daemon's pages in a browser that need not be told a token."""
+
+import os
+import sys
+import webbrowser
+from html import escape
+from pathlib import Path
+from typing import Annotated
+
+from koalapy.cli.client import Client
+from koalapy.cli.errors import CliError, Exit, printable
+from koalapy.cli.terminal.arguments import Option
+from koalapy.cli.terminal.options import DEFAULT_URL, Token, Url
+from koalapy.credentials import open_own_folder, state_directory
+from koalapy.private import write_private
+
+PAGE = "dashboard.html"
+
+
+def dashboard(
+    open_it: Annotated[bool, Option("--open", help="in a browser of this machine")] = False,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+) -> None:
+    """An address that logs a browser in as you: good once, and for a minute."""
+    client = Client(url, token)
+    found = client.post("/api/v1/login-codes")
+    where = f"{client.url}{found['path']}"
+    if not open_it:
+        print(printable(where))
+        if sys.stdout.isatty():
+            print("koala: open it in a browser within a minute, once", file=sys.stderr)
+    elif not webbrowser.open(_page_that_leads_to(where).as_uri()):
+        raise CliError("no browser can be started here", Exit.FAILED, "leave --open out, and take the address")
+
+
+def _page_that_leads_to(where: str) -> Path:
+    """A file for this account only: what a browser is started with, every other account of the machine reads."""
+    state = state_directory()
+    try:
+        if state is None:
+            raise OSError("the account has no home")
+        folder = state / f"browser-{os.uname().nodename.replace('/', '_')}"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        own = open_own_folder(folder)
+        try:
+            os.fchmod(own, 0o700)
+            text = f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(where)}"><title>koala</title>\n'
+            os.close(write_private(PAGE, own, text))
+        finally:
+            os.close(own)
+    except (OSError, ValueError) as error:
+        raise CliError(
+            f"there is no place for what only a browser of yours may read: {error}",
+            Exit.FAILED,
+            "leave --open out, and take the address",
+        ) from error
+    return folder / PAGE

@@ -1,0 +1,1 @@
+"""Commands that store, fetch and copy files."""

@@ -1,0 +1,160 @@
+"""The commands for files: where input files are, and what jobs brought."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from koalapy.cli.client import FINAL, MAX_PAGE_SIZE, Client
+from koalapy.cli.errors import CliError, Exit, printable
+from koalapy.cli.files import unpacking
+from koalapy.cli.terminal.arguments import Argument, Group, Option
+from koalapy.cli.terminal.options import DEFAULT_URL, AsJson, Job, Token, Url, show_json
+from koalapy.cli.terminal.progress import Progress, Transfer, waiting_for
+from koalapy.cli.terminal.tables import table
+from koalapy.model.quantities import bytes_text
+from koalapy.model.wording import listed
+
+Json = dict[str, Any]
+Name = Annotated[str, Argument(help="the logical file", completes="replicas")]
+OptionalName = Annotated[str | None, Argument(help="the logical file; default: all", completes="replicas")]
+Cluster = Annotated[str | None, Option("--cluster", help="only on this cluster", completes="clusters")]
+Place = Annotated[str, Argument(metavar="CLUSTER:PATH", help="a file or folder on a cluster, by its absolute path")]
+
+
+def add(name: Name, place: Place, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
+    """Enter a file or folder on a cluster in the catalogue: koala replicas add climate/2026.nc north:/data/2026.nc"""
+    cluster, colon, path = place.partition(":")
+    if not colon or not cluster or not path:
+        raise CliError(f"{place!r} is no CLUSTER:PATH", Exit.USAGE, f"write it as north:/data/{name}")
+    order = {"name": name, "cluster": cluster, "path": path}
+    with waiting_for(f"{cluster} reads {path}"):
+        replica = Client(url, token).post("/api/v1/replicas", order, patient=True)
+    if as_json:
+        show_json(replica)
+        return
+    entries = "" if replica["parts"] is None else f", a folder of {_entries(replica['parts'])}"
+    said = f"{cluster} has {name}: {bytes_text(replica['size'])}{entries}, SHA-256 {replica['checksum']}"
+    print(printable(said))
+
+
+def list_(name: OptionalName = None, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
+    """Show the catalogue, in order of name and cluster."""
+    replicas = _catalogue(Client(url, token), name)
+    if as_json:
+        show_json({"replicas": replicas})
+    else:
+        print(_page(replicas))
+
+
+def _catalogue(client: Client, name: str | None) -> list[Json]:
+    """All of it, page by page."""
+    found: list[Json] = []
+    after: Json = {}
+    while True:
+        page = client.get("/api/v1/replicas", name=name, limit=MAX_PAGE_SIZE, **after)
+        found += page["replicas"]
+        if page["next"] is None:
+            return found
+        after = {"after": found[-1]["name"], "after_cluster": found[-1]["cluster"]}
+
+
+def verify(
+    name: OptionalName = None,
+    cluster: Cluster = None,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+) -> None:
+    """Look again at what the catalogue has; what is not good any more is not used until it is good again."""
+    choice = {key: value for key, value in (("name", name), ("cluster", cluster)) if value is not None}
+    with waiting_for(f"{cluster or 'every cluster'} reads {name or 'all its files'}"):
+        answer = Client(url, token).post("/api/v1/replicas/verify", choice, patient=True)
+    if as_json:
+        show_json(answer)
+    else:
+        print(_page(answer["replicas"]))
+    replicas = answer["replicas"]
+    if bad := [replica for replica in replicas if replica["problem"] or replica["state"] != "good"]:
+        told = listed([f"{replica['name']} on {replica['cluster']}" for replica in bad])
+        raise CliError(f"not all are good: {told}", Exit.FAILED, "see the reasons above" if not as_json else "")
+
+
+def remove(
+    name: Name, cluster: Cluster = None, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None
+) -> None:
+    """Take a logical file out of the catalogue; the files on the clusters stay where they are."""
+    answer = Client(url, token).delete("/api/v1/replicas", name=name, cluster=cluster)
+    if as_json:
+        show_json(answer)
+        return
+    for replica in answer["replicas"]:
+        said = f"{name} on {replica['cluster']} is forgotten; nothing was done to the file itself, {replica['path']}"
+        print(printable(said))
+
+
+def _page(replicas: list[Json]) -> str:
+    rows = [
+        [
+            r["name"],
+            r["cluster"],
+            r["state"],
+            bytes_text(r["size"]),
+            "-" if r["parts"] is None else r["parts"],
+            r["checksum"][:8],
+            r["path"],
+            r.get("problem") or r["reason"] or "-",
+        ]
+        for r in replicas
+    ]
+    return table(["NAME", "CLUSTER", "STATE", "SIZE", "PARTS", "SHA-256", "PATH", "REASON"], rows)
+
+
+def _entries(count: int) -> str:
+    return f"{count} {'entry' if count == 1 else 'entries'}"
+
+
+def fetch(
+    job: Job,
+    to: Annotated[Path | None, Option(help="folder for the files; default: job-JOB")] = None,
+    force: Annotated[bool, Option("--force", help="overwrite files that are there")] = False,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+) -> None:
+    """Bring here what a job's components brought together (koala submit --collect)."""
+    folder = to or Path(f"job-{job}")
+    if not force and _is_taken(folder):
+        raise CliError(
+            f"{folder} is there already", Exit.USAGE, "--force overwrites its files; --to takes another folder"
+        )
+    client = Client(url, token)
+    found = client.get(f"/api/v1/jobs/{job}")
+    try:
+        got = Transfer(f"fetches into {folder}")
+        with Progress(lambda: str(got)):
+            came = unpacking.unpack(got.counted(client.results(job)), folder, force=force)
+    except KeyboardInterrupt:
+        hint = f"the rest is brought by koala fetch {job} --force" + (f" --to {to}" if to else "")
+        raise CliError(f"{folder} has only what came until now", Exit.INTERRUPTED, hint) from None
+    parts = {f"{rank}-{component['cluster']}" for rank, component in enumerate(found["components"])}
+    missing = sorted(parts - came.keys())
+    if as_json:
+        components = {name: {"files": some.files, "size": some.size} for name, some in came.items()}
+        show_json({"to": str(folder), "components": components, "missing": missing})
+    else:
+        for name, some in came.items():
+            files = f"{some.files} file{'' if some.files == 1 else 's'}"
+            print(printable(f"{folder / name}: {files}, {bytes_text(some.size)}"))
+    if missing:
+        why = "the job is not over" if found["state"] not in FINAL else f"see koala show {job}"
+        raise CliError(f"nothing came of {', '.join(missing)}", Exit.FAILED, why)
+
+
+def _is_taken(folder: Path) -> bool:
+    """Whether there is anything that could be overwritten."""
+    try:
+        return folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    except OSError as error:
+        raise CliError(f"cannot look into {folder}: {error.strerror}", Exit.USAGE, "give another --to") from error
+
+
+replicas_group = Group("Where input files are.", {"add": add, "list": list_, "verify": verify, "remove": remove})

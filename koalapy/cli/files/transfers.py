@@ -1,0 +1,137 @@
+"""The files that are brought to a job's components, in lines for people."""
+
+import sys
+import time
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from rich.cells import cell_len
+
+from koalapy.cli.client import FINAL, Client
+from koalapy.cli.errors import printable
+from koalapy.cli.terminal.streams import DRAWN
+from koalapy.cli.terminal.tables import seconds_since
+from koalapy.cli.terminal.width import can_redraw, cut, left, terminal_size
+from koalapy.cli.timeouts import TimeIsUp
+from koalapy.model.quantities import bytes_text
+
+Json = dict[str, Any]
+BAR_COLUMNS = 20
+"""Characters."""
+POLL_INTERVAL = 0.5
+"""Seconds between two looks at a job whose files are on their way."""
+UNDER_WAY = ("queued", "held", "placed", "claiming", "unknown")
+"""States of a job in which files may still be brought."""
+
+
+def has_stages(job: Json) -> bool:
+    """Whether files may be brought to any of its components."""
+    own = any(component.get("inputs") for component in job["request"].get("components", ()))
+    return bool(own or job["inputs"] or job["bundle"])
+
+
+def lines(job: Json, *, unicode: bool) -> list[str]:
+    """A line for each component to which files are brought, or were."""
+    staged = [
+        (printable(f"{i} {c['cluster']}"), c)
+        for i, c in enumerate(job["components"])
+        if c["staging_since"] and (c["stage_size"] or c["staged_at"] is None)
+    ]
+    width = max((cell_len(where) for where, _ in staged), default=0)
+    return [f"{left(where, width)}  {printable(_progress(job, c, unicode))}" for where, c in staged]
+
+
+def _progress(job: Json, component: Json, unicode: bool) -> str:
+    """``120 of 200 MB from north, 45 MB/s`` with a bar, or how long it took."""
+    size, there = component["stage_size"], component["staged"]
+    away = sorted({source for source in component["sources"] if source != component["cluster"]})
+    where = f" from {', '.join(away)}" if away else ""
+    if component["staged_at"]:
+        took = seconds_since(component["staging_since"], component["staged_at"])
+        return f"{bytes_text(size)}{where} in {took:.3g} s{_speed(size, took)}"
+    if not size:
+        return f"waits for its files{where}"
+    now = job["ended_at"] or datetime.now(UTC).isoformat()
+    passed = seconds_since(component["staging_since"], now)
+    return f"{_bar(there / size, unicode)} {_of(there, size)}{where}{_speed(there, passed)}"
+
+
+def _of(there: int, size: int) -> str:
+    """``120 of 200 MB``, or with both units where they differ."""
+    (some, unit), (everything, whole) = bytes_text(there).split(" "), bytes_text(size).split(" ")
+    return f"{some} of {everything} {whole}" if unit == whole else f"{some} {unit} of {everything} {whole}"
+
+
+def _speed(size: int, seconds: float) -> str:
+    return f", {bytes_text(size / seconds)}/s" if size and seconds >= 0.05 else ""
+
+
+def _bar(fraction: float, unicode: bool) -> str:
+    full = int(min(1.0, fraction) * BAR_COLUMNS)
+    return "[" + ("█" if unicode else "#") * full + ("░" if unicode else ".") * (BAR_COLUMNS - full) + "]"
+
+
+def follow(client: Client, job: int, stream: TextIO, deadline: float | None = None) -> None:
+    """Show how far a job's files are until they are all there, or the job is over; in place on a terminal.
+
+    Raises ``TimeIsUp`` at ``deadline`` (monotonic seconds).
+    """
+    shown: list[str] = []
+    if can_redraw(stream):
+        # What is reported meanwhile stands above, and these lines below it again.
+        DRAWN.erase = lambda: _redraw([], shown, stream)
+    try:
+        _follow(client, job, stream, deadline, shown)
+    finally:
+        DRAWN.erase = None
+
+
+def _follow(client: Client, job: int, stream: TextIO, deadline: float | None, shown: list[str]) -> None:
+    while True:
+        found = client.get(f"/api/v1/jobs/{job}")
+        with DRAWN.lock:
+            lines_now = _fitting(_lines_now(found, stream), stream)
+            if lines_now != shown:
+                _redraw(lines_now, shown, stream)
+        waits = any(component["staging_since"] and not component["staged_at"] for component in found["components"])
+        if found["state"] in FINAL or found["state"] not in UNDER_WAY or not has_stages(found):
+            return
+        if found["state"] not in ("queued", "held") and not waits:
+            return
+        if deadline is not None and time.monotonic() >= deadline:
+            raise TimeIsUp
+        client.timeouts.sleep(POLL_INTERVAL)
+
+
+def _lines_now(job: Json, stream: TextIO) -> list[str]:
+    if job["state"] not in ("queued", "held"):
+        return lines(job, unicode=False)
+    # Who sits there sees that there is something to wait for.
+    return [printable(f"{job['state']}: {job['reason']}")] if stream.isatty() else []
+
+
+def _fitting(wanted: list[str], stream: TextIO) -> list[str]:
+    """As much as can be drawn again in place: no line goes on in the next one, and none leaves the terminal."""
+    terminal = terminal_size(stream)
+    if terminal is None:
+        return wanted
+    columns, most = terminal[0], max(2, terminal[1] - 1)
+    if len(wanted) > most:
+        wanted = [*wanted[: most - 1], f"and {len(wanted) - most + 1} more"]
+    return [cut(line, columns, "~") for line in wanted]
+
+
+def _redraw(lines_now: list[str], shown: list[str], stream: TextIO) -> None:
+    if can_redraw(stream) and shown:
+        stream.write(f"\x1b[{len(shown)}F\x1b[J")
+    for line in lines_now:
+        if can_redraw(stream) or line not in shown:
+            stream.write(f"{line}\n")
+    stream.flush()
+    shown[:] = lines_now
+
+
+def follow_on_terminal(client: Client, job: Json, deadline: float | None) -> None:
+    """``follow`` on standard error for who sits before it, of a job that has files to wait for."""
+    if has_stages(job) and sys.stderr.isatty():
+        follow(client, job["id"], sys.stderr, deadline)

@@ -1,0 +1,154 @@
+"""The options that say what a job is to be: each belongs to a field of ``JobSpec``, which says what it is for."""
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import GenericAlias
+from typing import Annotated, Any, get_args, get_origin
+
+from koalapy.cli.errors import CliError, Exit
+from koalapy.cli.terminal.arguments import Option
+from koalapy.model.field import described, split
+from koalapy.model.job import Coallocation, Duration, JobSpec, Lease, NodeMemory, PerNodeBandwidth, PolicyOptions
+from koalapy.model.request import Bundle, Environment, Inputs
+from koalapy.model.warning import StopWarning
+
+Json = dict[str, Any]
+INPUT_OPTION = re.compile("whole|partitioned|as=(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How options say a type of the model's: what click reads, what the API takes for it, and that as options again."""
+
+    type: Any
+    read: Callable[[Any], Any]
+    texts: Callable[[Any], Iterable[str]]
+    """One for each time that the option is given."""
+
+    @property
+    def is_repeated(self) -> bool:
+        return get_origin(self.type) is list
+
+
+def number(text: str) -> int | None:
+    try:
+        return int(text)
+    except ValueError:
+        return None
+
+
+def environment_of(pairs: list[str]) -> dict[str, str]:
+    """``NAME=VALUE`` as given, or ``NAME`` for what it is here."""
+    environment = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals and name not in os.environ:
+            raise CliError(f"--env {name}: there is no such variable here", Exit.USAGE, "give --env NAME=VALUE")
+        environment[name] = value if equals else os.environ[name]
+    return environment
+
+
+def policy_options_of(pairs: list[str]) -> dict[str, str]:
+    """``NAME=VALUE`` as given."""
+    options = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise CliError(
+                f"--policy-option is {pair!r}", Exit.USAGE, "give NAME=VALUE: --policy-option metric=bandwidth"
+            )
+        options[name] = value
+    return options
+
+
+def coallocation_of(text: str) -> str | int:
+    """``never``, ``allowed`` or a number of clusters."""
+    if text in ("never", "allowed"):
+        return text
+    most = number(text)
+    if most is None:
+        hint = "use never, allowed, or the most clusters to combine"
+        raise CliError(f"--coallocation is {text!r}", Exit.USAGE, hint)
+    return most
+
+
+def inputs_of(texts: list[str]) -> list[Json]:
+    """``NAME``, ``NAME:partitioned``, ``NAME:as=FILE`` or both."""
+    inputs = []
+    for text in texts:
+        name, found = text, Json()
+        while name.rpartition(":")[1] and (option := INPUT_OPTION.fullmatch(name.rpartition(":")[2])):
+            field = "as" if option[1] is not None else "distribution"
+            if field in found:
+                raise CliError(f"--input {text} says {field} twice", Exit.USAGE, "drop one")
+            found[field] = option[0] if option[1] is None else option[1]
+            name = name.rpartition(":")[0]
+        if not name:
+            raise CliError(f"--input is {text!r}", Exit.USAGE, "give a logical name: --input climate/2026.nc")
+        inputs.append({"file": name, **found})
+    return inputs
+
+
+def pairs(values: dict[str, str]) -> list[str]:
+    return [f"{name}={value}" for name, value in values.items()]
+
+
+def input_texts(inputs: list[Json]) -> list[str]:
+    """Each as ``inputs_of`` reads it."""
+    texts = []
+    for each in inputs:
+        distribution = ":partitioned" if each.get("distribution") == "partitioned" else ""
+        texts.append(f"{each['file']}{distribution}{':as=' if each.get('as') else ''}{each.get('as') or ''}")
+    return texts
+
+
+def texts(value: Any) -> list[str]:
+    """Of what is said as it is."""
+    values = value if isinstance(value, list) else [value]
+    return [f"{each:.15g}" if isinstance(each, float) else str(each) for each in values]
+
+
+FORMS = {
+    Environment: Form(list[str], environment_of, pairs),
+    PolicyOptions: Form(list[str], policy_options_of, pairs),
+    Coallocation: Form(str, coallocation_of, texts),
+    Duration: Form(str, str, texts),
+    Lease: Form(str, str, texts),
+    NodeMemory: Form(str, str, texts),
+    PerNodeBandwidth: Form(str, str, texts),
+    StopWarning: Form(str, str, texts),
+    Inputs: Form(list[str], inputs_of, input_texts),
+    Bundle: Form(list[str], list, texts),
+}
+"""Of types whose options are not said as the API has them."""
+
+
+def form_of(kind: Any) -> Form:
+    if kind in FORMS:
+        return FORMS[kind]
+    base, _ = split(kind)
+    if get_origin(base) is tuple:
+        return Form(GenericAlias(list, (form_of(get_args(base)[0]).type,)), lambda value: value, texts)
+    return Form(base, lambda value: value, texts)
+
+
+COMPLETED = {"policy": "policies", "owner": "users", "home_site": "clusters", "inputs": "replicas", "bundle": "files"}
+"""What a shell offers for the options of these fields."""
+JOB_FIELDS = {each.name: each for each in described(JobSpec).values() if each.option}
+"""Those that have an option."""
+JOB_OPTIONS = {
+    each.name: Annotated[
+        form_of(each.type).type | None,
+        Option(each.option, help=each.field.help, completes=COMPLETED.get(each.name, "")),
+    ]
+    for each in JOB_FIELDS.values()
+}
+
+
+def read_options(given: Json) -> Json:
+    """What was given, as the API takes it; None where nothing was said."""
+    return {
+        name: None if value is None else form_of(JOB_FIELDS[name].type).read(value) for name, value in given.items()
+    }

@@ -1,0 +1,121 @@
+"""``koala queue``."""
+
+import json
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Annotated, Any, NoReturn
+
+from koalapy.cli.client import Client
+from koalapy.cli.errors import printable, refuse_together
+from koalapy.cli.terminal import tables
+from koalapy.cli.terminal.arguments import Option
+from koalapy.cli.terminal.options import DEFAULT_URL, AsJson, Token, Url, Watch, show_json
+from koalapy.model.job import JobState
+
+Json = dict[str, Any]
+Look = Callable[[Client], tuple[list[Json], bool]]
+"""Gives the jobs, and whether there are more."""
+
+
+class Format(StrEnum):
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    NDJSON = "ndjson"
+
+
+def queue(
+    everyone: Annotated[bool, Option("--all", help="jobs of all users")] = False,
+    user: Annotated[str | None, Option(help="jobs of this user; default: you", completes="users")] = None,
+    state: Annotated[list[JobState] | None, Option(help="jobs in this state, final ones too")] = None,
+    name: Annotated[str | None, Option(help="jobs of this name")] = None,
+    cluster: Annotated[str | None, Option(help="jobs with a component there", completes="clusters")] = None,
+    home_site: Annotated[str | None, Option(help="jobs of this site's users", completes="clusters")] = None,
+    limit: Annotated[int, Option(help="waiting jobs at most; with --state, jobs", min=1)] = 100,
+    quiet: Annotated[bool, Option("-q", "--quiet", help="print bare ids")] = False,
+    form: Annotated[Format, Option("-o", "--output", help="how to print")] = Format.TABLE,
+    watch: Watch = False,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+) -> None:
+    """List jobs: yours that are not over, or what the options ask for.
+
+    Jobs with nodes come first, all of them; then the newest that wait. With --state the newest jobs in that state.
+
+    A job is queued until clusters are chosen for it; then it is placed, claiming while these are asked for its nodes,
+    and starting once it has all of them. It is unknown while one of its clusters is out of reach.
+    """
+    refuse_together(all=everyone, user=bool(user))
+    is_json = as_json or form is Format.JSON
+    refuse_together(json=is_json, quiet=quiet, output=form in (Format.WIDE, Format.NDJSON))
+    mine = True if not user and not everyone else None
+    query = {"mine": mine, "owner": user, "name": name, "cluster": cluster, "home_site": home_site}
+    client = Client(url, token)
+
+    def look(client: Client) -> tuple[list[Json], bool]:
+        jobs, more = client.jobs(limit, state=state, **query) if state else client.unfinished_jobs(limit, **query)
+        for named in (cluster, home_site):
+            if not jobs and named:
+                client.cluster(named)  # says so if there is none
+        return jobs, more
+
+    nothing = printable(_none(user or ("yours" if mine else ""), state, name, cluster, home_site))
+    cut = f"only the newest {limit}{'' if state else ' that wait'} are shown; --limit shows more"
+    if watch:
+        _watch(client, look, form, nothing, cut, json=is_json, quiet=quiet)
+    jobs, more = look(client)
+    if is_json:
+        show_json({"jobs": jobs})
+    elif form is Format.NDJSON:
+        for job in jobs:
+            print(json.dumps(job))
+    elif quiet:
+        for job in jobs:
+            print(job["id"])
+    else:
+        print(tables.queue(jobs, wide=form is Format.WIDE))
+        if not jobs:
+            print(f"koala: {nothing}", file=sys.stderr)
+    if more:
+        print(f"koala: {cut}", file=sys.stderr)
+
+
+def _watch(client: Client, look: Look, form: Format, nothing: str, cut: str, **others: bool) -> NoReturn:
+    """Show every change; as NDJSON each job that has changed, also when it has left what was asked for."""
+    from koalapy.cli.terminal import watching
+
+    watching.refuse_with_watch(**others)
+    if form is Format.NDJSON:
+        watching.each_change(client, look, lambda before, now: _print_changed(client, before, now))
+
+    def page(found: tuple[list[Json], bool]) -> str:
+        jobs, more = found
+        told = tables.queue(jobs, wide=form is Format.WIDE)
+        return told + (f"\n{nothing}" if not jobs else "") + (f"\n{cut}" if more else "")
+
+    watching.watch(client, look, page)
+
+
+def _print_changed(client: Client, before: tuple[list[Json], bool] | None, now: tuple[list[Json], bool]) -> None:
+    known = {job["id"]: job for job in before[0]} if before else {}
+    found = {job["id"]: job for job in now[0]}
+    gone = []
+    for number in known.keys() - found.keys():
+        job = client.get(f"/api/v1/jobs/{number}")
+        gone.append({name: job.get(name, value) for name, value in known[number].items()})
+    for job in sorted([*gone, *found.values()], key=lambda job: int(job["id"])):
+        if job != known.get(job["id"]):
+            print(json.dumps(job), flush=True)
+
+
+def _none(
+    owner: str, state: list[JobState] | None, name: str | None, cluster: str | None, home_site: str | None
+) -> str:
+    """What was looked for in vain."""
+    told = f"there are no jobs of {owner}" if owner else "there are no jobs"
+    told += f" named {name}" if name else ""
+    told += f" whose home site is {home_site}" if home_site else ""
+    told += f" with a component on {cluster}" if cluster else ""
+    return told + (f" in the state {' or '.join(state)}" if state else " that are not over")

@@ -1,0 +1,149 @@
+"""The submitter's own files as one archive that any koala daemon takes (``--stage``)."""
+
+import errno
+import hashlib
+import os
+import stat
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from io import BufferedRandom
+from pathlib import Path
+from typing import BinaryIO
+
+from koalapy.cli.client import Client
+from koalapy.cli.errors import CliError, Exit
+from koalapy.cli.terminal.progress import Counted, Progress, Transfer, waiting_for
+from koalapy.model.wording import is_utf8
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Errors that are of what is written, not of what is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file or folder that goes into the archive; links have been followed."""
+
+    name: str
+    path: str
+    mode: int
+    size: int
+    mtime: int
+    is_folder: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """An archive in a temporary file; ``id`` is its SHA-256."""
+
+    file: BinaryIO
+    id: str
+    size: int
+    files: int
+
+
+def stage(client: Client, paths: Sequence[str]) -> str:
+    """Have the daemon keep some files and folders, if it does not already; the bundle's id."""
+    with ExitStack() as stack:
+        with waiting_for("packs the files of --stage"):
+            archive = stack.enter_context(packed(paths))
+        if not client.has_bundle(archive.id):
+            sent = Transfer("sends the files of --stage", archive.size)
+            with Progress(lambda: str(sent)):
+                client.upload(Counted(archive.file, sent), archive.size)
+    return archive.id
+
+
+@contextmanager
+def packed(paths: Sequence[str]) -> Iterator[Packed]:
+    """The archive of some files and folders, the same one for the same files; ``CliError`` for what cannot be read."""
+    found = sorted(look(paths), key=lambda one: one.name.split("/"))
+    with _archive(found) as file:
+        size = file.tell()
+        file.seek(0)
+        ident = hashlib.file_digest(file, "sha256").hexdigest()
+        file.seek(0)
+        yield Packed(file, ident, size, sum(not one.is_folder for one in found))
+
+
+def _archive(found: Sequence[Found]) -> BufferedRandom:
+    """A file that nobody else sees; ``CliError`` when there is no room for it."""
+    try:
+        file = tempfile.TemporaryFile()  # noqa: SIM115
+        try:
+            _write(found, file)
+            file.flush()
+        except BaseException:
+            with suppress(OSError):
+                file.close()
+            raise
+    except OSError as error:
+        said = f"--stage: the archive cannot be written: {(error.strerror or str(error)).lower()}"
+        raise CliError(said, Exit.FAILED, "set TMPDIR to a folder with room for it") from error
+    return file
+
+
+def look(paths: Sequence[str]) -> list[Found]:
+    """Everything at and below some paths: each comes with its own name, the folder ``.`` with what it holds."""
+    found: dict[str, Found] = {}
+    for path in paths:
+        name = "" if os.path.normpath(path) == "." else os.path.basename(os.path.abspath(path))
+        if not name and os.path.normpath(path) != ".":
+            raise CliError(f"--stage {path} has no name", Exit.USAGE, "name files or folders below it")
+        for one in _below(path, name, path, ()):
+            earlier = found.setdefault(one.name, one)
+            if earlier is not one and not (one.is_folder and earlier.is_folder):
+                raise CliError(
+                    f"--stage: {earlier.path} and {one.path} would both be {one.name}", Exit.USAGE, "rename one of them"
+                )
+    if not any(not one.is_folder for one in found.values()):
+        raise CliError("--stage: there is no file to send", Exit.USAGE, "name files, or folders with files in them")
+    return list(found.values())
+
+
+def _below(path: str, name: str, asked: str, above: tuple[tuple[int, int], ...]) -> Iterator[Found]:
+    """A file, or a folder and what is below it; ``above`` tells the folders it is in, so that links end somewhere."""
+    try:
+        seen = os.stat(path)
+        entries = sorted(os.listdir(path)) if stat.S_ISDIR(seen.st_mode) else []
+        if stat.S_ISREG(seen.st_mode):
+            os.close(os.open(path, os.O_RDONLY))
+    except OSError as error:
+        where = "" if path == asked else f" {path}:"
+        hint = "name files and folders that you can read"
+        raise CliError(f"--stage {asked}:{where} {(error.strerror or str(error)).lower()}", Exit.USAGE, hint) from error
+    if not stat.S_ISDIR(seen.st_mode) and not stat.S_ISREG(seen.st_mode):
+        raise CliError(f"--stage {asked}: {path} is no file or folder", Exit.USAGE, "leave it out")
+    if not is_utf8(name):
+        raise CliError(f"--stage {asked}: the name {os.path.basename(path)!r} is no UTF-8", Exit.USAGE, "rename it")
+    is_folder = stat.S_ISDIR(seen.st_mode)
+    if name:
+        mode = 0o755 if is_folder or seen.st_mode & 0o111 else 0o644
+        yield Found(name, path, mode, 0 if is_folder else seen.st_size, int(seen.st_mtime), is_folder)
+    here = (seen.st_dev, seen.st_ino)
+    if here in above:
+        raise CliError(f"--stage {asked}: {path} leads back into itself", Exit.USAGE, "remove that link")
+    for entry in entries:
+        yield from _below(os.path.join(path, entry), f"{name}/{entry}" if name else entry, asked, (*above, here))
+
+
+def _write(found: Sequence[Found], file: BinaryIO) -> None:
+    with tarfile.open(fileobj=file, mode="w:", format=tarfile.PAX_FORMAT) as archive:
+        for one in found:
+            member = tarfile.TarInfo(one.name)
+            member.mode, member.size, member.mtime = one.mode, one.size, one.mtime
+            if one.is_folder:
+                # A folder's time changes with what editors leave in it for a moment: that would make another archive.
+                member.type, member.mtime = tarfile.DIRTYPE, 0
+                archive.addfile(member)
+                continue
+            try:
+                with Path(one.path).open("rb") as content:
+                    archive.addfile(member, content)
+            except OSError as error:
+                if error.errno in FULL:
+                    raise
+                hint = "try again when nobody writes to it"
+                raise CliError(f"--stage: {one.path} cannot be read: {error}", Exit.USAGE, hint) from error

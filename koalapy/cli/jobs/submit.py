@@ -1,0 +1,114 @@
+"""``koala submit``."""
+
+import os
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from koalapy.cli.client import Client
+from koalapy.cli.errors import CliError, Exit, printable, refuse_together
+from koalapy.cli.jobs import submission
+from koalapy.cli.jobs.job_options import JOB_OPTIONS, read_options
+from koalapy.cli.terminal.arguments import Argument, Option, Options
+from koalapy.cli.terminal.options import DEFAULT_URL, AsJson, Timeout, Token, Url, show_json
+from koalapy.model.wording import nodes
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """How many nodes, and where."""
+
+    flexible: Annotated[int | None, Option(help="nodes in all; the scheduler splits them")] = None
+    nonfixed: Annotated[str | None, Option(help="sizes of components, as 2,4")] = None
+    fixed: Annotated[str | None, Option(help="clusters and sizes, as north:2,south:4")] = None
+    min_component: Annotated[int | None, Option(help="flexible: smallest component")] = None
+    max_components: Annotated[int | None, Option(help="flexible: most components")] = None
+    split: Annotated[list[str] | None, Option(help="flexible: a way to split, best first")] = None
+
+
+def submit(
+    request: RequestOptions,
+    job: Annotated[Json, Options(JOB_OPTIONS)],
+    command: Annotated[list[str] | None, Argument(help="the program and its arguments, after --", rest=True)] = None,
+    file: Annotated[
+        Path | None, Option("-f", "--file", help="a job in YAML, - for standard input; options override it")
+    ] = None,
+    idempotency_key: Annotated[str | None, Option(help="the same key never makes a second job")] = None,
+    dry_run: Annotated[bool, Option("--dry-run", help="show where it would go now; submit nothing")] = False,
+    wait: Annotated[bool, Option("--wait", help="until it is over; exit with the job's code")] = False,
+    timeout: Timeout = None,
+    quiet: Annotated[bool, Option("-q", "--quiet", help="print the bare id")] = False,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+) -> int | None:
+    """Submit a job: koala submit --flexible 6 -- python -m koalapy.apps.poisson"""
+    refuse_together(json=as_json, quiet=quiet)
+    if timeout is not None and not wait:
+        raise CliError("--timeout says how long to wait, and --wait is missing", Exit.USAGE, "add --wait, or drop it")
+    key = None if idempotency_key is None else submission.checked_key(idempotency_key)
+    options = {"request": submission.request_of(**vars(request)), "command": command, **read_options(job)}
+    environment, stage = options.pop("environment") or {}, options.pop("bundle") or []
+    body = submission.body_of(file, options | {"stage": stage}, environment)
+    options["bundle"] = paths = submission.paths_to_stage(body, None if stage else file, stage)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    client = Client(url, token)
+    if dry_run:
+        _dry_run(
+            client,
+            body,
+            options,
+            paths,
+            as_json=as_json,
+            wait=wait,
+            quiet=quiet,
+            idempotency_key=idempotency_key is not None,
+        )
+        return None
+    submitted = _submit(client, body, options, paths, key)
+    if quiet:
+        print(submitted["id"], flush=True)
+    elif not as_json:
+        _announce(submitted, wait)
+    if wait:
+        from koalapy.cli.jobs.waiting import end_with
+
+        return end_with(client, submitted, deadline, as_json=as_json, show_output=not quiet)
+    if as_json:
+        show_json(client.get(f"/api/v1/jobs/{submitted['id']}"))
+    return None
+
+
+def _dry_run(client: Client, body: Json, options: Json, paths: list[str], *, as_json: bool, **others: bool) -> None:
+    """Show what would become of it; with its files, as far as they can be read."""
+    from koalapy.cli.jobs import explain, staging
+
+    explain.refuse_with_dry_run(**others)
+    with staging.packed(paths) if paths else nullcontext():
+        explain.dry_run(client, body, options, as_json=as_json)
+
+
+def _submit(client: Client, body: Json, options: Json, paths: list[str], key: str | None) -> Json:
+    """The job, once the daemon has it, and its files before it."""
+    if paths:
+        from koalapy.cli.jobs import staging
+
+        body["bundle"] = staging.stage(client, paths)
+    try:
+        return client.submit(body, os.urandom(16).hex() if key is None else key)
+    except CliError as error:
+        raise submission.in_terms_of_options(error, body, options) from error
+
+
+def _announce(job: Json, wait: bool) -> None:
+    request = job["request"]
+    kind = f"{request['type']}, {nodes(submission.nodes_of(request))}, {job['priority']} priority"
+    # The program's output goes to standard output alone when it is waited for.
+    print(printable(f"Submitted job {job['id']}: {kind}"), file=sys.stderr if wait else sys.stdout, flush=True)
+    if not wait and sys.stdout.isatty():
+        print(f"Follow it: koala show {job['id']} · koala logs -f {job['id']}")

@@ -1,0 +1,150 @@
+"""The commands that wait for jobs or print what they print."""
+
+import sys
+import time
+from typing import Annotated, Any
+
+from koalapy.cli.client import FINAL, Absence, Client
+from koalapy.cli.errors import CliError, Exit, printable
+from koalapy.cli.files import transfers
+from koalapy.cli.jobs.job_progress import ProgressReporter
+from koalapy.cli.terminal.arguments import Option
+from koalapy.cli.terminal.options import DEFAULT_URL, AsJson, Job, Jobs, Timeout, Token, Url, show_json
+from koalapy.cli.terminal.streams import ProgramOutput
+from koalapy.cli.timeouts import TimeIsUp, until
+
+Json = dict[str, Any]
+RETRY_DELAY = 0.5
+"""Seconds until a daemon that is away is asked again for a job's output."""
+
+
+def end_with(client: Client, submitted: Json, deadline: float | None, *, as_json: bool, show_output: bool) -> int:
+    """Wait for a job; its exit code."""
+    job = submitted["id"]
+    try:
+        # Where files come first, it is these that are drawn.
+        comes = show_output and not as_json and transfers.has_stages(submitted)
+        with ProgressReporter(client, job, from_the_first=True, in_place=not comes):
+            if show_output and not as_json:
+                _show_transfers(client, submitted, deadline)
+            whole = not show_output or as_json or _print_output(client, job, deadline)
+            over = client.wait(job, deadline)
+    except KeyboardInterrupt:
+        raise _goes_on([job]) from None
+    if not whole:
+        print(f"koala: the daemon was away for a while; koala logs {job} has all the output", file=sys.stderr)
+    if as_json:
+        show_json(over)
+    elif over["state"] != "succeeded":
+        said = f"job {job} {over['state']}: {over['reason']}"
+        print(f"koala: {printable(said)}", file=sys.stderr)
+    return _code_of(over)
+
+
+def _show_transfers(client: Client, job: Json, deadline: float | None) -> None:
+    """How far its files are, for who sits at a terminal; a daemon that is away meanwhile is nobody's loss."""
+    try:
+        transfers.follow_on_terminal(client, job, deadline)
+    except TimeIsUp:
+        return
+    except CliError as error:
+        if not error.is_passing:
+            raise
+
+
+def _print_output(client: Client, job: int, deadline: float | None) -> bool:
+    """Print what a job prints as it comes, until it is over or ``deadline``; whether that was all of it."""
+    try:
+        with until(deadline):
+            _print_logs(client, job, follow=True, component=None)
+        return bool(client.get(f"/api/v1/jobs/{job}")["state"] in FINAL)
+    except TimeIsUp:
+        return True
+    except CliError as error:
+        if not error.is_passing:
+            raise
+        return False
+
+
+def _goes_on(jobs: list[int]) -> CliError:
+    """What an interrupted command says of the jobs it waited for."""
+    named = " ".join(str(job) for job in jobs)
+    said = f"job {named} goes on" if len(jobs) == 1 else f"jobs {named} go on"
+    return CliError(said, Exit.INTERRUPTED, f"cancel with: koala cancel {named}")
+
+
+def _code_of(job: Json) -> int:
+    """The program's own code where there is one."""
+    if job["state"] == "succeeded":
+        return Exit.OK
+    return int(job["exit_code"]) if job["exit_code"] else Exit.FAILED
+
+
+def logs(
+    job: Job,
+    follow: Annotated[bool, Option("-f", "--follow", help="as it comes, until the job is over")] = False,
+    component: Annotated[int | None, Option(help="of this component only")] = None,
+    raw: Annotated[bool, Option("--raw", help="with control codes, such as colours, on a terminal")] = False,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+) -> None:
+    """Print the output of a job."""
+    client = Client(url, token)
+    try:
+        if follow:
+            with ProgressReporter(client, job, from_the_first=False):
+                _follow_logs(client, job, component, raw)
+        else:
+            _print_logs(client, job, False, component, raw)
+    except KeyboardInterrupt:
+        raise _goes_on([job]) from None
+
+
+def _follow_logs(client: Client, job: int, component: int | None, raw: bool) -> None:
+    """Until the job is over, also while its daemon is away; what it missed meanwhile is said."""
+    absence, output = Absence(), ProgramOutput(raw=raw)
+    while True:
+        shown = False
+        try:
+            for piece in client.logs(job, True, component):
+                shown = True
+                output.write(piece)
+            output.end()
+            return
+        except CliError as error:
+            absence.tolerate(error, answered=client.has_answered)
+            if shown:
+                break  # what comes anew has begun from its beginning
+        client.timeouts.sleep(RETRY_DELAY)
+    client.wait(job, None)
+    print(f"koala: the daemon was away for a while; koala logs {job} has all the output", file=sys.stderr)
+
+
+def _print_logs(client: Client, job: int, follow: bool, component: int | None, raw: bool = False) -> None:
+    output = ProgramOutput(raw=raw)
+    for piece in client.logs(job, follow, component):
+        output.write(piece)
+    output.end()
+
+
+def wait(
+    jobs: Jobs, timeout: Timeout = None, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None
+) -> int:
+    """Wait until jobs are over; exit with the code of the first that did not succeed."""
+    client = Client(url, token)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    try:
+        over = [_wait_for(client, job, deadline) for job in jobs]
+    except KeyboardInterrupt:
+        raise _goes_on(jobs) from None
+    if as_json:
+        show_json(over if len(over) > 1 else over[0])
+    else:
+        for job in over:
+            print(printable(f"job {job['id']} {job['state']}" + (f": {job['reason']}" if job["reason"] else "")))
+    return next((code for job in over if (code := _code_of(job))), 0)
+
+
+def _wait_for(client: Client, job: int, deadline: float | None) -> Json:
+    with ProgressReporter(client, job, from_the_first=False):
+        return client.wait(job, deadline)

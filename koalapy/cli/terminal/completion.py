@@ -1,0 +1,175 @@
+"""What a shell offers for a word: jobs, clusters, policies, users and files, as the daemon has them.
+
+The daemon has little time to answer, and nothing is said of what goes wrong: who presses Tab has asked for no errors.
+What it has is only offered where a shell takes it for one plain word.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import click
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ShellComplete,
+    ZshComplete,
+    add_completion_class,
+)
+
+from koalapy.cli.client import Client
+from koalapy.cli.errors import CliError, printable
+from koalapy.cli.jobs.submission import nodes_of
+from koalapy.cli.terminal.options import DEFAULT_URL
+from koalapy.cli.timeouts import TimeIsUp, command_timeouts, until
+from koalapy.model.wording import nodes
+
+Json = dict[str, Any]
+Offer = tuple[str, str]
+"""A word, and what is said of it."""
+MAX_JOBS = 100
+"""As many are offered, the newest."""
+MAX_HELP_LENGTH = 60
+"""Characters."""
+PLAIN_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+/-]*")
+"""What no shell takes for anything else than itself."""
+
+
+def complete(what: str, context: click.Context, given: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """What may stand in place of a word that begins so; ``what`` is one of ``OFFERS``, or ``files``."""
+    if what == "files":
+        return [CompletionItem(incomplete, type="file")]
+    already = context.params.get(given.name or "") or ()
+    there = {str(one) for one in already} if isinstance(already, tuple) else set()
+    try:
+        with context.scope(cleanup=False), until(time.monotonic() + command_timeouts().completion_s):
+            client = Client(context.params.get("url") or DEFAULT_URL, context.params.get("token"))
+            offered = [one for one in OFFERS[what](client, incomplete) if one[0].startswith(incomplete)]
+    except (CliError, TimeIsUp, KeyError, TypeError, ValueError):
+        return []
+    return [
+        CompletionItem(word, help=_help(told) or None)
+        for word, told in offered
+        if PLAIN_WORD.fullmatch(word) and word not in there
+    ]
+
+
+def _help(told: str) -> str:
+    # Fish ends a text at a comma.
+    short = printable(told).replace(",", ";")
+    return short if len(short) <= MAX_HELP_LENGTH else f"{short[: MAX_HELP_LENGTH - 1]}…"
+
+
+def _jobs(
+    list_jobs: Callable[..., tuple[list[Json], bool]] = Client.jobs, **query: object
+) -> Callable[[Client, str], Sequence[Offer]]:
+    """Offer listed jobs: the caller's own, or all users' where none of those begins with the word."""
+
+    def offered(client: Client, incomplete: str) -> Sequence[Offer]:
+        for mine in (True, None):
+            found, _ = list_jobs(client, MAX_JOBS, mine=mine, **query)
+            if fitting := [_job(job) for job in found if str(job["id"]).startswith(incomplete)]:
+                return fitting
+        return []
+
+    return offered
+
+
+def _job(job: Json) -> Offer:
+    whose = job["name"] or job["program"][:30]
+    return str(job["id"]), f"{job['state']}: {nodes(nodes_of(job['request']))} {whose} {job['owner']}"
+
+
+def _clusters(client: Client, _: str) -> Iterable[Offer]:
+    for cluster in client.get("/api/v1/clusters")["clusters"]:
+        yield cluster["name"], f"{cluster['state']}: {cluster['idle']} of {nodes(cluster['total'])} idle"
+
+
+def _policies(client: Client, _: str) -> Iterable[Offer]:
+    for policy in client.get("/api/v1/policies")["policies"]:
+        yield policy["name"], policy["summary"]
+
+
+def _users(client: Client, _: str) -> Iterable[Offer]:
+    """Who has jobs that are not over; users are told of nobody but themselves."""
+    owners = {job["owner"] for job in client.jobs(1000, active=True)[0] if job["owner"]}
+    return [(owner, "") for owner in sorted(owners | {client.get("/api/v1/whoami")["user"]})]
+
+
+def _replicas(client: Client, _: str) -> Iterable[Offer]:
+    found = client.get("/api/v1/replicas", limit=1000)["replicas"]
+    where: dict[str, list[str]] = {}
+    for replica in found:
+        where.setdefault(replica["name"], []).append(replica["cluster"])
+    return [(name, f"on {' '.join(clusters)}") for name, clusters in where.items()]
+
+
+def _tokens(client: Client, _: str) -> Iterable[Offer]:
+    for token in client.get("/api/v1/tokens")["tokens"]:
+        yield str(token["id"]), f"{token['user']} {token['role']} {token['note']}"
+
+
+def _experiments(client: Client, incomplete: str) -> Iterable[Offer]:
+    from koalapy.simulation.experiments.registry import experiments
+
+    return [(one.name, one.title) for one in experiments().values()]
+
+
+OFFERS: dict[str, Callable[[Client, str], Iterable[Offer]]] = {
+    "jobs": _jobs(),
+    "active jobs": _jobs(Client.unfinished_jobs),
+    "queued jobs": _jobs(state="queued"),
+    "held jobs": _jobs(state="held"),
+    "clusters": _clusters,
+    "policies": _policies,
+    "users": _users,
+    "replicas": _replicas,
+    "tokens": _tokens,
+    "experiments": _experiments,
+}
+
+
+class _Bash(BashComplete):
+    """Takes ``--option``, ``=`` and ``value``, as bash parts them, for what they are."""
+
+    # What is offered is no pattern, in whose place files would stand.
+    source_template = BashComplete.source_template.replace("COMPREPLY+=($value)", 'COMPREPLY+=("$value")')
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        given, incomplete = super().get_completion_args()
+        words: list[str] = []
+        rest = iter(given)
+        for word in rest:
+            if word == "=" and words and words[-1].startswith("--") and (value := next(rest, None)) is not None:
+                words[-1] += f"={value}"
+            elif word != "=":
+                words.append(word)
+        return words, incomplete
+
+
+class _WholeWords(ShellComplete):
+    """For shells in which ``--option=value`` is one word, all of which is replaced."""
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
+        option, equals, _ = incomplete.partition("=")
+        found = super().get_completions(args, incomplete)
+        if equals and option.startswith("--"):
+            for item in found:
+                item.value = f"{option}={item.value}"
+        return found
+
+
+class _Zsh(_WholeWords, ZshComplete):
+    """As click has it, but for whole words."""
+
+
+class _Fish(_WholeWords, FishComplete):
+    """As click has it, but for whole words."""
+
+
+def install() -> None:
+    """Have click know what is our own."""
+    for shell in (_Bash, _Zsh, _Fish):
+        add_completion_class(shell)

@@ -1,0 +1,223 @@
+"""Tables and pages for people: plain text that fits a terminal."""
+
+import shutil
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.cells import cell_len
+
+from koalapy.cli.clusters.gantt import chart
+from koalapy.cli.errors import printable
+from koalapy.cli.jobs.submission import nodes_of
+from koalapy.cli.terminal.width import folded, left, terminal_size
+from koalapy.model.quantities import bytes_text
+from koalapy.model.wording import clock, duration, nodes
+
+Json = dict[str, Any]
+QUEUE = ("ID", "NAME", "USER", "PRI", "STATE", "NODES", "TIME", "CLUSTERS", "REASON")
+CLUSTERS = ("NAME", "KIND", "STATE", "TOTAL", "IDLE", "USED", "BACKGROUND", "DOWN", "ERRORS", "REASON")
+"""Headers of tables."""
+MIN_FOLDED_COLUMNS = 20
+"""Columns of a text that is folded."""
+INDENT = 4
+"""Columns, of what stands below its line."""
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]], *, fold: bool = True) -> str:
+    """Columns as wide as needed; on a terminal the last one is folded, within its column or below the others."""
+    text = [list(header), *([printable(str(cell)) for cell in row] for row in rows)]
+    widths = [max(cell_len(row[column]) for row in text) for column in range(len(header))]
+    terminal = terminal_size(sys.stdout) if fold else None
+    start = sum(widths[:-1]) + 2 * len(widths[:-1])
+    lines = []
+    for row in text:
+        before = "  ".join([*(left(cell, most) for cell, most in zip(row[:-1], widths, strict=False)), ""])
+        if terminal is None or start + cell_len(row[-1]) <= terminal[0]:
+            lines.append(f"{before}{row[-1]}".rstrip())
+            continue
+        beside = terminal[0] - start >= MIN_FOLDED_COLUMNS
+        margin = " " * (start if beside else INDENT)
+        parts = folded(row[-1], max(MIN_FOLDED_COLUMNS, terminal[0] - len(margin)))
+        lines += [before + parts.pop(0)] if beside else [before.rstrip()]
+        lines += [margin + part for part in parts]
+    return "\n".join(lines)
+
+
+def seconds_since(start: str, end: str | None) -> float:
+    """From one moment of the API to another, or to now."""
+    return _span(start, end or datetime.now(UTC).isoformat())
+
+
+def _span(start: str, end: str) -> float:
+    return max(0.0, (_moment(end) - _moment(start)).total_seconds())
+
+
+def _moment(text: str) -> datetime:
+    return datetime.fromisoformat(text.replace("Z", "+00:00"))
+
+
+def _where(job: Json) -> str:
+    return ",".join(f"{c['cluster']}:{c['size']}" for c in job["components"]) or "-"
+
+
+def _reason(job: Json) -> str:
+    return "-" if job["state"] in ("running", "succeeded") else job["reason"] or "-"
+
+
+def _running_time(job: Json) -> str:
+    """Of the last attempt; a job that waits again has none."""
+    if not job["started_at"] or job["state"] in ("queued", "held", "placed", "claiming"):
+        return "-"
+    return duration(seconds_since(job["started_at"], job["ended_at"]))
+
+
+def queue_row(job: Json) -> list[object]:
+    """Below ``QUEUE``."""
+    where = _where(job) if job["state"] != "queued" else "-"
+    who = [job["id"], job["name"] or "-", job["owner"], job["priority"], job["state"]]
+    return [*who, nodes_of(job["request"]), _running_time(job), where, _reason(job)]
+
+
+def queue(jobs: Sequence[Json], *, wide: bool = False) -> str:
+    """Jobs as squeue users expect them."""
+    header, rows = list(QUEUE), [queue_row(job) for job in jobs]
+    if wide:
+        header[-1:-1] = ["SUBMITTED", "HOME", "TYPE", "POLICY", "RESTARTS", "EXIT"]
+        for row, j in zip(rows, jobs, strict=True):
+            code = "-" if j["exit_code"] is None else j["exit_code"]
+            home = j.get("home_site") or "-"
+            row[-1:-1] = [j["submitted_at"], home, j["request"]["type"], j["policy"], j["restarts"], code]
+    return table(header, rows, fold=not wide)
+
+
+def cluster_row(cluster: Json) -> list[object]:
+    """Below ``CLUSTERS``."""
+    return [*(cluster[name.lower()] for name in CLUSTERS[:-1]), _cluster_reason(cluster)]
+
+
+def _size(component: Json) -> str:
+    """Its nodes, with their class if it asked for one; daemons of before there were classes tell none."""
+    return " ".join(filter(None, (str(component["size"]), component.get("node_class"))))
+
+
+def cluster(found: Json) -> str:
+    """One cluster: its line, what its nodes are, and its link to the others."""
+    parts, details = [clusters([found])], found["details"]
+    if classes := details.get("node_classes"):
+        rows = [[c["name"] or "all", c["total"], c["idle"], f"{c['power']:g}", _memory(c)] for c in classes]
+        parts.append(table(["CLASS", "TOTAL", "IDLE", "POWER", "MEMORY"], rows))
+    if (uplink := details.get("uplink")) is not None:
+        capacity = uplink["capacity"]
+        of = "; what it carries is not known" if capacity is None else f" of {bytes_text(capacity)}/s"
+        parts.append(f"uplink: {bytes_text(uplink['consumed'])}/s used{of}")
+    return "\n\n".join(parts)
+
+
+def _memory(node_class: Json) -> str:
+    return "-" if node_class["memory"] is None else bytes_text(node_class["memory"])
+
+
+def clusters(found: Sequence[Json]) -> str:
+    return table(CLUSTERS, [cluster_row(cluster) for cluster in found])
+
+
+def _cluster_reason(cluster: Json) -> str:
+    """Of a drained one since when, by whom and why; then why else it would not be used."""
+    order = cluster["drained"]
+    if order is None:
+        return cluster["reason"] or "-"
+    since = clock(_moment(order["at"]).timestamp(), datetime.now(UTC).timestamp())
+    said = f"since {since} UTC" + (f" by {order['by']}" if order["by"] else "")
+    said += f": {order['reason']}" if order["reason"] else ""
+    return said + (f"; also unusable after {cluster['errors']} errors" if cluster["unusable"] else "")
+
+
+def metrics(found: Json) -> str:
+    """How the clusters are used, how long jobs wait, and how they ended."""
+    span = _span(found["start"], found["end"])
+    used = [
+        [
+            c["name"],
+            c["total"],
+            c["used"],
+            c["background"],
+            c["idle"],
+            f"{c['node_seconds'] / 3600:.2f}",
+            "-" if c["utilisation"] is None else f"{c['utilisation']:.1%}",
+        ]
+        for c in found["clusters"]
+    ]
+    names = ("queue_time", "wait_time", "startup_overhead", "response_time", "start_delay")
+    waited = [[p, means["jobs"], *(_s(means[name]) for name in names)] for p, means in found["priorities"].items()]
+    ended = ", ".join(f"{found['ended'][state]} {state}" for state in ("succeeded", "failed", "cancelled"))
+    return "\n\n".join(
+        [
+            f"The last {duration(span)}, until {found['end']}; NODES to IDLE are those of now.",
+            table(["CLUSTER", "NODES", "USED", "BACKGROUND", "IDLE", "NODE-HOURS", "UTILISATION"], used),
+            table(["PRIORITY", "JOBS", "QUEUE TIME", "WAIT TIME", "START-UP", "RESPONSE TIME", "START DELAY"], waited),
+            "BACKGROUND: nodes of the clusters' own users. START-UP: from the placement to the program's start.\n"
+            "START DELAY: how much later than first estimated jobs were to start.",
+            f"Jobs that ended: {ended}; {found['restarts']} restarts. Now: {found['queued']} queued, "
+            f"{found['active']} placed or running.",
+        ]
+    )
+
+
+def timeline(job: Json) -> str:
+    """What happened, in seconds since the submission."""
+    rows = []
+    for entry in job["timeline"]:
+        at = seconds_since(job["submitted_at"], entry["at"])
+        where = "" if entry["cluster"] is None else f"{entry['cluster']}"
+        rows.append([f"+{at:.3f}s", entry["event"], where, entry["reason"]])
+    return table(["TIME", "EVENT", "CLUSTER", "WHAT"], rows)
+
+
+def job_page(
+    job: Json, attempts: Sequence[Json], limit: int = 5, transfers: Sequence[str] = (), *, unicode: bool | None = None
+) -> str:
+    """Everything about one job; its attempts as a chart of the last ``limit`` ones, ``transfers`` as they are given."""
+    unicode = is_unicode() if unicode is None else unicode
+    request = job["request"]
+    facts = [
+        ("job", f"{job['id']}" + (f" ({job['name']})" if job["name"] else "")),
+        ("user", job["owner"]),
+        ("state", job["state"] + (f": {job['reason']}" if job["reason"] else "")),
+        ("request", f"{request['type']}, {nodes(nodes_of(request))}, {job['priority']} priority"),
+        *([("home site", job["home_site"])] if job.get("home_site") else []),
+        ("policy", job["policy"]),
+        ("command", " ".join(job["command"]) or "(one for each component)"),
+        ("submitted", job["submitted_at"]),
+        ("queued", _s(job["queue_time"])),
+        ("start-up", _s(job["startup_overhead"])),
+        ("start delay", _s(job["start_delay"], " later than first estimated")),
+        ("in all", _s(job["response_time"])),
+        ("tries", f"{job['placement_tries']} placement, {job['claiming_tries']} claiming, {job['restarts']} restarts"),
+        ("exit code", "-" if job["exit_code"] is None else str(job["exit_code"])),
+    ]
+    width = max(len(name) for name, _ in facts)
+    parts = ["\n".join(f"{name.rjust(width)}  {printable(value)}" for name, value in facts)]
+    if job["components"]:
+        rows = [
+            [c["index"], c["cluster"], _size(c), c["state"], c["lrm_job"] or "-", ",".join(c["hosts"]), c["error"]]
+            for c in job["components"]
+        ]
+        parts.append(table(["COMPONENT", "CLUSTER", "NODES", "STATE", "LRM JOB", "HOSTS", "ERROR"], rows))
+    if transfers:
+        parts.append("\n".join(["files", *(f"  {line}" for line in transfers)]))
+    if attempts:
+        width = shutil.get_terminal_size().columns
+        now = datetime.now(UTC).timestamp()
+        parts.append(chart(job, attempts, width=width, now=now, limit=limit, unicode=unicode))
+    parts.append(timeline(job))
+    return "\n\n".join(parts)
+
+
+def is_unicode() -> bool:
+    return (getattr(sys.stdout, "encoding", "") or "").lower().replace("-", "").startswith("utf")
+
+
+def _s(seconds: float | None, more: str = "") -> str:
+    return "-" if seconds is None else f"{seconds:.3f} s{more}"

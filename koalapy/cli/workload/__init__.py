@@ -1,0 +1,1 @@
+"""Commands that generate, run and measure workloads."""

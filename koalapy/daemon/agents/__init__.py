@@ -1,0 +1,1 @@
+"""The daemon's side of the links to agents."""

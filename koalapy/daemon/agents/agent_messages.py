@@ -1,0 +1,221 @@
+"""What agents say, as events for the scheduler, output for its files, and messages to other agents."""
+
+import asyncio
+import base64
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import structlog
+
+from koalapy.daemon.agents.questions import Questions
+from koalapy.daemon.agents.session import Session
+from koalapy.daemon.auth.login import Logins
+from koalapy.daemon.engine.engine import Engine, WorkItem, inventory_item
+from koalapy.daemon.jobs.output import Outputs
+from koalapy.model.job import Component, Job, of_one_attempt
+from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus
+from koalapy.model.request import ClusterName
+from koalapy.ports import OutputPiece
+from koalapy.protocol.messages import (
+    Ack,
+    Answer,
+    Ask,
+    Confirmed,
+    FromAgent,
+    Impostor,
+    Output,
+    OutputAck,
+    Relay,
+    RelayFailed,
+    RenewLease,
+    Vouch,
+    Vouched,
+)
+from koalapy.scheduler.events import ClusterConfirmed, Event, Reported
+
+log = structlog.get_logger()
+
+MAX_COUNTED_STAGES = 10_000
+MAX_LOGINS_AT_ONCE = 100
+NoteImpostor = Callable[[ClusterName, Job, Impostor], Coroutine[Any, Any, None]]
+"""Writes down that somebody claimed to be a runner of a job on a cluster."""
+
+
+class TransferFeedback:
+    """Has others learn from transfers that are over.
+
+    ``moved``: so many bytes came from one cluster to another in so many seconds. ``spoiled``: a replica is not what the
+    catalogue says, by its name, cluster and fault; what the scheduler is to know of it. ``counted`` is told of the
+    whole of each transfer.
+    """
+
+    def __init__(
+        self,
+        moved: Callable[[ClusterName, ClusterName, int, float], None],
+        spoiled: Callable[[str, ClusterName, str], tuple[Event, ...]],
+        counted: Callable[[ClusterName, ClusterName, int, float], None] = lambda *_: None,
+    ) -> None:
+        self._moved, self._spoiled, self._note = moved, spoiled, counted
+        self._counted: dict[str, None] = {}
+        """Stages whose transfers were counted: they are told again in every inventory."""
+
+    def learn(self, job: Job, component: Component, status: StageStatus) -> tuple[Event, ...]:
+        """What the scheduler is to know beside the stage itself, before it."""
+        files = list(zip(job.spec.inputs_of(component.request_index), component.sources, strict=False))
+        if status.state == "failed" and status.fault == "file":
+            if (status.file, status.source) not in {(file.name, source) for file, source in files}:
+                return ()
+            return self._spoiled(status.file, status.source, status.error)
+        # A stage that had come before this daemon began was learned from by the one before it.
+        if status.state == "done" and component.staged_at is None and status.token not in self._counted:
+            self._counted[status.token] = None
+            if len(self._counted) > MAX_COUNTED_STAGES:
+                del self._counted[next(iter(self._counted))]
+            sources = {source for _, source in files}
+            for moved in status.moved:
+                if moved.source in sources:
+                    self._moved(moved.source, component.cluster, moved.flowed, moved.flowing)
+                    self._note(moved.source, component.cluster, moved.size, moved.seconds)
+        return ()
+
+
+class AgentMessages:
+    """Takes in what is said on a session, which speaks for its own cluster only."""
+
+    def __init__(
+        self, engine: Engine, outputs: Outputs, sessions: Mapping[ClusterName, Session], questions: Questions
+    ) -> None:
+        self._engine, self._outputs, self._sessions = engine, outputs, sessions
+        self.feedback: TransferFeedback | None = None
+        self.logins: Logins | None = None
+        self.impostors: NoteImpostor | None = None
+        """Who writes down that somebody claimed to be a job's runner."""
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._handlers: dict[type, Callable[[Session, Any], Awaitable[None] | None]] = {
+            Inventory: self._inventory,
+            ClusterReport: self._reported,
+            ComponentStatus: self._reported,
+            StageStatus: self._stage_status,
+            Ack: self._ack,
+            Relay: self._relay,
+            Confirmed: self._confirmed,
+            Vouch: self._vouch,
+            RenewLease: lambda session, message: session.renew_lease(message.number),
+            Impostor: self._impostor,
+            Ask: lambda session, message: questions.asked(session.cluster, message),
+            Answer: lambda session, message: questions.answered(session.cluster, message),
+        }
+
+    async def receive(self, session: Session, messages: Iterable[FromAgent]) -> None:
+        """In their order; ``StoreUnavailable`` where output cannot be stored."""
+        for kind, same in groupby(messages, type):
+            if kind is Output:
+                await self._output(session, [message for message in same if isinstance(message, Output)])
+                continue
+            for message in same:
+                handler = self._handlers.get(kind)
+                waits = handler(session, message) if handler else None
+                if waits is not None:
+                    await waits
+
+    def _inventory(self, session: Session, inventory: Inventory) -> None:
+        spoiled = [event for stage in inventory.stages for event in self._learn(session, stage)]
+        if spoiled:
+            self._engine.post(WorkItem(events=tuple(spoiled)))
+
+        def greet(forgotten: Sequence[dict[str, Any]]) -> None:
+            session.start([*forgotten, *self._engine.outbox.of(session.cluster, self._engine.epoch)])
+
+        self._engine.post(inventory_item(self._engine, session.cluster, inventory, greet))
+
+    def _reported(self, session: Session, report: ClusterReport | ComponentStatus) -> None:
+        self._engine.post(WorkItem(events=(Reported(session.cluster, report),)))
+
+    def _confirmed(self, session: Session, message: Confirmed) -> None:
+        if (as_of := session.confirmed(message.sequence)) is not None:
+            self._engine.post(WorkItem(events=(ClusterConfirmed(session.cluster, as_of),)))
+
+    def _impostor(self, session: Session, message: Impostor) -> None:
+        found = self._engine.queries.find(message.token)
+        if found is None or found[1].cluster != session.cluster:
+            log.warning(
+                "an impostor in another's job", action="agent-oversteps", cluster=session.cluster, token=message.token
+            )
+            return
+        log.warning(
+            "somebody claimed to be a job's runner, and was refused",
+            action="impostor",
+            cluster=session.cluster,
+            job=found[0].id,
+            node=message.node,
+            how=message.how,
+            address=message.address,
+            times=message.times,
+        )
+        if self.impostors is not None:
+            self._spawn(self.impostors(session.cluster, found[0], message))
+
+    def _vouch(self, session: Session, message: Vouch) -> None:
+        """Not waited for: a database that is slow holds up nothing else that the agent says."""
+        if self.logins is None or len(self._under_way) >= MAX_LOGINS_AT_ONCE:
+            busy = Vouched(ident=message.ident, error="the daemon is busy", hint="try again later")
+            session.offer(busy)
+            return
+        self._spawn(self._log_in(self.logins, session, message))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    async def _log_in(self, logins: Logins, session: Session, message: Vouch) -> None:
+        session.offer(await logins.vouched(session.cluster, message))
+
+    def _stage_status(self, session: Session, status: StageStatus) -> None:
+        self._engine.post(WorkItem(events=(*self._learn(session, status), Reported(session.cluster, status))))
+
+    def _learn(self, session: Session, status: StageStatus) -> tuple[Event, ...]:
+        staged = self._engine.queries.find_staged(status.token)
+        if self.feedback is None or staged is None or staged[1].cluster != session.cluster:
+            return ()
+        return self.feedback.learn(*staged, status)
+
+    def _ack(self, session: Session, message: Ack) -> None:
+        if message.error:
+            log.warning(
+                "agent refused a command", action="command-refused", cluster=session.cluster, error=message.error
+            )
+        self._engine.post(WorkItem(acknowledged=(session.cluster, message.id)))
+
+    async def _output(self, session: Session, messages: Iterable[Output]) -> None:
+        """Keep what is new of it, and tell the agent how far it is kept; what cannot be kept now comes again."""
+        pieces: dict[str, list[OutputPiece]] = {}
+        for message in messages:
+            piece = OutputPiece(message.offset, base64.b64decode(message.data), message.gap)
+            pieces.setdefault(message.token, []).append(piece)
+        ends = await asyncio.gather(*(self._outputs.take(session.cluster, *each) for each in pieces.items()))
+        acks = zip(pieces, ends, strict=True)
+        for token, end in acks:
+            if end is not None:
+                session.offer(OutputAck(token=token, offset=end))
+
+    def _relay(self, session: Session, message: Relay) -> None:
+        """Pass something from one runner to another: of the same attempt, and from the cluster of the first only."""
+        target = self._target_of(session.cluster, message)
+        if isinstance(target, Session):
+            if target.offer(message):
+                return
+            target = f"{target.cluster} does not read what it is sent"
+        session.offer(RelayFailed(token=message.sender, node=message.sender_node, reason=target))
+
+    def _target_of(self, cluster: ClusterName, message: Relay) -> Session | str:
+        find = self._engine.queries.find
+        sender, target = find(message.sender), find(message.token)
+        if sender is None or sender[1].cluster != cluster:
+            log.warning("a relay in another's name", action="agent-oversteps", cluster=cluster, sender=message.sender)
+            return "not from a component of a live attempt"
+        if target is None or not of_one_attempt(message.sender, message.token):
+            return "not to a component of the same attempt"
+        cluster = target[1].cluster
+        return self._sessions.get(cluster) or f"{cluster} is out of reach"

@@ -1,0 +1,185 @@
+"""Agents of embedded clusters: children of the daemon, started again when they end or cannot be started."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import structlog
+
+from koalapy.daemon.engine.timeouts import DEFAULT_TIMEOUTS, DaemonTimeouts
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+STOP_GRACE = 5.0
+MAX_LINE_SIZE = 4096
+"""Bytes."""
+MAX_SHOWN_LENGTH = 300
+"""Characters of an agent's last words."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentProcess:
+    """How one embedded agent is started; the daemon's URL is added to ``command``."""
+
+    cluster: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    handover: bytes
+    """Written to its standard input, which stays open as long as the daemon lives."""
+
+
+class EmbeddedAgents:
+    """Keeps one agent process running for each embedded cluster."""
+
+    def __init__(
+        self,
+        processes: Sequence[AgentProcess],
+        tell: Callable[[str, str], None],
+        timeouts: DaemonTimeouts = DEFAULT_TIMEOUTS,
+    ) -> None:
+        """``tell`` is called with a cluster and why its agent does not run, in words that follow "its agent"."""
+        self._timeouts = timeouts
+        self._processes = processes
+        self._tell = tell
+        self._keepers: list[asyncio.Task[None]] = []
+
+    def start(self, url: str) -> None:
+        self._keepers = [asyncio.create_task(self._keep(process, url)) for process in self._processes]
+
+    async def stop(self) -> None:
+        """End the agents; what runs in their clusters goes on."""
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+
+    async def _keep(self, process: AgentProcess, url: str) -> None:
+        timeouts = self._timeouts
+        pause = timeouts.min_restart_delay_s
+        while True:
+            started = time.monotonic()
+            why = await _run(process, url, timeouts.last_words_s)
+            if time.monotonic() - started >= timeouts.agent_stable_s:
+                pause = timeouts.min_restart_delay_s
+            log.warning("an agent does not run", action="agent-down", cluster=process.cluster, reason=why, pause=pause)
+            self._tell(process.cluster, f"{why}; it is started again after {pause:g} s")
+            await asyncio.sleep(pause)
+            pause = min(timeouts.max_restart_delay_s, 2 * pause)
+
+
+async def _run(process: AgentProcess, url: str, last_words_s: float) -> str:
+    """Run an agent until it ends; how it did, or why it could not be started."""
+    async with contextlib.AsyncExitStack() as ours:
+        try:
+            child, handover, errors = await _start([*process.command, "--url", url], process.environment, ours)
+        except OSError as error:
+            return f"cannot be started: {error.strerror or error}"
+        listening = asyncio.create_task(_pass_on(errors))
+        ours.callback(listening.cancel)
+        try:
+            handover.write(process.handover)
+            code = await child.wait()
+        except asyncio.CancelledError:
+            await _end(child)
+            raise
+        await asyncio.wait([listening], timeout=last_words_s)
+        how = f"was ended by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
+        said = listening.result() if listening.done() else ""
+        return f"{how}: {said}" if said else how
+
+
+async def _start(
+    command: Sequence[str], environment: Mapping[str, str], ours: contextlib.AsyncExitStack
+) -> tuple[asyncio.subprocess.Process, asyncio.WriteTransport, asyncio.StreamReader]:
+    """The process, its standard input and its standard error.
+
+    These are our own: asyncio would wait for their end, too, and others may have them. Raises ``OSError``.
+    """
+    loop = asyncio.get_running_loop()
+    with contextlib.ExitStack() as theirs:
+        reading, giving = _pair(theirs)
+        handover, _ = await _owned(loop.connect_write_pipe(asyncio.BaseProtocol, giving), giving)
+        ours.callback(handover.close)
+        writing, hearing = _pair(theirs)
+        errors = asyncio.StreamReader()
+        transport, _ = await _owned(
+            loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(errors), hearing), hearing
+        )
+        ours.callback(transport.close)
+        child = await asyncio.create_subprocess_exec(
+            *command,
+            env=dict(environment),
+            start_new_session=True,
+            stdin=reading.fileno(),
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=writing.fileno(),
+        )
+    return child, handover, errors
+
+
+def _pair(theirs: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
+    """Their end and ours, which is the transport's from when it is handed to one."""
+    their, our = socket.socketpair()
+    theirs.callback(their.close)
+    return their, our
+
+
+async def _owned(connecting: Coroutine[Any, Any, T], our: socket.socket) -> T:
+    """What comes of connecting a transport to our end; when nothing does, the transport has closed that all the same.
+
+    Nobody else may: by then its number may be another file's. For the same reason it is a socket, which uvloop lets go
+    of where it closes other files a second time.
+    """
+    try:
+        return await connecting
+    except BaseException:
+        our.detach()
+        raise
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+async def _pass_on(errors: asyncio.StreamReader) -> str:
+    """Repeat what an agent says as our own, line by line; its last words."""
+    last, rest = b"", b""
+    while piece := await errors.read(MAX_LINE_SIZE):
+        *lines, rest = (rest + piece).split(b"\n")
+        if len(rest) >= MAX_LINE_SIZE:
+            lines, rest = [*lines, rest], b""
+        for line in lines:
+            _say(line)
+            last = line if line.strip() else last
+    if rest:
+        _say(rest)
+    words = " ".join((rest or last).decode(errors="replace").split())
+    return "".join(sign if sign.isprintable() else "?" for sign in words)[:MAX_SHOWN_LENGTH]
+
+
+def _say(line: bytes) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, line + b"\n")
+
+
+async def _end(child: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        child.terminate()
+    try:
+        async with asyncio.timeout(STOP_GRACE):
+            await child.wait()
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
+        await child.wait()

@@ -1,0 +1,273 @@
+"""The daemon's side of the agents' connections."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import structlog
+from pydantic import ValidationError
+
+from koalapy.daemon.agents.agent_memory import AgentMemory
+from koalapy.daemon.agents.agent_messages import AgentMessages, NoteImpostor, TransferFeedback
+from koalapy.daemon.agents.questions import Questions
+from koalapy.daemon.agents.session import MAX_UNREAD, Connection, Session
+from koalapy.daemon.agents.wire import is_brought
+from koalapy.daemon.auth.login import Logins
+from koalapy.daemon.engine.engine import Engine, WorkItem
+from koalapy.daemon.jobs.output import Outputs
+from koalapy.model.errors import ConflictError, StoreUnavailable, UsageError
+from koalapy.model.job import JobId
+from koalapy.model.request import ClusterName
+from koalapy.protocol.messages import PROTOCOL, Answer, Ask, Hello, Welcome, from_agent
+from koalapy.scheduler.events import AgentConnected, ClusterDisconnected
+
+log = structlog.get_logger()
+
+MAX_COUNTED_STAGES = 10_000
+HELLO_TIMEOUT = 30.0
+"""Seconds that an agent has to say who it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What every agent is told when it is let in; ``life`` tells this daemon from every other of the same instance."""
+
+    instance: str
+    life: str
+    output_limit: int
+    vouches: bool = False
+    """Whether logins are given out to those for whom agents vouch."""
+    impostors: bool = True
+    """Whether agents may tell of those who claimed to be runners."""
+    users_url: str = ""
+    renews: bool = True
+    """Whether agents may ask it to renew leases."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A connection that was not let in as a cluster's agent."""
+
+    reason: str
+    remedy: str
+    at: float
+
+
+class OtherProtocol(UsageError):
+    """An agent of a version that the daemon cannot speak to."""
+
+
+class Hub:
+    """Lets agents in, turns what they say into events, and sends them their commands."""
+
+    def __init__(
+        self, engine: Engine, outputs: Outputs, terms: Terms, *, unreachable_after: float, max_unread: int = MAX_UNREAD
+    ) -> None:
+        """``max_unread``: characters that may wait for one agent that does not read."""
+        self._max_unread = max_unread
+        self._engine = engine
+        self._terms = terms
+        self._timeout = unreachable_after
+        self._agent_memory = AgentMemory(engine, terms.instance, terms.life)
+        self._sessions: dict[ClusterName, Session] = {}
+        self.rejections: dict[ClusterName, Rejection] = {}
+        """The last connection that was not let in as each cluster's agent, of clusters that have none."""
+        self.turned_away: dict[ClusterName, str] = {}
+        """Why the agent that came last was not let in, of clusters that have none."""
+        self._awaited: frozenset[ClusterName] = frozenset()
+        """Clusters for whose nodes jobs wait."""
+        self._hanging_up: set[asyncio.Task[None]] = set()
+        self.questions = Questions(self._offer, self._is_brought)
+        self._messages = AgentMessages(engine, outputs, self._sessions, self.questions)
+
+    def _is_brought(self, cluster: ClusterName, source: ClusterName, path: str) -> bool:
+        return is_brought(self._engine.queries.jobs(), cluster, source, path, self._engine.catalogue)
+
+    def log_in_with(self, logins: Logins) -> None:
+        """Have agents vouch for the users of their head nodes."""
+        self._messages.logins = logins
+
+    def note_impostors(self, note: NoteImpostor) -> None:
+        """Have it written down that somebody claimed to be a job's runner."""
+        self._messages.impostors = note
+
+    def learn_from_transfers(self, feedback: TransferFeedback) -> None:
+        """Have others learn from what agents report of transfers."""
+        self._messages.feedback = feedback
+
+    def number_above(self, number: Callable[[JobId], bool]) -> None:
+        """Have new jobs get numbers above those that agents know; ``number`` says False when one is too far."""
+        self._agent_memory.number_above = number
+
+    def note_rejection(self, cluster: ClusterName, reason: str, remedy: str) -> None:
+        """Keep why a connection was not let in as a cluster's agent, for the alert that the agent is away."""
+        if cluster not in self._sessions:
+            self.rejections[cluster] = Rejection(reason, remedy, self._engine.clock())
+
+    def versions(self) -> dict[ClusterName, str]:
+        """Of the agents that are connected."""
+        return {cluster: session.hello.version for cluster, session in self._sessions.items()}
+
+    # For the engine
+
+    def send(self, cluster: str, messages: Iterable[dict[str, Any]]) -> None:
+        session = self._sessions.get(cluster)
+        if session is not None and session.ready:
+            session.put(messages)
+
+    def confirm(self, cluster: str) -> None:
+        session = self._sessions.get(cluster)
+        if session is not None and session.ready:
+            session.ask_to_confirm(self._engine.clock())
+
+    def jobs_wait_for(self, clusters: frozenset[ClusterName]) -> None:
+        changed, self._awaited = clusters ^ self._awaited, clusters
+        for cluster in changed:
+            if (session := self._sessions.get(cluster)) is not None:
+                session.jobs_wait(awaited=cluster in clusters)
+
+    def _offer(self, cluster: str, message: Ask | Answer) -> bool:
+        session = self._sessions.get(cluster)
+        return session is not None and session.offer(message)
+
+    async def close(self) -> None:
+        """Hang up on every agent; they come back when the daemon does."""
+        for session in list(self._sessions.values()):
+            await session.connection.close("the daemon is shutting down")
+
+    # For the WebSocket route
+
+    async def serve(self, cluster: str, connection: Connection) -> None:
+        """One agent's connection, from its hello to its end; the cluster is one that is configured."""
+        frames = connection.frames()
+        try:
+            hello = await _hello(frames)
+            self._check_identity(cluster, hello)
+            session = Session(cluster, connection, hello, self._max_unread)
+            await self._reject_second(session)
+            await self._agent_memory.outgrow(cluster, hello.known)
+            await self._reject_second(session)  # a third may have been faster
+        except (ConflictError, UsageError, StoreUnavailable) as error:
+            log.warning("agent rejected", action="agent-rejected", cluster=cluster, error=error.message)
+            self.note_rejection(cluster, error.message, error.hint)
+            if isinstance(error, OtherProtocol) and cluster not in self._sessions:
+                self.turned_away[cluster] = error.message
+            await connection.close(error.message)
+            return
+        earlier = self._sessions.get(cluster)
+        if earlier is not None:
+            self._leave(earlier, reason := "its agent has connected anew", self._engine.clock() - earlier.heard_ago)
+            self._hang_up(earlier, reason)
+        self._sessions[cluster] = session
+        self.turned_away.pop(cluster, None)
+        self.rejections.pop(cluster, None)
+        log.info("agent connected", action="agent-connected", cluster=cluster, host=hello.host, version=hello.version)
+        self._engine.post(WorkItem(events=(AgentConnected(cluster),)))
+        session.jobs_wait(awaited=cluster in self._awaited)
+        session.put([Welcome(epoch=self._engine.epoch, **asdict(self._terms))])
+        pump = asyncio.create_task(session.pump())
+        pump.add_done_callback(lambda pump: self._sending_ended(session, pump))
+        watch = asyncio.create_task(self._watch(session))
+        try:
+            await self._listen(session, frames)
+        except StoreUnavailable as error:
+            log.error(
+                "the database did not answer an agent's connection",
+                action="agent-connection-failed",
+                cluster=cluster,
+                error=str(error),
+            )
+            await connection.close("the database does not answer: connect again")
+        finally:
+            pump.cancel()
+            watch.cancel()
+            session.end()
+            self._leave(session, "its agent is not connected")
+
+    def _check_identity(self, cluster: ClusterName, hello: Hello) -> None:
+        """``ConflictError`` for an agent that would run jobs as others than the daemon takes it to."""
+        wanted = self._engine.queries.accounts.identity_of(cluster)
+        if hello.identity != wanted:
+            differ = f"clusters.{cluster}.identity is {wanted} for the daemon and {hello.identity[:20]} for its agent"
+            raise ConflictError(f"{differ}: give both one configuration")
+
+    async def _reject_second(self, session: Session) -> None:
+        """``ConflictError`` when another agent of the cluster is connected, and answers; the same one may come anew."""
+        while (earlier := self._sessions.get(session.cluster)) is not None and earlier.who != session.who:
+            if earlier.hangs:
+                return
+            answers = await earlier.answers(self._timeout)
+            if self._sessions.get(session.cluster) is not earlier:
+                continue
+            if answers:
+                raise ConflictError(f"cluster {session.cluster} has an agent already, {earlier.who}: stop one of them")
+
+    def _sending_ended(self, session: Session, pump: "asyncio.Task[None]") -> None:
+        """Nothing more would ever be sent, and the agent would never know: it is to connect again."""
+        error = None if pump.cancelled() else pump.exception()
+        if error is not None:
+            log.error(
+                "cannot send to an agent", action="agent-connection-failed", cluster=session.cluster, exc_info=error
+            )
+            self._hang_up(session, "an error of the daemon's: connect again")
+
+    def _hang_up(self, session: Session, reason: str) -> None:
+        """Not waited for: on a connection that is dead it may take long."""
+        hanging_up = asyncio.create_task(session.connection.close(reason))
+        self._hanging_up.add(hanging_up)
+        hanging_up.add_done_callback(self._hanging_up.discard)
+
+    async def _watch(self, session: Session) -> None:
+        """Give an agent up that does not answer, though its connection is open: it may be stopped, or its host gone."""
+        await session.silent(self._timeout)
+        heard = self._engine.clock() - session.heard_ago
+        self._leave(session, f"its agent has not answered for {session.silence:g} s", heard)
+        self._hang_up(session, "no answer: connect again")
+
+    async def _listen(self, session: Session, frames: AsyncIterator[str]) -> None:
+        async for frame in session.listen(frames):
+            if self._sessions.get(session.cluster) is not session:
+                return  # given up, or replaced: whatever it says, it will say again
+            try:
+                messages = from_agent.validate_json(frame)
+            except ValidationError as error:
+                wrong = error.errors(include_url=False, include_input=False)[0]
+                text = f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}"[:300]
+                log.error(
+                    "invalid message from an agent", action="agent-message-invalid", cluster=session.cluster, error=text
+                )
+                await session.connection.close(f"a message could not be understood: {text}")
+                return
+            await self._messages.receive(session, messages)
+
+    def _leave(self, session: Session, reason: str, heard: float | None = None) -> None:
+        if self._sessions.get(session.cluster) is session:
+            del self._sessions[session.cluster]
+            self.questions.lost(session.cluster)
+            log.info("agent disconnected", action="agent-disconnected", cluster=session.cluster, reason=reason)
+            self._engine.post(WorkItem(events=(ClusterDisconnected(session.cluster, reason, heard),)))
+
+
+async def _hello(frames: AsyncIterator[str]) -> Hello:
+    """The first message of a connection; ``UsageError`` when it is anything else, or does not come."""
+    try:
+        async with asyncio.timeout(HELLO_TIMEOUT):
+            return await _first(frames)
+    except TimeoutError as error:
+        raise UsageError(f"no hello came within {HELLO_TIMEOUT:g} s") from error
+
+
+async def _first(frames: AsyncIterator[str]) -> Hello:
+    async for frame in frames:
+        try:
+            messages = from_agent.validate_json(frame)
+        except ValidationError as error:
+            raise UsageError(f"the first message could not be understood: {error.error_count()} errors") from error
+        first = messages[0] if messages else None
+        if not isinstance(first, Hello):
+            raise UsageError("the first message must be a hello")
+        if first.protocol != PROTOCOL:
+            raise OtherProtocol(f"the agent speaks protocol {first.protocol}, the daemon {PROTOCOL}: update the older")
+        return first
+    raise UsageError("the connection ended before a hello")

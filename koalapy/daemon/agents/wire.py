@@ -1,0 +1,200 @@
+"""The scheduler's commands as messages to agents, with everything an agent needs to carry them out."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from koalapy.model.job import Component, Job, JobId, JobSpec, parse_token
+from koalapy.model.lease import WALLTIME_ALLOWANCE, lease_of
+from koalapy.model.profile import ClusterProfile
+from koalapy.model.replica import Catalogue
+from koalapy.model.request import ClusterName, InputFile
+from koalapy.model.users import Accounts
+from koalapy.protocol.messages import (
+    PLAN,
+    Forget,
+    Plan,
+    PlanContext,
+    PlanNode,
+    Stage,
+    StageBundle,
+    StageFile,
+    Stop,
+    Submit,
+    Unstage,
+)
+from koalapy.scheduler.effects import (
+    Command,
+    ForgetComponent,
+    OpenBarrier,
+    StageComponent,
+    StopComponent,
+    SubmitComponent,
+    UnstageComponent,
+)
+from koalapy.scheduler.ledger import live
+
+
+class CommandMessages:
+    """Makes the messages of one batch; what depends on a cluster is said in that cluster's own words."""
+
+    def __init__(
+        self, epoch: int, profiles: Mapping[ClusterName, ClusterProfile], catalogue: Catalogue, accounts: Accounts
+    ) -> None:
+        self._epoch, self._profiles, self._catalogue, self._accounts = epoch, profiles, catalogue, accounts
+        self._plans: dict[JobId, Plan] = {}
+        """Of jobs whose barrier opens: the same for all components of one."""
+
+    def message(self, command: Command, job: Job | None, ident: int) -> dict[str, Any]:
+        """One command as JSON; ``job`` is whose component or stage it is for, where that is known."""
+        own: dict[str, Any] = {"id": ident, "epoch": self._epoch, "token": command.token}
+        match command:
+            case StopComponent():
+                return _stop(command, own).model_dump()
+            case ForgetComponent():
+                return Forget(**own).model_dump()
+            case UnstageComponent():
+                return Unstage(**own).model_dump()
+            case SubmitComponent() if job is not None:
+                owner, cluster = job.spec.owner, command.cluster
+                # Who may use which cluster may have been changed since the job was placed there.
+                if why := self._accounts.why_not(owner, cluster):
+                    return Stop(**own, reason=why).model_dump()
+                return _submit(
+                    job, own, self._accounts.local_user(owner, cluster), self._profiles[cluster]
+                ).model_dump()
+            case StageComponent() if job is not None and self._accounts.why_not(job.spec.owner, command.cluster):
+                return Unstage(**own).model_dump()
+            case StageComponent() if job is not None:
+                user = self._accounts.local_user(job.spec.owner, command.cluster)
+                return (_stage(job, command.cluster, self._catalogue, own, user) or Unstage(**own)).model_dump()
+            case OpenBarrier() if job is not None:
+                if (plan := self._plans.get(job.id)) is None:
+                    plan = self._plans[job.id] = Plan.of(_plan(job, self._profiles))
+                return {"type": "open", **own, PLAN: plan}
+        raise ValueError(f"{command} is for a job that is not at hand")
+
+
+def _submit(job: Job, own: dict[str, Any], local_user: str, profile: ClusterProfile) -> Submit:
+    component = live(job).components[parse_token(own["token"]).component]
+    return Submit(
+        **own,
+        size=component.size,
+        name=job.spec.name or f"job-{job.id}",
+        walltime=_enforced_walltime(job.spec),
+        stage=job.stage_token(component) if component.staging else None,
+        collect=list(job.spec.collect),
+        local_user=local_user,
+        node_class=component.node_class,
+        lease=lease_of(job.spec.lease, profile.lease),
+    )
+
+
+def _enforced_walltime(spec: JobSpec) -> float | None:
+    """Return after how many seconds resource manager and runners end what the daemon has not ended."""
+    return None if spec.walltime is None else spec.walltime + WALLTIME_ALLOWANCE
+
+
+def _stage(job: Job, cluster: ClusterName, catalogue: Catalogue, own: dict[str, Any], local_user: str) -> Stage | None:
+    """What is to be brought to a component; None when it went elsewhere within the same step.
+
+    A replica that the catalogue has not any more is told without a path.
+    """
+    component = job.staged_component_of(own["token"])
+    if component is None or component.cluster != cluster:
+        return None
+    files = job.spec.inputs_of(component.request_index)
+    sources = component.sources or (cluster,) * len(files)
+    bundle = job.spec.bundle
+    return Stage(
+        **own,
+        files=[_file(file, source, catalogue) for file, source in zip(files, sources, strict=True)],
+        bundle=StageBundle(id=bundle.id, size=bundle.size) if bundle else None,
+        local_user=local_user,
+    )
+
+
+def is_brought(jobs: Iterable[Job], cluster: ClusterName, source: ClusterName, path: str, catalogue: Catalogue) -> bool:
+    """Whether a component on a cluster is to get files from what is at a path of another one's."""
+    for job in jobs:
+        for component in job.attempt.components if job.attempt else ():
+            if component.cluster == cluster and source in component.sources:
+                files = zip(job.spec.inputs_of(component.request_index), component.sources, strict=False)
+                for file in (file for file, site in files if site == source):
+                    replica = catalogue.get(file.name, source)
+                    if replica is not None and path in (replica.path, f"{replica.path}/{file.part}"):
+                        return True
+    return False
+
+
+def _file(file: InputFile, source: ClusterName, catalogue: Catalogue) -> StageFile:
+    replica = catalogue.get(file.name, source)
+    part = replica.part(file.part) if replica and file.part else None
+    there = part or replica
+    return StageFile(
+        name=file.name,
+        source=source,
+        path=replica.path if replica and (part or not file.part) else "",
+        part=file.part,
+        target=file.file_name,
+        size=there.size if there else file.size,
+        checksum=there.checksum if there else "",
+    )
+
+
+def _plan(job: Job, profiles: Mapping[ClusterName, ClusterProfile]) -> dict[str, Any]:
+    """All of an ``Open`` that is the same for each component."""
+    attempt = live(job)
+    nodes: list[PlanNode] = []
+    contexts: list[PlanContext] = []
+    for component in attempt.gang:
+        first = len(nodes)
+        own = job.token(component.index)
+        profile = profiles[component.cluster]
+        per_node = job.spec.processes_per_node or profile.processes_per_node
+        nodes += [
+            PlanNode(host=host, cluster=component.cluster, token=own, node=index, slots=per_node)
+            for index, host in enumerate(component.hosts)
+        ]
+        contexts.append(_context(job, component, profile, list(range(first, len(nodes)))))
+    return {
+        "job": job.id,
+        "generation": attempt.generation,
+        "launcher": job.spec.launcher.value,
+        "head": job.token(attempt.head.index),
+        "nodes": nodes,
+        "contexts": contexts,
+        "walltime": _enforced_walltime(job.spec),
+        **_warnings(job.spec),
+    }
+
+
+def _stop(command: StopComponent, own: dict[str, Any]) -> Stop:
+    if command.warning is None:
+        return Stop(**own, reason=command.reason)
+    return Stop(**own, reason=command.reason, signal=command.warning.signal, grace=command.warning.grace)
+
+
+def _warnings(spec: JobSpec) -> dict[str, Any]:
+    """What the program is told before the end of its walltime, and at the end of its lease."""
+    if spec.warning is None:
+        return {}
+    signal, grace = spec.warning.signal.value, spec.warning.grace
+    of_lease = {"lease_warning": {"signal": signal, "grace": grace}}
+    if spec.walltime is None:
+        return of_lease
+    return of_lease | {"warning": {"signal": signal, "after": max(0.0, spec.walltime - grace), "grace": grace}}
+
+
+def _context(job: Job, component: Component, profile: ClusterProfile, nodes: list[int]) -> PlanContext:
+    spec, cluster = job.spec, component.cluster
+    own = spec.component(component.request_index)
+    output = (own and own.output) or spec.output
+    return PlanContext(
+        token=job.token(component.index),
+        command=profile.words((own and own.command) or spec.command, cluster, job.id),
+        environment=dict(spec.environment) | dict(own.environment if own else ()),
+        workdir=profile.path(spec.workdir, cluster, job.id) if spec.workdir else spec.workdir,
+        workdir_optional=spec.workdir_optional,
+        output=profile.path(output, cluster, job.id) if output else output,
+        nodes=nodes,
+    )

@@ -1,0 +1,1 @@
+"""Alerts: their checks, their states, and notifications."""

@@ -1,0 +1,235 @@
+"""Whether the daemon is well: its database, its lease, its loop, the room on its disks, and its clusters."""
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import structlog
+
+from koalapy import __version__
+from koalapy.daemon.engine.engine import Engine
+from koalapy.model.cluster import ClusterState
+from koalapy.model.disk import Disk, DiskLimits
+from koalapy.model.request import ClusterName
+from koalapy.resources import disks_of, identity_of
+from koalapy.scheduler.cluster_status import NOTHING_TOLD, ClusterStatus
+
+log = structlog.get_logger()
+
+DISK_INTERVAL = 2.0
+"""Seconds between two looks at the disks."""
+DISK_TIMEOUT = 2.0
+"""Seconds that these may take to tell of their room, and to take a file."""
+ROUND_TIMEOUT = 3.0
+"""Seconds after which a round of the engine is told as one that does not end."""
+LEASE_OVERDUE = 10.0
+"""Seconds since the last renewal after which the lease may soon be another's."""
+PROBE = bytes(16384)
+FOR_USERS = "who shows a token is told why"
+
+CheckName = Literal["database", "lease", "engine", "disk", "agent", "resource manager"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: CheckName
+    ok: bool
+    reason: str = ""
+    """What is wrong with it, or soon will be."""
+    needed: bool = True
+    """Whether the daemon is not ready without: one of its own, and not one cluster's."""
+    cluster: ClusterName | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether jobs and actions are taken, and what that was seen by."""
+
+    ready: bool
+    checks: Sequence[Check]
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why not, the daemon's own checks first."""
+        faults = [check for check in self.checks if not check.ok]
+        own = [check.reason for check in faults if check.needed]
+        return own or [f"{check.name} of {check.cluster}: {check.reason}" for check in faults]
+
+    def for_strangers(self) -> "Readiness":
+        """Without what agents say of their sites."""
+        return Readiness(
+            self.ready, [replace(c, reason=FOR_USERS) if c.cluster and c.reason else c for c in self.checks]
+        )
+
+    @property
+    def status(self) -> str:
+        """In one line for people."""
+        told = "; ".join(self.reasons)
+        return "; ".join(filter(None, ("ready" if self.ready else "not ready", told)))
+
+
+@dataclass(frozen=True, slots=True)
+class HealthReport:
+    """``problems`` are those of the daemon itself; jobs are counted as they are stored."""
+
+    status: Literal["ok", "degraded"]
+    ready: bool
+    """Whether jobs and actions are taken."""
+    problems: Sequence[str]
+    disks: Sequence[Disk]
+    version: str
+    epoch: int
+    queued: int
+    active: int
+    clusters: Mapping[ClusterName, str]
+
+
+class HealthMonitor:
+    """Of the disks it is known what there was when they were last looked at."""
+
+    def __init__(self, engine: Engine, folders: Mapping[str, Path], limits: DiskLimits) -> None:
+        """``folders``: where the daemon writes, by what it has there."""
+        self._engine, self._folders, self._limits = engine, folders, limits
+        self._identities: dict[Path, tuple[int, int]] = {}
+        """Device and inode of each folder since it was first seen."""
+        self._disks: Sequence[Disk] = ()
+        self._disk_problems: Sequence[str] = ()
+        """One line for each disk that is low or full."""
+        self._disk_fault = ""
+        """Why nothing can be kept there; empty when it can."""
+
+    async def look_at_disks(self) -> None:
+        """Told at the latest when they have not answered for ``DISK_TIMEOUT``, and once they have."""
+        looking = asyncio.ensure_future(asyncio.to_thread(self._look))
+        await asyncio.wait({looking}, timeout=DISK_TIMEOUT)
+        if not looking.done():
+            self._tell((), fault=f"the daemon's disks have not answered for {DISK_TIMEOUT:g} s")
+        try:
+            self._disks, fault = await looking
+        except OSError as error:
+            self._tell((), fault=f"the daemon's disks cannot be looked at: {error.strerror or error}")
+            return
+        low = [str(disk) for disk in self._disks if self._limits.is_low(disk)]
+        full = [str(disk) for disk in self._disks if self._limits.is_full(disk)]
+        self._tell(low, "; ".join(full) or fault)
+
+    def _look(self) -> tuple[Sequence[Disk], str]:
+        """The disks, and why one takes no file though it says that it has room. ``OSError``."""
+        disks = disks_of(self._folders)
+        for what, folder in self._folders.items():
+            if fault := self._folder_fault(folder):
+                return disks, f"its {what} ({folder}) {fault}"
+        for disk in disks:
+            try:
+                _try_to_write(Path(disk.path))
+            except OSError as error:
+                return disks, f"the disk of its {disk.what} ({disk.path}) takes no file: {error.strerror or error}"
+        return disks, ""
+
+    def _folder_fault(self, folder: Path) -> str:
+        """Return why a folder is not the one that was there before; empty if it is, or has never been there."""
+        try:
+            found = identity_of(folder)
+        except FileNotFoundError:
+            return "was removed while the daemon uses it" if folder in self._identities else ""
+        known = self._identities.setdefault(folder, found)
+        return "" if found == known else "was replaced while the daemon uses it"
+
+    def _tell(self, low: Sequence[str], fault: str) -> None:
+        before, fault_before = self._disk_problems, self._disk_fault
+        self._disk_fault = fault
+        self._disk_problems = low or ([fault] if fault else [])
+        if fault and not fault_before:
+            log.error("nothing can be kept on a disk", action="disk-full", reason=fault)
+        elif self._disk_problems and not before:
+            log.error("a disk is low", action="disk-low", reason="; ".join(self._disk_problems))
+        elif before and not self._disk_problems:
+            log.info("there is room again", action="disk-back")
+
+    def readiness(self, *, of_clusters: bool = False) -> Readiness:
+        """``of_clusters``: with every agent and resource manager counted as needed."""
+        checks = list(self._checks())
+        return Readiness(all(check.ok or not (check.needed or of_clusters) for check in checks), checks)
+
+    def _checks(self) -> Iterator[Check]:
+        database, disk = self._engine.database.problem, self._disk_fault or "; ".join(self._disk_problems)
+        yield Check("database", not database, database)
+        yield _check("lease", self._lease_fault())
+        yield _check("engine", self._engine_fault())
+        yield Check("disk", not self._disk_fault, disk)
+        for cluster in self._engine.queries.grid.clusters():
+            yield _check_of("agent", cluster, cluster.absence)
+            yield _check_of("resource manager", cluster, _lrm_fault(cluster))
+
+    def _lease_fault(self) -> str:
+        database = self._engine.database
+        if database.lease_lost:
+            return "another daemon has taken over"
+        since = time.monotonic() - database.lease_renewed_at if database.lease_renewed_at is not None else 0.0
+        if since < LEASE_OVERDUE:
+            return ""
+        return f"the lease was renewed {since:.0f} s ago: another daemon may take over"
+
+    def _engine_fault(self) -> str:
+        engine = self._engine
+        if engine.draining:
+            return "the daemon is ending"
+        if engine.round_began is None or (lasts := time.monotonic() - engine.round_began) < ROUND_TIMEOUT:
+            return ""
+        what = "waits for the database" if engine.database.problem else "does not end"
+        return f"a round of the engine {what} since {lasts:.0f} s"
+
+    @property
+    def disks(self) -> Sequence[Disk]:
+        """Those where the daemon writes."""
+        return self._disks
+
+    def report(self) -> HealthReport:
+        engine = self._engine
+        states = {cluster.name: cluster.state for cluster in engine.queries.grid.clusters()}
+        database = engine.database.problem
+        # While the database takes nothing, lease and engine follow from that.
+        own = [database] if database else [self._lease_fault(), self._engine_fault()]
+        problems = [*filter(None, own), *self._disk_problems]
+        is_well = not problems and set(states.values()) <= {ClusterState.USABLE, ClusterState.DRAINED}
+        return HealthReport(
+            status="ok" if is_well else "degraded",
+            ready=self.readiness().ready,
+            problems=problems,
+            disks=self._disks,
+            version=__version__,
+            epoch=engine.epoch,
+            queued=engine.stored_queued,
+            active=engine.stored_active,
+            clusters={name: str(state) for name, state in states.items()},
+        )
+
+
+def _try_to_write(folder: Path) -> None:
+    """``OSError``: also where there is room for others only, or the disk may only be read."""
+    while not folder.exists():
+        folder = folder.parent
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(PROBE)
+        file.flush()
+
+
+def _check(name: CheckName, fault: str) -> Check:
+    return Check(name, not fault, fault)
+
+
+def _check_of(name: CheckName, cluster: ClusterStatus, fault: str) -> Check:
+    return Check(name, not fault, fault, needed=False, cluster=cluster.name)
+
+
+def _lrm_fault(cluster: ClusterStatus) -> str:
+    """What is not known of it counts as a fault."""
+    if not cluster.has_agent:
+        return "nothing is known of it while the agent is away"
+    return cluster.problem or ("" if cluster.contact.connected and cluster.reported else NOTHING_TOLD)

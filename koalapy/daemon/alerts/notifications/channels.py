@@ -1,0 +1,168 @@
+"""How something is told: by mail in threads of its own, by webhooks without redirections, both within seconds."""
+
+import asyncio
+import hashlib
+import hmac
+import json
+import smtplib
+import ssl
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from email.message import EmailMessage
+from email.utils import formatdate
+from typing import Protocol
+from urllib.parse import urlsplit
+
+import httpx2
+
+from koalapy import __version__
+from koalapy.daemon.alerts.notifications.events import text_of
+from koalapy.daemon.engine.timeouts import DEFAULT_TIMEOUTS, DaemonTimeouts
+from koalapy.model.notification import Notification, host_of
+from koalapy.notification_settings import MailSection
+
+MAX_HANGING = 8
+"""Threads that a mail server may keep waiting, by answers that never come to their end."""
+SIGNATURE = "X-Koala-Signature"
+
+
+class NotTold(Exception):
+    """It was not told; ``for_good`` where another try would fare no better."""
+
+    def __init__(self, reason: str, *, for_good: bool = False) -> None:
+        super().__init__(reason)
+        self.for_good = for_good
+
+
+class Sender(Protocol):
+    """Tells something at one place."""
+
+    async def tell(self, notification: Notification) -> None:
+        """``NotTold``."""
+        ...
+
+
+class Webhooks:
+    """Posts JSON, signed by the secret of the host that is asked."""
+
+    def __init__(
+        self, secrets: Mapping[str, str], context: ssl.SSLContext, timeouts: DaemonTimeouts = DEFAULT_TIMEOUTS
+    ) -> None:
+        self._secrets, self._context, self._timeout_s = secrets, context, timeouts.webhook_s
+
+    async def tell(self, notification: Notification) -> None:
+        url, host = httpx2.URL(notification.to), host_of(urlsplit(notification.to))
+        secret = self._secrets.get(host)
+        if secret is None or url.host != (urlsplit(notification.to).hostname or ""):
+            raise NotTold("its host is not configured any more", for_good=True)
+        content = json.dumps(notification.body, sort_keys=True).encode()
+        headers = {
+            "Content-Type": "application/json",
+            "User-Agent": f"koalapy/{__version__}",
+            SIGNATURE: signature(secret, notification.to, content, int(time.time())),
+        }
+        try:
+            async with (
+                asyncio.timeout(self._timeout_s),
+                httpx2.AsyncClient(verify=self._context, trust_env=False, timeout=self._timeout_s) as client,
+                client.stream("POST", url, content=content, headers=headers) as answer,
+            ):
+                status = answer.status_code  # what else it says is not read
+        except TimeoutError:
+            raise NotTold(f"no answer within {self._timeout_s:g} s") from None
+        except (httpx2.HTTPError, OSError) as error:
+            raise NotTold(f"{type(error).__name__}: {error}"[:200]) from error
+        if not 200 <= status < 300:
+            raise NotTold(f"it answers {status}", for_good=300 <= status < 500 and status not in (408, 425, 429))
+
+
+def signature(secret: str, url: str, content: bytes, at: int) -> str:
+    """Of what is posted, where, and when, so that it is of no use elsewhere or later."""
+    signed = f"{at}\n{url}\n".encode() + content
+    return f"t={at},v1={hmac.new(secret.encode(), signed, hashlib.sha256).hexdigest()}"
+
+
+class Mail:
+    """Hands mail to a server, in threads that nobody waits for longer than some seconds, nor at the daemon's end."""
+
+    def __init__(
+        self,
+        section: MailSection,
+        context: ssl.SSLContext,
+        timeouts: DaemonTimeouts = DEFAULT_TIMEOUTS,
+        max_hanging: int = MAX_HANGING,
+    ) -> None:
+        self._section, self._context, self._timeouts = section, context, timeouts
+        self._max_hanging = max_hanging
+        self._hanging = 0
+
+    async def tell(self, notification: Notification) -> None:
+        try:
+            await self._in_thread(_message(notification, self._section.sender))
+        except TimeoutError:
+            raise NotTold(f"the mail server has not taken it within {self._timeouts.mail_s:g} s") from None
+        except smtplib.SMTPRecipientsRefused as error:
+            codes = [code for code, _ in error.recipients.values()]
+            raise NotTold(f"the recipient is refused: {codes}", for_good=all(code >= 500 for code in codes)) from error
+        except smtplib.SMTPDataError as error:
+            raise NotTold(f"the mail is refused: {error.smtp_code}", for_good=error.smtp_code >= 500) from error
+        except (smtplib.SMTPException, OSError, ValueError) as error:
+            code = f" {error.smtp_code}" if isinstance(error, smtplib.SMTPResponseException) else ""
+            raise NotTold(f"{type(error).__name__}{code}"[:200]) from error
+
+    async def _in_thread(self, message: EmailMessage) -> None:
+        if self._hanging >= self._max_hanging:
+            raise NotTold("the mail server hangs")
+        loop = asyncio.get_running_loop()
+        sent: asyncio.Future[None] = loop.create_future()
+
+        def ended(error: Exception | None) -> None:
+            self._hanging -= 1
+            if sent.done():
+                return
+            if error is None:
+                sent.set_result(None)
+            else:
+                sent.set_exception(error)
+
+        def work() -> None:
+            error: Exception | None = None
+            try:
+                self._send(message)
+            except (smtplib.SMTPException, OSError, ValueError) as found:
+                error = found
+            with suppress(RuntimeError):  # the daemon has ended
+                loop.call_soon_threadsafe(ended, error)
+
+        self._hanging += 1
+        threading.Thread(target=work, name="mail", daemon=True).start()
+        async with asyncio.timeout(self._timeouts.mail_s):
+            await sent
+
+    def _send(self, message: EmailMessage) -> None:
+        section, timeout_s = self._section, self._timeouts.mail_step_s
+        if section.encryption == "tls":
+            server: smtplib.SMTP = smtplib.SMTP_SSL(
+                section.host, section.port, timeout=timeout_s, context=self._context
+            )
+        else:
+            server = smtplib.SMTP(section.host, section.port, timeout=timeout_s)
+        with server:
+            if section.encryption == "starttls":
+                server.starttls(context=self._context)
+            if section.user:
+                server.login(section.user, section.password)
+            server.send_message(message)
+
+
+def _message(notification: Notification, sender: str) -> EmailMessage:
+    subject, text = text_of(notification.body)
+    message = EmailMessage()
+    message["Subject"], message["From"], message["To"] = subject, sender, notification.to
+    message["Date"] = formatdate(notification.at)
+    message["Message-ID"] = f"<{notification.body['id']}.koala@{sender.rpartition('@')[2]}>"
+    message["Auto-Submitted"] = "auto-generated"
+    message.set_content(f"{text}\n")
+    return message

@@ -1,0 +1,249 @@
+"""What is on its way: kept until it is told, tried again ever later, and nobody waits for it."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import structlog
+
+from koalapy.daemon.alerts.notifications.channels import NotTold, Sender
+from koalapy.daemon.alerts.notifications.events import happened, of_alert, of_job, places, waits_since
+from koalapy.daemon.engine.database import query
+from koalapy.daemon.forecast.slices import slices
+from koalapy.model.alert import Alert, Severity
+from koalapy.model.errors import LeaseLost, StoreUnavailable
+from koalapy.model.job import Job, JobState
+from koalapy.model.notification import Channel, MailType, Notification
+from koalapy.model.throttle import Throttle
+from koalapy.notification_settings import NotificationSection
+from koalapy.ports import NotificationStore
+
+log = structlog.get_logger()
+
+FIRST_PAUSE, MAX_PAUSE = 5.0, 3600.0
+"""Seconds before something is tried again; each further time twice as long."""
+MAX_WAITING = 20_000
+"""Of all users together."""
+MIN_PAUSE = 0.05
+"""Seconds between two looks at what may be told."""
+AT_ONCE = 8
+"""Places that are told at the same time."""
+SLICE = 200
+"""Jobs that are looked at before others go on."""
+LOOK_INTERVAL = 30.0
+"""Seconds between two looks for jobs that wait for long."""
+
+
+class Notifications:
+    """Makes notifications, and tells them."""
+
+    def __init__(
+        self,
+        store: NotificationStore,
+        senders: Mapping[Channel, Sender],
+        section: NotificationSection,
+        clock: Callable[[], float],
+        jobs: Callable[[], Sequence[Job]],
+    ) -> None:
+        self._store, self._senders, self._section = store, senders, section
+        self._clock, self._jobs = clock, jobs
+        self._waiting: dict[int, Notification] = {}
+        self._at: dict[str, dict[int, None]] = {}
+        """The same by place, in order: what comes first there is told first, however often it takes."""
+        self._of_owner: Counter[str] = Counter()
+        self._last_id = 0
+        for each in store.notifications():
+            self._add(each)
+            self._last_id = each.id
+        self._pace = Throttle(section.per_hour, 3600 / section.per_hour)
+        self._paced: set[int] = set()
+        """Those that the pace has let through once: a further try is none more."""
+        self._telling: dict[str, asyncio.Task[None]] = {}
+        """By place: one at a time at each."""
+        self._told: set[int] = set()
+        """Those of which the store is to know no more."""
+        self._wake = asyncio.Event()
+        self._looked_at = clock()
+        self._task: asyncio.Task[None] | None = None
+        self._saving: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Lock()
+        """One change of the store after the other."""
+
+    # What is to be told
+
+    def of(self, job: Job, before: JobState | None, now: float) -> list[Notification]:
+        """Of a job that changes: to be stored with it, and then to be handed to ``send``."""
+        return [each for event in happened(job, before) for each in self._of_job(event, job, now)]
+
+    def _of_job(self, event: MailType, job: Job, now: float) -> list[Notification]:
+        if not self._has_room(job.spec.owner):
+            return []
+        body = of_job(event, job, now)
+        return [self._new(channel, to, job.spec.owner, body, now) for channel, to in places(job)]
+
+    def _has_room(self, owner: str) -> bool:
+        room = self._of_owner[owner] < self._section.waiting and len(self._waiting) < MAX_WAITING
+        if not room:
+            log.warning("too much waits to be told", action="notification-dropped", user=owner)
+        return room
+
+    def _new(self, channel: Channel, to: str, owner: str, body: dict[str, Any], now: float) -> Notification:
+        self._last_id += 1
+        return Notification(self._last_id, now, channel, to, owner, body)
+
+    def send(self, notifications: Iterable[Notification]) -> None:
+        """These are stored: tell them."""
+        for each in notifications:
+            self._add(each)
+        self._wake.set()
+
+    def _add(self, each: Notification) -> None:
+        self._waiting[each.id] = each
+        self._at.setdefault(each.to, {})[each.id] = None
+        self._of_owner[each.owner] += 1
+
+    def alert_changed(self, alert: Alert, begins: bool) -> None:
+        """Operators are told of an alert, whatever the store does: that may be what it is about."""
+        operators, now = self._section.operators, self._clock()
+        if operators.severity is Severity.CRITICAL and alert.severity is not Severity.CRITICAL:
+            return
+        if not self._has_room(""):
+            return
+        body = of_alert(alert, now, begins=begins)
+        found = [self._new("mail", to, "", body, now) for to in operators.mail]
+        found += [self._new("webhook", to, "", body, now) for to in operators.webhooks]
+        if found:
+            self.send(found)
+            self._keep(found)
+
+    async def look(self) -> None:
+        """Tell of the jobs that have waited for long since this was last called."""
+        before, self._looked_at = self._looked_at, self._clock()
+        found: list[Notification] = []
+        async for some in slices(self._jobs(), SLICE):
+            for job in some:
+                since = waits_since(job)
+                if since is not None and before < since + self._section.waiting_after <= self._looked_at:
+                    found += self._of_job(MailType.WAITING, job, self._looked_at)
+        if found:
+            self.send(found)
+            self._keep(found)
+
+    # Telling it
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="notifications")
+
+    async def stop(self) -> None:
+        """What is not told is left to the next daemon."""
+        tasks = [task for task in (self._task, *self._telling.values(), *self._saving) if task is not None]
+        for task in (self._task, *self._telling.values()):
+            if task is not None:
+                task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            pause = self._begin_what_is_due()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
+            await asyncio.sleep(MIN_PAUSE)  # for company: there may be many places
+            self._wake.clear()
+
+    def _begin_what_is_due(self) -> float | None:
+        """Begin to tell what may be told now; seconds until something else may be, None while nothing will."""
+        now, next_at = self._clock(), None
+        for place, waiting in self._at.items():
+            if place in self._telling:
+                continue
+            each = self._waiting[next(iter(waiting))]
+            due = max(each.next_at, now + self._too_fast(each, now))
+            if due > now:
+                next_at = due if next_at is None else min(next_at, due)
+            elif len(self._telling) < AT_ONCE:
+                if each.id not in self._paced:
+                    self._paced.add(each.id)
+                    self._pace.count(each.owner, now)
+                self._telling[place] = asyncio.create_task(self._tell(each))
+        return None if next_at is None else max(0.0, next_at - now)
+
+    def _too_fast(self, each: Notification, now: float) -> float:
+        return 0.0 if each.id in self._paced else self._pace.wait(each.owner, now)
+
+    async def _tell(self, each: Notification) -> None:
+        told = {"channel": each.channel, "to": each.place, "what": each.body.get("event"), "job": each.body.get("job")}
+        # Whatever becomes of this try, the next one is not at once.
+        pause = min(MAX_PAUSE, FIRST_PAUSE * 2.0 ** min(each.tries, 20))
+        later = replace(each, tries=each.tries + 1, next_at=self._clock() + pause)
+        self._waiting[each.id] = later
+        try:
+            if (why_not := self._why_not(each)) or (sender := self._senders.get(each.channel)) is None:
+                raise NotTold(why_not or "this daemon does not send such any more", for_good=True)
+            await self._told_by(sender, each)
+        except NotTold as error:
+            if error.for_good or self._clock() - each.at >= self._section.keep:
+                log.warning("a notification is given up", action="notification-failed", reason=str(error), **told)
+                self._done(each)
+            else:
+                log.info("a notification is tried again", action="notification-retried", reason=str(error), **told)
+                self._keep([later])
+        else:
+            log.info("somebody was notified", action="notified", **told)
+            self._done(each)
+        finally:
+            self._telling.pop(each.to, None)
+            self._wake.set()
+
+    def _why_not(self, each: Notification) -> str:
+        """What the configuration of today has against it."""
+        reachable, operators = self._section.reachable, self._section.operators
+        if not each.owner:
+            return "" if each.to in (*operators.mail, *operators.webhooks) else "it is told operators no more"
+        return reachable.why_no_mail(each.to) if each.channel == "mail" else reachable.why_no_webhook(each.to)
+
+    def _done(self, each: Notification) -> None:
+        del self._waiting[each.id]
+        del self._at[each.to][each.id]
+        if not self._at[each.to]:
+            del self._at[each.to]
+        self._paced.discard(each.id)
+        self._of_owner[each.owner] -= 1
+        if not self._of_owner[each.owner]:
+            del self._of_owner[each.owner]
+        self._told.add(each.id)
+        self._keep([])
+
+    # Keeping it
+
+    def _keep(self, changed: Iterable[Notification]) -> None:
+        """Store what has changed, in the background; where that fails it is told all the same, or once more."""
+        saving = asyncio.create_task(self._save(list(changed)))
+        self._saving.add(saving)
+        saving.add_done_callback(self._saving.discard)
+
+    async def _save(self, changed: list[Notification]) -> None:
+        async with self._turn:
+            try:
+                # What was told meanwhile is not to come back.
+                if still := [each for each in changed if each.id in self._waiting]:
+                    await query(self._store.save_notifications, still)
+                if told := frozenset(self._told):
+                    await query(self._store.remove_notifications, told)
+                    self._told -= told
+            except (StoreUnavailable, LeaseLost) as error:
+                log.warning("what is on its way is not kept", action="notifications-not-kept", error=error.message)
+
+    @staticmethod
+    async def _told_by(sender: Sender, each: Notification) -> None:
+        """``NotTold``, also for what no sender has foreseen: nothing is tried for ever."""
+        try:
+            await sender.tell(each)
+        except NotTold:
+            raise
+        except Exception as error:
+            log.error("a notification met a mistake of ours", action="notification-broken", exc_info=error)
+            raise NotTold(f"a mistake of ours: {type(error).__name__}") from error

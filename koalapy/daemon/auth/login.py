@@ -1,0 +1,189 @@
+"""Logins for which a cluster's agent vouches: who an account's person is, and a token for a few hours.
+
+An agent is believed in one thing only: which account of its own cluster asks. Whose that is, and what they may do, says
+the daemon's configuration.
+"""
+
+import re
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from koalapy.daemon.auth.identities import agent_of, vouched_by
+from koalapy.daemon.observability.audit import DONE, REFUSED, Audit
+from koalapy.model.errors import KoalaError
+from koalapy.model.identity import Identity, Role
+from koalapy.model.request import ClusterName
+from koalapy.model.throttle import Throttle
+from koalapy.model.users import Domain, Users
+from koalapy.ports import StoredToken
+from koalapy.protocol.messages import Vouch, Vouched
+
+log = structlog.get_logger()
+
+ROOT, NOBODY = 0, 65534
+MAX_LOGINS = 20
+"""Logins of one account that hold at a time; of more the oldest end."""
+ACCOUNT = re.compile(r"[A-Za-z0-9_.+-]{1,80}(@[A-Za-z0-9.-]{1,80})?\$?", re.ASCII)
+"""Accounts that may come though nobody has named them."""
+_ANYBODY = 2**31 - 1
+"""The number of an account that is nobody's in particular, and none of the system's."""
+_DAEMON = Identity("", Role.ADMIN, "the daemon itself")
+
+
+class TokenMaker(Protocol):
+    """Makes, lists and revokes tokens."""
+
+    async def issue(
+        self, user: str, role: Role, expires_at: float | None, created_by: str, *, how: str = ""
+    ) -> tuple[StoredToken, str]: ...
+
+    def list(self, by: Identity, user: str | None = None) -> Collection[StoredToken]: ...
+
+    async def revoke(self, tokens: Collection[int], by: Identity) -> object: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoginRules:
+    """What the configuration says of logins."""
+
+    users: Users
+    domains: Mapping[ClusterName, Domain]
+    lifetime: float
+    """Seconds."""
+    trusted: frozenset[ClusterName] = frozenset()
+    """Clusters whose agents may vouch for others than mere users."""
+    min_uids: Mapping[ClusterName, int] | None = None
+    """The least number of an account that is a person's, by cluster."""
+    refused: Mapping[ClusterName, Collection[str]] = field(default_factory=dict)
+    """Accounts that get no login, by cluster."""
+    reserved: Collection[str] = frozenset()
+    """Names of the daemon's own, as which no agent's account logs in."""
+
+    def user_of(self, cluster: ClusterName, account: str, uid: int) -> str:
+        """Return the user of an account; raise ``Refused`` if it gets no login, or its user is the daemon's own."""
+        user = self._mapped_user(cluster, account, uid)
+        if user in self.reserved:
+            raise Refused(
+                f"{account} of {cluster} is {user}, which is a name of the daemon's own",
+                "show a token: koala token create, on the daemon's host, makes one (KOALA_TOKEN)",
+            )
+        return user
+
+    def _mapped_user(self, cluster: ClusterName, account: str, uid: int) -> str:
+        domain = self.domains.get(cluster, Domain())
+        person = self.users.person_of(cluster, account)
+        if account in self.refused.get(cluster, ()):
+            raise Refused(f"the account {account} of {cluster} gets no login", "ask the grid's administrators why")
+        if domain.identity == "own":
+            if not domain.user or person not in (None, domain.user):
+                raise Refused(f"{account} of {cluster} is not {domain.user}", f"correct clusters.{cluster}.user")
+            return domain.user
+        if person is not None:
+            return person
+        way_out = f"ask the grid's administrators for users.NAME.accounts: {{{cluster}: {account}}}"
+        least = (self.min_uids or {}).get(cluster, 1000)
+        if uid in (ROOT, NOBODY) or uid < least:
+            raise Refused(f"{account} of {cluster} (uid {uid}) is an account of the system", way_out)
+        user = self.users.user_of(cluster, account)
+        if user is None:
+            raise Refused(f"the account {account} of {cluster} belongs to nobody who may come", way_out)
+        if not ACCOUNT.fullmatch(account):
+            raise Refused(f"{account!r} of {cluster} has a name that nobody can have here", way_out)
+        return user
+
+    def role_of(self, user: str, cluster: ClusterName) -> Role:
+        """A site may not make anybody more than a user, unless it is trusted to."""
+        return self.users.configured_role(user) if cluster in self.trusted else Role.USER
+
+
+class Refused(Exception):
+    """No login; ``hint`` is the way out."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message, self.hint = message, hint
+
+
+class Logins:
+    """Answers the agents that vouch."""
+
+    def __init__(
+        self,
+        rules: LoginRules,
+        tokens: TokenMaker,
+        clock: Callable[[], float],
+        monotonic: Callable[[], float] = time.monotonic,
+        audit: Audit | None = None,
+    ) -> None:
+        self._audit = audit
+        self._rules, self._tokens, self._clock, self._monotonic = rules, tokens, clock, monotonic
+        self._by_cluster = Throttle(burst=500, interval=0.1)
+        self._by_account = Throttle(burst=12, interval=5.0)
+
+    async def vouched(self, cluster: ClusterName, vouch: Vouch) -> Vouched:
+        """The answer to a cluster's agent, which vouches for accounts of that cluster and no other."""
+        try:
+            return await self._log_in(cluster, vouch)
+        except Refused as refusal:
+            error, hint = refusal.message, refusal.hint
+        except KoalaError as failure:
+            error, hint = failure.message, failure.hint or "try again later"
+        log.warning("login refused", action="login-refused", cluster=cluster, account=vouch.account[:100], error=error)
+        await self._write_down(cluster, None, vouch.account, REFUSED, error)
+        return Vouched(ident=vouch.ident, error=error, hint=hint)
+
+    async def _log_in(self, cluster: ClusterName, vouch: Vouch) -> Vouched:
+        now, account = self._monotonic(), vouch.account
+        if wait := self._by_cluster.allows(cluster, now):
+            raise Refused(f"too many logins from {cluster}", f"try again in {wait:.0f} s")
+        # Of whom is refused nothing is remembered.
+        user = self._rules.user_of(cluster, account, vouch.uid)
+        if vouch.runs_jobs and self._rules.users.person_of(cluster, account) is None:
+            raise Refused(
+                f"{account} of {cluster} is the account of all jobs there, each of which would be another user so",
+                "log in as yourself, or show a token (KOALA_TOKEN)",
+            )
+        role = self._rules.role_of(user, cluster)
+        if wait := self._by_account.allows((cluster, account), now):
+            raise Refused(f"too many logins of {account} on {cluster}", f"try again in {wait:.0f} s")
+        how = f"{account} on {cluster}"
+        lifetime = self._rules.lifetime
+        token, shown = await self._tokens.issue(user, role, self._clock() + lifetime, agent_of(cluster), how=how)
+        log.info("login", action="login", cluster=cluster, account=account, user=user, role=str(role), token=token.id)
+        await self._write_down(cluster, Identity(user, role, how), f"token {token.id}", DONE)
+        await self._end_oldest(user, how)
+        return Vouched(ident=vouch.ident, token=shown, user=user, role=str(role), lifetime=lifetime)
+
+    async def _write_down(
+        self, cluster: ClusterName, by: Identity | None, target: str, outcome: str, detail: str = ""
+    ) -> None:
+        if self._audit is not None:
+            origin = f"cluster {cluster}"
+            await self._audit.record("login", by, origin=origin, target=target[:100], outcome=outcome, detail=detail)
+
+    async def _end_oldest(self, user: str, how: str) -> None:
+        """Who logs in again and again has not more and more tokens."""
+        held = sorted(token.id for token in self._tokens.list(_DAEMON, user) if token.how == how)
+        if excess := held[:-MAX_LOGINS]:
+            await self._tokens.revoke(excess, _DAEMON)
+
+    async def end_what_is_over(self) -> None:
+        """Have logins hold no longer that the configuration of today would not give: to be called at the start."""
+        over = [token.id for token in self._tokens.list(_DAEMON) if self._is_over(token)]
+        if over:
+            log.info("logins of an earlier configuration are over", action="logins-over", tokens=over)
+            await self._tokens.revoke(over, _DAEMON)
+
+    def _is_over(self, token: StoredToken) -> bool:
+        account, cluster = vouched_by(token)
+        if not cluster:
+            return False  # no login
+        try:
+            user = self._rules.user_of(cluster, account, uid=_ANYBODY)
+        except Refused:
+            return True
+        return user != token.user or str(self._rules.role_of(user, cluster)) != token.role

@@ -1,0 +1,126 @@
+"""Logging browsers in at an OpenID provider: its authorization code flow with PKCE (RFC 7636)."""
+
+import base64
+import json
+import secrets
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+from urllib.parse import urlencode
+
+import httpx2
+
+from koalapy.daemon.auth.identities import Identities
+from koalapy.model.errors import SiteUnavailable, TokenRefused
+from koalapy.model.identity import Identity
+from koalapy.model.provider import Provider
+from koalapy.pinning import secure
+
+SPAN = 600.0
+"""Seconds that somebody has at the provider."""
+MAX_LOGINS = 1000
+"""That are under way at once; of more the oldest are given up."""
+TIMEOUT = 10.0
+MAX_ANSWER = 256 * 1024
+"""Bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoginUnderWay:
+    """Somebody who was sent to the provider."""
+
+    nonce: str
+    verifier: str
+    back: str
+    """Where the provider sends him back to."""
+    then: str
+    """The page that he wanted."""
+    until: float
+
+
+class ProviderLogins:
+    """What the browser brings back is believed by its ``state`` alone, which only it has, in a cookie too."""
+
+    def __init__(self, provider: Provider, identities: Identities, clock: Callable[[], float] = time.monotonic) -> None:
+        self._provider, self._identities, self._clock = provider, identities, clock
+        self._under_way: dict[str, LoginUnderWay] = {}
+
+    def begin(self, back: str, then: str) -> tuple[str, str]:
+        """The address at the provider, and the state that the browser is to bring back."""
+        now = self._clock()
+        self._under_way = {state: login for state, login in self._under_way.items() if login.until > now}
+        while len(self._under_way) >= MAX_LOGINS:
+            del self._under_way[next(iter(self._under_way))]
+        state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
+        self._under_way[state] = LoginUnderWay(nonce, verifier, back, then, now + SPAN)
+        challenge = base64.urlsafe_b64encode(sha256(verifier.encode()).digest()).rstrip(b"=").decode()
+        query = {
+            "response_type": "code",
+            "client_id": self._provider.audience,
+            "redirect_uri": back,
+            "scope": "openid email profile",
+            "state": state,
+            "nonce": nonce,
+            "code_challenge": challenge,
+            "code_challenge_method": "S256",
+        }
+        endpoint = self._provider.authorization_endpoint or ""
+        return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(query)}", state
+
+    async def finish(self, state: str, code: str) -> tuple[Identity, str]:
+        """Who was logged in, and the page that he wanted; ``TokenRefused``, ``SiteUnavailable``."""
+        login = self._under_way.pop(state, None)
+        if login is None or login.until <= self._clock():
+            raise TokenRefused("this login was not begun here, or took too long")
+        token = await self._id_token(login, code)
+        identity = await self._identities.verify(token)
+        # It is verified: what it says is the provider's word.
+        if identity is None or _claims(token).get("nonce") != login.nonce:
+            raise TokenRefused("the provider's ID token is of another login")
+        return identity, login.then
+
+    async def _id_token(self, login: LoginUnderWay, code: str) -> str:
+        form = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "redirect_uri": login.back,
+            "client_id": self._provider.audience,
+            "code_verifier": login.verifier,
+        }
+        secret = self._provider.client_secret
+        auth = httpx2.BasicAuth(self._provider.audience, secret) if secret else None
+        try:
+            content = await _post(self._provider.token_endpoint or "", form, auth)
+            told = json.loads(content)
+        except (OSError, httpx2.HTTPError) as error:
+            raise SiteUnavailable(f"the OpenID provider does not answer: {error or type(error).__name__}") from error
+        except (ValueError, RecursionError) as error:
+            raise TokenRefused("the OpenID provider's answer is no JSON") from error
+        token = told.get("id_token") if isinstance(told, dict) else None
+        if not isinstance(token, str):
+            said = str(told.get("error", ""))[:100] if isinstance(told, dict) else ""
+            raise TokenRefused(f"the OpenID provider gives no ID token{f': {said}' if said else ''}")
+        return token
+
+
+async def _post(uri: str, form: dict[str, str], auth: httpx2.BasicAuth | None) -> bytes:
+    """No redirection is followed, and no proxy asked; ``ValueError`` for an answer that is too large."""
+    async with (
+        httpx2.AsyncClient(verify=secure(ssl.create_default_context()), trust_env=False, timeout=TIMEOUT) as client,
+        client.stream("POST", uri, data=form, auth=auth, headers={"Accept": "application/json"}) as answer,
+    ):
+        content = bytearray()
+        async for piece in answer.aiter_raw():
+            content += piece
+            if len(content) > MAX_ANSWER:
+                raise ValueError("it is too large")
+        return bytes(content)
+
+
+def _claims(token: str) -> dict[str, Any]:
+    part = token.split(".")[1]
+    told = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
+    return told if isinstance(told, dict) else {}

@@ -1,0 +1,307 @@
+"""Copy a daemon's data into a backup while it runs, and put a backup back."""
+
+import json
+import os
+import secrets
+import shutil
+import sqlite3
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from koalapy import __version__
+from koalapy.agent.main import installed_configuration
+from koalapy.model.errors import ConflictError, DatabaseDamaged, NotFoundError, StoreUnavailable, UsageError
+from koalapy.settings import load
+from koalapy.store.engine import file_of, make_engine
+from koalapy.store.job_numbers import NUMBERS_FILE, recorded_numbers
+from koalapy.store.lease import current_holder
+
+DATABASE, FILES, CONFIGURATION, MANIFEST = "koala.db", "files", "koala.yaml", "backup.json"
+"""What a backup consists of. The manifest is written last, so a folder without one is no whole backup."""
+DISPLACED = "before-restore-"
+"""How the folder's name begins in which a restore keeps what it replaced."""
+INCOMING = ".restore-"
+NOT_COPIED = ("clusters", DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}-journal")
+"""Entries of a data directory that are no files of a backup: agents keep only what runs, and the database is apart."""
+CHUNK_SIZE = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BackupSummary:
+    """The content of a backup; sizes in bytes."""
+
+    version: str
+    """Of koalapy."""
+    made_at: float
+    """Seconds since the epoch."""
+    database: str
+    """``sqlite``, or ``elsewhere`` where the backup has no database."""
+    database_size: int
+    files: int
+    files_size: int
+    configuration: str
+    """The configuration file that was copied, empty where there was none."""
+
+
+def make_backup(target: Path, data_dir: Path, config: Path | None, *, files_only: bool) -> BackupSummary:
+    """Copy the database, then the files of a data directory and the configuration, into a new folder `target`.
+
+    The daemon may run meanwhile: the database is copied as of one moment, and files are newer than that, so that it
+    names none that is missing. Raise ``UsageError``, ``NotFoundError``, and ``StoreUnavailable`` if a file cannot be
+    read or written.
+    """
+    config = config or installed_configuration()
+    database = _sqlite_file(load(config).database, data_dir)
+    if database is None and not files_only:
+        raise UsageError(
+            "the database is PostgreSQL, which koala backup does not copy",
+            field="database",
+            hint="run umask 077; pg_dump --format=custom --file=DUMP first, then koala backup DIR --files-only",
+        )
+    if not data_dir.is_dir() or (database is not None and not files_only and not database.is_file()):
+        raise NotFoundError(
+            f"there is no daemon's data in {data_dir}", field="--data-dir", hint="give the --data-dir of koala serve"
+        )
+    if target.resolve().is_relative_to(data_dir.resolve()):
+        raise UsageError(f"{target} is in the data directory", field="DIR", hint="give a folder outside of it")
+    _make_empty_folder(target)
+    try:
+        size = _copy_database(database, target / DATABASE) if database is not None and not files_only else 0
+        files, files_size = _copy_folder(data_dir, target / FILES, NOT_COPIED)
+        if config is not None:
+            _copy_file(config, target / CONFIGURATION)
+        kind, named = "sqlite" if size else "elsewhere", "" if config is None else str(config)
+        made = BackupSummary(__version__, time.time(), kind, size, files, files_size, named)
+        _write_private(target / MANIFEST, json.dumps(asdict(made), indent=2))
+    except BaseException as error:
+        shutil.rmtree(target, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise _failed(error, target) from error
+        raise
+    return made
+
+
+def restore_backup(
+    source: Path, data_dir: Path, config: Path | None, *, replace: bool
+) -> tuple[BackupSummary, Path | None]:
+    """Put a backup into a data directory that is empty or, with `replace`, not; return it and where the old data is.
+
+    Raise ``ConflictError`` while a daemon runs there, or if the directory is not empty, ``NotFoundError`` for a folder
+    that is no whole backup, and ``StoreUnavailable`` if a file cannot be read or written.
+    """
+    made = _read_manifest(source)
+    url = load(config or installed_configuration()).database
+    database = _sqlite_file(url, data_dir)
+    if database is None and made.database == "sqlite":
+        raise UsageError(
+            "the configuration names PostgreSQL, and the backup is of SQLite",
+            field="database",
+            hint="leave database out of the configuration, or give the configuration of the backup: --config",
+        )
+    _check_no_daemon(url, database)
+    entries = os.listdir(data_dir) if data_dir.is_dir() else []
+    present = sorted(name for name in entries if name != "clusters" and not name.startswith((DISPLACED, INCOMING)))
+    is_file_elsewhere = database is not None and database.parent != data_dir and database.exists()
+    if (present or is_file_elsewhere) and not replace:
+        raise ConflictError(
+            f"{data_dir if present else database} is not empty",
+            field="--data-dir",
+            value=str(data_dir),
+            hint="give an empty folder, or --replace, which keeps what is there in a folder beside",
+        )
+    try:
+        with _folder_for(data_dir) as incoming:
+            _copy_folder(source / FILES, incoming, ())
+            if made.database == "sqlite":
+                _copy_database(source / DATABASE, incoming / DATABASE)
+                _raise_numbers(incoming / DATABASE, database, data_dir / "output")
+            _give_to_owner_of(data_dir, incoming)
+            displaced = _swap(incoming, data_dir, present, database)
+    except OSError as error:
+        raise _failed(error, data_dir) from error
+    return made, displaced
+
+
+def _sqlite_file(url: str | None, data_dir: Path) -> Path | None:
+    return file_of(url) if url else data_dir / DATABASE
+
+
+def _failed(error: OSError, where: Path) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"{error.filename or where}: {(error.strerror or str(error)).lower()}",
+        hint="make room or mend it, and try again",
+    )
+
+
+def _make_empty_folder(path: Path) -> None:
+    try:
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        is_empty = not any(path.iterdir())
+        if is_empty:
+            path.chmod(0o700)
+    except OSError as error:
+        raise _failed(error, path) from error
+    if not is_empty:
+        raise ConflictError(f"{path} is not empty", field="DIR", value=str(path), hint="give a new folder")
+
+
+# Copying
+
+
+def _copy_database(source: Path, target: Path) -> int:
+    """Copy a SQLite database as of one moment; return its size in bytes."""
+    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    try:
+        with closing(_connect(source, "ro")) as original, closing(_connect(target, "rw")) as copy:
+            original.backup(copy)
+            found = copy.execute("PRAGMA quick_check(1)").fetchone()
+        if found != ("ok",):
+            raise StoreUnavailable(f"{source} is damaged: {found[0]}", hint="restore an earlier backup")
+    except sqlite3.Error as error:
+        raise StoreUnavailable(f"cannot copy {source}: {error}", hint="see that it is a database of koala") from error
+    return target.stat().st_size
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode={mode}", uri=True, timeout=30.0)
+
+
+def _copy_folder(source: Path, target: Path, left_out: tuple[str, ...]) -> tuple[int, int]:
+    """Copy regular files and folders, without links; return how many files and bytes. Skip what vanishes meanwhile."""
+    target.mkdir(mode=0o700, exist_ok=True)
+    files = size = 0
+    try:
+        entries = sorted(os.scandir(source), key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return 0, 0
+    for entry in entries:
+        if entry.name in left_out or entry.name.startswith((DISPLACED, INCOMING)):
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            more = _copy_folder(Path(entry.path), target / entry.name, ())
+            files, size = files + more[0], size + more[1]
+        elif entry.is_file(follow_symlinks=False):
+            with suppress(FileNotFoundError):
+                size += _copy_file(Path(entry.path), target / entry.name)
+                files += 1
+    return files, size
+
+
+def _copy_file(source: Path, target: Path) -> int:
+    descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return 0
+        with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as copy:
+            shutil.copyfileobj(file, copy, CHUNK_SIZE)
+            return copy.tell()
+
+
+def _write_private(path: Path, text: str) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+# Putting back
+
+
+def _read_manifest(source: Path) -> BackupSummary:
+    try:
+        return BackupSummary(**json.loads((source / MANIFEST).read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise NotFoundError(
+            f"{source} is no whole backup: it has no readable {MANIFEST}",
+            field="DIR",
+            value=str(source),
+            hint="give a folder that koala backup has made",
+        ) from error
+
+
+def _check_no_daemon(url: str | None, database: Path | None) -> None:
+    if database is not None and not database.exists():
+        return
+    engine = make_engine(url or f"sqlite:///{database}")
+    try:
+        holder = current_holder(engine, time.time())
+    except DatabaseDamaged:
+        if database is None:
+            raise
+        holder = ""  # the file is to be replaced
+    finally:
+        engine.dispose()
+    if holder:
+        raise ConflictError(
+            f"a daemon ({holder}) uses this database",
+            field="--data-dir",
+            hint="stop it first: systemctl stop koala-serve",
+        )
+
+
+@contextmanager
+def _folder_for(data_dir: Path) -> Iterator[Path]:
+    """Make a folder in the data directory for what comes in, and remove it at the end with what is left in it."""
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    incoming = data_dir / f"{INCOMING}{secrets.token_hex(4)}"
+    incoming.mkdir(mode=0o700)
+    try:
+        yield incoming
+    finally:
+        shutil.rmtree(incoming, ignore_errors=True)
+
+
+def _raise_numbers(copy: Path, replaced: Path | None, output: Path) -> None:
+    """Let new jobs and epochs be numbered above those of the database that is replaced, and of output beside it."""
+    last_job, epoch = recorded_numbers(output.with_name(NUMBERS_FILE)), 0
+    with suppress(sqlite3.Error):
+        if replaced is not None and replaced.exists():
+            with closing(_connect(replaced, "ro")) as old:
+                numbered, epoch = old.execute("SELECT last_job, epoch FROM lease").fetchone() or (0, 0)
+                last_job = max(last_job, numbered, *old.execute("SELECT coalesce(max(id), 0) FROM jobs").fetchone())
+    with suppress(FileNotFoundError):
+        last_job = max([last_job, *(int(name) for name in os.listdir(output) if name.isdecimal() and len(name) < 19)])
+    with (
+        closing(_connect(copy, "rw")) as made,
+        suppress(sqlite3.OperationalError),
+    ):  # an early version has no such columns
+        made.execute(
+            "UPDATE lease SET last_job = max(last_job, ?), epoch = max(epoch, ?), expires_at = 0", (last_job, epoch)
+        )
+        made.commit()
+
+
+def _give_to_owner_of(data_dir: Path, incoming: Path) -> None:
+    """Root restores for the account that the data directory belongs to."""
+    owner = data_dir.stat()
+    if os.geteuid() == 0 and owner.st_uid != 0:
+        for path in (incoming, *incoming.rglob("*")):
+            os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+
+
+def _swap(incoming: Path, data_dir: Path, present: list[str], database: Path | None) -> Path | None:
+    """Move what is present into a folder of its own, and what has come in to its place, the database last."""
+    displaced = None
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    if present:
+        displaced = data_dir / f"{DISPLACED}{stamp}-{secrets.token_hex(2)}"
+        displaced.mkdir(mode=0o700)
+        _give_to_owner_of(data_dir, displaced)
+        for name in present:
+            (data_dir / name).rename(displaced / name)
+    for entry in sorted(incoming.iterdir(), key=lambda entry: entry.name == DATABASE):
+        target = data_dir / entry.name if entry.name != DATABASE or database is None else database
+        if target.parent != data_dir:
+            for old in (Path(f"{target}{suffix}") for suffix in ("-wal", "-shm", "-journal", "")):
+                with suppress(FileNotFoundError):
+                    old.rename(old.with_name(f"{DISPLACED}{stamp}-{old.name}"))
+            shutil.move(entry, target)
+        else:
+            entry.rename(target)
+    return displaced

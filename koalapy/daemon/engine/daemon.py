@@ -1,0 +1,166 @@
+"""One daemon's life: start in order, serve until told to end, end in order."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import structlog
+import uvicorn
+
+from koalapy import __version__
+from koalapy.daemon.agents.embedded import EmbeddedAgents
+from koalapy.daemon.agents.hub import Hub
+from koalapy.daemon.engine.database import query
+from koalapy.daemon.engine.duties import Duties, Duty
+from koalapy.daemon.engine.engine import Engine
+from koalapy.daemon.engine.watchdog import Watchdog
+from koalapy.daemon.listener.certificate import Certificate
+from koalapy.daemon.listener.connections import Connections
+from koalapy.daemon.listener.handshakes import Handshakes
+from koalapy.daemon.listener.stand_in import StandIn
+from koalapy.listening import ONE_A_TURN, let_wait
+from koalapy.model.errors import StoreUnavailable
+from koalapy.ports import Store
+from koalapy.protocol.messages import MAX_FRAME_SIZE
+from koalapy.service_manager import ServiceManager
+
+log = structlog.get_logger()
+
+SHUTDOWN_GRACE = 3
+"""Seconds that open requests get at the end."""
+
+
+class HttpServer(uvicorn.Server):
+    """Uvicorn without its own signal handling, and with a word when it listens."""
+
+    def __init__(
+        self, app: Any, connections: Connections, started: Callable[[], None], certificate: Certificate | None = None
+    ) -> None:
+        config = uvicorn.Config(
+            app,
+            http=connections.protocol(),
+            lifespan="off",
+            access_log=False,
+            log_config=None,  # the log is one for all
+            log_level="warning",
+            timeout_graceful_shutdown=SHUTDOWN_GRACE,
+            ws_max_size=MAX_FRAME_SIZE,
+            ws_per_message_deflate=False,
+            backlog=ONE_A_TURN,
+            proxy_headers=False,
+        )
+        super().__init__(config)
+        self._on_started = started
+        self._connections, self._certificate = connections, certificate
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._certificate is None:
+            await super().startup(sockets)
+            for server in self.servers:
+                let_wait(server)
+        else:
+            # Uvicorn's own way counts a connection, and gives it its time, only once it speaks TLS.
+            await super().startup([])
+            for listener in sockets or ():
+                handshakes = Handshakes(self._certificate.context, self._connections, self._protocol)
+                handshakes.start(listener)
+                self.servers.append(handshakes)  # type: ignore[arg-type]
+        self._on_started()
+
+    def _protocol(self) -> asyncio.Protocol:
+        protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol
+
+
+class Daemon:
+    """Everything that runs in ``koala serve``."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: Store,
+        hub: Hub,
+        app: Any,
+        listener: socket.socket,
+        connections: Connections,
+        agents: EmbeddedAgents,
+        announce: Callable[[str], None],
+        duties: Sequence[Duty] = (),
+        certificate: Certificate | None = None,
+        manager: ServiceManager | None = None,
+        status: Callable[[], str] = str,
+        give_up: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``manager`` is told that the daemon serves, lives and ends, and its ``status``.
+
+        ``give_up`` is called before an end as if killed: nothing else is done after that.
+        """
+        self._give_up = give_up
+        self._manager = manager or ServiceManager()
+        self._watchdog, self._certificate = Watchdog(self._manager, status), certificate
+        self._engine = engine
+        self._store = store
+        self._hub = hub
+        self._listener = listener
+        self._agents = agents
+        self._announce = announce
+        self._end = asyncio.Event()
+        self._server = HttpServer(app, connections, self._started, certificate)
+        self._duties = Duties(engine, store, self._end.set, duties)
+        host, port = listener.getsockname()[:2]
+        scheme = "http" if certificate is None else "https"
+        self.url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+    def _started(self) -> None:
+        self._announce(self.url)
+        self._agents.start(self.url)
+        log.info("serving", action="daemon-serves", url=self.url, version=__version__, epoch=self._engine.epoch)
+        self._manager.ready(f"serves {self.url}")
+        self._watchdog.start(StandIn(self._listener, self._certificate.context if self._certificate else None))
+
+    async def run(self) -> None:
+        """Until SIGTERM or SIGINT, the loss of the lease, or the end of a part that must not end."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._end.set)
+        engine = asyncio.create_task(self._engine.run(), name="engine")
+        server = asyncio.create_task(self._server.serve([self._listener]), name="server")
+        ended = asyncio.create_task(self._end.wait(), name="end")
+        self._duties.start()
+        try:
+            await asyncio.wait({engine, server, ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+            await self._shut_down(engine, server)
+
+    async def _shut_down(self, engine: "asyncio.Task[None]", server: "asyncio.Task[None]") -> None:
+        log.info("ending", action="daemon-ends")
+        self._manager.stopping()
+        self._watchdog.stop()
+        self._duties.stop()
+        self._engine.drain()
+        await self._hub.close()
+        self._server.should_exit = True
+        await asyncio.wait({server}, timeout=SHUTDOWN_GRACE * 2)
+        await self._agents.stop()
+        self._engine.stop()
+        try:
+            await engine
+            await query(self._store.release_lease)
+        except StoreUnavailable as error:
+            log.critical("ending as if killed: the database does not answer", action="daemon-ends", error=error.message)
+            self._give_up()
+            sys.stderr.flush()
+            os._exit(1)  # threads that wait for it would keep us for as long as it hangs
+        await server

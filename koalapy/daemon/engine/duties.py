@@ -1,0 +1,150 @@
+"""Periodic work of the daemon: the safety-net scan, the renewal of the lease, and the duties of other services.
+
+Duties run by the monotonic clock, so that a step of the machine's clock neither holds them up nor repeats them. Only
+what goes by the calendar is left to APScheduler.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import structlog
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
+from apscheduler.triggers.base import BaseTrigger
+
+from koalapy.daemon.engine.database import SLOW_AFTER
+from koalapy.daemon.engine.engine import RETRY_PAUSE, Engine, WorkItem
+from koalapy.model.errors import LeaseLost, StoreUnavailable
+from koalapy.ports import Store
+from koalapy.scheduler.events import PeriodicScan
+
+log = structlog.get_logger()
+
+LEASE_RENEWAL = 2.0
+"""Seconds between renewals, a small part of the lease: by them it is known soon that the database takes nothing."""
+CLOCK_CHECK_INTERVAL = 30.0
+"""Seconds between two comparisons of the calendar's next runs with the machine's clock."""
+LEASE = "lease"
+
+
+@dataclass(frozen=True, slots=True)
+class Duty:
+    """Something that is to be done every ``interval`` seconds, never twice at once."""
+
+    name: str
+    interval: float
+    work: Callable[[], Awaitable[None]]
+    by_calendar: bool = False
+    """Whether it is done when the machine's clock shows a multiple of the interval."""
+
+
+class CalendarTrigger(BaseTrigger):  # type: ignore[misc]
+    """Fires at each multiple of an interval since the epoch. Runs that were missed are one run, and are not listed."""
+
+    def __init__(self, seconds: float) -> None:
+        self.interval = timedelta(seconds=seconds)
+
+    def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime:
+        del previous_fire_time  # APScheduler would list every run since then
+        since = now - datetime.fromtimestamp(0, UTC)
+        return now + self.interval - since % self.interval
+
+
+def next_due(due: float, interval: float, now: float) -> float:
+    """Return when a duty that was due at ``due`` is due again; the runs that were missed are left out."""
+    return max(due + interval, now)
+
+
+async def repeat(
+    duty: Duty, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+) -> None:
+    """Do a duty every ``interval`` seconds until cancelled; an error is logged and the next run is made."""
+    due = clock() + duty.interval
+    while True:
+        await sleep(max(0.0, due - clock()))
+        await _do(duty)
+        due = next_due(due, duty.interval, clock())
+
+
+async def _do(duty: Duty) -> None:
+    try:
+        await duty.work()
+    except Exception as error:
+        log.error("a duty failed", action="duty-failed", duty=duty.name, exc_info=error)
+
+
+class Duties:
+    """Starts and stops the periodic duties of one daemon."""
+
+    def __init__(
+        self, engine: Engine, store: Store, on_lease_lost: Callable[[], None], others: Sequence[Duty] = ()
+    ) -> None:
+        self._others = others
+        self._engine = engine
+        self._store = store
+        self._on_lease_lost = on_lease_lost
+        self._stopped = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._calendar = AsyncIOScheduler(
+            timezone="UTC", job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None}
+        )
+
+    def start(self) -> None:
+        self._engine.database.lease_renewed_at = time.monotonic()  # it was taken just now
+        own = [
+            Duty("scan", self._engine.queries.rules.scan_interval, self.scan),
+            Duty("lease", LEASE_RENEWAL, self.renew_lease),
+            Duty("calendar", CLOCK_CHECK_INTERVAL, self.follow_clock),
+        ]
+        for duty in (*own, *self._others):
+            if duty.by_calendar:
+                self._calendar.add_job(_do, CalendarTrigger(duty.interval), [duty], id=duty.name)
+            else:
+                self._tasks.append(asyncio.create_task(repeat(duty), name=duty.name))
+        self._calendar.start()
+
+    def stop(self) -> None:
+        self._stopped = True
+        for task in self._tasks:
+            task.cancel()
+        self._calendar.shutdown(wait=False)
+
+    async def follow_clock(self) -> None:
+        """Schedule what goes by the calendar anew where the machine's clock was set since."""
+        now = datetime.now(UTC)
+        for job in self._calendar.get_jobs():
+            job.modify(next_run_time=following_run(job.next_run_time, job.trigger, now))
+
+    async def scan(self) -> None:
+        self._engine.post(WorkItem(events=(PeriodicScan(),)))
+
+    async def renew_lease(self) -> None:
+        """Once; where the database does not take it, until the next is near: whether it does may show here first."""
+        began = asyncio.get_running_loop().time()
+        while not self._stopped and asyncio.get_running_loop().time() - began < LEASE_RENEWAL / 2:
+            renewing = asyncio.ensure_future(asyncio.to_thread(self._store.renew_lease, self._engine.clock()))
+            await asyncio.wait({renewing}, timeout=SLOW_AFTER)
+            if not renewing.done():
+                self._engine.database.failed(LEASE, f"the database has not answered for {SLOW_AFTER:g} s")
+            try:
+                await renewing
+            except StoreUnavailable as error:
+                self._engine.database.failed(LEASE, error.message)
+                await asyncio.sleep(RETRY_PAUSE)
+                continue
+            except LeaseLost as error:
+                log.critical("another daemon has taken over: this one ends", action="lease-lost", error=str(error))
+                self._engine.database.lease_lost = True
+                self._on_lease_lost()
+            self._engine.database.succeeded(LEASE)
+            self._engine.database.lease_renewed_at = time.monotonic()
+            return
+
+
+def following_run(planned: datetime, trigger: Any, now: datetime) -> datetime:
+    """Return when a job of the calendar runs next: as planned, or soon if the clock was set back since."""
+    soonest: datetime = trigger.get_next_fire_time(None, now)
+    return min(planned, soonest)

@@ -1,0 +1,459 @@
+"""The loop in the middle: events to the scheduler, effects to the store, and only then commands to the agents.
+
+Whatever comes while a transaction is being written goes into the next one together, so that bursts cost few commits.
+"""
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import structlog
+
+from koalapy.daemon.agents.wire import CommandMessages
+from koalapy.daemon.engine.database import SLOW_AFTER, DatabaseMonitor
+from koalapy.daemon.engine.outbox import Outbox
+from koalapy.daemon.jobs.changes import Changes, Topic
+from koalapy.daemon.observability.audit import DONE, Deed, take
+from koalapy.daemon.observability.instruments import Instruments
+from koalapy.model.cluster import check_cluster
+from koalapy.model.errors import KoalaError, StoreUnavailable
+from koalapy.model.job import Attempt, Job, JobId, JobState, parse_token
+from koalapy.model.notification import Notification
+from koalapy.model.replica import Catalogue
+from koalapy.model.reports import ClusterReport, Inventory
+from koalapy.model.request import ClusterName
+from koalapy.ports import Batch, ClusterRecord, OutboxEntry, Store, Submitted
+from koalapy.record.recorded import RecordedScheduler
+from koalapy.scheduler.effects import MAX_STRAYS, Command, Effects, ForgetComponent, StopComponent, UnstageComponent
+from koalapy.scheduler.events import Event, InventoryReceived, Reported
+from koalapy.scheduler.scheduler import Scheduler
+
+log = structlog.get_logger()
+
+MIN_DELAY = 0.002
+"""Seconds to wait for company once something has happened."""
+BREATH = 0.01
+"""Seconds that everybody else in the daemon has between two steps, as long as there are jobs left to be placed."""
+TAKE_IN_BUDGET_S = 0.025
+"""Processor time for which one round takes in events; further ones wait for the next, so that other tasks run."""
+RETRY_PAUSE = 0.5
+"""Seconds before a transaction that the database did not take is tried again."""
+LAST_WRITE = 10.0
+"""Seconds that a database has for a transaction while the daemon ends: after that it ends without, as if killed."""
+WRITER = "engine"
+
+
+Observer = Callable[[Job, JobState | None], None]
+"""Told of a job that has changed once that is stored, with the state it was stored in before, None of a new one; to be
+quick about it."""
+AttemptObserver = Callable[[Job, Attempt], None]
+"""Told alike of a job's attempt that is over, and that another has followed; before the others."""
+
+
+class Notifier(Protocol):
+    """Has people told of jobs."""
+
+    def of(self, job: Job, before: JobState | None, now: float) -> list[Notification]:
+        """What is to be told of one that changes, to be written with it."""
+        ...
+
+    def send(self, notifications: Iterable[Notification]) -> None:
+        """These are written."""
+
+
+class Dispatcher(Protocol):
+    """Sends messages to the agents that are connected; those of others stay in the outbox."""
+
+    def send(self, cluster: str, messages: Iterable[dict[str, Any]]) -> None: ...
+
+    def confirm(self, cluster: str) -> None:
+        """Have a cluster's agent tell all it knows, and then that it has."""
+
+    def jobs_wait_for(self, clusters: frozenset[ClusterName]) -> None:
+        """Have the agents of these clusters, and of no others, look for free nodes more often."""
+
+
+@dataclass(slots=True)
+class WorkItem:
+    """Something for the loop: events to apply, rows to write beside, and who waits for the commit."""
+
+    events: tuple[Event, ...] = ()
+    prepare: Callable[[], tuple[Event, ...]] | None = None
+    """Makes the events in the loop itself, where the scheduler may be looked at; may raise ``KoalaError``."""
+    submitted: Submitted | None = None
+    acknowledged: tuple[ClusterName, int] | None = None
+    """A command by its id, and the cluster that says it was carried out."""
+    committed: asyncio.Future[None] | None = None
+    after: Callable[[], None] | None = None
+    """Called once everything is written."""
+    inventory_of: str = ""
+    """The cluster that becomes ready for commands by this item."""
+    greet: Callable[[Sequence[dict[str, Any]]], None] | None = None
+    """Called for that, once everything is written, with what the cluster is to forget."""
+    epoch: int = 0
+    """The epoch that is needed from now on, where it is higher than what we have."""
+    deed: Deed | None = None
+    """The request that this is done for, to be written down with it."""
+    decided: bool = False
+    """Whether it follows from what is stored already, so that it is not turned away while nothing can be written."""
+
+
+@dataclass(slots=True)
+class Transaction:
+    """The items of one transaction that went through the scheduler."""
+
+    items: list[WorkItem] = field(default_factory=list)
+    now: float = 0.0
+
+    @property
+    def events(self) -> Iterator[Event]:
+        """What they brought; not what was made of them."""
+        return (event for item in self.items for event in item.events)
+
+
+class Engine:
+    """Owns the scheduler: nobody else touches it; ``queries`` is its read-only side."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler | RecordedScheduler,
+        store: Store,
+        outbox: Outbox,
+        *,
+        epoch: int,
+        describe: Callable[[str], ClusterRecord],
+        clock: Callable[[], float] | None = None,
+        catalogue: Catalogue | None = None,
+        take_in_budget_s: float = TAKE_IN_BUDGET_S,
+        max_strays: int = MAX_STRAYS,
+    ) -> None:
+        """``max_strays``: commands about unknown components that one cluster's outbox holds at most."""
+        self._max_strays = max_strays
+        self._take_in_budget_s = take_in_budget_s
+        self.catalogue = catalogue or Catalogue()
+        self._scheduler = scheduler
+        self.queries = scheduler.queries
+        self.dispatcher: Dispatcher | None = None
+        self.outbox = outbox
+        self.epoch = epoch
+        self.clock = clock or steady_clock()
+        self.draining = False
+        self.round_began: float | None = None
+        """When the round that is under way did, by the monotonic clock; None while there is nothing to do."""
+        self.database = DatabaseMonitor()
+        self.changes = Changes()
+        self.instruments = Instruments()
+        self._stored = {job.id: job.state for job in scheduler.queries.jobs()}
+        """The jobs that are not over, as they are stored; the scheduler is ahead of it."""
+        self.observers: list[Observer] = []
+        self.notifier: Notifier | None = None
+        self.attempt_observers: list[AttemptObserver] = []
+        self._store = store
+        self._profiles = {cluster.name: cluster.profile for cluster in self.queries.grid.clusters()}
+        self._describe = describe
+        self._items: deque[WorkItem] = deque()
+        self._wake = asyncio.Event()
+        self._stopping = False
+        self._watchers: dict[JobId, set[asyncio.Event]] = {}
+        self._writer = ThreadPoolExecutor(1, "writer")
+
+    # For the others
+
+    def post(self, item: WorkItem) -> None:
+        """Hand something in; returns at once."""
+        self._items.append(item)
+        self._wake.set()
+
+    async def commit(self, item: WorkItem) -> None:
+        """Hand something in and wait until it is written; raises what the scheduler had against it.
+
+        ``StoreUnavailable`` when nothing can be written: then nothing of it was kept.
+        """
+        if not item.decided:
+            self.database.check()
+        item.committed = asyncio.get_running_loop().create_future()
+        item.deed = take()
+        self.post(item)
+        try:
+            await item.committed
+        except KoalaError:
+            if item.deed is not None:
+                item.deed.written = False
+            raise
+
+    @property
+    def waiting(self) -> int:
+        """What the next round will take in."""
+        return len(self._items)
+
+    @property
+    def stored_queued(self) -> int:
+        """Jobs that wait, by what is stored: whoever looks at one after that sees nothing older."""
+        return sum(state is JobState.QUEUED for state in self._stored.values())
+
+    @property
+    def stored_active(self) -> int:
+        """The same of those that are placed, and not over."""
+        return sum(state.is_active for state in self._stored.values())
+
+    def check_cluster(self, name: ClusterName, field: str = "") -> None:
+        """As that of the model, of all clusters that there are."""
+        check_cluster(name, [cluster.name for cluster in self.queries.grid.clusters()], field)
+
+    def watch(self, job: JobId, changed: asyncio.Event) -> None:
+        """Have an event set at each change of a job (or its output)."""
+        self._watchers.setdefault(job, set()).add(changed)
+
+    def unwatch(self, job: JobId, changed: asyncio.Event) -> None:
+        watching = self._watchers.get(job, set())
+        watching.discard(changed)
+        if not watching:
+            self._watchers.pop(job, None)
+
+    def changed(self, job: JobId) -> None:
+        """There is more to see of a job: tell who watches it."""
+        for changed in self._watchers.get(job, ()):
+            changed.set()
+
+    def drain(self) -> None:
+        """Let go of everyone who waits for a job: the daemon is about to end."""
+        self.draining = True
+        self.changes.end()
+        for watching in self._watchers.values():
+            for changed in watching:
+                changed.set()
+
+    def stop(self) -> None:
+        """End the loop after what has been submitted is written; ``StoreUnavailable`` when it cannot be.
+
+        Jobs that are left to be placed wait for the next daemon.
+        """
+        self._stopping = True
+        self._wake.set()
+
+    # The loop
+
+    async def run(self) -> None:
+        """Until ``stop``: wait, take everything that is there, step, write, send."""
+        while not (self._stopping and not self._items):
+            await self._wait()
+            self.round_began = time.monotonic()
+            await self._round()
+            self.round_began = None
+
+    async def _wait(self) -> None:
+        if self._scheduler.is_unfinished:
+            await asyncio.sleep(BREATH)
+            self._wake.clear()
+            return
+        wakeup = self._scheduler.next_wakeup()
+        timeout = None if wakeup is None else max(0.0, wakeup - self.clock())
+        if not self._items and not self._stopping:
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._wake.wait()
+            except TimeoutError:
+                return
+            await asyncio.sleep(MIN_DELAY)
+        else:
+            await asyncio.sleep(0)
+        self._wake.clear()
+
+    async def _round(self) -> None:
+        this, began, rounds = Transaction(now=self.clock()), time.monotonic(), self.instruments.rounds
+        rounds.waiting = len(self._items)
+        taken_in_until = time.thread_time() + self._take_in_budget_s
+        while self._items:
+            item = self._items.popleft()
+            if self._apply(item, this.now):
+                this.items.append(item)
+            if time.thread_time() >= taken_in_until:
+                break
+        await self._outgrow(max((item.epoch for item in this.items), default=0))
+        self._scheduler.decide(this.now)
+        effects = self._scheduler.take()
+        self.instruments.decided(effects)
+        for warning in effects.warnings:
+            log.error("a policy is broken", action="policy-broken", error=warning)
+        batch, messages = self._batch(this, effects)
+        rounds.step.note(time.monotonic() - began)
+        if batch:
+            await self._write(partial(self._store.write, batch))
+        self._finish(this, effects, batch, messages)
+        rounds.whole.note(time.monotonic() - began)
+
+    def _apply(self, item: WorkItem, now: float) -> bool:
+        try:
+            events = item.prepare() if item.prepare else item.events
+            for event in events:
+                self._scheduler.apply(event, now)
+            self.instruments.taken_in(events)
+        except KoalaError as error:
+            self.instruments.rounds.refused += 1
+            if item.committed is not None and not item.committed.done():
+                item.committed.set_exception(error)
+            else:
+                log.warning("event refused", action="event-refused", error=str(error))
+            return False
+        return True
+
+    def _batch(self, this: Transaction, effects: Effects) -> tuple[Batch, dict[str, list[dict[str, Any]]]]:
+        messages: dict[str, list[dict[str, Any]]] = {}
+        entries: list[OutboxEntry] = []
+        commands = CommandMessages(self.epoch, self._profiles, self.catalogue, self.queries.accounts)
+        for command in self._within_bounds(effects.commands):
+            ident = self.outbox.new_id()
+            job = self._job_of(command, effects)
+            payload = commands.message(command, job, ident)
+            messages.setdefault(command.cluster, []).append(payload)
+            # To forget is told again at each inventory that still shows the component: it needs no outbox.
+            if not isinstance(command, ForgetComponent):
+                entries.append(OutboxEntry(ident, command.cluster, payload))
+        batch = Batch(
+            at=this.now,
+            epoch=self.epoch,
+            jobs=effects.jobs,
+            attempts=effects.attempts,
+            timeline=effects.timeline,
+            outbox=entries,
+            acknowledged=[
+                said[1] for item in this.items if (said := item.acknowledged) and self.outbox.acknowledge(*said)
+            ],
+            submitted=[i.submitted for i in this.items if i.submitted],
+            clusters=[self._describe(name) for name in sorted(effects.clusters)],
+            advised=effects.advised,
+            scans=effects.scans,
+            audit=[item.deed.entry(this.now, DONE) for item in this.items if item.deed],
+            notifications=self._notifications(effects.jobs.values(), this.now),
+        )
+        return batch, messages
+
+    def _notifications(self, jobs: Iterable[Job], now: float) -> list[Notification]:
+        if self.notifier is None:
+            return []
+        return [each for job in jobs for each in self.notifier.of(job, self._stored.get(job.id), now)]
+
+    def _within_bounds(self, commands: Iterable[Command]) -> Iterator[Command]:
+        """All commands but those to strays for which there is no room: each is kept until it is carried out."""
+        strays: Counter[ClusterName] = Counter()
+        for command in commands:
+            if isinstance(command, StopComponent | UnstageComponent) and command.stray:
+                strays[command.cluster] += 1
+                if self.outbox.open(command.cluster) + strays[command.cluster] > self._max_strays:
+                    continue
+            yield command
+
+    def _job_of(self, command: Command, effects: Effects) -> Job | None:
+        try:
+            job = parse_token(command.token).job
+        except ValueError:
+            return None  # a stray that never was one of ours: to be stopped or forgotten all the same
+        return effects.jobs.get(job) or self.queries.job(job)
+
+    async def _outgrow(self, epoch: int) -> None:
+        if epoch > self.epoch:
+            await self._write(partial(self._store.raise_epoch, epoch))
+            self.epoch = epoch
+            self.outbox.outgrow(epoch)
+
+    async def _write(self, work: Callable[[], None]) -> None:
+        """Write until it is written: nothing may be done that is not."""
+        while True:
+            began = time.monotonic()
+            try:
+                await self._try_to_write(work)
+                self.instruments.writes.note(time.monotonic() - began)
+                self.database.succeeded(WRITER)
+                return
+            except StoreUnavailable as error:
+                self.instruments.writes.note(time.monotonic() - began, failed=True)
+                self._cannot_write(error.message)
+                if self._stopping:
+                    raise  # as if killed: nothing of it was sent
+                await asyncio.sleep(RETRY_PAUSE)
+
+    async def _try_to_write(self, work: Callable[[], None]) -> None:
+        writing, began = asyncio.get_running_loop().run_in_executor(self._writer, work), time.monotonic()
+        while not (await asyncio.wait({writing}, timeout=SLOW_AFTER))[0]:
+            self._cannot_write(silent := f"the database has not answered for {SLOW_AFTER:g} s")
+            if self._stopping and time.monotonic() - began >= LAST_WRITE:
+                raise StoreUnavailable(silent)
+        await writing
+
+    def _cannot_write(self, reason: str) -> None:
+        """Turn away who waits for the next transaction, and may: they are to try again."""
+        self.database.failed(WRITER, reason)
+        kept = []
+        for item in self._items:
+            if item.committed is None or item.decided:
+                kept.append(item)
+            elif not item.committed.done():
+                item.committed.set_exception(self.database.refusal())
+        self._items = deque(kept)
+
+    def _finish(
+        self, this: Transaction, effects: Effects, batch: Batch, messages: dict[str, list[dict[str, Any]]]
+    ) -> None:
+        for ident, attempt in batch.attempts:
+            for told in self.attempt_observers:
+                told(batch.jobs[ident], attempt)
+        for job in batch.jobs.values():
+            before = self._stored.pop(job.id, None)
+            if not job.state.is_final:
+                self._stored[job.id] = job.state
+            for observer in self.observers:
+                observer(job, before)
+        self.outbox.add(batch.outbox)
+        if self.notifier is not None and batch.notifications:
+            self.notifier.send(batch.notifications)
+        # A cluster that has just told its inventory is sent everything by ``greet``.
+        greeted = {item.inventory_of for item in this.items if item.inventory_of}
+        self._send({cluster: wanted for cluster, wanted in messages.items() if cluster not in greeted})
+        for item in this.items:
+            if item.greet is not None:
+                item.greet([m for m in messages.get(item.inventory_of, ()) if m["type"] == "forget"])
+            if item.after is not None:
+                item.after()
+            if item.committed is not None and not item.committed.done():
+                item.committed.set_result(None)
+        if self.dispatcher is not None:
+            for cluster in sorted(effects.confirm):
+                self.dispatcher.confirm(cluster)
+            self.dispatcher.jobs_wait_for(self.queries.awaited_clusters())
+        for ident in effects.jobs if self._watchers else ():
+            self.changed(ident)
+        counted = any(isinstance(each, Reported) and isinstance(each.report, ClusterReport) for each in this.events)
+        changed: dict[Topic, bool] = {"jobs": bool(effects.jobs), "clusters": counted or bool(effects.clusters)}
+        if any(changed.values()):
+            self.changes.note(*(topic for topic, is_so in changed.items() if is_so))
+
+    def _send(self, messages: dict[str, list[dict[str, Any]]]) -> None:
+        if self.dispatcher is not None:
+            for cluster, wanted in messages.items():
+                self.dispatcher.send(cluster, wanted)
+
+
+def steady_clock() -> Callable[[], float]:
+    """Seconds since the epoch as the machine had them when this was called, and counted on from there.
+
+    Deadlines of claims and jobs hang on it: a step of the machine's clock must not let them pass, nor hold them up.
+    What it shows is set right at the daemon's next start.
+    """
+    began = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    return lambda: began + time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def inventory_item(
+    engine: Engine, cluster: ClusterName, inventory: Inventory, greet: Callable[[Sequence[dict[str, Any]]], None]
+) -> WorkItem:
+    """An inventory with the submits that its cluster cannot know of yet, judged at the moment it is taken in."""
+
+    def prepare() -> tuple[Event, ...]:
+        return (InventoryReceived(cluster, inventory, engine.outbox.undelivered_submits(cluster)),)
+
+    return WorkItem(prepare=prepare, greet=greet, inventory_of=cluster)

@@ -1,0 +1,107 @@
+"""Whether the daemon's loop moves, seen from a thread of its own: who hangs cannot say so himself.
+
+While the loop moves, the service manager is told so. While it does not, the log says where it is, and those who connect
+are answered in its place. A process that is stopped as a whole answers nobody: that is for the service manager, which
+hears nothing any more, and for the time limits of those who ask.
+"""
+
+import asyncio
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from koalapy.daemon.engine.timeouts import DEFAULT_TIMEOUTS, DaemonTimeouts
+from koalapy.daemon.listener.stand_in import StandIn
+from koalapy.service_manager import ServiceManager
+
+log = structlog.get_logger()
+
+MAX_FRAMES = 8
+"""Of the place where the loop hangs."""
+
+
+class Watchdog:
+    """Started in the loop that it watches."""
+
+    def __init__(
+        self, manager: ServiceManager, status: Callable[[], str] = str, timeouts: DaemonTimeouts = DEFAULT_TIMEOUTS
+    ) -> None:
+        """``status``: how the daemon is, in a line for people; asked in the loop."""
+        self._manager, self._status, self._timeouts = manager, status, timeouts
+        self._said = ""
+        self._moved_at = self._told_at = time.monotonic()
+        self._asked = False
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._stand_in: StandIn | None = None
+        self._hangs = False
+
+    def start(self, stand_in: StandIn | None = None) -> None:
+        """Watch the running loop; ``stand_in`` answers while that hangs."""
+        self._moved_at, self._stand_in = time.monotonic(), stand_in
+        watched = asyncio.get_running_loop(), threading.get_ident()
+        self._thread = threading.Thread(target=self._watch, args=watched, name="watchdog", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._stand_in is not None:
+            self._stand_in.close()
+
+    def _watch(self, loop: asyncio.AbstractEventLoop, ident: int) -> None:
+        interval = self._timeouts.watchdog_interval_s
+        pause = min(interval, self._manager.interval or interval)
+        while True:
+            began = time.monotonic()
+            if self._stop.wait(pause):
+                return
+            now = time.monotonic()
+            if now - began > pause + self._timeouts.max_oversleep_s:
+                self._moved_at = now
+            if not self._asked:
+                self._asked = True
+                try:
+                    loop.call_soon_threadsafe(self._moves)
+                except RuntimeError:  # it is closed
+                    return
+            self._judge(now - self._moved_at, ident)
+            if not self._hangs and self._manager.interval is not None and now - self._told_at >= self._manager.interval:
+                self._told_at = now
+                self._manager.alive(self._said)
+
+    def _moves(self) -> None:
+        self._moved_at, self._asked = time.monotonic(), False
+        if (status := self._status()) != self._said:
+            self._said = status
+            self._manager.status(status)
+
+    def _judge(self, silence: float, ident: int) -> None:
+        hangs, before = silence > self._timeouts.loop_hangs_s, self._hangs
+        self._hangs = hangs
+        if hangs and not before:
+            seconds, where = round(silence, 1), place_of(ident)
+            log.critical("the daemon's loop hangs", action="loop-hangs", seconds=seconds, where=where)
+            self._said = ""
+            self._manager.status(f"its loop hangs: {where}")
+            if self._stand_in is not None:
+                self._stand_in.start(self._moved_at)
+        elif before and not hangs:
+            log.warning("the daemon's loop moves again", action="loop-moves")
+            if self._stand_in is not None:
+                self._stand_in.stop()
+
+
+def place_of(ident: int) -> str:
+    """Where a thread is, the innermost call first."""
+    frame = sys._current_frames().get(ident)
+    if frame is None:
+        return "nowhere"
+    stack = traceback.extract_stack(frame)[-MAX_FRAMES:]
+    return " < ".join(f"{Path(each.filename).name}:{each.lineno} {each.name}" for each in reversed(stack))

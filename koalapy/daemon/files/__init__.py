@@ -1,0 +1,1 @@
+"""Files of jobs: replicas, staged files, results."""

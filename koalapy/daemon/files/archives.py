@@ -1,0 +1,230 @@
+"""Archives that come over HTTP: kept in a file as they come, and looked at before anybody trusts them.
+
+A good one is an uncompressed tar of regular files and folders, with relative names below the folder it is unpacked in.
+"""
+
+import asyncio
+import hashlib
+import io
+import os
+import tarfile
+import uuid
+from collections.abc import AsyncIterator, Container, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import structlog
+
+from koalapy.daemon.jobs.quota import QuotaHold
+from koalapy.model.errors import StoreUnavailable, TooLargeError, UsageError
+from koalapy.model.quantities import bytes_text
+from koalapy.model.wording import encodable
+
+log = structlog.get_logger()
+
+PIECE_TIMEOUT = 120.0
+"""Seconds until the next bytes."""
+PIECE_SIZE = 1024 * 1024
+"""Bytes that are written at a time."""
+INCOMING = ".incoming-"
+"""How the names of files begin that are not whole yet."""
+MAX_NAMES = 100_000
+"""Files and folders in an archive."""
+MAX_PAX_HEADERS = 100
+"""Facts that an archive may state for all of its members at once."""
+MAX_NAME_LENGTH = 1000
+"""Characters of a file's name with the folders that it is in."""
+MAX_HEADER_SIZE = 256 * 1024
+"""Bytes by which an archive may describe one member."""
+WAY_OUT = "send an uncompressed tar of regular files and folders with relative names"
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """An archive that came whole: its SHA-256, its bytes, and the names of what is in it, true for folders."""
+
+    digest: str
+    size: int
+    names: dict[str, bool]
+
+    @property
+    def files(self) -> int:
+        """How many regular files."""
+        return sum(not is_folder for is_folder in self.names.values())
+
+
+def discard(directory: Path, known: Container[str]) -> None:
+    """Remove what an earlier daemon did not get whole, or did not come to write down; what stays the next one does."""
+    for path in directory.glob("*"):
+        if path.is_file() and path.name not in known:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                log.error("not all that is old was removed", action="retention-failed", error=str(error))
+
+
+@contextmanager
+def incoming(directory: Path) -> Iterator[Path]:
+    """A new file's path in a folder; what is still there at the end is removed."""
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = directory / f"{INCOMING}{uuid.uuid4().hex}"
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+async def receive(content: AsyncIterator[bytes], path: Path, limit: int, hold: QuotaHold) -> Archive:
+    """Write an archive to a file and check it.
+
+    ``TooLargeError`` for more than ``limit`` bytes, ``FullError`` for more than there is room for, ``UsageError`` for
+    what is no good archive, ``StoreUnavailable`` when it cannot be kept, ``TimeoutError`` when it does not go on.
+    """
+    digest, size = hashlib.sha256(), 0
+    with _create(path) as file:
+        async for piece in _pieces(content):
+            size += len(piece)
+            check_size(size, limit)
+            await hold.add(len(piece))
+            await asyncio.to_thread(_keep, file, digest, piece)
+        await asyncio.to_thread(_sync, file)
+    return Archive(digest.hexdigest(), size, await asyncio.to_thread(check, path))
+
+
+def check_size(size: int, limit: int) -> None:
+    """``TooLargeError`` for more bytes than are taken."""
+    if size > limit:
+        hint = f"send at most {bytes_text(limit)}; files on clusters can be added with koala replicas add"
+        raise TooLargeError(f"the archive is larger than {bytes_text(limit)}", field="body", hint=hint)
+
+
+@contextmanager
+def keeping() -> Iterator[None]:
+    """What the disk says against it, in words for who sent it."""
+    try:
+        yield
+    except OSError as error:
+        hint = "try again when the daemon's data directory has room"
+        raise StoreUnavailable(f"the archive cannot be kept: {error.strerror or error}", hint=hint) from error
+
+
+def _create(path: Path) -> io.FileIO:
+    with keeping():
+        return io.FileIO(path, "xb")
+
+
+async def _pieces(content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The same bytes in larger pieces, for each costs a change of threads."""
+    held = bytearray()
+    while True:
+        # Who has gone without a word would take up room for ever.
+        async with asyncio.timeout(PIECE_TIMEOUT):
+            piece = await anext(content, None)
+        if piece is None:
+            break
+        held += piece
+        if len(held) >= PIECE_SIZE:
+            yield bytes(held)
+            held.clear()
+    if held:
+        yield bytes(held)
+
+
+def _keep(file: io.FileIO, digest: "hashlib._Hash", piece: bytes) -> None:
+    digest.update(piece)
+    with keeping():
+        left = memoryview(piece)
+        while left:
+            left = left[file.write(left) or 0 :]
+
+
+def _sync(file: io.FileIO) -> None:
+    with keeping():
+        os.fsync(file.fileno())
+
+
+def check(path: Path) -> dict[str, bool]:
+    """The names of everything in an archive, and whether it is a folder; ``UsageError`` when it is no good one."""
+    kinds: dict[str, bool] = {}
+    try:
+        with path.open("rb") as file, tarfile.TarFile(fileobj=(headers := _Headers(file))) as archive:
+            for member in archive:
+                _check_member(member, kinds)
+                headers.allow_more()
+                archive.members.clear()  # type: ignore[attr-defined] # it would keep them all
+                if len(kinds) > MAX_NAMES or len(archive.pax_headers) > MAX_PAX_HEADERS:
+                    raise TooLargeError(
+                        f"the archive has more than {MAX_NAMES:,} files and folders",
+                        field="body",
+                        hint="put many small files into one archive of their own",
+                    )
+            file.seek(archive.offset)
+            if any(file.read(tarfile.BLOCKSIZE)):
+                raise UsageError("the body is a broken tar archive", field="body", hint=WAY_OUT)
+    except (tarfile.TarError, ValueError, EOFError, OverflowError, RecursionError) as error:
+        raise UsageError(f"the body is no whole tar archive: {error}", field="body", hint=WAY_OUT) from error
+    return kinds
+
+
+class _Headers(io.RawIOBase):
+    """An archive of which no more is read than what is said of its members: whoever made it may say very much."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._left = MAX_HEADER_SIZE
+
+    def allow_more(self) -> None:
+        """The next member comes."""
+        self._left = MAX_HEADER_SIZE
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def read(self, size: int = -1) -> bytes:
+        self._left -= size
+        if size < 0 or self._left < 0:
+            raise tarfile.ReadError("more is said of a file than can be true")
+        return self._file.read(size)
+
+
+def _check_member(member: tarfile.TarInfo, kinds: dict[str, bool]) -> None:
+    name = plain_name(member.name)
+    if name is None:
+        _refuse(member, "is no name of a file below a folder")
+    if not (member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.isdir()) or member.issparse():
+        _refuse(member, "is neither a regular file nor a folder")
+    if not name:
+        if not member.isdir():
+            _refuse(member, "is no name of a file below a folder")
+        return
+    if len(name) > MAX_NAME_LENGTH:
+        _refuse(member, f"has a name of more than {MAX_NAME_LENGTH} characters")
+    parts = name.split("/")
+    for depth in range(1, len(parts)):
+        if not kinds.setdefault("/".join(parts[:depth]), True):
+            _refuse(member, "is below a file")
+    if name in kinds and not (kinds[name] and member.isdir()):
+        _refuse(member, "comes twice")
+    kinds[name] = member.isdir()
+
+
+def _refuse(member: tarfile.TarInfo, problem: str) -> None:
+    name = encodable(member.name[:100])
+    raise UsageError(f"{name!r} in the archive {problem}", field="body", value=name, hint=WAY_OUT)
+
+
+def plain_name(name: str) -> str | None:
+    """A member's name without leading ``./``; empty for the folder itself, None for one that leads elsewhere."""
+    while name.startswith("./"):
+        name = name[2:]
+    if name in ("", "."):
+        return ""
+    parts = name.removesuffix("/").split("/")
+    if "\0" in name or any(part in ("", ".", "..") or len(os.fsencode(part)) > 255 for part in parts):
+        return None
+    return "/".join(parts)

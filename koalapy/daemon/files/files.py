@@ -1,0 +1,301 @@
+"""The replica catalogue as users and submissions see it: what it says is what the agents of the clusters saw."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import structlog
+
+from koalapy.daemon.agents.questions import Questions
+from koalapy.daemon.engine.database import in_database
+from koalapy.daemon.engine.engine import Engine, WorkItem
+from koalapy.daemon.files.bundles import Bundles
+from koalapy.daemon.observability.audit import about
+from koalapy.model.application import name_application
+from koalapy.model.errors import ConflictError, KoalaError, NotFoundError, SiteRejected, SiteUnavailable, UsageError
+from koalapy.model.identity import Identity
+from koalapy.model.job import JobSpec
+from koalapy.model.replica import Part, Replica, ReplicaState
+from koalapy.model.request import Bundle, ClusterName, InputFile
+from koalapy.model.wording import known_names, listed
+from koalapy.ports import FileStore
+from koalapy.protocol.messages import Found
+from koalapy.scheduler.events import Event, ReplicasChanged
+from koalapy.validation.inputs import ADD, name_problem, near_names, resolve_inputs
+
+log = structlog.get_logger()
+
+READ_TIMEOUT = 6 * 3600.0
+"""Seconds for an agent to read a file from end to end; an agent that goes away ends the wait at once."""
+MAX_NAME_LENGTH = 1000
+"""Characters of a logical name."""
+FIRST = ("", "")
+"""What every replica comes after, in the order of name and cluster."""
+STATES = {"missing": ReplicaState.MISSING, "changed": ReplicaState.CHANGED}
+"""What an agent's word for a fault makes of a replica; any other makes it unreadable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A replica after it was looked at; ``problem`` says why it could not be, and is empty when it was."""
+
+    replica: Replica
+    problem: str = ""
+
+
+class Files:
+    """Keeps the catalogue in the store, in memory and before the scheduler's eyes, the same everywhere."""
+
+    def __init__(self, engine: Engine, store: FileStore, questions: Questions, bundles: Bundles) -> None:
+        self._engine = engine
+        self._catalogue = engine.catalogue
+        self._store = store
+        self._questions = questions
+        self._bundles = bundles
+        self._changing = asyncio.Lock()
+        """Held from a look at the catalogue until what follows from it is stored."""
+        self._background: set[asyncio.Task[None]] = set()
+
+    # What users do
+
+    def list(
+        self, name: str | None = None, after: tuple[str, ClusterName] = FIRST, limit: int | None = None
+    ) -> Sequence[Replica]:
+        """In order of name and cluster, those behind ``after``; ``NotFoundError`` for a name that is not there."""
+        if name is None:
+            return list(islice(self._catalogue.behind(*after), limit))
+        found = self._catalogue.of(name)
+        if not found:
+            hint = f"{near_names(name, self._catalogue.names())}; add it with {ADD}"
+            raise NotFoundError(f"the replica catalogue has no {name}", field="name", value=name, hint=hint)
+        return [replica for replica in found if (name, replica.cluster) > after][:limit]
+
+    async def add(self, name: str, cluster: ClusterName, path: str) -> Replica:
+        """Have a cluster's agent look at a file or folder, and enter it in the catalogue.
+
+        ``ConflictError`` when the good replicas of that name are another file.
+        """
+        return await self._engine.database.await_outcome(self._add(name, cluster, path))
+
+    async def _add(self, name: str, cluster: ClusterName, path: str) -> Replica:
+        about(f"{name} on {cluster}")
+        _check_name(name)
+        self._engine.check_cluster(cluster, "cluster")
+        if not path.startswith("/"):
+            raise UsageError(
+                f"path is {path!r}, not absolute", field="path", value=path, hint=f"give it from the root on {cluster}"
+            )
+        try:
+            seen = await self._look(name, cluster, path)
+        except SiteRejected as error:
+            hint = error.hint or f"give a file or folder that the agent of {cluster} can read"
+            raise UsageError(f"path: {error.message}", field="path", value=path, hint=hint) from error
+        async with self._changing:
+            good = [r for r in self._good(name) if r.cluster != cluster]
+            if good and good[0].checksum != seen.checksum:
+                where = listed([r.cluster for r in good])
+                raise ConflictError(
+                    f"{cluster}:{path} is another file than the {name} on {where}: its SHA-256 begins with "
+                    f"{seen.checksum[:8]}, not {good[0].checksum[:8]}",
+                    field="path",
+                    value=path,
+                    hint=f"give it another name, or first say koala replicas remove {name}",
+                )
+            await self._save([seen])
+        return seen
+
+    async def verify(self, name: str | None = None, cluster: ClusterName | None = None) -> Sequence[Verified]:
+        """Have agents look again at replicas, and keep what they saw; of a cluster out of reach, what was known."""
+        return await self._engine.database.await_outcome(self._verify(name, cluster))
+
+    async def _verify(self, name: str | None, cluster: ClusterName | None) -> Sequence[Verified]:
+        chosen = self._chosen(name, cluster)
+        about(f"{len(chosen)} replicas")
+        clusters = {replica.cluster for replica in chosen}
+        looked = await asyncio.gather(*(self._verify_all([r for r in chosen if r.cluster == c]) for c in clusters))
+        found = [verified for some in looked for verified in some]
+        return sorted(found, key=lambda verified: (verified.replica.name, verified.replica.cluster))
+
+    async def remove(self, name: str, cluster: ClusterName | None = None) -> Sequence[Replica]:
+        """Forget replicas, whose files stay where they are; answers what was forgotten."""
+        return await self._engine.database.await_outcome(self._remove(name, cluster))
+
+    async def _remove(self, name: str, cluster: ClusterName | None) -> Sequence[Replica]:
+        about(f"{name} on {cluster}" if cluster else name)
+        async with self._changing:
+            gone = self._chosen(name, cluster)
+            clusters = [replica.cluster for replica in gone]
+            await in_database(self._store.remove_replicas, name, clusters)
+            for one in clusters:
+                self._catalogue.remove(name, one)
+            await self._tell(name)
+        return gone
+
+    def _chosen(self, name: str | None, cluster: ClusterName | None) -> Sequence[Replica]:
+        """All replicas, or those of a name, on a cluster or on any; there must be one if a name is given."""
+        if cluster is not None:
+            self._engine.check_cluster(cluster, "cluster")
+        found = self.list(name)
+        chosen = [replica for replica in found if cluster in (None, replica.cluster)]
+        if name is not None and not chosen:
+            hint = known_names(cluster or "", (replica.cluster for replica in found))
+            raise NotFoundError(f"{cluster} has no replica of {name}", field="cluster", value=cluster, hint=hint)
+        return chosen
+
+    # What transfers tell
+
+    def spoiled(self, file: str, cluster: ClusterName, error: str) -> tuple[Event, ...]:
+        """A transfer found that a replica is not what the catalogue says; what the scheduler is to know of it.
+
+        It is not used any more from now on, and its agent is asked what it has become.
+        """
+        replica = self._catalogue.get(file, cluster)
+        if replica is None or replica.state is not ReplicaState.GOOD:
+            return ()
+        self._catalogue.put(replace(replica, state=ReplicaState.UNREADABLE, reason=error))
+        log.warning("a replica is not good", action="replica-spoiled", file=file, cluster=cluster, error=error)
+        self._in_background(self._look_after(file, cluster))
+        return (self._changed(file),)
+
+    async def _look_after(self, file: str, cluster: ClusterName) -> None:
+        """Store that a replica is spoiled, and then what exactly is wrong with it."""
+        async with self._changing:
+            if replica := self._catalogue.get(file, cluster):
+                await self._save([replica])
+        if replica is not None and (verified := (await self._verify_all([replica], spoiled=True))[0]).problem:
+            log.info(
+                "it cannot be looked at",
+                action="replica-not-verified",
+                file=file,
+                cluster=cluster,
+                error=verified.problem,
+            )
+
+    def _in_background(self, work: Any) -> None:
+        async def quietly() -> None:
+            try:
+                await work
+            except KoalaError as error:
+                log.error("a replica's state was not kept", action="replica-not-noted", error=error.message)
+
+        task = asyncio.create_task(quietly())
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    # Looking
+
+    async def _verify_all(self, replicas: Sequence[Replica], *, spoiled: bool = False) -> Sequence[Verified]:
+        """Replicas of one cluster, one after the other. A spoiled one does not become good by this."""
+        found = []
+        for replica in replicas:
+            try:
+                now, problem = await self._seen(replica), ""
+            except SiteUnavailable as error:
+                now, problem = replica, error.message
+            async with self._changing:
+                now = self._same_everywhere(now)
+                current = self._catalogue.get(replica.name, replica.cluster)
+                if current is not None and (current.path, current.added_at) != (replica.path, replica.added_at):
+                    now = current  # added again meanwhile: that was a newer look
+                elif current is not None and not problem and not (spoiled and now.state is ReplicaState.GOOD):
+                    await self._save([now])
+            found.append(Verified(now, problem))
+        return found
+
+    def _same_everywhere(self, replica: Replica) -> Replica:
+        """A replica that was bad while another file took its name does not become a good one of that name."""
+        others = [r for r in self._good(replica.name) if r.cluster != replica.cluster]
+        if replica.state is not ReplicaState.GOOD or not others or others[0].checksum == replica.checksum:
+            return replica
+        why = f"its SHA-256 begins with {replica.checksum[:8]}, not {others[0].checksum[:8]} as on {others[0].cluster}"
+        return replace(replica, state=ReplicaState.CHANGED, reason=why)
+
+    async def _seen(self, replica: Replica) -> Replica:
+        """A replica as its cluster's agent sees it now."""
+        now = self._engine.clock()
+        try:
+            seen = await self._look(replica.name, replica.cluster, replica.path)
+        except SiteRejected as error:
+            state = STATES.get(error.fault, ReplicaState.UNREADABLE)
+            return replace(replica, state=state, reason=error.message, verified_at=now)
+        if seen.checksum == replica.checksum:
+            return replace(replica, state=ReplicaState.GOOD, reason="", verified_at=seen.verified_at, parts=seen.parts)
+        why = f"its SHA-256 begins with {seen.checksum[:8]}, not {replica.checksum[:8]}"
+        if seen.size != replica.size:
+            why = f"it has {seen.size} bytes, not {replica.size}"
+        return replace(replica, state=ReplicaState.CHANGED, reason=why, verified_at=now)
+
+    async def _look(self, name: str, cluster: ClusterName, path: str) -> Replica:
+        """What a cluster's agent finds at a path."""
+        payload: dict[str, object] = {"path": path, "checksum": True}
+        try:
+            answer = await self._questions.ask(cluster, "stat", payload, READ_TIMEOUT)
+        except SiteRejected as error:
+            if error.fault == "unavailable":
+                raise SiteUnavailable(error.message, hint="try again") from error
+            raise
+        try:
+            found = Found.model_validate(answer)
+        except ValueError as error:
+            raise SiteUnavailable(f"{cluster} has not said what {path} is", hint="update its agent") from error
+        parts = None if found.parts is None else tuple(Part(p.name, p.size, p.checksum) for p in found.parts)
+        now = self._engine.clock()
+        there = found.path or path
+        return Replica(name, cluster, there, found.size, found.checksum, parts, added_at=now, verified_at=now)
+
+    def _good(self, name: str) -> Sequence[Replica]:
+        return [replica for replica in self._catalogue.of(name) if replica.state is ReplicaState.GOOD]
+
+    async def _save(self, replicas: Sequence[Replica]) -> None:
+        """To the store, to memory, and then before the scheduler."""
+        await in_database(self._store.save_replicas, replicas)
+        for replica in replicas:
+            self._catalogue.put(replica)
+        await self._tell(*sorted({replica.name for replica in replicas}))
+
+    async def _tell(self, *names: str) -> None:
+        """The scheduler of what is stored: that comes about even where nobody can be kept waiting for it."""
+        await self._engine.commit(WorkItem(events=tuple(self._changed(name) for name in names), decided=True))
+
+    def _changed(self, name: str) -> ReplicasChanged:
+        return ReplicasChanged(name, self._catalogue.sites(name))
+
+    # What submissions need
+
+    async def resolve(self, spec: JobSpec, by: Identity) -> JobSpec:
+        """A submission with what the catalogue says of its inputs; ``UsageError`` for what it does not know."""
+        if spec.bundle is None:
+            return self._fill_in(spec)
+        try:
+            bundle = self._bundles.wanted_by(by, spec.bundle.id)
+        except NotFoundError as error:
+            raise UsageError(f"bundle: {error.message}", field="bundle", value=error.value, hint=error.hint) from error
+        tops = await self._bundles.tops(bundle.id)
+        spec = self._fill_in(spec)
+        if taken := {file.file_name for file in spec.all_inputs} & tops:
+            name = min(taken)
+            raise UsageError(
+                f"bundle has a {name}, and so is an input called",
+                field="bundle",
+                value=bundle.id,
+                hint="give the input another name with as, or rename what is sent along",
+            )
+        return replace(spec, bundle=Bundle(bundle.id, bundle.size, bundle.files))
+
+    def _fill_in(self, spec: JobSpec) -> JobSpec:
+        return resolve_inputs(name_application(spec), self._catalogue)
+
+
+def _check_name(name: str) -> None:
+    """A logical name is a text of one line whose last part can be a file's name."""
+    problem = "longer than 1000 characters" if len(name) > MAX_NAME_LENGTH else ""
+    if not problem and name.strip() != name:
+        problem = "with blanks around it"
+    problem = problem or name_problem(InputFile(name).file_name)
+    if not problem and not name.isprintable():
+        problem = "with characters that cannot be shown"
+    if problem:
+        hint = "give a name as climate/2026.nc: its last part is the file's name for programs"
+        raise UsageError(f"name is {name[:100]!r}, {problem}", field="name", value=name, hint=hint)

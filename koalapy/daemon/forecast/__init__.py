@@ -1,0 +1,1 @@
+"""Forecasts of waiting times and of shares, computed in a subprocess."""

@@ -1,0 +1,187 @@
+"""What will become of those who wait, as it is or with a change: worked out in a process of its own."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+
+import structlog
+
+from koalapy.daemon.forecast.subprocess_worker import run_in_subprocess
+from koalapy.daemon.forecast.track_record import TrackRecord
+from koalapy.model.errors import BusyError
+from koalapy.model.job import Job, JobId, JobSpec
+from koalapy.model.prediction import PredictionSource
+from koalapy.policies.registry import Registry
+from koalapy.record.beginning import People
+from koalapy.scheduler.explain.dry_run import DryRun
+from koalapy.scheduler.queries import Queries
+from koalapy.simulation.moment import moment_of
+from koalapy.simulation.twin import HORIZON, Answer, Change, Expected, Forecast, Question
+from koalapy.simulation.wire import answer_question, read_answer, write_question
+
+log = structlog.get_logger()
+
+FRESH = 60.0
+"""Seconds for which what was foretold is told again."""
+SUBMISSION_SECONDS = 30.0
+"""That may be spent on one submission that is only asked about."""
+MAX_ASKED = 8
+"""Submissions that are asked about and not answered yet: who asks of one more is told that there are too many."""
+REST = 10.0
+"""After a forecast that nobody has asked for there is none for so many times as long as it took."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    at: float
+    forecast: Forecast
+    jobs: Mapping[JobId, Job]
+    """As they were then."""
+
+
+@dataclass(frozen=True, slots=True)
+class IfSubmitted:
+    """When a job would start and end if it was submitted now."""
+
+    at_once: bool
+    expected: Expected | None = None
+    """None where it would start at once, and where it is not known."""
+    why: str = ""
+    """Why it is not known, in words."""
+
+
+class Forecasts:
+    """One at a time, so that it takes no more than the processors' idle time."""
+
+    def __init__(
+        self,
+        queries: Queries,
+        people: People,
+        clock: Callable[[], float],
+        policies: Callable[[], Registry],
+        work: Callable[[Question], Awaitable[Answer]] | None = None,
+        track_record: TrackRecord | None = None,
+    ) -> None:
+        """``policies``: a function of a module, by which another process knows them, too."""
+        self._queries, self._people, self._clock, self._policies = queries, people, clock, policies
+        self._work = work or _answer_in_subprocess
+        self._track_record = track_record
+        self._one_at_a_time = asyncio.Lock()
+        self._told: _Told | None = None
+        self._under_way: asyncio.Task[None] | None = None
+        self._asked: dict[JobSpec, asyncio.Task[Expected | None]] = {}
+        """Submissions that are asked about, and not answered."""
+        self._answered: dict[JobSpec, tuple[float, Expected | None]] = {}
+        """Those that were, and when."""
+        self._rests_until = 0.0
+
+    async def what_if(self, change: Change, horizon: float = HORIZON) -> Answer:
+        """``UsageError`` or ``NotFoundError`` for a change that cannot be, ``BusyError`` when it takes too long."""
+        async with self._one_at_a_time:
+            return await self._answer(change, PredictionSource.WHAT_IF, horizon)
+
+    async def expected(self, job: JobId, patience: float) -> tuple[bool, Expected | None]:
+        """Of a job that is not over, as of a minute ago at most: whether that is known within so many seconds, and what
+        it is; None of one that has just come, or is held."""
+        if not self._is_fresh():
+            if self._under_way is None or self._under_way.done():
+                self._under_way = asyncio.create_task(self._tell_anew(PredictionSource.ASKED))
+                self._under_way.add_done_callback(_hear_out)
+            await asyncio.wait([self._under_way], timeout=patience)
+            if not self._under_way.done():
+                return False, None
+            self._under_way.result()
+        told = self._told
+        if told is None:
+            return True, None
+        if self._track_record is not None:
+            await self._track_record.shown(told.forecast, told.jobs, job)
+        return True, told.forecast.of(job)
+
+    async def if_submitted(self, spec: JobSpec, patience: float) -> IfSubmitted:
+        """Of a job that a submission would be taken for now. Who asks of the same within a minute shares the answer."""
+        if not spec.all_inputs and DryRun(self._queries).placed_at_once(spec) is not None:
+            return IfSubmitted(at_once=True)
+        self._answered = {asked: told for asked, told in self._answered.items() if self._is_recent(told[0])}
+        if spec in self._answered:
+            return _if_waiting(self._answered[spec][1])
+        if spec not in self._asked:
+            if len(self._asked) >= MAX_ASKED:
+                return IfSubmitted(False, why="too many others ask of theirs just now: ask again in a minute")
+            self._asked[spec] = task = asyncio.create_task(self._ask(spec))
+            task.add_done_callback(_hear_out)
+            task.add_done_callback(lambda _: self._asked.pop(spec))
+        asking = self._asked[spec]
+        await asyncio.wait([asking], timeout=patience)
+        if not asking.done():
+            return IfSubmitted(False, why=f"to work it out takes longer than {patience:g} s: ask again in a while")
+        try:
+            return _if_waiting(asking.result())
+        except (TimeoutError, BusyError):
+            why = f"to work it out takes longer than {SUBMISSION_SECONDS:g} s, for there is so much on this grid"
+        except RuntimeError:
+            why = "it could not be worked out: the daemon's log says why"
+        return IfSubmitted(False, why=why)
+
+    async def watch(self) -> None:
+        """Foretell what becomes of those who wait, that there be a record of how right that is; nobody has asked. Not
+        while nobody waits, nor where somebody has just asked."""
+        began = self._clock()
+        if began < self._rests_until or self._is_fresh():
+            return
+        if not any(job.waits and not job.spec.internal for job in self._queries.jobs()):
+            return
+        try:
+            await self._tell_anew(PredictionSource.DAEMON)
+        except (BusyError, RuntimeError) as error:
+            log.warning("what will become of those who wait is not known", action="forecast-failed", error=str(error))
+        ended = self._clock()
+        self._rests_until = ended + REST * (ended - began)
+
+    async def _ask(self, spec: JobSpec) -> Expected | None:
+        async with self._one_at_a_time, asyncio.timeout(SUBMISSION_SECONDS):
+            moment = moment_of(self._queries, self._people, self._clock())
+            jobs = moment.beginning.jobs
+            ident = 1 + max((job.id for job in jobs), default=0)
+            last = 1 + max((job.queue_seq for job in jobs), default=0)
+            asked = Job(ident, spec, moment.now, queue_seq=last)
+            moment = replace(moment, beginning=replace(moment.beginning, jobs=(*jobs, asked)))
+            told = await self._work(Question(moment, Change(), self._policies))
+        expected = told.as_it_is.of(ident)
+        self._answered[spec] = (moment.now, expected)
+        return expected
+
+    def _is_fresh(self) -> bool:
+        return self._told is not None and self._is_recent(self._told.at)
+
+    def _is_recent(self, at: float) -> bool:
+        return 0 <= self._clock() - at < FRESH
+
+    async def _tell_anew(self, source: PredictionSource) -> None:
+        async with self._one_at_a_time:
+            await self._answer(Change(), source)
+
+    async def _answer(self, change: Change, source: PredictionSource, horizon: float = HORIZON) -> Answer:
+        moment = moment_of(self._queries, self._people, self._clock())
+        change.check(moment, self._queries.policies)
+        told = await self._work(Question(moment, change, self._policies, horizon))
+        if horizon < HORIZON:  # what comes later is not in it
+            return told
+        self._told = _Told(moment.now, told.as_it_is, {job.id: job for job in moment.beginning.jobs})
+        if self._track_record is not None:
+            await self._track_record.keep(told.as_it_is, self._told.jobs, source)
+        return told
+
+
+def _if_waiting(expected: Expected | None) -> IfSubmitted:
+    return IfSubmitted(False, expected, "" if expected else "nothing came of it in the simulation")
+
+
+async def _answer_in_subprocess(question: Question) -> Answer:
+    return read_answer(await run_in_subprocess(answer_question, write_question(question), question.policies))
+
+
+def _hear_out(task: "asyncio.Task[None] | asyncio.Task[Expected | None]") -> None:
+    """Whoever still waits is told of a failure; nobody may."""
+    if not task.cancelled():
+        task.exception()

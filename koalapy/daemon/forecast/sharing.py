@@ -1,0 +1,102 @@
+"""Whether every site is better off for taking part, from what the daemon has recorded of jobs."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from koalapy.daemon.engine.database import query
+from koalapy.daemon.forecast.slices import slices
+from koalapy.daemon.forecast.subprocess_worker import run_in_subprocess
+from koalapy.daemon.jobs.history import Span
+from koalapy.model.errors import UsageError
+from koalapy.model.history import EndedJob
+from koalapy.model.job import JobId
+from koalapy.model.request import ClusterName
+from koalapy.ports import HistoryStore
+from koalapy.scheduler.queries import Queries
+from koalapy.simulation.alone import SharingQuestion
+from koalapy.simulation.sharing import SharingReport, Site
+from koalapy.simulation.wire import answer_sharing_question, read_sharing_report, write_sharing_question
+
+MAX_JOBS = 100_000
+"""Of one report."""
+PAGE_SIZE = 1000
+"""Jobs that are read from the store at once."""
+FRESH = 60.0
+"""Seconds for which a report is told again to who asks the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    span: Span
+    at: float
+    report: SharingReport
+
+
+class Sharing:
+    """Reads the store's books, and has the sites simulated in a process of its own: one report at a time."""
+
+    def __init__(
+        self,
+        store: HistoryStore,
+        queries: Queries,
+        clock: Callable[[], float],
+        work: Callable[[SharingQuestion], Awaitable[SharingReport]] | None = None,
+        *,
+        page_size: int = PAGE_SIZE,
+        max_jobs: int = MAX_JOBS,
+    ) -> None:
+        """``page_size``: jobs that one query reads; ``max_jobs``: jobs of a report at most."""
+        self._page_size, self._max_jobs = page_size, max_jobs
+        self._store, self._queries, self._clock = store, queries, clock
+        self._work = work or _answer_in_subprocess
+        self._one_at_a_time = asyncio.Lock()
+        self._told: _Told | None = None
+
+    async def report(self, span: Span) -> SharingReport:
+        """Of the jobs that were submitted in these days; ``UsageError`` for too many of them, ``BusyError``."""
+        async with self._one_at_a_time:
+            now, told = self._clock(), self._told
+            if told is None or told.span != span or not 0 <= now - told.at < FRESH:
+                report = await self._work(await self._question(span, now))
+                told = self._told = _Told(span, now, report)
+            return told.report
+
+    async def _question(self, span: Span, now: float) -> SharingQuestion:
+        start, end = span.seconds
+        jobs = await self._ended(span, now)
+        under_way: list[JobId] = []
+        async for some in slices(self._queries.jobs()):
+            here = [job for job in some if start <= job.submitted_at < end]
+            under_way += [job.id for job in here if job.spec.home_site and not job.spec.internal]
+        sites = await self._sites(span)
+        return SharingQuestion(jobs, sites, self._queries.rules, start, max(start, min(end, now)), under_way)
+
+    async def _ended(self, span: Span, now: float) -> list[EndedJob]:
+        """All that ended since the first day, as those have that were submitted then or later."""
+        start, end = span.seconds
+        jobs: list[EndedJob] = []
+        after = (start, 0)
+        while True:
+            some: Sequence[EndedJob] = await query(self._store.ended, after, now + 1.0, self._page_size)
+            jobs += [job for job in some if job.submitted_at < end]
+            if len(jobs) > self._max_jobs:
+                hint = "ask for fewer days, by first and last"
+                too_many = f"that is more than {self._max_jobs} jobs"
+                raise UsageError(too_many, field="first", value=str(span.first), hint=hint)
+            if len(some) < self._page_size:
+                return jobs
+            after = (some[-1].ended_at, some[-1].id)
+
+    async def _sites(self, span: Span) -> dict[ClusterName, Site]:
+        """With the most nodes that they had in these days, or else had last."""
+        first, last = span.days
+        nodes: dict[ClusterName, int] = {}
+        for day, name, count in await query(self._store.nodes_by_day, last):
+            nodes[name] = count if day <= first else max(nodes.get(name, 0), count)
+        known = self._queries.grid.clusters()
+        return {each.name: Site(most, each.speed) for each in known if (most := nodes.get(each.name, each.total)) > 0}
+
+
+async def _answer_in_subprocess(question: SharingQuestion) -> SharingReport:
+    return read_sharing_report(await run_in_subprocess(answer_sharing_question, write_sharing_question(question)))

@@ -1,0 +1,149 @@
+"""What was foretold of jobs is kept, and held against what came."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import structlog
+
+from koalapy.daemon.engine.database import query
+from koalapy.model.advice import Advised
+from koalapy.model.errors import LeaseLost, StoreUnavailable
+from koalapy.model.history import DAY
+from koalapy.model.job import Job, JobId, JobState
+from koalapy.model.prediction import (
+    Coverage,
+    Judged,
+    Outcome,
+    Prediction,
+    PredictionKind,
+    PredictionSource,
+    coverage_of,
+    judge,
+)
+from koalapy.ports import AdviceStore, PredictionStore
+from koalapy.simulation.twin import Expected, Forecast, Interval
+
+log = structlog.get_logger()
+
+PERIODS = (1.0, 7.0, 30.0, 365.0)
+"""Days back from now, for each of which the record is told."""
+MAX_READ = 20_000
+"""Predictions that are held against what came, the newest; as many as of a hundred jobs' hundred each."""
+MAX_ADVISED = 5_000
+MAX_KEPT = 1_000
+"""Jobs of which one forecast is kept; the others have their turn with the next."""
+AGAIN = 2.0
+"""What nobody has asked for is kept again once a job is so many times as old as when it was kept last: a job that waits
+for a week has a dozen predictions, and a grid no more than a few for each job."""
+SOON = 60.0
+"""Seconds that count as a job's least age for that."""
+COUNTED_DAYS = 7.0
+"""Of so many days the metrics count."""
+COUNT_INTERVAL = 600.0
+"""Seconds between two such counts."""
+
+
+class TrackRecord:
+    """Keeps predictions of users' jobs; no failure of that is anybody's failure."""
+
+    def __init__(self, store: PredictionStore, advice: AdviceStore, clock: Callable[[], float]) -> None:
+        self._store, self._advice, self._clock = store, advice, clock
+        self._one_at_a_time = asyncio.Lock()
+        self._kept: dict[JobId, float] = {}
+        """When something was last kept of jobs that are not over, since this daemon began."""
+
+    async def keep(self, forecast: Forecast, jobs: Mapping[JobId, Job], source: PredictionSource) -> None:
+        """Of those jobs that are due; ``jobs`` as they were when it was asked."""
+        there = {each.job for each in forecast.jobs}
+        self._kept = {job: at for job, at in self._kept.items() if job in there}
+        due = [each for each in forecast.jobs if self._is_due(jobs[each.job], forecast.at)][:MAX_KEPT]
+        await self._write(forecast, jobs, due, source)
+
+    async def shown(self, forecast: Forecast, jobs: Mapping[JobId, Job], job: JobId) -> None:
+        """What somebody was shown of a job is kept in any case, once."""
+        expected = forecast.of(job)
+        if expected is not None and self._kept.get(job) != forecast.at and not jobs[job].spec.internal:
+            await self._write(forecast, jobs, [expected], PredictionSource.ASKED)
+
+    def _is_due(self, job: Job, at: float) -> bool:
+        last = self._kept.get(job.id)
+        return not job.spec.internal and (
+            last is None or at - job.submitted_at >= AGAIN * max(SOON, last - job.submitted_at)
+        )
+
+    async def _write(
+        self, forecast: Forecast, jobs: Mapping[JobId, Job], told: Sequence[Expected], source: PredictionSource
+    ) -> None:
+        waiting = sum(each.state is JobState.QUEUED for each in forecast.jobs)
+        conditions = {"waiting": waiting, "active": len(forecast.jobs) - waiting, "draws": forecast.draws}
+        made = [
+            each
+            for expected in told
+            for each in _predictions(expected, jobs[expected.job], forecast.at, source, conditions)
+        ]
+        if not made:
+            return
+        try:
+            await query(self._store.add_predictions, made)
+        except (StoreUnavailable, LeaseLost) as error:
+            log.warning("what was foretold is not kept", action="predictions-not-kept", error=str(error))
+            return
+        self._kept |= {each.job: forecast.at for each in told}
+
+    async def coverage(self, owner: str | None = None, application: str = "") -> list[Coverage]:
+        """By kind and period, those kinds of which anything was foretold; of everybody's jobs where none is named."""
+        async with self._one_at_a_time:
+            return await query(self._coverage, self._clock(), owner, application)
+
+    async def counts(self) -> Counter[tuple[PredictionKind, Outcome]]:
+        """Predictions of the last week, by what they have come to."""
+        async with self._one_at_a_time:
+            return await query(self._counts, self._clock())
+
+    # In a thread
+
+    def _coverage(self, now: float, owner: str | None, application: str) -> list[Coverage]:
+        judged = self._judged(now, PERIODS[-1] * DAY, owner, application)
+        found = []
+        for kind in PredictionKind:
+            own = [each for each in judged if each.kind is kind]
+            periods = [(days, [each for each in own if each.made_at >= now - days * DAY]) for days in PERIODS]
+            found += [coverage_of(kind, days, some) for days, some in periods if own]
+        return found
+
+    def _counts(self, now: float) -> Counter[tuple[PredictionKind, Outcome]]:
+        judged = self._judged(now, COUNTED_DAYS * DAY, None, "")
+        return Counter((each.kind, each.outcome) for each in judged if each.kind is not PredictionKind.ADVISED)
+
+    def _judged(self, now: float, span: float, owner: str | None, application: str) -> list[Judged]:
+        told = self._store.predictions(now - span, MAX_READ, owner, application)
+        advised = _judged_advice(self._advice.record(application, MAX_ADVISED, owner))
+        return [
+            *(judge(prediction, course, now) for prediction, course in told),
+            *(each for each in advised if each.made_at >= now - span),
+        ]
+
+
+def _predictions(
+    expected: Expected, job: Job, at: float, source: PredictionSource, conditions: Mapping[str, object]
+) -> Iterator[Prediction]:
+    told: dict[PredictionKind, Interval | None] = {
+        PredictionKind.START: expected.starts,
+        PredictionKind.END: expected.ends,
+        PredictionKind.RUN_TIME: expected.runs,
+    }
+    under = {**conditions, "basis": expected.basis, "not_run": expected.not_run}
+    for kind, interval in told.items():
+        if interval is not None:
+            bounds = interval.low, interval.middle, interval.high
+            yield Prediction(job.id, kind, at, source, job.generation, *bounds, under)
+
+
+def _judged_advice(advised: Sequence[Advised]) -> Iterator[Judged]:
+    """Of jobs that have succeeded: of the others nobody knows how long they would have run."""
+    for given in advised:
+        if given.predicted is not None and given.actual is not None:
+            error = given.actual - given.predicted
+            outcome = Outcome.LATE if error > 0 else Outcome.EARLY
+            yield Judged(given.job, PredictionKind.ADVISED, given.at, outcome, error)

@@ -1,0 +1,1 @@
+"""Jobs as users see them: submission, changes, output, limits, history."""

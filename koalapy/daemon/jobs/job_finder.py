@@ -1,0 +1,105 @@
+"""Finds jobs by what somebody looks for, those in hand and those that are over, a page at a time."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from koalapy.daemon.engine.engine import Engine
+from koalapy.daemon.forecast.slices import slices
+from koalapy.daemon.jobs.jobs import Jobs
+from koalapy.model.errors import ForbiddenError
+from koalapy.model.identity import Identity, Role
+from koalapy.model.job import FINAL_STATES, Job, JobId
+from koalapy.model.job_search import JobSearch
+from koalapy.ports import JobFilter
+from koalapy.validation.permissions import may_see_all_of
+
+AT_ONCE = 500
+"""Jobs that are over are read so many at a time."""
+MAX_LOOKED_AT = 5000
+"""Jobs that are over, of which so many are looked at for one page."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundJobs:
+    """One page, newest first."""
+
+    jobs: Sequence[Job]
+    before: JobId | None
+    """What the next page's ids are to be smaller than; None when this is the last."""
+    unfinished: int
+    """How many of those that are not over there are in all, from this page on."""
+
+
+class JobFinder:
+    """Who may not see all of a job finds it by nothing else than what everybody may see of it."""
+
+    def __init__(self, jobs: Jobs, engine: Engine) -> None:
+        self._jobs, self._engine = jobs, engine
+
+    async def find(
+        self, search: JobSearch, by: Identity, *, before: JobId | None = None, limit: int = 100
+    ) -> FoundJobs:
+        """``ForbiddenError`` where others' jobs are looked for by their owner."""
+        owner = search.only("user")
+        if owner not in ("", by.user) and not by.may(Role.OPERATOR):
+            raise ForbiddenError(
+                f"user is {owner}, and you are {by.user}",
+                field="q",
+                value=f"user:{owner}",
+                hint="leave it out: others' jobs are listed without their names",
+            )
+        now, sees_all = self._engine.clock(), by.may(Role.OPERATOR)
+
+        def is_meant(job: Job) -> bool:
+            return search.matches(job, now, in_whole=sees_all or may_see_all_of(by, job))
+
+        unfinished = await self._unfinished(search, is_meant, before)
+        over, horizon = await self._over(search, by, is_meant, before, limit)
+        known = {job.id for job in unfinished}
+        both = [job for job in (*unfinished, *over) if horizon is None or job.id >= horizon]
+        both = [job for job in both if not (job.state in FINAL_STATES and job.id in known)]
+        both.sort(key=lambda job: -job.id)
+        following = both[limit - 1].id if len(both) > limit else horizon
+        return FoundJobs(both[:limit], following, len(unfinished))
+
+    async def _unfinished(self, search: JobSearch, is_meant: Callable[[Job], bool], before: JobId | None) -> list[Job]:
+        if search.states <= FINAL_STATES:
+            return []
+        found: list[Job] = []
+        async for some in slices(self._engine.queries.jobs()):
+            found += [job for job in some if (before is None or job.id < before) and is_meant(job)]
+        return found
+
+    async def _over(
+        self, search: JobSearch, by: Identity, is_meant: Callable[[Job], bool], before: JobId | None, limit: int
+    ) -> tuple[list[Job], JobId | None]:
+        """Those that are over, and down to which id all were looked at; None when that is all there are."""
+        states = search.states & FINAL_STATES
+        if not states:
+            return [], None
+        # By some words others' are found by operators only: the rest need not be looked at.
+        is_private = any(not word.is_public for word in search.words)
+        owner = search.only("user") or (by.user if is_private and not by.may(Role.OPERATOR) else "")
+        which = JobFilter(
+            tuple(sorted(states)),
+            owner,
+            search.only("name"),
+            search.only("cluster"),
+            search.only("home"),
+            before,
+            limit + 1,
+            application=search.only("app"),
+            priority=search.only("priority"),
+            least_restarts=search.least("restarts"),
+            most_restarts=search.most("restarts"),
+            ids=search.ids,
+        )
+        found: list[Job] = []
+        looked_at = 0
+        while True:
+            records, following = await self._jobs.page(which)
+            looked_at += len(records)
+            found += [record.job for record in records if is_meant(record.job)]
+            if following is None or len(found) > limit or looked_at >= MAX_LOOKED_AT:
+                return found, following
+            which = replace(which, before=following, limit=AT_ONCE)

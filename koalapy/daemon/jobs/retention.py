@@ -1,0 +1,174 @@
+"""What is old is removed: jobs that are over with all of theirs, files first and rows last; bundles and results."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import structlog
+
+from koalapy.daemon.engine.database import in_database
+from koalapy.daemon.files.bundles import Bundles
+from koalapy.daemon.files.results import Results
+from koalapy.daemon.jobs.output import Outputs
+from koalapy.model.errors import LeaseLost, StoreUnavailable
+from koalapy.model.job import JobId
+from koalapy.ports import HistoryStore
+
+T = TypeVar("T")
+
+log = structlog.get_logger()
+
+FIRST_BATCH = 50
+MAX_BATCH = 1000
+"""Jobs that are removed in one transaction."""
+LONG_TRANSACTION = 0.2
+"""Seconds that a transaction may take while others wait to write: the next one is of half as many jobs."""
+MAX_STUCK = 100
+"""Jobs whose files cannot be removed that are passed over in one round: with more it is the disk's trouble."""
+HOUSEKEEPING_INTERVAL = 600.0
+"""Seconds between two rounds of housekeeping."""
+PAUSE = 0.02
+"""Seconds between two transactions, in which others write."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionTimes:
+    """Seconds after their end for which jobs are kept: users', for ever if None, and the daemon's own."""
+
+    jobs: float | None
+    internal: float
+
+
+class Retention:
+    """Removes jobs that ended long ago, some at a time; what is interrupted goes on the next time."""
+
+    def __init__(
+        self,
+        store: HistoryStore,
+        outputs: Outputs,
+        results: Results,
+        times: RetentionTimes,
+        clock: Callable[[], float],
+        is_ending: Callable[[], bool] = lambda: False,
+        max_stuck: int = MAX_STUCK,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``max_stuck``: jobs whose files cannot be removed after which a round is given up; ``monotonic`` measures
+        transactions."""
+        self._max_stuck, self._monotonic = max_stuck, monotonic
+        self._store, self._outputs, self._results = store, outputs, results
+        self._times, self._clock = times, clock
+        self._is_ending = is_ending
+        self._batch_size = FIRST_BATCH
+        self._stuck: dict[JobId, OSError] = {}
+        """Jobs that stay for this round because files of theirs do, and why."""
+
+    async def tidy(self) -> int:
+        """Remove all whose time is over; how many there were. ``OSError`` at the end when files of some stay."""
+        times, now = self._times, self._clock()
+        self._stuck.clear()
+        gone = await self._remove_all(now - times.internal, internal=True)
+        if times.jobs is not None:
+            gone += await self._remove_all(now - times.jobs, internal=False)
+        more = True
+        while more and not self._is_ending():
+            more = await in_database(self._store.shrink)
+            await asyncio.sleep(PAUSE)
+        if self._stuck:
+            raise next(iter(self._stuck.values()))
+        return gone
+
+    async def _remove_all(self, before: float, *, internal: bool) -> int:
+        gone = 0
+        while not self._is_ending():
+            limit = self._batch_size + len(self._stuck)
+            found = await in_database(self._store.over, before, limit, internal=internal)
+            jobs = [job for job in found if job not in self._stuck]
+            if not jobs:
+                break
+            gone += await self._remove(jobs)
+            await asyncio.sleep(PAUSE)
+        return gone
+
+    async def _remove(self, old: Sequence[JobId]) -> int:
+        # A file of a job that nobody knows would stay for ever: as long as there may be one, the job is known. And on a
+        # full disk a database can let go of nothing before files have.
+        jobs = await self._without_files(old)
+        if not jobs:
+            return 0
+        began = self._monotonic()
+        await in_database(self._store.remove, jobs)
+        took = self._monotonic() - began
+        size = self._batch_size // 2 if took > LONG_TRANSACTION else self._batch_size * 2
+        self._batch_size = min(max(1, size), MAX_BATCH)
+        # What was on its way meanwhile.
+        await self._outputs.remove(frozenset(jobs))
+        return len(jobs)
+
+    async def _without_files(self, jobs: Sequence[JobId]) -> Sequence[JobId]:
+        """Remove their output and results; those of which none are left. One that cannot be removed keeps no other."""
+        try:
+            await self._outputs.remove(frozenset(jobs))
+            await self._results.remove(jobs)
+        except OSError as error:
+            if len(jobs) > 1:
+                half = len(jobs) // 2
+                return [*await self._without_files(jobs[:half]), *await self._without_files(jobs[half:])]
+            self._stuck[jobs[0]] = error
+            if len(self._stuck) > self._max_stuck:
+                raise
+            return ()
+        return jobs
+
+
+class Housekeeping:
+    """One round at a time; what a round does not get done, the next one does."""
+
+    def __init__(
+        self,
+        bundles: Bundles,
+        results: Results,
+        retention: Retention,
+        results_keep: float | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._bundles = bundles
+        self._results = results
+        self._retention = retention
+        self._results_keep = results_keep
+        self._clock = clock
+
+    async def tidy(self) -> None:
+        """Files of one sort that cannot be removed keep none of another."""
+        keep = self._results_keep
+        try:
+            bundles = await _as_far_as_it_goes(self._bundles.tidy(), [])
+            results = await _as_far_as_it_goes(self._results.tidy(None if keep is None else self._clock() - keep), [])
+            jobs = await _as_far_as_it_goes(self._retention.tidy(), 0)
+        except (StoreUnavailable, LeaseLost) as error:
+            _not_all(error)
+            return
+        if bundles or results or jobs:
+            log.info(
+                "what was old is removed", action="retention-done", bundles=len(bundles), results_of=results, jobs=jobs
+            )
+
+
+async def _as_far_as_it_goes(round_: Awaitable[T], nothing: T) -> T:
+    try:
+        return await round_
+    except OSError as error:
+        _not_all(error)
+        return nothing
+
+
+def _not_all(error: Exception) -> None:
+    log.error("not all that is old was removed", action="retention-failed", error=str(error))
+
+
+def removal_clock(clock: Callable[[], float]) -> Callable[[], float]:
+    """By this it is told what is old enough to be removed: a daemon that was started while the machine's clock was
+    ahead goes by the one that was set right since, for what is removed does not come back."""
+    return lambda: min(clock(), time.time())

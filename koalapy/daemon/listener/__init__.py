@@ -1,0 +1,1 @@
+"""Accept connections: TLS, certificates, the port during start."""

@@ -1,0 +1,1 @@
+"""Measured links between clusters."""

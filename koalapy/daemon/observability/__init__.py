@@ -1,0 +1,1 @@
+"""Metrics, traces, the audit log and the job log."""

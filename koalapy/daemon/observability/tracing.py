@@ -1,0 +1,132 @@
+"""Sends jobs' ways as spans to a collector of OpenTelemetry's, past the loop: what it does not take is lost."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import structlog
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
+
+from koalapy import __version__
+from koalapy.daemon.observability.spans import Span, id_of, spans_of_attempt, spans_of_job, trace_of
+from koalapy.model.job import Attempt, Job, JobId, JobState
+
+log = structlog.get_logger()
+
+MAX_WAITING = 10_000
+"""Attempts and jobs that wait to be sent."""
+MAX_AT_ONCE = 100
+"""Of these, in one request."""
+MAX_REMEMBERED = 100_000
+"""Jobs of which it is known since when they have waited again."""
+SEND_TIMEOUT = 5.0
+"""Seconds that a collector has."""
+STOP_TIMEOUT = 2.0
+"""Seconds in which what waits is sent at the end."""
+SCOPE = InstrumentationScope("koalapy", __version__)
+
+Make = Callable[[], tuple[JobId, Iterable[Span]]]
+
+
+class Tracing:
+    """Told of jobs by the engine; a thread of its own makes spans of that, and sends them."""
+
+    def __init__(self, endpoint: str, instance: str, max_waiting: int = MAX_WAITING) -> None:
+        """``max_waiting``: jobs whose spans wait to be sent at most; those of further ones are lost."""
+        self._instance = instance
+        self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=SEND_TIMEOUT)
+        self._resource = Resource.create(
+            {"service.name": "koala", "service.version": __version__, "service.instance.id": instance}
+        )
+        self._waiting: queue.Queue[Make | None] = queue.Queue(max_waiting)
+        self._waited_since: dict[JobId, float] = {}
+        self._lost, self._reachable = 0, True
+        self._thread = threading.Thread(target=self._run, name="tracing", daemon=True)
+        self._thread.start()
+
+    def job_changed(self, job: Job, before: JobState | None) -> None:
+        if job.state.is_final and not job.spec.internal:
+            self._put(lambda: (job.id, self._job(job)))
+
+    def attempt_ended(self, job: Job, attempt: Attempt) -> None:
+        """One that another has followed."""
+        if not job.spec.internal:
+            self._put(lambda: (job.id, self._attempt(job, attempt)))
+
+    def stop(self) -> None:
+        """Send what waits, as far as the collector takes it soon."""
+        self._put(None)
+        self._thread.join(STOP_TIMEOUT)
+
+    def _put(self, make: Make | None) -> None:
+        try:
+            self._waiting.put_nowait(make)
+        except queue.Full:
+            self._lost += 1
+
+    # In the thread
+
+    def _job(self, job: Job) -> Iterable[Span]:
+        began = self._waited_since.pop(job.id, job.submitted_at if job.generation <= 1 else None)
+        return spans_of_job(job, began)
+
+    def _attempt(self, job: Job, attempt: Attempt) -> Iterable[Span]:
+        first = job.submitted_at if attempt.generation == 1 else None
+        spans = [*spans_of_attempt(attempt, attempt.placed_at, self._waited_since.pop(job.id, first))]
+        if attempt.ended_at is not None and len(self._waited_since) < MAX_REMEMBERED:
+            self._waited_since[job.id] = attempt.ended_at
+        return spans
+
+    def _run(self) -> None:
+        goes_on = True
+        while goes_on:
+            taken = [self._waiting.get()]
+            while len(taken) < MAX_AT_ONCE and not self._waiting.empty():
+                taken.append(self._waiting.get_nowait())
+            try:
+                self._send([self._readable(*each) for make in taken if make is not None for each in _each(*make())])
+            except Exception as error:
+                log.error("spans were not made by an error of ours", action="spans-lost", exc_info=error)
+            goes_on = None not in taken
+        self._exporter.shutdown()  # type: ignore[no-untyped-call]
+
+    def _send(self, spans: Sequence[ReadableSpan]) -> None:
+        if not spans:
+            return
+        taken = self._exporter.export(spans) is SpanExportResult.SUCCESS
+        lost, self._lost = self._lost, 0
+        if not taken and self._reachable:
+            log.warning("a collector does not take the spans of jobs: they are lost", action="spans-lost")
+        elif taken and (lost or not self._reachable):
+            log.info("the collector takes spans again", action="spans-taken", lost=lost)
+        self._reachable = taken
+
+    def _readable(self, job: JobId, span: Span) -> ReadableSpan:
+        return ReadableSpan(
+            span.name,
+            context=self._context(job, span.path),
+            parent=self._context(job, span.parent) if span.parent else None,
+            resource=self._resource,
+            attributes=dict(span.attributes),
+            status=Status(StatusCode.ERROR, span.fault) if span.fault else Status(StatusCode.UNSET),
+            start_time=_nanoseconds(span.start),
+            end_time=_nanoseconds(max(span.start, span.end)),
+            instrumentation_scope=SCOPE,
+        )
+
+    def _context(self, job: JobId, path: str) -> SpanContext:
+        own = trace_of(self._instance, job), id_of(self._instance, job, path)
+        return SpanContext(*own, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+
+
+def _each(job: JobId, spans: Iterable[Span]) -> Iterator[tuple[JobId, Span]]:
+    return ((job, span) for span in spans)
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)

@@ -1,0 +1,189 @@
+"""The advisor (semantics 9): whether a job is co-allocated at all, from what is known of its application."""
+
+from dataclasses import replace
+from itertools import takewhile
+
+from koalapy.model.advice import Advice, Option
+from koalapy.model.cluster import ClusterView, GridView
+from koalapy.model.placement import ClusterReason, Placement, Refusal, RefusalKind
+from koalapy.model.request import FixedRequest, Request, RequestType
+from koalapy.model.wording import clock, nodes
+from koalapy.policies.alternatives import NOTHING, Alternative, Choosing, alone_later, alone_now, together_now
+from koalapy.policies.fixed import Fixed
+from koalapy.policies.knowledge import HOPELESS, PAYS_UP_TO, SURE, Knowledge
+from koalapy.policies.reasons import idle_that_suffices, nothing_usable, reason_for, with_idle
+
+FIXED = Fixed()
+ROUNDING = 1e-9
+MAX_WAIT = 600.0
+"""Seconds for which a job of unknown run time waits for one cluster at most, while there is room on several."""
+
+
+class Auto:
+    """One cluster now, several now, or one cluster later: whichever is predicted to be over first.
+
+    ``informed`` gives the policy for one job, with what is known of its application. Where one cluster has room now the
+    job does not wait. Where only several have, and one would have room once jobs of this scheduler have ended, the
+    predicted response times decide; where they are not known, the slowdown does. No job prefers to wait for longer than
+    it would run on several clusters, but where co-allocation would harm others that wait: they may take what it waits
+    for, again and again.
+    """
+
+    name = "auto"
+    serves: frozenset[RequestType] = frozenset({"fixed", "nonfixed", "flexible"})
+    learns = True
+    keeps_together = True
+    """A component is not placed anew by itself while it is claimed for: their number of clusters was chosen."""
+
+    def __init__(self, knowledge: Knowledge = NOTHING) -> None:
+        self._known = knowledge
+
+    def informed(self, knowledge: Knowledge) -> "Auto":
+        return Auto(knowledge)
+
+    def place(self, request: Request, grid: GridView) -> Placement | Refusal:
+        if isinstance(request, FixedRequest):
+            return self._fixed(request, grid)
+        if not grid.by_idle:
+            return Refusal(nothing_usable(grid), RefusalKind.CLUSTERS)
+        alone = alone_now(request, grid, self._known)
+        if alone is not None:
+            return self._alone_or_faster(alone, request, grid)
+        together = together_now(request, grid, self._known)
+        if isinstance(together, Refusal):
+            return together
+        later = alone_later(request, grid, self._known)
+        if later is None:
+            return self._take(together[0], (*together,), "no cluster could hold it alone")
+        goes, why = self._weigh(together[0], later)
+        if goes:
+            return self._take(together[0], (*together, later), why)
+        return Refusal(f"waits for {self._awaited_nodes(request, later)}: {why}", RefusalKind.ADVICE)
+
+    def explain(self, request: Request, grid: GridView) -> tuple[ClusterReason, ...]:
+        if isinstance(request, FixedRequest):
+            return FIXED.explain(request, grid)
+        if isinstance(self.place(request, grid), Placement):
+            return ()
+        return tuple(self._reason(request, c, grid) for c in sorted(grid, key=lambda c: c.name))
+
+    def _reason(self, request: Choosing, cluster: ClusterView, grid: GridView) -> ClusterReason:
+        def fits(idle: int) -> bool:
+            return isinstance(self.place(request, with_idle(grid, cluster, idle)), Placement)
+
+        later = alone_later(request, grid.only(frozenset([cluster.name])), self._known)
+        needs = f"the request needs {request.total_size} in all"
+        if later is not None and later.option.wait is not None:
+            needs = f"{needs}, which are expected here at {self._moment(later.option.wait)}"
+        return reason_for(cluster, needs, idle_that_suffices(cluster, fits))
+
+    # Placements
+
+    def _fixed(self, request: FixedRequest, grid: GridView) -> Placement | Refusal:
+        """There is nothing to choose, but something to predict."""
+        answer = FIXED.place(request, grid)
+        if isinstance(answer, Refusal):
+            return answer
+        names = tuple(sorted({component.cluster for component in answer.components}))
+        run, slowdown = self._known.run_time(names), self._known.slowdown(names)
+        speed = min(cluster.speed for name in names if (cluster := grid.get(name)) is not None)
+        option = Option(names, slowdown, 0.0, 0.0, None if run is None else run / speed)
+        return replace(answer, advice=Advice(self._known.application, (option,), 0))
+
+    def _alone_or_faster(self, alone: Alternative, request: Choosing, grid: GridView) -> Placement:
+        """One cluster, unless its run time is known, and faster ones together are predicted to be done before it."""
+        if alone.option.run is None:
+            return self._take(alone, (alone,))
+        faster = list(takewhile(lambda cluster: cluster.speed > alone.speed, grid.by_speed))
+        if sum(cluster.idle for cluster in faster) < request.total_size:
+            return self._take(alone, (alone,))
+        together = together_now(request, grid.only(frozenset(cluster.name for cluster in faster)), self._known)
+        if isinstance(together, Refusal) or together[0].cost >= alone.cost:
+            return self._take(alone, (alone,))
+        taken = together[0]
+        if self._known.loaded and self._harmless(taken) < SURE:
+            return self._take(alone, (alone,))
+        why = f"faster than {alone.option.clusters[0]} alone, even with a slowdown of {self._slowdown(taken)}"
+        return self._take(taken, (*together, alone), why)
+
+    def _take(self, taken: Alternative, alternatives: tuple[Alternative, ...], why: str = "") -> Placement:
+        assert taken.placement is not None
+        options = tuple(each.option for each in alternatives)
+        reason = "; ".join(filter(None, (taken.placement.reason, why, self._predicted(taken))))
+        advice = Advice(self._known.application, options, alternatives.index(taken))
+        return replace(taken.placement, reason=reason, advice=advice)
+
+    # Decisions
+
+    def _weigh(self, together: Alternative, later: Alternative) -> tuple[bool, str]:
+        """Whether to co-allocate now rather than to wait for one cluster; and why, for people."""
+        now, then, slowdown = together.option.response, later.option.response, together.option.slowdown
+        slowdown_text = f"a slowdown of {self._slowdown(together)} on {len(together.option.clusters)} clusters now"
+        harmless = self._harmless(together)
+        verb = "is" if harmless <= HOPELESS else "may be"
+        run = together.option.run
+        # Nobody knows when there will be room, and it has lasted longer already than the job itself would.
+        is_blocked = later.option.wait is None and run is not None and later.blocked >= run
+        unknown = f"{slowdown_text} is not known well enough, and this is to find out"
+        if self._known.loaded and harmless < SURE and not is_blocked:
+            if self._may_probe(harmless):
+                return True, unknown
+            return False, f"{slowdown_text} {verb} too much while others wait"
+        if self._known.waited >= _max_wait(together):
+            waited = f"it has waited {_seconds(self._known.waited)} with room on several clusters"
+            return True, f"{waited}, and prefers to for no more than {_seconds(_max_wait(together))}"
+        if now is not None and then is not None:
+            on_one = f"{_seconds(then)} in {later.option.clusters[0]} from {self._moment(later.option.wait or 0.0)}"
+            return now <= then, f"predicted are {_seconds(now)} with {slowdown_text}, {on_one}"
+        if is_blocked:
+            return True, f"what is in the way in {later.option.clusters[0]} has run for longer than this would"
+        if harmless < SURE:
+            probes = self._may_probe(harmless)
+            return probes, unknown if probes else f"{slowdown_text} {verb} more than {PAYS_UP_TO:g}"
+        if slowdown <= PAYS_UP_TO + ROUNDING:
+            return True, f"{slowdown_text} is no more than {PAYS_UP_TO:g}"
+        return False, f"{slowdown_text} is more than {PAYS_UP_TO:g}"
+
+    def _harmless(self, alternative: Alternative) -> float:
+        """The probability that the slowdown there is less than what harms others."""
+        return self._known.slowdowns.harmless(alternative.option.clusters)
+
+    def _may_probe(self, harmless: float) -> bool:
+        return self._known.probing is not None and self._known.probing(harmless)
+
+    # Words
+
+    def _awaited_nodes(self, request: Choosing, later: Alternative) -> str:
+        wait, cluster = later.option.wait, later.option.clusters[0]
+        if wait is None:
+            return f"{nodes(request.total_size)} in one cluster, such as {cluster}"
+        return f"{nodes(request.total_size)} in {cluster}, expected at {self._moment(wait)}"
+
+    def _moment(self, wait: float) -> str:
+        return clock(self._known.now + wait, self._known.now, exact=True)
+
+    def _slowdown(self, alternative: Alternative) -> str:
+        slowdowns = self._known.slowdowns
+        known = slowdowns.on(alternative.option.clusters)
+        if slowdowns.runs:
+            killed = f", {slowdowns.killed} of them killed" if slowdowns.killed else ""
+            seen = f"from {slowdowns.runs} run{'s' if slowdowns.runs > 1 else ''}{killed}"
+        else:
+            seen = "assumed" if self._known.communication is None else "as declared"
+        return f"{alternative.option.slowdown:.2f} ({max(1.0, known.low):.2f} to {max(1.0, known.high):.2f}, {seen})"
+
+    def _predicted(self, alternative: Alternative) -> str:
+        option = alternative.option
+        if option.run is None:
+            return ""
+        before = f" after {_seconds(option.transfer)} of transfers" if option.transfer else ""
+        return f"predicted to run {_seconds(option.run)}{before}"
+
+
+def _max_wait(together: Alternative) -> float:
+    """Seconds for which a job may prefer to wait: as long as it would run on several clusters."""
+    return MAX_WAIT if together.option.run is None else together.option.run
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"

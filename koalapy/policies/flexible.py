@@ -1,0 +1,150 @@
+"""Policies for flexible requests that fill clusters in an order of theirs, and saying why a request cannot be split.
+
+Whether a request can be split does not depend on the order in which clusters are filled, so neither do the reasons.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+
+from koalapy.model.cluster import ClusterView, GridView
+from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
+from koalapy.model.request import FlexibleRequest, Request, RequestType
+from koalapy.model.wording import MAX_LISTED, are_idle, listed, nodes
+from koalapy.policies.policy import does_not_serve
+from koalapy.policies.reasons import idle_nodes, nothing_usable, reason_for
+from koalapy.policies.splitting import Filled, explain_options, fill_in_turn, most_components, place_options
+
+
+class FilledInTurn(ABC):
+    """The first cluster in an order of the policy's own that holds the whole request; or all of them filled in turn.
+
+    Split options go before that.
+    """
+
+    serves: frozenset[RequestType] = frozenset({"flexible"})
+
+    @property
+    @abstractmethod
+    def name(self) -> str: ...
+
+    @abstractmethod
+    def order(self, grid: GridView) -> Sequence[ClusterView]:
+        """The usable clusters, the best first."""
+
+    @abstractmethod
+    def why(self, filled: Filled) -> str:
+        """Why there, for people."""
+
+    def place(self, request: Request, grid: GridView) -> Placement | Refusal:
+        if not isinstance(request, FlexibleRequest):
+            raise does_not_serve(self, request)
+        if request.split_options:
+            return place_options(request, grid)
+        order = self.order(grid)
+        enough = request.total_size <= grid.usable_idle
+        filled = (whole_on_first(request, order) or fill_in_turn(request, order)) if enough else None
+        return Refusal(why_not(request, grid)) if filled is None else placement_of(filled, self.why(filled))
+
+    def explain(self, request: Request, grid: GridView) -> tuple[ClusterReason, ...]:
+        if not isinstance(request, FlexibleRequest):
+            raise does_not_serve(self, request)
+        return explain_options(request, grid) if request.split_options else explain_split(request, grid)
+
+
+class ClusterMinimization(FilledInTurn):
+    """Clusters by decreasing idle nodes, filled in turn: as few clusters as possible."""
+
+    # sonmez-2010 IV-B
+    name = "cluster-minimization"
+
+    def order(self, grid: GridView) -> Sequence[ClusterView]:
+        return grid.by_idle
+
+    def why(self, filled: Filled) -> str:
+        return taken_in_turn(filled, "the most idle nodes")
+
+
+class LargerFirst(ClusterMinimization):
+    """Clusters by decreasing idle nodes, filled in turn, one alone where it suffices: as cluster-minimization."""
+
+    # huang-2007 6. The first in this order has the most idle nodes: if any suffices alone, it does.
+    name = "larger-first"
+
+
+class FasterFirst(FilledInTurn):
+    """Clusters by decreasing speed, filled in turn; one alone where it suffices."""
+
+    # huang-2007 6
+    name = "faster-first"
+
+    def order(self, grid: GridView) -> Sequence[ClusterView]:
+        return grid.by_speed
+
+    def why(self, filled: Filled) -> str:
+        return taken_in_turn(filled, f"the highest speed that serves, {filled[0][0].speed:g}")
+
+
+def whole_on_first(request: FlexibleRequest, order: Iterable[ClusterView]) -> Filled | None:
+    """The whole request on the first cluster in order that has the idle nodes."""
+    total = request.total_size
+    if total < request.min_component_size:
+        return None
+    return next(([(cluster, total)] for cluster in order if cluster.idle >= total), None)
+
+
+def placement_of(filled: Filled, reason: str) -> Placement:
+    return Placement(tuple(PlacedComponent(size, cluster.name) for cluster, size in filled), reason)
+
+
+def taken_in_turn(filled: Filled, first: str) -> str:
+    """``north had the most idle nodes (16 of 16), then south (8 of 16)``; ``first`` is what the first one had."""
+    begun, *rest = [f"{size} of {cluster.idle}" for cluster, size in filled[:MAX_LISTED]]
+    taken = [f"{filled[0][0].name} had {first} ({begun})"]
+    taken += [f"then {cluster.name} ({share})" for (cluster, _), share in zip(filled[1:], rest, strict=False)]
+    return listed(taken, len(filled))
+
+
+def why_not(request: FlexibleRequest, grid: GridView) -> str:
+    """The first bound that cannot be met: all idle nodes, those on clusters large enough, those on few enough."""
+    total, least, most = request.total_size, request.min_component_size, request.max_components
+    if not grid.by_idle:
+        return nothing_usable(grid)
+    if grid.usable_idle < total:
+        return f"needs {nodes(total)}; {are_idle(grid.usable_idle)} ({idle_nodes(grid)})"
+    roomy = [cluster.idle for cluster in grid.by_idle if cluster.idle >= least]
+    if sum(roomy) < total:
+        problem = f"needs {nodes(total)}; {are_idle(sum(roomy))} on clusters with at least {least}"
+    elif sum(roomy[:most]) < total:
+        clusters = "one cluster" if most == 1 else f"at most {most} clusters"
+        largest = sum(roomy[:most])
+        problem = f"needs {nodes(total)} on {clusters}; {are_idle(largest)} on the largest"
+    else:
+        problem = f"{nodes(total)} cannot be split into components of at least {least}"
+    return f"{problem} ({idle_nodes(grid)})"
+
+
+def explain_split(request: FlexibleRequest, grid: GridView) -> tuple[ClusterReason, ...]:
+    """Cluster by cluster why the request cannot be split over the grid; empty when it can."""
+    if fill_in_turn(request, grid.by_idle) is not None:
+        return ()
+    return tuple(
+        reason_for(cluster, needs_of(request, cluster), _idle_wanted(request, cluster, grid))
+        for cluster in sorted(grid, key=lambda c: c.name)
+    )
+
+
+def needs_of(request: FlexibleRequest, cluster: ClusterView) -> str:
+    """What the cluster's idle nodes are too few for."""
+    if cluster.idle < request.min_component_size:
+        return f"a component needs at least {request.min_component_size}"
+    return f"the request needs {request.total_size} in all"
+
+
+def _idle_wanted(request: FlexibleRequest, cluster: ClusterView, grid: GridView) -> int | None:
+    """The fewest idle nodes of ``cluster`` with which the request could be placed beside what the others have."""
+    least = request.min_component_size
+    beside = most_components(request) - 1
+    if beside < 0:
+        return None
+    others = [c.idle for c in grid.by_idle if c.name != cluster.name and c.idle >= least]
+    return max(least, request.total_size - sum(others[:beside]))

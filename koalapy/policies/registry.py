@@ -1,0 +1,177 @@
+"""Policies by name."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast, get_args
+
+from koalapy.model.errors import UsageError
+from koalapy.model.request import Environment, Request, RequestType
+from koalapy.model.wording import known_names
+from koalapy.policies.adaptive import Adaptive
+from koalapy.policies.auto import Auto
+from koalapy.policies.close_to_files import CloseToFiles
+from koalapy.policies.communication_aware import CommunicationAware
+from koalapy.policies.fixed import Fixed
+from koalapy.policies.flexible import ClusterMinimization, FasterFirst, LargerFirst
+from koalapy.policies.policy import Capabilities, Policy
+from koalapy.policies.resource_matching import ResourceMatching
+from koalapy.policies.single import BestFit, FastestOne
+from koalapy.policies.worst_fit import WorstFit
+
+DEFAULTS: dict[RequestType, str] = {
+    "fixed": Fixed.name,
+    "nonfixed": WorstFit.name,
+    "flexible": ClusterMinimization.name,
+}
+"""The policy of a request that names none."""
+
+T = TypeVar("T")
+
+REQUEST_TYPES: frozenset[str] = frozenset(get_args(RequestType))
+UNDECLARED = Capabilities()
+
+MAX_RETAINED_CONFIGURED = 1000
+"""So many policies with options are kept ready."""
+
+
+class Registry:
+    """The policies a daemon knows."""
+
+    def __init__(self) -> None:
+        self._policies: dict[str, Policy] = {}
+        self._configured: dict[tuple[str, Environment], Policy] = {}
+        self._capabilities: dict[str, Capabilities] = {}
+
+    def register(self, policy: object) -> None:
+        """Add a policy; ``UsageError`` when the object is none or its name is taken."""
+        problem = _problem(policy)
+        if problem:
+            raise UsageError(
+                f"{policy!r} is no placement policy: {problem}",
+                field="policy",
+                hint="koalapy.policies.policy.Policy says what a policy has",
+            )
+        known = cast(Policy, policy)
+        if known.name in self._policies:
+            raise UsageError(
+                f"there is a policy named {known.name} already",
+                field="policy",
+                value=known.name,
+                hint="give the new one another name",
+            )
+        self._policies[known.name] = known
+        self._capabilities[known.name] = Capabilities.of(known)
+
+    def names(self) -> list[str]:
+        return sorted(self._policies)
+
+    def capabilities(self, name: str) -> Capabilities:
+        """What the policy of that name declares; of one that there is not, what one that declares nothing has."""
+        return self._capabilities.get(name, UNDECLARED)
+
+    def fits_empty_grid(self, name: str, sizes: Sequence[int], totals: Sequence[int]) -> bool:
+        """Whether components of these sizes may fit on clusters of so many nodes; if in doubt, they do."""
+        fits = self.capabilities(name).fits_empty_grid
+        return fits is None or _call(name, "request", lambda: fits(sizes, totals))
+
+    def get(self, name: str) -> Policy:
+        """The policy of that name; ``UsageError`` with the nearest name when there is none."""
+        policy = self._policies.get(name)
+        if policy is None:
+            hint = known_names(name, self._policies)
+            raise UsageError(f"there is no policy {name}", field="policy", value=name, hint=hint)
+        return policy
+
+    def resolve(self, name: str, request: Request, options: Environment = ()) -> Policy:
+        """The policy to place a request by, as its options say; an empty name stands for the default of its type.
+
+        ``UsageError`` when it does not serve the request, or has no such options.
+        """
+        name = name or DEFAULTS[request.type]
+        policy = self._configured.get((name, options)) if options else self._policies.get(name)
+        if policy is None:
+            policy = self._configure(self.get(name), options)
+        if request.type not in policy.serves:
+            fitting = [other for other in self.names() if request.type in self._policies[other].serves]
+            raise UsageError(
+                f"policy {policy.name} does not serve {request.type} requests",
+                field="policy",
+                value=policy.name,
+                hint=f"those that do: {', '.join(fitting) or 'none'}",
+            )
+        check = getattr(policy, "check", None)
+        if check is not None:
+            _call(policy.name, "request", lambda: check(request))
+        return policy
+
+    def _configure(self, policy: Policy, options: Environment) -> Policy:
+        configure = getattr(policy, "configured", None)
+        if configure is None:
+            field, value = options[0]
+            others = [name for name in self.names() if hasattr(self._policies[name], "configured")]
+            which = f", or choose a policy that has some, such as {others[0]}" if others else ""
+            raise UsageError(
+                f"policy {policy.name} has no options",
+                field=f"policy_options.{field}",
+                value=value,
+                hint=f"leave them out{which}",
+            )
+        configured: Policy = _call(policy.name, "policy_options", lambda: configure(dict(options)))
+        if len(self._configured) >= MAX_RETAINED_CONFIGURED:
+            self._configured.clear()
+        self._configured[policy.name, options] = configured
+        return configured
+
+    def describe(self) -> list[dict[str, object]]:
+        """Of each policy, by name: ``name``, the request types it ``serves``, a one-line ``summary``."""
+        described: list[dict[str, object]] = []
+        for name, policy in sorted(self._policies.items()):
+            summary, _, _ = (type(policy).__doc__ or "").strip().partition("\n")
+            described.append({"name": name, "serves": sorted(policy.serves), "summary": summary})
+        return described
+
+
+def builtin() -> Registry:
+    """A registry of the policies that ship with koalapy."""
+    registry = Registry()
+    for policy in (
+        Fixed(),
+        WorstFit(),
+        CloseToFiles(),
+        ClusterMinimization(),
+        CommunicationAware(),
+        ResourceMatching(),
+        LargerFirst(),
+        FasterFirst(),
+        BestFit(),
+        FastestOne(),
+        Adaptive(),
+        Auto(),
+    ):
+        registry.register(policy)
+    return registry
+
+
+def _call(name: str, field: str, call: Callable[[], T]) -> T:
+    """What a policy's own check says; its mistakes become a ``UsageError``, too."""
+    try:
+        return call()
+    except UsageError:
+        raise
+    except Exception as error:
+        problem = f"policy {name} is broken: it raised {error!r:.200} for the {field}"
+        raise UsageError(problem, field=field, hint="use another policy, or tell its author") from error
+
+
+def _problem(policy: object) -> str:
+    """What keeps an object from being a policy; empty when nothing does."""
+    if isinstance(policy, type):
+        return "it is a class; register an instance of it"
+    name, serves = getattr(policy, "name", None), getattr(policy, "serves", None)
+    if not isinstance(name, str) or not name.replace("-", "").isalnum() or name != name.lower():
+        return f"its name is {name!r}, not lower-case words joined by hyphens"
+    if not isinstance(serves, frozenset) or not serves or not serves <= REQUEST_TYPES:
+        return f"its serves is {serves!r}, not a frozenset of some of {', '.join(sorted(REQUEST_TYPES))}"
+    lacking = [method for method in ("place", "explain") if not callable(getattr(policy, method, None))]
+    if getattr(policy, "learns", False) and not callable(getattr(policy, "informed", None)):
+        lacking.append("informed, though it learns")
+    return f"it has no method {' and no method '.join(lacking)}" if lacking else ""

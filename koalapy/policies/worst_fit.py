@@ -1,0 +1,123 @@
+"""Worst Fit (sonmez-2010 IV-A): keeps the load of the clusters balanced."""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heapreplace
+
+from koalapy.model.cluster import ClusterState, ClusterView, GridView
+from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
+from koalapy.model.request import ClusterName, NonFixedRequest, Request, RequestType
+from koalapy.model.wording import MAX_LISTED, listed, nodes
+from koalapy.policies.policy import does_not_serve
+from koalapy.policies.reasons import nothing_usable, reason_for, unusable_clusters
+
+Heap = list[tuple[int, ClusterName]]
+"""Clusters as (minus the idle nodes left, name), so that the first is the one worst fit takes."""
+
+
+def fits_by_worst_fit(sizes: Iterable[int], idle: Iterable[int]) -> bool:
+    """Whether all sizes fit when the largest go first, each where most nodes are left.
+
+    More idle nodes anywhere never make it fail: if one grid's counts are no less than another's, in order, they
+    still are after taking the same size from the largest of each. So what fails on the empty grid always fails.
+    """
+    left = [-count for count in idle]
+    heapify(left)
+    for size in sorted(sizes, reverse=True):
+        if not left or -left[0] < size:
+            return False
+        heapreplace(left, left[0] + size)
+    return True
+
+
+class WorstFit:
+    """Components by decreasing size, each on the cluster with the most idle nodes left."""
+
+    name = "worst-fit"
+    serves: frozenset[RequestType] = frozenset({"nonfixed"})
+    fits_empty_grid = staticmethod(fits_by_worst_fit)
+
+    def place(self, request: Request, grid: GridView) -> Placement | Refusal:
+        sizes = self._sizes(request)
+        fit = fit_in_turn(sizes, grid.by_idle)
+        if isinstance(fit, Unplaced):
+            if not grid.by_idle:
+                return Refusal(nothing_usable(grid), RefusalKind.CLUSTERS)
+            idle, name = fit.left[0]
+            most = "; ".join(filter(None, (f"most: {name} with {-idle}", unusable_clusters(grid))))
+            return Refusal(f"{summary_of(sizes, fit)} for component {fit.index} ({most})")
+        placed = tuple(
+            PlacedComponent(size, site, index) for index, (size, (site, _)) in enumerate(zip(sizes, fit, strict=True))
+        )
+        return Placement(placed, _why(sizes, fit))
+
+    def explain(self, request: Request, grid: GridView) -> tuple[ClusterReason, ...]:
+        sizes = self._sizes(request)
+        fit = fit_in_turn(sizes, grid.by_idle)
+        if not isinstance(fit, Unplaced):
+            return ()
+        left = {c.name: c.idle for c in grid.by_idle} | {name: -idle for idle, name in fit.left}
+        reasons = []
+        for cluster in sorted(grid, key=lambda c: c.name):
+            taken = cluster.usable_idle - left.get(cluster.name, 0)
+            beside = f"{taken} of them for larger components, " if taken else ""
+            needs = f"{beside}component {fit.index} needs {sizes[fit.index]}"
+            reasons.append(reason_for(cluster, needs, idle_wanted(sizes, grid, cluster)))
+        return tuple(reasons)
+
+    def _sizes(self, request: Request) -> list[int]:
+        if not isinstance(request, NonFixedRequest):
+            raise does_not_serve(self, request)
+        return [component.size for component in request.components]
+
+
+@dataclass(frozen=True, slots=True)
+class Unplaced:
+    """The first component that fits nowhere, and what those placed before it left."""
+
+    index: int
+    placed: int
+    left: Heap
+    """Of those clusters that were considered: as many as there are sizes, with the most idle nodes before."""
+
+
+def fit_in_turn(sizes: Sequence[int], by_idle: Sequence[ClusterView]) -> list[tuple[ClusterName, int]] | Unplaced:
+    """For each size its site and the idle nodes that site had left before it; larger sizes choose first."""
+    order = sorted(range(len(sizes)), key=lambda index: -sizes[index])
+    # Until all are placed there is one left of these from which nothing was taken: no later one has more.
+    heap = [(-cluster.idle, cluster.name) for cluster in by_idle[: len(sizes)]]
+    sites: list[tuple[ClusterName, int]] = [("", 0)] * len(sizes)
+    for placed, index in enumerate(order):
+        if not heap or -heap[0][0] < sizes[index]:
+            return Unplaced(index, placed, heap)
+        idle, name = heap[0]
+        heapreplace(heap, (idle + sizes[index], name))
+        sites[index] = (name, -idle)
+    return sites
+
+
+def idle_wanted(sizes: Sequence[int], grid: GridView, cluster: ClusterView) -> int | None:
+    """The fewest idle nodes of ``cluster``, above those it has, with which worst fit would place the sizes.
+
+    None when that is more than the cluster has, or when the cluster is not usable.
+    """
+    if cluster.state is not ClusterState.USABLE:
+        return None
+    others = [c.idle for c in grid.by_idle if c.name != cluster.name]
+    candidates = range(max(cluster.idle + 1, sum(sizes) - sum(others)), cluster.total + 1)
+    place = bisect_left(candidates, True, key=lambda idle: fits_by_worst_fit(sizes, [*others, idle]))
+    return candidates[place] if place < len(candidates) else None
+
+
+def summary_of(sizes: Sequence[int], unplaced: Unplaced) -> str:
+    """What the component that fits nowhere lacks."""
+    left = " left" if unplaced.placed else ""
+    return f"no cluster has {nodes(sizes[unplaced.index], 'idle')}{left}"
+
+
+def _why(sizes: Sequence[int], sites: Sequence[tuple[ClusterName, int]]) -> str:
+    if len(sites) == 1:
+        return f"{sites[0][0]} had the most idle nodes ({sites[0][1]})"
+    shown = [f"{name} ({size} of {idle})" for size, (name, idle) in zip(sizes[:MAX_LISTED], sites, strict=False)]
+    return f"the largest first, each where most nodes were idle: {listed(shown, len(sites))}"

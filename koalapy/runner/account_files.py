@@ -1,0 +1,243 @@
+"""The folders of one account's jobs, for an agent that acts for many: run as that account, and never as another.
+
+``account_files.py BASE ACCOUNT VERB [NAME]``: folders lie in ``BASE/ACCOUNT``, which belongs to the account and is for
+nobody else. What goes in is a tar archive on standard input, what comes out are frames on standard output (a line of
+JSON, and so many bytes): an agent itself never opens anything where somebody else may write.
+
+put NAME      make the folder, if it is not there, and put into it what is on standard input
+get NAME      what runners left in it: results, output that they could not send, the end of their log
+collect NAME  the files in it that a job wants to have back
+remove NAME   remove it
+list          the names of all of the account's
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import stat
+import sys
+import tarfile
+
+if not __package__:
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+from koalapy.runner.collected import TooDeep, regular, write_archive
+from koalapy.runner.patterns import Patterns
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import IO, Any, BinaryIO
+
+NAME = re.compile(r"(work|stage)-[A-Za-z0-9_][A-Za-z0-9_.-]{0,250}", re.ASCII)
+ACCOUNT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
+RUNNER_LOG = "runner.log"
+LEFT = re.compile(r"(result)\.\d{1,7}\.json|(output)\.\d{1,7}\.\d{1,18}", re.ASCII)
+MAX_RESULT = 256 * 1024
+"""Bytes of a result: more is none."""
+LOG_END = 1000
+"""Bytes of the log that are told."""
+CHUNK = 1 << 20
+
+
+class Refused(Exception):
+    """It cannot be done, for a reason that people should read."""
+
+
+class Frames:
+    """Files as they are told to an agent."""
+
+    def __init__(self, target: BinaryIO) -> None:
+        self._target = target
+
+    def addfile(self, tarinfo: tarfile.TarInfo, fileobj: IO[bytes] | None = None) -> None:
+        """As an archive takes them."""
+        known = {"name": tarinfo.name, "size": tarinfo.size, "mode": tarinfo.mode, "mtime": int(tarinfo.mtime)}
+        self.add(known, fileobj or io.BytesIO())
+
+    def add(self, known: dict[str, Any], file: IO[bytes]) -> None:
+        self._target.write(json.dumps(known).encode() + b"\n")
+        left = known["size"]
+        while left:
+            data = file.read(min(CHUNK, left))
+            if not data:
+                raise Refused(f"{known['name']!r} was cut while it was read")
+            self._target.write(data)
+            left -= len(data)
+
+
+class Folders:
+    """All of one account's, below a folder of its own."""
+
+    def __init__(self, base: str, account: str) -> None:
+        if not os.path.isabs(base) or not ACCOUNT.fullmatch(account):
+            raise Refused(f"{base!r} and {account!r} are no folder and account")
+        self._own = os.path.join(base, account)
+        os.umask(0o077)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self._own, 0o700)
+        found = os.lstat(self._own)
+        if not stat.S_ISDIR(found.st_mode):
+            raise Refused(f"{self._own} is no folder")
+        if found.st_uid != os.geteuid():
+            raise Refused(f"{self._own} belongs to another account (uid {found.st_uid})")
+        if found.st_mode & 0o077:
+            os.chmod(self._own, 0o700)
+
+    def path(self, name: str) -> str:
+        if not NAME.fullmatch(name):
+            raise Refused(f"{name!r} is the name of no folder of ours")
+        return os.path.join(self._own, name)
+
+    def put(self, name: str, source: BinaryIO) -> None:
+        folder = self.path(name)
+        if os.path.islink(folder):
+            os.unlink(folder)
+        os.makedirs(folder, 0o700, exist_ok=True)
+        with tarfile.open(fileobj=source, mode="r|") as archive:
+            for member in archive:
+                _put(archive, member, folder)
+
+    def get(self, name: str, asked: dict[str, Any], target: BinaryIO) -> None:
+        nodes, left = int(asked["nodes"]), int(asked["limit"])
+        folder = os.open(self.path(name), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        frames = Frames(target)
+        for entry in sorted(os.listdir(folder)):
+            kind = LEFT.fullmatch(entry)
+            if (kind is None or int(entry.split(".")[1]) >= nodes) and entry != RUNNER_LOG:
+                continue
+            with regular(entry, folder) as file:
+                if file is None:
+                    continue
+                size = os.fstat(file.fileno()).st_size
+                if kind is None:
+                    file.seek(max(0, size - LOG_END))
+                    data = file.read(LOG_END) or b""
+                elif size > (MAX_RESULT if kind[1] else left):
+                    continue
+                else:
+                    data = _read(file, size)
+            left -= len(data) if kind and kind[2] else 0
+            frames.add({"name": entry, "size": len(data)}, io.BytesIO(data))
+
+    def collect(self, name: str, asked: dict[str, Any], target: BinaryIO) -> None:
+        write_archive(Frames(target), self.path(name), Patterns(asked["patterns"]), frozenset(asked["without"]))
+
+    def remove(self, name: str) -> None:
+        _remove(self.path(name))
+
+    def list(self, target: BinaryIO) -> None:
+        frames = Frames(target)
+        for name in os.listdir(self._own):
+            if NAME.fullmatch(name):
+                frames.add({"name": name, "size": 0}, io.BytesIO())
+
+
+def _read(file: io.FileIO, size: int) -> bytes:
+    """So much, or what there still is."""
+    pieces = []
+    while size > 0 and (data := file.read(size)):
+        pieces.append(data)
+        size -= len(data)
+    return b"".join(pieces)
+
+
+def _put(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: str) -> None:
+    """New, whatever was there before: what is ours to remove is removed, and nothing is followed."""
+    parts = [part for part in member.name.split("/") if part not in ("", ".")]
+    if ".." in parts or (not parts and not member.isdir()):
+        raise Refused(f"{member.name!r} leads out of the folder")
+    path = folder
+    for part in parts[:-1]:
+        path = os.path.join(path, part)
+        _folder(path)
+    path = os.path.join(folder, *parts)
+    if member.isdir():
+        _folder(path)
+        return
+    if os.path.lexists(path):
+        _remove(path)
+    if member.issym():
+        os.symlink(member.linkname, path)
+    elif member.isreg():
+        content = archive.extractfile(member)
+        mode = member.mode & 0o700 or 0o600
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb") as file:
+            shutil.copyfileobj(content or io.BytesIO(), file, CHUNK)
+        os.utime(path, (member.mtime, member.mtime))
+    else:
+        raise Refused(f"{member.name!r} is neither a file nor a folder")
+
+
+def _folder(path: str) -> None:
+    if os.path.islink(path):
+        os.unlink(path)
+    if not os.path.isdir(path):
+        os.mkdir(path, 0o700)
+
+
+def _remove(path: str) -> None:
+    if os.path.islink(path) or not os.path.isdir(path):
+        os.unlink(path)
+        return
+    for inner in _folders(path):  # a program may have made them read-only
+        os.chmod(inner, 0o700)
+    shutil.rmtree(path)
+
+
+def _folders(path: str) -> Iterator[str]:
+    yield path
+    with os.scandir(path) as entries:
+        inner = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    for each in inner:
+        yield from _folders(each)
+
+
+def _asked(stdin: BinaryIO) -> Any:
+    return json.loads(stdin.read())
+
+
+def run(argv: list[str], stdin: BinaryIO, stdout: BinaryIO) -> None:
+    base, account, verb = argv[:3]
+    folders = Folders(base, account)
+    if verb == "list" and len(argv) == 3:
+        folders.list(stdout)
+        return
+    (name,) = argv[3:]
+    if verb == "put":
+        folders.put(name, stdin)
+    elif verb == "get":
+        folders.get(name, _asked(stdin), stdout)
+    elif verb == "collect":
+        folders.collect(name, _asked(stdin), stdout)
+    elif verb == "remove":
+        if os.path.lexists(folders.path(name)):
+            folders.remove(name)
+    else:
+        raise Refused(f"there is no {verb!r}")
+
+
+def main() -> int:
+    """0 when it is done; else 1, and one line says why."""
+    try:
+        run(sys.argv[1:], sys.stdin.buffer, sys.stdout.buffer)
+        sys.stdout.flush()
+    except (Refused, TooDeep) as error:
+        print(error, file=sys.stderr)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"{where}{error.strerror or error}", file=sys.stderr)
+    except (ValueError, KeyError, TypeError, tarfile.TarError, RecursionError) as error:
+        print(f"cannot be understood: {error!r}"[:300], file=sys.stderr)
+    else:
+        return 0
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

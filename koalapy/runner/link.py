@@ -1,0 +1,251 @@
+"""The runner's event loop, and its connection to the agent: JSON, one message a line, over TCP."""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+import sys
+import time
+from collections.abc import Callable
+
+from koalapy.runner.session import TAG_LENGTH, Line, Session, make_nonce
+from koalapy.runner.settings import Settings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+MAX_LAG = 1.0
+"""Seconds: whatever takes longer than it should by more than this, the process was stopped meanwhile."""
+KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+)
+"""So that a host that is gone is noticed within half a minute, whether anything is sent to it or not."""
+MAX_CHALLENGE_LENGTH = 1000
+"""Bytes that are read of somebody who may not be our agent."""
+encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def dial(host: str, port: int) -> socket.socket:
+    """Connect within 3 s, without asking the resolver if the address is a number; ``OSError``."""
+    connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        connection.settimeout(3.0)
+        connection.connect((host, port))
+        for level, option, value in KEEPALIVE:
+            connection.setsockopt(level, option, value)
+        connection.setblocking(False)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+class Loop:
+    """Callbacks by readiness of a file and by time, which stands still while this process is stopped; one thread.
+
+    What can be read is read before anything is said to be due.
+    """
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._alarms: dict[str, tuple[float, Callable[[], None]]] = {}
+        self._slept = 0.0
+        self._awake_at = time.monotonic()
+
+    def time(self) -> float:
+        """Seconds that went by while this process was not stopped."""
+        return time.monotonic() - self._slept
+
+    def watch(self, file: int, callback: Callable[[int], None], events: int = selectors.EVENT_READ) -> None:
+        if file in self._selector.get_map():
+            self._selector.modify(file, events, callback)
+        else:
+            self._selector.register(file, events, callback)
+
+    def forget(self, file: int) -> None:
+        if file in self._selector.get_map():
+            self._selector.unregister(file)
+
+    def awake(self, at_most: float = float("inf")) -> None:
+        """Note that this process runs, and that up to so many of the seconds since the last note it did so, too."""
+        late = self.time() - self._awake_at - at_most
+        if late > 0:
+            self._slept += late
+        self._awake_at = self.time()
+
+    def after(self, name: str, seconds: float, callback: Callable[[], None]) -> None:
+        """Call back once, in that many seconds; setting an alarm of the same name anew moves it."""
+        self._alarms[name] = (self.time() + seconds, callback)
+
+    def cancel(self, name: str) -> None:
+        self._alarms.pop(name, None)
+
+    def turn(self) -> None:
+        self.awake(MAX_LAG)
+        now = self.time()
+        timeout = max(0.0, min((due for due, _ in self._alarms.values()), default=now + 60) - now)
+        files = self._selector.get_map()
+        ready = self._selector.select(timeout)
+        self.awake(timeout + MAX_LAG)
+        for key, events in ready:
+            if files.get(key.fd) is key:  # an earlier callback may have closed it
+                key.data(events)
+        self.awake(MAX_LAG)
+        now = self.time()
+        for name, alarm in list(self._alarms.items()):
+            due, callback = alarm
+            if due <= now and self._alarms.get(name) is alarm:  # an earlier callback may have moved it
+                del self._alarms[name]
+                callback()
+
+
+class Link:
+    """The connection to the agent; made again after every break, for as long as the lease lasts.
+
+    Whoever is at its other end is told nothing, and obeyed in nothing, before he has shown to be our agent.
+    """
+
+    def __init__(self, loop: Loop, settings: Settings, hello: Callable[[], dict[str, Any]]) -> None:
+        self._loop, self._settings, self._hello = loop, settings, hello
+        """What we say of ourselves once we know who hears it."""
+        self._socket: socket.socket | None = None
+        self._nonce = ""
+        self._session: Session | None = None
+        self._met_stranger = False
+        self._incoming: list[bytes] = []
+        """Pieces of a line that has not ended."""
+        self._outgoing = bytearray()
+        self._backoff = 0.05
+        self.welcomed = False
+        self.address = ""
+        """This node's own, as far as the connection tells."""
+        self.receive: Callable[[dict[str, Any]], None] = lambda message: None
+
+    def connect(self) -> None:
+        try:
+            with open(self._settings.agent_file, encoding="utf-8") as file:
+                address = json.load(file)
+            try:
+                self._socket = dial(address["host"], address["port"])
+            finally:
+                self._loop.awake()
+        except (OSError, ValueError, LookupError, TypeError, OverflowError):  # the file may be damaged
+            self._loop.after("connect", self._backoff, self.connect)
+            self._backoff = min(2.0, self._backoff * 2)
+            return
+        self.address = self._socket.getsockname()[0]
+        self._loop.watch(self._socket.fileno(), self._ready)
+        who = {"t": "hello", "component": self._settings.component_name, "node": self._settings.node}
+        if self._settings.old_secret:
+            self._put(Line(encode({**who, "secret": self._settings.old_secret, **self._hello()}).encode()))
+        else:
+            self._nonce = make_nonce()
+            self._put(Line(encode({**who, "nonce": self._nonce}).encode()))
+
+    def reconnect(self) -> None:
+        """Nothing is heard of the agent: there may be another by now, at another place."""
+        self.close()
+        self.connect()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send, or drop while there is no connection: whatever matters is said again after the welcome."""
+        if self._session is not None or self._settings.old_secret:
+            self._put(Line(encode(message).encode()))
+
+    def _put(self, line: Line) -> None:
+        if self._socket is None:
+            return
+        self._outgoing += line.ended if self._session is None else self._session.seal(line)
+        self._flush()
+
+    def close(self) -> None:
+        self._loop.cancel("connect")  # else it would connect twice after a reconnection
+        if self._socket is not None:
+            self._loop.forget(self._socket.fileno())
+            self._socket.close()
+        self._socket, self._incoming, self._session, self.welcomed = None, [], None, False
+        self._outgoing.clear()
+
+    def _ready(self, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            self._flush()
+        if events & selectors.EVENT_READ and self._socket is not None:
+            try:
+                data = self._socket.recv(256 * 1024)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if data:
+                self._receive_lines(data)
+            else:
+                self._broken()
+
+    def _receive_lines(self, data: bytes) -> None:
+        *lines, rest = data.split(b"\n")
+        if lines:
+            lines[0], self._incoming = b"".join((*self._incoming, lines[0])), []
+        self._incoming.append(rest)
+        connection = self._socket
+        for line in lines:
+            if self._socket is not connection:
+                return
+            try:
+                message = self._open(line)
+            except (ValueError, LookupError, TypeError) as error:
+                self._meet_stranger(error)
+                return
+            if message is None:
+                continue
+            if message["t"] == "welcome":
+                self.welcomed, self._backoff = True, 0.05
+            self.receive(message)
+        if self._session is None and not self._settings.old_secret and len(rest) > MAX_CHALLENGE_LENGTH:
+            self._meet_stranger(ValueError("a line without end"))
+
+    def _meet_stranger(self, error: Exception) -> None:
+        if not self._met_stranger:
+            print(f"koala runner: whoever is at the agent's port is not our agent: {error!r}", file=sys.stderr)
+        self._met_stranger = True
+        self._broken()
+
+    def _open(self, line: bytes) -> dict[str, Any] | None:
+        """What our agent says, None when it has but shown that it is; ``ValueError`` when it is not."""
+        if self._settings.old_secret:
+            return dict(json.loads(line))
+        if self._session is not None:
+            return dict(json.loads(self._session.open(line)))
+        settings = self._settings
+        nonces = self._nonce, str(json.loads(line[TAG_LENGTH:])["nonce"])
+        session = Session(settings.secret, settings.component_name, settings.node, nonces, is_agent=False)
+        session.open(line)
+        self._session = session
+        self.send({"t": "here", **self._hello()})
+        return None
+
+    def _flush(self) -> None:
+        if self._socket is None:
+            return
+        try:
+            sent = self._socket.send(self._outgoing) if self._outgoing else 0
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._broken()
+            return
+        del self._outgoing[:sent]
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outgoing else 0)
+        self._loop.watch(self._socket.fileno(), self._ready, events)
+
+    def _broken(self) -> None:
+        self.close()
+        self._loop.after("connect", self._backoff, self.connect)
+        self._backoff = min(2.0, self._backoff * 2)

@@ -1,0 +1,422 @@
+"""Running a program under Open MPI: mpirun on the head node, an MPI daemon on each other one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+
+from koalapy.runner.daemon_parameters import check_parameters, select_parameters
+from koalapy.runner.exec_guard import ExecGuard
+from koalapy.runner.installation import NAMING, Installation
+from koalapy.runner.launch_requests import LaunchRequests, is_launch_agent
+from koalapy.runner.output_filter import OutputFilter
+from koalapy.runner.parameters import REFUSE_MPICH, prepare, rank_environment
+from koalapy.runner.plan import Plan
+from koalapy.runner.preflight import Preflight, Prober
+from koalapy.runner.probe import MAX_CONCURRENT_PROBES, MAX_PEERS
+from koalapy.runner.processes import allow_files, command_of, require_program
+from koalapy.runner.rank_script import SCRIPT_VARIABLE, write_rank_script
+from koalapy.runner.settings import Failure
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from typing import Any
+
+    from koalapy.runner.role import Node
+
+RESEND_INTERVAL = 2.0
+LAUNCH_TIMEOUT = 30.0
+NOTICE_TIMEOUT = 60.0
+"""Seconds in which mpirun must have noticed that one of its daemons has failed."""
+CONNECTION_LOST = (0, 205)
+"""Exit codes of mpirun that lost a daemon's connection: 0 in series 5, ORTE_ERR_COMM_FAILURE (-51) in series 4."""
+STARTER_NAMES = ("mpirun", "mpiexec", "prterun", "prte", "prted", "orterun", "orted")
+MAX_REASON_LENGTH = 1000
+OWN_FILES = MAX_CONCURRENT_PROBES + MAX_PEERS + 64
+"""Open files that the head node needs beside one for each node: those of the pre-flight, and its own."""
+
+
+def make_ready(node: Node, plan: Plan) -> tuple[Installation, str]:
+    """This node's Open MPI, with an environment fit for it, and a folder of ours for its session files.
+
+    What it leaves behind there when it is killed would hurt a later run.
+    """
+    found = Installation(node.environment, node.settings.name, plan)
+    folder = node.make_folder()
+    fit_environment(node, plan, found, folder)
+    return found, folder
+
+
+def refit(node: Node, plan: Plan, found: Installation, folder: str) -> None:
+    """Make the environment anew: the nodes have other addresses now."""
+    node.environment = plan.environment(node.settings)
+    fit_environment(node, plan, found, folder)
+
+
+def fit_environment(node: Node, plan: Plan, found: Installation, folder: str) -> None:
+    """Make a node's environment fit for its Open MPI, and write the script by which its ranks start."""
+    prepare(node.environment, found, plan)
+    node.environment["TMPDIR"] = folder
+    ranks = rank_environment(node.environment, found)
+    if sum(other["slots"] for other in plan.nodes) > 1:
+        ranks.update(REFUSE_MPICH)
+    node.environment[SCRIPT_VARIABLE] = write_rank_script(folder, plan.context["command"], ranks, found.prefix)
+
+
+def start_daemon(node: Node, plan: Plan, found: Installation, parameters: Mapping[str, str], namesakes: str) -> int:
+    """Start this node's MPI daemon without a shell and return its process id.
+
+    Call it by its address if its host name is others' too: series 5 knows nodes by their names, and would have ranks
+    share memory with those of another node, or not with their neighbours. Raise ``Failure`` with ``namesakes`` when
+    the daemon cannot be given a name.
+    """
+    name = plan.me["host"] if namesakes and found.series >= 5 else ""
+    if name and not found.can_name():
+        raise Failure(f"{namesakes}: give them others, or install an Open MPI with {NAMING} below {found.prefix}")
+    script = node.environment[SCRIPT_VARIABLE]
+    command = found.daemon_arguments(parameters, script, is_named=bool(name))
+    environment = found.daemon_environment(rank_environment(node.environment, found), name)
+    return node.spawn(command, environment, make_guard(node, plan, [os.path.basename(found.daemon)], environment))
+
+
+def make_guard(
+    node: Node,
+    plan: Plan,
+    names: Collection[str],
+    environment: Mapping[str, str],
+    launch_agents: Collection[Sequence[str]] = (),
+) -> ExecGuard | None:
+    """Return what holds ``mpirun`` or an MPI daemon of these names to the job's ranks; None for a job of one cluster.
+
+    On all nodes of the others: the daemon of any node may ask ``mpirun`` to start a program on any other node.
+    """
+    if not plan.spans_clusters:
+        return None
+
+    def report_refusal(program: str) -> None:
+        node.say(
+            f"{ascii(program)[:MAX_REASON_LENGTH]} was not started on {node.settings.name}: "
+            "the nodes of a job over several clusters start only the command of the job"
+        )
+
+    return ExecGuard(names, node.environment[SCRIPT_VARIABLE], environment, report_refusal, launch_agents)
+
+
+def is_open_mpis(pid: int) -> bool:
+    """Whether a process is Open MPI's own: mpirun, an MPI daemon, or a launch agent that waits for one."""
+    name, *words = command_of(pid) or [""]
+    return name in STARTER_NAMES or is_launch_agent(words)
+
+
+def how_it_ended(code: int) -> str:
+    """In words; a shell's 128 + n counts as killed by signal n."""
+    number = -code if code < 0 else code - 128
+    return f"was killed by signal {number}" if 0 < number <= signal.SIGRTMAX else f"ended with {code}"
+
+
+def is_lost(code: int) -> bool:
+    """Whether an MPI daemon that ended so was killed or never started."""
+    return code < 0 or code > 125
+
+
+class Follower:
+    """A node that runs an MPI daemon for the head node's mpirun, and tells the head how it ended."""
+
+    def __init__(self, runner: Node, plan: Plan) -> None:
+        self._runner, self._plan = runner, plan
+        self._prober: Prober | None = None
+        self._pid: int | None = None
+
+    def start(self) -> None:
+        """The head node will ask."""
+        self._installation, self._folder = make_ready(self._runner, self._plan)
+        self._prober = Prober(self._runner, self._plan, self._installation.series, self._send)
+        self._prober.send_ready()
+
+    def refuse(self, failure: Failure) -> None:
+        """The job cannot run here by its user's doing: whose exit code is the program's is to say so."""
+        self._send({"op": "unfit", "code": failure.code, "error": failure.message})
+        self._runner.loop.after("unfit", RESEND_INTERVAL, lambda: self.refuse(failure))
+
+    def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
+        head = self._plan.head
+        if sender != (head["token"], head["node"]):
+            return  # nobody else has anything to order here
+        op = payload["op"]
+        if op == "probe" and self._prober is not None and payload["way"] == self._prober.route:
+            self._prober.probe(payload["doors"])
+        elif op == "move" and self._prober is not None and payload["way"] > self._prober.route:
+            self._move(payload["way"], payload["hosts"])
+        elif op == "unreached":
+            self._runner.conclude(None, str(payload["error"])[:MAX_REASON_LENGTH], infrastructure=True)
+        elif op == "launch":
+            self._launch(payload["parameters"], str(payload["namesakes"])[:MAX_REASON_LENGTH])
+        elif op == "noted":
+            self._runner.conclude(None)
+
+    def child_ended(self, pid: int, code: int) -> None:
+        if pid != self._pid:
+            return
+        self._send_end(code)
+        if is_lost(code):
+            error = f"the MPI daemon on {self._runner.settings.name} {how_it_ended(code)}"
+            self._runner.conclude(None, error, infrastructure=True)
+
+    def is_starter(self, pid: int) -> bool:
+        return pid == self._pid or is_open_mpis(pid)
+
+    def filter_output(self, output: bytes) -> bytes:
+        return output
+
+    def rest_of_output(self, *, stopped: bool) -> bytes:
+        return b""
+
+    def close(self) -> None:
+        self._runner.loop.cancel("daemon-ended")
+        self._runner.loop.cancel("unfit")
+        self._leave_preflight()
+
+    def _move(self, route: int, hosts: list[str]) -> None:
+        """The nodes did not reach each other by the addresses of before."""
+        self._leave_preflight()
+        self._plan.move(hosts)
+        refit(self._runner, self._plan, self._installation, self._folder)
+        self._prober = Prober(self._runner, self._plan, self._installation.series, self._send, route)
+        self._prober.send_ready()
+
+    def _launch(self, parameters: object, namesakes: str) -> None:
+        self._leave_preflight()
+        if self._pid is None:
+            plan, section = self._plan, f"clusters.{self._plan.me['cluster']}.mpi"
+            checked = check_parameters(self._installation.series, parameters, section)
+            self._pid = start_daemon(self._runner, plan, self._installation, checked, namesakes)
+            self._runner.report_running()
+        self._send({"op": "launched"})
+
+    def _leave_preflight(self) -> None:
+        if self._prober is not None:
+            self._prober.close()
+            self._prober = None
+
+    def _send_end(self, code: int) -> None:
+        self._send({"op": "daemon_ended", "code": code})
+        self._runner.loop.after("daemon-ended", RESEND_INTERVAL, lambda: self._send_end(code))
+
+    def _send(self, payload: dict[str, Any]) -> None:
+        head = self._plan.head
+        self._runner.relay(head["token"], head["node"], {**payload, "index": self._plan.index})
+
+
+class Head:
+    """The node whose mpirun starts the program; knows how every MPI daemon ended before it tells how the program did.
+
+    That matters because mpirun ends with 0 when it loses a daemon.
+    """
+
+    def __init__(self, runner: Node, plan: Plan) -> None:
+        self._runner, self._plan = runner, plan
+        self._launch_requests: LaunchRequests | None = None
+        self._preflight: Preflight | None = None
+        self._namesakes: dict[int, str] = {}
+        """What is wrong with the host names of nodes that share one."""
+        self._waiting: list[tuple[str, str]] = []
+        """(host, shell command) of the MPI daemons that mpirun asked for before the pre-flight was over."""
+        self._by_host: dict[str, int] = {}
+        self._elsewhere = {i for i in range(len(plan.nodes)) if i != plan.index}
+        self._launches: dict[int, tuple[dict[str, str], float]] = {}
+        """Of each node that was asked to start its MPI daemon and has not answered: parameters and deadline."""
+        self._started: set[int] = set()
+        self._ended: dict[int, int] = {}
+        self._local: int | None = None
+        self._mpirun = 0
+        self._code: int | None = None
+        self._refusal = ""
+        self._filter = OutputFilter(runner, plan)
+
+    def start(self) -> None:
+        environment = self._runner.environment
+        require_program(self._plan.context["command"][0], environment)
+        if all(name == "lo" for _, name in socket.if_nameindex()):
+            raise Failure(
+                "Open MPI's own control channel needs a network interface besides loopback; this node has none"
+            )
+        self._installation, self._folder = make_ready(self._runner, self._plan)
+        allow_files(len(self._plan.nodes) + OWN_FILES, self._runner.settings.name)
+        self._start_mpirun(self._folder)
+        if self._elsewhere:
+            series = self._installation.series
+            self._preflight = Preflight(self._runner, self._plan, series, self._reached, self._moving)
+            self._preflight.start()
+        self._report_when_all_started()
+
+    def _start_mpirun(self, folder: str) -> None:
+        self._by_host = {n["host"]: i for i, n in enumerate(self._plan.nodes)}
+        self._launch_requests = LaunchRequests(self._runner.loop, folder, list(self._by_host), self._launch_requested)
+        options = self._installation.options(self._launch_requests.agent, len(self._plan.nodes))
+        agents = [self._launch_requests.words(host) for host in self._by_host]
+        names = self._installation.mpirun_names
+        guard = make_guard(self._runner, self._plan, names, self._runner.environment, agents)
+        command = [self._installation.mpirun, *options, *self._plan.mpirun_contexts()]
+        self._mpirun = self._runner.spawn(command, guard=guard)
+
+    def _moving(self) -> None:
+        """The nodes will have other addresses than those mpirun was told: it has started nothing yet."""
+        os.kill(self._mpirun, signal.SIGKILL)
+        self._mpirun = 0
+        self._waiting.clear()
+        if self._launch_requests is not None:
+            self._launch_requests.close()
+            self._launch_requests = None
+
+    def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
+        place, op = self._plan.index_of(sender), payload["op"]
+        if op == "undelivered":
+            self._refusal = str(payload["reason"])[:MAX_REASON_LENGTH]
+            return
+        index = payload.get("index", -1)
+        if place is None or index != place:
+            return  # every node speaks for itself only
+        if op == "launched" and index in self._launches:
+            self._runner.loop.cancel(f"launch-{index}")
+            del self._launches[index]
+            self._started.add(index)
+            self._report_when_all_started()
+        elif op in ("ready", "reached"):
+            if self._preflight is not None:
+                self._preflight.receive(payload)
+        elif op == "unfit":
+            if not 0 < int(payload["code"]) < 256:
+                raise ValueError(f"{payload['code']} is no exit code")
+            self._runner.say(str(payload["error"])[:MAX_REASON_LENGTH])
+            self._runner.conclude(int(payload["code"]))
+        elif op == "daemon_ended":
+            if not isinstance(payload["code"], int) or not -128 < payload["code"] < 256:
+                raise ValueError(f"{str(payload['code'])[:100]} is no exit code")
+            self._runner.relay(*sender, {"op": "noted"})
+            self._daemon_ended(index, payload["code"])
+
+    def child_ended(self, pid: int, code: int) -> None:
+        if pid == self._local:
+            self._daemon_ended(self._plan.index, code)
+        elif pid == self._mpirun:
+            self._code = code
+            self._runner.loop.after("daemons", self._runner.settings.agent_timeout, self._conclude)
+            self._conclude_when_all_ended()
+
+    def is_starter(self, pid: int) -> bool:
+        return pid in (self._mpirun, self._local) or is_open_mpis(pid)
+
+    def filter_output(self, output: bytes) -> bytes:
+        return self._filter.apply(output)
+
+    def rest_of_output(self, *, stopped: bool) -> bytes:
+        return self._filter.rest(stopped=stopped)
+
+    def close(self) -> None:
+        self._filter.close()
+        if self._filter.has_lost and self._code is None:
+            os.kill(self._mpirun, signal.SIGKILL)  # it is giving up already, and series 4 crashes when asked to
+        if self._launch_requests is not None:
+            self._launch_requests.close()
+            self._launch_requests = None
+        if self._preflight is not None:
+            self._preflight.close()
+        for index in self._launches:
+            self._runner.loop.cancel(f"launch-{index}")
+        self._runner.loop.cancel("daemons")
+        self._runner.loop.cancel("notice")
+
+    def _reached(self) -> None:
+        """The pre-flight is over, and all is well."""
+        if self._preflight is not None:
+            self._namesakes = self._preflight.namesakes
+        self._preflight = None
+        if not self._mpirun:
+            refit(self._runner, self._plan, self._installation, self._folder)
+            folder = f"{self._folder}/moved"
+            os.mkdir(folder, 0o700)
+            self._start_mpirun(folder)
+        for host, command in self._waiting:
+            self._launch_requested(host, command)
+
+    def _launch_requested(self, host: str, command: str) -> None:
+        index = self._by_host[host]
+        if self._preflight is not None:
+            self._waiting.append((host, command))
+            return
+        try:
+            parameters = select_parameters(self._installation.series, command)
+            if index != self._plan.index:
+                self._launches[index] = (parameters, self._runner.loop.time() + LAUNCH_TIMEOUT)
+                self._send_launch(index)
+            else:
+                self._start_here(index, parameters)
+        except Failure as failure:
+            self._runner.conclude(None, failure.message, infrastructure=True)
+
+    def _start_here(self, index: int, parameters: dict[str, str]) -> None:
+        """mpirun does not always see that one of the hosts is its own."""
+        namesakes = self._namesakes.get(index, "")
+        self._local = start_daemon(self._runner, self._plan, self._installation, parameters, namesakes)
+        self._started.add(index)
+
+    def _send_launch(self, index: int) -> None:
+        """Ask a node's runner to start its MPI daemon, and again until it has answered: relays may get lost."""
+        parameters, deadline = self._launches[index]
+        if self._runner.loop.time() > deadline:
+            del self._launches[index]
+            self._answer(index, f"node {self._plan.nodes[index]['host']} did not start its MPI daemon: {self._refusal}")
+            return
+        node = self._plan.nodes[index]
+        launch = {"op": "launch", "parameters": parameters, "namesakes": self._namesakes.get(index, "")}
+        self._runner.relay(node["token"], node["node"], launch)
+        self._runner.loop.after(f"launch-{index}", RESEND_INTERVAL, lambda: self._send_launch(index))
+
+    def _answer(self, index: int, error: str = "") -> None:
+        if self._launch_requests is not None:
+            self._launch_requests.answer(self._plan.nodes[index]["host"], error)
+
+    def _report_when_all_started(self) -> None:
+        if self._elsewhere <= self._started:
+            self._runner.report_running()
+
+    def _daemon_ended(self, index: int, code: int) -> None:
+        self._answer(index, how_it_ended(code) if code else "")
+        self._ended[index] = code
+        if self._code is None and code:
+            self._runner.loop.after("notice", NOTICE_TIMEOUT, self._conclude)
+        self._conclude_when_all_ended()
+
+    def _conclude_when_all_ended(self) -> None:
+        if self._code is not None and self._started <= self._ended.keys():
+            self._conclude()
+
+    def _conclude(self) -> None:
+        error = self._infrastructure_error()
+        self._runner.conclude(None if error else self._code, error, infrastructure=bool(error))
+
+    def _infrastructure_error(self) -> str:
+        """The infrastructure's failure; empty when mpirun's exit code is the program's.
+
+        A daemon that ends with an error of its own is no failure as such: some do after a failed rank, whose exit code
+        is then mpirun's. It is one when mpirun says by its exit code that it lost a connection, or says nothing.
+        """
+        code, hosts = self._code, [node["host"] for node in self._plan.nodes]
+        suspicious = code is None or code in CONNECTION_LOST
+        bad = [(i, how) for i, how in self._ended.items() if is_lost(how) or (how and suspicious)]
+        if code is not None and code < 0:
+            return f"mpirun {how_it_ended(code)}"
+        if bad:
+            index, how = min(bad, key=lambda found: (not is_lost(found[1]), found[0] == self._plan.index))
+            error = f"the MPI daemon on {hosts[index]} {how_it_ended(how)}"
+            if code is None:
+                return f"{error}, and mpirun did not notice"
+            return error if is_lost(how) else f"{error} as it lost its connection"
+        for index in self._started - self._ended.keys():
+            return f"no word of how the MPI daemon on {hosts[index]} ended"
+        for index in self._elsewhere - self._started:
+            how_said = how_it_ended(code or 0)
+            return f"mpirun {how_said} before node {hosts[index]} was reached {self._refusal}".rstrip()
+        return ""

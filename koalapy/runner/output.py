@@ -1,0 +1,137 @@
+"""The program's output on its way to the agent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from koalapy.runner.session import FILE_TAG_LENGTH, open_file, seal_file
+
+CHUNK = 48 * 1024
+WINDOW = 256 * 1024
+BLOCK = 1024 * 1024
+MEMORY = 4 * BLOCK
+SPILL_LIMIT = 64 * 1024 * 1024
+
+
+class Block:
+    """A stretch of the output: in memory, in a file, or in both."""
+
+    __slots__ = ("data", "path", "size", "start")
+
+    def __init__(self, start: int) -> None:
+        self.start, self.size = start, 0
+        self.data: bytearray | None = bytearray()
+        self.path = ""
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
+    def spill(self, path: str, secret: bytes) -> None:
+        """Write it to a file and forget it; where there is no room it stays in memory."""
+        try:
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return
+        try:
+            rest = memoryview(_sealed(secret, path, self.data or bytearray()))
+            while rest:
+                rest = rest[os.write(file, rest) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            return
+        finally:
+            os.close(file)
+        self.path, self.data = path, None
+
+    def load(self, secret: bytes) -> bytearray:
+        """Its bytes; a word in their place when the file has been lost, or is not ours any more."""
+        if self.data is None:
+            try:
+                with open(self.path, "rb") as file:
+                    data = _opened(secret, self.path, file.read(self.size + FILE_TAG_LENGTH))
+            except (OSError, ValueError) as error:
+                data = f"\nkoala: {self.size} bytes of output are lost: cannot read {self.path}: {error}\n".encode()
+            self.data = bytearray(data[: self.size].ljust(self.size, b"\n"))
+        return self.data
+
+    def drop(self) -> None:
+        if self.path:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
+
+
+def _sealed(secret: bytes, path: str, data: bytearray) -> bytes | bytearray:
+    return seal_file(secret, os.path.basename(path), data) if secret else data
+
+
+def _opened(secret: bytes, path: str, data: bytes) -> bytes:
+    return open_file(secret, os.path.basename(path), data) if secret else data
+
+
+class Output:
+    """The program's output from the first byte the agent has not acknowledged: in blocks, all but two of them in files
+    ``SPILL.OFFSET``. What was acknowledged takes no room."""
+
+    def __init__(
+        self,
+        spill: str,
+        secret: bytes = b"",
+        *,
+        chunk: int = CHUNK,
+        window: int = WINDOW,
+        block: int = BLOCK,
+        memory: int = MEMORY,
+        spill_limit: int = SPILL_LIMIT,
+    ) -> None:
+        """``secret``: by which files are known to be ours, if the agent asks for that. All sizes are bytes."""
+        self._chunk, self._window, self._block = chunk, window, block
+        self._memory, self._spill_limit = memory, spill_limit
+        self.start = self.sent = self.total = 0
+        self._blocks: list[Block] = []
+        self._spill, self._secret = spill, secret
+
+    @property
+    def full(self) -> bool:
+        """Whether the program has to wait: its agent is away or slow, or there is no room for more."""
+        in_memory = sum(len(block.data) for block in self._blocks if block.data)
+        return self.total - self.start > self._spill_limit or in_memory > self._memory
+
+    def append(self, data: bytes) -> None:
+        if not self._blocks or self._blocks[-1].data is None or self._blocks[-1].size >= self._block:
+            self._blocks.append(Block(self.total))
+        last = self._blocks[-1]
+        last.data += data  # type: ignore[operator]
+        last.size += len(data)
+        self.total += len(data)
+        for block in self._blocks[1:]:
+            if block.size >= self._block:
+                self._have_in_file(block)
+
+    def save(self) -> None:
+        """Have all that is not acknowledged in files, as far as there is room: they outlive this process."""
+        for block in self._blocks:
+            self._have_in_file(block)
+
+    def _have_in_file(self, block: Block) -> None:
+        if block.data is not None and not block.path:
+            block.spill(f"{self._spill}.{block.start}", self._secret)
+
+    def acknowledge(self, offset: int) -> None:
+        if offset <= self.start:
+            return
+        while self._blocks and self._blocks[0].end <= offset:
+            self._blocks.pop(0).drop()
+        self.start, self.sent = offset, max(self.sent, offset)
+
+    def chunks(self) -> Iterator[tuple[int, bytes]]:
+        """What may be sent now: a window's worth beyond what is acknowledged."""
+        while self.sent < min(self.total, self.start + self._window):
+            block = next(block for block in self._blocks if block.end > self.sent)
+            offset, at = self.sent, self.sent - block.start
+            data = bytes(block.load(self._secret)[at : at + self._chunk])
+            self.sent += len(data)
+            yield offset, data

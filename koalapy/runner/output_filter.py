@@ -1,0 +1,113 @@
+"""What ``mpirun`` and its ranks write that needs a hint for the user, or that nobody should have to read."""
+
+from __future__ import annotations
+
+import re
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from koalapy.runner.plan import Plan
+    from koalapy.runner.role import Node
+
+NOISE = re.compile(
+    rb"\[[^\[\]\n]*\] (?:plm:[sr]sh: Warning: setpgid\([^\n]*\n(?:[ \t]*\n)*"
+    rb"|\S*osc_ucx_component\.c:\d+ +Error: OSC UCX component priority set inside component query failed[^\n]*\n"
+    rb"(?:[ \t]+\n)*)"
+)
+"""What nobody should have to read: Open MPI warns of a harmless race between itself and its launch agent, and series 5
+calls it an error, in each rank that makes a window, that a node has no network of UCX's. Where a program writes a
+line's text and its end one by one, such an error may come between the two."""
+SIGNS_OF_NOISE = (b"setpgid(", b"osc_ucx_component.c")
+RULE = rb"^-{20,}\n"
+LOST = RULE + rb"(?:PRTE|ORTE) has lost communication with a remote daemon\.\n"
+ALL_OF_LOST = re.compile(LOST + rb".*?(?:\Z|" + RULE + rb"\0?)", re.MULTILINE | re.DOTALL)
+"""What mpirun says of it; series 5 writes each line by itself, and a zero after the last."""
+BEGIN_OF_LOST = re.compile(rb"%s|%s\Z" % (LOST, RULE), re.MULTILINE)
+PAUSE = 0.2
+"""Seconds for which we wait for what follows a line that may be the first of it."""
+HOLD = 10.0
+"""Seconds at most for which we wait, where mpirun has lost a daemon, whether we are told to stop: the other node was
+told first then, and had no trouble. Clusters hear of it one after the other; who is in trouble concludes sooner."""
+TRACEBACK = b"Traceback (most recent call last)"
+HINT_DELAY = 10.0
+"""Seconds after an exception for which ranks go on before we say what may be wrong."""
+HINT = (
+    "a rank wrote a traceback {seconds:g} s ago, and the program has not ended: where one rank ends by an exception, "
+    "mpi4py waits for ever for the others; started as python -m mpi4py PROGRAM it ends them all"
+)
+BUILT_WITH_MPICH = (
+    "the program was built with MPICH, or an MPI that descends from it, and is started by Open MPI: build it (or "
+    "mpi4py) with the Open MPI of its clusters, or use the launcher processes and the program's own mpiexec"
+)
+ADVICE = {
+    b"All nodes which are allocated for this job are already filled": (
+        "MPI_Comm_spawn is not supported, and so MPIPoolExecutor by itself is not: the nodes of a job run its command "
+        "only; start a program with MPIPoolExecutor as python -m mpi4py.futures PROGRAM, which makes ranks the workers"
+    ),
+    b"PMI_Init returned -1": BUILT_WITH_MPICH,
+    b"MPIR_pmi_init(": BUILT_WITH_MPICH,
+}
+"""What the user is told, once, by words of the output."""
+
+
+class OutputFilter:
+    """Of the output of one run."""
+
+    def __init__(self, runner: Node, plan: Plan) -> None:
+        self._runner = runner
+        commands = [" ".join(context["command"]) for context in plan.contexts]
+        is_alone = len(plan.nodes) == 1 and plan.me["slots"] == 1
+        self._is_clear = is_alone or any("-m mpi4py" in each for each in commands)
+        """Whether there is nothing to say: no rank waits for another, or one that fails ends all."""
+        self._held = b""
+        self._advice = dict(ADVICE)
+        """What has not been told."""
+        self._pending = ""
+        """Lines that are to be told after what mpirun writes now."""
+        self.has_lost = False
+        """Whether mpirun has just said that it lost a daemon, and the user was not told yet."""
+
+    def apply(self, output: bytes) -> bytes:
+        """What the user is to see of it now."""
+        for text in {text for words, text in self._advice.items() if words in output}:
+            self._advice = {words: other for words, other in self._advice.items() if other != text}
+            self._pending += f"koala: {text}\n"
+            self._runner.loop.after("advice", PAUSE, self._advise)
+        if not self._is_clear and TRACEBACK in output:
+            self._is_clear = True  # said once
+            self._runner.loop.after("hint", HINT_DELAY, self._hint)
+        if any(sign in output for sign in SIGNS_OF_NOISE):
+            output = NOISE.sub(b"", output)
+        output, self._held = self._held + output, b""
+        if self.has_lost:
+            self._held = output
+            return b""
+        self._runner.loop.cancel("held")
+        begin = BEGIN_OF_LOST.search(output)
+        if begin is None:
+            return output
+        self._held, self.has_lost = output[begin.start() :], not begin[0].endswith(b"-\n")
+        self._runner.loop.after("held", HOLD if self.has_lost else PAUSE, self._release)
+        return output[: begin.start()]
+
+    def rest(self, *, stopped: bool) -> bytes:
+        """What was held back; without the trouble that was none where we were ``stopped``."""
+        held, self._held, self.has_lost = self._held, b"", False
+        pending, self._pending = self._pending, ""
+        return (ALL_OF_LOST.sub(b"", held) if stopped else held) + pending.encode()
+
+    def close(self) -> None:
+        self._runner.loop.cancel("hint")
+        self._runner.loop.cancel("held")
+        self._runner.loop.cancel("advice")
+
+    def _advise(self) -> None:
+        pending, self._pending = self._pending, ""
+        self._runner.show(pending.encode())
+
+    def _release(self) -> None:
+        held, self._held, self.has_lost = self._held, b"", False
+        self._runner.show(held)
+
+    def _hint(self) -> None:
+        self._runner.say(HINT.format(seconds=HINT_DELAY))

@@ -1,0 +1,118 @@
+"""The environment in which Open MPI runs on one node: what the cluster's profile says, and nothing that confuses it."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from koalapy.runner.networks import own_addresses
+from koalapy.runner.settings import Failure
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from koalapy.runner.installation import Installation
+    from koalapy.runner.plan import Plan
+
+MISLEADING = ("SLURM", "PMI_", "PMI2_", "PMIX_", "PE_HOSTFILE")
+"""By these Open MPI would take itself for a part of the resource manager's own start of jobs."""
+OF_PRRTE = (
+    "errmgr",
+    "ess",
+    "filem",
+    "grpcomm",
+    "iof",
+    "odls",
+    "oob",
+    "plm",
+    "prte",
+    "ras",
+    "rmaps",
+    "rml",
+    "routed",
+    "rtc",
+    "schizo",
+    "state",
+)
+"""Parts of series 5 whose parameters are PRRTE's; those in ``OF_PMIX`` are PMIx's, all others Open MPI's own."""
+PREFER_ROMIO = {"OMPI_MCA_io_ompio_priority": "1"}
+"""Of Open MPI's two implementations of MPI-IO, ompio hangs where some ranks can open a file and others cannot, as on
+clusters without a common file system; ROMIO lets all of them fail."""
+REFUSE_MPICH = {"PMI_PORT": "127.0.0.1:1", "PMI_ID": "0"}
+"""By these MPICH and what descends from it (MVAPICH, Intel MPI) look for a process manager, find none, and end with an
+error; without them each rank would be a program of one rank, and succeed. Open MPI does not use them."""
+OF_PMIX = ("gds", "pmdl", "pmix", "pnet", "psec", "ptl")
+CONTROL_PORTS = 64
+
+
+def control_ports(first: int, last: int) -> int:
+    """How many of a cluster's ports are the control channel's: mpirun opens them all, and ranks need the others."""
+    return max(1, min(CONTROL_PORTS, (last - first + 1) // 4))
+
+
+def rank_ports(environment: dict[str, str]) -> tuple[int, int] | None:
+    """First and last port of the cluster's range at which ranks may listen; None without a range."""
+    if not (ports := environment.get("KOALA_MPI_PORTS")):
+        return None
+    first, last = map(int, ports.split("-"))
+    return first + control_ports(first, last), last
+
+
+def prepare(environment: dict[str, str], installation: Installation, plan: Plan) -> None:
+    """Make a node's environment fit for its Open MPI; what it says already is kept."""
+    for name in [n for n in environment if n.startswith(MISLEADING) and not n.startswith("PMIX_MCA_")]:
+        del environment[name]
+    for name, value in _derived(environment, installation.series, plan).items():
+        environment.setdefault(name, value)
+    if os.geteuid() == 0:
+        environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def _derived(environment: dict[str, str], series: int, plan: Plan) -> dict[str, str]:
+    control = "PRTE_MCA_" if series >= 5 else "OMPI_MCA_"
+    on_loopback = plan.me["host"].startswith("127.")
+    own = dict(PREFER_ROMIO) if plan.spans_clusters else {}
+    if network := environment.get("KOALA_MPI_INTERFACE") or _way_out(plan):
+        own |= {"OMPI_MCA_btl_tcp_if_include": network, "OMPI_MCA_btl_tcp_disable_family": "6"}
+        if not on_loopback:  # which the control channel refuses
+            include = "prte_if_include" if series >= 5 else "oob_tcp_if_include"
+            own |= {control + include: network, f"{control}oob_tcp_disable_ipv6_family": "1"}
+    if ports := rank_ports(environment):
+        own["OMPI_MCA_btl_tcp_port_min_v4"] = str(ports[0])
+        own["OMPI_MCA_btl_tcp_port_range_v4"] = str(ports[1] - ports[0] + 1)
+        if not on_loopback:  # where several daemons would fight for them
+            first = environment["KOALA_MPI_PORTS"].partition("-")[0]
+            own[f"{control}oob_tcp_dynamic_ipv4_ports"] = f"{first}-{ports[0] - 1}"
+    return own | {_variable(name, series): value for name, value in _parameters(environment).items()}
+
+
+def _way_out(plan: Plan) -> str | None:
+    """The interface by which other clusters know this node: Open MPI would also try those that they do not reach."""
+    host = plan.me["host"]
+    if host.startswith("127.") or not plan.spans_clusters:
+        return None
+    return next((interface for interface, address in own_addresses() if address == host), None)
+
+
+def _parameters(environment: dict[str, str]) -> dict[str, str]:
+    text = environment.get("KOALA_MPI_PARAMETERS", "{}")
+    try:
+        return {str(name): str(value) for name, value in json.loads(text).items()}
+    except (ValueError, AttributeError) as error:
+        raise Failure(f"KOALA_MPI_PARAMETERS must be a JSON object, not {text[:100]}") from error
+
+
+def _variable(parameter: str, series: int) -> str:
+    part = parameter.partition("_")[0]
+    if series >= 5 and part in OF_PRRTE:
+        return f"PRTE_MCA_{parameter}"
+    return f"PMIX_MCA_{parameter}" if series >= 5 and part in OF_PMIX else f"OMPI_MCA_{parameter}"
+
+
+def rank_environment(environment: dict[str, str], installation: Installation) -> dict[str, str]:
+    """Return the environment of this node's ranks: the node's own, with the libraries of its Open MPI first."""
+    own = {"PATH": os.defpath, **environment}
+    folders = [f"{installation.prefix}/{name}" for name in ("lib", "lib64")] if installation.prefix != "/usr" else []
+    libraries = [f for f in folders if os.path.isdir(f)] + [own.pop("LD_LIBRARY_PATH", "")]
+    if path := ":".join(filter(None, libraries)):
+        own["LD_LIBRARY_PATH"] = path
+    return own

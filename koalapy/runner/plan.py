@@ -1,0 +1,81 @@
+"""The gang as one of its nodes sees it."""
+
+from __future__ import annotations
+
+import re
+
+from koalapy.runner.networks import is_ipv4
+from koalapy.runner.rank_script import LAUNCHER
+from koalapy.runner.settings import Settings
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+PLAIN = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.:%-]{0,254}", re.ASCII)
+"""An address: other nodes say what theirs are, and they stand in names of files and on mpirun's command line."""
+
+
+class Plan:
+    """The gang as the daemon laid it out, seen from this node."""
+
+    def __init__(self, message: dict[str, Any], token: str, node: int) -> None:
+        self.message = message
+        self.nodes: list[dict[str, Any]] = message["nodes"]
+        self.contexts: list[dict[str, Any]] = message["contexts"]
+        self._places = {(n["token"], n["node"]): i for i, n in enumerate(self.nodes)}
+        self.index = self._places[token, node]
+        self.me = self.nodes[self.index]
+        self.context = next(c for c in self.contexts if c["token"] == token)
+        self.head = next(n for n in self.nodes if n["token"] == message["head"] and n["node"] == 0)
+
+    def index_of(self, sender: tuple[str, int]) -> int | None:
+        """Which of the plan's nodes a runner is, by its token and node; None for strangers."""
+        return self._places.get(sender)
+
+    def move(self, hosts: list[str]) -> None:
+        """Let the nodes know each other by these addresses, or the present names, from now on.
+
+        Raise ``ValueError`` if one is neither. They come from the head node, perhaps of another site.
+        """
+        if len(hosts) != len(self.nodes):
+            raise ValueError(f"{len(hosts)} addresses for {len(self.nodes)} nodes")
+        for host, node in zip(hosts, self.nodes):
+            is_address = is_ipv4(host) or (":" in host and PLAIN.fullmatch(host))
+            if host != node["host"] and not is_address:
+                raise ValueError(f"{host!r} is no address of a node")
+        for node, host in zip(self.nodes, hosts):
+            node["host"] = host
+
+    @property
+    def spans_clusters(self) -> bool:
+        return len({node["cluster"] for node in self.nodes}) > 1
+
+    def environment(self, settings: Settings) -> dict[str, str]:
+        """The program's environment on this node."""
+        own = {
+            "KOALA_JOB": self.message["job"],
+            "KOALA_GENERATION": self.message["generation"],
+            "KOALA_COMPONENT": self.contexts.index(self.context),
+            "KOALA_CLUSTER": self.me["cluster"],
+            "KOALA_NODE": settings.name,
+            "KOALA_HOST": self.me["host"],
+            "KOALA_NODE_INDEX": self.index,
+            "KOALA_NODES": len(self.nodes),
+            "KOALA_COMPONENT_NODES": len(self.context["nodes"]),
+            "KOALA_HOSTS": ",".join(n["host"] for n in self.nodes),
+        }
+        return {**settings.base, **{k: str(v) for k, v in own.items()}, **self.context["environment"]}
+
+    def mpirun_contexts(self) -> list[str]:
+        """Return the words of mpirun's command line that say which program runs where, in order of the plan's nodes."""
+        commands = [(context["command"], context["nodes"]) for context in self.contexts]
+        if all(command == commands[0][0] for command, _ in commands):
+            commands = [(commands[0][0], list(range(len(self.nodes))))]
+        words: list[str] = []
+        for _, indices in commands:
+            nodes = [self.nodes[i] for i in indices]
+            hosts = ",".join(f"{n['host']}:{n['slots']}" for n in nodes)
+            words += [":"] if words else []
+            words += ["--host", hosts, "-np", str(sum(n["slots"] for n in nodes)), *LAUNCHER]
+        return words

@@ -1,0 +1,216 @@
+"""What a policy that learns is told of a job: the experience with its application, and when nodes will be free."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from math import inf
+from typing import TypeVar
+
+from koalapy.model.advice import size_of
+from koalapy.model.application import application_of
+from koalapy.model.cluster import GridView
+from koalapy.model.job import Job, JobId, JobSpec, parse_token
+from koalapy.model.request import ClusterName
+from koalapy.policies.knowledge import SURE, Capacity, Knowledge, Release
+from koalapy.scheduler.advisor.experience import Experience
+from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.grid import GridStatus
+from koalapy.scheduler.queue.placement_queues import PlacementQueues
+from koalapy.scheduler.state import SchedulerState
+
+T = TypeVar("T")
+
+MAX_RETAINED_WAITS = 10_000
+"""Jobs of which is known for how long they might have been placed; those asked for last."""
+FREE_ODDS = 2.0
+"""The odds of harm up to which a job is co-allocated to find out how that goes when it disturbs nobody."""
+MAX_RUNS_BETWEEN = 200
+"""Runs on one cluster after which one on several is tried at the latest, however little hope there is."""
+MAX_GAP_SECONDS = 120.0
+"""Seconds that count at most between two questions: what was possible meanwhile is not known."""
+
+
+@dataclass(slots=True)
+class WaitWithRoom:
+    """How long there was room for one job, which is told by its spec: every job has one of its own."""
+
+    spec: JobSpec
+    asked: float
+    had_room: bool = False
+    """Whether there were as many nodes idle in all, when it was last asked for."""
+    seconds: float = 0.0
+
+    def until(self, now: float) -> float:
+        """The seconds with those since it was last asked for."""
+        return self.seconds + min(now - self.asked, MAX_GAP_SECONDS) if self.had_room else self.seconds
+
+
+class OfClusters(Mapping[ClusterName, T]):
+    """What is worked out of each cluster when somebody asks for it, and kept until the cluster is touched."""
+
+    def __init__(self, grid: GridStatus, work: Callable[[ClusterStatus], T]) -> None:
+        self._grid, self._work = grid, work
+        self._known: dict[ClusterName, T] = {}
+        self._moment = 0
+
+    def forget(self) -> None:
+        """Times have passed, and jobs may stand differently."""
+        self._known.clear()
+
+    def __getitem__(self, name: ClusterName) -> T:
+        if self._moment != self._grid.moment:
+            for cluster in self._grid.touched_since(self._moment):
+                self._known.pop(cluster.name, None)
+            self._moment = self._grid.moment
+        if name not in self._known:
+            self._known[name] = self._work(self._grid[name])
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[ClusterName]:
+        return (cluster.name for cluster in self._grid.clusters())
+
+    def __len__(self) -> int:
+        return len(self._grid.clusters())
+
+
+class KnowledgeBuilder:
+    """Gathers what is known of a job at this moment; what holds for the whole grid once for each view."""
+
+    def __init__(self, state: SchedulerState, queues: PlacementQueues) -> None:
+        self._state, self._experience, self._ledger, self._grid = state, state.experience, state.ledger, state.grid
+        self._queues = queues
+        self._waits: OrderedDict[int, WaitWithRoom] = OrderedDict()
+        self.notes_waits = False
+        """Whether it is the scheduler that asks: by what others ask nothing changes."""
+        self._capacities = OfClusters(state.grid, self._capacity)
+        self._co_allocated = OfClusters(state.grid, self._co_allocated_on)
+
+    def invalidate(self) -> None:
+        """Times have passed, and jobs may stand differently."""
+        self._capacities.forget()
+
+    def build(self, spec: JobSpec, view: GridView) -> Knowledge:
+        """Of one job, as far as it bears on its placement on a view."""
+        application = application_of(spec)
+        first_two = view.once(("first two that wait",), lambda view: tuple(islice(self._queues.requests(), 2)))
+        slowdowns, times = self._experience.answer(application, size_of(spec), spec.communication)
+        loaded = any(request != spec.request for request in first_two) or len(first_two) > 1
+        return Knowledge(
+            application,
+            times,
+            slowdowns,
+            spec.communication,
+            spec.inputs,
+            self._capacities,
+            loaded,
+            self._waited(spec, view),
+            self._state.now,
+            partial(self._may_probe, spec, view, loaded) if application else None,
+            spec.per_node_bandwidth or 0.0,
+            spec.memory or 0,
+        )
+
+    def _may_probe(self, spec: JobSpec, view: GridView, loaded: bool, probability: float) -> bool:
+        """Whether to co-allocate a job to find out how that goes: the less often, the less hope there is.
+
+        While others wait only after runs on one cluster, which it is held against. Such runs have the fewer of all
+        nodes at a time.
+        """
+        application, size = application_of(spec), spec.request.total_size
+        under_way = view.once(("probes",), lambda view: self._probes())
+        between = runs_between(probability, loaded) * (1 + len(under_way.get(application, ())))
+        if self._experience.alone_since(application) < between:
+            return False
+        total = sum(cluster.total for cluster in self._grid.clusters())
+        return sum(map(sum, under_way.values())) + size <= max(size, probability**2 * total)
+
+    def _probes(self) -> dict[str, list[int]]:
+        """The nodes of each job that is co-allocated and of whose application it is not known whether that harms."""
+        found: dict[str, list[int]] = {}
+        largest = max((cluster.total for cluster in self._grid.clusters()), default=0)
+        for ident in set[JobId]().union(*self._co_allocated.values()):
+            job = self._ledger.get(ident)
+            if job is None or job.spec.request.total_size > largest:
+                continue
+            where = _clusters_of(job)
+            if len(where) > 1:
+                application = application_of(job.spec)
+                slowdowns, _ = self._experience.answer(application, size_of(job.spec), job.spec.communication)
+                if slowdowns.harmless(where) < SURE:
+                    found.setdefault(application, []).append(job.spec.request.total_size)
+        return found
+
+    def _co_allocated_on(self, cluster: ClusterStatus) -> set[JobId]:
+        """The jobs on several clusters that have nodes of this one."""
+        jobs = map(self._ledger.get, {parse_token(token).job for token in cluster.live})
+        return {job.id for job in jobs if job is not None and len(_clusters_of(job)) > 1}
+
+    def _waited(self, spec: JobSpec, view: GridView) -> float:
+        """Seconds for which a job was asked for again and again while there were nodes enough in all.
+
+        What is idle in the view counts, as far as it is idle indeed: some views are of what might be.
+        """
+        now, wait = self._state.now, self._waits.get(id(spec))
+        if not self.notes_waits:
+            return 0.0 if wait is None else wait.until(now)
+        if wait is None:
+            wait = self._waits[id(spec)] = WaitWithRoom(spec, now)  # which holds the spec, so that its id stays its own
+            if len(self._waits) > MAX_RETAINED_WAITS:
+                self._waits.popitem(last=False)
+        wait.seconds = wait.until(now)
+        idle = min(self._grid.view().usable_idle, view.usable_idle)
+        wait.asked, wait.had_room = now, spec.request.total_size <= idle
+        self._waits.move_to_end(id(spec))
+        return wait.seconds
+
+    def _capacity(self, cluster: ClusterStatus) -> Capacity:
+        """Of one cluster, by its components."""
+        now, releases = self._state.now, []
+        for token, size in cluster.live.items():
+            job = self._ledger.get(parse_token(token).job)
+            left, age = (None, 0.0) if job is None else self._left(job, now)
+            releases.append(Release(left, size, age))
+        releases.sort(key=_rank)
+        return Capacity(max(0, cluster.total - cluster.background - cluster.down), tuple(releases))
+
+    def _left(self, job: Job, now: float) -> tuple[float | None, float]:
+        """Seconds until a job gives its nodes back, None when nobody knows; and for how long it has run."""
+        end = expected_end(job, self._experience, now)
+        began = None if job.attempt is None or job.ending is not None else job.attempt.barrier_at
+        return None if end is None else end - now, 0.0 if began is None else max(0.0, now - began)
+
+
+def _clusters_of(job: Job) -> tuple[ClusterName, ...]:
+    return () if job.attempt is None else tuple(sorted({component.cluster for component in job.attempt.gang}))
+
+
+def expected_end(job: Job, experience: Experience, now: float) -> float | None:
+    """When a job gives its nodes back, by its walltime and by the runs of its application; None when nobody knows."""
+    attempt = job.attempt
+    if attempt is None:
+        return None
+    if job.ending is not None:
+        return now
+    began = attempt.barrier_at
+    if began is None:
+        began = max(now, attempt.start_estimate or now)
+    run = experience.expected(job.spec, {component.cluster for component in attempt.gang})
+    ends = [end for end in (inf if run is None else began + run, _latest(job, began)) if end > now]
+    return None if min(ends, default=inf) == inf else min(ends)
+
+
+def runs_between(probability: float, loaded: bool) -> float:
+    """Of an application on one cluster before it is tried on several, by how probable it is that this does no harm."""
+    odds = 1.0 / max(probability, 1e-3) - 1.0
+    return min(MAX_RUNS_BETWEEN, max(1.0, odds**2) if loaded else max(0.0, odds - FREE_ODDS))
+
+
+def _latest(job: Job, began: float) -> float:
+    """When its walltime is over."""
+    return inf if job.spec.walltime is None else began + job.spec.walltime
+
+
+def _rank(release: Release) -> tuple[float, float, int]:
+    return inf if release.seconds is None else release.seconds, release.age, release.nodes

@@ -1,0 +1,222 @@
+"""What runs of one application say of its run times and slowdowns: each an interval, by how much the runs scatter.
+
+All is in logarithms. A run takes as long as its size does on one cluster, times the slowdown of where it ran, times
+whatever its input and luck make of it. A run that was killed at its walltime says "at least this long".
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import erfc, exp, log, pi, sqrt
+from typing import NamedTuple
+
+from koalapy.model.advice import Size
+from koalapy.policies.knowledge import Slowdowns, Where
+from koalapy.policies.log_normal import LogNormal, combine, spread_of
+
+ALONE: Where = ()
+"""In place of the clusters that a run was spread over, where it ran on a single one."""
+
+USUAL_SCATTER, SCATTER_WEIGHT = 0.3, 2.0
+"""The standard deviation that is assumed among runs that are alike, and of how many runs that has the weight."""
+MIDDLE_EFFICIENCY = 0.84
+"""Of the mean of the middle half, held against that of all: the price for not minding odd runs."""
+BETWEEN_SETS, SETS_WEIGHT = 0.1, 1.0
+"""The standard deviation that is assumed of an application's slowdowns between sets of clusters, and of how many sets
+that has the weight."""
+SPEED_UP, SPEED_UP_DEVIATION = 0.5, 0.5
+"""Run times fall with this power of the nodes: 0 where jobs take more nodes for more work, 1 where for the same."""
+OTHER_LAYOUT = 0.5
+"""How much is not known of run times with another number of processes on each node: the standard deviation."""
+KNOWN_WITHIN = log(2.0)
+"""Run times known no better than within such a factor count as not known: the standard deviation of their mean."""
+MIN_WEIGHT = 0.01
+"""Of what says next to nothing."""
+MAX_ROUNDS, TOLERANCE = 8, 0.01
+"""How long runs that were killed would have taken depends on the slowdown, and that on them: so many rounds at most,
+until nothing moves by more than that part of the scatter."""
+
+
+class Ran(NamedTuple):
+    """One run: the logarithm of its seconds at speed 1, and whether it was killed before its end."""
+
+    log: float
+    killed: bool = False
+
+
+Groups = Mapping[tuple[Size, Where], Sequence[Ran]]
+
+
+class Group(NamedTuple):
+    """What alike runs say together: a mean, and of how many runs to their end it has the weight."""
+
+    mean: float
+    weight: float
+
+    def belief(self, scatter: float) -> LogNormal:
+        return LogNormal(self.mean, scatter / sqrt(max(self.weight, MIN_WEIGHT)))
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The runs of one application, with how much alike ones scatter."""
+
+    groups: Mapping[tuple[Size, Where], Group]
+    scatter: float
+
+    def compared(self) -> list[LogNormal]:
+        """Runs on several clusters held against those of the same size on one, by size."""
+        by_size: dict[Size, list[Group]] = {}
+        for (size, where), group in self.groups.items():
+            if where and (size, ALONE) in self.groups:
+                by_size.setdefault(size, []).append(group)
+        found = []
+        for size, groups in by_size.items():
+            weight = sum(group.weight for group in groups)
+            mean = sum(group.mean * group.weight for group in groups) / weight
+            found.append(self._slowdown(size, Group(mean, weight)))
+        return found
+
+    def slowdowns(self, prior: LogNormal) -> Slowdowns:
+        """By set of clusters: what is seen there, and what that of the application is by all that was seen."""
+        anywhere = combine([prior, *self.compared()])
+        by_where: dict[Where, list[LogNormal]] = {}
+        for (size, where), group in self.groups.items():
+            if where and (size, ALONE) in self.groups:
+                by_where.setdefault(where, []).append(self._slowdown(size, group))
+        there = {where: combine(told) for where, told in by_where.items()}
+        between = spread_of(there.values(), anywhere.log, BETWEEN_SETS, SETS_WEIGHT)
+        elsewhere = anywhere.times(LogNormal(0.0, between))
+        return Slowdowns(elsewhere, {where: combine([elsewhere, told]) for where, told in there.items()})
+
+    def _slowdown(self, size: Size, together: Group) -> LogNormal:
+        alone = self.groups[size, ALONE]
+        return LogNormal(together.mean - alone.mean, self.scatter * sqrt(1 / together.weight + 1 / alone.weight))
+
+    # Run times
+
+    def alone(self, size: Size, slowdowns: Slowdowns) -> LogNormal | None:
+        """On one cluster; of a size that never ran by the nearest one, and by how run times fall with nodes."""
+        sizes = {size for size, _ in self.groups}
+        if size in sizes or not sizes:
+            return self._alone(size, slowdowns) if sizes else None
+        nearest = min(sizes, key=lambda other: (apart(size, other), other))
+        alike = sorted(each for each in sizes if each.per_node == nearest.per_node)
+        known = {each: self._alone(each, slowdowns) for each in alike}
+        power = _speed_up(list(known.items()))
+        more = log(size.nodes / nearest.nodes)
+        layout = OTHER_LAYOUT * (size.per_node != nearest.per_node)
+        return known[nearest].times(LogNormal(-power.log * more, sqrt((power.deviation * more) ** 2 + layout**2)))
+
+    def _alone(self, size: Size, slowdowns: Slowdowns) -> LogNormal:
+        """A size that ran; where never on one cluster, as on several without the slowdown there."""
+        group = self.groups.get((size, ALONE))
+        if group is not None:
+            return group.belief(self.scatter)
+        told = []
+        for (each, where), group in self.groups.items():
+            if each == size:
+                told.append(group.belief(self.scatter).over(slowdowns.on(where)))
+        return combine(told)
+
+    def together(self, size: Size, where: Where, alone: LogNormal, slowdowns: Slowdowns) -> LogNormal:
+        """On several clusters: by runs of this size there, and by those on one, slowed down."""
+        group = self.groups.get((size, where))
+        told = [] if group is None else [group.belief(self.scatter)]
+        found = combine([*told, alone.times(slowdowns.on(where))])
+        return found if found.log >= alone.log else alone  # what looks faster on several clusters was luck
+
+
+def _speed_up(known: Sequence[tuple[Size, LogNormal]]) -> LogNormal:
+    """The power of the nodes with which run times fall, as seen between sizes; not a logarithm, but as normal."""
+    weights = [1.0 / (belief.deviation**2 + USUAL_SCATTER**2) for _, belief in known]
+    total = sum(weights)
+    nodes = [log(size.nodes) for size, _ in known]
+    middle = sum(w * x for w, x in zip(weights, nodes, strict=True)) / total
+    level = sum(w * belief.log for w, (_, belief) in zip(weights, known, strict=True)) / total
+    squares = sum(w * (x - middle) ** 2 for w, x in zip(weights, nodes, strict=True))
+    products = sum(
+        w * (x - middle) * (level - belief.log) for w, x, (_, belief) in zip(weights, nodes, known, strict=True)
+    )
+    assumed = SPEED_UP_DEVIATION**-2
+    return LogNormal((assumed * SPEED_UP + products) / (assumed + squares), 1.0 / sqrt(assumed + squares))
+
+
+def apart(one: Size, other: Size) -> float:
+    """How different two sizes are: another number of processes on each node is as much as e times the nodes."""
+    return abs(log(one.nodes / other.nodes)) + (one.per_node != other.per_node)
+
+
+def fit(groups: Groups, prior: LogNormal) -> Fit:
+    """What the runs say; of those that were killed, how long they would have taken is estimated with the rest."""
+    scatter = _scatter(groups.values())
+    found = {key: _group(ran, scatter) for key, ran in groups.items()}
+    killed = {key for key, ran in groups.items() if any(run.killed for run in ran)}
+    for _ in range(MAX_ROUNDS if killed else 0):
+        so_far = Fit(found, scatter)
+        slowdowns = so_far.slowdowns(prior)
+        again = {key: _group(groups[key], scatter, _expected(key, groups[key], so_far, slowdowns)) for key in killed}
+        moved = max(abs(group.mean - found[key].mean) for key, group in again.items())
+        found = found | again
+        if moved < TOLERANCE * scatter:
+            break
+    return Fit(found, scatter)
+
+
+def _expected(key: tuple[Size, Where], ran: Sequence[Ran], so_far: Fit, slowdowns: Slowdowns) -> float:
+    """Where runs lie of which some were killed: by those that were not, and by those on one cluster."""
+    size, where = key
+    own, alone = so_far.groups[key].belief(so_far.scatter), so_far.groups.get((size, ALONE))
+    by_alone = alone.belief(so_far.scatter).times(slowdowns.on(where)) if where and alone else None
+    if not all(run.killed for run in ran):
+        return combine(filter(None, (own, by_alone))).log
+    return max(run.log for run in ran) if by_alone is None else by_alone.log
+
+
+def _scatter(groups: Iterable[Sequence[Ran]]) -> float:
+    """The standard deviation among runs that are alike, over all sizes and places."""
+    total, weight = SCATTER_WEIGHT * USUAL_SCATTER, SCATTER_WEIGHT
+    for ran in groups:
+        _, deviation, freedom = _ended(tuple(ran))
+        total += freedom * deviation
+        weight += freedom
+    return total / weight
+
+
+@lru_cache(maxsize=20_000)
+def _ended(ran: tuple[Ran, ...]) -> tuple[float, float, int]:
+    """Of the runs that came to their end the mean, the standard deviation, and how many say so; most groups stay as
+    they were when another run has ended."""
+    logs = [run.log for run in ran if not run.killed]
+    if not logs:
+        return 0.0, 0.0, 0
+    middle, freedom = _middle([(each, 1.0) for each in logs]), len(logs) - 1
+    return middle, sqrt(pi / 2) * sum(abs(each - middle) for each in logs) / max(1, freedom), freedom
+
+
+def _group(ran: Sequence[Ran], scatter: float, expected: float | None = None) -> Group:
+    """A run that was killed counts as one that took what it may have taken, the less the less that tells."""
+    bounds = [run.log for run in ran if run.killed]
+    if not bounds:
+        return Group(_ended(tuple(ran))[0], MIDDLE_EFFICIENCY * len(ran))
+    told = [(run.log, 1.0) for run in ran if not run.killed]
+    told += [(bound, 1.0) if expected is None else _killed(bound, expected, scatter) for bound in bounds]
+    return Group(_middle(told), MIDDLE_EFFICIENCY * sum(weight for _, weight in told))
+
+
+def _killed(bound: float, expected: float, scatter: float) -> tuple[float, float]:
+    """Of a run that lasted for longer than the bound: the observation that says as much, and its weight."""
+    above = (bound - expected) / scatter
+    rate = exp(-0.5 * above**2) / sqrt(2 * pi) / (0.5 * erfc(above / sqrt(2.0))) if above < 8 else above + 1 / above
+    return expected + scatter / (rate - above), max(rate * (rate - above), 1e-9)
+
+
+def _middle(told: Sequence[tuple[float, float]]) -> float:
+    """The mean of the middle half: a few odd ones on either side do not count."""
+    ordered = sorted(told)
+    total = sum(weight for _, weight in ordered)
+    low, high, before, found = 0.25 * total, 0.75 * total, 0.0, 0.0
+    for value, weight in ordered:
+        found += value * max(0.0, min(high, before + weight) - max(low, before))
+        before += weight
+    return found / (high - low)

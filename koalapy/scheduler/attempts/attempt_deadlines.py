@@ -1,0 +1,132 @@
+"""What follows from a deadline of an attempt that has passed."""
+
+from koalapy.model.job import Component, ComponentState, Job
+from koalapy.scheduler.attempts.attempt_facts import is_program_over
+from koalapy.scheduler.attempts.attempts import Attempts
+from koalapy.scheduler.attempts.confirmations import Confirmations
+from koalapy.scheduler.attempts.failures import Failures
+from koalapy.scheduler.claims.claiming import Claiming
+from koalapy.scheduler.effects import AttemptFailure
+from koalapy.scheduler.ledger import live
+from koalapy.scheduler.state import SchedulerState
+from koalapy.scheduler.timers import MIN_RETRY_PAUSE, Deadline, Timer
+
+RESULT_PAUSE = 5.0
+"""Seconds until it is looked again whether the exit code of a program is there that has ended."""
+
+
+class AttemptDeadlines:
+    """Looks whether a deadline still matters and whether all is known that it hangs on; then it has consequences."""
+
+    def __init__(
+        self,
+        state: SchedulerState,
+        confirmations: Confirmations,
+        attempts: Attempts,
+        claiming: Claiming,
+        failures: Failures,
+    ) -> None:
+        self._state, self._rules, self._timers = state, state.rules, state.timers
+        self._confirmations, self._attempts = confirmations, attempts
+        self._claiming, self._failures = claiming, failures
+
+    def passed(self, timer: Timer, now: float) -> Job | None:
+        """The job as its deadline has left it; None if that does not matter any more, or comes again later."""
+        job = self._state.ledger.get(timer.job)
+        if job is None or job.generation != timer.generation or not job.state.is_active:
+            return None
+        if _is_moot(timer, job) or self._confirmations.is_awaited(timer, job, now):
+            return None
+        if timer.kind is Deadline.STOP:
+            self._attempts.stop_all(job)
+            return None
+        postponed = self._postponed(timer, job, now)
+        if postponed is not None:
+            if timer.kind is Deadline.CLAIM_GRACE:
+                self._claiming.insist(job, live(job).components[timer.component], now)
+            self._timers.postpone(timer, postponed)
+            return None
+        attempt, rules = live(job), self._rules
+        match timer.kind:
+            case Deadline.CLAIM:
+                return self._claiming.claim_is_due(job, timer.at, now)
+            case Deadline.CLAIM_GRACE:
+                return self._failures.claim_timed_out(job, attempt.components[timer.component], now)
+            case Deadline.BARRIER:
+                claimed = (ComponentState.CLAIMED, None)
+                late = [c for c in attempt.gang if (c.state, c.unknown_since) != claimed] or [attempt.head]
+                silent = [c for c in late if not self._is_queued(job, c)]
+                if not silent:
+                    return self._failures.claim_timed_out(job, late[0], now)
+                error = f"its nodes had not all reported after {rules.barrier_timeout:g} s"
+                return self._failures.timed_out(job, silent[0], AttemptFailure.NOT_REPORTED, error, silent[:1], now)
+            case Deadline.LAUNCH:
+                error = f"the program was not launched within {rules.barrier_timeout:g} s"
+                return self._failures.timed_out(
+                    job, attempt.head, AttemptFailure.NOT_LAUNCHED, error, attempt.gang, now
+                )
+            case Deadline.WALLTIME:
+                return self._attempts.walltime_over(job, now)
+        return None
+
+    def _postponed(self, timer: Timer, job: Job, now: float) -> float | None:
+        """When a deadline comes again, since what it is for may still happen, by no fault of anybody; None if not."""
+        at_barrier = now + max(self._rules.barrier_timeout, MIN_RETRY_PAUSE)
+        match timer.kind:
+            case Deadline.CLAIM_GRACE if not self._is_claim_timed_out(job, timer, now):
+                return now + max(self._rules.claim_grace, MIN_RETRY_PAUSE)
+            case Deadline.WALLTIME if is_program_over(job, self._state.grid):
+                return now + RESULT_PAUSE
+            case Deadline.BARRIER if _only_files_are_missing(job):
+                return at_barrier
+            case Deadline.BARRIER if (due := self._nodes_are_due(job)) > now:
+                return min(due, at_barrier)
+        return None
+
+    def _is_claim_timed_out(self, job: Job, timer: Timer, now: float) -> bool:
+        """Whether a runner waits for local users: not for the jobs whose nodes it was promised, unless those never
+        let go, nor on its own nodes, from where it has not been heard; that has limits of its own."""
+        component = live(job).components[timer.component]
+        cluster, token = self._state.grid[component.cluster], job.token(component.index)
+        waited = now - max(component.submitted_at or now, cluster.left_by(token))
+        last = waited + self._rules.claim_grace >= self._rules.barrier_timeout
+        starting = (self._state.lrm_waits.up_by(token) or 0.0) > now
+        return not starting and not cluster.holds(token) and (last or not cluster.still_to_leave(token))
+
+    def _nodes_are_due(self, job: Job) -> float:
+        """When the nodes of a gang that had to be started first, or left by others after their grace, should have
+        reported: as long after that as others after they were asked for. 0 where none had to be."""
+        moments = [self._state.lrm_waits.up_by(job.token(c.index)) or 0.0 for c in live(job).gang]
+        moments += [self._state.grid[c.cluster].left_by(job.token(c.index)) for c in live(job).gang]
+        there_by = max(moments)
+        return there_by + self._rules.barrier_timeout if there_by else 0.0
+
+    def _is_queued(self, job: Job, component: Component) -> bool:
+        """Whether a component has no nodes because its resource manager has not given it any."""
+        waits = component.state is ComponentState.WAITING and component.unknown_since is None
+        return waits and not self._state.grid[component.cluster].holds(job.token(component.index))
+
+
+def _is_moot(timer: Timer, job: Job) -> bool:
+    """Whether what a deadline was set for has happened, or is not awaited any more."""
+    attempt = live(job)
+    match timer.kind:
+        case Deadline.STOP:
+            return False
+        case Deadline.CLAIM_GRACE:
+            done = attempt.components[timer.component].state is not ComponentState.WAITING
+        case Deadline.BARRIER:
+            done = attempt.barrier_at is not None or timer.component != len(attempt.components)
+        case Deadline.LAUNCH:
+            done = attempt.launched_at is not None
+        case _:
+            done = False
+    return done or job.ending is not None
+
+
+def _only_files_are_missing(job: Job) -> bool:
+    """Whether a gang waits at the barrier for nothing but its files, whose transfers have limits of their own."""
+    gang = live(job).gang
+    return any(c.awaits_files for c in gang) and all(
+        c.state is ComponentState.CLAIMED and c.unknown_since is None for c in gang
+    )

@@ -1,0 +1,87 @@
+"""What follows from the components of a job's live attempt; nothing is changed here."""
+
+from koalapy.model.job import Component, ComponentState, Job, JobState, Launcher
+from koalapy.model.warning import StopWarning
+from koalapy.model.wording import clock, listed
+from koalapy.scheduler.grid import GridStatus
+from koalapy.scheduler.ledger import live
+from koalapy.scheduler.rules import Rules
+
+
+def reporting_components(job: Job) -> tuple[Component, ...]:
+    """The components that report an exit code: only the head (Open MPI), or every one its own."""
+    attempt = live(job)
+    return (attempt.head,) if job.spec.launcher is Launcher.OPENMPI else attempt.gang
+
+
+def program_result(job: Job) -> int | None:
+    """The program's exit code, once it is certain: the first failure, or 0 when all that report one have reported 0."""
+    codes = [c.exit_code for c in reporting_components(job)]
+    failed = next((code for code in codes if code), None)
+    if failed is not None:
+        return failed
+    return 0 if all(code == 0 for code in codes) else None
+
+
+def is_launched(job: Job) -> bool:
+    return all(c.state is ComponentState.RUNNING or c.exit_code is not None for c in reporting_components(job))
+
+
+def is_program_over(job: Job, grid: GridStatus) -> bool:
+    """Whether a job's program has ended, though its exit code is still on the way, after all its output."""
+    return all(c.exit_code is not None or job.token(c.index) in grid[c.cluster].over for c in reporting_components(job))
+
+
+def walltime_ends(job: Job) -> float | None:
+    """When a job's program has run for as long as it may; None before it was launched, and where it has no walltime."""
+    launched, walltime = live(job).launched_at, job.spec.walltime
+    return None if launched is None or walltime is None else launched + walltime
+
+
+def warning_of(job: Job, rules: Rules) -> StopWarning | None:
+    """What the program of a job is told before it is stopped now, and its grace; None where it runs on no node, or has
+    asked for none."""
+    wanted = job.spec.warning
+    if wanted is None or live(job).launched_at is None:
+        return None
+    return StopWarning(wanted.signal, min(wanted.grace, rules.warning_max))
+
+
+def unclaimed(job: Job) -> list[Component]:
+    """The components to be claimed for."""
+    return [component for component in live(job).gang if component.state is ComponentState.PLACED]
+
+
+def link_demand(job: Job, component: Component) -> float:
+    """Bytes per second that a component exchanges with the job's nodes on other clusters, as far as the job says so: of
+    m of its n nodes on a cluster each does with (n - m) / (n - 1) of what it exchanges in all (semantics 7)."""
+    each = job.spec.per_node_bandwidth
+    if not each:
+        return 0.0
+    gang = live(job).gang
+    total, there = sum(c.size for c in gang), sum(c.size for c in gang if c.cluster == component.cluster)
+    return component.size * each * (total - there) / (total - 1) if total > there else 0.0
+
+
+def unknown_reason(job: Job, now: float) -> str:
+    """Why a job's state is unknown, and until when, in one line."""
+    unknown = [c for c in live(job).components if c.unknown_since is not None and not c.has_ended]
+    clusters = sorted({component.cluster for component in unknown})
+    away = f"{listed(clusters, separator=' and ')} {'is' if len(clusters) == 1 else 'are'} out of reach"
+    if live(job).barrier_at is None:
+        return f"{away}, before its program was started there"
+    lasting = sorted({component.cluster for component in unknown if component.lost_at is None})
+    if lasting:
+        return f"{away}, where it may still run: tried again once that is over (koala clusters lost {lasting[0]})"
+    until = clock(max(component.lost_at or now for component in unknown), now, exact=True)
+    return f"{away}, where it may still run: tried again at {until} UTC, when that is certainly over"
+
+
+def derived_state(job: Job) -> JobState:
+    """The state that follows from what is known of the components."""
+    attempt = live(job)
+    if any(c.unknown_since is not None for c in attempt.gang if not c.has_ended):
+        return JobState.UNKNOWN
+    if attempt.barrier_at is None:
+        return JobState.CLAIMING
+    return JobState.STARTING if attempt.launched_at is None else JobState.RUNNING

@@ -1,0 +1,247 @@
+"""An attempt from the submission of its first component to its end: what others have decided is done here."""
+
+from koalapy.model.job import Component, ComponentState, Job, JobState, Token
+from koalapy.model.warning import StopWarning
+from koalapy.scheduler.attempts.attempt_facts import link_demand, program_result, walltime_ends, warning_of
+from koalapy.scheduler.claims.preemption import is_preemptible
+from koalapy.scheduler.effects import ForgetComponent, OpenBarrier, StopComponent, SubmitComponent
+from koalapy.scheduler.ledger import live
+from koalapy.scheduler.state import SchedulerState
+from koalapy.scheduler.timers import Deadline
+
+END_GRACE = 2.0
+"""Seconds that components have to end by themselves after the program succeeded."""
+TO_THE_BARRIER = (Deadline.CLAIM, Deadline.CLAIM_GRACE, Deadline.BARRIER)
+"""Deadlines that mean nothing any more once it is open."""
+
+
+class Attempts:
+    """Moves components and their jobs forward, gives nodes to components and takes them back."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._rules, self._ledger, self._grid, self._timers = state.rules, state.ledger, state.grid, state.timers
+        self._later_starts, self._sharing = state.later_starts, state.sharing
+        self._warned: set[Token] = set()
+        """Components that were told to end with a warning, until they have, or are to end at once."""
+
+    def set_deadline(self, job: Job, kind: Deadline, at: float, component: int = 0) -> None:
+        """Of the job's live attempt; it means nothing any more once that is over."""
+        self._timers.add(at, kind, job=job.id, generation=job.generation, component=component)
+
+    # To the barrier, and beyond
+
+    def submit(self, job: Job, component: Component, now: float) -> Job:
+        """Submit a component's runner to its LRM, its nodes promised."""
+        self.promise(job, component, now)
+        self._ledger.command(SubmitComponent(component.cluster, job.token(component.index)))
+        return self._ledger.update_component(job, component.index, state=ComponentState.SUBMITTED, submitted_at=now)
+
+    def promise(self, job: Job, component: Component, now: float) -> None:
+        """Nodes of its cluster are a component's from now on."""
+        makes_room, cluster = is_preemptible(job, self._rules, now), self._grid[component.cluster]
+        is_guest = self._sharing.reclaims and job.spec.home_site != component.cluster
+        cluster.promise(
+            job.token(component.index),
+            component.size,
+            component.node_class,
+            preemptible=makes_room,
+            guest=is_guest,
+            demand=link_demand(job, component),
+        )
+
+    def component_waits(self, job: Job, component: Component, now: float) -> Job:
+        """The LRM has queued the runner: local users may have been faster."""
+        self.set_claim_timeout(job, component, now)
+        return self._ledger.update_component(job, component.index, state=ComponentState.WAITING)
+
+    def set_claim_timeout(self, job: Job, component: Component, now: float) -> None:
+        """The claim times out if the runner is still queued when the grace is over."""
+        self.set_deadline(job, Deadline.CLAIM_GRACE, now + self._rules.claim_grace, component.index)
+
+    def set_barrier_timeout(self, job: Job, now: float) -> None:
+        """All components are submitted; it means nothing any more once others were added to them."""
+        at = now + self._rules.barrier_timeout
+        self.set_deadline(job, Deadline.BARRIER, at, len(live(job).components))
+
+    def component_claimed(self, job: Job, component: Component, now: float) -> Job:
+        """All nodes of a component have reported."""
+        job = self._ledger.update_component(job, component.index, state=ComponentState.CLAIMED, claimed_at=now)
+        self._ledger.note(job, now, "claimed", f"{component.size} nodes on {component.cluster}", component)
+        return job
+
+    def open_barrier_if_complete(self, job: Job, now: float) -> Job:
+        """Start the program once every component is claimed, their clusters in sight, and the transfers are over."""
+        if job.state is not JobState.CLAIMING or (attempt := live(job)).barrier_at is not None:
+            return job
+        # As a rule they report in their order: of very many, the last one tells at once.
+        if any(c.state is not ComponentState.CLAIMED or c.awaits_files for c in reversed(attempt.gang)):
+            return job
+        job = self._ledger.move(
+            job, JobState.STARTING, now, "started", "every node has reported: the barrier is open", started_at=now
+        )
+        job = self._ledger.change_attempt(job, barrier_at=now)
+        self._later_starts.started(job.id, job.spec.request.total_size, now)
+        for component in attempt.gang:
+            self._ledger.command(OpenBarrier(component.cluster, job.token(component.index)))
+        self._timers.forget(job.id, job.generation, *TO_THE_BARRIER)
+        self.set_deadline(job, Deadline.LAUNCH, now + self._rules.barrier_timeout)
+        return job
+
+    def launched(self, job: Job, now: float) -> Job:
+        """The program runs on all nodes."""
+        attempt = live(job)
+        if attempt.launched_at is not None or attempt.barrier_at is None:
+            return job
+        job = self._ledger.change_attempt(job, launched_at=now)
+        self._timers.forget(job.id, job.generation, Deadline.LAUNCH)
+        if (at := walltime_ends(job)) is not None:
+            self.set_deadline(job, Deadline.WALLTIME, at)
+        if job.state is JobState.STARTING and job.ending is None:
+            job = self._ledger.move(job, JobState.RUNNING, now, "running")
+        return job
+
+    # The end
+
+    def end(
+        self,
+        job: Job,
+        becomes: JobState,
+        reason: str,
+        now: float,
+        *,
+        exit_code: int | None = None,
+        by: str = "",
+        warn: bool = False,
+    ) -> Job:
+        """The attempt is over; the job becomes ``becomes`` when every component has ended.
+
+        After a success the components end by themselves and are told so only when they linger; else at once, or with
+        ``warn`` after the grace that the job has asked for.
+        """
+        ended_at = live(job).ended_at
+        job = self._ledger.change_attempt(
+            job, end_reason=reason, exit_code=exit_code, ended_at=now if ended_at is None else ended_at
+        )
+        job = self._ledger.change(job, ending=becomes, reason=reason)
+        self._ledger.note(job, now, "ending", reason, by=by)
+        if becomes is JobState.SUCCEEDED:
+            for component in live(job).components:
+                self._grid[component.cluster].keep(job.token(component.index))
+            self.set_deadline(job, Deadline.STOP, now + END_GRACE)
+            return job
+        if not warn:
+            self.end_grace(job)
+        return self.stop_all(job, warning_of(job, self._rules) if warn else None, now)
+
+    def end_grace(self, job: Job) -> None:
+        """What was warned, and has time to end by itself, is to end now."""
+        if job.spec.warning is None:
+            return
+        attempt = live(job)
+        for component in attempt.components:
+            if component.state is ComponentState.STOPPING:
+                token = job.token(component.index)
+                self._warned.discard(token)
+                self._ledger.command(StopComponent(component.cluster, token, attempt.end_reason))
+                self._grid[component.cluster].leave(token)
+
+    def stop_all(self, job: Job, warning: StopWarning | None = None, now: float = 0.0) -> Job:
+        """Stop every component that has not ended, those that run with a warning if there is one; one that was not
+        submitted has nothing to end."""
+        attempt = live(job)
+        for component in attempt.components:
+            if component.state is ComponentState.PLACED:
+                job = self._ledger.update_component(
+                    job, component.index, state=ComponentState.ENDED, ended_at=attempt.ended_at
+                )
+            elif not component.has_ended and component.state is not ComponentState.STOPPING:
+                runs = component.state is ComponentState.RUNNING
+                job = self.stop(job, component, attempt.end_reason, warning if runs else None, now)
+        return job
+
+    def stop(
+        self, job: Job, component: Component, reason: str, warning: StopWarning | None = None, now: float = 0.0
+    ) -> Job:
+        """Tell a component to end: its nodes will be free soon, or ``now`` that its program is warned, after its
+        grace."""
+        token = job.token(component.index)
+        self._ledger.command(StopComponent(component.cluster, token, reason, warning=warning))
+        if warning is not None:
+            self._warned.add(token)
+        self._grid[component.cluster].leave(token, None if warning is None else now + warning.grace)
+        return self._ledger.update_component(job, component.index, state=ComponentState.STOPPING)
+
+    def component_delivers(self, job: Job, component: Component, now: float) -> Job:
+        """The cluster has its nodes back, and something of it is still to come."""
+        if component.state is ComponentState.DELIVERING:
+            return job
+        self._note_no_warning(job, component, now)
+        self._grid[component.cluster].deliver(job.token(component.index))
+        return self._ledger.update_component(job, component.index, state=ComponentState.DELIVERING, ended_at=now)
+
+    def component_ended(self, job: Job, component: Component, now: float, missing: str = "") -> Job:
+        """The cluster has its nodes back, and nothing more will come; ``missing`` says what of its output is lost."""
+        token = job.token(component.index)
+        self._note_no_warning(job, component, now)
+        self._grid[component.cluster].release(token)
+        self._ledger.command(ForgetComponent(component.cluster, token))
+        if missing:
+            self._ledger.note(job, now, "output-missing", f"of its output there is missing {missing}", component)
+        ended_at = component.ended_at if component.has_ended else now
+        return self._ledger.update_component(
+            job, component.index, state=ComponentState.ENDED, ended_at=ended_at, unknown_since=None, lost_at=None
+        )
+
+    def give_up(self, job: Job, component: Component, now: float) -> None:
+        """Of a component that has not ended nothing more is waited for: its attempt is over."""
+        token = job.token(component.index)
+        self._warned.discard(token)
+        self._grid[component.cluster].release(token)
+        if job.ending is not JobState.QUEUED:
+            self.note_lost_output(job, component, f"{component.cluster} is out of reach", now)
+
+    def component_warned(self, job: Job, component: Component, now: float) -> Job:
+        """Its program was told that it will be stopped."""
+        if job.spec.warning is None or component.warned_at is not None:
+            return job
+        warning = job.spec.warning
+        told = f"SIG{warning.signal}, {warning.grace:g} s before it is stopped"
+        self._ledger.note(job, now, "warned", told, component)
+        job = self._ledger.update_component(job, component.index, warned_at=now)
+        if job.ending is None:
+            self.leave_after_grace(job, component)
+        return job
+
+    def leave_after_grace(self, job: Job, component: Component) -> None:
+        """A component that was warned has its nodes until its grace, or that of its walltime, is over."""
+        attempt, warning = live(job), warning_of(job, self._rules)
+        by = None
+        if job.ending is None:
+            by = walltime_ends(job)
+        elif job.ending is JobState.QUEUED and attempt.ended_at is not None and warning is not None:
+            by = attempt.ended_at + warning.grace
+        self._grid[component.cluster].leave(job.token(component.index), by)
+
+    def walltime_over(self, job: Job, now: float) -> Job:
+        """Its program may run no longer; it was warned of that, or will never be."""
+        if job.spec.warning is not None:
+            self._warned.update(job.token(c.index) for c in live(job).gang if c.state is ComponentState.RUNNING)
+        return self.end(job, JobState.FAILED, f"walltime of {job.spec.walltime:g} s exceeded", now)
+
+    def _note_no_warning(self, job: Job, component: Component, now: float) -> None:
+        """Where a program was to be warned, and was stopped without that."""
+        token = job.token(component.index)
+        if token in self._warned:
+            self._warned.remove(token)
+            if component.warned_at is None and component.exit_code is None and program_result(job) is None:
+                why = (
+                    f"{component.cluster} stopped it at once: its agent or runner is of an earlier version, or was away"
+                )
+                self._ledger.note(job, now, "not-warned", why, component)
+
+    def note_lost_output(self, job: Job, component: Component, why: str, now: float) -> None:
+        """If its program ran: what there is of its output that has not come is not waited for."""
+        if live(job).launched_at is not None:
+            kinds = "output and results" if job.spec.collect else "output"
+            what = f"of its {kinds} there is missing what had not come yet: {why}"
+            self._ledger.note(job, now, "output-missing", what, component)

@@ -1,0 +1,134 @@
+"""What speaks against a cluster: errors in a row, and limits of its resource manager (semantics 6)."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from koalapy.model.request import ClusterName
+from koalapy.scheduler.cluster_conditions import HealthStatus, Limit
+from koalapy.scheduler.state import SchedulerState
+from koalapy.scheduler.timers import Deadline, doubled
+
+LIMIT_PAUSE = 15.0
+"""Seconds for which a cluster whose resource manager told of a limit gets nothing as large, the first time;
+each further one in a row doubles that."""
+MAX_LIMIT_PAUSE = 120.0
+
+
+class ClusterHealth:
+    """Counts errors and limits of clusters, and plans when each is tried again."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._rules, self._ledger, self._grid, self._timers = state.rules, state.ledger, state.grid, state.timers
+        self._counted: dict[ClusterName, bool] = {}
+        """Of clusters where all that goes wrong at the moment is one event: whether it was counted."""
+
+    # Errors, and probation
+
+    @contextmanager
+    def one_event(self, name: ClusterName) -> Iterator[None]:
+        """Whatever goes wrong there meanwhile has one cause, and is one error."""
+        self._counted[name] = False
+        try:
+            yield
+        finally:
+            del self._counted[name]
+
+    def count_error(self, name: ClusterName, error: str, now: float) -> None:
+        """One more in a row; those of one event count once."""
+        if self._counted.get(name):
+            return
+        if name in self._counted:
+            self._counted[name] = True
+        health = self._grid[name].health
+        health.errors += 1
+        if health.probation:
+            health.trials += 1
+        if health.probation or (health.errors >= self._rules.error_threshold and not health.unusable):
+            health.unusable, health.probation = True, False
+            in_a_row = "1 error" if health.errors == 1 else f"{health.errors} errors in a row"
+            health.note = f"{in_a_row}, the last: {error}"
+            self.plan_probation(name, now)
+        self._ledger.cluster_changed(name)
+
+    def count_success(self, name: ClusterName) -> None:
+        """A program came to its end there."""
+        health = self._grid[name].health
+        if health.errors and not health.unusable:
+            health.errors = 0
+            self._ledger.cluster_changed(name)
+
+    def plan_probation(self, name: ClusterName, now: float) -> None:
+        """Have an unusable cluster tried again after a pause that doubles with each trial that failed."""
+        if self._rules.probation:
+            health = self._grid[name].health
+            pause = doubled(self._rules.probation_pause, health.trials, self._rules.probation_pause_max)
+            health.probation_at = now + pause
+            self._timers.add(health.probation_at, Deadline.PROBATION, cluster=name)
+
+    def begin_probation(self, name: ClusterName, at: float) -> None:
+        """The pause is over: components may be tried there, one at a time."""
+        cluster = self._grid[name]
+        if cluster.health.unusable and cluster.health.probation_at == at:
+            cluster.forget_trials()
+            cluster.health.probation, cluster.capacity_gained = True, True
+            self._ledger.cluster_changed(name)
+
+    def trial_succeeded(self, name: ClusterName) -> bool:
+        """Note that a program was started on a cluster; return whether the cluster was on probation, which is over."""
+        if not self._grid[name].health.probation:
+            return False
+        self.clear(name)
+        self._grid[name].capacity_gained = True
+        return True
+
+    def clear(self, name: ClusterName) -> None:
+        """An operator says that the cluster is mended."""
+        cluster = self._grid[name]
+        cluster.health = HealthStatus()
+        cluster.forget_trials()
+        cluster.limit, cluster.limits = None, 0
+        cluster.unknown_refusals.clear()
+        cluster.doubt, cluster.evidence.in_vain = None, 0
+        self._ledger.cluster_changed(name)
+
+    # Limits
+
+    def limit_reached(self, name: ClusterName, size: int, error: str, now: float) -> None:
+        """So many nodes were too many there: for a while fewer are tried at most."""
+        cluster = self._grid[name]
+        pause = doubled(LIMIT_PAUSE, cluster.limits, MAX_LIMIT_PAUSE)
+        cluster.limits += 1
+        size = size if cluster.limit is None else min(size, cluster.limit.size)
+        cluster.limit = Limit(max(1, size), now + pause, error)
+        self._timers.add(cluster.limit.until, Deadline.LIMIT, cluster=name)
+        self._ledger.cluster_changed(name)
+
+    def nodes_given_back(self, name: ClusterName, now: float) -> None:
+        """Lift a limit, since a component of ours that had nodes there has ended: there may be room within it.
+
+        Not more often than each ``LIMIT_PAUSE``, whatever ends: what is beyond the limit would be refused each time.
+        """
+        cluster = self._grid[name]
+        if cluster.limit is None:
+            return
+        at = max(now, cluster.limit_lifted_at + LIMIT_PAUSE)
+        if at < cluster.limit.until:
+            cluster.limit = replace(cluster.limit, until=at)
+            self._timers.add(at, Deadline.LIMIT, cluster=name)
+            self._ledger.cluster_changed(name)
+
+    def lift_limit(self, name: ClusterName, at: float) -> None:
+        """The pause after a limit is over: what was refused may be tried again."""
+        cluster = self._grid[name]
+        if cluster.limit is not None and cluster.limit.until == at:
+            cluster.limit, cluster.limit_lifted_at, cluster.capacity_gained = None, at, True
+            self._ledger.cluster_changed(name)
+
+    def count_accepted(self, name: ClusterName) -> None:
+        """Note that a resource manager has taken a component: the next limit is a new one, and what it refuses is not
+        all."""
+        cluster = self._grid[name]
+        cluster.unknown_refusals.clear()
+        if cluster.limit is None:
+            cluster.limits = 0

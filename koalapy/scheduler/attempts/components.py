@@ -1,0 +1,235 @@
+"""What clusters tell of components, held against what is known of their jobs."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from koalapy.model.job import Component, ComponentState, Job, JobState, Token
+from koalapy.model.reports import ComponentStatus
+from koalapy.model.request import ClusterName
+from koalapy.model.wording import exit_text
+from koalapy.scheduler.attempts.attempt_facts import (
+    derived_state,
+    is_launched,
+    program_result,
+    reporting_components,
+    unknown_reason,
+)
+from koalapy.scheduler.attempts.attempts import Attempts
+from koalapy.scheduler.attempts.cluster_health import ClusterHealth
+from koalapy.scheduler.attempts.failures import Failures
+from koalapy.scheduler.claims.doubtful_nodes import DoubtfulNodes
+from koalapy.scheduler.effects import MAX_STRAYS, AttemptFailure, ForgetComponent, StopComponent
+from koalapy.scheduler.events import InventoryReceived
+from koalapy.scheduler.ledger import live
+from koalapy.scheduler.state import SchedulerState
+
+BEFORE_BARRIER = (ComponentState.SUBMITTED, ComponentState.WAITING)
+NOT_THERE = (ComponentState.PLACED, ComponentState.ENDED)
+"""Of these there is nothing on any cluster, whatever one says."""
+ALL_THERE = (ComponentState.CLAIMED, ComponentState.RUNNING)
+BEFORE_PROGRAM = (ComponentState.WAITING, ComponentState.CLAIMED)
+
+
+class Components:
+    """Takes in component snapshots; each may come twice, late, or for an attempt that is long over."""
+
+    def __init__(
+        self,
+        state: SchedulerState,
+        attempts: Attempts,
+        failures: Failures,
+        health: ClusterHealth,
+        doubtful_nodes: DoubtfulNodes,
+    ) -> None:
+        self._ledger, self._grid, self._lrm_waits = state.ledger, state.grid, state.lrm_waits
+        self._attempts, self._failures, self._health = attempts, failures, health
+        self._doubtful_nodes = doubtful_nodes
+        self._strays: dict[ClusterName, set[Token]] = defaultdict(set)
+        """Components of no live attempt that were told to end and have not yet."""
+
+    def update(self, cluster: ClusterName, status: ComponentStatus, now: float) -> Job | None:
+        """Take in one snapshot of one component; the answer is its job, which may have to be settled.
+
+        Ignore what is told of a component before its submit is sent.
+        """
+        if status.token in self._ledger.unsent_submits:
+            return None
+        if status.over and status.token in self._grid[cluster].live:
+            self._grid[cluster].over.add(status.token)
+        found = self._ledger.find(status.token)
+        if found is None or found[1].state in NOT_THERE or found[1].cluster != cluster:
+            self._reject_stray(cluster, status)
+            return found and found[0]
+        self._lrm_waits.update(status, now)
+        job, component = found
+        job = self._observe(job, component, status, now)
+        component = live(job).components[component.index]
+        job = self._advance(job, component, status, now)
+        has_nodes = component.claimed_at is not None and not component.has_ended
+        if status.state is ComponentState.DELIVERING:
+            job = self._attempts.component_delivers(job, live(job).components[component.index], now)
+        elif status.state is ComponentState.ENDED:
+            job = self._attempts.component_ended(job, live(job).components[component.index], now, status.missing)
+        if has_nodes and status.state in (ComponentState.DELIVERING, ComponentState.ENDED):
+            self._health.nodes_given_back(cluster, now)
+        job = self._judge(job, component.index, status, now)
+        return self._attempts.open_barrier_if_complete(job, now)
+
+    def reconcile(self, event: InventoryReceived, now: float) -> Iterator[Token]:
+        """Hold an inventory against what is known; yields the tokens whose jobs may have to be settled."""
+        reported = {status.token for status in event.inventory.components}
+        # An event before this one in the same step may have led to submits, which are in no outbox yet.
+        undelivered = event.undelivered | self._ledger.unsent_submits
+        if event.inventory.whole:
+            self._strays.pop(event.cluster, None)
+        for status in event.inventory.components:
+            self.update(event.cluster, status, now)
+            yield status.token
+        for token in self._grid[event.cluster].awaited:
+            if token in reported:
+                continue
+            if token in undelivered:
+                self._see_again(token, now)
+            elif event.inventory.whole:
+                self.lose(token, "the cluster knows nothing of it", now)
+            yield token
+
+    def lose(self, token: Token, error: str, now: float) -> None:
+        """A component is gone and will not be heard of again."""
+        self._lrm_waits.forget(token)
+        found = self._ledger.find(token)
+        if found is None:
+            return
+        job, component = found
+        delivers = component.state is ComponentState.DELIVERING
+        self._attempts.note_lost_output(job, component, error, now)
+        job = self._attempts.component_ended(job, component, now)
+        if job.ending is None and not component.superseded and not delivers:
+            self._failures.infrastructure_failed(job, component, AttemptFailure.LOST, error, now)
+
+    def lose_sight(self, token: Token, last_heard: float, lost_at: float | None, now: float) -> None:
+        """Note that a component's cluster is out of reach: it may run on, and is certainly over at ``lost_at``."""
+        found = self._ledger.find(token)
+        if found is None:
+            return
+        job, component = found
+        is_news = component.unknown_since is None
+        if not is_news and component.lost_at == lost_at:
+            return
+        since = last_heard if component.unknown_since is None else component.unknown_since
+        job = self._ledger.update_component(job, component.index, unknown_since=since, lost_at=lost_at)
+        if job.ending is None and derived_state(job) is JobState.UNKNOWN:
+            reason = unknown_reason(job, now)
+            if job.state is JobState.UNKNOWN:
+                self._ledger.change(job, reason=reason)
+            else:
+                self._ledger.move(job, JobState.UNKNOWN, now, str(JobState.UNKNOWN), reason)
+
+    def _see_again(self, token: Token, now: float) -> None:
+        found = self._ledger.find(token)
+        if found is not None and found[1].unknown_since is not None:
+            job = self._ledger.update_component(found[0], found[1].index, unknown_since=None, lost_at=None)
+            self._follow(job, now, f"{found[1].cluster} is back")
+
+    def _observe(self, job: Job, component: Component, status: ComponentStatus, now: float) -> Job:
+        """Keep what the snapshot says beside the state: hosts, LRM job, exit code, error."""
+        changes: dict[str, object] = {}
+        if len(status.hosts) == component.size and status.hosts != component.hosts:
+            changes["hosts"] = status.hosts
+        if status.lrm_job is not None and status.lrm_job != component.lrm_job:
+            changes["lrm_job"] = status.lrm_job
+        if status.program_exit is not None and component.exit_code is None:
+            changes["exit_code"] = status.program_exit
+        if status.error and not component.error:
+            changes["error"], changes["infrastructure"] = status.error, status.infrastructure
+        if status.lease != component.lease:
+            changes["lease"] = status.lease
+        if component.unknown_since is not None:
+            changes["unknown_since"] = changes["lost_at"] = None
+        if changes:
+            job = self._ledger.update_component(job, component.index, **changes)
+        if status.warned:
+            job = self._attempts.component_warned(job, live(job).components[component.index], now)
+        return self._follow(job, now, f"{component.cluster} is back") if job.state is JobState.UNKNOWN else job
+
+    def _follow(self, job: Job, now: float, reason: str) -> Job:
+        """Bring the job's state in line with its components when one went out of sight or came back."""
+        state = derived_state(job)
+        if job.ending is None and JobState.UNKNOWN in (state, job.state) and state is not job.state:
+            return self._ledger.move(job, state, now, str(state), reason)
+        return job
+
+    def _advance(self, job: Job, component: Component, status: ComponentStatus, now: float) -> Job:
+        """Move the component forward; never back."""
+        if component.state in (ComponentState.STOPPING, ComponentState.DELIVERING):
+            return job
+        if status.state in (ComponentState.WAITING, ComponentState.CLAIMED) and not status.error:
+            self._health.count_accepted(component.cluster)
+        if status.state is ComponentState.WAITING and component.state is ComponentState.SUBMITTED:
+            return self._attempts.component_waits(job, component, now)
+        # The plan of the whole gang is made of the hosts: one for each node, or it has not reported.
+        all_reported = len(component.hosts) == component.size
+        if status.state in ALL_THERE and component.state in BEFORE_BARRIER and all_reported:
+            job = self._attempts.component_claimed(job, component, now)
+            waited = now - (component.submitted_at or now)
+            self._doubtful_nodes.claim_held(component.cluster, status.token, component.size, waited, now)
+        if status.state is ComponentState.RUNNING:
+            job = self._ledger.update_component(job, component.index, state=ComponentState.RUNNING)
+        return job
+
+    def _judge(self, job: Job, index: int, status: ComponentStatus, now: float) -> Job:
+        """What the snapshot means for the job as a whole."""
+        component = live(job).components[index]
+        if component.superseded:
+            return job
+        if status.refused and job.ending is None:
+            return self._failures.refused(job, component, status.refused, status.error, now)
+        if status.exceeded and job.ending in (None, JobState.QUEUED, JobState.FAILED):
+            return self._failures.limit_exceeded(job, component, status.error, now)
+        if status.infrastructure and self._may_blame(job):
+            return self._failures.infrastructure_failed(job, component, AttemptFailure.CLUSTER, status.error, now)
+        if job.ending is not None or (status.state in BEFORE_PROGRAM and status.program_exit is None):
+            return job
+        if live(job).launched_at is None and is_launched(job):
+            job = self._attempts.launched(job, now)
+            for other in live(job).gang:
+                self._failures.program_started(other.cluster)
+        result = program_result(job)
+        if result in job.spec.retry_on_exit:
+            return self._failures.restart(job, _exit_reason(result, status.error), now, exit_code=result)
+        if result is not None:
+            ends = JobState.FAILED if result else JobState.SUCCEEDED
+            return self._attempts.end(job, ends, _exit_reason(result, status.error), now, exit_code=result)
+        if status.state in ("delivering", "ended") and self._ended_too_early(job):
+            error = status.error or "its nodes were given back before the program had ended"
+            return self._failures.infrastructure_failed(job, component, AttemptFailure.ENDED_EARLY, error, now)
+        return job
+
+    def _may_blame(self, job: Job) -> bool:
+        """An infrastructure failure also overrides a failed program that it may have caused, until that is settled."""
+        return job.ending is None or (job.ending is JobState.FAILED and live(job).exit_code is not None)
+
+    def _ended_too_early(self, job: Job) -> bool:
+        """Whether an exit code that is still wanted will never be reported."""
+        if live(job).barrier_at is None:
+            return True
+        return any(c.has_ended and c.exit_code is None for c in reporting_components(job))
+
+    def _reject_stray(self, cluster: ClusterName, status: ComponentStatus) -> None:
+        """Nothing of an old generation may live on: those that have delivered all are forgotten, others stopped."""
+        self._lrm_waits.forget(status.token)
+        if status.state is ComponentState.DELIVERING:
+            return
+        if status.state is ComponentState.ENDED:
+            self._strays[cluster].discard(status.token)
+            self._ledger.command(ForgetComponent(cluster, status.token))
+        elif status.token not in (strays := self._strays[cluster]) and len(strays) < MAX_STRAYS:
+            # Once is enough: an agent answers a second order with the component's status, which would lead to a third.
+            strays.add(status.token)
+            self._ledger.command(StopComponent(cluster, status.token, "not of a live attempt", stray=True))
+
+
+def _exit_reason(code: int | None, error: str) -> str:
+    if not code:
+        return ""
+    return f"the program {exit_text(code)}" + (f": {error}" if error else "")

@@ -1,0 +1,513 @@
+"""What is known of one cluster: what it reported, what was promised since, its contact and its health."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field, replace
+from math import inf
+
+from koalapy.model.cluster import ClusterState, ClusterView, Drain, NodeClass
+from koalapy.model.disk import Disk
+from koalapy.model.job import JobId, Token
+from koalapy.model.profile import ClusterProfile
+from koalapy.model.reports import ClusterReport, LrmCalls, Versions
+from koalapy.model.request import ClusterName
+from koalapy.model.wording import listed
+from koalapy.scheduler.claims.evidence import ClaimEvidence
+from koalapy.scheduler.cluster_conditions import ContactStatus, Doubt, HealthStatus, Limit, UnknownRefusals, UplinkUse
+from koalapy.scheduler.node_classes import NodeClasses, is_more
+
+NOTHING_TOLD = "its agent is connected, and has not told yet what runs there"
+
+
+@dataclass(slots=True, eq=False)
+class ClusterStatus:
+    """One cluster. Nodes are counted, those of each class too; which ones a component gets is the cluster's own
+    business."""
+
+    name: ClusterName
+    speed: float = 1.0
+    profile: ClusterProfile = field(default_factory=ClusterProfile)
+    _: KW_ONLY
+    contact: ContactStatus = field(default_factory=ContactStatus)
+    health: HealthStatus = field(default_factory=HealthStatus)
+    drained: Drain | None = None
+    touched: Callable[[ClusterName], None] = lambda _: None
+    """Is told of each change here that bears on what the cluster can be given; those of its state, which others make,
+    are told by ``Ledger.cluster_changed``."""
+
+    uplink: UplinkUse = field(default_factory=UplinkUse)
+
+    # As its agent reported
+
+    reported: bool = False
+    """Whether it has told its nodes since the daemon began."""
+    total: int = 0
+    background: int = 0
+    down: int = 0
+    problem: str = ""
+    """Why nothing can be started there, by what its agent knows of its resource manager; empty when it can."""
+    notices: tuple[str, ...] = ()
+    """What its agent tells people beside that."""
+    lost_records: tuple[Token, ...] = ()
+    """Components whose records its agent has lost of late."""
+    lacks: frozenset[str] = frozenset()
+    """Programs that are missing there."""
+    disks: tuple[Disk, ...] = ()
+    """Where its agent writes."""
+    versions: Versions | None = None
+    """What runs there; an agent of before there was this says nothing."""
+    calls: tuple[LrmCalls, ...] = ()
+    """How its resource manager has answered its agent, as of ``reported_at``."""
+    reported_at: float | None = None
+    """When its agent last told its nodes: all that is known of these is as old as that."""
+    outdated_since: float | None = None
+    """Since when what it told of its nodes may not be so any more: its agent is away, or could not ask or use its
+    resource manager. It is so until it has told them anew."""
+    over: set[Token] = field(default_factory=set)
+    """Components whose program has ended, as was told before its exit code."""
+    classes: NodeClasses = field(default_factory=NodeClasses)
+    _idle: int = 0
+    _holding: frozenset[Token] = frozenset()
+
+    # What components of ours have, or were promised
+
+    live: dict[Token, int] = field(default_factory=dict)
+    """Size in nodes of each component that may hold nodes here."""
+    delivering: set[Token] = field(default_factory=set)
+    """Components that have given back their nodes here and still send what they have."""
+    capacity_gained: bool = False
+    """Whether nodes became available here since the grid was last asked."""
+    departs: bool = False
+    """Whether more nodes will be available than was expected when the grid was last asked."""
+    preemptible: int = 0
+    """Nodes of components that make room for jobs of high priority."""
+    _preemptible: dict[Token, int] = field(default_factory=dict)
+    reclaimable: int = 0
+    """Of these, nodes of jobs of other home sites, where it may take them back for its own users."""
+    _guests: set[Token] = field(default_factory=set)
+    """Components of jobs of other home sites."""
+    about_to_end: dict[Token, float] = field(default_factory=dict)
+    """Those that would, and are expected to end by themselves before; and when."""
+    _awaiting: dict[Token, int] = field(default_factory=dict)
+    """Those of which the last report does not say that they have their nodes."""
+    _promised: int = 0
+    """The nodes of these."""
+    _leaving: dict[Token, int] = field(default_factory=dict)
+    _leave_by: dict[Token, float] = field(default_factory=dict)
+    """Of those that are leaving after a grace: when that is over."""
+    _there_by: dict[Token, float] = field(default_factory=dict)
+    """When it is over of all whose nodes others were promised."""
+    _promised_of: dict[Token, frozenset[Token]] = field(default_factory=dict)
+    """The components that were leaving when others were promised nodes that were not idle: theirs."""
+    _kept: dict[JobId, int] = field(default_factory=dict)
+    """Nodes that nobody else is given than these jobs, which were promised their turn, in the order of their turns."""
+    _trials: set[Token] = field(default_factory=set)
+    """Components that are tried here while it is on probation."""
+
+    # What it is not believed, or does not take
+
+    limit: Limit | None = None
+    limits: int = 0
+    """How often it has told of a limit since it last took a component: each makes the next pause longer."""
+    limit_lifted_at: float = -inf
+    """When the pause after a limit was last over."""
+    unknown_refusals: UnknownRefusals = field(default_factory=UnknownRefusals)
+    doubt: Doubt | None = None
+    evidence: ClaimEvidence = field(default_factory=ClaimEvidence)
+    """What claims have shown of it."""
+    _proofs: set[Token] = field(default_factory=set)
+    """Claims that are under way for nodes that count again after a doubt."""
+
+    def report(self, report: ClusterReport, now: float) -> None:
+        """Take in what its agent says of its nodes."""
+        self.touched(self.name)
+        self.reported_at, self.versions, self.calls = now, report.versions, report.calls
+        self.capacity_gained |= bool(self.lacks - report.lacks)
+        self.lacks, self.disks = report.lacks, report.disks
+        before, expected = (self.available if not self.problem or report.problem else 0), self.expected
+        known = () if self.problem else self.node_classes
+        self.problem, self.notices, self.lost_records = report.problem, report.notices, report.lost_records
+        if not report.problem:
+            self.outdated_since = None
+        elif self.outdated_since is None:
+            self.outdated_since = now
+        if report.problem and not report.total:
+            return  # its agent is new and has not seen its nodes yet: what was known of them stands
+        # No node is two things, whatever an agent says.
+        self.total, self._idle = report.total, min(report.idle, report.total)
+        self.down = min(report.down, self.total - self._idle)
+        self.background = min(report.background, self.total - self._idle - self.down)
+        self.classes.report(report.node_classes, self.speed)
+        self.reported = True
+        if self.doubt is not None and self._idle < self.doubt.nodes:
+            # Somebody has taken some of them: these were there.
+            self.doubt = replace(self.doubt, nodes=self._idle) if self._idle else None
+        self._take_holding(report.holding)
+        for token in [token for token in self._leaving if token not in self.live and not self.holds(token)]:
+            del self._leaving[token]
+        self.capacity_gained |= self.available > before or is_more(self.node_classes, known)
+        self.departs |= self.expected > expected
+
+    def _take_holding(self, holding: frozenset[Token]) -> None:
+        """The components that it counts now; only those are looked at that it did not count before, or does no more."""
+        for token in self._holding - holding:
+            if token in self.live:
+                self._await_nodes(token, self.live[token])
+        for token in [token for token in self._awaiting if token in holding]:
+            self._promised -= self._awaiting.pop(token)
+        self._holding = holding
+
+    def _await_nodes(self, token: Token, size: int) -> None:
+        self._awaiting[token] = size
+        self._promised += size
+
+    def promise(
+        self,
+        token: Token,
+        size: int,
+        node_class: str = "",
+        *,
+        preemptible: bool = False,
+        guest: bool = False,
+        demand: float = 0.0,
+    ) -> None:
+        """Nodes, of a class if it asks for one, are given to a component; they stop being available now, not when the
+        cluster says so.
+
+        ``preemptible``: as long as it does not end anyway, it makes room for jobs of high priority; and, as a
+        ``guest``, for those whose home site this is. ``demand``: bytes per second that it will exchange with other
+        clusters.
+        """
+        self.touched(self.name)
+        if size > self.idle:
+            self._promised_of[token] = frozenset(self._leaving)
+            self._there_by[token] = max(self._leave_by.values(), default=0.0)
+        self.live[token] = size
+        if guest:
+            self._guests.add(token)
+        self.classes.promise(token, node_class)
+        self.uplink.begin(token, demand)
+        if preemptible:
+            self._make_preemptible(token, size)
+        if token not in self._holding:
+            self._await_nodes(token, size)
+        if self.health.probation:
+            self._trials.add(token)
+        if self.doubt is not None and self.doubt.is_tried:
+            self._proofs.add(token)
+
+    def _make_preemptible(self, token: Token, size: int) -> None:
+        self._preemptible[token] = size
+        self.preemptible += size
+        if token in self._guests:
+            self.reclaimable += size
+
+    def shown(self, token: Token) -> None:
+        """A claim has shown what it could, or never will: the next may."""
+        if token in self._proofs:
+            self._proofs.remove(token)
+            self.touched(self.name)
+            self.capacity_gained |= not self._proofs
+
+    def forget_trials(self) -> None:
+        """What was tried here before is no trial of what comes next, however long it goes on."""
+        self.touched(self.name)
+        self._trials.clear()
+
+    def keep(self, token: Token) -> None:
+        """The component makes room for nobody any more: its job has come to its end."""
+        if size := self._preemptible.pop(token, 0):
+            self.preemptible -= size
+            if token in self._guests:
+                self.reclaimable -= size
+            self.touched(self.name)
+        self.about_to_end.pop(token, None)
+
+    def await_end(self, token: Token, until: float) -> None:
+        """The component ends by itself until then: others are promised its nodes, and it need not make room."""
+        if token in self._preemptible:
+            self._leaving[token] = self._preemptible[token]
+            self.keep(token)
+            self.about_to_end[token] = until
+
+    def leave(self, token: Token, by: float | None = None) -> None:
+        """The component was told to end: its nodes will be free soon, or after its grace, which is over ``by`` then."""
+        self.keep(token)
+        self._leave_by.pop(token, None)
+        if by is not None and token in self.live:
+            self._leave_by[token] = by
+            for other in (other for other, of in self._promised_of.items() if token in of):
+                self._there_by[other] = max(self._there_by[other], by)
+        if token in self.live:
+            self.departs |= token not in self._leaving
+            self._leaving[token] = self.live[token]
+            self.touched(self.name)
+
+    @property
+    def awaited(self) -> list[Token]:
+        """Components of which something is to be heard."""
+        return [*self.live, *self.delivering]
+
+    def deliver(self, token: Token) -> None:
+        """The component has given back its nodes, and has not ended."""
+        self.release(token)
+        self.delivering.add(token)
+
+    def release(self, token: Token) -> None:
+        """The component has ended; nodes that the last report counted as its own stay unavailable until the next."""
+        self.touched(self.name)
+        before, expected = self.available, self.expected
+        self.delivering.discard(token)
+        size = self.live.pop(token, 0)
+        self.classes.release(token)
+        self.capacity_gained |= self.uplink.end(token)
+        self._promised_of.pop(token, None)
+        self.over.discard(token)
+        self._leave_by.pop(token, None)
+        self._there_by.pop(token, None)
+        self.keep(token)
+        self._guests.discard(token)
+        self._promised -= self._awaiting.pop(token, 0)
+        if token not in self._holding:
+            self._leaving.pop(token, None)
+        elif size:
+            self._leaving[token] = size
+        if token in self._trials:
+            self._trials.remove(token)
+            self.capacity_gained |= not self._trials
+        self.shown(token)
+        self.capacity_gained |= self.available > before
+        self.departs |= self.expected > expected
+
+    def known_at(self, now: float) -> float | None:
+        """The moment of which it is known how its nodes are: agents tell each change, so that is now as a rule.
+
+        None where that was never told.
+        """
+        if not self.reported:
+            return None
+        return now if self.outdated_since is None else min(now, self.outdated_since)
+
+    # Nodes
+
+    def holds(self, token: Token) -> bool:
+        """Whether its last report says that a component has its nodes."""
+        return token in self._holding
+
+    @property
+    def available(self) -> int:
+        """Nodes that may be promised now: idle as reported, less those promised to components that the report does not
+        yet count and those in doubt, and within what the resource manager takes of us.
+        """
+        free = self._idle - self._promised  # asked of every cluster in each scan
+        if self.doubt is not None:
+            free -= self.doubted
+        return max(0, self._within_limit(free))
+
+    @property
+    def node_classes(self) -> tuple[NodeClass, ...]:
+        """The available nodes by what they are; none where they are not known to differ."""
+        return self._of_classes(self.available)
+
+    def available_of(self, node_class: str) -> int:
+        """The available nodes of a class; of any, where it has no name."""
+        if not node_class:
+            return self.available
+        return sum(each.idle for each in self.node_classes if each.name == node_class)
+
+    def keep_for(self, job: JobId, nodes: int) -> None:
+        """Give so many nodes to nobody else than a job, in place of those that were kept for it before."""
+        self.touched(self.name)
+        self._kept[job] = nodes
+        if not nodes:
+            del self._kept[job]
+
+    def kept_from(self, job: JobId | None = None) -> int:
+        """Nodes that a job is not given, idle or not, since they are kept for others; of those for whom some are kept
+        as well, for such as came before it: else two of them could keep each other waiting for ever."""
+        count = 0
+        for other, kept in self._kept.items():
+            if other == job:
+                break
+            count += kept
+        return count
+
+    @property
+    def without_ours(self) -> int:
+        """Nodes that could be promised if no component of ours had any."""
+        return self._within_limit(self.total - self.background - self.down - self.doubted)
+
+    def _within_limit(self, count: int) -> int:
+        """As many of these nodes as the resource manager takes of us."""
+        return count if self.limit is None else min(count, self.limit.size - 1)
+
+    @property
+    def idle(self) -> int:
+        """The same as available, whatever we doubt and whatever limits the resource manager has for us."""
+        return max(0, self._idle - self._promised)
+
+    @property
+    def surplus(self) -> int:
+        """Nodes beyond those that are promised or in doubt; below 0 when there are too few for these."""
+        return self._idle - self._promised - self.doubted
+
+    @property
+    def doubted(self) -> int:
+        """Nodes that are said to be idle and do not count now."""
+        if self.doubt is None or (self.doubt.is_tried and not self._proofs):
+            return 0
+        return self.doubt.nodes
+
+    def said_for_claims_like(self, token: Token) -> int:
+        """Nodes that it says are idle, whatever is to be thought of that, beyond those promised to who still waits: for
+        a component that asks for a class, of that class. None where one before it waits for another class: where the
+        queue is strict, it was held up by that one, whatever is idle."""
+        asked_by, asked, waiting = self.classes.asked_by, self.classes.asked_by(token), 0
+        for other in self.live:
+            if other == token:
+                break
+            if other not in self._holding and asked_by(other) not in ("", asked):
+                return 0
+        for other, size in self._awaiting.items():
+            if other not in self._leaving and (not asked or asked_by(other) == asked):
+                waiting += size
+        return (self.classes.reported_idle(asked) if asked else self._idle) - waiting
+
+    def largest_queued(self, token: Token, size: int) -> int:
+        """The nodes of a component of ``size``, or of the largest that was promised some before it and has none: where
+        the queue is strict, it was held up by that one."""
+        for other, its in self.live.items():
+            if other == token:
+                break
+            if other not in self._holding:
+                size = max(size, its)
+        return size
+
+    def count_on_none_of(self, token: Token) -> None:
+        """The nodes that a component was promised of others never came: nobody is promised them any more."""
+        self.touched(self.name)
+        for other in self._promised_of.pop(token, ()):
+            size = self._leaving.pop(other, 0)
+            if other in self.about_to_end:
+                del self.about_to_end[other]
+                self._make_preemptible(other, size)
+
+    def overdue_for(self, token: Token, now: float) -> list[Token]:
+        """Those that should have ended by now whose nodes a component was promised."""
+        return [other for other in self._promised_of.get(token, ()) if self.about_to_end.get(other, inf) <= now]
+
+    @property
+    def preemptible_components(self) -> Mapping[Token, int]:
+        """Those that make room for jobs of high priority, with their nodes, but for those that are about to end."""
+        return self._preemptible
+
+    @property
+    def reclaimable_components(self) -> Mapping[Token, int]:
+        """Of these the ones that also make room for those whose home site it is."""
+        return {token: size for token, size in self._preemptible.items() if token in self._guests}
+
+    @property
+    def leaving(self) -> int:
+        """Nodes of components that are ending, or have ended since the last report."""
+        return sum(self._leaving.values())
+
+    def left_by(self, token: Token) -> float:
+        """When the grace is over of all whose nodes a component was promised, as of then; 0 without any."""
+        return self._there_by.get(token, 0.0)
+
+    def still_to_leave(self, token: Token) -> int:
+        """Nodes that a component was promised of others that were leaving, and that these have not given back yet."""
+        return sum(self._leaving.get(other, 0) for other in self._promised_of.get(token, ()))
+
+    @property
+    def expected(self) -> int:
+        """Nodes available once all that is ending has ended; below 0 when more is promised than that."""
+        return self._idle - self._promised + self.leaving - self.doubted
+
+    @property
+    def reported_idle(self) -> int:
+        return self._idle
+
+    @property
+    def used(self) -> int:
+        """Nodes that are neither idle, nor local users', nor down: what components of ours have, were promised and
+        will get, or what the resource manager has not let go of. A component that waits behind local users has none.
+        """
+        if not self.reported:
+            return sum(self.live.values())
+        return self.total - self.background - self.down - self.idle
+
+    # Whether it may be used
+
+    @property
+    def has_agent(self) -> bool:
+        """Return whether its agent is connected, whether or not its resource manager has answered it yet."""
+        return self.contact.has_agent or self.contact.connected or bool(self.problem)
+
+    @property
+    def absence(self) -> str:
+        """Return why its agent is not connected; empty when it is."""
+        return "" if self.has_agent else self.contact.agent_failed or self.contact.disconnected_because
+
+    @property
+    def is_in_reach(self) -> bool:
+        """Whether it is heard of, and can use its resource manager."""
+        return self.contact.connected and not self.problem
+
+    @property
+    def is_open(self) -> bool:
+        """Whether components may be placed here now; on probation only while none is being tried."""
+        state = self.state
+        return state is ClusterState.USABLE or (state is ClusterState.PROBATION and not self._trials)
+
+    @property
+    def state(self) -> ClusterState:
+        if self.drained is not None:
+            return ClusterState.DRAINED
+        if not self.contact.connected:
+            return ClusterState.UNREACHABLE
+        if self.health.unusable and not self.health.probation:
+            return ClusterState.UNUSABLE
+        if self.problem:
+            return ClusterState.UNREACHABLE
+        return ClusterState.PROBATION if self.health.unusable else ClusterState.USABLE
+
+    @property
+    def why(self) -> str:
+        """Why nothing is placed here, in the words an operator would use; empty when usable."""
+        if self.drained is not None:
+            by = f"by {self.drained.by}" if self.drained.by else "by an operator"
+            return f"{by}: {self.drained.reason}" if self.drained.reason else by
+        if not self.contact.connected:
+            return self.problem or self.absence or NOTHING_TOLD
+        if self.health.unusable and not self.health.probation:
+            return self.health.note
+        if self.problem:
+            return self.problem
+        return f"on probation, one component at a time; {self.health.note}" if self.health.unusable else ""
+
+    @property
+    def moves_files(self) -> bool:
+        return "rsync" not in self.lacks
+
+    @property
+    def held_back(self) -> str:
+        """Why it is given less than it has idle nodes: a limit, or a doubt; empty when neither."""
+        return "; ".join(str(each) for each in (self.limit, self.doubt) if each is not None)
+
+    @property
+    def said(self) -> str:
+        """Everything that an operator should know of it in one line; empty when all is well."""
+        lacks = f"has no {listed(sorted(self.lacks))}: no files come there from other clusters, and none go"
+        return "; ".join(filter(None, (self.why, self.held_back, lacks if self.lacks else "", *self.notices)))
+
+    def view(self, idle: int) -> ClusterView:
+        """What policies see, with so many idle nodes: a cluster on probation is usable or not, as it may be tried."""
+        state = self.state
+        if state is ClusterState.PROBATION:
+            state = ClusterState.UNUSABLE if self._trials else ClusterState.USABLE
+        note = "" if state is ClusterState.USABLE else self.why
+        return ClusterView(self.name, self.total, idle, state, self.speed, note, self._of_classes(idle))
+
+    def _of_classes(self, idle: int) -> tuple[NodeClass, ...]:
+        doubted = (self.doubt.node_class, self.doubted) if self.doubt is not None else None
+        return self.classes.idle(idle, self._awaiting, doubted)

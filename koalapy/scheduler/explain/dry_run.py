@@ -1,0 +1,231 @@
+"""What would become of a submission now, without making it."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from koalapy.model.cluster import GridView
+from koalapy.model.errors import UsageError
+from koalapy.model.job import Job, JobId, JobSpec, Priority
+from koalapy.model.placement import ClusterReason, Placement, Refusal
+from koalapy.model.request import ClusterName
+from koalapy.model.users import NOWHERE
+from koalapy.scheduler.attempts.refusals import refusal_text
+from koalapy.scheduler.claims.preemption import with_preemption, within_limit
+from koalapy.scheduler.claims.reclaiming import taken_back
+from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.queries import Queries
+from koalapy.validation.limits import Limits
+from koalapy.validation.submission import check
+
+MAX_OTHERS = 100
+"""Waiting jobs of different shapes that are tried in place of one that is cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way for a job to get nodes: those that are idle, or those that others make room with, too."""
+
+    view: GridView
+    """What it is offered so."""
+    offered: Callable[[ClusterStatus, int], int]
+    """How many nodes that would be on a cluster, were so many more idle there."""
+    others: Callable[[ClusterStatus], int]
+    """How many of these are not idle: they are none that would be idle beside."""
+    beside: str = ""
+    """What these are to the job."""
+
+
+class DryRun:
+    """Answers as the scheduler would, in place of one waiting job or beside all of them, and counts what it asks."""
+
+    def __init__(self, queries: Queries, instead_of: Job | None = None, *, high_priority_allowed: bool = True) -> None:
+        """``high_priority_allowed``: whether high priority may be offered to the caller as a change."""
+        self.high_priority_allowed = high_priority_allowed
+        self.queries = queries
+        self.job = instead_of
+        self._all_limits = queries.limits()
+        self._limits = replace(self._all_limits, refusal_on_empty_grid=lambda _: "")
+        """Without the questions to policies: of many candidates few are placed."""
+        self._barred = queries.barred(instead_of) if instead_of is not None else NOWHERE
+        """The clusters that have refused the job: a changed one may be refused there, too."""
+        self._left: GridView | None = None
+        """What is left to a new job where others are tried before it, once the job is cancelled."""
+        self._answers: dict[JobSpec, Placement | Refusal] = {}
+        self._views: dict[Priority, GridView] = {}
+        self._preempting: GridView | None = None
+        self.asks = 0
+        """How many questions were put to policies."""
+
+    def instead(self) -> "DryRun | None":
+        """Return a dry run of submissions after the job was cancelled; None where that is too much to work out.
+
+        Those who wait are tried first then, on the nodes that were kept for the job or that it stood before.
+        """
+        job, queries = self.job, self.queries
+        if job is None or not (self._has_reservation or queries.head(job.spec) == job.id):
+            return self
+        if not self._has_reservation and queries.rules.queue == "scan":
+            return self
+        view = _left_by_others(queries, job)
+        if view is None or view is queries.own_view():
+            return None if view is None else self
+        after = DryRun(queries, job, high_priority_allowed=self.high_priority_allowed)
+        after._left = view
+        return after
+
+    def view(self, priority: Priority) -> GridView:
+        """What a job of that priority is offered; nodes kept for the job itself are its own."""
+        if self._left is not None:
+            return self._left
+        if priority not in self._views:
+            queries = self.queries
+            self._views[priority] = queries.own_view() if self._has_reservation else queries.view(priority)
+        return self._views[priority]
+
+    @property
+    def _has_reservation(self) -> bool:
+        return self.job is not None and self.queries.reservation == self.job.id
+
+    def kept(self, cluster: ClusterName, priority: Priority) -> int:
+        """Nodes that are not offered to such a job there, but kept for another."""
+        if self.job is not None and self._has_reservation:
+            return self.queries.grid[cluster].kept_from(self.job.id)
+        return self.queries.kept(cluster, priority)
+
+    @property
+    def keeper(self) -> JobId | None:
+        """The other job that they are kept for."""
+        return self.queries.keeper(self.job.id if self.job is not None else None)
+
+    def ask(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
+        """The answer of the job's policy on some view."""
+        self.asks += 1
+        return self.queries.evaluate(spec, view, self._barred)
+
+    def reasons(self, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
+        """Return, cluster by cluster, why the job is not placed on some view."""
+        if not self._barred:
+            return self.queries.reasons(spec, view)
+        refused = {each.cluster: each for each in self.job.refusals} if self.job is not None else {}
+        offered = view.only(frozenset(cluster.name for cluster in view if cluster.name not in self._barred))
+        reasons = {reason.cluster: reason for reason in self.queries.reasons(spec, offered)}
+        now = self.queries.now
+        reasons |= {name: ClusterReason(name, refusal_text(refused[name], now)) for name in self._barred}
+        return tuple(reasons[name] for name in sorted(reasons))
+
+    def answer(self, spec: JobSpec) -> Placement | Refusal:
+        """Whether there is room for it now, if need be by preemption, or on what its home site may take back."""
+        known = self._answers.get(spec)
+        if known is not None:
+            return known
+        refusal: Refusal | None = None
+        for way in self.ways(spec):
+            answer = self.ask(spec, way.view)
+            if isinstance(answer, Placement):
+                break
+            answer = refusal = refusal or answer
+        self._answers[spec] = answer
+        return answer
+
+    def ways(self, spec: JobSpec) -> Iterator[Way]:
+        """In the order in which the scheduler tries them."""
+        priority, queries = spec.priority, self.queries
+        yield Way(
+            self.view(priority),
+            lambda cluster, more: within_limit(cluster, cluster.surplus + more) - self.kept(cluster.name, priority),
+            lambda _: 0,
+        )
+        if self._left is not None:
+            return  # those that others would make room with may be taken, too
+        if self.may_preempt(spec):
+            others = "those that it would have of others by preemption"
+            yield Way(self.widest_view(spec), with_preemption, lambda c: c.leaving + c.preemptible, others)
+        if (home := queries.view_at_home(spec, everything=self._has_reservation)) is not None:
+            takes_all = self._has_reservation or priority is Priority.HIGH
+            yield Way(
+                home,
+                lambda c, more: taken_back(c, more) - (0 if takes_all else queries.aged(c.name)),
+                lambda c: c.leaving + c.reclaimable,
+                "those that it would take back",
+            )
+
+    def may_preempt(self, spec: JobSpec) -> bool:
+        return spec.priority is Priority.HIGH and self.queries.rules.preemption == "placement"
+
+    def widest_view(self, spec: JobSpec) -> GridView:
+        """All that the job could be given, if need be by preemption."""
+        if self._left is not None or not self.may_preempt(spec):
+            return self.view(spec.priority)
+        if self._preempting is None:
+            self._preempting = self.queries.view_with_preemption()
+        return self._preempting
+
+    def preempts(self, spec: JobSpec, placement: Placement) -> bool:
+        """Whether others have to make room for it there."""
+        view = self.view(spec.priority)
+        idle = {cluster.name: cluster.idle for cluster in view.by_idle}
+        return any(placement.nodes_on(c.cluster) > idle.get(c.cluster, 0) for c in placement.components)
+
+    def who_makes_room(self, spec: JobSpec) -> str:
+        """``it would preempt others``: who has to make room for it, where somebody has to."""
+        if self.may_preempt(spec) or not spec.home_site:
+            return "it would preempt others"
+        return f"{spec.home_site} would take back nodes from others"
+
+    def placed_at_once(self, spec: JobSpec) -> Placement | None:
+        """Where it would go, if a submission of it were accepted, tried on arrival and placed."""
+        if not self._is_acceptable(spec, self._limits) or not self.is_tried_at_once(spec):
+            return None
+        answer = self.answer(spec)
+        return answer if isinstance(answer, Placement) and self._is_acceptable(spec, self._all_limits) else None
+
+    def is_tried_at_once(self, spec: JobSpec) -> bool:
+        """Whether a new job is not put behind others without being looked at."""
+        if self.queries.rules.queue != "fcfs":
+            return True
+        return self.queries.head_before(spec, self.job.id if self.job is not None else None) is None
+
+    def _is_acceptable(self, spec: JobSpec, limits: Limits) -> bool:
+        try:
+            check(spec, limits)
+        except UsageError:
+            return False
+        return True
+
+
+def _left_by_others(queries: Queries, cancelled: Job) -> GridView | None:
+    """Return the grid as a new job would be offered it once a waiting job was cancelled and the others were tried.
+
+    None where nodes would be kept for another one then, where one would have others stopped, and where more than
+    ``MAX_OTHERS`` had to be tried. The same object as ``own_view`` where the others get nothing.
+    """
+    view, mode, tried = queries.own_view(), queries.rules.queue, 0
+    for priority in Priority:
+        refused, ended = set[object](), set[int]()
+        for job in queries.waiting(priority):
+            section, shape = queries.sharing.section(job.spec.home_site), queries.shape(job)
+            if job.id == cancelled.id or section in ended or queries.over_limit(job.spec) is not None:
+                continue
+            answer: Placement | Refusal | None = None
+            if shape not in refused:
+                tried += 1
+                if tried > MAX_OTHERS:
+                    return None
+                answer = queries.evaluate(job.spec, view, queries.barred(job))
+            if isinstance(answer, Placement):
+                taken = [c for c in view if answer.nodes_on(c.name)]
+                view = view.changed([c.with_idle(max(0, c.idle - answer.nodes_on(c.name))) for c in taken])
+                continue
+            if queries.has_waited_long(job) or _makes_room(queries, job):
+                return None
+            refused.add(shape)
+            if mode != "scan":
+                ended.add(section)
+    return view
+
+
+def _makes_room(queries: Queries, job: Job) -> bool:
+    """Return whether a waiting job would be placed if others made room for it."""
+    ways = DryRun(queries, job).ways(job.spec)
+    next(ways)  # idle nodes
+    return any(isinstance(queries.evaluate(job.spec, way.view, queries.barred(job)), Placement) for way in ways)

@@ -1,0 +1,228 @@
+"""What would start now: the largest component and the largest total, by policy, and after which end more would.
+
+Sizes are searched by halves, as if whatever is smaller than what starts started, too. Of policies of which that is not
+so, the sums of clusters' idle nodes are tried beside, where they change their minds.
+
+Many questions are asked, and none takes long: others may go on between any two.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from heapq import nsmallest
+from itertools import accumulate
+
+from koalapy.model.cluster import GridView
+from koalapy.model.job import Job, JobId, JobSpec, Priority
+from koalapy.model.placement import Placement
+from koalapy.model.request import ClusterName, ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest, Request
+from koalapy.policies.registry import DEFAULTS
+from koalapy.scheduler.advisor.experience import Experience
+from koalapy.scheduler.advisor.knowledge import expected_end
+from koalapy.scheduler.explain.dry_run import DryRun
+from koalapy.scheduler.queries import Queries
+
+MAX_ENDS = 200
+"""So many of the next expected ends are looked at."""
+MAX_SUMS = 12
+"""So many sums of idle nodes are tried beside the search by halves."""
+
+MAX_LOOKED_AT = 1000
+"""Policies that look at each component of ours, to learn when it ends, are not asked when there are more."""
+
+Splits = Callable[[int, GridView], Iterable[Request]]
+"""The requests for so many nodes that a policy is asked, until it places one."""
+Answer = Generator[None, None, Placement | None]
+"""Where so many nodes would be; others may go on whenever it yields."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedEnd:
+    """A job that is expected to give back its nodes, as its walltime or the runs of its application have it."""
+
+    job: JobId
+    at: float
+    priority: Priority
+    nodes: Mapping[ClusterName, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Most:
+    """The most nodes that would start at once, and where; 0 where nothing would."""
+
+    nodes: int
+    where: Mapping[ClusterName, int]
+    more_after: ExpectedEnd | None
+    """The first expected end after which more would; None where none that is known would do."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRoom:
+    """What one policy would place."""
+
+    policy: str
+    component: Most | None
+    """As one component; None where it was not asked."""
+    total: Most | None
+    """As components on several clusters; None of a policy that never does that."""
+
+
+def expected_end_of(job: Job, experience: Experience, now: float) -> ExpectedEnd | None:
+    """None of a job that has no nodes, or whose end nobody knows; what has been told to end ends now."""
+    held: Counter[ClusterName] = Counter()
+    if job.attempt is not None and job.state.is_active:
+        for component in job.attempt.components:
+            if not component.has_ended:
+                held[component.cluster] += component.size
+    at = expected_end(job, experience, now) if held else None
+    return None if at is None else ExpectedEnd(job.id, at, job.spec.priority, dict(held))
+
+
+def next_ends(ends: Iterable[ExpectedEnd]) -> list[ExpectedEnd]:
+    """The next ones, by time."""
+    return nsmallest(MAX_ENDS, ends, key=lambda end: (end.at, end.job))
+
+
+def policy_rooms(queries: Queries, base: JobSpec, ends: Sequence[ExpectedEnd]) -> Iterator[PolicyRoom | None]:
+    """Of each policy, by name; None whenever others may go on.
+
+    ``base``: whose job it would be, and of what priority; ``ends`` by time.
+    """
+    dry_run, policies = DryRun(queries), queries.policies
+    if dry_run.may_preempt(base):
+        # Whom such a job may preempt is out of its way already.
+        ends = [end for end in ends if end.priority is Priority.HIGH]
+    ahead = _Ahead(dry_run, base, ends)
+    components = sum(len(cluster.live) for cluster in queries.grid.clusters())
+    for policy in policies.names():
+        capabilities = policies.capabilities(policy)
+        if capabilities.learns and capabilities.expects_releases and components > MAX_LOOKED_AT:
+            yield PolicyRoom(policy, None, None)
+            continue
+        room = _PolicyRoom(dry_run, replace(base, policy=policy), ahead)
+        component = yield from room.most(room.as_one)
+        total = (yield from room.most(room.as_several)) if capabilities.combines_clusters else None
+        yield PolicyRoom(policy, component, total)
+
+
+class _Ahead:
+    """The grid as such a job is offered it now, and as it would be after the expected ends."""
+
+    def __init__(self, dry_run: DryRun, base: JobSpec, ends: Sequence[ExpectedEnd]) -> None:
+        self._now, self.ends = dry_run.widest_view(base), ends
+        self._spare: dict[ClusterName, int] = {}
+        """Nodes beyond those promised, kept and in doubt; below 0 where others have a claim to what comes free."""
+        self._most: dict[ClusterName, int] = {}
+        for cluster in dry_run.queries.grid.clusters():
+            offered = self._now.get(cluster.name)
+            idle = offered.idle if offered is not None else 0
+            self._spare[cluster.name] = idle or cluster.surplus - dry_run.kept(cluster.name, base.priority)
+            self._most[cluster.name] = cluster.total if cluster.limit is None else cluster.limit.size - 1
+        self._views: dict[int, GridView] = {0: self._now}
+
+    def view(self, count: int) -> GridView:
+        """After so many of the ends."""
+        if count not in self._views:
+            freed: Counter[ClusterName] = Counter()
+            for end in self.ends[:count]:
+                freed.update(end.nodes)
+            clusters = tuple(
+                c.with_idle(max(c.idle, min(self._spare[c.name] + freed[c.name], self._most[c.name])))
+                for c in self._now
+            )
+            self._views[count] = replace(self._now, clusters=clusters)
+        return self._views[count]
+
+
+class _PolicyRoom:
+    """Asks one policy."""
+
+    def __init__(self, dry_run: DryRun, spec: JobSpec, ahead: _Ahead) -> None:
+        self._dry_run, self._spec, self._ahead = dry_run, spec, ahead
+        self._serves = dry_run.queries.policies.get(spec.policy).serves
+
+    def most(self, splits: Splits) -> Generator[None, None, Most]:
+        """The most that starts now as one of the splits."""
+        now, answers = self._ahead.view(0), dict[int, Placement | None]()
+
+        def starts(count: int) -> Answer:
+            if count not in answers:
+                answers[count] = yield from self._placed(splits, count, now)
+            return answers[count]
+
+        found = yield from _largest(starts, now)
+        placement = answers.get(found)
+        where = {} if placement is None else {c.cluster: placement.nodes_on(c.cluster) for c in placement.components}
+        return Most(found, where, (yield from self._more_after(splits, found + 1)))
+
+    def as_one(self, count: int, view: GridView) -> Iterator[Request]:
+        """All nodes on one cluster."""
+        if "flexible" in self._serves:
+            yield FlexibleRequest(count, max_components=1)
+        elif "nonfixed" in self._serves:
+            yield NonFixedRequest((ComponentRequest(count),))
+        else:
+            for cluster in view.by_idle:
+                if cluster.idle >= count:
+                    yield FixedRequest((ComponentRequest(count, cluster.name),))
+
+    def as_several(self, count: int, view: GridView) -> Iterator[Request]:
+        """Over as many clusters as there are: for policies that want to be told the sizes, on as few as may be."""
+        if "flexible" in self._serves:
+            yield FlexibleRequest(count)
+            return
+        usual = replace(self._spec, policy=DEFAULTS["flexible"], request=FlexibleRequest(count))
+        answer = self._dry_run.ask(usual, view)
+        if isinstance(answer, Placement):
+            named = "nonfixed" not in self._serves
+            parts = tuple(ComponentRequest(c.size, c.cluster if named else None) for c in answer.components)
+            yield FixedRequest(parts) if named else NonFixedRequest(parts)
+
+    def _placed(self, splits: Splits, count: int, view: GridView) -> Answer:
+        for request in splits(count, view) if count > 0 else ():
+            spec = replace(self._spec, request=request)
+            if self._dry_run.queries.over_limit(spec) is None:
+                answer = self._dry_run.ask(spec, view)
+                yield
+                if isinstance(answer, Placement):
+                    return answer
+        return None
+
+    def _more_after(self, splits: Splits, count: int) -> Generator[None, None, ExpectedEnd | None]:
+        """The first end after which so many start."""
+        ends = self._ahead.ends
+
+        def start(after: int) -> Answer:
+            return self._placed(splits, count, self._ahead.view(after))
+
+        if not ends or not (yield from start(len(ends))):
+            return None
+        return ends[(yield from _first(1, len(ends), start)) - 1]
+
+
+def _largest(starts: Callable[[int], Answer], view: GridView) -> Generator[None, None, int]:
+    """The largest count that starts, or 0."""
+    top = view.usable_idle
+    if (yield from starts(top)):
+        return top
+
+    def does_not(count: int) -> Generator[None, None, bool]:
+        return (yield from starts(count)) is None
+
+    found = (yield from _first(1, top, does_not)) - 1
+    idle = [cluster.idle for cluster in view.by_idle]
+    for count in sorted({*idle, *accumulate(idle)}, reverse=True)[:MAX_SUMS]:
+        if count > found and (yield from starts(count)):
+            return (yield from _first(count + 1, top, does_not)) - 1
+    return found
+
+
+def _first(low: int, high: int, holds: Callable[[int], Generator[None, None, object]]) -> Generator[None, None, int]:
+    """The first number of those up to ``high``, of which it holds, as if it held for all above it."""
+    while low < high:
+        middle = (low + high) // 2
+        if (yield from holds(middle)):
+            high = middle
+        else:
+            low = middle + 1
+    return low

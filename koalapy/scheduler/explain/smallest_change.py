@@ -1,0 +1,282 @@
+"""The smallest change of a request with which the job would be placed at once.
+
+Candidates come in order of what they cost the user: the same nodes with fewer bounds, then a higher priority, then
+fewer nodes. Each is held against the scheduler, and the first that it would place is the answer.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from koalapy.model.cluster import GridView
+from koalapy.model.explanation import Change, ChangeValue
+from koalapy.model.job import JobSpec, Priority
+from koalapy.model.request import FixedRequest, FlexibleRequest, NonFixedRequest
+from koalapy.model.wording import listed, nodes
+from koalapy.policies.registry import DEFAULTS
+from koalapy.scheduler.explain.dry_run import DryRun
+from koalapy.scheduler.grid import GridStatus
+
+MAX_QUESTIONS = 200
+RESERVED_FOR_FEWER_NODES = 90
+"""Of these, what is left for asking for fewer nodes, which is what helps in the end."""
+LINEAR_STEPS = 12
+"""So many steps are tried one after the other, before the rest is searched by halves."""
+MAX_MOVED_COMPONENTS = 8
+MAX_SITES_PER_COMPONENT = 5
+"""Of a fixed request: how many components are tried elsewhere, and on how many clusters each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A change that may or may not do."""
+
+    field: str
+    value: ChangeValue
+    text: str
+    spec: JobSpec
+
+
+class Steps:
+    """A change in steps, from the smallest on: made when looked at, for there may be thousands."""
+
+    def __init__(self, values: Sequence[Any], candidate: Callable[[Any], Candidate]) -> None:
+        self._values = values
+        self._candidate = candidate
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, index: int) -> Candidate:
+        return self._candidate(self._values[index])
+
+
+def single_step(field: str, value: ChangeValue, text: str, spec: JobSpec) -> Steps:
+    """A change without steps."""
+    return Steps((spec,), lambda changed: Candidate(field, value, text, changed))
+
+
+def smallest_change(spec: JobSpec, dry_run: DryRun) -> Change | None:
+    """The first candidate that would be placed; None if there is none, or none within ``MAX_QUESTIONS`` questions."""
+    same_nodes = _first_of(_with_the_same_nodes(spec, dry_run), dry_run, MAX_QUESTIONS - RESERVED_FOR_FEWER_NODES)
+    return same_nodes or _with_fewer_nodes(spec, dry_run)
+
+
+def _first_of(families: Iterable[Steps], dry_run: DryRun, most: int) -> Change | None:
+    for steps in families:
+        change = _first(steps, dry_run, most)
+        if change is not None or dry_run.asks >= most:
+            return change
+    return None
+
+
+def _first(steps: Steps, dry_run: DryRun, most: int) -> Change | None:
+    """The first step that is placed; far steps are searched as if all that follow a placed one were placed, too."""
+    for index in range(min(LINEAR_STEPS, len(steps))):
+        if dry_run.asks >= most:
+            return None
+        if change := _tried(steps[index], dry_run):
+            return change
+    low, high = LINEAR_STEPS, len(steps) - 1
+    found = _tried(steps[high], dry_run) if high >= low else None
+    while found is not None and low < high and dry_run.asks < most:
+        middle = (low + high) // 2
+        nearer = _tried(steps[middle], dry_run)
+        if nearer is not None:
+            found, high = nearer, middle
+        else:
+            low = middle + 1
+    return found
+
+
+def _tried(candidate: Candidate, dry_run: DryRun) -> Change | None:
+    placement = dry_run.placed_at_once(candidate.spec)
+    if placement is None:
+        return None
+    others = f": {dry_run.who_makes_room(candidate.spec)}" if dry_run.preempts(candidate.spec, placement) else ""
+    return Change(candidate.field, candidate.value, f"{candidate.text}{others}", candidate.spec, placement)
+
+
+# The same nodes, with fewer bounds
+
+
+def _with_the_same_nodes(spec: JobSpec, dry_run: DryRun) -> Iterator[Steps]:
+    queries = dry_run.queries
+    yield single_step("", None, "submit it again: a new job is tried at once", spec)
+    if isinstance(spec.request, FlexibleRequest):
+        yield from _looser(spec.request, spec, len(queries.grid.clusters()))
+    elif isinstance(spec.request, FixedRequest):
+        yield from _elsewhere(spec.request, spec, dry_run.view(spec.priority))
+    usual = DEFAULTS[spec.request.type]
+    for name in sorted(queries.policies.names(), key=lambda name: (name != usual, name)):
+        if name != (spec.policy or usual):
+            yield single_step("policy", name, f"use the policy {name}", replace(spec, policy=name, policy_options=()))
+    whole = as_flexible(spec)
+    if whole is not None and not isinstance(spec.request, FlexibleRequest):
+        yield single_step(
+            "request.type", "flexible", f"let the scheduler split the {nodes(whole.request.total_size)}", whole
+        )
+    yield from _other_combinations(spec, queries.grid)
+    if whole is not None:
+        free = without_bounds(whole)
+        yield single_step(
+            "request",
+            {"type": "flexible", "total_size": free.request.total_size},
+            f"ask for {nodes(free.request.total_size)} without any bounds",
+            free,
+        )
+    if spec.priority is Priority.LOW and dry_run.high_priority_allowed:
+        yield single_step("priority", "high", "give it high priority", replace(spec, priority=Priority.HIGH))
+
+
+def _elsewhere(request: FixedRequest, spec: JobSpec, view: GridView) -> Iterator[Steps]:
+    """One component of those that are in the way on another cluster, then all of them wherever there is room."""
+    wanted = Counter[str]()
+    for component in request.components:
+        wanted[component.cluster or ""] += component.size
+    short = {name for name, size in wanted.items() if size > (there.usable_idle if (there := view.get(name)) else 0)}
+    moved = [index for index, component in enumerate(request.components) if component.cluster in short]
+    for index in moved[:MAX_MOVED_COMPONENTS]:
+        component = request.components[index]
+        which = f"component {index}" if len(request.components) > 1 else "it"
+        roomy = [c.name for c in view.by_idle if c.idle >= component.size and c.name != component.cluster]
+        for name in roomy[:MAX_SITES_PER_COMPONENT]:
+            components = list(request.components)
+            components[index] = replace(component, cluster=name)
+            changed = replace(spec, request=FixedRequest(tuple(components)))
+            yield single_step(f"request.components[{index}].cluster", name, f"run {which} on {name}", changed)
+    anywhere = NonFixedRequest(tuple(replace(component, cluster=None) for component in request.components))
+    free = replace(spec, request=anywhere, policy="", policy_options=())
+    yield single_step("request.type", "nonfixed", "let the scheduler choose the clusters", free)
+
+
+def _looser(request: FlexibleRequest, spec: JobSpec, clusters: int) -> Iterator[Steps]:
+    """Each bound of a flexible request alone, as little as will do."""
+
+    def bound(field: str, value: int, text: str) -> Candidate:
+        changed = replace(request, **{field: value})  # type: ignore[arg-type]
+        return Candidate(f"request.{field}", value, text, replace(spec, request=changed))
+
+    if request.max_components is not None:
+        more = range(request.max_components + 1, min(clusters, request.total_size) + 1)
+        yield Steps(more, lambda n: bound("max_components", n, f"allow {n} components"))
+    less = range(request.min_component_size - 1, 0, -1)
+    yield Steps(less, lambda n: bound("min_component_size", n, f"allow components of {nodes(n)}"))
+    if request.split_options:
+        free = replace(spec, request=replace(request, split_options=()))
+        yield single_step("request.split_options", [], "leave the split to the scheduler", free)
+
+
+def _other_combinations(spec: JobSpec, grid: GridStatus) -> Iterator[Steps]:
+    """More clusters together, or less alike ones."""
+    clusters = grid.clusters()
+    if spec.coallocation is not None:
+        yield Steps(
+            range(spec.coallocation + 1, len(clusters) + 1),
+            lambda n: Candidate("coallocation", n, f"allow {n} clusters together", replace(spec, coallocation=n)),
+        )
+    if spec.speed_ratio_min is not None:
+        speeds = {cluster.speed for cluster in clusters}
+        ratios = {slow / fast for slow in speeds for fast in speeds if slow < fast}
+        lower = sorted((ratio for ratio in ratios if ratio < spec.speed_ratio_min), reverse=True)
+        yield Steps(
+            lower,
+            lambda r: Candidate(
+                "speed_ratio_min", r, f"lower speed_ratio_min to {r:g}", replace(spec, speed_ratio_min=r)
+            ),
+        )
+
+
+def as_flexible(spec: JobSpec) -> JobSpec | None:
+    """The job with only its total given; None when its components are not alike."""
+    request = spec.request
+    if isinstance(request, FlexibleRequest):
+        return spec
+    if any(c.command or c.environment or c.output or c.inputs for c in request.components):
+        return None
+    return replace(spec, request=FlexibleRequest(request.total_size), policy="", policy_options=())
+
+
+def without_bounds(spec: JobSpec) -> JobSpec:
+    """Nothing but the nodes, in the default way."""
+    request = FlexibleRequest(spec.request.total_size)
+    return replace(spec, request=request, policy="", policy_options=(), coallocation=None, speed_ratio_min=None)
+
+
+# Fewer nodes
+
+
+def _with_fewer_nodes(spec: JobSpec, dry_run: DryRun) -> Change | None:
+    """As many as there is room for, in the request's own way or without its bounds; else with a higher priority."""
+    whole = as_flexible(spec)
+    free = without_bounds(whole) if whole is not None else None
+    found = [_first_of(_smaller(spec, dry_run.widest_view(spec)), dry_run, MAX_QUESTIONS)]
+    if free is not None:
+        found.append(
+            _first_of(_smaller(free, dry_run.widest_view(free), " without any bounds"), dry_run, MAX_QUESTIONS)
+        )
+    if spec.priority is Priority.LOW and dry_run.high_priority_allowed and not any(found):
+        high = replace(free or spec, priority=Priority.HIGH)
+        found.append(
+            _first_of(_smaller(high, dry_run.widest_view(high), " with high priority"), dry_run, MAX_QUESTIONS)
+        )
+    return max((change for change in found if change), key=lambda c: c.spec.request.total_size, default=None)
+
+
+def _smaller(spec: JobSpec, view: GridView, also: str = "") -> Iterator[Steps]:
+    """Ways to ask for less; ``view`` says how much there is, and ``also`` what else is changed."""
+    request = spec.request
+    if isinstance(request, FlexibleRequest):
+        yield _smaller_total(spec, request, view, also)
+    elif isinstance(request, NonFixedRequest):
+        yield _smaller_components(spec, request, also)
+    else:
+        yield from _what_is_idle(spec, request, view, also)
+
+
+def _smaller_total(spec: JobSpec, request: FlexibleRequest, view: GridView, also: str) -> Steps:
+    most = min(request.total_size - 1, view.usable_idle)
+
+    def candidate(total: int) -> Candidate:
+        least = min(request.min_component_size, total)
+        changed = replace(request, total_size=total, min_component_size=least, split_options=())
+        text = f"ask for {nodes(total)}{also}"
+        return Candidate("request.total_size", total, text, replace(spec, request=changed))
+
+    return Steps(range(most, 0, -1), candidate)
+
+
+def _smaller_components(spec: JobSpec, request: NonFixedRequest, also: str) -> Steps:
+    """The larger components cut down to one size, which is lowered step by step."""
+
+    def candidate(size: int) -> Candidate:
+        components = tuple(replace(c, size=min(c.size, size)) for c in request.components)
+        return _resized(spec, NonFixedRequest(components), also)
+
+    return Steps(range(max(c.size for c in request.components) - 1, 0, -1), candidate)
+
+
+def _resized(spec: JobSpec, request: NonFixedRequest | FixedRequest, also: str) -> Candidate:
+    named = isinstance(request, FixedRequest)
+    sizes = [f"{c.size} on {c.cluster}" if c.cluster else str(c.size) for c in request.components]
+    shown = listed(sizes, separator=" and " if named else "+")
+    value: list[object] = [
+        {"size": c.size, "cluster": c.cluster} if named else {"size": c.size} for c in request.components
+    ]
+    return Candidate("request.components", value, f"ask for {shown} nodes{also}", replace(spec, request=request))
+
+
+def _what_is_idle(spec: JobSpec, request: FixedRequest, view: GridView, also: str) -> Iterator[Steps]:
+    """Each component as large as its cluster allows now; one for which nothing is left is left out."""
+    left = {cluster.name: cluster.idle for cluster in view.by_idle}
+    components = []
+    for component in request.components:
+        size = min(component.size, left.get(component.cluster or "", 0))
+        if size > 0:
+            left[component.cluster or ""] -= size
+            components.append(replace(component, size=size))
+        elif component.command or component.environment:
+            return  # it is a part of its own: without it the job would be another
+    if components and tuple(components) != request.components:
+        yield Steps((tuple(components),), lambda fitting: _resized(spec, FixedRequest(fitting), also))

@@ -1,0 +1,277 @@
+"""The jobs that wait to be placed: two queues, and each job's place and tries in them (semantics 4).
+
+Where home sites have queues of their own (semantics 8) these are sections of those two.
+
+``docs/scheduling.md`` has a table of a job's place in its queue: ``_enter`` and ``leave`` are that table.
+"""
+
+import heapq
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from koalapy.model.application import application_of
+from koalapy.model.job import Job, JobId, JobSpec, Priority
+from koalapy.model.request import ClusterName, Request, shape_of
+from koalapy.scheduler.owner_use import Ask
+from koalapy.scheduler.queue.eligibility import Eligibility
+from koalapy.scheduler.queue.promise import is_promised
+from koalapy.scheduler.queue.queue import Place, PlacementQueue, Shape
+from koalapy.scheduler.queue.reservation import Reservation
+from koalapy.scheduler.queue.try_limits import placement_limit, scan_tries_all
+from koalapy.scheduler.queue.wakeup import NODES_ANYWHERE, Change, Wakeup
+from koalapy.scheduler.state import SchedulerState
+from koalapy.scheduler.timers import Deadline
+
+PRIORITIES = tuple(Priority)
+"""In the order in which their queues are tried."""
+MAX_SHARED_REQUESTS = 10_000
+
+
+class PlacementQueues:
+    """Who waits, where, and since when; and whom there is reason to try, which ``Scanner`` does."""
+
+    def __init__(self, state: SchedulerState, eligibility: Eligibility) -> None:
+        self._state, self._rules, self._ledger = state, state.rules, state.ledger
+        self._eligibility = eligibility
+        self._use = state.owner_use
+        order = state.rules.queue_order
+        self._queues = {priority: PlacementQueue(order, self._has_too_much) for priority in Priority}
+        self.reservation = Reservation(state, self._queues)
+        self._last_seq = 0
+        self._first_seq = 0
+        """The least one, of who stands before all others of its section."""
+        self._pausing: set[JobId] = set()
+        """Queued jobs that come back to their queues later."""
+        self.newcomers: dict[Priority, list[Place]] = {priority: [] for priority in Priority}
+        """Heaps of jobs that are to be tried out of turn, some of which may have left."""
+        self._unknown: defaultdict[str, set[JobId]] = defaultdict(set)
+        """Jobs whose policies learn, by their applications, of which nothing is known yet."""
+        self.wakeups = {priority: Wakeup() for priority in Priority}
+        """Whom there is reason to try in a scan: who may be placed that could not be when it was tried last."""
+        self.placing: JobId | None = None
+        """The job that is being placed at the moment, if any."""
+        self.bounced: set[JobId] = set()
+        """Jobs whose claim failed in the moment in which they were placed: they are not placed again in that moment."""
+        self._requests: dict[Request, Request] = {}
+
+    def __getitem__(self, priority: Priority) -> PlacementQueue:
+        return self._queues[priority]
+
+    def __len__(self) -> int:
+        return len(self._pausing) + sum(len(queue) for queue in self._queues.values())
+
+    def shape(self, spec: JobSpec, barred: Collection[ClusterName] = ()) -> Shape:
+        """What a policy's answer to a job depends on, beside the grid; ``barred``: clusters that have refused it."""
+        learned: tuple[object, ...] = ()
+        if self._learns(spec):
+            learned = (*self._state.experience.shape(spec), spec.per_node_bandwidth, spec.memory)
+        own = ("internal",) if spec.internal else ()
+        # Whom a limit keeps from being placed keeps nobody else from it.
+        asked = () if (ask := self._use.ask(spec)) is None else (ask,)
+        site = ("site", site) if (site := self._state.sharing.site_of(spec.home_site)) else ()
+        demands = self._eligibility.demands(spec)
+        refused = ("refused", *sorted(barred)) if barred else ()
+        return (spec.policy, *shape_of(spec.request), *demands, *spec.inputs, *learned, *own, *asked, *site, *refused)
+
+    def _has_too_much(self, ask: Ask) -> bool:
+        return self._use.excess(ask, self._state.now) is not None
+
+    def requests(self) -> Iterator[Request]:
+        """In the order of the queues, that of high priority first."""
+        return (self._ledger.jobs[job].spec.request for queue in self._queues.values() for job in queue)
+
+    def awaited_clusters(self) -> frozenset[ClusterName]:
+        """Where a job that waits might be placed, as far as its request says."""
+        named = frozenset[ClusterName]().union(*(queue.awaited for queue in self._queues.values()))
+        anywhere = NODES_ANYWHERE.name in named
+        return frozenset(cluster.name for cluster in self._state.grid.clusters()) if anywhere else named
+
+    def position(self, job: Job) -> int | None:
+        """A queued job's place in its queue, that of its home site where there is one, counted from 1."""
+        queue = self._queues[job.spec.priority]
+        return queue.position(job.id) + 1 if job.id in queue else None
+
+    def positions(self, jobs: Iterable[Job]) -> dict[JobId, int]:
+        """The places of many at once, of those that are in a queue."""
+        wanted = list(jobs)
+        found: dict[JobId, int] = {}
+        for priority, queue in self._queues.items():
+            here = (job.id for job in wanted if job.spec.priority is priority and job.id in queue)
+            found |= {job: queue.position(job) + 1 for job in here}
+        return found
+
+    # Who comes and goes
+
+    def arrive(self, job: Job) -> None:
+        """A new job. Equal requests become one object: a full queue is mostly requests."""
+        if len(self._requests) > MAX_SHARED_REQUESTS:
+            self._requests.clear()
+        self._ledger.use_equal_request(job, self._requests.setdefault(job.spec.request, job.spec.request))
+        self._enter(job, anew=True)
+
+    def release(self, job: Job) -> None:
+        """A job that was held stands where a new one would."""
+        self._enter(job, anew=True)
+
+    def requeue(self, job: Job) -> None:
+        """A job whose attempt is over, or the pause after it, returns to its place."""
+        self._enter(job, anew=False)
+
+    def put_first(self, job: Job) -> Job:
+        """A job whose nodes were taken back is to return before all others of its home site, not to its place."""
+        self._first_seq -= 1
+        return self._ledger.change(job, queue_seq=self._first_seq)
+
+    def head(self, spec: JobSpec) -> JobId | None:
+        """The first of those who wait where such a job does, as far as limits go."""
+        return self._queues[spec.priority].head(self._state.sharing.section(spec.home_site))
+
+    def head_before(self, spec: JobSpec, without: JobId | None = None) -> JobId | None:
+        """The first of those, one left out, if such a job would stand behind it when it comes."""
+        section = self._state.sharing.section(spec.home_site)
+        return self._queues[spec.priority].head_before_new(section, spec.request.total_size, without)
+
+    def before_new(self, spec: JobSpec) -> int:
+        """How many jobs would stand before such a one when it comes."""
+        section = self._state.sharing.section(spec.home_site)
+        return self._queues[spec.priority].before_new(section, spec.request.total_size)
+
+    def pause(self, job: Job) -> None:
+        """Keep a queued job out of its queue until its ``retry_at``, when it is requeued."""
+        self._pausing.add(job.id)
+
+    def restore(self, jobs: Collection[Job], scans: Mapping[Priority, int]) -> None:
+        """Jobs of an earlier life, to their old places, with their tries, which are counted by its ``scans``."""
+        for priority, count in scans.items():
+            self._queues[priority].scans = count
+        for job in jobs:
+            self._last_seq = max(self._last_seq, job.queue_seq)
+            self._first_seq = min(self._first_seq, job.queue_seq)
+            if job.waits:
+                self._push(job)
+        self.reservation.restore(jobs)
+
+    def _enter(self, job: Job, *, anew: bool) -> None:
+        """Put a job into its queue: at the tail, to be tried at once, or to the place that it has had all the time,
+        to be tried when its turn comes in a scan, which is due."""
+        self._pausing.discard(job.id)
+        if anew:
+            self._last_seq += 1
+        scans = self._queues[job.spec.priority].scans
+        job = self._ledger.change(
+            job, queue_seq=self._last_seq if anew else job.queue_seq, retry_at=None, counted_scan=scans
+        )
+        self._push(job)
+        priority = job.spec.priority
+        if anew:
+            heapq.heappush(self.newcomers[priority], self._queues[priority].place(job.id))
+        elif job.id == self.placing:
+            self.bounced.add(job.id)
+        else:
+            self.wakeups[priority].jobs.add(job.id)
+
+    def _push(self, job: Job) -> None:
+        spec, sharing = job.spec, self._state.sharing
+        section, home = sharing.section(spec.home_site), sharing.takes_back(spec.home_site)
+        queue = self._queues[spec.priority]
+        shape, ask = self.shape(spec, job.barred_from(self._state.now)), self._use.ask(spec)
+        queue.push(job.id, job.queue_seq, shape, spec, ask, home, section, job.submitted_at)
+        if self._learns(spec) and not self._state.experience.knows(application := application_of(spec)):
+            self._unknown[application].add(job.id)
+        self.record_tries(job)
+        if self.tries(job) >= self._rules.aging_tries or is_promised(job, self._rules, self._state.now):
+            self.reservation.invalidate()
+
+    def leave(self, job: Job) -> Job:
+        """Take a job out of its queue; the scans it went through become tries of its own."""
+        if job.id in self._pausing:
+            self._pausing.remove(job.id)
+            self._state.timers.forget(job.id, 0, Deadline.RETRY)
+            return self._ledger.change(job, retry_at=None)
+        priority, tries = job.spec.priority, self.tries(job)
+        if job.id == self.reservation.job:
+            self.reservation.invalidate()
+        if self._rules.queue != "scan":
+            if job.id != self.placing:
+                self.wakeups[priority].everybody = True  # it may have stood in others' way
+            elif self._use.ask(job.spec) is not None:
+                self.wake_everybody()  # others of its owner may be barred by it, who stood in others' way
+        self._pull(job)
+        return self._ledger.change(job, placement_tries=tries) if tries != job.placement_tries else job
+
+    def _pull(self, job: Job) -> None:
+        self._queues[job.spec.priority].remove(job.id)
+        self.wakeups[job.spec.priority].jobs.discard(job.id)
+        if self._unknown and self._learns(job.spec) and (application := application_of(job.spec)) in self._unknown:
+            self._unknown[application].discard(job.id)
+            if not self._unknown[application]:
+                del self._unknown[application]
+
+    def _learns(self, spec: JobSpec) -> bool:
+        return self._state.policies.capabilities(spec.policy).learns
+
+    def next_newcomer(self, priority: Priority) -> Job | None:
+        """The first of those who came to their queue's tail and were not tried since; each is told of once."""
+        queue, newcomers = self._queues[priority], self.newcomers[priority]
+        while newcomers:
+            place = heapq.heappop(newcomers)
+            if (job := place[-1]) in queue and queue.place(job) == place:
+                return self._ledger.jobs[job]
+        return None
+
+    def change_priority(self, job: Job, priority: Priority) -> Job:
+        """A job that waits, or is held: if it is in a queue it goes to the other one, to where it would stand had it
+        been submitted so; its tries go with it."""
+        if not (job.waits and job.id in self._queues[job.spec.priority]):
+            return self._ledger.change(job, spec=replace(job.spec, priority=priority))
+        job = self.leave(job)
+        job = self._ledger.change(job, spec=replace(job.spec, priority=priority))
+        self._enter(job, anew=False)
+        return self._ledger.jobs[job.id]
+
+    def regroup(self, known: Iterable[str]) -> None:
+        """Something is known of these applications: their jobs are not refused any more with those of unknown ones."""
+        for application in known:
+            for ident in self._unknown.pop(application, ()):
+                self._regroup_job(self._ledger.jobs[ident])
+
+    def bars_changed(self, job: Job) -> None:
+        """Group a job anew, if it is in a queue: the clusters that have refused it may be others than before."""
+        if job.id in self._queues[job.spec.priority]:
+            self._regroup_job(job)
+
+    def _regroup_job(self, job: Job) -> None:
+        self._queues[job.spec.priority].remove(job.id)
+        self._push(job)
+        self.wakeups[job.spec.priority].jobs.add(job.id)
+
+    # Who may have got a chance
+
+    def wake(self, changes: Iterable[Change], priorities: Iterable[Priority] = PRIORITIES) -> None:
+        """Something happened that those who wait for it may be placed by."""
+        for priority in priorities:
+            if self._queues[priority]:
+                self.wakeups[priority].changes.update(changes)
+
+    def wake_everybody(self, priorities: Iterable[Priority] = PRIORITIES) -> None:
+        """Anybody may be placed now."""
+        for priority in priorities:
+            self.wakeups[priority].everybody |= bool(self._queues[priority])
+
+    def take_wakeup(self, priority: Priority) -> Wakeup:
+        """Whom there is reason to try, and nobody from now on."""
+        taken, self.wakeups[priority] = self.wakeups[priority], Wakeup()
+        return taken
+
+    # Tries
+
+    def tries(self, job: Job) -> int:
+        """How often a job was tried to be placed, scans that passed it over among them."""
+        queue = self._queues[job.spec.priority]
+        return job.placement_tries + (queue.scans - job.counted_scan if job.id in queue else 0)
+
+    def record_tries(self, job: Job) -> None:
+        """Tell the queue how often a job was tried; where only the head is in each scan, scans use up no tries."""
+        limit = placement_limit(job, self._rules) if scan_tries_all(self._rules) else None
+        self._queues[job.spec.priority].tried(job.id, self.tries(job), limit)

@@ -1,0 +1,413 @@
+"""A placement queue: jobs in their order, and scans that cost distinct request shapes, not jobs (semantics 4)."""
+
+import heapq
+import sys
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+
+from sortedcontainers import SortedList
+
+from koalapy.model.cluster import GridView
+from koalapy.model.job import JobId, JobSpec
+from koalapy.model.placement import RefusalKind
+from koalapy.model.request import ClusterName
+from koalapy.scheduler.owner_use import Ask
+from koalapy.scheduler.queue.feasibility import Needs, needs_of
+from koalapy.scheduler.queue.wakeup import NODES_ANYWHERE, Change, Wakeup, awaited_by
+from koalapy.scheduler.rules import QueueMode, QueueOrder
+
+Place = tuple[int, int, int, JobId]
+"""What jobs are ordered by: section, nodes, where the narrowest come first, then ``queue_seq``; and the job itself.
+
+One whose nodes were taken back, and that waits before all others therefore, has a negative ``queue_seq``.
+"""
+Shape = tuple[object, ...]
+"""What a policy's answer to a job depends on, beside the grid."""
+EVERYBODY = Wakeup(everybody=True)
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """The waiting jobs of one shape, in order; there is no group without jobs."""
+
+    shape: Shape
+    needs: Needs
+    awaits: tuple[Change, ...]
+    """By what its jobs may be placed."""
+    ask: Ask | None = None
+    """What each of its jobs would add to its owner's use; None where that is not limited."""
+    section: int = 0
+    entries: "list[Entry]" = field(default_factory=list)
+    behind_younger: "set[Entry]" = field(default_factory=set)
+    """Those that have waited longer, by their tries or since their submission, than the one before them: few."""
+    refused_on: int = 0
+    """The number of the grid on which its jobs were refused last when nodes were to be kept for one of them."""
+    judged_on: GridView | None = None
+    """The empty grid for which it was found out whether its jobs fit there, once the head was refused."""
+    never_fits: bool = False
+    """Whether they do not, as of that."""
+
+    def index(self, place: Place) -> int:
+        """How many of its jobs stand before a place."""
+        if not self.entries or self.entries[-1].place < place:
+            return len(self.entries)
+        return bisect_left(self.entries, place, key=lambda entry: entry.place)
+
+    def compare(self, index: int) -> None:
+        """The entry at an index, and so the next one, may be behind one that has waited for less than before."""
+        for at in range(index, min(index + 2, len(self.entries))):
+            entry, before = self.entries[at], self.entries[max(at - 1, 0)]
+            if entry.tried_since < before.tried_since or entry.submitted_at < before.submitted_at:
+                self.behind_younger.add(entry)
+            else:
+                self.behind_younger.discard(entry)
+
+    def first(self, has_waited: "Callable[[Entry], bool]") -> "Entry | None":
+        """The first that has waited for long. All before it have not: so it is the first of all, or behind a younger
+        one."""
+        if has_waited(first := self.entries[0]):
+            return first
+        if not self.behind_younger:  # as a rule, and asked of every shape in each scan
+            return None
+        return min(filter(has_waited, self.behind_younger), key=lambda entry: entry.place, default=None)
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A job in the queue."""
+
+    place: Place
+    group: Group
+    tried_since: int
+    """The number of the scan that would have been the last before its first try, had all its tries been scans."""
+    submitted_at: float = 0.0
+    last_scan: int | None = None
+    """The number of the scan with which its tries are used up."""
+
+    @property
+    def job(self) -> JobId:
+        return self.place[-1]
+
+
+class PlacementQueue:
+    """Jobs in the order of ``seq`` (or narrowest first), grouped by shape: jobs of one shape are refused alike.
+
+    Where home sites have queues of their own these are its sections, one behind the other; all of a shape are in one.
+    It keeps nothing of jobs that have left it.
+    """
+
+    def __init__(self, order: QueueOrder = "fcfs", has_too_much: Callable[[Ask], bool] = lambda _: False) -> None:
+        """``has_too_much``: whether an owner may not have what a job asks for just now; it is in nobody's way then."""
+        self._has_too_much = has_too_much
+        self._narrowest_first = order == "narrowest-first"
+        self._entries: dict[JobId, Entry] = {}
+        self._order: SortedList[Place] = SortedList()
+        self._groups: dict[Shape, Group] = {}
+        self._awaiting: defaultdict[Change, set[Group]] = defaultdict(set)
+        """The shapes by what they wait for."""
+        self._last_scans: dict[int, set[JobId]] = {}
+        """Jobs by the number of the scan with which their tries are used up."""
+        self._came: set[JobId] | None = None
+        """Jobs that were put in since the scan that is under way began; None while there is none."""
+        self._refusals: Counter[RefusalKind] = Counter()
+        """How many shapes scans have passed over, for they cannot be placed whatever their policies say."""
+        self.empty_grid = GridView(())
+        """The grid with all nodes idle, as it was last looked at."""
+        self.never_fits: Callable[[JobId], bool] = lambda _: False
+        """Whether a job would not be placed there: such a job keeps nobody waiting by its place."""
+        self.scans = 0
+        """Periodic scans so far: each is a failed try of every job that is still there."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, job: JobId) -> bool:
+        return job in self._entries
+
+    def __iter__(self) -> Iterator[JobId]:
+        """Jobs from head to tail, as long as none comes or leaves."""
+        return (job for *_, job in self._order)
+
+    # Who comes and goes
+
+    def push(
+        self,
+        job: JobId,
+        seq: int,
+        shape: Shape,
+        spec: JobSpec,
+        ask: Ask | None = None,
+        home: ClusterName = "",
+        section: int = 0,
+        submitted_at: float = 0.0,
+    ) -> None:
+        """Put a job to the place in its section that its ``seq`` gives it, the smaller the nearer to the head; ``ask``
+        is one of the shape, as is the ``home`` that may take back nodes for it."""
+        group = self._groups.get(shape) or self._new_group(shape, spec, ask, home, section)
+        if self._came is not None:
+            self._came.add(job)
+        place = (section, group.needs.total if self._narrowest_first and seq >= 0 else 0, seq, job)
+        entry = self._entries[job] = Entry(place, group, self.scans, submitted_at)
+        self._order.add(place)
+        index = group.index(place)
+        group.entries.insert(index, entry)
+        group.compare(index)
+
+    def _new_group(self, shape: Shape, spec: JobSpec, ask: Ask | None, home: ClusterName, section: int) -> Group:
+        awaits = awaited_by(spec, is_limited=ask is not None, home=home)
+        group = self._groups[shape] = Group(shape, needs_of(spec.request, home), awaits, ask, section)
+        for change in awaits:
+            self._awaiting[change].add(group)
+        return group
+
+    def remove(self, job: JobId) -> None:
+        """Take a job out, if it is there."""
+        entry = self._entries.pop(job, None)
+        if entry is None:
+            return
+        self._forget_limit(entry)
+        self._order.remove(entry.place)
+        group = entry.group
+        index = group.index(entry.place)
+        del group.entries[index]
+        group.behind_younger.discard(entry)
+        group.compare(index)
+        if not group.entries:
+            del self._groups[group.shape]
+            for change in group.awaits:
+                self._awaiting[change].remove(group)
+                if not self._awaiting[change]:
+                    del self._awaiting[change]
+
+    # Tries
+
+    def tried(self, job: JobId, tries: int, limit: int | None) -> None:
+        """Say how often a job was tried, and after how many scans it is given up, if at all."""
+        entry = self._entries[job]
+        if entry.tried_since != self.scans - tries:
+            entry.tried_since = self.scans - tries
+            entry.group.compare(entry.group.index(entry.place))
+        self._forget_limit(entry)
+        if limit is not None:
+            entry.last_scan = self.scans + max(1, limit - tries)
+            self._last_scans.setdefault(entry.last_scan, set()).add(job)
+
+    def _forget_limit(self, entry: Entry) -> None:
+        if entry.last_scan is not None and (jobs := self._last_scans.get(entry.last_scan)) is not None:
+            jobs.discard(entry.job)
+            if not jobs:
+                del self._last_scans[entry.last_scan]
+        entry.last_scan = None
+
+    def count_scan(self) -> list[JobId]:
+        """All that are here have failed once more; the answer is whose tries are used up, in order."""
+        self.scans += 1
+        jobs = self._last_scans.pop(self.scans, set())
+        return sorted(jobs, key=self.place)
+
+    def tries(self, entry: Entry) -> int:
+        """How often a job here was tried."""
+        return self.scans - entry.tried_since
+
+    def first_of_each_shape(self, has_waited: Callable[[Entry], bool]) -> list[Entry]:
+        """The first job of each shape that has waited for long, by its tries or since its submission; in their order.
+
+        None of an owner who may not have it just now: nodes that are kept for it would be of no use.
+        """
+        found = [entry for group in self._groups.values() if (entry := group.first(has_waited)) is not None]
+        return sorted((entry for entry in found if not self._is_barred(entry.group)), key=lambda entry: entry.place[2])
+
+    # Places
+
+    def place(self, job: JobId) -> Place:
+        """What jobs are ordered by."""
+        return self._entries[job].place
+
+    def group_of(self, job: JobId) -> Group:
+        """The jobs that are refused with this one."""
+        return self._entries[job].group
+
+    def before_new(self, section: int, nodes: int) -> int:
+        """How many jobs would stand before a new one of so many nodes in a section."""
+        return int(self._order.bisect_left(self._new(section, nodes)) - self._order.bisect_left(_begin(section)))
+
+    def _new(self, section: int, nodes: int) -> Place:
+        """The place of one that comes."""
+        return (section, nodes if self._narrowest_first else 0, sys.maxsize, 0)
+
+    def position(self, job: JobId) -> int:
+        """How many jobs stand before this one in its section."""
+        place = self._entries[job].place
+        return int(self._order.bisect_left(place) - self._order.bisect_left(_begin(place[0])))
+
+    def head(self, section: int = 0) -> JobId | None:
+        """The first job of a section that may be placed as far as its owner's limits go."""
+        found = self._head(section, set())
+        return None if found is None else found.job
+
+    def head_before_new(self, section: int, nodes: int, without: JobId | None) -> JobId | None:
+        """The head, a job left out, if it would stand before a new one of so many nodes."""
+        found = self._head(section, () if without is None else {without})
+        return found.job if found is not None and found.place < self._new(section, nodes) else None
+
+    def heads(self) -> list[JobId]:
+        """Return those of all sections, in their order; and those that stand before them and can never be placed."""
+        found: list[JobId] = []
+        for section in self._sections():
+            first = self._head(section, (), self._is_barred)
+            head = self._head(section, ())
+            found += dict.fromkeys(entry.job for entry in (first, head) if entry is not None)
+        return found
+
+    def firsts(self, section: int, mode: QueueMode) -> list[JobId]:
+        """Return the first job of each shape of a section, in order; where a scan ends at the head, the head."""
+        if mode != "scan":
+            head = self.head(section)
+            return [] if head is None else [head]
+        groups = [group for group in self._groups.values() if group.section == section and not self._is_barred(group)]
+        return [place[-1] for place in sorted(group.entries[0].place for group in groups)]
+
+    def _sections(self) -> Iterator[int]:
+        """Those where jobs are, in order; one that is left empty meanwhile, or filled, is passed over or told of."""
+        at = 0
+        while at < len(self._order):
+            section = self._order[at][0]
+            yield section
+            at = self._order.bisect_left(_begin(section + 1))
+
+    def _head(
+        self, section: int, came: Collection[JobId], is_passed_over: Callable[[Group], bool] | None = None
+    ) -> Entry | None:
+        """The first of a section who is not passed over, nor among those who ``came``."""
+        is_passed_over = is_passed_over or self._is_passed_over
+        at = self._order.bisect_left(_begin(section))
+        if at == len(self._order) or self._order[at][0] != section:
+            return None
+        first = self._entries[self._order[at][-1]]
+        if first.job not in came and not is_passed_over(first.group):
+            return first
+        groups = [group for group in self._groups.values() if group.section == section and not is_passed_over(group)]
+        firsts = [entry for group in groups if (entry := _first(group, came)) is not None]
+        return min(firsts, key=lambda entry: entry.place, default=None)
+
+    def is_hopeless(self, group: Group) -> bool:
+        """Return whether jobs of a shape were found not to fit on the empty grid."""
+        return group.never_fits and group.judged_on is self.empty_grid
+
+    def _is_passed_over(self, group: Group) -> bool:
+        """Return whether jobs of a shape keep nobody waiting, where a scan ends at the first that is refused."""
+        return self.is_hopeless(group) or self._is_barred(group)
+
+    def judge(self, job: JobId) -> bool:
+        """Find out whether a job that was refused can ever be placed, and return whether it cannot."""
+        group = self._entries[job].group
+        if group.judged_on is not self.empty_grid:
+            group.judged_on, group.never_fits = self.empty_grid, self.never_fits(job)
+        return group.never_fits
+
+    def _is_barred(self, group: Group) -> bool:
+        return group.ask is not None and self._has_too_much(group.ask)
+
+    # What jobs wait for
+
+    @property
+    def awaited(self) -> frozenset[ClusterName]:
+        """The clusters that jobs here name, and the empty name where one names none."""
+        return frozenset(change.name for change in self._awaiting if change.kind == NODES_ANYWHERE.kind)
+
+    def take_refusals(self) -> Counter[RefusalKind]:
+        """How many shapes scans have passed over since this was last called, by what was in the way."""
+        taken, self._refusals = self._refusals, Counter()
+        return taken
+
+    def woken(self, wakeup: Wakeup) -> Collection[Group]:
+        """The shapes that there is reason to ask again."""
+        if wakeup.everybody:
+            return self._groups.values()
+        groups = {self._entries[job].group for job in wakeup.jobs if job in self._entries}
+        return groups.union(*(self._awaiting[change] for change in wakeup.changes & self._awaiting.keys()))
+
+    # Scans
+
+    def scan(
+        self, mode: QueueMode, glance: Callable[[], Callable[[Needs], bool]], wakeup: Wakeup = EVERYBODY
+    ) -> Iterator[JobId]:
+        """Jobs from head to tail, each to be tried: who is still there when the next is asked for was refused.
+
+        A ``glance`` at the grid tells of any needs whether nodes enough may be there for them, without asking a policy.
+        A shape refused once is refused for the rest of the scan; in the modes ``head`` and ``fcfs`` the first refusal
+        ends it for its section. Who comes to the queue meanwhile, to whatever place, is not offered. It goes on where
+        it was left, whatever happened to the queue.
+        """
+        came = self._came = set()
+        try:
+            if mode == "scan":
+                yield from self._scan_all(self.woken(wakeup), glance, came)
+            else:
+                # Where the first refusal ends it, also those have to be asked that nothing has changed for.
+                for section in self._sections():
+                    yield from self._scan_heads(section, glance, came)
+        finally:
+            if self._came is came:
+                self._came = None
+
+    def _scan_all(
+        self, groups: Collection[Group], glance: Callable[[], Callable[[Needs], bool]], came: set[JobId]
+    ) -> Iterator[JobId]:
+        may_fit = glance()
+        heap = [(group.entries[0].place, group) for group in groups if may_fit(group.needs)]
+        self._refusals[RefusalKind.NODES] += len(groups) - len(heap)
+        heapq.heapify(heap)
+        while heap:
+            place, group = heapq.heappop(heap)
+            entry = _first(group, came)
+            if entry is not None and entry.place == place:
+                if self._is_barred(group):
+                    self._refusals[RefusalKind.LIMIT] += 1
+                    continue
+                if glance()(group.needs):
+                    yield entry.job
+                else:
+                    self._refusals[RefusalKind.NODES] += 1
+                tried, entry = entry, _first(group, came)
+                if entry is tried:
+                    continue
+            if entry is not None:
+                heapq.heappush(heap, (entry.place, group))
+
+    def _scan_heads(
+        self, section: int, glance: Callable[[], Callable[[Needs], bool]], came: set[JobId]
+    ) -> Iterator[JobId]:
+        """The first of a section, and the next once it has left, until one is refused that could ever be placed."""
+        entry = self._head(section, came)
+        self._refusals[RefusalKind.LIMIT] += self._barred_before(section, entry)
+        while entry is not None:
+            if glance()(entry.group.needs):
+                yield entry.job
+            else:
+                self._refusals[RefusalKind.NODES] += 1
+            if self._entries.get(entry.job) is entry and not self.judge(entry.job):
+                return
+            entry = self._head(section, came)
+
+    def _barred_before(self, section: int, head: Entry | None) -> int:
+        """How many shapes of a section, of those before its head, their owners' limits keep from being placed."""
+        first = self._order.bisect_left(_begin(section))
+        if head is not None and self._order[first] == head.place:
+            return 0
+        groups = (group for group in self._groups.values() if group.section == section and self._is_barred(group))
+        return sum(head is None or group.entries[0].place < head.place for group in groups)
+
+
+def _begin(section: int) -> Place:
+    """A place before all of a section."""
+    return (section, -1, 0, 0)
+
+
+def _first(group: Group, came: Collection[JobId]) -> Entry | None:
+    """The first job of a shape that was there when a scan began."""
+    if not came:
+        return group.entries[0] if group.entries else None
+    return next((entry for entry in group.entries if entry.job not in came), None)

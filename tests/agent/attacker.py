@@ -1,0 +1,105 @@
+"""What a job does that wants to be another's: a program for a node. Says as JSON what it got.
+
+attacker.py AGENT_DIRECTORY LOCALD_DIRECTORY TOKEN PIDS
+
+``TOKEN`` is of whom it goes for, or how that begins.
+"""
+
+import json
+import os
+import re
+import socket
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from koalapy.runner.session import TAG_LENGTH, Line, Session, derive
+
+EXIT = {"t": "exit", "code": 0, "error": "", "infrastructure": False, "stopped": False}
+RESULT = {"code": 0, "error": "", "infrastructure": False, "stopped": False, "host": "127.0.0.1", "name": "x"}
+HEX = re.compile(rb"(?<![0-9a-f])[0-9a-f]{32,64}(?![0-9a-f])")
+
+
+def texts(directory: str) -> list[bytes]:
+    """All that can be read: files of the spool, environments and command lines."""
+    found = []
+    paths = [path for path in Path(directory).rglob("*") if path.is_file()]
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        paths += [Path(f"/proc/{pid}/environ"), Path(f"/proc/{pid}/cmdline")]
+    for path in paths:
+        try:
+            found.append(path.read_bytes())
+        except OSError:
+            continue
+    return found
+
+
+def looked_into(pid: str) -> list[str]:
+    """What of a process could be opened that says what is in it."""
+    opened = []
+    for what in ("mem", "environ", "maps"):
+        try:
+            with open(f"/proc/{pid}/{what}", "rb") as file:
+                file.read(0 if what == "mem" else -1)
+        except OSError:
+            continue
+        opened.append(what)
+    return opened
+
+
+def ask_locald(directory: str, request: dict[str, object]) -> dict[str, object]:
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(json.loads(Path(directory, "locald.json").read_text())["socket"])
+        line.sendall(json.dumps(request).encode() + b"\n")
+        answer: dict[str, object] = json.loads(line.makefile().readline())
+        return answer
+
+
+def impersonate(address: dict[str, object], name: str, secret: bytes) -> list[str]:
+    """What the agent says to one who comes with that secret."""
+    heard = []
+    with socket.create_connection((str(address["host"]), int(str(address["port"]))), 10) as line:
+        said = line.makefile("rb")
+        line.sendall(Line(json.dumps({"t": "hello", "component": name, "node": 0, "nonce": "0" * 64}).encode()).ended)
+        challenge = said.readline().rstrip(b"\n")
+        if not challenge:
+            return []
+        session = Session(secret, name, 0, ("0" * 64, json.loads(challenge[TAG_LENGTH:])["nonce"]), is_agent=False)
+        here = {"t": "here", "life": "x", "host": "127.0.0.1", "name": "x", "phase": "running", "start": 0}
+        try:
+            for message in (here, {"t": "out", "offset": 0, "data": "Zm9yZ2VkCg=="}, EXIT):
+                line.sendall(session.seal(Line(json.dumps(message).encode())))
+            for answer in said:
+                heard.append(json.loads(answer[TAG_LENGTH:])["t"])
+        except OSError:
+            pass
+    return heard
+
+
+def main(agent: str, locald: str, token: str, pids: str) -> dict[str, object]:
+    [folder] = Path(agent).glob(f"*/{token}*")
+    name = f"koala-{folder.parent.name}-{folder.name}"
+    everything = b"\n".join(texts(agent))
+    address = json.loads(Path(agent, "agent.json").read_text())
+    guesses = sorted({bytes.fromhex(each.decode()) for each in HEX.findall(everything) if len(each) % 2 == 0})[:100]
+    guesses += [derive(guess, "runner", name, "0") for guess in guesses]
+    heard = [word for guess in (b"", *guesses) for word in impersonate(address, name, guess)]
+    for file, content in (("result.0.json", json.dumps(RESULT)), ("output.0.0", "forged\n")):
+        (folder / file).write_text(content)
+    orders: list[dict[str, object]] = [
+        {"op": "keep", "key": "00"},
+        {"op": "cancel", "job": "1", "name": name},
+        {"op": "submit", "name": name, "nodes": 1, "argv": ["true"]},
+    ]
+    return {
+        "secrets": b"KOALA_RUNNER_SECRET=" in everything or bool(list(Path(agent).rglob("secret.*"))),
+        "heard": heard,
+        "guesses": len(guesses),
+        "memory": {pid: looked_into(pid) for pid in pids.split(",") if pid},
+        "orders": [sorted(ask_locald(locald, order)) for order in orders],
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*sys.argv[1:])))

@@ -1,0 +1,279 @@
+"""A stand-in for the daemon, and agents over embedded clusters."""
+
+import asyncio
+import base64
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.asyncio.server import Server, ServerConnection, serve
+
+from koalapy.agent.core.agent import run_agent
+from koalapy.agent.core.settings import RUNNER, AgentSettings
+from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
+from koalapy.agent.lrm.local.adapter import LocalLrm
+from koalapy.agent.lrm.local.cluster import LocalCluster
+from koalapy.agent.transfers import service
+from koalapy.agent.transfers.daemon_files import DaemonFiles
+from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
+from tests.signals import until
+from tests.virtual_time import VirtualTimeLoop
+
+DEADLINE = 30.0
+VIRTUAL_DEADLINE = 7200.0
+"""Longer than any timeout of an agent: on virtual time it costs little."""
+MPI_ENVIRONMENT = {
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    "OMPI_MCA_coll": "^han,sm",
+    "OMPI_MCA_btl": "tcp,self",
+    "OMPI_MCA_btl_tcp_if_include": "lo",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+}
+
+
+class FakeDaemon:
+    """Welcomes agents, keeps all they say, acknowledges output and passes relays on."""
+
+    def __init__(self) -> None:
+        self.epoch = 1
+        self.instance, self.life = "test", ""
+        self.lease: float | None = None
+        """Of the components that it submits."""
+        self.renews = True
+        """Whether it answers who asks it to renew leases."""
+        self.output_limit = 64 * 1024**2
+        self.takes_output = self.takes_impostors = True
+        self.messages: list[dict[str, Any]] = []
+        self.headers: list[str] = []
+        self.inventories: list[list[dict[str, Any]]] = []
+        self.whole: list[bool] = []
+        """Whether each of them was all there is."""
+        self.output: dict[str, bytes] = {}
+        self.meddle: Callable[[dict[str, Any]], dict[str, Any]] = lambda payload: payload
+        """What becomes of an answer's payload on its way to another agent."""
+        self.greeting: dict[str, Any] = {}
+        """What it says instead of its welcome."""
+        self._server: Server | None = None
+        self._sockets: dict[str, ServerConnection] = {}
+        self._clusters: dict[str, str] = {}
+        """Where a token was submitted."""
+        self._ids = 0
+        self.port = 0
+
+    async def listen(self) -> None:
+        self._server = await serve(self._serve, "127.0.0.1", self.port, compression=None, max_size=None)
+        self.port = next(iter(self._server.sockets)).getsockname()[1]
+
+    async def leave(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        await self._server.wait_closed()
+        self._sockets.clear()
+
+    async def say(self, cluster: str, *messages: dict[str, Any]) -> None:
+        await self._sockets[cluster].send(json.dumps(messages))
+
+    async def command(self, type: str, token: str, **fields: Any) -> int:
+        self._ids += 1
+        message = {"type": type, "id": self._ids, "epoch": self.epoch, "token": token, **fields}
+        await self.say(self._clusters.get(token, "north"), message)
+        return self._ids
+
+    async def submit(self, token: str, size: int = 1, cluster: str = "north", **fields: Any) -> int:
+        self._clusters[token] = cluster
+        return await self.command("submit", token, **{"size": size, "name": "test", "lease": self.lease, **fields})
+
+    async def open(self, command: list[str], *tokens: str, launcher: str = "processes") -> None:
+        """Open the barrier for a job of these components, the first of which leads."""
+        nodes = [
+            {"host": host, "cluster": self._clusters[t], "token": t, "node": i, "slots": 1}
+            for t in tokens
+            for i, host in enumerate(self.status(t)["hosts"])
+        ]
+        program = {"command": command, "environment": {}, "workdir": None, "output": None}
+        contexts = [
+            {"token": t, **program, "nodes": [i for i, n in enumerate(nodes) if n["token"] == t]} for t in tokens
+        ]
+        job, generation = tokens[0].split(".")[:2]
+        plan = {"job": int(job), "generation": int(generation), "launcher": launcher, "head": tokens[0]}
+        for token in tokens:
+            await self.command("open", token, nodes=nodes, contexts=contexts, **plan)
+
+    def said(self, kind: str, token: str | None = None) -> list[dict[str, Any]]:
+        return [m for m in self.messages if m["type"] == kind and token in (None, m.get("token"))]
+
+    def report(self, cluster: str = "north") -> dict[str, Any]:
+        """The last one of a cluster."""
+        return next((m for m in reversed(self.said("report")) if m["cluster"] == cluster), {})
+
+    async def stage(self, token: str, *files: dict[str, Any], cluster: str = "north", **fields: Any) -> int:
+        self._clusters[token] = cluster
+        return await self.command("stage", token, files=list(files), **fields)
+
+    async def staged(self, token: str, state: str = "done") -> dict[str, Any]:
+        await self.until(lambda: any(m["state"] == state for m in self.said("stage_status", token)))
+        return self.said("stage_status", token)[-1]
+
+    async def ask(self, cluster: str, what: str, **payload: Any) -> dict[str, Any]:
+        """The answer to a question of the daemon's own."""
+        self._ids += 1
+        ident = str(self._ids)
+        await self.say(cluster, {"type": "ask", "ident": ident, "what": what, "payload": payload, "cluster": ""})
+        await self.until(lambda: any(m["ident"] == ident for m in self.said("answer")))
+        return next(m for m in self.said("answer") if m["ident"] == ident)
+
+    def status(self, token: str) -> dict[str, Any]:
+        return next(iter(reversed(self.said("status", token))), {})
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        is_virtual = isinstance(asyncio.get_running_loop(), VirtualTimeLoop)
+        try:
+            await until(condition, VIRTUAL_DEADLINE if is_virtual else DEADLINE)
+        except TimeoutError:
+            pytest.fail(f"never came; last: {self.messages[-5:]}")
+
+    async def reaches(self, token: str, state: str) -> dict[str, Any]:
+        await self.until(lambda: self.status(token).get("state") == state)
+        return self.status(token)
+
+    async def acknowledged(self, ident: int) -> str:
+        await self.until(lambda: any(m["id"] == ident for m in self.said("ack")))
+        return str(next(m["error"] for m in self.said("ack") if m["id"] == ident))
+
+    def _welcome(self) -> dict[str, Any]:
+        own = {"epoch": self.epoch, "instance": self.instance, "life": self.life, "renews": True}
+        return {"type": "welcome", "output_limit": self.output_limit, "impostors": self.takes_impostors, **own}
+
+    async def _serve(self, socket: ServerConnection) -> None:
+        assert socket.request is not None
+        self.headers.append(f"{socket.request.path} {socket.request.headers['Authorization']}")
+        cluster = socket.request.path.split("/")[4]
+        self._sockets[cluster] = socket
+        async for frame in socket:
+            for message in json.loads(frame):
+                await self._take(cluster, message)
+
+    async def _take(self, cluster: str, message: dict[str, Any]) -> None:
+        self.messages.append({**message, "cluster": cluster})
+        token = message.get("token", "")
+        match message["type"]:
+            case "hello":
+                await self.say(cluster, self.greeting or self._welcome())
+            case "inventory":
+                self.inventories.append(message["components"])
+                self.whole.append(message["whole"])
+                self.messages += message["components"] + message["stages"]
+            case "renew_lease" if self.renews:
+                await self.say(cluster, {"type": "lease_renewed", "number": message["number"]})
+            case "output" if self.takes_output:
+                known, offset = self.output.get(token, b""), message["offset"]
+                if offset - message["gap"] > len(known):
+                    return
+                self.output[token] = known[:offset].ljust(offset, b"?") + base64.b64decode(message["data"])
+                await self.say(cluster, {"type": "output_ack", "token": token, "offset": len(self.output[token])})
+            case "relay":
+                await self.say(self._clusters[token], message)
+            case "ask":
+                await self.say(message["cluster"], {**message, "cluster": cluster})
+            case "answer" if message["cluster"]:
+                payload = self.meddle(message["payload"])
+                await self.say(message["cluster"], {**message, "payload": payload, "cluster": cluster})
+
+
+class Site:
+    """An embedded cluster of four nodes and the agent in front of it, which may be replaced."""
+
+    def __init__(self, directory: Path, daemon: FakeDaemon, name: str = "north", network: str = "127.0.1") -> None:
+        self.cluster = LocalCluster(directory / f"locald-{name}", name, 4, network=network, preload=RUNNER)
+        self.daemon = daemon
+        self.replicas = directory / f"replicas-{name}"
+        self.replicas.mkdir(exist_ok=True)
+        self.settings = AgentSettings(
+            name,
+            f"http://127.0.0.1:{daemon.port}",
+            "s3cret",
+            directory / f"agent-{name}",
+            environment={"SITE": name, **MPI_ENVIRONMENT},
+            replica_directories=[self.replicas],
+        )
+        self.timeouts = DEFAULT_TIMEOUTS
+        self._agent: asyncio.Task[None] | None = None
+
+    async def restart(self, timeouts: AgentTimeouts) -> None:
+        """Replace the agent by one with other timeouts."""
+        await self.stop()
+        self.timeouts = timeouts
+        await self.start()
+
+    async def start(self) -> None:
+        before = len(self.daemon.inventories)
+        self._agent = asyncio.create_task(self.run())
+        self._agent.add_done_callback(_show_failure)
+        await self.daemon.until(lambda: len(self.daemon.inventories) > before)
+
+    async def run(self) -> None:
+        """Be the agent until cancelled."""
+        await run_agent(self.settings, LocalLrm(self.cluster, "koala-"), timeouts=self.timeouts)
+
+    async def stop(self) -> None:
+        assert self._agent is not None
+        self._agent.cancel()
+        await asyncio.gather(self._agent, return_exceptions=True)
+
+    async def finish(self, token: str, command: list[str], size: int = 1) -> dict[str, Any]:
+        """Run one component from submit to end; its last status."""
+        await self.daemon.submit(token, size, self.settings.cluster)
+        await self.daemon.reaches(token, "claimed")
+        await self.daemon.open(command, token)
+        return await self.daemon.reaches(token, "ended")
+
+
+def _show_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        print("agent failed:", repr(error))
+
+
+@pytest.fixture
+async def daemon() -> AsyncIterator[FakeDaemon]:
+    fake = FakeDaemon()
+    await fake.listen()
+    yield fake
+    await fake.leave()
+
+
+@pytest.fixture
+async def site(tmp_path: Path, daemon: FakeDaemon) -> AsyncIterator[Site]:
+    one = Site(tmp_path, daemon)
+    await one.start()
+    yield one
+    await one.stop()
+    await asyncio.to_thread(one.cluster.stop)
+
+
+@pytest.fixture
+async def other_site(tmp_path: Path, daemon: FakeDaemon) -> AsyncIterator[Site]:
+    other = Site(tmp_path, daemon, "south", "127.0.2")
+    await other.start()
+    yield other
+    await other.stop()
+    await asyncio.to_thread(other.cluster.stop)
+
+
+def alive(pids: bytes) -> list[int]:
+    """Which of these processes (numbers with blanks between) still exist."""
+    return [int(pid) for pid in pids.split() if os.path.exists(f"/proc/{int(pid)}")]
+
+
+@pytest.fixture
+def daemon_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemonFiles]:
+    """The daemon's side of bundles and results, for agents that are started after it."""
+    fake = FakeDaemonFiles()
+    monkeypatch.setattr(
+        service, "DaemonFiles", lambda url, cluster, token, trust: DaemonFiles(fake.url, cluster, token)
+    )
+    yield fake
+    fake.close()

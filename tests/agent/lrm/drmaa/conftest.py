@@ -1,0 +1,62 @@
+"""A DRMAA package that stands in for the real one, in the real worker process."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from koalapy.agent.lrm.drmaa.control import DrmaaControl
+from koalapy.agent.lrm.port import LrmSubmission
+
+PACKAGE = Path(__file__).with_name("package")
+
+
+class FakeLibrary:
+    """What the library is to do, and what was asked of it."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        state.mkdir()
+
+    def will(self, at: str, word: str) -> None:
+        """Have a call raise an error of that name, crash, exit, hang or chatter; an empty word: behave."""
+        (self.state / at).write_text(word)
+
+    def job(self, job: str, words: str) -> None:
+        fresh = self.state / "fresh"
+        fresh.write_text(words)
+        fresh.rename(self.state / f"job-{job}")
+
+    def calls(self, begin: str = "") -> list[str]:
+        path = self.state / "calls"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line for line in lines if line.startswith(begin)]
+
+    def pids(self) -> list[int]:
+        """Of all workers that began a session."""
+        return [json.loads(line.partition(" ")[2])["pid"] for line in self.calls("initialize")]
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> FakeLibrary:
+    return FakeLibrary(tmp_path / "library")
+
+
+@pytest.fixture
+async def control(library: FakeLibrary) -> AsyncIterator[DrmaaControl]:
+    made = make_control(library)
+    await made.open()
+    yield made
+    await made.close()
+
+
+def make_control(library: FakeLibrary, **changes: Any) -> DrmaaControl:
+    environment = {"PYTHONPATH": str(PACKAGE), "FAKE_DRMAA": str(library.state)}
+    return DrmaaControl(changes.pop("path", None), environment=environment, **changes)
+
+
+def submission(folder: Path, name: str = "koala-a", **changes: Any) -> LrmSubmission:
+    fields = {"nodes": 1, "argv": ["true"], "environment": {"A": "b"}, "workdir": folder, "output": folder / "out"}
+    return LrmSubmission(name, **(fields | changes))

@@ -1,0 +1,161 @@
+"""One DRMAA session for each account that jobs run as: made when needed, ended when idle or too many."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from koalapy.agent.accounts.accounts import Account, Accounts
+from koalapy.agent.accounts.run_as import RunAs, Way
+from koalapy.agent.core.settings import SiteSettings
+from koalapy.agent.lrm.drmaa.accounts import IDLE_TIMEOUT, DrmaaAccounts, drmaa_control
+from koalapy.agent.lrm.drmaa.codes import DrmaaEnding
+from koalapy.agent.lrm.drmaa.control import DrmaaControl
+from koalapy.agent.lrm.port import LrmSubmission
+from koalapy.model.errors import SiteRejected
+from tests.virtual_time import VirtualClock, VirtualTimeLoop
+
+Become = Callable[[Sequence[str], Mapping[str, str]], tuple[list[str], dict[str, str]]]
+PEOPLE = {
+    name: Account(name, uid, uid, (uid,), f"/home/{name}", "/bin/sh")
+    for name, uid in (("ann", 2001), ("ben", 2002), ("cat", 2003))
+}
+
+
+class FakeControl:
+    """Hands in nothing; says as whom it would."""
+
+    made: list["FakeControl"] = []  # noqa: RUF012
+
+    def __init__(self, library: str | None, *, become: Become | None = None) -> None:
+        self.library, self.become = library, become
+        self.jobs: list[str] = []
+        self.cancelled: list[str] = []
+        self.endings: dict[str, DrmaaEnding] = {}
+        self.listeners: list[Callable[[], None]] = []
+        self.closed = False
+        self.made.append(self)
+
+    @property
+    def who(self) -> str:
+        """By the command line of its worker."""
+        if self.become is None:
+            return "agent"
+        command, environment = self.become(["worker"], {"HOME": "/root", "PATH": "/bin"})
+        assert command[-1] == "worker"
+        assert environment["HOME"] == f"/home/{environment['USER']}"
+        return f"{environment['USER']} {command[command.index('--reuid') + 1]}"
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None:
+        self.closed = True
+
+    async def submit(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
+        self.jobs.append(f"{self.made.index(self)}{len(self.jobs)}")
+        return self.jobs[-1]
+
+    async def cancel(self, job: str, user: str = "") -> None:
+        self.cancelled.append(job)
+
+    async def status(self, jobs: Sequence[str], user: str = "") -> dict[str, str]:
+        return dict.fromkeys(jobs, self.who)
+
+    def on_ended(self, listener: Callable[[], None]) -> None:
+        self.listeners.append(listener)
+
+    def ending(self, job: str) -> DrmaaEnding | None:
+        return self.endings.get(job)
+
+    async def submit_error(self) -> str:
+        return ""
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeControl]:
+    monkeypatch.setattr(FakeControl, "made", [])
+    return FakeControl.made
+
+
+@pytest.fixture
+def people() -> dict[str, Account]:
+    return dict(PEOPLE)
+
+
+@pytest.fixture
+async def control(made: list[FakeControl], people: dict[str, Account], virtual_loop: VirtualTimeLoop) -> DrmaaAccounts:
+    """Return one for two accounts at most."""
+    run_as = RunAs(Accounts("east", SiteSettings(identity="mapped"), people.get), Way.SETUID)
+    clock = VirtualClock(virtual_loop)
+    make_control: Any = FakeControl
+    return DrmaaAccounts("/lib/libdrmaa.so", run_as, max_accounts=2, make_control=make_control, clock=clock)
+
+
+def submission(user: str) -> LrmSubmission:
+    return LrmSubmission("koala-x-1.1.0", 1, ["true"], {}, Path("/x"), Path("/x/log"), user=user)
+
+
+async def submit(control: DrmaaAccounts, user: str) -> str:
+    return await control.submit(Path("/x/launch"), submission(user), [])
+
+
+async def test_each_account_has_a_worker_of_its_own(control: DrmaaAccounts, made: list[FakeControl]) -> None:
+    for user in ("ann", "ben", "ann"):
+        await submit(control, user)
+    assert [(each.who, len(each.jobs)) for each in made] == [("agent", 0), ("ann 2001", 2), ("ben 2002", 1)]
+    await control.cancel(made[2].jobs[0], "ben")
+    assert [each.cancelled for each in made] == [[], [], made[2].jobs]
+    assert await control.status(["7"], "ann") == {"7": "ann 2001"}
+
+
+async def test_an_account_that_is_gone_is_not_acted_for(
+    control: DrmaaAccounts, made: list[FakeControl], people: dict[str, Account]
+) -> None:
+    await submit(control, "ann")
+    del people["ann"]
+    with pytest.raises(SiteRejected, match="there is no account ann"):
+        await submit(control, "ann")
+    assert len(made[1].jobs) == 1
+
+
+async def test_ends_are_told_whoever_hears_of_them(control: DrmaaAccounts, made: list[FakeControl]) -> None:
+    told: list[str] = []
+    control.on_ended(lambda: told.append("early"))
+    job = await submit(control, "ann")
+    control.on_ended(lambda: told.append("late"))
+    made[1].endings[job] = DrmaaEnding(job, 3)
+    for listener in made[1].listeners:
+        listener()
+    assert told == ["early", "late"]
+    assert control.ending(job) == DrmaaEnding(job, 3)
+    assert control.ending("no such job") is None
+
+
+async def test_an_idle_worker_ends_and_one_with_jobs_stays(
+    control: DrmaaAccounts, made: list[FakeControl], virtual_loop: VirtualTimeLoop
+) -> None:
+    done, _ = await submit(control, "ann"), await submit(control, "ben")
+    made[1].endings[done] = DrmaaEnding(done, 0)
+    await control.submit_error()
+    assert [each.closed for each in made] == [False, False, False]
+    virtual_loop.jump(IDLE_TIMEOUT + 1)
+    await control.submit_error()
+    assert [each.closed for each in made] == [False, True, False]
+    await submit(control, "ann")
+    assert made[3].who == "ann 2001"
+
+
+async def test_there_are_only_so_many(control: DrmaaAccounts, made: list[FakeControl]) -> None:
+    for user in ("ann", "ben", "ann", "cat"):
+        await submit(control, user)
+    assert [(each.who, each.closed) for each in made[1:]] == [
+        ("ann 2001", False),
+        ("ben 2002", True),
+        ("cat 2003", False),
+    ]
+
+
+def test_an_agent_of_one_account_has_one_session() -> None:
+    run_as: Any = RunAs(Accounts("east", SiteSettings()))
+    assert isinstance(drmaa_control("/lib/libdrmaa.so", run_as), DrmaaControl)

@@ -1,0 +1,241 @@
+"""A cluster of which nothing but DRMAA is known, over a session in this process."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from koalapy.agent.core.settings import SiteSettings
+from koalapy.agent.lrm.drmaa.adapter import ENDED_RETENTION, DrmaaLrm
+from koalapy.agent.lrm.drmaa.codes import NO_SUCH_JOB, DrmaaEnding
+from koalapy.agent.lrm.drmaa.control import DrmaaControl
+from koalapy.agent.lrm.drmaa.process import Unanswered
+from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from tests.virtual_time import VirtualClock, VirtualTimeLoop
+
+from .conftest import submission
+
+
+@pytest.fixture
+def settings() -> SiteSettings:
+    return SiteSettings(nodes=4, native_specification="-n {nodes} -t {walltime}", fanout="srun", poll_interval=0.1)
+
+
+class FakeSession:
+    """Stands in for ``DrmaaControl``."""
+
+    def __init__(self) -> None:
+        self.natives: list[list[str]] = []
+        """The native options of each job submitted."""
+        self.cancelled: list[str] = []
+        self.refusal: SiteError | None = None
+        """What a submission raises."""
+        self.states: dict[str, str] = {}
+        """What the library says of each job; it does not know others."""
+        self._endings: dict[str, DrmaaEnding] = {}
+        self._listeners: list[Callable[[], None]] = []
+
+    def end(self, state: str, ending: DrmaaEnding) -> None:
+        """End a job, and tell of it."""
+        self.states[ending.job], self._endings[ending.job] = state, ending
+        for listener in self._listeners:
+            listener()
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def submit(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
+        if self.refusal is not None:
+            raise self.refusal
+        self.natives.append(list(native))
+        job = str(len(self.natives))
+        self.states[job] = "running"
+        return job
+
+    async def cancel(self, job: str, user: str = "") -> None:
+        self.cancelled.append(job)
+
+    async def status(self, jobs: Sequence[str], user: str = "") -> dict[str, str]:
+        return {job: self.states.get(job, NO_SUCH_JOB) for job in jobs}
+
+    def on_ended(self, listener: Callable[[], None]) -> None:
+        self._listeners.append(listener)
+
+    def ending(self, job: str) -> DrmaaEnding | None:
+        return self._endings.get(job)
+
+    async def submit_error(self) -> str:
+        return ""
+
+
+@pytest.fixture
+def session() -> FakeSession:
+    return FakeSession()
+
+
+MakeLrm = Callable[[], DrmaaLrm]
+
+
+@pytest.fixture
+def make_lrm(session: FakeSession, settings: SiteSettings, tmp_path: Path, virtual_loop: VirtualTimeLoop) -> MakeLrm:
+    control: Any = session
+    return lambda: DrmaaLrm(settings, control, tmp_path, clock=VirtualClock(virtual_loop))
+
+
+@pytest.fixture
+async def lrm(make_lrm: MakeLrm) -> AsyncIterator[DrmaaLrm]:
+    made = make_lrm()
+    await made.open()
+    yield made
+    await made.close()
+
+
+async def first_with(lrm: DrmaaLrm, state: LrmJobState) -> LrmJob:
+    async with asyncio.timeout(60):
+        async for _ in lrm.changes():
+            for job in (await lrm.snapshot()).jobs:
+                if job.state is state:
+                    return job
+    raise AssertionError("the changes came to an end")
+
+
+@pytest.mark.parametrize(
+    ("fanout", "walltime", "limit"),
+    [("srun", 25 * 3600.0, "25:00:00"), ("srun", 0.5, "0:01:00"), ("qrsh", 90.0, "90"), ("none", 0.2, "1")],
+)
+def test_a_walltime_is_written_as_the_resource_manager_has_it(
+    control: DrmaaControl, tmp_path: Path, fanout: Literal["srun", "qrsh", "none"], walltime: float, limit: str
+) -> None:
+    lrm = DrmaaLrm(SiteSettings(native_specification="-l {walltime}", fanout=fanout), control, tmp_path)
+    assert lrm._native(submission(tmp_path, walltime=walltime)) == ["-l", limit]
+
+
+async def test_what_ours_do_not_hold_is_idle(lrm: DrmaaLrm, session: FakeSession, tmp_path: Path) -> None:
+    assert await lrm.snapshot() == LrmSnapshot(4, 4, 0, 0, ())
+    job = await lrm.submit(submission(tmp_path, nodes=3, walltime=90.0))
+    assert session.natives == [["-n", "3", "-t", "0:02:00"]]
+    assert "srun --nodes=3" in (tmp_path / "launch").read_text()
+    running = LrmJob(job, "koala-a", LrmJobState.RUNNING)
+    assert await lrm.snapshot() == LrmSnapshot(4, 1, 0, 0, (running,))
+    session.states[job] = "queued_active"
+    assert await lrm.snapshot() == LrmSnapshot(4, 4, 0, 0, (replace(running, state=LrmJobState.QUEUED),))
+
+
+@pytest.mark.parametrize(
+    ("state", "ending", "ended"),
+    [
+        ("done", DrmaaEnding("1", 0), LrmJob("1", "koala-a", LrmJobState.ENDED, exit_code=0)),
+        ("done", DrmaaEnding("1", 7), LrmJob("1", "koala-a", LrmJobState.ENDED, exit_code=7)),
+        (
+            "failed",
+            DrmaaEnding("1", 137),
+            LrmJob("1", "koala-a", LrmJobState.ENDED, exit_code=137, lost=True, reason="ended by signal 9"),
+        ),
+        (
+            "failed",
+            DrmaaEnding("1", signal="SIGTERM"),
+            LrmJob("1", "koala-a", LrmJobState.ENDED, lost=True, reason="ended by signal 15"),
+        ),
+        (
+            "failed",
+            DrmaaEnding("1", aborted=True),
+            LrmJob("1", "koala-a", LrmJobState.ENDED, lost=True, reason="aborted by the resource manager"),
+        ),
+    ],
+)
+async def test_how_a_job_ended(
+    lrm: DrmaaLrm, session: FakeSession, tmp_path: Path, state: str, ending: DrmaaEnding, ended: LrmJob
+) -> None:
+    job = await lrm.submit(submission(tmp_path, walltime=1.0))
+    session.end(state, ending)
+    assert await first_with(lrm, LrmJobState.ENDED) == ended
+    assert (await lrm.snapshot()).idle == 4
+    assert await lrm.find("koala-a") == job
+
+
+async def test_a_job_that_cannot_be_told_of_is_unknown(lrm: DrmaaLrm, session: FakeSession, tmp_path: Path) -> None:
+    job = await lrm.submit(submission(tmp_path, walltime=1.0, nodes=2))
+    for said in ("undetermined", "TryLaterException"):
+        session.states[job] = said
+        seen = await lrm.snapshot()
+        assert (seen.jobs[0].state, seen.idle) == (LrmJobState.UNKNOWN, 2)
+
+
+async def test_a_job_is_known_after_a_restart(
+    lrm: DrmaaLrm, make_lrm: MakeLrm, session: FakeSession, tmp_path: Path
+) -> None:
+    job = await lrm.submit(submission(tmp_path, walltime=1.0))
+    await lrm.close()
+    again = make_lrm()
+    await again.open()
+    assert await again.find("koala-a") == job
+    assert await again.find("koala-b") is None
+    del session.states[job]
+    assert (await again.snapshot()).jobs[0].state is LrmJobState.RUNNING, "its exit code may still come"
+    ended = await first_with(again, LrmJobState.ENDED)
+    assert (ended.exit_code, ended.lost) == (None, False)
+    await again.close()
+
+
+async def test_ended_job_leaves_the_snapshots_after_its_retention(
+    lrm: DrmaaLrm, session: FakeSession, tmp_path: Path, virtual_loop: VirtualTimeLoop
+) -> None:
+    job = await lrm.submit(submission(tmp_path, walltime=1.0))
+    session.end("done", DrmaaEnding(job, 0))
+    for seconds, count in ((0.0, 1), (ENDED_RETENTION - 1, 1), (2.0, 0)):
+        virtual_loop.jump(seconds)
+        assert len((await lrm.snapshot()).jobs) == count
+
+
+async def test_cancel_asks_for_the_name(lrm: DrmaaLrm, session: FakeSession, tmp_path: Path) -> None:
+    job = await lrm.submit(submission(tmp_path, walltime=1.0))
+    with pytest.raises(SiteRejected, match="koala-b"):
+        await lrm.cancel(job, "koala-b")
+    await lrm.cancel("99", "koala-a")
+    assert session.cancelled == []
+    await lrm.cancel(job, "koala-a")
+    assert session.cancelled == [job]
+    session.end("failed", DrmaaEnding(job, aborted=True))
+    ended = await first_with(lrm, LrmJobState.ENDED)
+    assert (ended.lost, ended.reason) == (False, "cancelled")
+
+
+async def test_a_job_of_which_nobody_knows_is_not_handed_in_again(
+    lrm: DrmaaLrm, session: FakeSession, tmp_path: Path
+) -> None:
+    session.refusal = Unanswered("the library died")
+    with pytest.raises(SiteUnavailable):
+        await lrm.submit(submission(tmp_path, walltime=1.0))
+    with pytest.raises(SiteRejected, match="is not known"):
+        await lrm.find("koala-a")
+
+
+async def test_a_refused_job_may_be_handed_in_again(lrm: DrmaaLrm, session: FakeSession, tmp_path: Path) -> None:
+    session.refusal = SiteRejected("DRMAA: denied")
+    with pytest.raises(SiteRejected):
+        await lrm.submit(submission(tmp_path, walltime=1.0))
+    assert await lrm.find("koala-a") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"), [({"nodes": 5, "walltime": 1.0}, "5 nodes asked for"), ({}, "wants a walltime")]
+)
+async def test_what_cannot_be_is_refused(
+    lrm: DrmaaLrm, session: FakeSession, tmp_path: Path, changes: dict[str, float], says: str
+) -> None:
+    with pytest.raises(SiteRejected, match=says):
+        await lrm.submit(submission(tmp_path, **changes))
+    assert session.natives == []
+
+
+async def test_a_broken_book_says_where_it_is(make_lrm: MakeLrm, tmp_path: Path) -> None:
+    (tmp_path / "drmaa-jobs.json").write_text('{"koala-a": {"na')
+    lrm = make_lrm()
+    with pytest.raises(SiteUnavailable, match=r"drmaa-jobs\.json"):
+        await lrm.open()
+    await lrm.close()

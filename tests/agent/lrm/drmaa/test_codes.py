@@ -1,0 +1,129 @@
+"""Every state and every error that DRMAA 1.0 and its Python package know has a meaning to us."""
+
+import ast
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from koalapy.agent.lrm.drmaa.codes import ERRORS, STATES, DrmaaEnding, error_of, start_error
+from koalapy.agent.lrm.port import LrmJobState
+from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from tests.needs import DRMAA
+
+# The C binding's list, codes 1 to 25, as the package names them (24 and 25 carry no name of its own).
+EXCEPTIONS = [
+    "Internal",
+    "DrmCommunication",
+    "Authorization",
+    "InvalidArgument",
+    "NoActiveSession",
+    "OutOfMemory",
+    "InvalidContactString",
+    "DefaultContactString",
+    "NoDefaultContactStringSelected",
+    "DrmsInit",
+    "AlreadyActiveSession",
+    "DrmsExit",
+    "InvalidAttributeFormat",
+    "InvalidAttributeValue",
+    "ConflictingAttributeValues",
+    "TryLater",
+    "DeniedByDrm",
+    "InvalidJob",
+    "ResumeInconsistentState",
+    "SuspendInconsistentState",
+    "HoldInconsistentState",
+    "ReleaseInconsistentState",
+    "ExitTimeout",
+]
+PS_STATES = [
+    "undetermined",
+    "queued_active",
+    "system_on_hold",
+    "user_on_hold",
+    "user_system_on_hold",
+    "running",
+    "system_suspended",
+    "user_suspended",
+    "user_system_suspended",
+    "done",
+    "failed",
+]
+
+
+def classes_of(module: str) -> dict[str, ast.ClassDef]:
+    """Of the installed package, read without importing it: that would need a library."""
+    spec = importlib.util.find_spec("drmaa")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip(DRMAA.reason)
+    tree = ast.parse(Path(spec.submodule_search_locations[0], f"{module}.py").read_text())
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def test_every_state_of_the_specification_is_mapped() -> None:
+    assert set(PS_STATES) == STATES.keys()
+    assert STATES["undetermined"] is LrmJobState.UNKNOWN
+    assert [word for word in PS_STATES if STATES[word] is LrmJobState.ENDED] == ["done", "failed"]
+
+
+def test_every_state_of_the_package_is_mapped() -> None:
+    states = [node.value.value for node in classes_of("const")["JobState"].body if isinstance(node, ast.Assign)]
+    assert states
+    assert set(states) <= STATES.keys()
+
+
+def test_every_error_of_the_package_is_mapped() -> None:
+    found = classes_of("errors")
+    assert len(found) > 20
+    assert found.keys() <= ERRORS.keys()
+
+
+@pytest.mark.parametrize("name", [f"{each}Exception" for each in EXCEPTIONS] + ["NoUsage", "StopIteration"])
+def test_an_error_becomes_a_sites_error_in_one_line(name: str) -> None:
+    error = error_of(name, "code 17: job rejected:\n  the reason ")
+    assert isinstance(error, ERRORS[name])
+    assert (error.message, error.value) == ("DRMAA: job rejected: the reason", name)
+
+
+def test_an_error_that_nobody_knows_may_be_tried_again() -> None:
+    assert isinstance(error_of("SurpriseException", ""), SiteUnavailable)
+    assert error_of("SurpriseException", "").message == "DRMAA: SurpriseException"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "hint"),
+    [
+        ("package", SiteRejected, "pip install 'koalapy[drmaa]'"),
+        ("library", SiteRejected, "gridengine-drmaa1.0"),
+        ("DrmCommunicationException", SiteUnavailable, ""),
+    ],
+)
+def test_a_session_that_cannot_be_had_says_the_way_out(name: str, kind: type[SiteError], hint: str) -> None:
+    error = start_error(name, "code 2: no\nqmaster", "/lib/x.so")
+    assert type(error) is kind
+    assert hint in error.hint
+    assert "\n" not in error.message
+
+
+@pytest.mark.parametrize(
+    ("ending", "number"),
+    [
+        (DrmaaEnding("1", exit_code=7), None),
+        (DrmaaEnding("1", exit_code=128), None),
+        (DrmaaEnding("1", exit_code=137), 9),
+        (DrmaaEnding("1", signal="SIGTERM"), 15),
+        (DrmaaEnding("1", signal="SIGWHATEVER"), 9),
+        (DrmaaEnding("1"), None),
+    ],
+)
+def test_the_signal_that_ended_a_job(ending: DrmaaEnding, number: int | None) -> None:
+    assert ending.signal_number == number
+
+
+@pytest.mark.parametrize("name", ["TryLaterException", "DeniedByDrmException", "DrmaaException"])
+def test_a_limit_is_a_limit_whatever_the_error_is_called(name: str) -> None:
+    error = error_of(name, "code 25: job rejected: only 1 jobs are allowed per user (current job count: 1)")
+    assert isinstance(error, SiteRejected)
+    assert error.fault == "limit"
+    assert isinstance(error_of("TryLaterException", "code 25: the master is busy"), SiteUnavailable)

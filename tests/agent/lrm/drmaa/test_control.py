@@ -1,0 +1,288 @@
+"""The worker process under a library that behaves, refuses, hangs, exits and crashes."""
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from koalapy.agent.lrm.drmaa.codes import NO_SUCH_JOB
+from koalapy.agent.lrm.drmaa.control import DrmaaControl
+from koalapy.agent.lrm.drmaa.process import Unanswered
+from koalapy.agent.lrm.timeouts import LrmTimeouts
+from koalapy.model.errors import SiteRejected, SiteUnavailable
+from tests.agent.lrm.conftest import eventually, is_alive
+
+from .conftest import PACKAGE, FakeLibrary, make_control, submission
+
+pytestmark = pytest.mark.processes
+
+
+QUICK = LrmTimeouts(drmaa_first_restart_s=0.0, drmaa_max_restart_s=0.0, drmaa_refused_s=0.0)
+
+
+async def hand_in(control: DrmaaControl, folder: Path) -> str:
+    return await control.submit(folder / "launch", submission(folder), ["-pe", "koala", "4", "-ac", "a b"])
+
+
+async def test_a_job_is_handed_in_as_asked(control: DrmaaControl, library: FakeLibrary, tmp_path: Path) -> None:
+    assert await hand_in(control, tmp_path) == "1"
+    (call,) = library.calls("runJob")
+    assert json.loads(call.partition(" ")[2]) == {
+        "jobName": "koala-a",
+        "joinFiles": True,
+        "nativeSpecification": '-pe koala 4 -ac "a b"',
+        "outputPath": f":{tmp_path}/out",
+        "remoteCommand": f"{tmp_path}/launch",
+        "workingDirectory": str(tmp_path),
+    }
+
+
+async def test_one_session_serves_all_and_is_left_in_good_order(library: FakeLibrary, tmp_path: Path) -> None:
+    control = make_control(library)
+    await asyncio.gather(*(hand_in(control, tmp_path) for _ in range(10)))
+    await control.close()
+    assert len(library.calls("initialize")) == len(library.calls("exit")) == 1
+    assert not is_alive(library.pids()[0])
+
+
+async def test_nothing_of_the_agents_environment_comes_along(
+    monkeypatch: pytest.MonkeyPatch, library: FakeLibrary
+) -> None:
+    monkeypatch.setenv("KOALA_AGENT_TOKEN", "secret")
+    monkeypatch.setenv("SGE_ROOT", "/opt/sge")
+    control = make_control(library, contact="cell2")
+    assert (await control.check())[0].ok
+    await control.close()
+    told = json.loads(library.calls("initialize")[0].partition(" ")[2])
+    assert told["contact"] == "cell2"
+    assert {"SGE_ROOT", "GLIBC_TUNABLES"} <= set(told["environment"])
+    assert not [name for name in told["environment"] if name.startswith("KOALA")]
+
+
+async def test_a_refusal_is_passed_on(control: DrmaaControl, library: FakeLibrary, tmp_path: Path) -> None:
+    library.will("runJob", "DeniedByDrmException")
+    with pytest.raises(SiteRejected, match="DRMAA: DeniedByDrmException it is"):
+        await hand_in(control, tmp_path)
+    library.will("runJob", "TryLaterException")
+    with pytest.raises(SiteUnavailable):
+        await hand_in(control, tmp_path)
+    library.will("runJob", "")
+    assert await hand_in(control, tmp_path) == "1"
+    assert len(library.pids()) == 1
+
+
+async def test_a_library_that_writes_to_standard_output_does_no_harm(
+    control: DrmaaControl, library: FakeLibrary, tmp_path: Path
+) -> None:
+    library.will("runJob", "chatter")
+    assert await hand_in(control, tmp_path) == "1"
+
+
+async def test_ending_what_is_unknown_is_no_error(control: DrmaaControl, library: FakeLibrary, tmp_path: Path) -> None:
+    job = await hand_in(control, tmp_path)
+    await control.cancel(job)
+    await control.cancel("999")
+    assert library.calls("terminate") == ["terminate 1"]
+
+
+async def test_status_of_a_job_is_its_state_or_the_name_of_the_error(
+    control: DrmaaControl, library: FakeLibrary, tmp_path: Path
+) -> None:
+    job = await hand_in(control, tmp_path)
+    assert await control.status([job, "999"]) == {job: "running", "999": NO_SUCH_JOB}
+    library.will("jobStatus", "TryLaterException")
+    assert await control.status([job]) == {job: "TryLaterException"}
+
+
+async def test_wait_that_raises_no_drmaa_error_keeps_other_exit_codes(
+    control: DrmaaControl, library: FakeLibrary, tmp_path: Path
+) -> None:
+    odd, other = await hand_in(control, tmp_path), await hand_in(control, tmp_path)
+    ended = asyncio.Event()
+    control.on_ended(lambda: ended.set() if control.ending(odd) and control.ending(other) else None)
+    library.job(odd, "done odd")
+    library.job(other, "done exit 3")
+    async with asyncio.timeout(60):
+        await ended.wait()
+    endings = control.ending(odd), control.ending(other)
+    assert [each.exit_code for each in endings if each] == [None, 3]
+    assert len(library.pids()) == 1
+
+
+async def test_request_that_raises_no_drmaa_error_is_unanswered(
+    control: DrmaaControl, library: FakeLibrary, tmp_path: Path
+) -> None:
+    library.will("runJob", "ValueError")
+    with pytest.raises(Unanswered, match="the DRMAA package failed: ValueError: not of DRMAA"):
+        await hand_in(control, tmp_path)
+    library.will("runJob", "")
+    assert await hand_in(control, tmp_path) == "1"
+    assert len(library.pids()) == 1
+
+
+@pytest.fixture
+async def quick(library: FakeLibrary) -> AsyncIterator[DrmaaControl]:
+    """A control that starts a lost library anew at once."""
+    made = make_control(library, timeouts=QUICK)
+    yield made
+    await made.close()
+
+
+@pytest.mark.parametrize(("how", "said"), [("crash", r"SIGSEGV \(libdrmaa: assertion failed\)"), ("exit", "code 3")])
+async def test_a_library_that_dies_is_an_event(
+    quick: DrmaaControl, library: FakeLibrary, tmp_path: Path, how: str, said: str
+) -> None:
+    library.will("runJob", how)
+    with pytest.raises(Unanswered, match=said):
+        await hand_in(quick, tmp_path)
+    library.will("runJob", "")
+    assert await hand_in(quick, tmp_path) == "1"
+    assert len(library.pids()) == 2
+
+
+async def test_a_library_that_hangs_is_killed(library: FakeLibrary, tmp_path: Path) -> None:
+    control = make_control(library, timeouts=replace(QUICK, drmaa_request_s=2.0))
+    library.will("runJob", "hang")
+    with pytest.raises(Unanswered, match="did not answer within 2 s"):
+        await hand_in(control, tmp_path)
+    library.will("runJob", "")
+    assert int(await tried_again(control, tmp_path)) >= 1, "it may be late more than once on a busy machine"
+    await control.close()
+    assert not [pid for pid in library.pids() if is_alive(pid)]
+
+
+async def test_a_library_that_keeps_dying_is_not_started_at_once(control: DrmaaControl, library: FakeLibrary) -> None:
+    library.will("jobStatus", "crash")
+    with pytest.raises(Unanswered):
+        await control.status(["1"])
+    for _ in range(20):
+        with pytest.raises(SiteUnavailable, match="started anew in"):
+            await control.status(["1"])
+    assert len(library.pids()) == 1
+
+
+async def test_a_master_that_is_away_is_tried_again(quick: DrmaaControl, library: FakeLibrary, tmp_path: Path) -> None:
+    library.will("initialize", "DrmCommunicationException")
+    with pytest.raises(SiteUnavailable, match="DrmCommunicationException it is"):
+        await hand_in(quick, tmp_path)
+    library.will("initialize", "")
+    assert await hand_in(quick, tmp_path) == "1"
+
+
+async def test_a_library_that_cannot_be_loaded_says_the_way_out(library: FakeLibrary) -> None:
+    control = make_control(library, path="/no/such/library")
+    (finding,) = await control.check()
+    assert (finding.ok, "cannot open shared object" in finding.found) == (False, True)
+    assert "library" in finding.hint
+    await control.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "exit_code", "signal", "aborted"),
+    [
+        ("done exit 0", 0, "", False),
+        ("failed exit 7", 7, "", False),
+        ("failed signal SIGKILL", None, "SIGKILL", False),
+        ("failed aborted", None, "", True),
+        ("failed nothing", None, "", False),
+    ],
+)
+async def test_an_ended_job_is_told_of(
+    control: DrmaaControl,
+    library: FakeLibrary,
+    tmp_path: Path,
+    words: str,
+    exit_code: int | None,
+    signal: str,
+    aborted: bool,
+) -> None:
+    heard = asyncio.Event()
+    control.on_ended(heard.set)
+    job = await hand_in(control, tmp_path)
+    assert control.ending(job) is None
+    library.job(job, words)
+    async with asyncio.timeout(20):
+        await heard.wait()
+    ending = control.ending(job)
+    assert ending is not None
+    assert (ending.exit_code, ending.signal, ending.aborted) == (exit_code, signal, aborted)
+
+
+AGENT = """
+import asyncio, os, sys
+from koalapy.agent.lrm.drmaa.codes import NO_SUCH_JOB
+from koalapy.agent.lrm.drmaa.control import DrmaaControl
+async def main():
+    control = DrmaaControl(None, environment={"PYTHONPATH": sys.argv[1], "FAKE_DRMAA": sys.argv[2]})
+    assert (await control.check())[0].ok
+    try:
+        async with asyncio.timeout(1 if sys.argv[3] == "hang" else 0.0):
+            await control.status(["1"])
+    except TimeoutError:
+        pass
+    os.kill(os.getpid(), 9)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("how", ["", "hang"])
+def test_a_worker_dies_with_its_agent(library: FakeLibrary, how: str) -> None:
+    library.will("jobStatus", how)
+    subprocess.run(
+        [sys.executable, "-c", AGENT, str(PACKAGE), str(library.state), how],
+        timeout=60,
+        check=False,
+        env=dict(os.environ) | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    (pid,) = library.pids()
+    eventually(lambda: not is_alive(pid))
+    assert len(library.calls("exit")) == (0 if how else 1)
+
+
+async def tried_again(control: DrmaaControl, folder: Path) -> str:
+    """As the agent does it."""
+    async with asyncio.timeout(60):
+        while True:
+            with contextlib.suppress(SiteUnavailable):
+                return await hand_in(control, folder)
+
+
+async def test_a_library_that_cannot_be_loaded_is_trouble_until_it_can(library: FakeLibrary) -> None:
+    control = DrmaaControl("/nowhere/libdrmaa.so", environment={"PYTHONPATH": "/nowhere"})
+    try:
+        told = await control.submit_error()
+        assert "DRMAA" in told
+        assert "; " in told, "with the way out"
+        begun = library.pids()
+        assert await control.submit_error() == told
+        assert library.pids() == begun, "no process is started for each look"
+    finally:
+        await control.close()
+
+
+async def test_a_library_that_works_is_no_trouble(control: DrmaaControl, library: FakeLibrary) -> None:
+    assert await control.submit_error() == ""
+    assert await control.submit_error() == ""
+    assert len(library.pids()) == 1
+
+
+async def test_a_library_that_hangs_holds_up_nobody_who_looks_and_is_told_of(library: FakeLibrary) -> None:
+    library.will("initialize", "hang")
+    control = make_control(library, timeouts=replace(QUICK, drmaa_start_wait_s=0.05, drmaa_start_s=3.0))
+    try:
+        assert await control.submit_error() == "", "nothing is known yet"
+        async with asyncio.timeout(60):
+            while not await control.submit_error():
+                pass
+            library.will("initialize", "")
+            while await control.submit_error():
+                pass
+    finally:
+        await control.close()

@@ -1,0 +1,54 @@
+"""What the worker changes in the real package, which needs no library for that."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from koalapy.agent.lrm.drmaa.worker import load
+from tests.needs import DRMAA
+
+
+@pytest.fixture
+def errors(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The package's module of that name; importing the package itself would load a library."""
+    spec = find_spec("drmaa")
+    if spec is None:
+        pytest.skip(DRMAA.reason)
+    package = ModuleType("drmaa")
+    package.__path__ = list(spec.submodule_search_locations or ())
+    before = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "drmaa"}
+    for name in before:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "drmaa", package)
+    yield importlib.import_module("drmaa.errors")
+    for name in [name for name in sys.modules if name.startswith("drmaa.")]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"), [(b"no such job", "no such job"), (b"f\xfcr \xc3\xbc\xff", "f\ufffdr ü\ufffd"), (b"", "")]
+)
+def test_an_error_is_told_whatever_bytes_its_text_has(errors: Any, text: bytes, told: str) -> None:
+    buffer = errors.error_buffer
+    load()
+    buffer.value = text  # as the library does
+    with pytest.raises(errors.InvalidJobException) as raised:
+        errors.error_check(18)
+    assert str(raised.value) == f"code 18: {told}"
+
+
+@pytest.mark.usefixtures("errors")
+@pytest.mark.parametrize(("usage", "read"), [(["a=1", "b=2=3"], {"a": "1", "b": "2=3"}), (["a"], {})])
+def test_usage_that_cannot_be_read_does_not_hide_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, usage: list[str], read: dict[str, str]
+) -> None:
+    session: Any = ModuleType("drmaa.session")
+    session.adapt_rusage = lambda lines: dict(line.split("=", 1) for line in lines)
+    monkeypatch.setitem(sys.modules, "drmaa.session", session)
+    load()
+    assert session.adapt_rusage(usage) == read

@@ -1,0 +1,142 @@
+"""A Grid Engine whose commands are answered in this process, and a control that remembers."""
+
+import asyncio
+import os
+import pwd
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from koalapy.agent.components.job_folders import JobFolders
+from koalapy.agent.core.settings import SiteSettings
+from koalapy.agent.lrm.commands import CommandResult
+from koalapy.agent.lrm.port import Finding, JobControl, LrmSubmission
+from koalapy.agent.lrm.sge.adapter import SgeLrm
+from koalapy.model.errors import SiteRejected
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
+from tests.virtual_time import VirtualTimeLoop
+
+from .test_qstat import ANSWERS
+
+COMMAND_DURATION_S = 0.01
+OWNER = pwd.getpwuid(os.geteuid()).pw_name
+
+
+class FakeGridEngine:
+    """Answers Grid Engine's commands in place of ``commands.run``, and keeps what was asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.programs = folder
+        folder.mkdir()
+        for name in ("qstat", "qconf", "qselect", "qacct", "qdel", "qhost", "qsub"):
+            (folder / name).touch()
+            (folder / name).chmod(0o755)
+        self.paths: list[str] = []
+        """Of the programs that were called."""
+        self._calls: list[str] = []
+        self._answers: dict[str, tuple[str, int]] = {}
+        self._hanging: dict[str, asyncio.Event] = {}
+        self.answers("qconf -sp koala", (ANSWERS / "environment.txt").read_text())
+        self.answers("qconf -sql", "all.q\n")
+        self.answers("qconf -spl", "koala\n")
+        self.answers("qconf -sm", "sgeadmin\n")
+        self.answers("qconf -sconf", "#global:\nqmaster_params               ENABLE_FORCED_QDEL=true\n")
+        self.answers("qselect", "".join(f"all.q@h2-{n}\n" for n in (1, 2, 3, 4)))
+        self.shows("idle.xml")
+
+    def lrm(self, control: JobControl, clock: Clock = SYSTEM_CLOCK, **settings: Any) -> SgeLrm:
+        """Return an adapter of this cluster."""
+        given = SiteSettings(kind="sge", queue="all.q", **settings)
+        return SgeLrm(given, control, folders=JobFolders.alone(self.run), clock=clock)
+
+    def answers(self, command: str, text: str, code: int = 0) -> None:
+        """Set the answer to a command, with the given arguments or, if there are none, with any that has no own."""
+        self._answers[command] = text, code
+
+    def hangs(self, command: str) -> Callable[[], None]:
+        """Have a command say nothing until what is returned is called."""
+        released = self._hanging[command] = asyncio.Event()
+        return released.set
+
+    async def run(
+        self, *argv: str, environment: Mapping[str, str] | None = None, stdin: bytes = b"", timeout: float = 0.0
+    ) -> CommandResult:
+        """Answer a command; as ``commands.run`` does, refuse one that there is not."""
+        if isinstance(loop := asyncio.get_running_loop(), VirtualTimeLoop):
+            loop.jump(COMMAND_DURATION_S)
+        self.paths.append(argv[0])
+        name = os.path.basename(argv[0])
+        asked = " ".join((name, *argv[1:]))
+        self._calls.append(asked)
+        if name in self._hanging:
+            await self._hanging[name].wait()
+        if not (self.programs / name).exists() and name not in self._answers:
+            raise SiteRejected(f"cannot run {argv[0]}: No such file or directory", fault="site")
+        text, code = self._answers.get(asked) or self._answers.get(name, (f"{name}: nothing to say\n", 1))
+        return CommandResult(code, text.encode(), "")
+
+    def shows(self, recorded: str, **changes: str) -> None:
+        """Have qstat give a recorded answer, with the jobs of koala as ours."""
+        text = (ANSWERS / recorded).read_text().replace(">koala</JB_owner>", f">{OWNER}</JB_owner>")
+        for old, new in changes.items():
+            text = text.replace(old, new)
+        self.answers("qstat", text)
+
+    def accounts(
+        self, job: str, name: str, failed: str, exit_status: int, host: str = "h2-1", *, asked_by: str = ""
+    ) -> None:
+        """Add a record to the accounting of a job, which is asked for by its number or by ``asked_by``."""
+        fields = f"hostname {host}\njobnumber {job}\nowner {OWNER}\njobname {name}\n"
+        fields += f"failed {failed}\nexit_status {exit_status}\n"
+        command = f"qacct -o {OWNER} -j {asked_by or job}"
+        before, _ = self._answers.get(command, ("", 0))
+        self.answers(command, f"{before}=====\n{fields}ru_wallclock 5s\ncategory -pe koala 2\n")
+
+    def calls(self, command: str) -> list[str]:
+        return [call for call in self._calls if call.startswith(command)]
+
+
+class RememberingControl:
+    """Hands in nothing."""
+
+    def __init__(self) -> None:
+        self.native: list[list[str]] = []
+        self.cancelled: list[str] = []
+        self.told = ""
+        self.refusal: Exception | None = None
+
+    async def open(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    async def submit(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
+        if self.refusal is not None:
+            raise self.refusal
+        self.native.append(list(native))
+        return "7"
+
+    async def cancel(self, job: str, user: str = "") -> None:
+        self.cancelled.append(job)
+
+    async def submit_error(self) -> str:
+        return self.told
+
+    async def check(self, nodes: int = 1) -> Sequence[Finding]:
+        return [Finding("control", True, "remembers")]
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeGridEngine:
+    made = FakeGridEngine(tmp_path / "engine")
+    monkeypatch.setenv("PATH", f"{made.programs}:{os.environ['PATH']}")
+    monkeypatch.delenv("SGE_ROOT", raising=False)
+    return made
+
+
+@pytest.fixture
+def control() -> RememberingControl:
+    return RememberingControl()

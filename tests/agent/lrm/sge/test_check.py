@@ -1,0 +1,91 @@
+"""What an operator is told before the first job."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from koalapy.agent.lrm.port import Finding
+from koalapy.agent.lrm.sge.adapter import SgeLrm
+
+from .conftest import FakeGridEngine, RememberingControl
+
+
+@pytest.fixture
+def lrm(engine: FakeGridEngine, control: RememberingControl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SgeLrm:
+    cell = tmp_path / "root" / "default" / "common"
+    cell.mkdir(parents=True)
+    (cell / "bootstrap").touch()
+    monkeypatch.setenv("SGE_ROOT", str(tmp_path / "root"))
+    monkeypatch.delenv("SGE_CELL", raising=False)
+    engine.answers("qstat -help", "SGE 8.1.9\nusage: qstat\n")
+    engine.answers("qconf -ss", f"{socket.gethostname()}\n")
+    return engine.lrm(control)
+
+
+async def wrong(lrm: SgeLrm) -> list[Finding]:
+    found = [finding for finding in await lrm.check() if not finding.ok]
+    assert all(finding.hint and "\n" not in finding.found for finding in found)
+    return found
+
+
+async def test_all_is_well(lrm: SgeLrm) -> None:
+    assert not await wrong(lrm)
+    said = " ".join(finding.found for finding in await lrm.check())
+    for words in ("SGE 8.1.9", "9999 slots, 2 on each node", "all.q", "4, all up", "remembers"):
+        assert words in said
+
+
+async def test_no_commands(lrm: SgeLrm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (finding,) = await wrong(lrm)
+    assert "no qstat" in finding.found
+
+
+async def test_no_root(lrm: SgeLrm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SGE_ROOT")
+    (finding,) = await wrong(lrm)
+    assert (finding.what, finding.found) == ("SGE_ROOT", "not set")
+
+
+@pytest.mark.parametrize(
+    ("command", "answer", "code", "what"),
+    [
+        ("qconf -sql", "error: commlib error: got select error (Connection refused)\n", 1, "commlib error"),
+        ("qconf -ss", "elsewhere\n", 0, "is none of elsewhere"),
+        ("qconf -sconf", "qmaster_params    none\nexecd_params  ENABLE_FORCED_QDEL=true\n", 0, "hold their nodes"),
+        ("qconf -sp koala", "nope is not a parallel environment\n", 1, "there is no parallel environment koala"),
+        ("qconf -sp koala", "allocation_rule 2\ncontrol_slaves FALSE\n", 0, "cannot start anything on further nodes"),
+        ("qconf -sp koala", "allocation_rule $fill_up\ncontrol_slaves TRUE\n", 0, "does not give whole nodes"),
+        ("qconf -sp koala", "allocation_rule 1\ncontrol_slaves TRUE\n", 0, "4 queue instances would be shared"),
+        ("qselect", "", 1, "does not offer the parallel environment"),
+    ],
+)
+async def test_what_is_wrong_is_said(
+    lrm: SgeLrm, engine: FakeGridEngine, command: str, answer: str, code: int, what: str
+) -> None:
+    engine.answers(command, answer, code)
+    (finding,) = await wrong(lrm)
+    assert what in finding.found
+
+
+async def test_nodes_that_are_down_are_named(lrm: SgeLrm, engine: FakeGridEngine) -> None:
+    engine.shows("troubled.xml")
+    (nodes,) = [finding for finding in await lrm.check() if finding.what == "nodes"]
+    assert (nodes.ok, nodes.found) == (True, "4, of which 2 are down: h2-1 (d), h2-3 (u)")
+
+
+async def test_a_wrapper_script_is_gone_round(
+    lrm: SgeLrm, engine: FakeGridEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Debian's costs ten times as much as the program that it starts."""
+    root = Path(os.environ["SGE_ROOT"])
+    engine.answers("arch", "lx-amd64\n")
+    programs = root / "bin" / "lx-amd64"
+    programs.mkdir(parents=True)
+    (programs / "qstat").symlink_to("/bin/true")
+    assert not await wrong(lrm)
+    arch, *others = engine.paths
+    assert arch == f"{root}/util/arch"
+    assert {os.path.dirname(path) for path in others} == {str(programs)}

@@ -1,0 +1,101 @@
+"""Grid Engine's nodes by memory and by configuration: what is told of them, and how a job gets those of one class."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.agent.lrm.node_classes import NodeClassSettings
+from koalapy.agent.lrm.port import LrmSubmission
+from koalapy.agent.lrm.sge.qhost import read_memory
+from koalapy.model.errors import SiteRejected
+
+from .conftest import FakeGridEngine, RememberingControl
+
+HEAD = "<?xml version='1.0'?>\n<qhost xmlns:xsd=\"http://example.org/qhost.xsd\">\n <host name='global'>\n"
+HEAD += "   <hostvalue name='mem_total'>-</hostvalue>\n </host>\n"
+
+
+def qhost(**memory: str) -> str:
+    hosts = "".join(
+        f" <host name='{name.replace('_', '-')}.site.org'>\n   <hostvalue name='num_proc'>8</hostvalue>\n"
+        f"   <hostvalue name='mem_total'>{told}</hostvalue>\n   <hostvalue name='mem_used'>1.0G</hostvalue>\n </host>\n"
+        for name, told in memory.items()
+    )
+    return f"{HEAD}{hosts}</qhost>\n"
+
+
+def submission(folder: Path, nodes: int, node_class: str = "") -> LrmSubmission:
+    return LrmSubmission("koala-new", nodes, ["true"], {}, folder, folder / "out", node_class=node_class)
+
+
+async def test_nodes_of_one_memory_are_one_class_without_a_name(
+    engine: FakeGridEngine, control: RememberingControl
+) -> None:
+    engine.answers("qhost", qhost(h2_1="31.2G", h2_2="31.3G", h2_3="31.1G", h2_4="31.2G"))
+    (known,) = (await engine.lrm(control).snapshot()).node_classes
+    assert (known.name, known.total, known.idle, known.memory) == ("", 4, 4, int(31.1 * 2**30))
+
+
+async def test_classes_by_memory_and_by_configuration(
+    engine: FakeGridEngine, control: RememberingControl, tmp_path: Path
+) -> None:
+    engine.answers("qhost", qhost(h2_1="31.2G", h2_2="31.2G", h2_3="503.5G", h2_4="-"))
+    adapter = engine.lrm(control, node_classes={"fast": NodeClassSettings(hosts="h2-1", power=2.0)})
+    classes = (await adapter.snapshot()).node_classes
+    assert [(c.name, c.total, c.power) for c in classes] == [
+        ("fast", 1, 2.0),
+        ("other", 1, None),
+        ("33.5GB", 1, None),
+        ("541GB", 1, None),
+    ]
+    await adapter.submit(submission(tmp_path, 1, "fast"))
+    await adapter.submit(submission(tmp_path, 2))
+    with_class, without = control.native
+    assert with_class[with_class.index("-l") + 1] == "h=h2-1"
+    assert "-l" not in without
+    with pytest.raises(SiteRejected, match="2 nodes of the class 541GB") as refused:
+        await adapter.submit(submission(tmp_path, 2, "541GB"))
+    assert refused.value.fault == "limit"
+
+
+async def test_several_hosts_are_asked_for_as_alternatives(
+    engine: FakeGridEngine, control: RememberingControl, tmp_path: Path
+) -> None:
+    adapter = engine.lrm(control, node_classes={"fast": NodeClassSettings(hosts="h2-[1-3]")})
+    await adapter.submit(submission(tmp_path, 2, "fast"))
+    assert "h=h2-1|h2-2|h2-3" in control.native[0]
+
+
+async def test_where_qhost_does_not_answer_nothing_is_known_and_all_goes_on(
+    engine: FakeGridEngine, control: RememberingControl
+) -> None:
+    engine.answers("qhost", "no such thing", code=1)
+    assert (await engine.lrm(control).snapshot()).node_classes == ()
+    engine.answers("qhost", "<html>", code=0)
+    assert (await engine.lrm(control).snapshot()).idle == 4
+
+
+@pytest.mark.parametrize(
+    ("told", "known"),
+    [
+        ("31.2G", int(31.2 * 2**30)),
+        ("512.0M", 512 << 20),
+        ("2k", 2000),
+        ("7", 7),
+        ("-", None),
+        ("0.0", None),
+        ("x", None),
+    ],
+)
+def test_sizes(told: str, known: int | None) -> None:
+    assert read_memory(qhost(h1=told).encode()).get("h1") == known
+
+
+@given(
+    st.binary(max_size=60)
+    | st.text(max_size=40).map(lambda text: qhost(h1=text.replace("<", "")).encode("utf-8", "replace"))
+)
+def test_any_answer_is_read(text: bytes) -> None:
+    assert all(size > 0 for size in read_memory(text).values())

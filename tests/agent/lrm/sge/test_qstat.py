@@ -1,0 +1,223 @@
+"""The pure parser: recorded answers, nonsense, and whatever an XML of that shape may hold."""
+
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.agent.lrm.sge.adapter import snapshot_of
+from koalapy.agent.lrm.sge.commands import Layout
+from koalapy.agent.lrm.sge.qhost import read_memory
+from koalapy.agent.lrm.sge.qstat import Listing, QueueInstance, SgeJob, read_listing
+from koalapy.model.errors import SiteUnavailable
+
+ANSWERS = Path(__file__).with_name("answers")
+NODES = tuple(f"h2-{n}" for n in (1, 2, 3, 4))
+LAYOUT = Layout(2, frozenset(("all.q", node) for node in NODES))
+
+
+def read(name: str) -> bytes:
+    return (ANSWERS / name).read_bytes()
+
+
+def test_running_and_waiting_jobs() -> None:
+    listing = read_listing(read("busy.xml"))
+    assert [(each.queue, each.host, each.total, each.states) for each in listing.instances] == [
+        ("all.q", node, 2, "") for node in NODES
+    ]
+    jobs = {job.name: job for job in listing.jobs}
+    assert sorted(jobs) == ["koala-h", "koala-m", "koala-q", "koala-x1", "koala-x2"]
+    assert {name: (job.state, len(job.hosts), job.owner) for name, job in jobs.items()} == {
+        "koala-h": ("hqw", 0, "koala"),
+        "koala-m": ("r", 2, "koala"),
+        "koala-q": ("qw", 0, "koala"),
+        "koala-x1": ("r", 1, "koala"),
+        "koala-x2": ("r", 1, "koala"),
+    }
+
+
+def test_states_of_queues_and_jobs_in_trouble() -> None:
+    listing = read_listing(read("troubled.xml"))
+    assert listing.instances == (
+        QueueInstance("all.q", "h2-1", "d", 0, 0, 2),
+        QueueInstance("all.q", "h2-2", "", 1, 0, 2),
+        QueueInstance("all.q", "h2-3", "u", 0, 0, 2),
+        QueueInstance("all.q", "h2-4", "", 2, 0, 2),
+    )
+    assert [(job.name, job.state, job.hosts) for job in listing.jobs] == [
+        ("koala-sus", "s", ("h2-4",)),
+        ("koala-err", "Eqw", ()),
+    ]
+
+
+def test_nodes_in_trouble_are_counted() -> None:
+    seen = snapshot_of(read_listing(read("troubled.xml")), LAYOUT, {"h2-4"}, ())
+    assert (seen.total, seen.idle, seen.background, seen.down) == (4, 0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"error: commlib error: got select error (Connection refused)\nerror: unable to send message",
+        read("busy.xml")[:700],
+        b"<html><body>Service\nunavailable</body></html>",
+        b"<job_info/>",
+        b"<?xml version='1.0' encoding='nonsense'?><job_info/>",
+        b"\x00\xff\xfe",
+        read("busy.xml").replace(b"<JB_job_number>", b"<JB_job_number>x"),
+    ],
+)
+def test_nonsense_is_told_in_one_line(text: bytes) -> None:
+    with pytest.raises(SiteUnavailable, match=r"^qstat") as raised:
+        read_listing(text)
+    assert "\n" not in raised.value.message
+
+
+def test_listing_with_odd_queue_has_the_others_and_shows_it_down() -> None:
+    text = read("idle.xml").replace(b"all.q@h2-1", b"all.q", 1)
+    assert {each.host for each in read_listing(text).instances} == set(NODES) - {"h2-1"}
+    text = read("idle.xml").replace(b"<slots_used>0<", b"<slots_used>none<", 1)
+    seen = snapshot_of(read_listing(text), LAYOUT, (), ())
+    assert (seen.total, seen.idle, seen.down) == (4, 3, 1)
+
+
+FOREIGN = b"<job_list><JB_job_number>%b</JB_job_number><JB_name>%b</JB_name><state>qw</state></job_list>"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        FOREIGN % (b"x5", b"theirs"),
+        FOREIGN % (b"", b""),
+        FOREIGN % (b"5", b"a&b"),
+        FOREIGN % (b"5", b"a&nbsp;b"),
+        FOREIGN % (b"5", b"a<b> & <c"),
+        b"<job_list/>",
+    ],
+)
+@pytest.mark.parametrize("before", [b"", b"\n\n", b" \r\n"])
+def test_listing_with_odd_foreign_job_has_own_jobs(row: bytes, before: bytes) -> None:
+    job = FOREIGN % (b"9", b"koala-b")
+    text = b"<?xml version='1.0'?><job_info><queue_info/><job_info>" + row + job + b"</job_info></job_info>"
+    assert "9" in {each.id for each in read_listing(before + text).jobs}
+
+
+def test_listing_keeps_escaped_characters_of_names() -> None:
+    text = b"<job_info><queue_info/><job_info>" + FOREIGN % (b"9", b"a&amp;b&lt;c&#38;") + b"</job_info></job_info>"
+    assert [job.name for job in read_listing(text).jobs] == ["a&b<c&"]
+
+
+ODD = [
+    b"sim\xfc",
+    b"sim\x01",
+    b"sim&#1;",
+    b"sim&#x1F;",
+    b"sim&#xD800;",
+    b"sim&#99999999999999999999999;",
+    b"\xef\xbf\xbf",
+]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_names_of_others_may_be_any_bytes(odd: bytes) -> None:
+    """One job of a stranger's had been the end of every look at the cluster."""
+    listing = read_listing(read("busy.xml").replace(b"<JB_name>koala-x1<", b"<JB_name>" + odd + b"<"))
+    assert len(listing.jobs) == 5
+    assert [job.name for job in listing.jobs if job.name.startswith("koala-")] == [
+        job.name for job in read_listing(read("busy.xml")).jobs if job.name != "koala-x1"
+    ]
+    assert listing.instances == read_listing(read("busy.xml")).instances
+
+
+def test_what_xml_has_for_letters_is_read() -> None:
+    listing = read_listing(read("busy.xml").replace(b">koala-x1<", b">a&amp;b&#252;&#x20AC;&#xA;c<"))
+    assert "a&bü€\nc" in {job.name for job in listing.jobs}
+
+
+def test_hosts_whose_memory_is_told_beside_odd_bytes() -> None:
+    told = b"<qhost><host name='h1'><hostvalue name='arch_string'>\xfc</hostvalue>"
+    told += b"<hostvalue name='mem_total'>2G</hostvalue></host></qhost>"
+    assert read_memory(told) == {"h1": 2 << 30}
+
+
+letters = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=8)
+small = st.integers(-1, 5).map(str) | letters
+names = st.sampled_from(["all.q@h2-1", "all.q@h2-2", "long.q@h2-2", "all.q@h2-3", "all.q@h2-4", "all.q@h2-9"]) | letters
+job_lists = st.lists(
+    st.tuples(st.integers(1, 4).map(str) | letters, letters, st.sampled_from(["r", "qw", "dr", "Eqw"]) | letters),
+    max_size=4,
+)
+queues = st.lists(
+    st.tuples(names, small, small, small, st.sampled_from(["", "au", "d"]) | letters, job_lists), max_size=8
+)
+
+
+def element(name: str, text: str) -> str:
+    return f"<{name}>{escape(text)}</{name}>"
+
+
+def rows(jobs: list[tuple[str, str, str]]) -> str:
+    return "".join(
+        f"<job_list>{element('JB_job_number', id)}{element('JB_name', name)}{element('state', state)}</job_list>"
+        for id, name, state in jobs
+    )
+
+
+@given(queues, job_lists)
+def test_whatever_it_says_each_node_is_one_thing(shown: list[tuple[str, ...]], waiting: list[tuple[str, ...]]) -> None:
+    text = "".join(
+        "<Queue-List>"
+        + element("name", name)
+        + element("slots_used", used)
+        + element("slots_resv", kept)
+        + element("slots_total", total)
+        + element("state", states)
+        + rows(jobs)  # type: ignore[arg-type]
+        + "</Queue-List>"
+        for name, used, kept, total, states, jobs in shown
+    )
+    answer = f"<job_info><queue_info>{text}</queue_info><job_info>{rows(waiting)}</job_info></job_info>"  # type: ignore[arg-type]
+    try:
+        listing = read_listing(answer.encode())
+    except SiteUnavailable as error:
+        note = error.message
+        listing = None
+    if listing is None:
+        assert len(note.splitlines()) == 1
+        return
+    held = {host for job in listing.jobs for host in job.hosts}
+    seen = snapshot_of(listing, LAYOUT, held, ())
+    in_layout = {each.host for each in listing.instances if (each.queue, each.host) in LAYOUT.instances}
+    assert seen.total == len(in_layout)
+    assert seen.idle + seen.background + seen.down + len(in_layout & held) == seen.total
+    assert min(seen.idle, seen.background, seen.down) >= 0
+    assert len({job.id for job in listing.jobs}) == len(listing.jobs)
+    assert all(isinstance(job, SgeJob) and job.id.isdecimal() for job in listing.jobs)
+
+
+HOSTS = st.sampled_from([*NODES, "elsewhere"])
+INSTANCES = st.lists(
+    st.builds(
+        QueueInstance,
+        queue=st.sampled_from(["all.q", "other.q"]),
+        host=HOSTS,
+        states=st.text("aAuEdsSCDPoc", max_size=2),
+        used=st.integers(0, 2),
+        reserved=st.integers(0, 1),
+        total=st.integers(0, 2),
+    ),
+    max_size=8,
+)
+
+
+@given(INSTANCES, st.sets(HOSTS))
+def test_every_node_is_one_thing(instances: list[QueueInstance], held: set[str]) -> None:
+    """Whatever Grid Engine says: what is none of idle, background and down is held by jobs of ours."""
+    seen = snapshot_of(Listing(tuple(instances), ()), LAYOUT, held, ())
+    hosts = {each.host for each in instances if (each.queue, each.host) in LAYOUT.instances}
+    assert min(seen.idle, seen.background, seen.down) >= 0
+    assert seen.total == len(hosts)
+    assert seen.total - seen.idle - seen.background - seen.down == len(hosts & held)

@@ -1,0 +1,133 @@
+"""A Slurm whose commands are answered in this process."""
+
+import json
+import os
+import shlex
+import shutil
+from collections.abc import Collection, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+from koalapy.agent.components.job_folders import JobFolders
+from koalapy.agent.core.settings import SiteSettings
+from koalapy.agent.lrm.commands import CommandResult
+from koalapy.agent.lrm.port import JobControl
+from koalapy.agent.lrm.slurm.adapter import SlurmLrm
+from koalapy.model.errors import SiteRejected
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
+
+ANSWERS = Path(__file__).with_name("answers")
+
+
+COLUMNS = "*--Format=*"
+"""The calls by which squeue is asked for columns."""
+
+
+def column_line(
+    name: str,
+    id: str,
+    nodes: str = "",
+    wants: str = "3",
+    state: str = "RUNNING",
+    status: str = "0",
+    reason: str = "None",
+    user: str = "1500",
+) -> str:
+    """Return a line as squeue prints it: longer values are cut."""
+    return f"{id:24}{state:32}{status:16}{wants:16}{nodes:8192.8192}{user:16}{reason:96}{name:256.256}\n"
+
+
+def recorded_queue(ids: Collection[int] = (166, 167, 168, 169), **changes: str) -> str:
+    """Return the recorded jobs of these numbers in columns; ``changes`` are columns that differ from the recording."""
+    jobs = [job for job in json.loads((ANSWERS / "squeue-22.05.json").read_bytes())["jobs"] if job["job_id"] in ids]
+    return "".join(
+        column_line(
+            **{
+                "name": job["name"],
+                "id": str(job["job_id"]),
+                "nodes": job["nodes"],
+                "wants": str(job["node_count"]),
+                "state": job["job_state"],
+                "status": str(job["exit_code"]),
+                "reason": job["state_reason"],
+                "user": str(job["user_id"]),
+                **changes,
+            }
+        )
+        for job in jobs
+    )
+
+
+class FakeSlurm:
+    """Answers Slurm's commands in place of ``commands.run``, and keeps the arguments and the environment of calls."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir()
+        self._answers: dict[str, list[tuple[str, CommandResult]]] = {}
+        self._calls: dict[str, list[str]] = {}
+        self._environments: dict[str, dict[str, str]] = {}
+
+    def lrm(
+        self,
+        *,
+        options: tuple[str, ...] = (),
+        control: JobControl | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        **settings: object,
+    ) -> SlurmLrm:
+        """Return an adapter of this cluster."""
+        given = SiteSettings(kind="slurm", native_specification=shlex.join(options), **settings)  # type: ignore[arg-type]
+        return SlurmLrm(given, control, folders=JobFolders.alone(self.run), clock=clock)
+
+    def says(self, command: str, output: str | bytes, *, errors: str = "", code: int = 0, when: str = "*") -> None:
+        """From now on, for calls whose arguments fit the shell pattern ``when``; the last one said that fits counts."""
+        answer = CommandResult(code, output.encode() if isinstance(output, str) else output, errors)
+        self._answers.setdefault(command, []).insert(0, (when, answer))
+        program = self._folder / command
+        program.touch()
+        program.chmod(0o755)
+
+    def dies(self, command: str) -> None:
+        """Have a command be killed by a signal from now on."""
+        self.says(command, "", code=-9)
+
+    def calls(self, command: str) -> list[str]:
+        """Return the arguments of the calls so far."""
+        return self._calls.get(command, [])
+
+    def environment(self, command: str) -> dict[str, str]:
+        """Return the environment of the last call."""
+        return self._environments[command]
+
+    async def run(
+        self, *argv: str, environment: Mapping[str, str] | None = None, stdin: bytes = b"", timeout: float = 0.0
+    ) -> CommandResult:
+        """Answer a command, or refuse it as ``commands.run`` does when it is not installed."""
+        if environment is None or shutil.which(argv[0], path=environment.get("PATH")) is None:
+            raise SiteRejected(f"cannot run {argv[0]}: No such file or directory", fault="site")
+        command, arguments = os.path.basename(argv[0]), " ".join(argv[1:])
+        self._calls.setdefault(command, []).append(arguments)
+        self._environments[command] = dict(environment)
+        fitting = (answer for when, answer in self._answers[command] if fnmatchcase(arguments, when))
+        return next(fitting, CommandResult(0, b"", ""))
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    """The cluster of the 22.05 recording, seen by ``koala``, who is user 1500 there."""
+    fake = FakeSlurm(tmp_path / "bin")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(os, "getuid", lambda: 1500)
+    fake.says("sinfo", (ANSWERS / "sinfo-22.05.json").read_bytes())
+    fake.says("sinfo", "main*|up|1-infinite\nother|up|1-infinite\n", when="*%P*")
+    fake.says("sinfo", "slurm-wlm 22.05.8\n", when="--version")
+    fake.says("squeue", "")
+    fake.says("squeue", recorded_queue(), when=COLUMNS)
+    fake.says("sbatch", "171\n")
+    fake.says("scancel", "")
+    fake.says("sacct", "", errors="Slurm accounting storage is disabled\n", code=1)
+    fake.says("srun", "")
+    return fake

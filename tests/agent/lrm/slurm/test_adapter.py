@@ -1,0 +1,512 @@
+"""The adapter against stand-ins of Slurm's commands: what it asks, and what it makes of the answers."""
+
+import asyncio
+import os
+import pwd
+import shlex
+from collections.abc import Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from koalapy.agent.lrm.port import Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agent.lrm.slurm.answers import read_columns
+from koalapy.model.errors import SiteRejected, SiteUnavailable
+
+from .conftest import COLUMNS, FakeSlurm, column_line, recorded_queue
+
+RUNNING = "167|RUNNING|1500|koala-x-2.1.0\n"
+
+
+def submission(folder: Path, **more: object) -> LrmSubmission:
+    fields = {"nodes": 2, "argv": ["/bin/true"], "environment": {}, "workdir": folder, "output": folder / "50%.out"}
+    return LrmSubmission(**{"name": "koala-x-9.1.0", **fields, **more})  # type: ignore[arg-type]
+
+
+async def test_a_look_counts_every_node_once(slurm: FakeSlurm) -> None:
+    assert await slurm.lrm().snapshot() == LrmSnapshot(
+        total=4,
+        idle=0,
+        background=1,
+        down=1,
+        jobs=(
+            LrmJob("166", "koala-x-1.1.0", LrmJobState.ENDED, ("n1", "n2"), 7),
+            LrmJob("167", "koala-x-2.1.0", LrmJobState.RUNNING, ("n1", "n2")),
+            LrmJob("169", "koala-x-4.1.0", LrmJobState.QUEUED, reason="Slurm says Resources (it waits for nodes)"),
+        ),
+    )
+
+
+async def test_a_look_is_one_question_each_unless_a_job_has_ended(slurm: FakeSlurm) -> None:
+    seen = slurm.lrm(partition="main")
+    await seen.snapshot()
+    await seen.snapshot()
+    # At the first look the ended job is news, and nodes may have been seen before its end.
+    assert [call for call in slurm.calls("sinfo") if "--json" in call] == ["--Node --partition=main --json"] * 3
+    assert sum("--Format" in call for call in slurm.calls("squeue")) == 3
+
+
+async def test_the_default_partition_is_looked_up_once(slurm: FakeSlurm) -> None:
+    seen = slurm.lrm()
+    await seen.snapshot()
+    await seen.snapshot()
+    assert sum("%P" in call for call in slurm.calls("sinfo")) == 1
+
+
+async def test_snapshot_asks_squeue_for_own_jobs_only(slurm: FakeSlurm) -> None:
+    await slurm.lrm().snapshot()
+    assert {call.split()[0] for call in slurm.calls("squeue")} == {f"--user={own_account()}"}
+    assert not any("--json" in call for call in slurm.calls("squeue"))
+
+
+@pytest.mark.parametrize("status", ["1792", "7:0"])
+async def test_snapshot_reads_exit_code_of_any_release(slurm: FakeSlurm, status: str) -> None:
+    slurm.says("squeue", recorded_queue({166}, status=status), when=COLUMNS)
+    (job,) = (await slurm.lrm().snapshot()).jobs
+    assert (job.state, job.exit_code, job.lost) == (LrmJobState.ENDED, 7, False)
+
+
+@pytest.mark.parametrize("status", ["9", "0:9"])
+async def test_snapshot_reads_signal_of_any_release(slurm: FakeSlurm, status: str) -> None:
+    slurm.says("squeue", recorded_queue({166}, status=status), when=COLUMNS)
+    (job,) = (await slurm.lrm().snapshot()).jobs
+    assert (job.exit_code, job.lost, job.reason) == (None, True, "killed by signal 9")
+
+
+@pytest.mark.parametrize("user", ["3000000001", "-1294967295"])
+async def test_snapshot_knows_own_jobs_by_large_user_id(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, user: str
+) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 3_000_000_001)
+    slurm.says("squeue", recorded_queue({167}, user=user), when=COLUMNS)
+    slurm.says("squeue", f"167|RUNNING|{user}|koala-x-2.1.0\n", when="*%i*")
+    seen = slurm.lrm()
+    assert [job.id for job in (await seen.snapshot()).jobs] == ["167"]
+    assert await seen.find("koala-x-2.1.0") == "167"
+    await seen.cancel("167", "koala-x-2.1.0")
+    assert slurm.calls("scancel") == ["167"]
+
+
+async def test_squeue_that_does_not_know_the_own_account_is_unavailable(slurm: FakeSlurm) -> None:
+    """Slurm up to 24.05 says so of an own account that has no name and a number of 2³¹ and more."""
+    slurm.says("squeue", "", errors=f"squeue: error: Invalid user: {own_account()}\n\n")
+    seen = slurm.lrm()
+    with pytest.raises(SiteUnavailable, match="squeue does not know the account"):
+        await seen.snapshot()
+    with pytest.raises(SiteUnavailable, match="squeue does not know the account"):
+        await seen.find("koala-x-2.1.0")
+
+
+@pytest.mark.parametrize(
+    ("errors", "code"),
+    [
+        ("sinfo: error: unable to find plugin: serializer/json\n", 1),
+        ("sinfo: error: cannot find serializer plugin for serializer/json\n", 0),
+        ("sinfo: fatal: JSON plugin load failure\n", 1),
+    ],
+)
+async def test_slurm_without_json_plugin_gives_hint(slurm: FakeSlurm, errors: str, code: int) -> None:
+    slurm.says("sinfo", "", errors=errors, code=code, when="*--json*")
+    with pytest.raises(SiteRejected) as caught:
+        await slurm.lrm().snapshot()
+    assert "json-c" in caught.value.hint
+    (found,) = [each for each in await slurm.lrm().check() if each.what == "nodes"]
+    assert (found.ok, "json-c" in found.hint) == (False, True)
+
+
+async def test_snapshot_after_unreadable_queue_recovers(slurm: FakeSlurm) -> None:
+    seen = slurm.lrm()
+    first = await seen.snapshot()
+    slurm.says("squeue", "slurm_load_jobs error: none\n", when=COLUMNS)
+    with pytest.raises(SiteUnavailable):
+        await seen.snapshot()
+    slurm.says("squeue", recorded_queue(), when=COLUMNS)
+    assert await seen.snapshot() == first
+
+
+def own_account() -> str:
+    try:
+        return pwd.getpwuid(1500).pw_name
+    except KeyError:
+        return "1500"
+
+
+@pytest.mark.parametrize(("wants", "nodes"), [("3", 3), ("2-4", 2), ("1K", 1024), ("1.5K-2K", 1536), ("", 0)])
+def test_how_many_nodes_a_job_wants_is_read_however_slurm_shows_it(wants: str, nodes: int) -> None:
+    (job,) = read_columns(column_line("koala-x-1.1.0", "166", wants=wants).encode(), "koala-", {1500})
+    assert job.wants == nodes
+
+
+async def test_nodes_that_are_too_many_for_a_column_are_asked_for_alone(slurm: FakeSlurm) -> None:
+    names = ",".join(f"rack{n % 7}-node{n}" for n in range(2000))
+    lines = [column_line("koala-x-2.1.0", "167", names), column_line("koala-x-3.1.0", "168", "n3")]
+    slurm.says("squeue", "".join(lines), when="*--Format*")
+    slurm.says("squeue", f"167|{names}\n", when="*--jobs=167 --format=%i?%N*")
+    seen = slurm.lrm()
+    jobs = {job.id: job.nodes for job in (await seen.snapshot()).jobs}
+    assert jobs == {"167": tuple(names.split(",")), "168": ("n3",)}
+    slurm.says("squeue", "", when="*--jobs=167 --format=%i?%N*")
+    with pytest.raises(SiteUnavailable, match="does not say which nodes job 167 has"):
+        await seen.snapshot()
+
+
+OURS = column_line("koala-x-1.1.0", "166", "n1")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "koala-a",
+        "\n",
+        "slurm_load_jobs error: none\n",
+        "\udcff" * 400 + "\n",
+        OURS[:-1],
+        OURS + OURS[:8500],
+        OURS + OURS[:400],
+        OURS[:8320] + "\n" + OURS[8321:],
+        OURS.replace("166", "x66"),
+        OURS.replace("RUNNING", "       "),
+        OURS.replace("n1 ", "n[1"),
+    ],
+)
+def test_nonsense_in_columns_is_one_clear_line(answer: str) -> None:
+    with pytest.raises(SiteUnavailable, match="squeue answered what cannot be understood"):
+        read_columns(answer.encode(errors="surrogateescape"), "koala-", {1500})
+
+
+@pytest.mark.parametrize("user", ["1999", "21500", "x"])
+@pytest.mark.parametrize("newlines", [1, 2, 24])
+@pytest.mark.parametrize("says", [OURS.replace("RUNNING", "FAILED "), "koala-x-1.1.0", f"{'koala-x-1.1.0':200}", ""])
+def test_a_name_of_a_strangers_job_is_never_taken_for_a_job_of_ours(says: str, newlines: int, user: str) -> None:
+    """One with a newline and our prefix had put the cluster out of reach."""
+    ours = read_columns(OURS.encode(), "koala-", {1500})
+    assert [(job.id, job.words, job.nodes) for job in ours] == [("166", {"RUNNING"}, ("n1",))]
+    theirs = column_line("x" + "\n" * newlines + says, "9166", "n9", state="FAILED", status="1792", user=user)
+    assert read_columns((theirs + OURS + theirs).encode(), "koala-", {1500}) == ours
+
+
+def test_jobs_of_our_users_with_other_names_are_none_of_ours() -> None:
+    theirs = column_line("x\nkoala-x-1.1.0", "9166", "n[9", state="") + column_line("", "9167")
+    assert read_columns((theirs + OURS).encode(), "koala-", {1500}) == read_columns(OURS.encode(), "koala-", {1500})
+
+
+@pytest.mark.parametrize(
+    ("command", "answer", "told"),
+    [
+        ("sinfo", "slurm", "sinfo answered what is no JSON: slurm"),
+        ("sinfo", '{"nodes": []}', "sinfo shows no nodes in partition main"),
+        ("sinfo", '{"nodes": [{"partitions": ["main"]}]}', "sinfo answered what cannot be understood"),
+    ],
+)
+async def test_an_answer_that_makes_no_sense(slurm: FakeSlurm, command: str, answer: str, told: str) -> None:
+    slurm.says(command, answer, when="*--json*")
+    with pytest.raises(SiteUnavailable, match=told):
+        await slurm.lrm().snapshot()
+
+
+async def test_a_controller_that_is_down_is_tried_again(slurm: FakeSlurm) -> None:
+    told = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+    slurm.says("squeue", "", errors=told + "\n", code=1, when=COLUMNS)
+    with pytest.raises(SiteUnavailable) as caught:
+        await slurm.lrm().snapshot()
+    assert caught.value.message == f"squeue: {told}"
+
+
+async def test_what_sbatch_is_asked(slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KOALA_TOKEN", "secret")
+    monkeypatch.setenv("SBATCH_PARTITION", "elsewhere")
+    monkeypatch.setenv("SLURM_CONF", "/etc/north.conf")
+    seen = slurm.lrm(partition="main", account="physics", options=("--qos=low",))
+    assert await seen.submit(submission(tmp_path, walltime=61.0)) == "171"
+    assert slurm.calls("sbatch") == [
+        f"--parsable --job-name=koala-x-9.1.0 --chdir={tmp_path} --output={tmp_path}/50%%.out --open-mode=append "
+        "--nodes=2 --comment=koala-x-9.1.0 --time=0:02:00 --ntasks-per-node=1 --exclusive --no-requeue "
+        f"--mem=0 --partition=main --account=physics --qos=low {tmp_path}/launch"
+    ]
+    given = slurm.environment("sbatch")
+    assert given["SLURM_CONF"] == "/etc/north.conf"
+    assert not {"KOALA_TOKEN", "SBATCH_PARTITION"} & given.keys()
+    assert "secret" not in given.values()
+
+
+@pytest.mark.parametrize(
+    ("options", "whole"),
+    [
+        (("--qos=low", "--mem-bind=local"), True),
+        (("--mem=4G",), False),
+        (("--mem", "4G"), False),
+        (("--mem-per-cpu=2G",), False),
+        (("--mem-per-gpu=2G",), False),
+    ],
+)
+async def test_all_of_a_nodes_memory_is_asked_for_unless_the_site_says_how_much(
+    slurm: FakeSlurm, tmp_path: Path, options: tuple[str, ...], whole: bool
+) -> None:
+    await slurm.lrm(partition="main", options=options).submit(submission(tmp_path))
+    assert ("--mem=0" in slurm.calls("sbatch")[0].split()) is whole
+
+
+@pytest.mark.parametrize(
+    ("told", "bound"),
+    [
+        ("TaskPlugin              = task/affinity,task/cgroup\nTaskPluginParam         = autobind=cores\n", True),
+        ("TaskPlugin              = task/cgroup\n", True),
+        ("TaskPlugin              = task/none\nTaskPluginParam         = (null type)\n", False),
+        ("TaskPlugin              = (null)\n", False),
+        ("", True),  # nobody knows
+    ],
+)
+@pytest.mark.processes
+async def test_launch_script_without_binding_of_tasks_does_not_ask_to_lift_it(
+    slurm: FakeSlurm, tmp_path: Path, told: str, bound: bool
+) -> None:
+    """srun would say so in the output of each job."""
+    await slurm.lrm(partition="main").submit(submission(tmp_path))
+    asked = tmp_path / "asked"
+    for name, does in (("scontrol", f"printf %s {shlex.quote(told)}"), ("srun", f'echo "$*" > {asked}')):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    environment = {"PATH": f"{os.environ['PATH']}:/usr/bin:/bin"}
+    script = await asyncio.create_subprocess_exec("/bin/sh", str(tmp_path / "launch"), env=environment)
+    assert await script.wait() == 0
+    assert ("--cpu-bind=none" in asked.read_text().split()) is bound
+
+
+@pytest.mark.parametrize(
+    ("walltime", "option"),
+    [
+        (0.2, "--time=0:01:00"),
+        (60.0, "--time=0:01:00"),
+        (60.5, "--time=0:02:00"),
+        (3600.0, "--time=1:00:00"),
+        (25 * 3600.0, "--time=25:00:00"),
+        (100 * 86400.0, "--time=2400:00:00"),
+        (None, ""),
+    ],
+)
+async def test_walltimes_are_whole_minutes(
+    slurm: FakeSlurm, tmp_path: Path, walltime: float | None, option: str
+) -> None:
+    await slurm.lrm().submit(submission(tmp_path, walltime=walltime))
+    assert [word for word in slurm.calls("sbatch")[0].split() if word.startswith("--time")] == option.split()
+
+
+async def test_more_nodes_than_there_are_never_reach_slurm(slurm: FakeSlurm, tmp_path: Path) -> None:
+    with pytest.raises(SiteRejected, match="5 nodes asked for, but partition main has 4"):
+        await slurm.lrm().submit(submission(tmp_path, nodes=5))
+    assert slurm.calls("sbatch") == []
+
+
+@pytest.mark.parametrize(
+    ("told", "hint"),
+    [
+        ("Batch job submission failed: Invalid account or account/partition combination specified", "partition"),
+        ("Batch job submission failed: Invalid partition name specified", "partition to one of"),
+        ("Batch job submission failed: Requested node configuration is not available", "fewer nodes"),
+        ("Batch job submission failed: Invalid qos specification", "--qos"),
+        ("unrecognized option '--nosuch'", "native_specification"),
+    ],
+)
+async def test_what_sbatch_will_always_refuse(slurm: FakeSlurm, tmp_path: Path, told: str, hint: str) -> None:
+    slurm.says("sbatch", "", errors=f"sbatch: error: look here\nsbatch: error: {told}\n", code=1)
+    with pytest.raises(SiteRejected) as caught:
+        await slurm.lrm().submit(submission(tmp_path))
+    assert caught.value.message == f"sbatch: look here; {told}"
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "Unable to contact slurm controller (connect failure)",
+        "Socket timed out on send/recv operation",
+        "Connection refused",
+        "Slurm temporarily unable to accept job, sleeping and retrying",
+    ],
+)
+async def test_what_sbatch_may_do_later(slurm: FakeSlurm, tmp_path: Path, told: str) -> None:
+    slurm.says("sbatch", "", errors=f"sbatch: error: Batch job submission failed: {told}\n", code=1)
+    with pytest.raises(SiteUnavailable, match=told.split("(")[0]):
+        await slurm.lrm().submit(submission(tmp_path))
+    assert "--name=koala-x-9.1.0" in slurm.calls("squeue")[-1]
+
+
+async def test_a_job_that_was_taken_all_the_same_is_found(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.dies("sbatch")
+    slurm.says("squeue", "171|PENDING|1500|koala-x-9.1.0\n", when="*--name=koala-x-9.1.0*")
+    assert await slurm.lrm().submit(submission(tmp_path)) == "171"
+
+
+async def test_a_submission_in_doubt_stays_in_doubt_when_nobody_answers(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.dies("sbatch")
+    slurm.dies("squeue")
+    with pytest.raises(SiteUnavailable, match="sbatch was killed by signal 9"):
+        await slurm.lrm().submit(submission(tmp_path))
+
+
+async def test_a_cluster_without_commands(slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SiteRejected, match="cannot run sinfo"):
+        await slurm.lrm().snapshot()
+    (finding,) = await slurm.lrm().check()
+    assert (finding.ok, finding.found) == (False, "not found: sinfo, squeue, srun")
+
+
+async def test_of_several_of_a_name_the_one_that_lives_is_found(slurm: FakeSlurm) -> None:
+    lines = "99|RUNNING|1500|koala-a\n100|FAILED|1500|koala-a\n101|RUNNING|1500|koala-ab\n"
+    slurm.says("squeue", lines, when="*--name=koala-a *")
+    assert await slurm.lrm().find("koala-a") == "99"
+
+
+async def test_accounting_remembers_what_the_queue_has_forgotten(slurm: FakeSlurm) -> None:
+    assert await slurm.lrm().find("koala-a") is None  # there is none
+    slurm.says("sacct", "12|CANCELLED by 0|1500|koala-a\n7|COMPLETED|1500|koala-a\n")
+    assert await slurm.lrm().find("koala-a") == "12"
+
+
+async def test_a_job_of_another_name_is_spared(slurm: FakeSlurm) -> None:
+    slurm.says("squeue", RUNNING, when="*--jobs=167*")
+    with pytest.raises(SiteRejected, match=r"job 167 is koala-x-2\.1\.0 of user 1500, not our koala-b"):
+        await slurm.lrm().cancel("167", "koala-b")
+    assert slurm.calls("scancel") == []
+
+
+async def test_a_job_of_another_user_is_spared(slurm: FakeSlurm) -> None:
+    slurm.says("squeue", "168|RUNNING|1501|koala-y-3.1.0\n", when="*--jobs=168*")
+    with pytest.raises(SiteRejected, match="of user 1501"):
+        await slurm.lrm().cancel("168", "koala-y-3.1.0")
+    assert slurm.calls("scancel") == []
+
+
+async def test_cancel_ends_ours_and_knows_it_afterwards(slurm: FakeSlurm) -> None:
+    slurm.says("squeue", RUNNING, when="*--jobs=167*")
+    seen = slurm.lrm()
+    await seen.cancel("167", "koala-x-2.1.0")
+    assert slurm.calls("scancel") == ["167"]
+    slurm.says("squeue", recorded_queue(state="CANCELLED", status="15"), when=COLUMNS)
+    ended = {job.id: (job.lost, job.exit_code) for job in (await seen.snapshot()).jobs}
+    assert ended == {"166": (True, None), "167": (False, None), "169": (True, None)}
+
+
+@pytest.mark.parametrize(
+    ("output", "errors", "code"),
+    [
+        ("", "slurm_load_jobs error: Invalid job id specified\n", 1),
+        ("167|COMPLETED|1500|koala-x-2.1.0\n", "", 0),
+        ("", "", 0),
+    ],
+)
+async def test_what_has_ended_is_not_cancelled(slurm: FakeSlurm, output: str, errors: str, code: int) -> None:
+    slurm.says("squeue", output, errors=errors, code=code, when="*--jobs=*")
+    await slurm.lrm().cancel("167", "koala-x-2.1.0")
+    assert slurm.calls("scancel") == []
+
+
+@pytest.mark.parametrize(
+    "told", ["Kill job error on job id 167: Invalid job id specified", "Job/step already completing"]
+)
+async def test_a_job_that_ends_while_it_is_cancelled(slurm: FakeSlurm, told: str) -> None:
+    slurm.says("squeue", RUNNING, when="*--jobs=167*")
+    slurm.says("scancel", "", errors=f"scancel: error: {told}\n", code=1)
+    await slurm.lrm().cancel("167", "koala-x-2.1.0")
+    assert slurm.calls("scancel") == ["167"]
+
+
+async def test_changes_are_told_at_once_after_what_we_do(slurm: FakeSlurm, tmp_path: Path) -> None:
+    seen = slurm.lrm(poll_interval=3600.0)
+    async with aclosing(seen.changes()) as changes, asyncio.timeout(60):  # type: ignore[type-var]
+        await anext(changes)
+        await seen.submit(submission(tmp_path))
+        await anext(changes)
+        following = asyncio.ensure_future(anext(changes))
+        await seen.close()
+        with pytest.raises(StopAsyncIteration):
+            await following
+
+
+class Recorded:
+    """A control that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+        self.error_told = ""
+
+    async def open(self) -> None:
+        self.told.append("open")
+
+    async def close(self) -> None:
+        self.told.append("close")
+
+    async def submit(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
+        self.told.append((script, submission.name, list(native)))
+        return "171"
+
+    async def cancel(self, job: str, user: str = "") -> None:
+        self.told.append(job)
+
+    async def submit_error(self) -> str:
+        return self.error_told
+
+    async def check(self, nodes: int = 1) -> Sequence[Finding]:
+        return [Finding("library", True, "there")]
+
+
+async def test_a_control_hands_in_and_ends(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.says("squeue", RUNNING, when="*--jobs=167*")
+    control = Recorded()
+    seen = slurm.lrm(partition="main", control=control)
+    await seen.open()
+    assert await seen.submit(submission(tmp_path, walltime=60.0)) == "171"
+    await seen.cancel("167", "koala-x-2.1.0")
+    found = await seen.check()
+    await seen.close()
+    options = [
+        "--nodes=2",
+        "--comment=koala-x-9.1.0",
+        "--time=0:01:00",
+        "--ntasks-per-node=1",
+        "--exclusive",
+        "--no-requeue",
+        "--mem=0",
+    ]
+    submitted = (tmp_path / "launch", "koala-x-9.1.0", [*options, "--partition=main"])
+    assert control.told == ["open", submitted, "167", "close"]
+    assert found[-1] == Finding("library", True, "there")
+    assert slurm.calls("sbatch") == slurm.calls("scancel") == []
+
+
+@pytest.mark.parametrize(("told", "seconds"), [("MessageTimeout          = 45 sec\n", 45.0), ("nonsense", 10.0)])
+async def test_how_long_a_submission_stays_in_doubt(slurm: FakeSlurm, told: str, seconds: float) -> None:
+    slurm.says("scontrol", f"MaxJobCount = 1\n{told}")
+    assert await slurm.lrm().settling_time() == seconds
+    slurm.dies("scontrol")
+    assert await slurm.lrm().settling_time() == 10.0
+
+
+async def test_what_keeps_jobs_from_being_handed_in_is_part_of_a_look(slurm: FakeSlurm) -> None:
+    control = Recorded()
+    seen = slurm.lrm(partition="main", control=control)
+    assert (await seen.snapshot()).submit_error == ""
+    control.error_told = "there is no library"
+    assert (await seen.snapshot()).submit_error == "there is no library"
+
+
+async def test_a_cluster_without_sbatch_takes_no_jobs(slurm: FakeSlurm, tmp_path: Path) -> None:
+    assert (await slurm.lrm().snapshot()).submit_error == ""
+    (tmp_path / "bin" / "sbatch").unlink()
+    assert (await slurm.lrm().snapshot()).submit_error.startswith("not found: sbatch; install Slurm's client commands")
+
+
+async def test_a_job_that_will_never_start_is_told_with_whose_fault_that_is(slurm: FakeSlurm) -> None:
+    slurm.says("squeue", recorded_queue(reason="PartitionTimeLimit"), when=COLUMNS)
+    found = {job.id: (job.state, job.refused, job.reason) for job in (await slurm.lrm().snapshot()).jobs}
+    assert found["169"] == (LrmJobState.QUEUED, "unsuitable", "Slurm will not start it: PartitionTimeLimit")
+    assert found["167"] == (LrmJobState.RUNNING, None, "")
+
+
+async def test_a_refusal_says_whose_fault_it_is(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.says("sbatch", "", errors="sbatch: error: QOSMaxSubmitJobPerUserLimit\n", code=1)
+    with pytest.raises(SiteRejected) as caught:
+        await slurm.lrm().submit(submission(tmp_path))
+    assert caught.value.fault == "limit"

@@ -1,0 +1,208 @@
+"""Answers of many releases are read alike; whatever else comes in is one clear error."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.agent.lrm.port import LrmJob, LrmJobState
+from koalapy.agent.lrm.slurm.adapter import snapshot_of
+from koalapy.agent.lrm.slurm.answers import SlurmJob, read_columns, read_nodes, read_uid
+from koalapy.agent.lrm.slurm.offer import Offer, Partition
+from koalapy.agent.lrm.slurm.states import job_state
+from koalapy.model.errors import SiteUnavailable
+
+from .conftest import ANSWERS, column_line, recorded_queue
+
+OTHERS = ["21.08", "23.02", "23.11", "24.11"]
+
+
+def answer(name: str) -> bytes:
+    return (ANSWERS / f"{name}.json").read_bytes()
+
+
+def words(*found: str) -> frozenset[str]:
+    return frozenset(found)
+
+
+@pytest.mark.parametrize("status", ["1792", "7:0"])
+def test_read_columns_of_recorded_queue(status: str) -> None:
+    ended = read_columns(recorded_queue({166}, status=status).encode(), "koala-", {1500, 1501})
+    assert ended == [SlurmJob("166", "koala-x-1.1.0", 1500, words("FAILED"), ("n1", "n2"), 7, 0, "NonZeroExitCode", 2)]
+    assert read_columns(recorded_queue({167, 168, 169}).encode(), "koala-", {1500, 1501}) == [
+        SlurmJob("167", "koala-x-2.1.0", 1500, words("RUNNING"), ("n1", "n2"), 0, 0, "None", 2),
+        SlurmJob("168", "koala-y-3.1.0", 1501, words("RUNNING"), ("n3",), 0, 0, "None", 1),
+        SlurmJob("169", "koala-x-4.1.0", 1500, words("PENDING"), (), 0, 0, "Resources", 3),
+    ]
+
+
+@given(st.integers(0, (1 << 32) - 1))
+def test_read_uid_of_signed_and_unsigned_number_is_alike(uid: int) -> None:
+    signed = uid - (1 << 32) if uid >= 1 << 31 else uid
+    assert read_uid(str(uid)) == read_uid(f"  {signed} ") == uid
+
+
+@given(st.text(max_size=12))
+def test_read_uid_of_any_text_is_a_number_or_none(text: str) -> None:
+    uid = read_uid(text)
+    assert uid is None or 0 <= uid < 1 << 32
+
+
+def test_the_recorded_nodes_of_22_05() -> None:
+    main = {node.name: (node.words, node.reason) for node in read_nodes(answer("sinfo-22.05"), ["main"])}
+    assert main == {
+        "n1": (words("ALLOCATED"), ""),
+        "n2": (words("ALLOCATED"), ""),
+        "n3": (words("ALLOCATED"), ""),
+        "n4": (words("IDLE", "DRAIN"), "disk"),
+    }
+    (x9,) = [node for node in read_nodes(answer("sinfo-22.05"), ["other"]) if node.name == "x9"]
+    assert (x9.words, x9.reason) == (words("DOWN", "NOT_RESPONDING"), "not bought yet")
+
+
+@pytest.mark.parametrize("release", OTHERS)
+def test_nodes_in_other_releases_shapes(release: str) -> None:
+    nodes = {node.name: (node.words, node.reason) for node in read_nodes(answer(f"sinfo-{release}"), ["main"])}
+    drained = "DRAINING" if release == "21.08" else "DRAIN"
+    assert nodes == {
+        "n1": (words("ALLOCATED"), ""),
+        "n2": (words("ALLOCATED"), ""),
+        "n3": (words("MIXED"), ""),
+        "n4": (words("IDLE", drained), "disk"),
+        "n5": (words("IDLE"), ""),
+    }
+    assert {node.name for node in read_nodes(answer(f"sinfo-{release}"), ["other"])} == {"n1", "n2", "x9"}
+
+
+@pytest.mark.parametrize("odd", [b"sim\xfc", b"sim\x01", b"sim\xed\xa0\x80"])
+def test_read_nodes_with_reason_of_any_bytes(odd: bytes) -> None:
+    nodes = read_nodes(answer("sinfo-22.05").replace(b'"disk"', b'"disk: ' + odd + b'"'), ["main"])
+    assert [node.name for node in nodes] == ["n1", "n2", "n3", "n4"]
+    assert nodes[3].reason.startswith("disk: sim")
+
+
+@pytest.mark.parametrize("reason", ["Lüfter", "L\udcfcfter", "a\x0bb", "\u2028", "ü" * 48])
+def test_a_reason_of_any_bytes_leaves_the_columns_where_they_are(reason: str) -> None:
+    told = reason.encode(errors="surrogateescape")
+    line = f"{'166':24}{'RUNNING':32}{'0':16}{'2':16}{'n[1-2]':8192}{'1500':16}".encode()
+    line += told.ljust(96) + b"koala-x-1.1.0".ljust(256)
+    (job,) = read_columns(line + b"\n", "koala-", {1500})
+    assert (job.id, job.nodes, job.user, job.wants) == ("166", ("n1", "n2"), 1500, 2)
+
+
+@pytest.mark.parametrize("odd", [{}, {"name": 3, "partitions": ["other"]}, {"partitions": [None, {}]}])
+def test_read_nodes_with_odd_entry_of_another_partition_has_the_others(odd: dict[str, Any]) -> None:
+    document = json.loads(answer("sinfo-22.05"))
+    document["nodes"].append(odd)
+    assert read_nodes(json.dumps(document).encode(), ["main"]) == read_nodes(answer("sinfo-22.05"), ["main"])
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (b"", "sinfo answered what is no JSON: nothing"),
+        (b"slurm_load_node error:\n Unable", "sinfo answered what is no JSON: slurm_load_node error: Unable"),
+        (answer("sinfo-22.05")[:2000], 'sinfo answered what is no JSON: { "meta"'),
+        (b"\xff\xfe", "sinfo answered what is no JSON"),
+        (b"[" * 100_000, "sinfo answered what is no JSON"),
+        (b"[]", "sinfo answered what cannot be understood: it is no object"),
+        (b'{"nodes": {}}', "sinfo answered what cannot be understood: it has no list of nodes"),
+        (b'{"nodes": [3]}', "sinfo answered what cannot be understood: it has no list of nodes"),
+        (b'{"nodes": [{"partitions": ["main"]}]}', "sinfo answered what cannot be understood: a node without name"),
+        (
+            b'{"nodes": [], "errors": [{"description": "Failed while looking", "error": "Socket timed out"}]}',
+            "sinfo: Failed while looking: Socket timed out",
+        ),
+    ],
+)
+def test_read_nodes_of_nonsense_is_one_clear_line(given: bytes, told: str) -> None:
+    with pytest.raises(SiteUnavailable) as caught:
+        read_nodes(given, ["main"])
+    assert caught.value.message.startswith(told)
+    assert "\n" not in caught.value.message
+
+
+ODD = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-5, 1 << 33),
+    st.floats(),
+    st.text(max_size=6),
+    st.lists(st.text(max_size=4), max_size=2),
+    st.just({}),
+    st.just({"set": True, "infinite": False}),
+    st.just({"set": 1, "number": "1"}),
+    st.sampled_from(["n[", "n[3-1]", "a b", "n[1-99999999]"]),
+)
+STATES = st.sampled_from(
+    ["IDLE", "idle", "MIXED", "DOWN", "DRAIN", "COMPLETING", "mystery", "RUNNING", "PENDING", "FAILED", "NODE_FAIL"]
+)
+HOSTS = st.sampled_from(["", "n1", "n[1-3]", "n[01-02],m1", "(null)"])
+NAMES = st.sampled_from(["n1", "n[2-3]", "m1"])
+Shape = st.SearchStrategy[Any]
+JOBS = st.lists(
+    st.builds(
+        column_line,
+        name=st.sampled_from(["koala-a", "koala-b", "other", "x\nkoala-a"]),
+        id=st.integers(1, 9).map(str),
+        nodes=HOSTS,
+        state=STATES,
+        status=st.sampled_from(["0", "1792", "9", "7:0", "0:9"]),
+        user=st.sampled_from(["1500", "1999"]),
+    ),
+    max_size=3,
+)
+
+
+def some(item: Shape, least: int = 0) -> Shape:
+    return st.lists(item, min_size=least, max_size=3)
+
+
+def nodes_answers(maybe: Callable[[Shape], Shape]) -> Shape:
+    """Return answers of sinfo in the shapes of all releases; ``maybe`` is what may be put in place of any part."""
+    state = maybe(st.one_of(STATES, some(STATES, 1)))
+    node = st.fixed_dictionaries(
+        {"name": maybe(NAMES), "state": state, "partitions": maybe(some(st.sampled_from(["main", "other"])))},
+        optional={"state_flags": maybe(some(STATES)), "reason": maybe(st.just("disk"))},
+    )
+    group = st.fixed_dictionaries(
+        {
+            "node": maybe(st.fixed_dictionaries({"state": state})),
+            "nodes": maybe(st.fixed_dictionaries({"nodes": maybe(some(NAMES))})),
+            "partition": maybe(st.sampled_from([{"name": "main"}, {"name": "other"}, "main*"])),
+        },
+        optional={"reason": maybe(st.just({"description": "disk"}))},
+    )
+    errors = {"errors": maybe(st.just([]))}
+    by_node = st.fixed_dictionaries({"nodes": maybe(some(node))}, optional=errors)
+    by_group = st.fixed_dictionaries({"sinfo": maybe(some(group))}, optional=errors)
+    return maybe(st.one_of(by_node, by_group))
+
+
+def add_up(lines: list[str], sinfo: Any) -> None:
+    jobs = read_columns("".join(lines).encode(), "koala-", {1500})
+    nodes = read_nodes(json.dumps(sinfo).encode(), ["main"])
+    ours = [LrmJob(job.id, job.name, job_state(job.words), job.nodes) for job in jobs]
+    seen = snapshot_of(nodes, ours, Offer((Partition("main"),)))
+    holders = (LrmJobState.RUNNING, LrmJobState.UNKNOWN)
+    names = {node.name for node in nodes}
+    held = {node for job in ours if job.state in holders for node in job.nodes} & names
+    assert seen.total == len(names) == seen.idle + seen.background + seen.down + len(held)
+
+
+@given(JOBS, nodes_answers(lambda good: good))
+def test_any_mix_of_known_shapes_is_read_and_adds_up(lines: list[str], sinfo: Any) -> None:
+    add_up(lines, sinfo)
+
+
+@given(JOBS, nodes_answers(lambda good: st.one_of(*[good] * 7, ODD)))
+def test_with_odd_parts_it_adds_up_or_is_one_clear_error(lines: list[str], sinfo: Any) -> None:
+    problem = ""
+    try:
+        add_up(lines, sinfo)
+    except SiteUnavailable as error:
+        problem = error.message or "\n"
+    assert "\n" not in problem

@@ -1,0 +1,100 @@
+"""Nodes that jobs with our options never get are none of ours: by ``--constraint`` and ``--exclude``."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.agent.lrm.slurm.offer import may_have
+from koalapy.model.errors import SiteRejected
+
+from .conftest import COLUMNS, FakeSlurm
+from .test_adapter import submission
+from .test_offer import counts, seen
+
+FEATURES = {"n1": "ib,gpu", "n2": "ib", "n3": "gpu", "n4": ""}
+
+
+@pytest.mark.parametrize(
+    ("constraint", "nodes"),
+    [
+        ("ib", "n1 n2"),
+        ("ib&gpu", "n1"),
+        ("ib,gpu", "n1"),
+        ("ib|gpu", "n1 n2 n3"),
+        ("[ib|gpu]", "n1 n2 n3"),
+        ("big|ib&gpu", "n1"),
+        ("(ib|gpu)&ib", "n1 n2"),
+        ("ib&(gpu|big)", "n1"),
+        ("[ib*1&gpu*2]", "n1 n2 n3"),
+        ("ib*2", "n1 n2"),
+        ("big", ""),
+        (" ib & gpu ", "n1"),
+        ("", "n1 n2 n3 n4"),
+    ],
+)
+def test_who_may_be_given(constraint: str, nodes: str) -> None:
+    assert [name for name, text in FEATURES.items() if may_have(text.split(","), constraint)] == nodes.split()
+
+
+@given(st.text(alphabet="ab&|()[],*2 ", max_size=12), st.frozensets(st.sampled_from("ab")))
+def test_any_text_gets_an_answer(constraint: str, features: frozenset[str]) -> None:
+    assert may_have(features, constraint) in (True, False)
+
+
+NAMES = st.sampled_from("abc")
+
+
+@given(st.lists(st.lists(NAMES, min_size=1), min_size=1), st.frozensets(NAMES))
+def test_and_binds_stronger_than_or(either: list[list[str]], features: frozenset[str]) -> None:
+    constraint = "|".join("&".join(names) for names in either)
+    assert may_have(features, constraint) == any(features.issuperset(names) for names in either)
+
+
+def shows(slurm: FakeSlurm, form: str) -> None:
+    """Four nodes that are idle, as one of Slurm's releases writes them."""
+
+    def node(name: str, text: str) -> dict[str, Any]:
+        if form == "22.05":
+            return {"name": name, "state": "idle", "partitions": ["main"], "features": text}
+        features: object = {"total": text, "active": text} if form == "grouped" else text.split(",")
+        nodes = {"nodes": [name]}
+        return {"nodes": nodes, "node": {"state": ["IDLE"]}, "partition": {"name": "main"}, "features": features}
+
+    found = [node(*each) for each in FEATURES.items()]
+    key = "nodes" if form == "22.05" else "sinfo"
+    slurm.says("sinfo", json.dumps({key: found, "errors": []}), when="*--json*")
+    slurm.says("squeue", "", when=COLUMNS)
+
+
+@pytest.mark.parametrize("form", ["22.05", "grouped", "list"])
+@pytest.mark.parametrize(
+    ("options", "idle"),
+    [
+        (("--constraint=ib",), 2),
+        (("-C", "ib&gpu"), 1),
+        (("-Cgpu",), 2),
+        (("--exclude=n[2-3]",), 2),
+        (("-x", "n1", "--constraint", "ib"), 1),
+        ((), 4),
+    ],
+)
+async def test_nodes_that_we_never_get_do_not_count(
+    slurm: FakeSlurm, form: str, options: tuple[str, ...], idle: int
+) -> None:
+    shows(slurm, form)
+    assert counts(await seen(slurm, "main", *options)) == (idle, idle, 0, 0)
+
+
+async def test_a_job_that_is_larger_than_what_has_the_features_is_refused(slurm: FakeSlurm, tmp_path: Any) -> None:
+    shows(slurm, "22.05")
+    with pytest.raises(SiteRejected, match="3 nodes asked for, but partition main with ib has 2"):
+        await slurm.lrm(partition="main", options=("--constraint=ib",)).submit(submission(tmp_path, nodes=3))
+
+
+async def test_an_exclusion_that_nobody_understands_is_told(slurm: FakeSlurm) -> None:
+    shows(slurm, "22.05")
+    found = await seen(slurm, "main", "--exclude=n[2-")
+    assert found.submit_error.startswith("--exclude cannot be understood")

@@ -1,0 +1,76 @@
+"""Host lists spelled out."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.agent.lrm.slurm.hostlist import expand
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", []),
+        ("n1", ["n1"]),
+        ("n[1-3,7],m1", ["n1", "n2", "n3", "n7", "m1"]),
+        ("n[08-11]", ["n08", "n09", "n10", "n11"]),
+        ("n[9-11]", ["n9", "n10", "n11"]),
+        ("r[1-2]n[1-2].site", ["r1n1.site", "r1n2.site", "r2n1.site", "r2n2.site"]),
+        ("n[001,003]-ib,gpu-a", ["n001-ib", "n003-ib", "gpu-a"]),
+    ],
+)
+def test_short_forms(text: str, names: list[str]) -> None:
+    assert expand(text) == names
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n[",
+        "n]",
+        "n[]",
+        "n[1",
+        "n[a]",
+        "n[3-1]",
+        "n[1-]",
+        "n[-1]",
+        "n[1,]",
+        "a,",
+        ",a",
+        "a,,b",
+        "a b",
+        "n[[1]]",
+        "n[²]",
+        "n[1-999999999]",
+        "n[1-9999]m[1-9999]",
+        "n[1-90000],m[1-90000]",
+    ],
+)
+def test_what_is_no_host_list(text: str) -> None:
+    with pytest.raises(ValueError, match="is no list of host names"):
+        expand(text)
+
+
+NAME = st.from_regex(r"[a-z][a-z.-]{0,3}", fullmatch=True)
+WIDTH = st.integers(1, 4)
+
+
+@given(st.lists(st.tuples(NAME, WIDTH, st.lists(st.integers(0, 9000), min_size=1, max_size=4)), min_size=1, max_size=4))
+def test_what_was_shortened_comes_back(parts: list[tuple[str, int, list[int]]]) -> None:
+    text = ",".join(f"{name}[{','.join(str(n).zfill(width) for n in numbers)}]" for name, width, numbers in parts)
+    assert expand(text) == [f"{name}{str(n).zfill(width)}" for name, width, numbers in parts for n in numbers]
+
+
+@given(NAME, st.integers(0, 2000), st.integers(0, 200), WIDTH)
+def test_a_range_counts_on(name: str, first: int, more: int, width: int) -> None:
+    found = expand(f"{name}[{str(first).zfill(width)}-{str(first + more).zfill(width)}]")
+    assert found == [f"{name}{str(n).zfill(width)}" for n in range(first, first + more + 1)]
+
+
+@given(st.text(alphabet="n1-,[] 0m", max_size=12))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        names = expand(text)
+    except ValueError:
+        return
+    assert all(name and not set(name) & set("[], ") for name in names)

@@ -1,0 +1,107 @@
+"""Slurm's nodes by features, memory and weight: what is told of them, and how a job gets those of one class."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from koalapy.agent.lrm.node_classes import NodeClassSettings
+from koalapy.agent.lrm.port import LrmSnapshot
+from koalapy.model.errors import SiteRejected
+
+from .conftest import COLUMNS, FakeSlurm
+from .test_adapter import submission
+
+GB = 1000
+"""Of Slurm's megabytes."""
+NODES = {"n1": ("ib", 64 * GB, 9), "n2": ("ib", 64 * GB, 9), "n3": ("ib,gpu", 64 * GB, 1), "n4": ("ib", 512 * GB, 5)}
+FORMS = ["22.05", "grouped", "numbers"]
+
+
+def shows(slurm: FakeSlurm, form: str = "22.05", **states: str) -> None:
+    """Four nodes, as one of Slurm's releases writes them."""
+
+    def node(name: str, features: str, memory: int, weight: int) -> dict[str, Any]:
+        state = states.get(name, "IDLE")
+        if form == "22.05":
+            told = {"features": features, "real_memory": memory, "weight": weight}
+            return {"name": name, "state": state.lower(), "partitions": ["main"]} | told
+        group: dict[str, Any] = {
+            "nodes": {"nodes": [name]},
+            "node": {"state": [state]},
+            "partition": {"name": "main"},
+            "features": {"total": features, "active": features},
+        }
+        if form == "grouped":
+            least, most = {"minimum": memory, "maximum": memory}, {"minimum": weight, "maximum": weight}
+            return group | {"memory": least, "weight": most}
+        return group | {"memory": memory, "weight": {"set": True, "infinite": False, "number": weight}}
+
+    found = [node(name, *facts) for name, facts in NODES.items()]
+    slurm.says("sinfo", json.dumps({"nodes" if form == "22.05" else "sinfo": found, "errors": []}), when="*--json*")
+    slurm.says("squeue", "", when=COLUMNS)
+
+
+def idle(snapshot: LrmSnapshot) -> dict[str, int]:
+    return {each.name: each.idle for each in snapshot.node_classes}
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_what_slurm_says_makes_classes_in_the_order_of_their_weights(slurm: FakeSlurm, form: str) -> None:
+    shows(slurm, form, n1="ALLOCATED")
+    classes = (await slurm.lrm().snapshot()).node_classes
+    assert [(c.name, c.total, c.idle, c.memory, c.power) for c in classes] == [
+        ("gpu+ib-67.1GB", 1, 1, 64 * GB << 20, None),
+        ("ib-537GB", 1, 1, 512 * GB << 20, None),
+        ("ib-67.1GB", 2, 1, 64 * GB << 20, None),
+    ]
+
+
+@pytest.mark.parametrize("memory", [0, 1, None, "64GB", {"minimum": -1}, [], True])
+async def test_memory_that_nobody_told_slurm_is_not_known(slurm: FakeSlurm, memory: object) -> None:
+    nodes = [{"name": n, "state": "idle", "partitions": ["main"], "real_memory": memory} for n in ("n1", "n2")]
+    slurm.says("sinfo", json.dumps({"nodes": nodes, "errors": []}), when="*--json*")
+    assert (await slurm.lrm().snapshot()).node_classes == ()
+
+
+async def test_a_job_of_a_class_gets_none_of_the_other_nodes(slurm: FakeSlurm, tmp_path: Path) -> None:
+    shows(slurm)
+    await slurm.lrm().submit(submission(tmp_path, nodes=1, node_class="ib-537GB"))
+    assert " --exclude=n1,n2,n3 " in slurm.calls("sbatch")[-1]
+    assert "--constraint" not in slurm.calls("sbatch")[-1], "others have that feature, too"
+    await slurm.lrm().submit(submission(tmp_path))
+    assert "--exclude" not in slurm.calls("sbatch")[-1]
+
+
+async def test_a_class_by_a_feature_is_asked_for_by_it(slurm: FakeSlurm, tmp_path: Path) -> None:
+    shows(slurm)
+    classes = {"fast": NodeClassSettings(feature="gpu", power=3.0)}
+    adapter = slurm.lrm(node_classes=classes)
+    assert idle(await adapter.snapshot()) == {"fast": 1, "ib-537GB": 1, "ib-67.1GB": 2}
+    await adapter.submit(submission(tmp_path, nodes=1, node_class="fast"))
+    assert " --constraint=gpu " in slurm.calls("sbatch")[-1]
+
+
+async def test_what_is_configured_for_all_jobs_holds_for_those_of_a_class_too(slurm: FakeSlurm, tmp_path: Path) -> None:
+    shows(slurm)
+    classes = {"fast": NodeClassSettings(feature="gpu"), "some": NodeClassSettings(hosts="n[1,4]")}
+    adapter = slurm.lrm(node_classes=classes, options=("--constraint=ib", "--exclude=n4"))
+    assert idle(await adapter.snapshot()) == {"fast": 1, "some": 1, "ib-67.1GB": 1}
+    for name, others in (("fast", "n1,n2,n4"), ("some", "n2,n3,n4")):
+        await adapter.submit(submission(tmp_path, nodes=1, node_class=name))
+        options = slurm.calls("sbatch")[-1].split()
+        assert [word for word in options if word.startswith(("--exclude", "--constraint"))] == [
+            "--constraint=ib",
+            "--exclude=n4",
+            f"--exclude={others}",
+        ], "the last one counts"
+
+
+async def test_a_class_that_there_is_not_or_not_so_much_of_is_a_limit(slurm: FakeSlurm, tmp_path: Path) -> None:
+    shows(slurm)
+    for name, nodes in (("gone", 1), ("ib-537GB", 2)):
+        with pytest.raises(SiteRejected, match=f"nodes of the class {name}") as refused:
+            await slurm.lrm().submit(submission(tmp_path, nodes=nodes, node_class=name))
+        assert refused.value.fault == "limit"
+    assert slurm.calls("sbatch") == []

@@ -1,0 +1,339 @@
+"""What counts as idle is what a job of ours would be given now: by partitions, limits, reservations, and backfill."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.agent.components.job_folders import JobFolders
+from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSnapshot
+from koalapy.agent.lrm.slurm.adapter import OFFER_MAX_AGE, snapshot_of
+from koalapy.agent.lrm.slurm.answers import SlurmNode
+from koalapy.agent.lrm.slurm.offer import (
+    Offer,
+    Partition,
+    Reservation,
+    option,
+    partitions,
+    read_partitions,
+    read_reservations,
+)
+from koalapy.model.errors import SiteRejected
+from tests.virtual_time import VirtualClock, VirtualTimeLoop
+
+from .conftest import COLUMNS, FakeSlurm, recorded_queue
+from .test_adapter import submission
+
+# Slurm 22.05.8 said so
+PARTITIONS = "short|up|1|1:00:00\nlong*|up|1-infinite|infinite\nshut|down|1-infinite|infinite\n"
+RESERVATIONS = """\
+ReservationName=r1 StartTime=2026-11-22T05:24:06 EndTime=2026-11-22T06:24:06 Duration=01:00:00 Nodes=n[1-2] NodeCnt=2 \
+CoreCnt=2 Features=(null) PartitionName=(null) Flags=SPEC_NODES TRES=cpu=2 Users=root State=ACTIVE Watts=n/a
+ReservationName=m1 StartTime=2026-11-22T05:24:06 EndTime=2026-11-22T06:24:06 Duration=01:00:00 Nodes=n3 NodeCnt=1 \
+Features=(null) PartitionName=(null) Flags=MAINT,SPEC_NODES TRES=cpu=1 Users=root State=ACTIVE Watts=n/a
+ReservationName=later StartTime=2026-11-22T06:24:06 EndTime=2026-11-22T07:24:06 Duration=01:00:00 Nodes=n4 NodeCnt=1 \
+Features=(null) PartitionName=(null) Flags=FLEX,SPEC_NODES TRES=cpu=1 Users=root State=INACTIVE Watts=n/a
+"""
+CONFIGURATION = (
+    "BatchStartTimeout       = 10 sec\nMessageTimeout          = 10 sec\nResumeTimeout           = 300 sec\n"
+)
+
+
+def shows(slurm: FakeSlurm, states: Mapping[str, str], partitions: Mapping[str, str] | None = None) -> None:
+    """Have the nodes be in these states (a word and flags), in these partitions or in main."""
+    nodes = [
+        {
+            "name": name,
+            "state": words.split()[0],
+            "state_flags": words.split()[1:],
+            "partitions": (partitions or {}).get(name, "main").split(),
+        }
+        for name, words in states.items()
+    ]
+    slurm.says("sinfo", json.dumps({"nodes": nodes, "errors": []}), when="*--json*")
+    slurm.says("squeue", "", when=COLUMNS)
+
+
+def waits(slurm: FakeSlurm, reason: str, *, state: str = "PENDING", description: str = "") -> None:
+    """Have one job of ours, of three nodes, that waits for this."""
+    slurm.says("squeue", recorded_queue({169}, state=state, reason=description or reason), when=COLUMNS)
+
+
+async def seen(slurm: FakeSlurm, partition: str | None = "main", *options: str) -> LrmSnapshot:
+    return await slurm.lrm(partition=partition, options=options).snapshot()
+
+
+def counts(snapshot: LrmSnapshot) -> tuple[int, int, int, int]:
+    return snapshot.total, snapshot.idle, snapshot.background, snapshot.down
+
+
+STATES = {"n1": "idle RESERVED", "n2": "idle RESERVED", "n3": "idle MAINTENANCE RESERVED", "n4": "idle"}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), (4, 1, 2, 1)),
+        (("--reservation=r1",), (2, 2, 0, 0)),
+        (("--reservation", "m1"), (1, 1, 0, 0)),
+        (("--qos=low", "--reservation=r1,m1"), (3, 3, 0, 0)),
+        (("--reservation=m1", "--reservation=r1"), (2, 2, 0, 0)),
+        (("--reservation=r1,later",), (4, 3, 0, 1)),  # a flexible one gives nodes outside, too
+    ],
+)
+async def test_reserved_nodes_are_for_those_who_ask_for_them(
+    slurm: FakeSlurm, options: tuple[str, ...], expected: tuple[int, int, int, int]
+) -> None:
+    shows(slurm, STATES)
+    slurm.says("scontrol", RESERVATIONS, when="show reservation*")
+    found = await seen(slurm, "main", *options)
+    assert (counts(found), found.submit_error) == (expected, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [("later", "reservation later begins at 2026-11-22T06:24:06"), ("gone", "there is no reservation gone")],
+)
+async def test_a_reservation_that_gives_nothing_now_is_told(slurm: FakeSlurm, name: str, error: str) -> None:
+    shows(slurm, STATES)
+    slurm.says("scontrol", RESERVATIONS, when="show reservation*")
+    assert (await seen(slurm, "main", f"--reservation={name}")).submit_error == error
+
+
+async def test_a_partition_that_is_down_is_told_and_gives_nothing(slurm: FakeSlurm) -> None:
+    slurm.says("sinfo", PARTITIONS, when="*%P*")
+    shows(slurm, {"n1": "idle", "n2": "idle"}, {"n1": "shut", "n2": "shut"})
+    found = await seen(slurm, "shut")
+    assert (counts(found), found.submit_error) == ((2, 0, 0, 2), "partition shut is DOWN")
+
+
+async def test_a_partition_that_comes_up_again_is_noticed(slurm: FakeSlurm) -> None:
+    slurm.says("sinfo", PARTITIONS, when="*%P*")
+    shows(slurm, {"n1": "idle"}, {"n1": "shut"})
+    lrm = slurm.lrm(partition="shut")
+    assert (await lrm.snapshot()).idle == 0
+    slurm.says("sinfo", PARTITIONS.replace("down", "up"), when="*%P*")
+    waits(slurm, "PartitionDown")
+    await lrm.snapshot()
+    found = await lrm.snapshot()
+    assert (found.idle, found.submit_error) == (1, "")
+
+
+async def test_snapshot_with_an_old_offer_reads_the_partitions_anew(
+    slurm: FakeSlurm, virtual_loop: VirtualTimeLoop
+) -> None:
+    slurm.says("sinfo", PARTITIONS, when="*%P*")
+    shows(slurm, {"n1": "idle"}, {"n1": "shut"})
+    lrm = slurm.lrm(partition="shut", clock=VirtualClock(virtual_loop))
+    await lrm.snapshot()
+    slurm.says("sinfo", PARTITIONS.replace("down", "up"), when="*%P*")
+    assert (await lrm.snapshot()).idle == 0
+    virtual_loop.jump(OFFER_MAX_AGE + 1)
+    assert (await lrm.snapshot()).idle == 1
+
+
+BOTH = {"n1": "short long", "n2": "short long", "n3": "long", "n4": "long shut"}
+
+
+@pytest.mark.parametrize(
+    ("partition", "expected", "notice"),
+    [
+        ("short", (2, 1, 1, 0), "a job in partition short gets at most 1 of its 2 nodes"),
+        ("short,long", (4, 4, 0, 0), ""),
+        ("short,shut", (3, 1, 1, 1), "a job in partitions short,shut gets at most 1 of its 3 nodes"),
+        (None, (4, 4, 0, 0), ""),
+    ],
+)
+async def test_a_job_runs_in_one_partition_within_its_limits(
+    slurm: FakeSlurm, partition: str | None, expected: tuple[int, int, int, int], notice: str
+) -> None:
+    slurm.says("sinfo", PARTITIONS, when="*%P*")
+    shows(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
+    found = await seen(slurm, partition)
+    assert (counts(found), found.notices) == (expected, (notice,) if notice else ())
+
+
+async def test_what_no_partition_gives_to_one_job_never_reaches_slurm(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.says("sinfo", PARTITIONS, when="*%P*")
+    shows(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
+    with pytest.raises(SiteRejected, match="2 nodes asked for, but partition short gives a job at most 1") as caught:
+        await slurm.lrm(partition="short").submit(submission(tmp_path, nodes=2))
+    assert caught.value.fault == "limit"
+    assert slurm.calls("sbatch") == []
+
+
+async def test_several_partitions_are_handed_on_as_they_are(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.says("sinfo", PARTITIONS, when="*%P*")
+    shows(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
+    await slurm.lrm(partition="short,long").submit(submission(tmp_path, nodes=4))
+    assert "--partition=short,long" in slurm.calls("sbatch")[0]
+
+
+async def test_what_backfill_keeps_is_idle_for_our_own_queued_jobs_only(slurm: FakeSlurm) -> None:
+    shows(slurm, dict.fromkeys(("n1", "n2", "n3", "n4", "n5"), "idle PLANNED") | {"n6": "idle"})
+    assert counts(await seen(slurm)) == (6, 1, 5, 0)
+    waits(slurm, "Resources")
+    assert counts(await seen(slurm)) == (6, 4, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("reason", "description", "told"),
+    [
+        ("Resources", "", "Slurm says Resources (it waits for nodes)"),
+        ("Priority", "", "Slurm says Priority (jobs of higher priority come first)"),
+        ("QOSMaxJobsPerUserLimit", "", "Slurm says QOSMaxJobsPerUserLimit (a limit of its quality of service)"),
+        ("AssocGrpNodeLimit", "", "Slurm says AssocGrpNodeLimit (a limit of its account)"),
+        ("Frostbite", "", "Slurm says Frostbite"),
+        ("None", "", ""),
+        (
+            "ReqNodeNotAvail",
+            "ReqNodeNotAvail, UnavailableNodes:n1",
+            "Slurm says ReqNodeNotAvail, UnavailableNodes:n1 (nodes that it needs are reserved for others, or not up)",
+        ),
+    ],
+)
+async def test_what_a_job_waits_for_is_told(slurm: FakeSlurm, reason: str, description: str, told: str) -> None:
+    shows(slurm, {"n1": "idle"})
+    waits(slurm, reason, description=description)
+    (job,) = (await seen(slurm)).jobs
+    assert (job.state, job.reason, job.refused, job.starting) == (LrmJobState.QUEUED, told, None, 0.0)
+
+
+async def test_a_limit_of_one_of_several_partitions_ends_nothing(slurm: FakeSlurm) -> None:
+    slurm.says("sinfo", PARTITIONS, when="*%P*")
+    shows(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
+    waits(slurm, "PartitionTimeLimit")
+    (job,) = (await seen(slurm, "short,long")).jobs
+    assert (job.refused, job.reason) == (None, "Slurm says PartitionTimeLimit")
+    (job,) = (await seen(slurm, "short")).jobs
+    assert job.refused == "unsuitable"
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "starting"),
+    [
+        ("CONFIGURING", "None", 310.0),
+        ("PENDING", "ReqNodeNotAvail, UnavailableNodes:n[1-2]", 310.0),
+        ("PENDING", "ReqNodeNotAvail, UnavailableNodes:n[1-3]", 0.0),
+        ("PENDING", "ReqNodeNotAvail, UnavailableNodes:n[", 0.0),
+        ("RUNNING", "None", 0.0),
+    ],
+)
+async def test_nodes_that_boot_are_waited_for_as_long_as_slurm_does(
+    slurm: FakeSlurm, state: str, reason: str, starting: float
+) -> None:
+    slurm.says("scontrol", CONFIGURATION, when="show config")
+    shows(slurm, {"n1": "allocated NOT_RESPONDING POWERING_UP", "n2": "down REBOOT_ISSUED", "n3": "down"})
+    waits(slurm, "None", state=state, description=reason)
+    (job,) = (await seen(slurm)).jobs
+    assert job.starting == starting
+    assert bool(job.reason) is (state != "RUNNING")
+
+
+def test_what_sinfo_says_of_partitions() -> None:
+    assert read_partitions(PARTITIONS + "draining|drain|2-4\n\nodd\n") == {
+        "short": Partition("short", "UP", False, 1),
+        "long": Partition("long", "UP", True, None),
+        "shut": Partition("shut", "DOWN", False, None),
+        "draining": Partition("draining", "DRAIN", False, 4, 2),
+        "odd": Partition("odd", ""),
+    }
+
+
+@pytest.mark.parametrize(
+    ("size", "most"),
+    [("1-1024", 1024), ("1-1K", 1024), ("1-1.5K", 1536), ("2K", 2048), ("1-1.50M", 1572864), ("1-infinite", None)],
+)
+def test_a_limit_is_one_also_where_slurm_makes_it_short(size: str, most: int | None) -> None:
+    assert read_partitions(f"long|up|{size}\n")["long"].max_nodes == most
+
+
+@pytest.mark.parametrize(
+    ("size", "least"), [("4-infinite", 4), ("1-64", 1), ("8", 8), ("1K-2K", 1024), ("infinite", 1), ("", 1), ("?", 1)]
+)
+def test_partition_has_its_least_nodes(size: str, least: int) -> None:
+    assert read_partitions(f"long|up|{size}\n")["long"].min_nodes == least
+
+
+async def test_submit_of_fewer_nodes_than_the_partition_takes_is_unsuitable(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.says("sinfo", "main*|up|3-infinite\n", when="*%P*")
+    adapter = slurm.lrm(partition="main")
+    with pytest.raises(SiteRejected, match="2 nodes asked for, but partition main gives a job at least 3") as caught:
+        await adapter.submit(submission(tmp_path, nodes=2))
+    assert (caught.value.fault, caught.value.hint) == ("unsuitable", "ask for at least 3 nodes")
+    assert slurm.calls("sbatch") == []
+    assert await adapter.submit(submission(tmp_path, nodes=3)) == "171"
+
+
+async def test_submit_refused_for_its_size_reads_the_limits_anew(slurm: FakeSlurm, tmp_path: Path) -> None:
+    adapter = slurm.lrm(partition="main")
+    slurm.says("sbatch", "", errors="sbatch: error: Node count specification invalid\n", code=1)
+    with pytest.raises(SiteRejected) as caught:
+        await adapter.submit(submission(tmp_path, nodes=2))
+    assert (caught.value.fault, "MinNodes" in caught.value.hint) == ("unsuitable", True)
+    slurm.says("sinfo", "main*|up|3-infinite\n", when="*%P*")
+    with pytest.raises(SiteRejected, match="at least 3"):
+        await adapter.submit(submission(tmp_path, nodes=2))
+
+
+@pytest.mark.parametrize(("nodes", "size"), [(1, 1), (2, 2), (3, 8), (7, 8), (8, 8), (64, 64), (65, 65)])
+def test_next_size_is_one_that_a_partition_takes(nodes: int, size: int) -> None:
+    offer = Offer((Partition("a", max_nodes=2), Partition("b", max_nodes=64, min_nodes=8), Partition("c", "DOWN")))
+    assert offer.next_size(nodes) == size
+
+
+async def test_snapshot_of_partition_with_least_nodes_tells_it(slurm: FakeSlurm) -> None:
+    slurm.says("sinfo", "main*|up|3-infinite\n", when="*%P*")
+    shows(slurm, {"n1": "idle", "n2": "idle", "n3": "allocated", "n4": "idle"})
+    found = await seen(slurm)
+    assert (found.idle, found.background, found.notices) == (
+        3,
+        1,
+        ("a job in partition main gets at least 3 nodes, and smaller ones are refused",),
+    )
+    shows(slurm, {"n1": "idle", "n2": "idle", "n3": "allocated", "n4": "allocated"})
+    assert counts(await seen(slurm)) == (4, 0, 4, 0)
+
+
+async def test_slurm_is_asked_not_to_make_numbers_short(slurm: FakeSlurm) -> None:
+    slurm.says("sinfo", "main*|up|1-1K\n", when="*%P*")
+    slurm.says("sinfo", "main*|up|1-1030\n", when="*--noconvert*%P*")
+    assert (await partitions(JobFolders.alone(slurm.run).run_as))["main"].max_nodes == 1030
+
+
+def test_what_scontrol_says_of_reservations() -> None:
+    assert read_reservations(RESERVATIONS + "No reservations in the system\n", {"r1", "m1", "later"}) == {
+        "r1": Reservation("r1", True, frozenset({"n1", "n2"}), "2026-11-22T05:24:06"),
+        "m1": Reservation("m1", True, frozenset({"n3"}), "2026-11-22T05:24:06"),
+        "later": Reservation("later", False, frozenset({"n4"}), "2026-11-22T06:24:06", flexible=True),
+    }
+
+
+def test_reservation_of_others_may_be_odd() -> None:
+    odd = "ReservationName=odd Nodes=n[3- State=ACTIVE\n"
+    assert set(read_reservations(odd + RESERVATIONS, {"r1"})) == {"r1"}
+
+
+@pytest.mark.parametrize("words", [["--reservation"], [], ["--reservations=x"], ["-r", "x"]])
+def test_no_option_is_no_value(words: list[str]) -> None:
+    assert option(words, "--reservation") is None
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["IDLE", "IDLE PLANNED", "ALLOCATED", "DOWN"]), st.sets(st.sampled_from("ab")))),
+    st.tuples(st.booleans(), st.none() | st.integers(1, 4), st.integers(1, 3)),
+    st.integers(0, 5),
+)
+def test_idle_is_never_more_than_one_job_could_have(
+    states: list[tuple[str, set[str]]], limits: tuple[bool, int | None, int], wanted: int
+) -> None:
+    nodes = [SlurmNode(f"n{i}", frozenset(w.split()), partitions=frozenset(p)) for i, (w, p) in enumerate(states) if p]
+    up, most, least = limits
+    first = Partition("a", "UP" if up else "DOWN", max_nodes=most, min_nodes=least)
+    found = snapshot_of(nodes, [LrmJob("1", "koala-a", LrmJobState.QUEUED)], Offer((first, Partition("b"))), wanted)
+    within = [sum(name in node.partitions and "IDLE" in node.words for node in nodes) for name in "ab"]
+    assert found.idle <= max(min(within[0], most or len(nodes)) if up else 0, within[1])
+    assert found.total == found.idle + found.background + found.down

@@ -1,0 +1,36 @@
+"""Every kind of resource manager that a configuration may name has an adapter behind the port."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from koalapy.agent.core.settings import AgentSettings
+from koalapy.agent.lrm.kinds import KINDS
+from koalapy.agent.lrm.port import Lrm
+from koalapy.model.errors import SiteRejected
+from koalapy.settings import ClusterSection
+
+PORT = [name for name, method in inspect.getmembers(Lrm, inspect.isfunction) if not name.startswith("_")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_is_made_by_an_agents_settings(kind: str, tmp_path: Path) -> None:
+    settings = AgentSettings("north", "http://127.0.0.1:1", "s3cret", tmp_path / "spool", kind=kind)
+    made = settings.lrm.make(settings)
+    for name in PORT:
+        ours, wanted = getattr(type(made), name), getattr(Lrm, name)
+        assert inspect.signature(ours).parameters.keys() == inspect.signature(wanted).parameters.keys(), name
+
+
+@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if not kind.on_this_host])
+def test_options_that_no_shell_could_split_are_refused_at_the_start(kind: str, tmp_path: Path) -> None:
+    settings = AgentSettings("north", "http://d", "s3cret", tmp_path / "spool", kind=kind, native_specification="-l 'a")
+    with pytest.raises(SiteRejected, match="native_specification"):
+        settings.lrm.make(settings)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_daemon_starts_the_agents_whose_nodes_are_its_own_host(kind: str) -> None:
+    assert ClusterSection(kind=kind).is_embedded == KINDS[kind].on_this_host
+    assert ClusterSection(kind=kind, embedded=True).is_embedded

@@ -1,0 +1,243 @@
+"""Slurm and Grid Engine where jobs are several accounts': whose is whose, and as whom commands run.
+
+Commands are answered in this process; what is done in accounts' folders is done by real processes, as we are.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from koalapy.agent.accounts.accounts import Account, Accounts
+from koalapy.agent.accounts.run_as import RunAs, Way
+from koalapy.agent.components.job_folders import COMMAND, PROGRAM, JobFolders
+from koalapy.agent.core.settings import SiteSettings
+from koalapy.agent.lrm.commands import CommandResult, RunCommand, run
+from koalapy.agent.lrm.drmaa.accounts import drmaa_control
+from koalapy.agent.lrm.port import LrmJobState, LrmSubmission
+from koalapy.agent.lrm.sge.adapter import SgeLrm
+from koalapy.agent.lrm.sge.commands import SgeCommands
+from koalapy.agent.lrm.sge.qsub import QsubControl
+from koalapy.agent.lrm.slurm.adapter import SlurmLrm
+from koalapy.model.errors import SiteRejected, SiteUnavailable
+
+from .sge.conftest import FakeGridEngine
+from .sge.conftest import engine as engine
+from .slurm.conftest import COLUMNS, FakeSlurm, recorded_queue
+from .slurm.conftest import slurm as slurm
+
+KNOWN = {
+    "ann": Account("ann", 1500, 1500, (1500,), "/home/ann", "/bin/sh"),
+    "ben": Account("ben", 1501, 1501, (1501,), "/home/ben", "/bin/sh"),
+}
+MAPPED = SiteSettings(identity="mapped")
+
+
+class FakeSudo:
+    """Runs commands of resource managers by a stand-in and all else as we are, and keeps what was asked by whom."""
+
+    def __init__(self, folder: Path, run_command: RunCommand) -> None:
+        self._run_command = run_command
+        self._calls: list[str] = []
+        program = folder / "sudo"
+        program.write_text('#!/bin/sh\nshift 4\nexec "$@"\n')
+        program.chmod(0o755)
+        files = folder / COMMAND
+        files.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {PROGRAM} "$@"\n')
+        files.chmod(0o755)
+
+    async def run(self, *argv: str, **options: Any) -> CommandResult:
+        if os.path.basename(argv[0]) != "sudo":
+            return await self._run_command(*argv, **options)
+        sudo, _, _, user, _, *command = argv
+        assert argv == (sudo, "-n", "-u", user, "--", *command)
+        self._calls.append(f"{user}: {' '.join(command)}")
+        return await self._run_command(*command, **options)
+
+    def calls(self, program: str) -> list[str]:
+        """Return the calls of a program, each with the account before it."""
+        return [call for call in self._calls if os.path.basename(call.split()[1]) == program]
+
+
+def folders_of(tmp_path: Path, run_command: RunCommand = run) -> JobFolders:
+    for name in KNOWN:
+        (tmp_path / "jobs" / name).mkdir(parents=True)
+    (tmp_path / "jobs" / "agent.json").touch()
+    accounts = Accounts("north", MAPPED, KNOWN.get)
+    run_as = RunAs(accounts, Way.SUDO, run_command)
+    return JobFolders(run_as, tmp_path / "jobs", str(tmp_path / "tools" / "python"))
+
+
+def submission(folders: JobFolders, user: str, name: str = "koala-x-9.1.0") -> LrmSubmission:
+    work = folders.folder(user, f"work-{name}")
+    return LrmSubmission(name, 1, ["/bin/true"], {}, work, work / "runner.log", user=user, secrets=("5ecret",))
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Path:
+    """Return the folder of the programs of FakeSudo."""
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def sudo(slurm: FakeSlurm, tools: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSudo:
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    return FakeSudo(tools, slurm.run)
+
+
+@pytest.fixture
+def mapped(sudo: FakeSudo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmLrm:
+    monkeypatch.setattr(os, "getuid", lambda: 4242)
+    return SlurmLrm(SiteSettings(kind="slurm", identity="mapped"), folders=folders_of(tmp_path, sudo.run))
+
+
+async def test_slurm_jobs_are_known_by_name_and_owner(slurm: FakeSlurm, mapped: SlurmLrm) -> None:
+    jobs = (await mapped.snapshot()).jobs
+    assert [(job.id, job.user) for job in jobs] == [("166", "ann"), ("167", "ann"), ("168", "ben"), ("169", "ann")]
+    assert slurm.calls("squeue")[0].startswith("--user=4242,ann,ben --states=all --noheader --noconvert --Format=")
+
+
+async def test_squeue_that_does_not_know_an_account_hides_its_jobs_only_if_it_is_gone(
+    slurm: FakeSlurm, mapped: SlurmLrm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await mapped.snapshot()
+    slurm.says("squeue", recorded_queue(), errors="squeue: error: Invalid user: ben\n\n", when=COLUMNS)
+    with pytest.raises(SiteUnavailable, match="squeue does not know the account ben"):
+        await mapped.snapshot()
+    monkeypatch.delitem(KNOWN, "ben")
+    assert "ann" in {job.user for job in (await mapped.snapshot()).jobs}
+
+
+async def test_slurm_jobs_of_people_that_we_do_not_act_for_are_none_of_ours(
+    slurm: FakeSlurm, mapped: SlurmLrm, tmp_path: Path
+) -> None:
+    (tmp_path / "jobs" / "ben").rmdir()
+    assert {job.user for job in (await mapped.snapshot()).jobs} == {"ann"}
+
+
+@pytest.mark.processes
+async def test_slurm_is_handed_a_job_by_its_owner(
+    slurm: FakeSlurm, sudo: FakeSudo, mapped: SlurmLrm, tmp_path: Path
+) -> None:
+    work = tmp_path / "jobs" / "ann" / "work-koala-x-9.1.0"
+    assert await mapped.submit(submission(mapped._folders, "ann")) == "171"
+    (asked,) = sudo.calls("sbatch")
+    assert asked.startswith(f"ann: {tmp_path}/bin/sbatch --parsable --job-name=koala-x-9.1.0 --chdir={work} ")
+    assert sorted(path.name for path in work.iterdir()) == ["launch", "secret.0"]
+    assert [path.stat().st_mode & 0o777 for path in sorted(work.iterdir())] == [0o700, 0o600]
+    environment = slurm.environment("sbatch")
+    assert (environment["HOME"], environment["USER"], environment["LOGNAME"]) == ("/home/ann", "ann", "ann")
+    assert "5ecret" not in str(environment) + asked
+
+
+async def test_a_slurm_job_of_the_same_name_is_not_taken_for_another_accounts(
+    slurm: FakeSlurm, mapped: SlurmLrm
+) -> None:
+    name = "koala-x-2.1.0"
+    forged = f"167|RUNNING|1500|{name}\n180|RUNNING|1501|{name}\n"
+    slurm.says("squeue", forged, when=f"*--name={name}*")
+    assert await mapped.find(name, "ann") == "167"
+    assert await mapped.find(name, "ben") == "180"
+    assert await mapped.find(name) is None
+
+
+async def test_a_slurm_job_is_ended_by_its_owner_and_by_nobody_else(
+    slurm: FakeSlurm, sudo: FakeSudo, mapped: SlurmLrm
+) -> None:
+    slurm.says("squeue", "167|RUNNING|1500|koala-x-2.1.0\n", when="*--jobs=167*")
+    for user in ("ben", ""):
+        with pytest.raises(SiteRejected, match=r"not our koala-x-2\.1\.0: it is left alone"):
+            await mapped.cancel("167", "koala-x-2.1.0", user)
+    assert slurm.calls("scancel") == []
+    await mapped.cancel("167", "koala-x-2.1.0", "ann")
+    assert [call.split(" ", 1)[0] for call in sudo.calls("scancel")] == ["ann:"]
+
+
+async def test_an_account_that_is_gone_is_handed_nothing(
+    slurm: FakeSlurm, mapped: SlurmLrm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = submission(mapped._folders, "ann")
+    monkeypatch.delitem(KNOWN, "ann")
+    with pytest.raises(SiteRejected, match="there is no account ann on north"):
+        await mapped.submit(ready)
+    assert slurm.calls("sbatch") == []
+
+
+async def test_snapshot_for_accounts_says_whose_jobs_are_whose(
+    slurm: FakeSlurm, mapped: SlurmLrm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    widths = (24, 32, 16, 16, 8192, 16, 96, 256)
+    rows = [("201", "RUNNING", "0", "1", "n1", "1501", "None", "koala-x-1.1.0")]
+    rows.append(("202", "RUNNING", "0", "1", "n2", "1999", "None", "koala-x-2.1.0"))
+    rows.append(("203", "RUNNING", "0", "1", "n2", "1999", "None", "x\nkoala-x-1.1.0"))
+    text = "".join("".join(v.ljust(w) for v, w in zip(row, widths, strict=True)) + "\n" for row in rows)
+    slurm.says("squeue", text, when="*--Format=*UserID*")
+    assert [(job.id, job.user) for job in (await mapped.snapshot()).jobs] == [("201", "ben")]
+
+
+# Grid Engine
+
+
+@pytest.fixture
+def grid_sudo(engine: FakeGridEngine, tools: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSudo:
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    engine.answers("qsub", "41\n")
+    return FakeSudo(tools, engine.run)
+
+
+@pytest.fixture
+def grid(grid_sudo: FakeSudo, tmp_path: Path) -> SgeLrm:
+    folders = folders_of(tmp_path, grid_sudo.run)
+    control = QsubControl(SgeCommands(folders.run_as))
+    return SgeLrm(SiteSettings(kind="sge", identity="mapped"), control, folders=folders)
+
+
+@pytest.mark.processes
+async def test_grid_engine_is_handed_a_job_by_its_owner(
+    engine: FakeGridEngine, grid: SgeLrm, grid_sudo: FakeSudo, tmp_path: Path
+) -> None:
+    assert await grid.submit(submission(grid._folders, "ben")) == "41"
+    (asked,) = grid_sudo.calls("qsub")
+    work = tmp_path / "jobs" / "ben" / "work-koala-x-9.1.0"
+    assert asked.startswith(f"ben: {engine.programs}/qsub -terse -N koala-x-9.1.0 -wd {work} -o {work}/runner.log")
+    assert asked.endswith(f"-b y -shell n -r n {work}/launch")
+    assert os.access(work / "launch", os.X_OK)
+
+
+async def test_grid_engines_jobs_are_known_by_name_and_owner(engine: FakeGridEngine, grid: SgeLrm) -> None:
+    row = (
+        "<job_list state='running'><JB_job_number>{0}</JB_job_number><JB_name>koala-x-{0}.1.0</JB_name>"
+        "<JB_owner>{1}</JB_owner><state>r</state><queue_name>all.q@h2-1</queue_name></job_list>"
+    )
+    rows = row.format(7, "ann") + row.format(8, "mallory") + row.format(9, "ben")
+    engine.answers("qstat", f"<job_info><queue_info>{rows}</queue_info><job_info/></job_info>")
+    jobs = (await grid.snapshot()).jobs
+    assert [(job.id, job.user, job.state) for job in jobs] == [
+        ("7", "ann", LrmJobState.RUNNING),
+        ("9", "ben", LrmJobState.RUNNING),
+    ]
+    assert all(" -u * " in call for call in engine.calls("qstat") if "-xml" in call)
+    assert await grid.find("koala-x-7.1.0", "ben") is None
+    with pytest.raises(SiteRejected, match="left alone"):
+        await grid.cancel("7", "koala-x-7.1.0", "ben")
+    assert engine.calls("qdel") == []
+
+
+@pytest.mark.processes
+async def test_a_refusal_of_qsub_is_in_its_words(engine: FakeGridEngine, grid: SgeLrm) -> None:
+    engine.answers("qsub", "Unable to run job: no suitable queues.\nExiting.\n", 1)
+    with pytest.raises(SiteRejected, match="qsub: Unable to run job: no suitable queues") as refused:
+        await grid.submit(submission(grid._folders, "ann"))
+    assert "qsub -w v" in refused.value.hint
+
+
+# DRMAA
+
+
+def test_a_drmaa_library_wants_an_agent_that_may_change_its_account(tmp_path: Path) -> None:
+    with pytest.raises(SiteRejected, match="cannot be used for other accounts by rules of sudo"):
+        drmaa_control("/x/libdrmaa.so", folders_of(tmp_path).run_as)

@@ -1,0 +1,161 @@
+"""Which nodes are alike: as configured, else by features and memory; every node is of one class."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from koalapy.agent.core.settings import SiteSettings
+from koalapy.agent.lrm.node_classes import (
+    MAX_CLASSES,
+    MAX_NAME_LENGTH,
+    KnownNode,
+    NodeClassSettings,
+    NodeGroups,
+    grouped,
+)
+
+GIB = 1 << 30
+
+
+def node(name: str, *features: str, memory: int | None = None, weight: int = 1) -> KnownNode:
+    return KnownNode(name, memory, frozenset(features), weight)
+
+
+def shown(groups: NodeGroups) -> dict[str, list[str]]:
+    return {group.name: sorted(group.nodes) for group in groups.groups}
+
+
+def test_nodes_of_which_nothing_is_known_are_of_no_class() -> None:
+    assert grouped([node("n1"), node("n2")], {}) == NodeGroups()
+    assert grouped([], {"fast": NodeClassSettings(feature="fast")}).groups == ()
+    assert grouped([node("n1", "ib")], {}) == NodeGroups(), "all have that"
+
+
+def test_nodes_that_are_all_alike_tell_their_memory_and_have_no_name() -> None:
+    (group,) = grouped([node("n1", memory=63 * GIB), node("n2", memory=62 * GIB)], {}).groups
+    assert (group.name, group.memory) == ("", 62 * GIB)
+
+
+def test_features_and_memory_make_classes_and_weights_their_order() -> None:
+    groups = grouped(
+        [
+            node("n1", "haswell", memory=64 * 10**9, weight=9),
+            node("n2", "haswell", memory=64 * 10**9, weight=9),
+            node("n3", "haswell", "ib", memory=64 * 10**9, weight=1),
+            node("n4", "haswell", memory=512 * 10**9, weight=5),
+        ],
+        {},
+    )
+    assert shown(groups) == {"haswell+ib-64GB": ["n3"], "haswell-512GB": ["n4"], "haswell-64GB": ["n1", "n2"]}
+    assert list(shown(groups)) == ["haswell+ib-64GB", "haswell-512GB", "haswell-64GB"]
+
+
+def test_what_is_configured_comes_before_what_is_told() -> None:
+    nodes = [node("n1.site", "gpu"), node("n2", "gpu"), node("n3"), node("n4"), node("n5", memory=GIB)]
+    groups = grouped(
+        nodes,
+        {
+            "mine": NodeClassSettings(hosts="n[1,3]", power=3.0, memory=7),
+            "gpu": NodeClassSettings(feature="gpu"),
+            "none": NodeClassSettings(feature="tape"),
+        },
+    )
+    assert shown(groups) == {"mine": ["n1.site", "n3"], "gpu": ["n2"], "other": ["n4"], "1.07GB": ["n5"]}
+    assert groups.notices == ("of the class none it has 0 nodes: see the cluster's node_classes",)
+    mine, gpu = groups.groups[:2]
+    assert (mine.power, mine.memory, gpu.power, gpu.memory) == (3.0, 7, None, None)
+    assert gpu.feature == "", "another class has such nodes, too: the feature alone does not choose these"
+    assert grouped(nodes, {"gpu": NodeClassSettings(feature="gpu")}).groups[0].feature == "gpu"
+
+
+def test_a_name_that_is_taken_gets_a_number() -> None:
+    groups = grouped([node("n1", "gpu"), node("n2", "fast")], {"gpu": NodeClassSettings(feature="fast")})
+    assert shown(groups) == {"gpu": ["n2"], "gpu-2": ["n1"]}
+
+
+def test_a_class_that_is_smaller_than_it_was_said_to_be_is_told_of() -> None:
+    groups = grouped([node("n1"), node("n2")], {"fast": NodeClassSettings(nodes=3), "slow": NodeClassSettings(nodes=1)})
+    assert shown(groups) == {"fast": ["n1", "n2"]}
+    assert [notice[:34] for notice in groups.notices] == [
+        "of the class fast it has 2 nodes: ",
+        "of the class slow it has 0 nodes: ",
+    ]
+
+
+def test_names_are_never_longer_than_messages_may_have_them() -> None:
+    features = [f"a-feature-with-a-long-name-{number}" for number in range(100)]
+    groups = grouped([node("n1", *features), node("n2", *features, "b"), node("n3", *features, "c")], {})
+    assert len(groups.groups) == 3
+    assert max(len(group.name) for group in groups.groups) <= MAX_NAME_LENGTH + 2
+
+
+def test_too_many_kinds_are_not_told_apart() -> None:
+    many = [node(f"n{number}", f"rack{number}", memory=GIB) for number in range(MAX_CLASSES + 1)]
+    (group,) = grouped(many, {}).groups
+    assert (group.name, len(group.nodes)) == ("", MAX_CLASSES + 1)
+
+
+NODES = st.lists(
+    st.builds(
+        KnownNode,
+        st.sampled_from([f"n{number}" for number in range(9)]),
+        st.sampled_from([None, GIB, 2 * GIB, 64 * GIB]),
+        st.frozensets(st.sampled_from(["a", "b", "c"])),
+        st.integers(1, 3),
+    ),
+    unique_by=lambda each: each.name,
+)
+CONFIGURED = st.dictionaries(
+    st.sampled_from(["x", "y", "a", "other"]),
+    st.one_of(
+        st.builds(NodeClassSettings, nodes=st.integers(1, 4)),
+        st.builds(NodeClassSettings, feature=st.sampled_from(["a", "b"])),
+        st.builds(NodeClassSettings, hosts=st.sampled_from(["n[1-3]", "n5,n7"])),
+    ),
+)
+
+
+@given(NODES, CONFIGURED)
+def test_every_node_is_of_one_class_or_none_is_of_any(
+    nodes: list[KnownNode], configured: dict[str, NodeClassSettings]
+) -> None:
+    groups = grouped(nodes, configured).groups
+    named = [name for group in groups for name in group.nodes]
+    assert sorted(named) == (sorted(node.name for node in nodes) if groups else [])
+    assert len({group.name for group in groups}) == len(groups)
+    assert all(group.nodes for group in groups)
+    assert len(groups) == 1 or all(group.name for group in groups)
+    for group in groups:
+        if group.feature:
+            assert {node.name for node in nodes if group.feature in node.features} == group.nodes
+    assert grouped(list(nodes), configured).groups == groups, "the same each time"
+
+
+@pytest.mark.parametrize(
+    ("section", "problem"),
+    [
+        ({"fast": {}}, "give nodes, feature or hosts"),
+        ({"fast": {"nodes": 1, "feature": "x"}}, "give nodes, feature or hosts"),
+        ({"fast": {"feature": "a&b"}}, "pattern"),
+        ({"fast": {"nodes": 0}}, "greater than or equal to 1"),
+        ({"fast": {"nodes": 1, "power": 0}}, "greater than 0"),
+        ({"fast": {"nodes": 1, "memory": "64"}}, ""),
+        ({"fast": {"nodes": 1, "memory": "64Gbit"}}, "give bytes"),
+        ({"fast": {"hosts": "n[1-"}}, "no list of host names"),
+        ({"": {"nodes": 1}}, "pattern"),
+        ({"a b": {"nodes": 1}}, "pattern"),
+    ],
+)
+def test_configurations(section: dict[str, object], problem: str) -> None:
+    settings = TypeAdapter(SiteSettings)
+    if not problem:
+        settings.validate_python({"node_classes": section})
+        return
+    with pytest.raises(ValidationError, match=problem):
+        settings.validate_python({"node_classes": section})
+
+
+def test_sizes_have_units() -> None:
+    settings = TypeAdapter(SiteSettings).validate_python({"node_classes": {"big": {"nodes": 1, "memory": "1.5GiB"}}})
+    assert settings.node_classes["big"].memory == 3 << 29

@@ -1,0 +1,207 @@
+"""What every resource manager behind the ``Lrm`` port must do.
+
+``KOALA_PORT_KIND`` says which one is tried: the embedded one by default; ``slurm`` or ``sge`` on a head of the testbed,
+where ``tests/grid/test_testbed.py`` plays this suite.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from koalapy.agent.core.settings import SiteSettings
+from koalapy.agent.lrm.local.adapter import LocalLrm
+from koalapy.agent.lrm.local.cluster import LocalCluster
+from koalapy.agent.lrm.port import Lrm, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.model.errors import SiteRejected
+
+from .conftest import WITHIN, eventually, is_alive, numbers_in
+
+pytestmark = pytest.mark.processes
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A resource manager as these tests need to know it."""
+
+    nodes: int
+    walltime: float
+    """Seconds, the shortest that it knows."""
+    within: float
+    """Seconds that a change may take at most."""
+
+
+KIND = os.environ.get("KOALA_PORT_KIND", "local")
+TRIED = {"local": Tried(4, 0.2, WITHIN), "slurm": Tried(3, 60, 120), "sge": Tried(3, 1, 60)}[KIND]
+NODES = TRIED.nodes
+run = ""
+"""Of the test under way: resource managers remember the jobs of earlier ones."""
+
+
+@pytest.fixture(autouse=True)
+def a_run_of_its_own() -> None:
+    global run
+    run = uuid4().hex[:8]
+
+
+def own(letter: str = "a") -> str:
+    """The name of a job of ours."""
+    return f"koala-{run}-{letter}"
+
+
+@pytest.fixture
+async def lrm(make_cluster: Callable[..., LocalCluster]) -> AsyncIterator[Lrm]:
+    """An LRM of idle nodes, ours by the prefix ``koala-``."""
+    lrm: Lrm
+    if KIND == "slurm":
+        from koalapy.agent.lrm.slurm.adapter import SlurmLrm
+
+        lrm = SlurmLrm(SiteSettings(partition=os.environ.get("KOALA_PORT_PARTITION", "batch"), poll_interval=1.0))
+    elif KIND == "sge":
+        from koalapy.agent.lrm.drmaa.control import DrmaaControl
+        from koalapy.agent.lrm.sge.adapter import SgeLrm
+
+        control = DrmaaControl("/usr/lib/gridengine-drmaa/lib/libdrmaa.so.1.0")
+        lrm = SgeLrm(SiteSettings(queue="all.q", poll_interval=1.0), control)
+    else:
+        lrm = LocalLrm(make_cluster(nodes=NODES), "koala-")
+    await lrm.open()
+    yield lrm
+    for job in (await lrm.snapshot()).jobs:
+        await lrm.cancel(job.id, job.name)
+    await until(lrm, lambda seen: seen.idle == NODES)
+    await lrm.close()
+
+
+def submission(folder: Path, script: str, *, letter: str = "a", nodes: int = 1, **more: object) -> LrmSubmission:
+    name = own(letter)
+    argv = ["/bin/sh", "-c", script]
+    return LrmSubmission(name, nodes, argv, {"GREETING": "hello"}, folder, folder / f"{name}.out", **more)
+
+
+async def until(lrm: Lrm, condition: Callable[[LrmSnapshot], bool]) -> LrmSnapshot:
+    """The first snapshot that fulfils the condition, looking only when the LRM tells of a change."""
+    async with asyncio.timeout(TRIED.within), aclosing(lrm.changes()) as changes:
+        async for _ in changes:
+            snapshot = await lrm.snapshot()
+            if condition(snapshot):
+                return snapshot
+    raise AssertionError("the changes came to an end")
+
+
+def job_in(snapshot: LrmSnapshot, job: str) -> LrmJob:
+    (found,) = [each for each in snapshot.jobs if each.id == job]
+    return found
+
+
+async def state(lrm: Lrm, job: str, wanted: LrmJobState) -> LrmJob:
+    snapshot = await until(lrm, lambda seen: any(each.id == job and each.state is wanted for each in seen.jobs))
+    return job_in(snapshot, job)
+
+
+async def test_an_idle_cluster_has_all_nodes_idle(lrm: Lrm) -> None:
+    seen = await lrm.snapshot()
+    assert (seen.total, seen.idle, seen.background, seen.down) == (NODES, NODES, 0, 0)
+
+
+async def test_a_job_holds_its_nodes_and_gives_them_back(lrm: Lrm, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    job = await lrm.submit(submission(tmp_path, f"until [ -e {gate} ]; do sleep 0.02; done; exit 7", nodes=3))
+    running = await until(lrm, lambda seen: seen.idle == NODES - 3)
+    assert (running.background, running.down) == (0, 0)
+    held = job_in(running, job)
+    assert (held.name, held.state, len(set(held.nodes))) == (own(), LrmJobState.RUNNING, 3)
+    gate.touch()
+    ended = await state(lrm, job, LrmJobState.ENDED)
+    assert (ended.exit_code, ended.lost, ended.nodes) == (7, False, held.nodes)
+    assert (await lrm.snapshot()).idle == NODES
+
+
+async def test_the_program_starts_once_on_each_node_in_its_place(lrm: Lrm, tmp_path: Path) -> None:
+    job = await lrm.submit(submission(tmp_path, 'echo "$GREETING from $(pwd)"', nodes=2))
+    await state(lrm, job, LrmJobState.ENDED)
+    assert (tmp_path / f"{own()}.out").read_text() == f"hello from {tmp_path}\n" * 2
+
+
+async def test_a_job_waits_until_its_nodes_are_idle(lrm: Lrm, tmp_path: Path) -> None:
+    first = await lrm.submit(submission(tmp_path, "exec sleep 60", nodes=NODES - 1))
+    second = await lrm.submit(submission(tmp_path, "exec sleep 60", letter="b", nodes=2))
+    snapshot = await until(lrm, lambda seen: seen.idle == 1)
+    assert (job_in(snapshot, second).state, job_in(snapshot, second).nodes) == (LrmJobState.QUEUED, ())
+    await lrm.cancel(first, own())
+    await state(lrm, second, LrmJobState.RUNNING)
+
+
+async def test_a_job_is_found_by_its_name_also_after_its_end(lrm: Lrm, tmp_path: Path) -> None:
+    assert await lrm.find(own()) is None
+    job = await lrm.submit(submission(tmp_path, "true"))
+    assert await lrm.find(own()) == job
+    await state(lrm, job, LrmJobState.ENDED)
+    assert await lrm.find(own()) == job
+
+
+async def test_cancel_ends_a_running_job_and_all_it_has_started(lrm: Lrm, tmp_path: Path) -> None:
+    output = tmp_path / f"{own()}.out"
+    script = "setsid sh -c 'echo $$; exec sleep 60' & sleep 60 & echo $!; echo $$; wait"
+    job = await lrm.submit(submission(tmp_path, script))
+    pids = await asyncio.to_thread(eventually, lambda: len(found := numbers_in(output)) == 3 and found)
+    await lrm.cancel(job, own())
+    ended = await state(lrm, job, LrmJobState.ENDED)
+    assert (ended.exit_code != 0, ended.lost) == (True, False)
+    if KIND == "local":  # else they were on a node, which is another container: tests/grid looks there
+        assert not [pid for pid in pids if is_alive(pid)]
+
+
+async def test_a_cancelled_job_that_waits_never_starts(lrm: Lrm, tmp_path: Path) -> None:
+    first = await lrm.submit(submission(tmp_path, "exec sleep 60", nodes=NODES))
+    second = await lrm.submit(submission(tmp_path, "echo started", letter="b"))
+    await lrm.cancel(second, own("b"))
+    ended = await state(lrm, second, LrmJobState.ENDED)
+    assert (ended.exit_code, ended.nodes) == (None, ())
+    await lrm.cancel(first, own())
+    await state(lrm, first, LrmJobState.ENDED)
+    assert not (tmp_path / f"{own('b')}.out").exists()
+
+
+async def test_cancel_spares_a_job_of_another_name(lrm: Lrm, tmp_path: Path) -> None:
+    job = await lrm.submit(submission(tmp_path, "exec sleep 60"))
+    with pytest.raises(SiteRejected, match=own("b")):
+        await lrm.cancel(job, own("b"))
+    assert (await state(lrm, job, LrmJobState.RUNNING)).reason == ""
+
+
+async def test_cancelling_what_has_ended_is_no_error(lrm: Lrm, tmp_path: Path) -> None:
+    job = await lrm.submit(submission(tmp_path, "exit 3"))
+    await state(lrm, job, LrmJobState.ENDED)
+    await lrm.cancel(job, own())
+    await lrm.cancel("999999", own())
+    assert (await state(lrm, job, LrmJobState.ENDED)).exit_code == 3
+
+
+async def test_a_job_ends_at_its_walltime(lrm: Lrm, tmp_path: Path) -> None:
+    job = await lrm.submit(submission(tmp_path, "exec sleep 300", walltime=TRIED.walltime))
+    ended = await state(lrm, job, LrmJobState.ENDED)
+    assert (ended.exit_code != 0, "walltime" in ended.reason) == (True, True)
+
+
+async def test_more_nodes_than_there_are_is_refused(lrm: Lrm, tmp_path: Path) -> None:
+    with pytest.raises(SiteRejected, match="nodes"):
+        await lrm.submit(submission(tmp_path, "true", nodes=NODES + 1))
+    assert not [job for job in (await lrm.snapshot()).jobs if job.name == own()]
+
+
+async def test_a_program_that_does_not_exist_is_the_jobs_failure(lrm: Lrm, tmp_path: Path) -> None:
+    wrong = LrmSubmission(own(), 1, ["/no/such/program"], {}, tmp_path, tmp_path / f"{own()}.out")
+    ended = await state(lrm, await lrm.submit(wrong), LrmJobState.ENDED)
+    assert (ended.exit_code, ended.lost) == (127, False)
+    assert "/no/such/program" in (tmp_path / f"{own()}.out").read_text()
+
+
+async def test_a_runner_killed_by_others_is_lost(lrm: Lrm, tmp_path: Path) -> None:
+    ended = await state(lrm, await lrm.submit(submission(tmp_path, "kill -9 $$")), LrmJobState.ENDED)
+    assert (ended.lost, "signal 9" in ended.reason) == (True, True)

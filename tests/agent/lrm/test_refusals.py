@@ -1,0 +1,55 @@
+"""Refusals are classified by the words of real resource managers."""
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.agent.lrm.drmaa.codes import error_of
+from koalapy.agent.lrm.port import Fault
+from koalapy.agent.lrm.refusals import fault_of
+from koalapy.agent.lrm.slurm.refusals import fault_of_waiting
+from koalapy.model.errors import SiteRejected
+
+HERE = Path(__file__).parent
+
+
+def recorded_refusals(kind: str) -> list[tuple[str, str]]:
+    lines = (HERE / kind / "answers" / "refusals.txt").read_text().splitlines()
+    return [tuple(line.split(" ", 1)) for line in lines if not line.startswith("#")]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("fault", "words"), [*recorded_refusals("slurm"), *recorded_refusals("sge")])
+def test_fault_of_recorded_refusal_is_alike_by_command_and_library(fault: str, words: str) -> None:
+    assert fault_of(words) == fault
+    error = error_of("DeniedByDrmException", f"code 17: {words}")
+    assert isinstance(error, SiteRejected)
+    assert error.fault == fault
+
+
+@given(st.text())
+def test_fault_of_any_text_is_a_fault(text: str) -> None:
+    assert fault_of(text) in get_args(Fault)
+
+
+@given(st.from_regex(r"sbatch: (lua: )?[a-z ,.]{0,60}; Batch job submission failed: Unspecified error", fullmatch=True))
+def test_fault_of_unknown_words_is_never_the_job(words: str) -> None:
+    assert fault_of(words) != "job"
+
+
+@pytest.mark.parametrize(
+    ("reason", "fault"),
+    [
+        ("PartitionTimeLimit", "unsuitable"),
+        ("InvalidQOS", "site"),
+        ("Resources", None),
+        ("Priority", None),
+        ("", None),
+        ("PartitionNodeLimit", None),
+        ("QOSMaxJobsPerUserLimit", None),
+    ],
+)
+def test_fault_of_waiting_is_set_for_jobs_that_never_start(reason: str, fault: str | None) -> None:
+    assert fault_of_waiting(reason) == fault

@@ -1,0 +1,112 @@
+"""Files that go to a job's owner and come back from there, through a whole agent that is root."""
+
+import hashlib
+import io
+import os
+import tarfile
+
+import pytest
+
+from tests.agent.conftest import FakeDaemon
+from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
+from tests.signals import until
+
+from .conftest import ALICE, MappedSite
+from .test_mapped_jobs import run
+
+pytestmark = pytest.mark.processes
+
+S, T = "7.1.9", "7.1.0"
+
+
+def bundle(**files: str) -> bytes:
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w") as archive:
+        for name, text in files.items():
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(text), 0o755 if name.endswith("run") else 0o644
+            archive.addfile(member, io.BytesIO(text.encode()))
+    return target.getvalue()
+
+
+def members(archive: bytes) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
+        return {m.name: opened.extractfile(m).read() for m in opened}  # type: ignore[union-attr]
+
+
+async def staged(daemon: FakeDaemon, daemon_files: FakeDaemonFiles, state: str = "done", **files: str) -> None:
+    content = bundle(**files)
+    ident = hashlib.sha256(content).hexdigest()
+    daemon_files.bundles[ident] = content
+    await daemon.stage(S, bundle={"id": ident, "size": len(content)}, local_user="alice")
+    await daemon.staged(S, state)
+
+
+async def test_what_was_sent_along_is_the_owners_and_what_comes_back_was(
+    daemon_files: FakeDaemonFiles, daemon: FakeDaemon, mapped: MappedSite
+) -> None:
+    secret = mapped.jobs.parent / "secret"
+    secret.write_text("root's alone")
+    secret.chmod(0o600)
+    await staged(daemon, daemon_files, **{"in.txt": "input", "sub/run": "#!/bin/sh\nid -u\n"})
+    script = (
+        "stat -c '%u %a' . in.txt sub sub/run; sub/run; cp in.txt out.txt; mkdir -p deep; echo 2 > deep/two; "
+        f"ln -s {secret} link; ln {secret} hard 2>/dev/null; mkfifo pipe; ln -s {secret.parent} dir; chmod 500 deep"
+    )
+    said = await run(daemon, T, ["/bin/sh", "-c", script], "alice", stage=S, collect=["**"])
+    mine = str(ALICE.uid)
+    assert said.splitlines() == [f"{mine} 700", f"{mine} 600", f"{mine} 700", f"{mine} 700", mine]
+    results = members(daemon_files.results[S])
+    assert results == {"in.txt": b"input", "sub/run": b"#!/bin/sh\nid -u\n", "out.txt": b"input", "deep/two": b"2\n"}
+    made_ready = mapped.settings.stages / f"test-{S}"
+    assert made_ready.lstat().st_uid == os.geteuid()
+    await daemon.command("forget", T)
+    await daemon.command("unstage", S)
+    await until(lambda: not list((mapped.jobs / "alice").iterdir()))
+    assert secret.read_text() == "root's alone"
+
+
+async def test_results_of_a_folder_that_leads_elsewhere_are_the_accounts_own_to_read(
+    daemon_files: FakeDaemonFiles, daemon: FakeDaemon, mapped: MappedSite
+) -> None:
+    """Whatever its owner made of the folder: it is read as the owner, and what only root may read is not."""
+    treasure = mapped.settings.directory.parent / "treasure"
+    treasure.mkdir(mode=0o700)
+    (treasure / "key").write_text("root's alone")
+    await staged(daemon, daemon_files, **{"in.txt": "input"})
+    script = f"cd /; rm -rf $KOALA_STAGE; ln -s {treasure} $KOALA_STAGE"
+    await run(daemon, T, ["/bin/sh", "-c", script], "alice", stage=S, collect=["**"])
+    assert b"root's alone" not in daemon_files.results.get(S, b"")
+
+
+async def test_a_job_that_fails_to_get_its_files_says_why(
+    daemon_files: FakeDaemonFiles, daemon: FakeDaemon, mapped: MappedSite
+) -> None:
+    blocked = mapped.jobs / "alice"
+    blocked.mkdir()
+    blocked.chmod(0o700)
+    await staged(daemon, daemon_files, "failed", **{"in.txt": "input"})
+    status = daemon.said("stage_status", S)[-1]
+    assert "belongs to another account" in status["error"]
+    assert status["fault"] == "source"  # a cluster does not count it as its own
+
+
+async def test_a_stage_of_nobodys_is_brought_to_nobody(
+    daemon_files: FakeDaemonFiles, daemon: FakeDaemon, mapped: MappedSite
+) -> None:
+    for token, user in (("7.1.8", ""), ("7.1.7", "mallory"), ("7.1.6", "../alice")):
+        await daemon.stage(token, local_user=user)
+        assert (await daemon.staged(token, "failed"))["fault"] == "source"
+    assert not [path for path in mapped.jobs.iterdir() if path.is_dir()]
+
+
+async def test_a_stage_that_comes_late_is_there_when_the_program_begins(
+    daemon_files: FakeDaemonFiles, daemon: FakeDaemon, mapped: MappedSite
+) -> None:
+    """Nodes are claimed while files are on their way."""
+    await daemon.submit(T, local_user="alice", stage=S)
+    await daemon.reaches(T, "claimed")
+    await staged(daemon, daemon_files, **{"in.txt": "input"})
+    await daemon.open(["cat", "in.txt"], T)
+    await daemon.reaches(T, "ended")
+    assert daemon.output[T] == b"input"

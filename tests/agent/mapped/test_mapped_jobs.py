@@ -1,0 +1,233 @@
+"""Jobs of two people on one cluster run as their own accounts, and nobody reads, signals or is the other."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from koalapy.agent.core.timeouts import AgentTimeouts
+from tests.agent.conftest import FakeDaemon
+from tests.signals import until
+
+from .conftest import ALICE, BOB, MappedSite
+
+pytestmark = pytest.mark.processes
+
+SAY_WHO = ["/bin/sh", "-c", "id -u; id -g; id -G; echo $HOME $USER $LOGNAME; pwd; umask"]
+
+
+async def begin(daemon: FakeDaemon, token: str, command: list[str], user: str, **fields: object) -> None:
+    await daemon.submit(token, local_user=user, **fields)
+    await daemon.until(lambda: daemon.status(token).get("state") in ("claimed", "ended"))
+    assert daemon.status(token)["state"] == "claimed", daemon.status(token)
+    await daemon.open(command, token)
+
+
+async def run(daemon: FakeDaemon, token: str, command: list[str], user: str, **fields: object) -> str:
+    """The output of a component that has run as somebody."""
+    await begin(daemon, token, command, user, **fields)
+    await daemon.reaches(token, "ended")
+    return daemon.output.get(token, b"").decode()
+
+
+def owner_and_mode(path: Path) -> tuple[int, int]:
+    found = path.lstat()
+    return found.st_uid, found.st_mode & 0o777
+
+
+async def test_a_job_runs_as_its_owner(daemon: FakeDaemon, mapped: MappedSite) -> None:
+    said = (await run(daemon, "7.1.0", SAY_WHO, "alice")).splitlines()
+    assert said[:4] == [str(ALICE.uid), str(ALICE.gid), str(ALICE.gid), "/nonexistent/alice alice alice"]
+    assert daemon.status("7.1.0")["program_exit"] == 0
+    work = Path(said[4])
+    assert work.parent == mapped.jobs / "alice"
+    assert owner_and_mode(work) == (ALICE.uid, 0o700)
+    assert owner_and_mode(mapped.settings.directory / "test" / "7.1.0") == (os.geteuid(), 0o700)
+
+
+@pytest.mark.parametrize(
+    ("user", "why"),
+    [
+        ("", "nobody said which that is"),
+        ("mallory", "there is no account mallory on north"),
+        ("root", "there is no account root on north"),
+    ],
+)
+async def test_who_has_no_account_runs_nothing(daemon: FakeDaemon, mapped: MappedSite, user: str, why: str) -> None:
+    await daemon.submit("7.1.0", local_user=user)
+    status = await daemon.reaches("7.1.0", "ended")
+    assert why in status["error"]
+    assert (status["refused"], status["infrastructure"], status["lrm_job"]) == ("unsuitable", False, None)
+    assert not [path for path in mapped.jobs.iterdir() if path.is_dir()]
+
+
+ATTACK = """
+base={base}; cat $base/alice/*/* $base/alice/* 2>/dev/null; ls $base $base/alice {spool} 2>/dev/null
+kill -9 {pid} 2>/dev/null && echo killed
+cat /proc/{pid}/environ 2>/dev/null; cat /proc/{pid}/mem 2>/dev/null
+rm -rf $base/alice $base/agent.json 2>/dev/null; mv $base/alice $base/mine 2>/dev/null && echo moved
+(echo forged > $base/agent.json) 2>/dev/null && echo forged
+id -u
+"""
+
+
+async def test_a_job_neither_reads_nor_signals_anothers(daemon: FakeDaemon, mapped: MappedSite) -> None:
+    gate = mapped.jobs.parent / "gate"
+    await begin(daemon, "7.1.0", ["/bin/sh", "-c", f"echo $$; until [ -e {gate} ]; do sleep 0.05; done"], "alice")
+    await daemon.until(lambda: bool(daemon.output.get("7.1.0")))
+    pid = daemon.output["7.1.0"].decode().strip()
+    attack = ATTACK.format(base=mapped.jobs, pid=pid, spool=mapped.settings.directory)
+    assert await run(daemon, "8.1.0", ["/bin/sh", "-c", attack], "bob") == f"{BOB.uid}\n"
+    gate.touch()
+    await daemon.reaches("7.1.0", "ended")
+    assert daemon.status("7.1.0")["program_exit"] == 0
+
+
+async def test_what_a_program_puts_in_place_of_its_result_hangs_and_fills_nothing(
+    daemon: FakeDaemon, mapped: MappedSite
+) -> None:
+    spoil = (
+        "rm -f runner.log; mkfifo runner.log result.7.json; truncate -s 10G output.0.99; ln -s /etc/shadow output.0.1; "
+    )
+    spoil += "mkdir result.0.json; kill -9 $PPID"
+    await begin(daemon, "7.1.0", ["/bin/sh", "-c", spoil], "alice")
+    status = await daemon.reaches("7.1.0", "ended")
+    assert "runner" in status["error"]
+    assert not list(mapped.settings.directory.glob("test/7.1.0/output.*"))
+
+
+async def test_a_folder_that_leads_elsewhere_is_not_followed(daemon: FakeDaemon, mapped: MappedSite) -> None:
+    """Its owner may move it; what comes after is done as the owner, and reaches nothing that is not the owner's."""
+    treasure = mapped.settings.directory.parent / "treasure"
+    treasure.mkdir(mode=0o700)
+    (treasure / "launch").write_text("kept")
+    leave = f"mv {mapped.jobs}/alice {mapped.jobs}/moved; ln -s {treasure} {mapped.jobs}/alice"
+    await run(daemon, "7.1.0", ["/bin/sh", "-c", leave], "alice")
+    await daemon.submit("8.1.0", local_user="alice")
+    status = await daemon.reaches("8.1.0", "ended")
+    assert "alice is no folder" in status["error"]
+    assert status["refused"] == "unknown"
+    await daemon.command("forget", "7.1.0")
+    assert (treasure / "launch").read_text() == "kept"
+    assert await run(daemon, "9.1.0", ["id", "-u"], "bob") == f"{BOB.uid}\n"
+
+
+async def test_a_folder_that_another_made_first_is_not_used(daemon: FakeDaemon, mapped: MappedSite) -> None:
+    squatted = mapped.jobs / "alice"
+    squatted.mkdir()
+    os.chown(squatted, BOB.uid, BOB.gid)
+    await daemon.submit("7.1.0", local_user="alice")
+    status = await daemon.reaches("7.1.0", "ended")
+    assert f"alice belongs to another account (uid {BOB.uid})" in status["error"]
+    assert not list(squatted.iterdir())
+
+
+async def test_an_account_that_is_gone_meanwhile_gets_nothing_more(daemon: FakeDaemon, mapped: MappedSite) -> None:
+    gate = mapped.jobs.parent / "gate"
+    hold = ["/bin/sh", "-c", f"until [ -e {gate} ]; do sleep 0.05; done; echo done"]
+    await begin(daemon, "7.1.0", hold, "alice")
+    await daemon.reaches("7.1.0", "running")
+    del mapped.people["alice"]
+    await daemon.submit("8.1.0", local_user="alice")
+    assert "there is no account alice" in (await daemon.reaches("8.1.0", "ended"))["error"]
+    gate.touch()
+    assert (await daemon.reaches("7.1.0", "ended"))["program_exit"] == 0
+    assert daemon.output["7.1.0"] == b"done\n"
+
+
+async def test_a_job_that_was_stopped_ends_though_its_account_is_gone(daemon: FakeDaemon, mapped: MappedSite) -> None:
+    await begin(daemon, "7.1.0", ["/bin/sleep", "1000"], "alice")
+    await daemon.reaches("7.1.0", "running")
+    del mapped.people["alice"]
+    await daemon.command("stop", "7.1.0", reason="enough")
+    assert (await daemon.reaches("7.1.0", "ended"))["program_exit"] is None
+
+
+async def test_results_that_were_left_while_the_agent_was_away_are_fetched(
+    daemon: FakeDaemon, mapped: MappedSite
+) -> None:
+    gate = mapped.jobs.parent / "gate"
+    hold = ["/bin/sh", "-c", f"until [ -e {gate} ]; do sleep 0.05; done; echo done; exit 3"]
+    await daemon.submit("7.1.0", local_user="alice")
+    await daemon.reaches("7.1.0", "claimed")
+    await daemon.open(hold, "7.1.0")
+    await daemon.reaches("7.1.0", "running")
+    await mapped.stop()
+    gate.touch()
+    left = mapped.jobs / "alice" / "work-koala-test-7.1.0" / "result.0.json"
+    await until(left.exists)
+    await mapped.start()
+    assert (await daemon.reaches("7.1.0", "ended"))["program_exit"] == 3
+    assert daemon.output["7.1.0"] == b"done\n"
+
+
+async def test_what_is_left_of_nobodys_job_is_removed(daemon: FakeDaemon, mapped: MappedSite) -> None:
+    await run(daemon, "7.1.0", ["true"], "alice")
+    await mapped.stop()
+    stale = mapped.jobs / "alice" / "work-koala-test-1.1.0"
+    stale.mkdir()
+    os.chown(stale, ALICE.uid, ALICE.gid)
+    kept = mapped.jobs / "alice" / "notes"
+    kept.touch()
+    await mapped.start()
+    await until(lambda: not stale.exists())
+    assert (mapped.jobs / "alice" / "work-koala-test-7.1.0").exists()
+    await daemon.command("forget", "7.1.0")
+    await until(lambda: not (mapped.jobs / "alice" / "work-koala-test-7.1.0").exists())
+    assert kept.exists()
+
+
+async def test_a_helper_that_its_account_has_stopped_holds_up_nobody_else(
+    daemon: FakeDaemon, mapped: MappedSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever runs as an account is the account's to stop."""
+    await mapped.restart(AgentTimeouts(account_stall_s=0.5))
+    stopper = mapped.jobs.parent / "python"
+    stopper.write_text("#!/bin/sh\nkill -STOP $$\n")
+    stopper.chmod(0o755)
+    folders = mapped.folders
+    monkeypatch.setattr(folders, "_python", str(stopper))
+    await daemon.submit("7.1.0", local_user="alice")
+    status = await daemon.reaches("7.1.0", "ended")
+    assert "what runs as alice has said nothing for 0.5 s" in status["error"]
+    monkeypatch.undo()
+    assert await run(daemon, "8.1.0", ["id", "-u"], "bob") == f"{BOB.uid}\n"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"name": "../../stolen", "size": 3},
+        {"name": "result.0.json", "size": 1 << 40},
+        {"name": "result.1.json", "size": 3},
+        {"name": "journal", "size": 3},
+        {"name": "runner.log", "size": -1},
+        {"name": 7, "size": 3},
+        ["name"],
+    ],
+)
+async def test_a_helper_that_lies_gets_nothing_written(
+    daemon: FakeDaemon, mapped: MappedSite, monkeypatch: pytest.MonkeyPatch, said: object
+) -> None:
+    await begin(daemon, "7.1.0", ["/bin/sleep", "1000"], "alice")
+    await daemon.reaches("7.1.0", "running")
+    before = {path.name: path.read_bytes() for path in (mapped.settings.directory / "test" / "7.1.0").iterdir()}
+    liar = mapped.jobs.parent / "python"
+    liar.write_text(f"#!/bin/sh\nprintf '%s\\nabc' '{json.dumps(said)}'\n")
+    liar.chmod(0o755)
+    monkeypatch.setattr(mapped.folders, "_python", str(liar))
+    component = mapped.component("7.1.0")
+    work = mapped.jobs / "alice" / f"work-{component.name}"
+    with pytest.raises(Exception, match=r"nothing that runners leave|not understood"):
+        await mapped.folders.fetch("alice", work, component.folder, 1, 1000)
+    after = {path.name: path.read_bytes() for path in (mapped.settings.directory / "test" / "7.1.0").iterdir()}
+    assert set(after) == set(before)
+    monkeypatch.undo()
+    await daemon.command("stop", "7.1.0", reason="enough")
+    await daemon.reaches("7.1.0", "ended")
+
+
+async def test_an_agent_that_is_root_runs_nothing_of_its_own(daemon: FakeDaemon, mapped: MappedSite) -> None:
+    answer = await daemon.ask("north", "background", nodes=1, seconds=1)
+    assert "is root, and runs no jobs of its own" in answer["error"]

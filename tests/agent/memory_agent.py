@@ -1,0 +1,57 @@
+"""An agent over a resource manager in memory, in the test's own process."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from koalapy.agent.components.open_mpi import OpenMpi
+from koalapy.agent.core.agent import run_agent
+from koalapy.agent.core.settings import AgentSettings
+from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
+from koalapy.agent.lrm.port import Lrm
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
+from tests.agent.conftest import FakeDaemon
+from tests.virtual_time import VirtualClock, VirtualTimeLoop
+
+
+def loop_clock() -> Clock:
+    """Return the clock of the running loop."""
+    loop = asyncio.get_running_loop()
+    return VirtualClock(loop) if isinstance(loop, VirtualTimeLoop) else SYSTEM_CLOCK
+
+
+async def find_no_open_mpi(settings: AgentSettings, prefix: str | None) -> OpenMpi:
+    """Start no ``mpirun``."""
+    return OpenMpi()
+
+
+@asynccontextmanager
+async def serving(
+    lrm: object,
+    daemon: FakeDaemon,
+    directory: Path,
+    timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
+    clock: Clock | None = None,
+    **settings: Any,
+) -> AsyncIterator[None]:
+    """Run an agent, and check at the end that it has not failed."""
+    own = AgentSettings(
+        "north", f"http://127.0.0.1:{daemon.port}", "s3cret", directory, **{"poll_interval": 1000.0, **settings}
+    )
+    agent = asyncio.create_task(
+        run_agent(own, cast(Lrm, lrm), timeouts=timeouts, clock=clock or loop_clock(), find_open_mpi=find_no_open_mpi)
+    )
+    try:
+        yield
+        assert not agent.done()
+    finally:
+        agent.cancel()
+        await asyncio.gather(agent, return_exceptions=True)
+
+
+def counts(daemon: FakeDaemon) -> tuple[int, int, str]:
+    """Return all nodes, idle nodes and the problem of the last report."""
+    last = daemon.report()
+    return (last["total"], last["idle"], last["problem"]) if last else (-1, -1, "")

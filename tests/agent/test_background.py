@@ -1,0 +1,142 @@
+"""Background load on an embedded cluster: it looks like a local user's, ends by itself, and can be ended."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from koalapy.agent.core.background import MAX_CONCURRENT_JOBS, MAX_SECONDS, Background
+from koalapy.agent.lrm.local.adapter import LocalLrm
+from koalapy.agent.lrm.local.cluster import LocalCluster
+from koalapy.agent.lrm.port import LrmSnapshot, LrmSubmission
+from koalapy.model.errors import SiteRejected
+from tests.agent.lrm.conftest import WITHIN, make_cluster
+from tests.agent.memory_lrm import MemoryLrm
+
+__all__ = ["make_cluster"]
+
+
+@pytest.fixture
+async def lrm(make_cluster: Callable[..., LocalCluster]) -> AsyncIterator[LocalLrm]:
+    lrm = LocalLrm(make_cluster(), "koala-")
+    await lrm.open()
+    yield lrm
+    await lrm.close()
+
+
+async def until(lrm: LocalLrm, condition: Callable[[LrmSnapshot], bool]) -> LrmSnapshot:
+    async with asyncio.timeout(WITHIN), aclosing(lrm.changes()) as changes:
+        async for _ in changes:
+            if condition(snapshot := await lrm.snapshot()):
+                return snapshot
+    raise AssertionError("the cluster tells of no more changes")
+
+
+@pytest.mark.processes
+async def test_it_counts_as_background_until_it_ends(lrm: LocalLrm, tmp_path: Path) -> None:
+    background = Background(lrm, "local", tmp_path / "background")
+    answer = await background.start({"nodes": 3, "seconds": 300})
+    assert str(answer["name"]).startswith("local-")
+    assert str(answer["lrm_job"])
+    seen = await until(lrm, lambda s: s.background == 3)
+    assert (seen.idle, seen.jobs) == (1, ())
+    await background.stop({})
+    await background.start({"nodes": 3, "seconds": 0.5})
+    await background.start({"nodes": 4, "seconds": 300})
+    await until(lrm, lambda s: s.background == 4)
+    await background.stop({})
+    ended = await until(lrm, lambda s: s.idle == 4)
+    assert ended.background == 0
+
+
+@pytest.mark.processes
+async def test_it_can_be_ended_and_only_what_was_started_here(lrm: LocalLrm, tmp_path: Path) -> None:
+    background, other = (Background(lrm, "local", tmp_path / name) for name in ("one", "other"))
+    for _ in range(2):
+        await background.start({"nodes": 1, "seconds": 300})
+    await other.start({"nodes": 1, "seconds": 300})
+    await until(lrm, lambda s: s.background == 3)
+    assert await background.stop({}) == {"stopped": 2}
+    await until(lrm, lambda s: s.background == 1)
+    assert await background.stop({}) == {"stopped": 0}
+    await other.stop({})
+    await until(lrm, lambda s: s.idle == 4)
+
+
+@pytest.mark.parametrize("nodes", [0, -1, 1.5, True, "2", None])
+async def test_a_strange_number_of_nodes_is_refused(tmp_path: Path, nodes: object) -> None:
+    with pytest.raises(SiteRejected) as refused:
+        await Background(MemoryLrm(), "local", tmp_path).start({"nodes": nodes, "seconds": 1})
+    assert refused.value.field == "nodes"
+
+
+@pytest.mark.parametrize("seconds", [0, -1, MAX_SECONDS + 1, float("nan"), float("inf"), True, "2", None])
+async def test_a_strange_time_is_refused(tmp_path: Path, seconds: object) -> None:
+    with pytest.raises(SiteRejected) as refused:
+        await Background(MemoryLrm(), "local", tmp_path).start({"nodes": 1, "seconds": seconds})
+    assert refused.value.field == "seconds"
+
+
+async def test_where_local_users_are_not_seen_there_is_none(tmp_path: Path) -> None:
+    with pytest.raises(SiteRejected, match="kind drmaa"):
+        await Background(MemoryLrm(), "drmaa", tmp_path).start({"nodes": 1, "seconds": 1})
+
+
+async def test_there_is_an_end_to_it(tmp_path: Path) -> None:
+    lrm = MemoryLrm()
+    await lrm.open()
+    background = Background(lrm, "slurm", tmp_path / "background")
+    for _ in range(MAX_CONCURRENT_JOBS):
+        await background.start({"nodes": 1, "seconds": 600})
+    with pytest.raises(SiteRejected, match="under way already"):
+        await background.start({"nodes": 1, "seconds": 600})
+    assert await background.stop({}) == {"stopped": MAX_CONCURRENT_JOBS}
+
+
+class SlowLrm(MemoryLrm):
+    """Takes no job before it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.go_on = asyncio.Event(), asyncio.Event()
+        self.cancelled: list[str] = []
+
+    async def submit(self, submission: LrmSubmission) -> str:
+        self.asked.set()
+        await self.go_on.wait()
+        return await super().submit(submission)
+
+    async def cancel(self, job: str, name: str, user: str = "") -> None:
+        self.cancelled.append(job)
+
+
+async def test_what_is_being_handed_in_is_ended_too(tmp_path: Path) -> None:
+    lrm = SlowLrm()
+    await lrm.open()
+    background = Background(lrm, "slurm", tmp_path / "background")
+    starting = asyncio.create_task(background.start({"nodes": 1, "seconds": 600}))
+    await lrm.asked.wait()
+    stopping = asyncio.create_task(background.stop({}))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    lrm.go_on.set()
+    assert (await starting)["lrm_job"] == "1"
+    assert await stopping == {"stopped": 1}
+    assert lrm.cancelled == ["1"]
+
+
+async def test_many_at_once_are_no_more_than_there_may_be(tmp_path: Path) -> None:
+    lrm = SlowLrm()
+    await lrm.open()
+    background = Background(lrm, "slurm", tmp_path / "background")
+    starting = [
+        asyncio.create_task(background.start({"nodes": 1, "seconds": 600})) for _ in range(MAX_CONCURRENT_JOBS + 3)
+    ]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    lrm.go_on.set()
+    answers = await asyncio.gather(*starting, return_exceptions=True)
+    assert sum(isinstance(answer, SiteRejected) for answer in answers) == 3
+    assert len(lrm.jobs) == MAX_CONCURRENT_JOBS

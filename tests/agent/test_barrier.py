@@ -1,0 +1,59 @@
+"""Letting a large gang go."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any, cast
+
+from koalapy.agent.components.barrier import OPEN_BATCH_SIZE, Barrier
+from koalapy.agent.components.component import Component
+from koalapy.agent.core.impostors import Impostors
+from koalapy.agent.core.lrm_jobs import LrmJobs
+from koalapy.agent.core.reporter import Reporter
+from koalapy.agent.core.spool import Spool
+from koalapy.agent.runners.runner_secrets import RunnerSecrets
+from koalapy.agent.runners.runners import RunnerConnection, RunnerConnections
+from koalapy.agent.runners.uplink import Uplink
+from koalapy.protocol.messages import Hello
+from tests.agent.memory_lrm import MemoryLrm
+from tests.signals import until
+
+NODES = 3 * OPEN_BATCH_SIZE
+
+
+class Wire:
+    """A connection's other end."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+
+def waiting(component: Component, barrier: Barrier) -> list[Wire]:
+    wires = []
+    for node in component.nodes:
+        wires.append(wire := Wire())
+        node.runner = RunnerConnection(barrier, RunnerConnections())
+        node.runner._transport = cast(asyncio.Transport, wire)
+        node.phase = "waiting"
+    return wires
+
+
+async def test_a_plan_is_encoded_once_for_all_runners(tmp_path: Path) -> None:
+    """A thousand runners of a job of a thousand nodes were told 82 MB, each byte of it encoded for each of them."""
+    uplink = Uplink("ws://127.0.0.1:1", "", lambda: cast(Hello, None))
+    reporter = Reporter(uplink)
+    secrets = RunnerSecrets(MemoryLrm(), "north", "")
+    barrier = Barrier(reporter, cast(LrmJobs, None), secrets, Impostors(reporter), 60.0)
+    component = Component("i", "7.1.0", Spool(tmp_path).make("i", "7.1.0"), NODES)
+    wires = waiting(component, barrier)
+    plan: dict[str, Any] = {"launcher": "processes", "head": "7.1.0", "nodes": [{"host": "n"}] * NODES, "contexts": []}
+    barrier.open(component, plan)
+    await until(lambda: wires[0].written)
+    assert not wires[-1].written, "nobody else is heard meanwhile"
+    await until(lambda: wires[-1].written)
+    assert all(len(wire.written) == 1 for wire in wires)
+    assert len({id(wire.written[0]) for wire in wires}) == 1
+    assert json.loads(wires[0].written[0]) == {"t": "open", **plan}

@@ -1,0 +1,78 @@
+"""One agent to a directory."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from koalapy.agent.core.directory_lock import lock_directory
+from koalapy.model.errors import ConflictError
+
+
+def test_a_second_one_is_refused_by_the_name_of_the_first_and_touches_nothing(tmp_path: Path) -> None:
+    with lock_directory(tmp_path):
+        before = (tmp_path / "agent.lock").read_text()
+        with pytest.raises(ConflictError) as refused, lock_directory(tmp_path):
+            pytest.fail("it was let in")
+        assert f"process {os.getpid()} on {socket.gethostname()}, since 2" in refused.value.message
+        assert str(tmp_path) in refused.value.message
+        assert (tmp_path / "agent.lock").read_text() == before
+        assert os.listdir(tmp_path) == ["agent.lock"]
+    with lock_directory(tmp_path):
+        assert json.loads((tmp_path / "agent.lock").read_text())["pid"] == os.getpid()
+
+
+@pytest.mark.processes
+def test_whoever_died_holds_nothing(tmp_path: Path) -> None:
+    """Whatever it wrote down."""
+    code = (
+        "import os; from pathlib import Path; from koalapy.agent.core.directory_lock import lock_directory\n"
+        f"with lock_directory(Path({str(tmp_path)!r})): os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    with lock_directory(tmp_path):
+        pass
+
+
+@pytest.mark.processes
+def test_who_is_patient_takes_over_from_one_that_is_just_ending(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from koalapy.agent.core.directory_lock import lock_directory\n"
+        f"with lock_directory(Path({str(tmp_path)!r})): print(flush=True); sys.stdin.read()"
+    )
+    first = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert first.stdout is not None
+    assert first.stdin is not None
+    first.stdout.readline()
+    with pytest.raises(ConflictError), lock_directory(tmp_path):
+        pass
+    first.stdin.close()
+    with lock_directory(tmp_path, 30.0):
+        assert first.wait(30) == 0
+    first.stdout.close()
+
+
+def test_what_is_written_there_may_be_torn(tmp_path: Path) -> None:
+    with lock_directory(tmp_path):
+        (tmp_path / "agent.lock").write_text('{"pid": 1')
+        with pytest.raises(ConflictError, match="one that is just starting"), lock_directory(tmp_path):
+            pass
+
+
+def test_a_directory_on_a_full_disk_is_held_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else an agent that was killed could not come back before there is room."""
+
+    def no_room(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", no_room)
+    with (
+        lock_directory(tmp_path),
+        pytest.raises(ConflictError, match="one that is just starting"),
+        lock_directory(tmp_path),
+    ):
+        pass

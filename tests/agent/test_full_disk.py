@@ -1,0 +1,247 @@
+"""What cannot be written down is not begun, is told with the disk's name, and is no reason to end."""
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.agent.components.component import Component
+from koalapy.agent.core import disk_sync
+from koalapy.agent.core.disk_sync import DiskSync
+from koalapy.agent.core.spool import DamagedJournal, Folder, Spool
+from koalapy.agent.lrm.local.adapter import LocalLrm
+from tests.agent.conftest import FakeDaemon, Site
+from tests.agent.memory_agent import serving
+from tests.agent.memory_lrm import MemoryLrm
+from tests.agent.played_runner import claim
+
+T = "7.1.0"
+DEADLINE = 30.0
+
+
+class FullDisk:
+    """Folders in which nothing can be written while there is no room."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full = False
+        append, make = Folder._append, Spool.make
+
+        def checked_append(folder: Folder, lines: bytes) -> None:
+            self._check()
+            append(folder, lines)
+
+        def checked_make(spool: Spool, instance: str, token: str) -> Folder:
+            self._check()
+            return make(spool, instance, token)
+
+        monkeypatch.setattr(Folder, "_append", checked_append)
+        monkeypatch.setattr(Spool, "make", checked_make)
+
+    def _check(self) -> None:
+        if self.full:
+            raise OSError(28, "No space left on device")
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> FullDisk:
+    return FullDisk(monkeypatch)
+
+
+def acknowledged(daemon: FakeDaemon, ident: int) -> bool:
+    return any(ack["id"] == ident and not ack["error"] for ack in daemon.said("ack"))
+
+
+async def test_a_component_that_cannot_be_written_down_fails_with_the_disk_named(
+    disk: FullDisk, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    async with serving(MemoryLrm(), daemon, tmp_path):
+        await daemon.until(lambda: bool(daemon.inventories))
+        disk.full = True
+        await daemon.submit(T)
+        status = await daemon.reaches(T, "ended")
+        assert status["infrastructure"]
+        assert str(tmp_path) in status["error"]
+        assert "No space left on device (disk of /" in status["error"]
+        assert len(daemon.inventories) == 1, "the connection is as good as before"
+        disk.full = False
+        daemon.messages.clear()
+        await claim(daemon, tmp_path)
+        disk.full = True
+        await daemon.open(["true"], T)
+        await daemon.until(lambda: "No space left" in daemon.status(T)["error"])
+
+
+async def test_a_full_disk_is_a_problem_of_the_cluster_before_its_component_fails(
+    disk: FullDisk, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    """So the daemon sends no further component there, and jobs keep their restarts."""
+    async with serving(MemoryLrm(), daemon, tmp_path):
+        await daemon.until(lambda: bool(daemon.inventories))
+        disk.full = True
+        await daemon.submit(T)
+        await daemon.reaches(T, "ended")
+        kinds = [message for message in daemon.messages if message["type"] in ("report", "status")]
+        failed = next(place for place, message in enumerate(kinds) if message.get("error"))
+        told = [message["problem"] for message in kinds[:failed] if message["type"] == "report"]
+        assert "No space left on device" in told[-1]
+        disk.full = False
+        daemon.messages.clear()
+        await claim(daemon, tmp_path)
+        await daemon.until(lambda: not daemon.report().get("problem", "none yet"))
+
+
+async def test_what_was_told_to_stop_stops_and_that_is_acknowledged_when_it_is_written(
+    disk: FullDisk, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    async with serving(lrm := MemoryLrm(), daemon, tmp_path):
+        runner = await claim(daemon, tmp_path)
+        disk.full = True
+        known = await daemon.command("stop", T, reason="test")
+        unknown = await daemon.command("stop", "8.1.0", reason="test")
+        await runner.hears("stop")
+        runner.writer.close()
+        lrm.end("1")
+        lrm.changed.set()
+        await daemon.reaches(T, "ended")
+        assert not acknowledged(daemon, known)
+        disk.full = False
+        await daemon.until(lambda: acknowledged(daemon, known) and acknowledged(daemon, unknown))
+    journal = Folder(tmp_path / "test" / T).entries()
+    assert journal["stop"] == "test"
+    assert journal["end"]["hosts"]
+    assert Folder(tmp_path / "test" / "8.1.0").entries()["stop"] == "test"
+
+
+@pytest.mark.processes
+async def test_nothing_follows_from_what_is_not_on_the_disk(
+    monkeypatch: pytest.MonkeyPatch, site: Site, daemon: FakeDaemon
+) -> None:
+    """Neither a job in the resource manager, nor a word to the daemon, nor a program."""
+    real, room = disk_sync.sync, threading.Event()
+    waiting = threading.Event()
+
+    def slow(path: Path) -> None:
+        waiting.set()
+        assert room.wait(DEADLINE)
+        real(path)
+
+    monkeypatch.setattr(disk_sync, "sync", slow)
+    lrm = LocalLrm(site.cluster, "koala-")
+    await lrm.open()
+    submitted = await daemon.submit(T)
+    assert await asyncio.to_thread(waiting.wait, DEADLINE)
+    assert ((await lrm.snapshot()).jobs, daemon.said("ack")) == ((), [])
+    await lrm.close()
+    room.set()
+    await daemon.reaches(T, "claimed")
+    assert acknowledged(daemon, submitted)
+    room.clear(), waiting.clear()
+    go = site.settings.directory / "ran"
+    await daemon.open(["touch", str(go)], T)
+    assert await asyncio.to_thread(waiting.wait, DEADLINE)
+    assert not go.exists()
+    room.set()
+    await daemon.reaches(T, "ended")
+    assert go.exists()
+
+
+async def test_waiting_for_the_disk_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(disk_sync, "sync", synced.append)
+    together = DiskSync()
+    files = [tmp_path / str(number) for number in range(20)]
+    for path in files:
+        together.written(path)
+    await asyncio.gather(*(together.synced() for _ in range(20)))
+    assert sorted(synced) == sorted(files), "each once"
+    await together.synced()
+    assert len(synced) == 20, "nothing was written since"
+
+
+async def test_what_the_disk_refuses_late_is_told_to_who_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a shared file system does, which finds only then that there is no room."""
+
+    def refuse(path: Path) -> None:
+        if path.name == "journal":
+            raise OSError(122, "Disk quota exceeded")
+
+    monkeypatch.setattr(disk_sync, "sync", refuse)
+    spool = Spool(tmp_path)
+    folder, other = spool.make("test", T), spool.make("test", "8.1.0")
+    folder.write(stop="x")
+    with pytest.raises(OSError, match="quota"):
+        await folder.synced()
+    await other.synced()
+    await spool.disk_sync.synced()
+    folder.remove()
+    await folder.synced()
+
+
+# Torn folders
+
+RAN = {"code": 3, "error": "", "infrastructure": False, "stopped": False, "host": "127.0.1.1", "name": "n1"}
+PLAN = {"launcher": "processes", "head": T, "nodes": [], "contexts": []}
+END = {"exit_code": 3, "error": "", "infrastructure": False, "hosts": ["127.0.1.1"]}
+ENTRIES: list[dict[str, object]] = [
+    {"submit": {"size": 1, "walltime": None, "name": "x", "stage": None, "collect": [], "secret": "s3cret"}},
+    {"lrm": "77"},
+    {"open": PLAN},
+    {"stop": "enough"},
+    {"end": END},
+    {"collected": True},
+]
+
+
+@given(
+    st.integers(0, len(ENTRIES)),
+    st.booleans(),
+    st.sampled_from(["journal", "result.0.json", "output"]),
+    st.floats(0, 1),
+    st.binary(max_size=3),
+)
+def test_a_folder_that_is_cut_anywhere_is_recalled_and_says_nothing_untrue(
+    tmp_path_factory: pytest.TempPathFactory, count: int, ran: bool, torn: str, where: float, noise: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("spool")
+    folder = Folder(path, DiskSync())
+    for entry in ENTRIES[:count]:
+        folder.write(**entry)
+    if ran:
+        (path / "result.0.json").write_text(json.dumps(RAN))
+    (path / "output").write_bytes(b"0123456789")
+    if (path / torn).exists():
+        whole = (path / torn).read_bytes()
+        (path / torn).write_bytes(whole[: int(where * len(whole))] + noise)
+    try:
+        found = Component.recall("test", T, folder)
+    except DamagedJournal:
+        assert torn == "journal"
+        assert noise
+        return
+    assert found.size in (0, 1)
+    assert found.lrm_job in (None, "77")
+    assert found.plan in (None, PLAN)
+    assert found.exit_code in (None, 3)
+    assert found.error == ""
+    assert found.ended <= (count >= 5)
+    if found.size:
+        assert found.old_secret == "s3cret"
+    found.lrm_ended(None)
+    assert found.ended
+    assert found.exit_code == 3 or found.stop is not None or found.error or not ran or found.plan is None
+    # What comes afterwards is read whatever was torn before it.
+    folder.write(stop="later")
+    assert folder.entries()["stop"] == "later"
+
+
+def test_a_result_of_which_a_part_is_missing_is_none(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    for text in ("3", "[]", "{}", json.dumps({"code": 0})):
+        (tmp_path / "result.0.json").write_text(text)
+        assert folder.result(0) is None

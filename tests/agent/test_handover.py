@@ -1,0 +1,87 @@
+"""What the daemon hands over to an agent that it starts, and that the agent ends with the daemon, however early."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from koalapy.agent.core.handover import write_handover
+from koalapy.settings import Settings
+from tests.grid.world import until
+
+pytestmark = pytest.mark.processes
+
+SECRETS = {
+    "database": "postgresql://koala:database-password@db/koala",
+    "tokens": [{"token": "the-secret-of-users", "user": "ada"}],
+    "clusters": {
+        "east": {"token": "the-secret-of-east"},
+        "north": {"token": "the-secret-of-north", "environment": {"MODEL": "coarse"}, "start_failures": 0.5},
+    },
+}
+
+AGENT = [sys.executable, "-m", "koalapy.cli.main", "agent", "north", "--embedded", "--url", "http://127.0.0.1:1"]
+
+
+def test_an_agent_is_told_its_own_section_and_no_secret_but_its_own() -> None:
+    settings = Settings.model_validate(SECRETS)
+    text = write_handover("north", settings, "the-own-token", 0o022)
+    told = json.loads(text)
+    assert (told["token"], told["umask"]) == ("the-own-token", 0o022)
+    again = Settings.model_validate({"clusters": told["clusters"]})
+    assert list(again.clusters) == ["east", "north"]
+    assert again.clusters["north"] == replace(settings.clusters["north"], token=None, network="127.0.2")
+    assert (told["encrypt_transfers"], told["links"]) == (True, [])
+    assert text.count(b"\n") == 1
+    assert not [word for word in (b"password", b"the-secret-of") if word in text]
+
+
+@pytest.fixture
+def handover() -> bytes:
+    return write_handover("north", Settings.model_validate({"clusters": {"north": {}}}), "the-own-token", 0o022)
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("KOALA_")}
+
+
+def started(tmp_path: Path, stdin: "IO[bytes] | int") -> "subprocess.Popen[bytes]":
+    command = [*AGENT, "--directory", str(tmp_path / "north")]
+    return subprocess.Popen(command, stdin=stdin, stderr=subprocess.DEVNULL, env=environment(), start_new_session=True)
+
+
+@pytest.mark.parametrize("said", [0, 1, -1, None])
+def test_an_agent_whose_daemon_has_gone_before_it_was_there_ends(
+    tmp_path: Path, handover: bytes, said: int | None
+) -> None:
+    """Whether it was told nothing, a part, all but the end, or all."""
+    reading, writing = os.pipe()
+    os.write(writing, handover[:said])
+    os.close(writing)
+    with started(tmp_path, reading) as agent:
+        os.close(reading)
+        assert agent.wait(60) in (0, -15)
+
+
+def test_an_agent_ends_with_its_daemon_and_lives_as_long(tmp_path: Path, handover: bytes) -> None:
+    with started(tmp_path, subprocess.PIPE) as agent:
+        assert agent.stdin is not None
+        agent.stdin.write(handover)
+        agent.stdin.flush()
+        serves = tmp_path / "north" / "spool" / "agent.json"
+        until(lambda: serves.exists() or agent.poll() is not None, "the agent to serve")
+        assert agent.poll() is None
+        agent.stdin.close()
+        assert agent.wait(60) == 0
+
+
+def test_handover_names_network_chosen_among_all_clusters() -> None:
+    settings = Settings.model_validate({"clusters": {"a": {"network": "127.0.2"}, "b": {}}})
+    told = json.loads(write_handover("b", settings, "the-own-token", 0o022))
+    again = Settings.model_validate({"clusters": told["clusters"]})
+    assert again.local_networks()["b"] == settings.local_networks()["b"] == "127.0.1"

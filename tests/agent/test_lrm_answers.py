@@ -1,0 +1,346 @@
+"""What an agent makes of a resource manager that is silent, refuses, takes jobs late, or does not let them go."""
+
+import json
+import os
+import re
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from koalapy.agent.components.component import Component, Node
+from koalapy.agent.core import lrm_health
+from koalapy.agent.core.lrm_leftovers import Leftovers, job_of
+from koalapy.agent.core.spool import Spool
+from koalapy.agent.core.timeouts import AgentTimeouts
+from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSubmission
+from koalapy.agent.runners.runners import RunnerConnection
+from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.model.reports import LrmOperation
+from tests.agent.conftest import FakeDaemon, Site
+from tests.agent.memory_agent import counts, loop_clock, serving
+from tests.agent.memory_lrm import MemoryLrm
+from tests.signals import pass_time
+
+T = "7.1.0"
+NAME = "koala-test-7.1.0"
+SILENT = r"not answering since \d\d:\d\d:\d\d"
+
+
+@pytest.fixture
+def lrm() -> MemoryLrm:
+    return MemoryLrm()
+
+
+# Silence
+
+
+async def test_silence_is_told_while_it_lasts_and_logged_once(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    with capture_logs() as logs:
+        async with serving(lrm, daemon, tmp_path):
+            await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+            lrm.answering.clear()
+            lrm.changed.set()
+            await daemon.until(lambda: bool(re.fullmatch(SILENT, counts(daemon)[2])))
+            await daemon.until(lambda: bool(re.fullmatch(f"{SILENT}: no answer within 120 s", counts(daemon)[2])))
+            for _ in range(2):
+                looks = lrm.looks
+                lrm.changed.set()
+                await daemon.until(lambda looks=looks: lrm.looks > looks)  # type: ignore[misc]
+            lrm.answering.set()
+            lrm.changed.set()
+            await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+    actions = [log["action"] for log in logs]
+    assert (actions.count("lrm-lost"), actions.count("lrm-back")) == (1, 1)
+
+
+async def test_a_resource_manager_that_is_silent_from_the_first(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    lrm.answering.clear()
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: bool(re.fullmatch(SILENT, counts(daemon)[2])))
+        lrm.answering.set()
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+
+
+@pytest.mark.processes
+async def test_a_locald_that_is_stopped(site: Site, daemon: FakeDaemon) -> None:
+    site.settings = replace(site.settings, poll_interval=0.1)
+    await site.restart(AgentTimeouts(lrm_silence_s=0.2, report_interval_s=0.1))
+    pid = json.loads((site.cluster.directory / "locald.json").read_text())["pid"]
+    await daemon.submit(T)
+    await daemon.reaches(T, "claimed")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await daemon.until(lambda: bool(re.match(SILENT, daemon.report()["problem"])))
+        assert daemon.report()["total"] == 4
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await daemon.until(lambda: daemon.report()["problem"] == "")
+    await daemon.open(["true"], T)
+    assert (await daemon.reaches(T, "ended"))["program_exit"] == 0
+
+
+async def test_one_that_always_takes_its_time_is_slow_and_not_silent() -> None:
+    told: list[str] = []
+    health = lrm_health.LrmHealth(lambda: told.append(health.problem), clock=loop_clock())
+
+    async def look() -> None:
+        await pass_time(20.0)
+
+    for _ in range(3):
+        await health.poll(LrmOperation.SNAPSHOT, look())
+    assert [bool(problem) for problem in told] == [True, False], "only the first time is a surprise"
+
+
+def test_very_many_words_are_cut() -> None:
+    error = SiteRejected(f"begin {'x' * 100_000} end", hint="do\n this")
+    said = lrm_health.in_one_line(error)
+    assert len(said) < 3000
+    assert said.startswith("begin")
+    assert said.endswith("end; do this")
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("fault", "told", "problem"),
+    [
+        ("job", (False, "job"), ""),
+        ("limit", (False, "limit"), ""),
+        ("site", (True, ""), "no such account; ask for one"),
+        ("unsuitable", (False, "unsuitable"), ""),
+        ("unknown", (False, "unknown"), ""),
+        ("", (False, "unknown"), ""),
+    ],
+)
+async def test_whose_fault_a_refusal_is(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, fault: str, told: tuple[bool, str], problem: str
+) -> None:
+    lrm.refusal = SiteRejected("no such account", hint="ask for one", fault=fault)
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        await daemon.submit(T)
+        ended = await daemon.reaches(T, "ended")
+        assert (ended["infrastructure"], ended["refused"]) == told
+        assert ended["error"] == "no such account; ask for one"
+        assert counts(daemon) == (2, 2, problem)
+        if problem:
+            order = [message["type"] for message in daemon.messages]
+            said = min(n for n, m in enumerate(daemon.messages) if m["type"] == "report" and m["problem"])
+            assert said < len(order) - 1 - order[::-1].index("status"), "nothing else is to be sent the same way"
+
+
+async def test_a_refusal_by_the_sites_fault_is_tried_again_some_day(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    lrm.refusal = SiteRejected("no such account", fault="site")
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        await daemon.submit(T)
+        await daemon.reaches(T, "ended")
+        assert any(report["problem"] == "no such account" for report in daemon.said("report"))
+        await pass_time(lrm_health.REFUSAL_PAUSE)
+        lrm.changed.set()
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        lrm.refusal = None
+        await daemon.submit("8.1.0")
+        await daemon.reaches("8.1.0", "waiting")
+
+
+async def test_what_takes_no_jobs_says_so_before_it_is_given_any(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    lrm.submit_error = "the DRMAA library cannot be loaded"
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: counts(daemon) == (2, 2, lrm.submit_error))
+        assert daemon.inventories == [[]], "what runs there is known all the same"
+        lrm.submit_error = ""
+        lrm.changed.set()
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+
+
+async def test_a_job_that_was_taken_and_will_never_start_is_ended(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        await daemon.submit(T)
+        await daemon.reaches(T, "waiting")
+        lrm.jobs["1"] = LrmJob(
+            "1", NAME, LrmJobState.QUEUED, reason="Slurm will not start it: PartitionTimeLimit", refused="job"
+        )
+        lrm.changed.set()
+        await daemon.until(lambda: daemon.status(T).get("refused") == "job")
+        assert daemon.status(T)["error"] == "Slurm will not start it: PartitionTimeLimit"
+        await daemon.until(lambda: lrm.cancelled == [("1", False)])
+
+
+# Limits
+
+
+def ended_at_memory_limit(code: int | None = None) -> LrmJob:
+    return LrmJob("7", NAME, LrmJobState.ENDED, exit_code=code, reason="memory limit exceeded", exceeded="memory")
+
+
+@pytest.mark.parametrize(("code", "exit_code"), [(None, 137), (137, 137), (9, 9)])
+def test_component_at_its_memory_limit_ends_by_no_fault_of_the_cluster(
+    tmp_path: Path, code: int | None, exit_code: int
+) -> None:
+    own = component(tmp_path, "7")
+    own.lrm_ended(ended_at_memory_limit(code))
+    status = own.status()
+    assert (status.exceeded, status.program_exit, status.infrastructure) == ("memory", exit_code, False)
+    assert status.error == "memory limit exceeded"
+    recalled = Component.recall("test", T, own.folder).status()
+    assert (recalled.exceeded, recalled.error) == ("memory", status.error)
+
+
+def test_component_at_its_memory_limit_overrides_what_its_runners_reported(tmp_path: Path) -> None:
+    own = component(tmp_path, "7")
+    own.fail("the MPI daemon on n2 was lost")
+    own.stop = "the attempt is over"
+    own.lrm_ended(ended_at_memory_limit())
+    status = own.status()
+    assert (status.exceeded, status.error, status.infrastructure) == ("memory", "memory limit exceeded", False)
+
+
+def test_component_that_succeeded_stays_so_at_its_memory_limit(tmp_path: Path) -> None:
+    own = component(tmp_path, "7")
+    own.exit_code = 0
+    own.lrm_ended(ended_at_memory_limit())
+    assert (own.status().exceeded, own.status().program_exit) == ("", 0)
+
+
+# Submissions in doubt
+
+
+async def test_what_is_taken_late_is_found_before_anything_is_handed_in_again(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    lrm.refusal, lrm.late = SiteUnavailable("sbatch did not answer"), True
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        await daemon.submit(T)
+        # The first try is taken while its name is looked for; the second as well; none is handed in a third time.
+        await daemon.reaches(T, "waiting")
+        lrm.changed.set()
+        await daemon.until(lambda: ("2", False) in lrm.cancelled)
+        assert [job.name for job in lrm.jobs.values()] == [NAME, NAME]
+        assert daemon.status(T)["lrm_job"] == "1", "the oldest stays"
+        assert ("1", False) not in lrm.cancelled
+
+
+async def test_what_is_taken_after_it_was_given_up_is_ended(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
+    lrm.refusal = SiteUnavailable("sbatch did not answer")
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        await daemon.submit(T)
+        ended = await daemon.reaches(T, "ended")
+        assert (ended["infrastructure"], ended["error"]) == (True, "sbatch did not answer")
+        await daemon.acknowledged(await daemon.command("forget", T))
+        lrm.take(LrmSubmission(NAME, 1, ("true",), {}, tmp_path, tmp_path))
+        lrm.changed.set()
+        await daemon.until(lambda: lrm.cancelled == [("1", False)])
+
+
+def component(tmp_path: Path, lrm_job: str | None, *runners: str) -> Component:
+    own = Component("test", T, Spool(tmp_path).make("test", T), len(runners) or 1, lrm_job=lrm_job)
+    own.nodes = [Node(runner=RunnerConnection(None, set()), lrm_job=job) for job in runners]  # type: ignore[arg-type]
+    return own
+
+
+@pytest.mark.parametrize(
+    ("known", "runners", "ids", "ended", "own", "extra"),
+    [
+        ("7", (), ("7",), (), "7", ()),
+        ("7", (), ("7", "10", "9"), (), "7", ("10", "9")),
+        ("9", (), ("10", "9", "7"), (), "7", ("10", "9")),
+        ("7", ("9",), ("7", "9"), (), "9", ("7",)),
+        ("7", (), ("7", "9"), ("7",), "7", ("9",)),
+        ("7", ("9",), ("7", "9"), ("7",), "9", ()),
+        ("7", (), ("7", "9"), ("7", "9"), "7", ()),
+        ("7", (), ("9",), (), "9", ()),
+        ("7", (), (), (), None, ()),
+    ],
+)
+def test_of_several_jobs_of_one_name_one_stays(
+    tmp_path: Path,
+    known: str,
+    runners: tuple[str, ...],
+    ids: tuple[str, ...],
+    ended: tuple[str, ...],
+    own: str | None,
+    extra: tuple[str, ...],
+) -> None:
+    states = {True: LrmJobState.ENDED, False: LrmJobState.RUNNING}
+    jobs = [LrmJob(id, NAME, states[id in ended]) for id in ids]
+    found, superfluous = job_of(component(tmp_path, known, *runners), jobs)
+    assert (found.id if found else None, tuple(job.id for job in superfluous)) == (own, extra)
+
+
+# What is not let go
+
+
+async def test_what_the_resource_manager_does_not_let_go_is_told_and_ended_by_force(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        await daemon.submit(T)
+        await daemon.reaches(T, "waiting")
+        lrm.jobs["1"] = replace(lrm.jobs["1"], state=LrmJobState.ENDED)
+        lrm.changed.set()
+        await daemon.reaches(T, "ended")
+        await daemon.acknowledged(await daemon.command("forget", T))
+        lrm.jobs["1"] = LrmJob("1", NAME, LrmJobState.RUNNING, ("a", "b"), reason="node a does not answer")
+        lrm.changed.set()
+        await daemon.until(lambda: bool(daemon.report()["notices"]))
+        (notice,) = daemon.report()["notices"]
+        told = r"the resource manager still holds job 1 \(koala-test-7\.1\.0, 2 nodes\), told to end at \d\d:\d\d:\d\d"
+        assert re.fullmatch(f"{told}: node a does not answer", notice)
+        lrm.force_refusal = SiteRejected(
+            "qdel -f: forcing a job deletion requires manager privileges", hint="ask a manager"
+        )
+        lrm.changed.set()
+        await daemon.until(lambda: ("1", True) in lrm.cancelled)
+        assert lrm.cancelled[0] == ("1", False)
+        lrm.changed.set()
+        await daemon.until(lambda: daemon.report()["notices"][0].endswith("manager privileges: ask a manager"))
+        lrm.end("1")
+        lrm.changed.set()
+        await daemon.until(lambda: daemon.report()["notices"] == [])
+
+
+def test_a_component_of_the_same_name_that_begins_anew_is_let_be() -> None:
+    left, job = Leftovers(), LrmJob("1", NAME, LrmJobState.RUNNING)
+    left.component_ended(NAME)
+    assert left.see([job], []) == [(job, False)]
+    left.component_begins(NAME)
+    assert left.see([job], []) == []
+    assert left.notices() == []
+
+
+# What is missing
+
+
+async def test_a_head_without_rsync_is_told_from_the_first_until_it_has_it(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    installed = tmp_path / "bin" / "rsync"
+    installed.parent.mkdir()
+    installed.write_text("#!/bin/sh\n")
+    installed.chmod(0o755)
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        assert daemon.report()["lacks"] == ["rsync"]
+        monkeypatch.setenv("PATH", str(installed.parent))
+        lrm.changed.set()
+        await daemon.until(lambda: daemon.report()["lacks"] == [])

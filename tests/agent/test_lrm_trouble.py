@@ -1,0 +1,446 @@
+"""An agent whose resource manager is out of order says so, goes on, and is whole again once that is mended."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from koalapy.agent.components.component import Component
+from koalapy.agent.components.job_folders import JobFolders
+from koalapy.agent.components.job_places import JobPlaces
+from koalapy.agent.core.lrm_jobs import LrmJobs
+from koalapy.agent.core.reporter import Reporter
+from koalapy.agent.core.spool import Spool
+from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSubmission
+from koalapy.agent.runners.uplink import Uplink
+from koalapy.agent.transfers.stages import Stages
+from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.protocol.messages import Hello
+from tests import signals
+from tests.agent.conftest import VIRTUAL_DEADLINE, FakeDaemon
+from tests.agent.memory_agent import counts, loop_clock, serving
+from tests.agent.memory_lrm import MemoryLrm
+from tests.agent.played_runner import claim
+
+NO_QUEUE = SiteRejected("there is no queue\n  long.q", hint="set clusters.north.queue")
+SAID = "there is no queue long.q; set clusters.north.queue"
+AWAY = SiteUnavailable("squeue did not answer")
+
+
+@pytest.fixture
+def lrm() -> MemoryLrm:
+    return MemoryLrm()
+
+
+@pytest.mark.parametrize("attribute", ["unopened", "fault"])
+async def test_from_the_very_first(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, attribute: str) -> None:
+    setattr(lrm, attribute, NO_QUEUE)
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: counts(daemon) == (0, 0, SAID))
+        assert daemon.inventories == [], "what it holds is not known"
+        setattr(lrm, attribute, None)
+        lrm.changed.set()
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        assert daemon.inventories == [[]]
+        assert lrm.opened == 1
+        await daemon.submit("7.1.0", 1)
+        await daemon.until(lambda: daemon.status("7.1.0").get("state") == "waiting")
+
+
+async def test_a_daemon_that_comes_back_is_told_of_the_trouble_at_once(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    lrm.fault = NO_QUEUE
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: counts(daemon) == (0, 0, SAID))
+        await daemon.leave()
+        daemon.messages.clear()
+        await daemon.listen()
+        await daemon.until(lambda: counts(daemon) == (0, 0, SAID))
+
+
+async def test_later_on_the_last_counts_stand_with_the_reason(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        lrm.fault = AWAY
+        lrm.changed.set()
+        await daemon.until(lambda: counts(daemon) == (2, 2, "squeue did not answer"))
+        await daemon.leave()
+        daemon.messages.clear()
+        daemon.inventories.clear()
+        await daemon.listen()
+        await daemon.until(lambda: counts(daemon) == (2, 2, "squeue did not answer"))
+        assert daemon.inventories == [[]]
+        lrm.fault = None
+        lrm.changed.set()
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+
+
+async def test_what_was_being_handed_in_waits_until_it_can_be_opened(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    Spool(tmp_path).make("test", "7.1.0").write(submit={"size": 1, "walltime": None, "name": "x", "secret": "s"})
+    lrm.unopened = NO_QUEUE
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: counts(daemon) == (0, 0, SAID))
+        lrm.unopened = None
+        await daemon.until(lambda: daemon.status("7.1.0").get("state") == "waiting")
+        assert [job.name for job in lrm.jobs.values()] == ["koala-test-7.1.0"]
+
+
+# When it looks
+
+
+@pytest.fixture
+async def jobs(lrm: MemoryLrm, tmp_path: Path) -> tuple[LrmJobs, Component]:
+    """A resource manager that is asked only when we say so, with one component that runs there."""
+
+    def hello() -> Hello:
+        raise AssertionError("there is no daemon")
+
+    def submission(component: Component) -> LrmSubmission:
+        return LrmSubmission(component.name, component.size, ("true",), {}, tmp_path, tmp_path / "log")
+
+    reporter = Reporter(Uplink("", "", hello))
+    component = Component("test", "7.1.0", Spool(tmp_path).make("test", "7.1.0"), 1)
+    reporter.add(component)
+    places = JobPlaces(JobFolders.alone(), cast(Stages, None), reporter)
+    return LrmJobs(
+        lrm, reporter, submission, places, poll_interval=1000.0, stop_timeout=1000.0, clock=loop_clock()
+    ), component
+
+
+async def until(condition: Callable[[], bool], jobs: LrmJobs) -> None:
+    watching = asyncio.create_task(jobs.watch())
+    await signals.until(condition, VIRTUAL_DEADLINE)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_stop_of_started_component_waits_for_runners_not_heard_yet(
+    lrm: MemoryLrm, jobs: tuple[LrmJobs, Component], tmp_path: Path
+) -> None:
+    """A new agent knows that they were let go; they hold the end of their program's output, and reconnect soon."""
+    own, queued = jobs
+    started = Component("test", "8.1.0", Spool(tmp_path).make("test", "8.1.0"), 1)
+    started.plan = {"launcher": "processes", "head": started.token}
+    for component in (started, queued):
+        component.lrm_job, component.stop = component.token, "cancelled"
+        own.end(component)
+    await until(lambda: bool(lrm.cancelled), own)
+    assert lrm.cancelled == [(queued.token, False)]
+
+
+async def test_an_end_is_looked_for_that_the_resource_manager_does_not_tell(
+    lrm: MemoryLrm, jobs: tuple[LrmJobs, Component]
+) -> None:
+    own, component = jobs
+    own.submit(component)
+
+    def end_when_looked_for() -> bool:
+        if component.lrm_job is not None and component.nodes[0].result is None:
+            component.nodes[0].name = "a"
+            result = {"code": 0, "error": "", "infrastructure": False, "stopped": False}
+            component.node_ended(0, {**result, "host": "a", "name": "a"})
+            own.polls.soon()
+        elif lrm.looks > 3 and component.lrm_job is not None:
+            lrm.end(component.lrm_job)
+        return component.ended
+
+    await until(end_when_looked_for, own)
+    assert component.error == ""
+
+
+async def test_looks_grow_rarer_and_an_idle_agent_leaves_them_to_the_resource_manager(
+    lrm: MemoryLrm, jobs: tuple[LrmJobs, Component]
+) -> None:
+    own, component = jobs
+    assert own.polls.time_to_next() >= 2 * 1000.0
+    component.lrm_job, component.nodes[0].phase = "1", "ended"
+    waits = []
+    for _ in range(20):
+        waits.append(own.polls.time_to_next())
+        await signals.pass_time(waits[-1])
+    assert waits[0] == pytest.approx(0.1)
+    waits = [round(wait, 6) for wait in waits]
+    assert waits == sorted(waits)
+    assert waits[-1] == pytest.approx(1000.0), "never more often than the resource manager is polled"
+    component.end()
+    own._reporter.publish(component)
+    assert own.polls.time_to_next() >= 2 * 1000.0
+
+
+async def test_what_the_journals_hold_is_told_though_it_does_not_answer_an_agent_that_was_restarted(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    """Components counted as lost after a while, though their runners were heard."""
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.submit("7.1.0", 1)
+        await daemon.until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
+    lrm.take(LrmSubmission("koala-test-8.1.0", 1, (), {}, tmp_path, tmp_path / "out"))
+    lrm.answering.clear()
+    daemon.inventories.clear()
+    daemon.whole.clear()
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: bool(daemon.inventories))
+        assert [(each["token"], each["state"]) for each in daemon.inventories[0]] == [("7.1.0", "waiting")]
+        await daemon.until(lambda: counts(daemon)[:2] == (0, 0) and "not answering" in counts(daemon)[2])
+        lrm.answering.set()
+        await daemon.until(lambda: len(daemon.inventories) == 2)
+        assert {each["token"] for each in daemon.inventories[1]} == {"7.1.0", "8.1.0"}, "with what has no record"
+        assert daemon.whole == [False, True]
+        await daemon.until(lambda: counts(daemon) == (2, 0, ""))
+
+
+async def test_without_journals_nothing_is_told_before_it_answers(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    """An agent whose folder was lost knows of nothing, and that is no reason to give anything up."""
+    lrm.answering.clear()
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: "not answering" in counts(daemon)[2])
+        assert daemon.inventories == []
+
+
+async def test_a_runner_that_cannot_even_start_is_told_with_its_last_words(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.submit("7.1.0", 1)
+        await daemon.until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
+        folder = tmp_path / "test" / "7.1.0"
+        (folder / "runner.log").write_bytes(b"x" * 5000 + b"\n  File runner.py\nSyntaxError: invalid \xff\n\n")
+        lrm.end("1")
+        lrm.changed.set()
+        error = (await daemon.reaches("7.1.0", "ended"))["error"]
+        assert "ended without a word (exit code 0): no reason given; " in error
+        assert error.endswith("the last line of its runner.log: SyntaxError: invalid \ufffd")
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"host": "-o ProxyCommand=x"},
+        {"host": 7},
+        {"name": ["n"]},
+        {"code": "zero"},
+        {"code": 2**40},
+        {"output": "many"},
+        {"output": -1},
+        {"stopped": None},
+    ],
+)
+def test_a_result_that_a_program_has_left_is_none(tmp_path: Path, nonsense: dict[str, object]) -> None:
+    """One that the daemon's protocol has no room for ended the agent, and the next one."""
+    own = {"code": 0, "error": "a\ud800", "infrastructure": False, "stopped": False, "host": "10.0.0.1", "name": "n1"}
+    folder = Spool(tmp_path).make("test", "7.1.0")
+    (folder.path / "result.0.json").write_text(json.dumps(own | {"output": 5}))
+    assert folder.result(0) == own | {"error": "a\\ud800", "output": 5}
+    (folder.path / "result.0.json").write_text(json.dumps(own | nonsense))
+    assert folder.result(0) is None
+    (folder.path / "result.0.json").write_text("[" * 100_000)
+    assert folder.result(0) is None
+
+
+# Errors that nobody thought of
+
+
+async def test_one_while_it_is_handed_in_ends_the_component(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its task had died, and whoever told it to stop waited for ever."""
+
+    def refuse(submission: LrmSubmission) -> str:
+        raise KeyError("nobody thought of this")
+
+    monkeypatch.setattr(lrm, "take", refuse)
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.submit("7.1.0", 1)
+        status = await daemon.reaches("7.1.0", "ended")
+        assert status["infrastructure"]
+        assert status["error"] == "an error in the agent: KeyError('nobody thought of this'); see the agent's log"
+
+
+async def test_one_before_that_ends_it_too(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: object) -> str:
+        raise LookupError("nobody thought of this")
+
+    monkeypatch.setattr("koalapy.agent.core.agent.LrmSubmission", refuse)
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.submit("7.1.0", 1)
+        assert "nobody thought of this" in (await daemon.reaches("7.1.0", "ended"))["error"]
+        await daemon.command("stop", "7.1.0", reason="cancelled")
+        assert await daemon.reaches("7.1.0", "ended")
+
+
+async def test_one_with_a_components_end_costs_no_other_component_anything(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent had died of it, and each one that was started then."""
+    real = Component.lrm_ended
+
+    def refuse(component: Component, job: LrmJob | None) -> None:
+        if component.token == "7.1.0":
+            raise ZeroDivisionError("nobody thought of this")
+        real(component, job)
+
+    monkeypatch.setattr(Component, "lrm_ended", refuse)
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: bool(daemon.inventories))
+        for number, token in enumerate(("7.1.0", "8.1.0"), 1):
+            await daemon.submit(token, 1)
+            await daemon.until(lambda token=token: bool(daemon.status(token).get("lrm_job")))
+            lrm.end(str(number))
+        lrm.changed.set()
+        status = await daemon.reaches("7.1.0", "ended")
+        assert status["infrastructure"]
+        assert "nobody thought of this" in status["error"]
+        assert "ended without a word" in (await daemon.reaches("8.1.0", "ended"))["error"]
+
+
+async def test_one_at_a_look_is_told_as_trouble_and_passes(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise ZeroDivisionError("nobody thought of this")
+
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        with monkeypatch.context() as patch:
+            patch.setattr(lrm, "_check", refuse)
+            lrm.changed.set()
+            await daemon.until(lambda: "nobody thought of this" in counts(daemon)[2])
+        lrm.changed.set()
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+
+
+# Runners that are not heard of
+
+
+async def test_runners_that_run_and_never_connect_are_the_sites_fault(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.submit("7.1.0", 2)
+        await daemon.until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
+        lrm.changed.set()
+        await daemon.until(lambda: bool(daemon.status("7.1.0").get("error")))
+        said, address = daemon.status("7.1.0"), json.loads((tmp_path / "agent.json").read_text())
+        where = f"{address['host']}:{address['port']}"
+        assert said["error"] == f"the runner on a runs but never connected to the agent at {where}"
+        assert said["infrastructure"]
+
+
+async def test_nodes_that_boot_are_waited_for_and_what_jobs_wait_for_is_told(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+
+    def waits() -> tuple[str, float]:
+        status = daemon.status("7.1.0")
+        return status.get("pending", ""), status.get("starting", 0.0)
+
+    def becomes(**changes: object) -> None:
+        lrm.jobs["1"] = replace(lrm.jobs["1"], **changes)  # type: ignore[arg-type]
+        lrm.changed.set()
+
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: bool(daemon.inventories))
+        lrm.answering.clear()
+        await daemon.submit("7.1.0", 2)
+        await daemon.until(lambda: bool(daemon.status("7.1.0").get("lrm_job")))
+        becomes(state=LrmJobState.QUEUED, reason="Slurm says Priority")
+        lrm.answering.set()
+        await daemon.until(lambda: waits() == ("Slurm says Priority", 0.0))
+        becomes(reason="")  # it does not say so at each look
+        looks = lrm.looks
+        await daemon.until(lambda: lrm.looks > looks)
+        assert waits() == ("Slurm says Priority", 0.0)
+        becomes(state=LrmJobState.RUNNING, reason="its nodes boot", starting=300.0)
+        await daemon.until(lambda: waits() == ("its nodes boot", 300.0))
+        assert "1" not in {job for job, _ in lrm.cancelled}
+        assert not daemon.status("7.1.0").get("error")
+        becomes(reason="", starting=0.0)
+        await daemon.until(lambda: waits() == ("", 0.0))
+        await daemon.until(lambda: "never connected" in daemon.status("7.1.0").get("error", ""))
+
+
+@pytest.mark.parametrize("last_words", [False, True])
+async def test_a_node_that_is_dead_does_not_hang_up_and_is_given_up_all_the_same(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, last_words: bool
+) -> None:
+    """The resource manager's word counts, after a while in which its runners might have said something."""
+    async with serving(lrm, daemon, tmp_path):
+        runner = await claim(daemon, tmp_path)
+        lrm.fails("1", "NODE_FAIL")
+        lrm.changed.set()
+        if last_words:
+            runner.send(t="exit", code=3, error="", infrastructure=False, stopped=False)
+        status = await daemon.reaches("7.1.0", "ended")
+        assert status["infrastructure"]
+        assert "NODE_FAIL" in status["error"]
+        runner.writer.transport.abort()
+
+
+async def test_a_node_that_is_lost_after_its_program_came_to_a_good_end_is_no_failure(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    async with serving(lrm, daemon, tmp_path):
+        runner = await claim(daemon, tmp_path)
+        await daemon.open(["true"], "7.1.0")
+        await runner.hears("open")
+        runner.send(t="exit", code=0, error="", infrastructure=False, stopped=False)
+        await daemon.until(lambda: daemon.status("7.1.0").get("program_exit") == 0)
+        lrm.fails("1", "NODE_FAIL")
+        lrm.changed.set()
+        await runner.hears("stop")  # it is still there when its loss is seen
+        runner.writer.transport.abort()
+        status = await daemon.reaches("7.1.0", "ended")
+        assert (status["program_exit"], status["infrastructure"], status["error"]) == (0, False, "")
+
+
+async def test_who_goes_on_though_its_job_is_over_is_told_to_end(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    """Its nodes are given to others: as long as it talked, nobody would hang up."""
+    async with serving(lrm, daemon, tmp_path):
+        runner = await claim(daemon, tmp_path)
+        lrm.end("1")
+        lrm.changed.set()
+        await runner.hears("stop")
+        runner.writer.transport.abort()
+
+
+async def test_what_an_earlier_daemon_asked_is_no_answer_to_the_next(
+    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
+) -> None:
+    """Both count their questions from 1."""
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: bool(daemon.inventories))
+        lrm.answering.clear()
+        looks = lrm.looks
+        await daemon.say("north", {"type": "probe", "sequence": 1, "look": True})
+        await daemon.until(lambda: lrm.looks > looks)
+        await daemon.leave()
+        await daemon.listen()
+        await daemon.until(lambda: len(daemon.inventories) > 1)
+        await daemon.say("north", {"type": "probe", "sequence": 1, "look": True})
+        await daemon.submit("7.1.0", 1)  # what is said before that has been heard
+        await daemon.until(lambda: bool(daemon.said("status", "7.1.0")))
+        lrm.answering.set()
+        await daemon.until(lambda: bool(daemon.said("confirmed")))
+        await daemon.say("north", {"type": "probe", "sequence": 2, "look": True})
+        await daemon.until(lambda: daemon.said("confirmed")[-1]["sequence"] == 2)
+        assert [m["sequence"] for m in daemon.said("confirmed")] == [1, 2]

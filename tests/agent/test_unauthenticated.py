@@ -1,0 +1,290 @@
+"""The port for runners: what those cost there that are no runners, and that gangs are among themselves."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.agent.runners import runner_messages, runners
+from koalapy.protocol import messages
+from koalapy.protocol.messages import Relay, from_agent
+from koalapy.runner.session import TAG_LENGTH, Line
+from tests.agent.conftest import DEADLINE, FakeDaemon
+from tests.agent.memory_agent import serving as serving_agent
+from tests.agent.memory_lrm import MemoryLrm
+from tests.agent.played_runner import HERE, PlayedRunner, secret_of
+from tests.agent.test_runner_timeouts import Handler
+from tests.signals import pass_time
+
+
+class Port:
+    """An agent over a cluster in memory, and the way to its runners' port."""
+
+    def __init__(self, daemon: FakeDaemon, directory: Path) -> None:
+        self.daemon, self._directory = daemon, directory
+        self._open: list[PlayedRunner] = []
+
+    async def connect(self) -> PlayedRunner:
+        made = await PlayedRunner.connect(self._directory)
+        self._open.append(made)
+        return made
+
+    async def runner(self, token: str) -> PlayedRunner:
+        """The runner of a component of one node, at the barrier."""
+        await self.daemon.submit(token)
+        await self.daemon.reaches(token, "waiting")
+        made = await self.connect()
+        name = f"koala-test-{token}"
+        await made.greet(name, secret_of(name))
+        assert "lease" in await made.hears("welcome")
+        return made
+
+    async def impostor(self) -> dict[str, Any]:
+        """The last that the daemon is told of."""
+        await self.daemon.until(lambda: bool(self.daemon.said("impostor")))
+        return self.daemon.said("impostor")[-1]
+
+    def close(self) -> None:
+        for runner in self._open:
+            runner.writer.transport.abort()
+
+
+@asynccontextmanager
+async def serving(daemon: FakeDaemon, directory: Path, lrm: MemoryLrm | None = None) -> AsyncIterator[Port]:
+    async with serving_agent(lrm or MemoryLrm(), daemon, directory):
+        await daemon.until(lambda: bool(daemon.inventories))
+        port = Port(daemon, directory)
+        try:
+            yield port
+        finally:
+            port.close()
+
+
+@given(st.binary(), st.lists(st.integers(0, 50)))
+def test_lines_are_the_same_however_they_come(data: bytes, sizes: list[int]) -> None:
+    line, lines, rest = runners.LineBuffer(), [], data
+    for size in sizes:
+        lines += line.take(rest[:size])
+        rest = rest[size:]
+    lines += line.take(rest)
+    *expected, left = data.split(b"\n")
+    assert lines == expected
+    assert line.size == len(left)
+
+
+@pytest.fixture
+async def port(daemon: FakeDaemon, tmp_path: Path) -> AsyncIterator[Port]:
+    async with serving(daemon, tmp_path / "agent") as port:
+        yield port
+
+
+@pytest.mark.parametrize("other", ["2.1.0.aa", "1.2.0.aa", "1.1.1.bb", "1.1.1", "nonsense"])
+async def test_a_runner_is_heard_by_its_own_gang_only(port: Port, other: str) -> None:
+    first, second = await port.runner("1.1.0.aa"), await port.runner("1.1.1.aa")
+    stranger = await port.runner(other) if other != "nonsense" else None
+    first.send(t="relay", token=other, node=0, payload={"op": "launch", "command": "id"})
+    said = await first.hears("relay")
+    assert (said["sender"], said["payload"]["op"]) == ("", "undelivered")
+    first.send(t="relay", token="1.1.1.aa", node=0, payload={"op": "launch", "command": "true"})
+    said = await second.hears("relay")
+    assert (said["sender"], said["payload"]["command"]) == ("1.1.0.aa", "true")
+    if stranger is not None:
+        await port.daemon.say(
+            "north",
+            {
+                "type": "relay",
+                "token": other,
+                "node": 0,
+                "payload": {"op": "launch"},
+                "sender": "1.1.0.aa",
+                "sender_node": 0,
+            },
+        )
+        await port.daemon.command("stop", other, reason="enough")
+        assert (await stranger.hears("relay", "stop"))["t"] == "stop", "the daemon's word is held to the same"
+
+
+async def test_who_says_too_much_before_hello_is_cut_off(port: Port) -> None:
+    stranger = await port.connect()
+    stranger.writer.write(b"x" * (TAG_LENGTH + runners.MAX_HELLO_LENGTH + 1))
+    await stranger.is_cut_off()
+
+
+async def test_who_says_nothing_is_cut_off(port: Port) -> None:
+    stranger = await port.connect()
+    stranger.writer.write(b'{"t":')
+    await stranger.is_cut_off()
+
+
+async def test_a_runner_that_has_said_hello_may_be_silent(port: Port) -> None:
+    known = await port.runner("1.1.0.aa")
+    await pass_time(2 * runners.HELLO_TIMEOUT)
+    known.send(t="out", offset=0, data="aGk=")
+    assert (await known.hears("output"))["offset"] == 2
+
+
+async def test_strangers_do_not_keep_runners_out(port: Port) -> None:
+    """The oldest of those that have not said hello make room: a runner says so at once."""
+    strangers = [await port.connect() for _ in range(runners.MAX_UNAUTHENTICATED)]
+    runner = await port.runner("1.1.0.aa")
+    await strangers[0].is_cut_off()
+    runner.send(t="out", offset=0, data="aGk=")
+    assert (await runner.hears("output"))["offset"] == 2
+
+
+async def test_so_few_strangers_are_kept_also_when_many_come_at_once(tmp_path: Path) -> None:
+    server = runners.RunnerServer("127.0.0.1", tmp_path / "agent.json", max_unauthenticated=3)
+    await server.listen(Handler())
+    address = json.loads((tmp_path / "agent.json").read_bytes())
+    with ExitStack() as stack:
+        # The event loop does not turn meanwhile: all of them wait to be accepted.
+        strangers = [
+            stack.enter_context(socket.create_connection((address["host"], address["port"]), DEADLINE))
+            for _ in range(20)
+        ]
+        for stranger in strangers:
+            stranger.setblocking(False)
+        for stranger in strangers[:-3]:
+            await hung_up_on(stranger)
+        for stranger in strangers[-3:]:
+            with pytest.raises(BlockingIOError):
+                stranger.recv(1)
+    server.close()
+
+
+async def hung_up_on(stranger: socket.socket) -> None:
+    async with asyncio.timeout(DEADLINE):
+        with suppress(ConnectionResetError):
+            assert await asyncio.get_running_loop().sock_recv(stranger, 1) == b""
+
+
+async def test_a_long_line_is_put_together_once(port: Port) -> None:
+    runner = await port.runner("1.1.0.aa")
+    runner.writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    line = json.dumps({"t": "relay", "token": "1.1.7.bb", "node": 0, "payload": {"op": "x" * 1_000_000}}).encode()
+    assert runner.session is not None
+    sealed = runner.session.seal(Line(line))
+    for start in range(0, len(sealed), 4096):
+        runner.writer.write(sealed[start : start + 4096])
+        await asyncio.sleep(0)
+    runner.send(t="out", offset=0, data="aGk=")
+    assert (await runner.hears("relay"))["payload"]["op"] == "undelivered"
+    assert (await runner.hears("output"))["offset"] == 2
+
+
+async def test_a_line_without_end_costs_a_runner_its_connection(port: Port) -> None:
+    runner = await port.runner("1.1.0.aa")
+    runner.writer.write(b"x" * (TAG_LENGTH + runners.MAX_LINE_LENGTH + 1))
+    await runner.is_cut_off()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"t": "out", "offset": -1, "data": ""},
+        {"t": "out", "offset": 2**63, "data": ""},
+        {"t": "out", "offset": 0, "data": "no base64!"},
+        {"t": "out", "offset": "x", "data": ""},
+        {"t": "relay", "token": "1.1.1.aa", "node": -1, "payload": {}},
+        {"t": "relay", "token": "1.1.1.aa", "node": 0, "payload": []},
+        {"t": "exit", "code": 2**63, "error": "", "infrastructure": False, "stopped": False},
+        {"t": "exit", "code": 0, "infrastructure": False, "stopped": False},
+        HERE | {"t": "here", "life": "x", "phase": "?"},
+        HERE | {"t": "here", "life": "x", "host": "x" * 2000},
+        HERE | {"t": "here", "life": "x", "start": -1},
+        HERE | {"t": "here", "life": None},
+        {"t": "nothing"},
+        {},
+        [],
+        None,
+        7,
+    ],
+    ids=repr,
+)
+def test_message_out_of_bounds_is_refused(message: Any) -> None:
+    with pytest.raises(ValueError):
+        runner_messages.parse_message(json.dumps(message).encode())
+
+
+async def test_nonsense_costs_a_runner_its_connection_and_nobody_else_anything(port: Port) -> None:
+    runner, other = await port.runner("1.1.0.aa"), await port.runner("2.1.0.bb")
+    runner.send_line(b'{"t":"nothing"}')
+    await runner.is_cut_off()
+    other.send(t="out", offset=0, data="aGk=")
+    assert (await other.hears("output"))["offset"] == 2
+
+
+HELLO = {"t": "hello", "component": "koala-test-1.1.0.aa", "node": 0, "nonce": "0" * 64}
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [{"node": -1}, {"node": 2**63}, {"node": None}, {"nonce": ""}, {"nonce": "x" * 64}, {"nonce": None}],
+    ids=repr,
+)
+def test_hello_out_of_bounds_is_refused(hello: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        runner_messages.parse_hello(json.dumps(HELLO | hello).encode())
+
+
+@pytest.mark.parametrize("hello", [{"node": -1}, {"node": 1}, {"secret": "s3cret", **HERE}], ids=repr)
+async def test_stranger_with_unknown_node_or_old_secret_is_hung_up_on(port: Port, hello: dict[str, Any]) -> None:
+    await port.runner("1.1.0.aa")
+    stranger = await port.connect()
+    stranger.send(**HELLO | hello)
+    assert await stranger.read() == {}
+
+
+async def test_runner_that_describes_itself_out_of_bounds_is_hung_up_on(port: Port) -> None:
+    await port.runner("1.1.0.aa")
+    stranger = await port.connect()
+    await stranger.greet("koala-test-1.1.0.aa", secret_of("koala-test-1.1.0.aa"), phase="?")
+    assert await stranger.read() == {}
+
+
+async def test_an_error_that_names_any_file_is_told(port: Port) -> None:
+    runner = await port.runner("1.1.0.aa")
+    error = "cannot run /tmp/\udcff" + "x" * 100_000
+    runner.send(t="exit", code=None, error=error, infrastructure=False, stopped=False)
+    await runner.hears("exit_ack")
+
+
+@pytest.mark.parametrize(("depth", "cut_off"), [(99, False), (100, True), (900, True), (100_000, True)])
+async def test_what_the_daemon_could_not_read_is_not_passed_on(port: Port, depth: int, cut_off: bool) -> None:
+    """Else one runner would cost its whole cluster the connection."""
+    runner = await port.runner("1.1.0.aa")
+    payload = '{"a":' + "[" * depth + "]" * depth + "}"
+    runner.send_line(b'{"t":"relay","token":"1.1.7.aa","node":0,"payload":' + payload.encode() + b"}")
+    if cut_off:
+        await runner.is_cut_off()
+    else:
+        port.daemon._clusters["1.1.7.aa"] = "north"
+        await port.daemon.until(lambda: bool(port.daemon.said("relay")))
+    assert len(port.daemon.said("hello")) == 1
+
+
+def test_much_at_once_goes_in_frames_that_the_daemon_takes() -> None:
+    relays = [
+        Relay(token="1.1.0", node=n, payload={"x": "y" * 1000}, sender="1.1.1", sender_node=0) for n in range(100)
+    ]
+    encode = partial(messages.frame, from_agent)
+    frames = list(messages.frames(relays, encode, 10_000))
+    assert all(len(frame) <= 10_000 for frame in frames)
+    assert [message for frame in frames for message in from_agent.validate_json(frame)] == relays
+    assert len(list(messages.frames(relays, encode, 100))) == 100
+
+
+@pytest.mark.parametrize("start", ["1e999", "-1", str(10**400), "[]", '"x"'])
+def test_where_a_runners_output_begins_is_a_number_within_bounds(start: str) -> None:
+    hello = '{"t": "here", "life": "l", "host": "h", "name": "n", "phase": "waiting"'
+    assert runner_messages.parse_message(f'{hello}, "start": 7}}'.encode())["start"] == 7
+    with pytest.raises(ValueError, match="start"):
+        runner_messages.parse_message(f'{hello}, "start": {start}}}'.encode())

@@ -1,0 +1,347 @@
+"""The file sides of several agents on loopback, with a wire between them instead of a daemon."""
+
+import asyncio
+import hashlib
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from koalapy.agent.core.questions import Questions
+from koalapy.agent.core.timeouts import AgentTimeouts
+from koalapy.agent.transfers.daemon_files import DaemonFiles
+from koalapy.agent.transfers.digest import measure
+from koalapy.agent.transfers.exports import RSYNC, Exports
+from koalapy.agent.transfers.replicas import Replicas
+from koalapy.agent.transfers.roots import Roots
+from koalapy.agent.transfers.seals import Seals
+from koalapy.agent.transfers.stages import Stages
+from koalapy.model.reports import StageStatus
+from koalapy.protocol.messages import Answer, Ask, Stage, StageBundle, StageFile
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
+from tests import needs as needed
+from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
+from tests.deep_folders import deepened
+from tests.signals import until
+
+INSTANCE, T = "test", "7.1.0"
+needs_rsync = needed.needs(needed.RSYNC)
+
+
+class SetClock(Clock):
+    """A clock that shows what a test sets."""
+
+    def __init__(self, wall: float = 0.0) -> None:
+        self.wall, self.steady = wall, 0.0
+
+    def now(self) -> float:
+        return self.wall
+
+    def monotonic(self) -> float:
+        return self.steady
+
+
+class Wire:
+    """Passes questions and answers between sites; who is not there is out of reach."""
+
+    def __init__(self) -> None:
+        self.sites: dict[str, FileSite] = {}
+        self.asked: list[str] = []
+        self.meddle: Callable[[dict[str, Any]], dict[str, Any]] = lambda payload: payload
+        """What becomes of an answer's payload on its way."""
+        self.since = float("-inf")
+        """Since when there is a daemon that passes it on, for agents that start from now on."""
+
+    def pass_on(self, sender: str, message: Ask | Answer) -> None:
+        target = self.sites.get(message.cluster)
+        forwarded = message.model_copy(update={"cluster": sender})
+        if isinstance(forwarded, Ask):
+            self.asked.append(forwarded.what)
+            if target is not None:
+                target.questions.asked(forwarded)
+            elif (back := self.sites.get(sender)) is not None:
+                error = f"{message.cluster} is out of reach"
+                back.questions.answered(Answer(ident=message.ident, error=error, fault="unavailable"))
+        elif target is not None:
+            target.questions.answered(forwarded.model_copy(update={"payload": self.meddle(dict(message.payload))}))
+
+
+class WireEnd:
+    """What questions need of an uplink."""
+
+    def __init__(self, site: str, wire: Wire) -> None:
+        self.online = asyncio.Event()
+        self.online.set()
+        self.online_since = wire.since
+        self._site, self._wire = site, wire
+
+    def put(self, message: Any, *, urgent: bool = False) -> None:
+        asyncio.get_running_loop().call_soon(self._wire.pass_on, self._site, message)
+
+
+class FileSite:
+    """One cluster's folders, and the part of its agent that deals with files, which may be replaced by a new one."""
+
+    def __init__(self, name: str, directory: Path, wire: Wire, daemon_files: DaemonFiles | None = None) -> None:
+        self.name, self.directory, self.wire = name, directory, wire
+        self.replicas = directory / "replicas"
+        self.replicas.mkdir(parents=True)
+        self.daemon_files = daemon_files or DaemonFiles("http://127.0.0.1:1", name, "s3cret")
+        self.told: list[StageStatus] = []
+        self.pulls = 4
+        self.encrypts = True
+        """Whether nothing may go in clear from here, or to here."""
+        self.used: set[str] = set()
+        """Tokens of stages that a component has as its own."""
+        self.timeouts = AgentTimeouts(
+            transfer_retry_s=0.01, max_transfer_retry_s=0.05, transfer_login_s=Logins.TIMEOUT_S
+        )
+        self.clock = SYSTEM_CLOCK
+        self.start()
+
+    async def restart(
+        self,
+        *,
+        pulls: int | None = None,
+        clock: Clock | None = None,
+        rsync_program: str = RSYNC,
+        timeouts: Mapping[str, float] | None = None,
+        **limits: int,
+    ) -> None:
+        """Replace the agent's part by one with other limits."""
+        await self.stop()
+        self.pulls, self.clock = pulls or self.pulls, clock or self.clock
+        self.timeouts = replace(self.timeouts, **(timeouts or {}))
+        self.start(rsync_program, **limits)
+
+    def start(self, rsync_program: str = RSYNC, **limits: int) -> None:
+        self.questions = Questions(WireEnd(self.name, self.wire))  # type: ignore[arg-type]
+        replicas = Replicas(
+            Roots(self.name, [self.replicas]), Seals(self.directory / "seals.json", self.clock), self.clock
+        )
+        self.exports = Exports(
+            replicas, self.directory / "exports", "127.0.0.1", None, lambda _: self.encrypts, self.timeouts, **limits
+        )
+        self.stages = Stages(
+            self.name,
+            self.directory / "stages",
+            replicas,
+            self.questions,
+            self.daemon_files,
+            self._tell,
+            lambda instance, token: token in self.used,
+            self.pulls,
+            encrypts=lambda _: self.encrypts,
+            timeouts=self.timeouts,
+            clock=self.clock,
+            rsync_program=rsync_program,
+        )
+        for what, handler in {
+            "stat": replicas.stat,
+            "export": self.exports.export,
+            "unexport": self.exports.unexport,
+        }.items():
+            self.questions.answer_with(what, handler)
+        self.wire.sites[self.name] = self
+
+    async def stop(self) -> None:
+        self.wire.sites.pop(self.name, None)
+        await self.questions.close()
+        await self.stages.close()
+        await self.exports.close()
+
+    def _tell(self, instance: str, status: StageStatus) -> bool:
+        self.told.append(status)
+        return True
+
+    def make(self, name: str, content: bytes = b"content\n") -> Path:
+        path = self.replicas / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return path
+
+    def input(self, path: Path, *, part: str | None = None, target: str = "input", **changes: Any) -> StageFile:
+        """As the catalogue has it while nothing has changed."""
+        content = content_of(path / part if part else path)
+        known = {"size": content[0], "checksum": content[1], **changes}
+        return StageFile(name="/logical", source=self.name, path=str(path), part=part, target=target, **known)
+
+    def stage(self, *files: StageFile, token: str = T, bundle: StageBundle | None = None) -> Path:
+        """Order a stage; its folder."""
+        order = Stage(id=1, epoch=1, token=token, files=list(files), bundle=bundle)
+        assert self.stages.stage(INSTANCE, order) == ""
+        return self.stages.folder(INSTANCE, token)
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        try:
+            await until(condition)
+        except TimeoutError:
+            pytest.fail(f"never came; last: {self.told[-3:]}")
+
+    async def comes_to(self, state: str, token: str = T) -> StageStatus:
+        await self.until(lambda: self.last(token) is not None and self.last(token).state == state)  # type: ignore[union-attr]
+        found = self.last(token)
+        assert found is not None
+        return found
+
+    def last(self, token: str = T) -> StageStatus | None:
+        return next((status for status in reversed(self.told) if status.token == token), None)
+
+
+class Gate:
+    """Stands between puller and source: lets so many bytes through to the puller, then waits until it is opened."""
+
+    def __init__(self, wire: Wire, limit: int) -> None:
+        self.limit = limit
+        self.passed = 0
+        self.open = asyncio.Event()
+        self.reached = asyncio.Event()
+        self._target = 0
+        self._port = 0
+        self._writers: list[asyncio.StreamWriter] = []
+        wire.meddle = self._redirect
+
+    async def listen(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._port = self._server.sockets[0].getsockname()[1]
+
+    def close(self) -> None:
+        self._server.close()
+        self.cut()
+
+    def cut(self) -> None:
+        """Break the connections there are; later ones are let through, and only their bytes count."""
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+        self.limit, self.passed = sys.maxsize, 0
+        self.open.set()
+
+    def close_again(self, limit: int) -> None:
+        self.limit, self.passed = limit, 0
+        self.open.clear()
+        self.reached.clear()
+
+    def _redirect(self, payload: dict[str, Any]) -> dict[str, Any]:
+        if "port" not in payload:
+            return payload
+        self._target = int(payload["port"])
+        return {**payload, "port": self._port}
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            there, back = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._writers += [writer, back]
+        upward = asyncio.create_task(self._copy(reader, back))
+        try:
+            while data := await there.read(65536):
+                if writer not in self._writers:
+                    break
+                self.passed += len(data)
+                writer.write(data)
+                await writer.drain()
+                if self.passed >= self.limit:
+                    self.reached.set()
+                    await self.open.wait()
+        except OSError:
+            pass
+        finally:
+            writer.close()
+            upward.cancel()
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            return
+
+
+def content_of(path: Path) -> tuple[int, str]:
+    """Size and checksum of a file or folder."""
+    if path.is_file():
+        data = path.read_bytes()
+        return len(data), hashlib.sha256(data).hexdigest()
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        found = measure(descriptor, checksum=True)
+    finally:
+        os.close(descriptor)
+    return found.size, found.checksum
+
+
+class Logins:
+    """The time that pullers have to log in, which is over when the test says so."""
+
+    TIMEOUT_S = 987.0
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._given: list[asyncio.Timeout] = []
+        self._timeout = asyncio.timeout
+        monkeypatch.setattr(asyncio, "timeout", self._give)
+
+    def _give(self, seconds: float | None) -> asyncio.Timeout:
+        given = self._timeout(seconds)
+        if seconds == self.TIMEOUT_S:
+            self._given.append(given)
+        return given
+
+    @property
+    def rsync_runs(self) -> bool:
+        """Whether it is waited for the end of the one puller's rsync, as before for the first byte."""
+        return len(self._given) == 2
+
+    def are_over(self) -> None:
+        self._given[-1].reschedule(asyncio.get_running_loop().time())
+
+    async def end_behind_a_greeting(self, site: FileSite, reader: asyncio.StreamReader) -> None:
+        """Who was greeted and says nothing more is sent away when they are over."""
+        async with asyncio.timeout(20):
+            assert (await reader.readline()).startswith(b"@RSYNCD")
+            await site.until(lambda: self.rsync_runs)
+            self.are_over()
+            with suppress(ConnectionResetError):  # it may not have read all that it was told
+                await reader.read()
+
+
+@pytest.fixture
+def logins(monkeypatch: pytest.MonkeyPatch) -> Logins:
+    return Logins(monkeypatch)
+
+
+@pytest.fixture
+def wire() -> Wire:
+    return Wire()
+
+
+@pytest.fixture
+async def north(tmp_path: Path, wire: Wire, daemon_files: FakeDaemonFiles) -> AsyncIterator[FileSite]:
+    """The execution site."""
+    site = FileSite("north", tmp_path / "north", wire, DaemonFiles(daemon_files.url, "north", "s3cret"))
+    yield site
+    await site.stop()
+
+
+@pytest.fixture
+async def south(tmp_path: Path, wire: Wire) -> AsyncIterator[FileSite]:
+    """The file site."""
+    site = FileSite("south", tmp_path / "south", wire)
+    yield site
+    await site.stop()
+
+
+@pytest.fixture
+def deep(tmp_path: Path) -> Iterator[Path]:
+    """Folders within each other, more than Python can go down."""
+    (tmp_path / "deep").mkdir()
+    with deepened(tmp_path / "deep") as top:
+        yield top

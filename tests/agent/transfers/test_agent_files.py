@@ -1,0 +1,224 @@
+"""Files through whole agents: programs in their stages, results on their way, agents killed in the midst of it."""
+
+import asyncio
+import io
+import os
+import random
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from koalapy.agent.transfers import rsync
+from tests.agent.conftest import FakeDaemon, Site
+from tests.agent.test_agent import AGENT
+from tests.agent.transfers.conftest import Gate, content_of, needs_rsync
+from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
+
+pytestmark = pytest.mark.processes
+
+T, S = "7.1.0", "7.1.9"
+BIG = random.Random(2).randbytes(6_000_000)
+
+
+def replica(site: Site, name: str, content: bytes, **fields: Any) -> dict[str, Any]:
+    """A file on a site, as an input of a stage."""
+    path = site.replicas / name
+    path.write_bytes(content)
+    size, checksum = content_of(path)
+    known = {"path": str(path), "size": size, "checksum": checksum, "target": name}
+    return {"name": name, "source": site.settings.cluster, "part": None, **known, **fields}
+
+
+async def run(daemon: FakeDaemon, command: list[str], token: str = T, **submit: Any) -> dict[str, Any]:
+    await daemon.submit(token, stage=S, **submit)
+    await daemon.reaches(token, "claimed")
+    await daemon.open(command, token)
+    return await daemon.reaches(token, "ended")
+
+
+def names(archive: bytes) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(archive)) as opened:
+        return {m.name: opened.extractfile(m).read() for m in opened}  # type: ignore[union-attr]
+
+
+@needs_rsync
+async def test_a_program_finds_its_files_where_it_is(site: Site, other_site: Site, daemon: FakeDaemon) -> None:
+    away, own = replica(other_site, "away", b"from south\n"), replica(site, "own", b"from north\n")
+    await daemon.stage(S, away, own)
+    done = await daemon.staged(S)
+    assert (done["size"], done["staged"]) == (11, 11)
+    end = await run(daemon, ["sh", "-c", '[ "$PWD" = "$KOALA_STAGE" ] && cat away own && readlink own'], size=1)
+    assert (end["program_exit"], end["error"]) == (0, "")
+    assert daemon.output[T].decode() == f"from south\nfrom north\n{site.replicas / 'own'}\n"
+
+
+async def test_the_daemon_asks_about_replicas(site: Site, daemon: FakeDaemon) -> None:
+    known = replica(site, "data", b"1234")
+    answer = await daemon.ask("north", "stat", path="data", checksum=True)
+    assert answer["error"] == ""
+    assert answer["payload"] == {"path": known["path"], "size": 4, "checksum": known["checksum"], "parts": None}
+    refused = await daemon.ask("north", "stat", path="/etc/passwd", checksum=True)
+    assert (refused["fault"], refused["payload"]) == ("outside", {})
+    assert (await daemon.ask("north", "stat", checksum=True))["fault"] == "invalid"
+    assert (await daemon.ask("north", "dance"))["fault"] == "unknown"
+
+
+async def test_results_come_before_the_end_is_told(
+    daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon
+) -> None:
+    daemon_files.away = True
+    await daemon.stage(S, replica(site, "in.txt", b"input"))
+    await daemon.staged(S)
+    await daemon.submit(T, stage=S, collect=["*.txt", "sub/**"])
+    await daemon.reaches(T, "claimed")
+    script = "echo one > a.txt; mkdir sub; echo two > sub/b; ln -s /etc/passwd c.txt; echo no > d.log; exit 3"
+    await daemon.open(["sh", "-c", script], T)
+    assert await asyncio.to_thread(daemon_files.answered.wait, 30)
+    await daemon.reaches(T, "delivering")
+    assert not [said for said in daemon.said("status", T) if said["state"] == "ended"]
+    daemon_files.away = False
+    end = await daemon.reaches(T, "ended")
+    assert (end["program_exit"], end["error"]) == (3, "")
+    assert names(daemon_files.results[S]) == {"a.txt": b"one\n", "sub/b": b"two\n"}
+    assert daemon_files.requests[-1] == f"PUT /api/v1/agents/north/results/{S} Bearer s3cret"
+
+
+async def test_results_that_are_refused_are_lost_but_no_failure(
+    daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon
+) -> None:
+    daemon_files.refuse = 413, "more than 1 MB"
+    await daemon.stage(S)
+    await daemon.staged(S)
+    script = "head -c 3000000 /dev/zero > a.bin"
+    end = await run(daemon, ["sh", "-c", script], size=1, collect=["*"])
+    why = "its results could not be collected: the daemon refuses: more than 1 MB"
+    assert (end["program_exit"], end["infrastructure"], end["error"]) == (0, False, why)
+    assert daemon.output[T].decode() == f"koala: {why}\n"
+
+
+async def test_results_come_though_a_node_is_lost(
+    daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon
+) -> None:
+    """The agent cannot know whether the job succeeded all the same, as when a node is lost after ``mpirun`` ended."""
+    await daemon.stage(S)
+    await daemon.staged(S)
+    end = await run(daemon, ["sh", "-c", "echo one > a; kill -9 $PPID; exec sleep 1000"], collect=["*"])
+    assert end["infrastructure"]
+    assert names(daemon_files.results[S]) == {"a": b"one\n"}
+
+
+async def test_nothing_is_collected_of_what_never_ran(
+    daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon
+) -> None:
+    await daemon.stage(S)
+    await daemon.submit(T, stage=S, collect=["*"])
+    await daemon.reaches(T, "claimed")
+    await daemon.command("stop", T, reason="test")
+    await daemon.reaches(T, "ended")
+    assert daemon_files.requests == []
+
+
+async def test_a_stage_stays_while_its_program_runs(
+    daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon
+) -> None:
+    await daemon.stage(S)
+    await daemon.staged(S)
+    await daemon.submit(T, stage=S)
+    await daemon.reaches(T, "claimed")
+    fifo = site.settings.directory / "go"
+    os.mkfifo(fifo)
+    await daemon.open(["sh", "-c", f"echo up; read line < {fifo}; pwd; ls -d ."], T)
+    await daemon.until(lambda: daemon.output.get(T) == b"up\n")
+    await daemon.acknowledged(await daemon.command("unstage", S))
+    folder = site.settings.stages / f"test-{S}"
+    assert folder.is_dir()
+    fifo.write_text("go on\n")
+    assert (await daemon.reaches(T, "ended"))["program_exit"] == 0
+    assert daemon.output[T].decode() == f"up\n{folder}\n.\n"
+    await daemon.until(lambda: not any(site.settings.stages.iterdir()))
+
+
+async def test_a_new_agent_collects_what_the_old_one_did_not(
+    daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon
+) -> None:
+    daemon_files.away = True
+    await daemon.stage(S)
+    await daemon.submit(T, stage=S, collect=["a"])
+    await daemon.reaches(T, "claimed")
+    await daemon.staged(S)
+    await daemon.open(["sh", "-c", "echo one > a"], T)
+    assert await asyncio.to_thread(daemon_files.answered.wait, 30)
+    await site.stop()
+    daemon_files.away = False
+    await site.start()
+    assert (await daemon.reaches(T, "ended"))["program_exit"] == 0
+    assert names(daemon_files.results[S]) == {"a": b"one\n"}
+
+
+@needs_rsync
+async def test_an_agent_that_was_killed_goes_on_with_its_transfers(
+    tmp_path: Path, other_site: Site, daemon: FakeDaemon
+) -> None:
+    site = Site(tmp_path, daemon)
+    gate = Gate(daemon, len(BIG) // 2)
+    await gate.listen()
+    before = len(daemon.inventories)
+    killed = await asyncio.create_subprocess_exec(sys.executable, "-c", AGENT, str(tmp_path), str(daemon.port))
+    await daemon.until(lambda: len(daemon.inventories) > before)
+    wanted = replica(other_site, "big", BIG)
+    await daemon.stage(S, wanted)
+    await gate.reached.wait()
+    came = site.settings.stages / f".test-{S}" / "input-0" / "big"
+    await daemon.until(lambda: came.exists() and came.stat().st_size > len(BIG) // 4)
+    killed.kill()
+    await killed.wait()
+    daemon.messages.clear()
+    # What it left pulling is still there, and waits at the gate.
+    gate.limit, gate.passed = sys.maxsize, 0
+    try:
+        await site.start()
+        assert (await daemon.staged(S))["moved"][0]["size"] < len(BIG)
+        assert (site.settings.stages / f"test-{S}" / "big").read_bytes() == BIG
+        assert 0 < gate.passed < 0.9 * len(BIG)
+        assert rsync.kill_orphans(site.settings.stages / f".test-{S}") == []
+    finally:
+        gate.open.set()
+        gate.close()
+        await site.stop()
+        site.cluster.stop()
+
+
+@needs_rsync
+async def test_a_daemon_that_is_away_holds_no_transfer_up(site: Site, other_site: Site, daemon: FakeDaemon) -> None:
+    gate = Gate(daemon, len(BIG) // 2)
+    await gate.listen()
+    await daemon.stage(S, replica(other_site, "big", BIG))
+    await gate.reached.wait()
+    await daemon.leave()
+    gate.open.set()
+    there = site.settings.stages / f"test-{S}" / "big"
+    await daemon.until(there.exists)
+    daemon.messages.clear()
+    await daemon.listen()
+    assert (await daemon.staged(S))["staged"] == len(BIG)
+    gate.close()
+
+
+@pytest.mark.mpi
+async def test_ranks_of_each_cluster_are_in_their_own_stage(site: Site, other_site: Site, daemon: FakeDaemon) -> None:
+    tokens = {"7.1.0": ("north", "7.1.0"), "7.1.1": ("south", "7.1.1")}
+    for token, (cluster, stage) in tokens.items():
+        known = replica(site if cluster == "north" else other_site, "who", f"{cluster}\n".encode())
+        await daemon.stage(stage, known, cluster=cluster)
+        await daemon.staged(stage)
+        await daemon.submit(token, 2, cluster, stage=stage)
+        await daemon.reaches(token, "claimed")
+    await daemon.open(["sh", "-c", "echo $SITE $PWD `cat who`"], *tokens, launcher="openmpi")
+    for token in tokens:
+        assert (await daemon.reaches(token, "ended"))["error"] == ""
+    north, south = site.settings.stages / "test-7.1.0", other_site.settings.stages / "test-7.1.1"
+    said = sorted(daemon.output["7.1.0"].decode().splitlines())
+    assert said == [f"north {north} north"] * 2 + [f"south {south} south"] * 2

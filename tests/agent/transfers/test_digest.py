@@ -1,0 +1,163 @@
+"""Checksums of files and folders, and of files that are still growing."""
+
+import asyncio
+import hashlib
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from koalapy.agent.transfers.digest import Content, GrowingDigest, measure
+from koalapy.agent.transfers.replicas import Replicas
+from koalapy.agent.transfers.roots import Roots
+from koalapy.model.errors import SiteRejected, SiteUnavailable
+
+
+def measured(path: Path, *, checksum: bool = True) -> Content:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return measure(descriptor, checksum=checksum)
+    finally:
+        os.close(descriptor)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    top = tmp_path / "tree"
+    (top / "b").mkdir(parents=True)
+    (top / "a").write_bytes(b"1")
+    (top / "b" / "c").write_bytes(b"22")
+    return top
+
+
+def test_a_file(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"abc" * 1_000_000)
+    assert measured(tmp_path / "f") == Content(3_000_000, hashlib.sha256(b"abc" * 1_000_000).hexdigest())
+    assert measured(tmp_path / "f", checksum=False) == Content(3_000_000, "")
+
+
+def test_a_folder_is_the_sum_of_its_parts(tree: Path) -> None:
+    one, two = (hashlib.sha256(data).hexdigest() for data in (b"1", b"22"))
+    inner = hashlib.sha256(f"file {two} c\0".encode()).hexdigest()
+    found = measured(tree)
+    assert found.size == 3
+    assert found.checksum == hashlib.sha256(f"file {one} a\0folder {inner} b\0".encode()).hexdigest()
+    assert [(p.name, p.size, p.checksum) for p in found.parts or ()] == [("a", 1, one), ("b", 2, inner)]
+    assert [(p.name, p.size) for p in measured(tree, checksum=False).parts or ()] == [("a", 1), ("b", 2)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda top: (top / "a").write_bytes(b"2"),
+        lambda top: (top / "a").rename(top / "z"),
+        lambda top: (top / "new").mkdir(),
+        lambda top: (top / "b" / "c").rename(top / "c"),
+        lambda top: (top / "b" / "c").unlink(),
+    ],
+)
+def test_whatever_changes_in_a_folder_changes_its_checksum(tree: Path, change: Callable[[Path], object]) -> None:
+    before = measured(tree).checksum
+    change(tree)
+    assert measured(tree).checksum != before
+
+
+@pytest.mark.parametrize("checksum", [True, False])
+@pytest.mark.parametrize("odd", ["link", "pipe", "no-utf8", "deep"])
+def test_what_a_replica_cannot_hold(tree: Path, odd: str, checksum: bool) -> None:
+    match odd:
+        case "link":
+            (tree / "b" / "odd").symlink_to("/etc/passwd")
+        case "pipe":
+            os.mkfifo(tree / "b" / "odd")
+        case "no-utf8":
+            (tree / "b" / os.fsdecode(b"\xff")).touch()
+        case "deep":
+            (tree / "/".join(["d"] * 101)).mkdir(parents=True)
+    with pytest.raises(SiteRejected) as caught:
+        measured(tree, checksum=checksum)
+    assert caught.value.fault == "irregular"
+
+
+async def test_who_asks_again_waits_for_the_same(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, looks, waiting = Replicas(Roots("north", [tree.parent])), 0, 0
+    all_wait = threading.Event()
+    real, shield = found.measure, asyncio.shield
+
+    def counting(path: Path, *, checksum: bool) -> Content:
+        nonlocal looks
+        looks += 1
+        assert all_wait.wait(30)
+        return real(path, checksum=checksum)
+
+    def shielded(looking: asyncio.Future[Content]) -> asyncio.Future[Content]:
+        nonlocal waiting
+        waiting += 1
+        if waiting == 3:
+            all_wait.set()
+        return shield(looking)
+
+    monkeypatch.setattr(found, "measure", counting)
+    monkeypatch.setattr(asyncio, "shield", shielded)
+    answers = await asyncio.gather(*(found.stat({"path": "tree"}) for _ in range(3)))
+    assert looks == 1
+    assert answers[0] == answers[1] == answers[2]
+    assert (await found.stat({"path": "tree"}))["size"] == 3
+    assert looks == 2
+
+
+async def test_a_file_that_grows(tmp_path: Path) -> None:
+    digest = GrowingDigest(tmp_path / "f")
+    following = asyncio.create_task(asyncio.to_thread(digest.follow))
+    data = os.urandom(2_500_000)
+    with (tmp_path / "f").open("wb", buffering=0) as file:
+        for first in range(0, len(data), 100_000):
+            file.write(data[first : first + 100_000])
+            await asyncio.sleep(0)
+    digest.finish()
+    assert await following == Content(len(data), hashlib.sha256(data).hexdigest())
+
+
+async def test_a_file_that_never_came(tmp_path: Path) -> None:
+    digest = GrowingDigest(tmp_path / "f")
+    digest.finish()
+    with pytest.raises(FileNotFoundError):
+        digest.follow()
+
+
+def test_a_file_that_comes_and_is_whole_right_after_it_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "f"
+    digest = GrowingDigest(path)
+    really = os.open
+
+    def opened(*args: Any) -> int:
+        try:
+            return really(*args)
+        except FileNotFoundError:
+            path.write_bytes(b"whole")
+            digest.finish()
+            raise
+
+    monkeypatch.setattr(os, "open", opened)
+    assert digest.follow() == Content(5, hashlib.sha256(b"whole").hexdigest())
+
+
+def test_who_gives_up_reads_no_further(tree: Path) -> None:
+    for path in (tree, tree / "a"):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            with pytest.raises(SiteUnavailable):
+                measure(descriptor, checksum=True, given_up=lambda: True)
+        finally:
+            os.close(descriptor)
+
+
+async def test_a_folder_of_more_entries_than_can_be_told(tree: Path) -> None:
+    with pytest.raises(SiteRejected, match="has 2 entries, which are too many") as caught:
+        await Replicas(Roots("north", [tree.parent]), max_answer_size=100).stat({"path": "tree"})
+    assert caught.value.fault == "irregular"

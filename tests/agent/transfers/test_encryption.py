@@ -1,0 +1,222 @@
+"""Files go encrypted from site to site, to whoever was told the way and to nobody who stands on it."""
+
+import asyncio
+import os
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from koalapy.agent.transfers.encryption import TransferIdentity, through_tunnel
+from koalapy.agent.transfers.exports import Route
+from koalapy.model.errors import SiteRejected
+from tests.agent.transfers.conftest import FileSite, Gate, Logins, Wire, needs_rsync
+
+pytestmark = [needs_rsync, pytest.mark.processes]
+SECRET = b"nobody on the way may read this; " * 10_000
+
+
+def tunnels() -> list[psutil.Process]:
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if any(word.endswith("tunnel.py") for word in process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+class Listener(Gate):
+    """Hears what passes."""
+
+    def __init__(self, wire: Wire) -> None:
+        super().__init__(wire, 10**12)
+        self.heard = bytearray()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        write = writer.write
+
+        def writing(data: bytes) -> None:
+            self.heard += data
+            write(data)
+
+        writer.write = writing  # type: ignore[method-assign]
+        await super()._serve(reader, writer)
+
+
+@pytest.mark.parametrize("encrypted", [True, False])
+async def test_nobody_on_the_way_reads_a_file(north: FileSite, south: FileSite, wire: Wire, encrypted: bool) -> None:
+    north.encrypts = south.encrypts = encrypted
+    listener = Listener(wire)
+    await listener.listen()
+    folder = north.stage(south.input(south.make("set", SECRET)))
+    await north.comes_to("done")
+    assert (folder / "input").read_bytes() == SECRET
+    assert (SECRET[:33] in listener.heard, b"@RSYNCD" in listener.heard) == (not encrypted, not encrypted)
+    listener.close()
+
+
+async def test_a_large_file_comes_in_one_try(north: FileSite, south: FileSite, wire: Wire) -> None:
+    content = os.urandom(30_000_000)
+    folder = north.stage(south.input(south.make("set", content)))
+    await north.comes_to("done")
+    assert (folder / "input").read_bytes() == content
+    assert wire.asked.count("export") == 1
+
+
+@pytest.mark.parametrize(("to", "of"), [(True, False), (False, True)])
+async def test_one_side_that_wants_it_is_enough(
+    north: FileSite, south: FileSite, wire: Wire, to: bool, of: bool
+) -> None:
+    """Where the source alone wants it, a puller that does not is refused, for it would not understand."""
+    north.encrypts, south.encrypts = to, of
+    folder = north.stage(south.input(south.make("set", SECRET)))
+    if of:
+        failed = await north.comes_to("failed")
+        assert "nothing goes from here to north in clear" in failed.error
+        assert "encrypt_transfers" in failed.error
+        assert wire.asked.count("export") == 1
+    else:
+        await north.comes_to("done")
+        assert (folder / "input").read_bytes() == SECRET
+
+
+async def test_an_agent_of_before_is_not_pulled_from_unless_that_may_be(
+    north: FileSite, south: FileSite, wire: Wire
+) -> None:
+    south.encrypts = False
+    real = south.exports.export
+
+    async def of_before(payload: Any) -> dict[str, object]:
+        answer = await real({name: value for name, value in payload.items() if name in ("path", "part", "size")})
+        return {name: value for name, value in answer.items() if name != "certificate"}
+
+    south.questions.answer_with("export", of_before)
+    path = south.make("set", SECRET)
+    north.stage(south.input(path))
+    failed = await north.comes_to("failed")
+    assert "nothing comes to north in clear, and the agent there encrypts nothing" in failed.error
+    assert wire.asked.count("export") == 1
+    north.encrypts = False
+    folder = north.stage(south.input(path), token="8.1.0")
+    await north.comes_to("done", "8.1.0")
+    assert (folder / "input").read_bytes() == SECRET
+
+
+async def test_an_agent_of_before_pulls_nothing_unless_that_may_be(south: FileSite) -> None:
+    asked = {"path": str(south.make("set", SECRET)), "part": None, "size": len(SECRET), "asker": "north"}
+    with pytest.raises(SiteRejected, match="nothing goes from here to north in clear") as refused:
+        await south.exports.export(asked)
+    assert refused.value.fault == "in-clear"
+    south.encrypts = False
+    assert Route.model_validate(await south.exports.export(asked)).certificate == ""
+
+
+async def test_who_asks_is_said_by_the_daemon_alone(north: FileSite, south: FileSite) -> None:
+    heard: list[Any] = []
+
+    async def hear(payload: Any) -> dict[str, object]:
+        heard.append(payload["asker"])
+        return {}
+
+    south.questions.answer_with("export", hear)
+    await north.questions.ask("south", "export", {"asker": "south"})
+    assert heard == ["north"]
+
+
+@pytest.fixture
+def other() -> Iterator[TransferIdentity]:
+    identity = TransferIdentity()
+    yield identity
+    identity.close()
+
+
+async def test_who_stands_in_the_way_with_another_certificate_is_told_nothing(
+    north: FileSite, south: FileSite, wire: Wire, other: TransferIdentity
+) -> None:
+    said: list[bytes] = []
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        said.append(await reader.read(1000))
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(f"/proc/self/fd/{other._memory}")
+    impostor = await asyncio.start_server(listen, "127.0.0.1", 0, ssl=context)
+    port = impostor.sockets[0].getsockname()[1]
+    wire.meddle = lambda payload: {**payload, "port": port} if "port" in payload else payload
+    north.stage(south.input(south.make("set", SECRET)))
+    failed = await north.comes_to("failed")
+    assert f"127.0.0.1:{port} shows another certificate than its agent has told" in failed.error
+    assert not any(said)
+    impostor.close()
+
+
+async def test_a_ticket_of_one_kind_is_nothing_to_the_other(south: FileSite, tmp_path: Path) -> None:
+    south.encrypts = False
+    path = south.make("set/mine", b"mine")
+    routes = [
+        Route.model_validate(await south.exports.export({"path": str(path), "size": 4, "encrypted": encrypted}))
+        for encrypted in (True, False)
+    ]
+
+    async def pull(route: Route, certificate: str) -> int:
+        environment = {"PATH": os.environ["PATH"], "RSYNC_PASSWORD": route.password}
+        if certificate:
+            environment |= through_tunnel(route.host, route.port, certificate)
+        url = f"rsync://{route.user}@{route.host}:{route.port}/{route.module}/"
+        process = await asyncio.create_subprocess_exec(
+            "rsync", "-r", url, f"{tmp_path}/came/", env=environment, cwd="/"
+        )
+        return await process.wait()
+
+    certificate = routes[0].certificate
+    assert [await pull(routes[0], ""), await pull(routes[1], certificate)] == [5, 5]
+    assert not (tmp_path / "came" / "mine").exists()
+    assert [await pull(routes[0], certificate), await pull(routes[1], "")] == [0, 0]
+
+
+async def test_no_key_and_no_password_stands_on_a_disk_or_a_command_line(
+    north: FileSite, south: FileSite, wire: Wire
+) -> None:
+    gate = Gate(wire, 100_000)
+    await gate.listen()
+    north.stage(south.input(south.make("set", os.urandom(3_000_000))))
+    await gate.reached.wait()
+    seen = [word for process in tunnels() for word in process.cmdline()]
+    (ticket,) = south.exports._tickets.values()
+    assert {"serve", "connect"} <= set(seen)
+    assert not any(ticket.password in word or "PRIVATE" in word for word in seen)
+    assert not any(b"PRIVATE" in path.read_bytes() for path in south.directory.rglob("*") if path.is_file())
+    gate.open.set()
+    await north.comes_to("done")
+    gate.close()
+    await north.until(lambda: not tunnels())
+
+
+async def test_nothing_is_left_of_a_transfer_that_is_given_up(north: FileSite, south: FileSite, wire: Wire) -> None:
+    gate = Gate(wire, 100_000)
+    await gate.listen()
+    north.stage(south.input(south.make("set", os.urandom(3_000_000))))
+    await gate.reached.wait()
+    assert len(tunnels()) == 2
+    await north.stop()
+    await south.stop()
+    await north.until(lambda: not tunnels())
+    gate.close()
+
+
+async def test_a_puller_that_begins_and_goes_on_with_nothing_is_sent_away(south: FileSite, logins: Logins) -> None:
+    path = south.make("set", SECRET)
+    route = Route.model_validate(
+        await south.exports.export({"path": str(path), "size": len(SECRET), "encrypted": True})
+    )
+    trusting = ssl.create_default_context(cadata=route.certificate)
+    trusting.check_hostname = False
+    reader, writer = await asyncio.open_connection("127.0.0.1", route.port, ssl=trusting)
+    await logins.end_behind_a_greeting(south, reader)
+    writer.close()
+    await south.until(lambda: not tunnels() and not south.exports._connections)

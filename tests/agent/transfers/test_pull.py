@@ -1,0 +1,718 @@
+"""Files come from another site: whole, whatever they are called, and however often the connection is cut."""
+
+import asyncio
+import os
+import random
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from koalapy.agent.core.questions import RECONNECT_ALLOWANCE
+from koalapy.agent.transfers import exports, rsync
+from koalapy.agent.transfers.exports import Route
+from koalapy.agent.transfers.pull import MAX_TRIES, Pull
+from koalapy.agent.transfers.roots import Roots
+from koalapy.agent.transfers.rsync import Outcome
+from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from tests.agent.transfers.conftest import INSTANCE, FileSite, Gate, Logins, SetClock, T, Wire, content_of, needs_rsync
+
+pytestmark = [needs_rsync, pytest.mark.processes]
+HOSTILE = [
+    "plain",
+    "a b",
+    " lead",
+    "trail ",
+    "-rf",
+    "--delete",
+    "#x",
+    ";y",
+    "[ab]*?",
+    "%HOME%",
+    "ünï €",
+    "new\nline",
+    "tab\t",
+    "\\back\\slash",
+    "!",
+    "+ x",
+    "- y",
+    "a:b",
+    "'q\"",
+    "$(x)",
+    "~",
+    "*",
+    "\x01ctl",
+    "...",
+    ".hidden",
+]
+GREETING = b"@RSYNCD: 31.0\n"
+BIG = random.Random(1).randbytes(6_000_000)
+
+
+async def test_a_file_comes_and_is_told_of(north: FileSite, south: FileSite) -> None:
+    path = south.make("data/set.bin", BIG)
+    folder = north.stage(south.input(path, target="set.bin"))
+    done = await north.comes_to("done")
+    assert (folder / "set.bin").read_bytes() == BIG
+    assert (done.size, done.staged, done.error) == (len(BIG), len(BIG), "")
+    assert [(m.source, m.size, m.seconds > 0) for m in done.moved] == [("south", len(BIG), True)]
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert sorted(os.listdir(folder)) == ["set.bin"]
+
+
+async def test_what_it_takes_to_set_a_transfer_up_is_no_part_of_how_fast_it_flows(
+    north: FileSite, south: FileSite, wire: Wire
+) -> None:
+    """The gate lets some bytes through, and holds the rest back until it is opened."""
+    gate = Gate(wire, len(BIG) // 2)
+    await gate.listen()
+    north.stage(south.input(south.make("set", BIG)))
+    await gate.reached.wait()
+    run = north.stages._stages[INSTANCE, T]
+    await north.until(lambda: run._pull is not None and run._pull._first is not None)
+    gate.open.set()
+    (moved,) = (await north.comes_to("done")).moved
+    assert moved.size == len(BIG)
+    assert 0 < moved.flowed < len(BIG)
+    assert 0 < moved.flowing < moved.seconds
+    gate.close()
+
+
+async def test_the_silence_before_a_cut_is_noticed_is_no_part_of_how_fast_it_flows(
+    north: FileSite, south: FileSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """rsync takes half a minute for it."""
+    clock = SetClock()
+    await north.restart(clock=clock)
+    tries = iter(
+        [
+            ([(1.0, 2_000_000), (1.5, 4_000_000)], Outcome(30, "rsync error: timeout in data send/receive")),
+            ([(40.0, 5_000_000)], Outcome(0, "")),
+        ]
+    )
+
+    async def played(route: Route, name: str, folder: Path, tick: Callable[[], bool], _: str) -> Outcome:
+        came, outcome = next(tries)
+        for at, size in came:
+            clock.steady = at
+            (folder / name).write_bytes(BIG[:size])
+            tick()
+            await asyncio.wait((run._pull._looking,))  # type: ignore[union-attr, type-var]
+        if outcome.code:
+            clock.steady += 30.0
+        else:
+            clock.steady += 0.25
+            (folder / name).write_bytes(BIG)  # which only the last look sees
+        return outcome
+
+    monkeypatch.setattr(rsync, "pull", played)
+    north.stage(south.input(south.make("set", BIG)))
+    run = north.stages._stages[INSTANCE, T]
+    (moved,) = (await north.comes_to("done")).moved
+    assert (moved.size, moved.flowed) == (len(BIG), 3_000_000)
+    assert moved.flowing == 0.5 + 0.25
+
+
+@pytest.mark.parametrize("daemon_came", [True, False])
+async def test_a_source_that_comes_back_after_the_daemon_has_time_for_that(
+    north: FileSite, south: FileSite, wire: Wire, daemon_came: bool
+) -> None:
+    """A restart of the daemon breaks all connections, and agents come back one by one: nothing begins anew for that."""
+    gate = Gate(wire, len(BIG) // 2)
+    await gate.listen()
+    north.stage(south.input(south.make("set", BIG)))
+    await gate.reached.wait()
+
+    def arriving_files() -> list[Path]:
+        return [path for path in (north.directory / "stages").rglob("set") if path.is_file() and path.stat().st_size]
+
+    await north.until(lambda: bool(arriving_files()))  # what has passed the gate is not yet on the disk
+    (arriving,) = arriving_files()
+    inode = arriving.stat().st_ino
+    await north.stop()
+    await south.stop()
+    gate.cut()
+    wire.since = time.monotonic() if daemon_came else time.monotonic() - 2 * RECONNECT_ALLOWANCE
+    wire.asked.clear()
+    north.start()
+    north.stages.recall()
+    if not daemon_came:
+        assert "gave up" in (await north.comes_to("failed")).error
+        gate.close()
+        return
+    await north.until(lambda: wire.asked.count("export") > 3 * (MAX_TRIES + 1))
+    south.start()
+    await north.comes_to("done")
+    found = north.stages.folder(INSTANCE, T) / "input"
+    assert (found.stat().st_ino, found.read_bytes()) == (inode, BIG)
+    gate.close()
+
+
+async def test_a_transfer_that_is_over_at_once_says_nothing_of_the_link(north: FileSite, south: FileSite) -> None:
+    north.stage(south.input(south.make("set", b"12345")))
+    (moved,) = (await north.comes_to("done")).moved
+    assert (moved.size, moved.flowed) == (5, 0)
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_names_mean_nothing(north: FileSite, south: FileSite, name: str) -> None:
+    path = south.make(f"odd/{name}", name.encode())
+    south.make("odd/other")
+    folder = north.stage(south.input(path, target=name))
+    await north.comes_to("done")
+    assert os.listdir(folder) == [name]
+    assert (folder / name).read_bytes() == name.encode()
+
+
+async def test_a_folder_comes_with_all_that_is_in_it(north: FileSite, south: FileSite) -> None:
+    for name in HOSTILE:
+        south.make(f"set/{name}/{name}", name.encode())
+    script = south.make("set/run.sh", b"#!/bin/sh\n")
+    script.chmod(0o555)
+    (south.replicas / "set/empty").mkdir()
+    folder = north.stage(south.input(south.replicas / "set", target="all"))
+    await north.comes_to("done")
+    assert sorted(os.listdir(folder / "all")) == sorted([*HOSTILE, "run.sh", "empty"])
+    assert all((folder / "all" / n / n).read_bytes() == n.encode() for n in HOSTILE)
+    assert (folder / "all/run.sh").stat().st_mode & 0o777 == 0o500
+
+
+@pytest.mark.parametrize("name", ["-part 0", "[x]", "ünï"])
+async def test_one_entry_of_a_folder_and_nothing_of_the_others(north: FileSite, south: FileSite, name: str) -> None:
+    south.make(f"set/{name}", BIG)
+    south.make("set/1/a", b"a")
+    south.make("set/1/b", b"b")
+    whole = south.replicas / "set"
+    folder = north.stage(south.input(whole, part=name, target="x"), south.input(whole, part="1", target="y"))
+    done = await north.comes_to("done")
+    assert (folder / "x").read_bytes() == BIG
+    assert sorted(os.listdir(folder / "y")) == ["a", "b"]
+    assert done.size == len(BIG) + 2
+
+
+async def test_empty_files_and_folders_come_too(north: FileSite, south: FileSite) -> None:
+    (south.replicas / "nothing").mkdir()
+    folder = north.stage(south.input(south.make("void", b""), target="a"), south.input(south.replicas / "nothing"))
+    await north.comes_to("done")
+    assert (folder / "a").read_bytes() == b""
+    assert os.listdir(folder / "input") == []
+
+
+# Cuts
+
+
+async def test_a_pull_that_is_killed_is_gone_on_with(north: FileSite, south: FileSite, wire: Wire) -> None:
+    gate = Gate(wire, len(BIG) // 2)
+    await gate.listen()
+    path = south.make("big", BIG)
+    folder = north.stage(south.input(path))
+    await gate.reached.wait()
+    work = north.directory / "stages" / f".{INSTANCE}-{T}"
+    await north.until(lambda: sum(f.stat().st_size for f in work.glob("input-0/*")) > 1_500_000)
+    assert rsync.kill_orphans(work)
+    gate.cut()
+    await north.comes_to("done")
+    assert (folder / "input").read_bytes() == BIG
+    assert wire.asked.count("export") == 2
+    assert 0 < gate.passed < len(BIG) - 1_000_000
+    gate.close()
+
+
+async def test_a_connection_that_is_cut_is_made_again(north: FileSite, south: FileSite, wire: Wire) -> None:
+    gate = Gate(wire, len(BIG) // 2)
+    await gate.listen()
+    folder = north.stage(south.input(south.make("big", BIG)))
+    await gate.reached.wait()
+    gate.cut()
+    await north.comes_to("done")
+    assert (folder / "input").read_bytes() == BIG
+    gate.close()
+
+
+async def test_a_new_agent_goes_on_where_the_old_one_was(north: FileSite, south: FileSite, wire: Wire) -> None:
+    gate = Gate(wire, len(BIG) // 2)
+    await gate.listen()
+    folder = north.stage(south.input(south.make("big", BIG)))
+    await gate.reached.wait()
+    await north.until(lambda: any(f.stat().st_size for f in north.directory.glob("stages/.*/input-0/big")))
+    await north.stop()
+    came = next(north.directory.glob("stages/.*/input-0/big")).stat().st_size
+    gate.cut()
+    north.start()
+    north.stages.recall()
+    await north.comes_to("done")
+    assert (folder / "input").read_bytes() == BIG
+    assert 0 < gate.passed < len(BIG) - came + 100_000
+    gate.close()
+
+
+async def test_progress_is_told_and_never_goes_back(north: FileSite, south: FileSite, wire: Wire) -> None:
+    gate = Gate(wire, len(BIG) // 2)
+    await gate.listen()
+    north.stage(south.input(south.make("big", BIG)))
+    await north.until(lambda: any(0 < s.staged < s.size for s in north.told))
+    gate.open.set()
+    await north.comes_to("done")
+    staged = [s.staged for s in north.told]
+    assert staged == sorted(staged)
+    gate.close()
+
+
+async def test_a_source_that_died_is_told_when_it_does_not_come_back(
+    north: FileSite, south: FileSite, wire: Wire
+) -> None:
+    gate = Gate(wire, len(BIG) // 2)
+    await gate.listen()
+    north.stage(south.input(south.make("big", BIG)))
+    await gate.reached.wait()
+    await north.until(lambda: any(f.stat().st_size for f in north.directory.glob("stages/.*/input-0/big")))
+    await south.stop()
+    gate.cut()
+    failed = await north.comes_to("failed")
+    assert (failed.fault, failed.source, failed.file) == ("source", "south", "/logical")
+    assert "south is out of reach" in failed.error
+    assert failed.staged > 0
+    gate.close()
+
+
+# Replicas that are not what the catalogue says
+
+
+async def test_a_missing_one(north: FileSite, south: FileSite) -> None:
+    wanted = south.input(south.make("data"))
+    (south.replicas / "data").unlink()
+    await fails(north, wanted, "data is not there")
+
+
+async def test_one_that_was_truncated(north: FileSite, south: FileSite) -> None:
+    wanted = south.input(south.make("data", b"123456"))
+    south.make("data", b"123")
+    await fails(north, wanted, "has 3 bytes now and not 6")
+
+
+async def test_one_that_became_a_link(north: FileSite, south: FileSite) -> None:
+    wanted = south.input(south.make("data"))
+    (south.replicas / "data").unlink()
+    (south.replicas / "data").symlink_to("/etc/hostname")
+    await fails(north, wanted, "is a symbolic link")
+
+
+@pytest.mark.parametrize("path", ["data", "set"])
+async def test_one_of_the_same_size_with_other_bytes(north: FileSite, south: FileSite, path: str) -> None:
+    place = south.make("set/data" if path == "set" else path, b"123456")
+    wanted = south.input(south.replicas / path)
+    place.write_bytes(b"654321")
+    await fails(north, wanted, "its checksum is another than the catalogue's")
+    assert not list(north.directory.glob("stages/test-*/*")), "nothing wrong may be in reach of a program"
+
+
+async def test_one_that_cannot_be_read(north: FileSite, south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = south.input(south.make("data"))
+    real = os.open
+
+    def refusing(path: object, flags: int, *args: object, **others: object) -> int:
+        if path == "data" and not flags & os.O_PATH:
+            raise PermissionError(13, "Permission denied")
+        return real(path, flags, *args, **others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", refusing)
+    await fails(north, wanted, "cannot be read: Permission denied")
+
+
+async def test_one_that_the_catalogue_has_not(north: FileSite, south: FileSite) -> None:
+    wanted = south.input(south.make("data"))
+    await fails(north, wanted.model_copy(update={"path": "", "checksum": ""}), "the catalogue has no such replica")
+
+
+async def fails(north: FileSite, wanted: object, why: str) -> None:
+    north.stage(wanted)  # type: ignore[arg-type]
+    failed = await north.comes_to("failed")
+    assert (failed.fault, failed.source, failed.file) == ("file", "south", "/logical")
+    assert why in failed.error
+
+
+async def test_bytes_that_arrive_wrong_though_the_replica_is_right(north: FileSite, south: FileSite) -> None:
+    wanted = south.input(south.make("data"))
+    real = south.exports.export
+
+    async def other(payload: dict[str, object]) -> dict[str, object]:
+        south.make("other/data", b"CONTENT\n")
+        return await real({**payload, "path": str(south.replicas / "other/data")})
+
+    south.questions.answer_with("export", other)  # type: ignore[arg-type]
+    north.stage(wanted)
+    failed = await north.comes_to("failed")
+    assert failed.fault == "site"
+    assert "though its own is right" in failed.error
+
+
+@pytest.mark.parametrize("path", ["data", "set"])
+async def test_more_bytes_than_the_catalogue_has_are_not_awaited(
+    north: FileSite, south: FileSite, wire: Wire, path: str
+) -> None:
+    place = south.make("set/data" if path == "set" else path)
+    wanted = south.input(south.replicas / path)
+    real = south.exports.export
+
+    async def grown(payload: dict[str, object]) -> dict[str, object]:
+        place.write_bytes(BIG)
+        gate.close_again(len(BIG) // 2)
+        return await real({**payload, "size": len(BIG)})
+
+    south.questions.answer_with("export", grown)  # type: ignore[arg-type]
+    gate = Gate(wire, len(BIG) // 2)
+    await gate.listen()
+    north.stage(wanted)
+    failed = await north.comes_to("failed")
+    assert not gate.open.is_set()
+    assert failed.fault == "file"
+    assert "it was changed" in failed.error
+    gate.close()
+
+
+# The execution site
+
+
+async def test_no_room(north: FileSite, south: FileSite) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    path = south.make("big", BIG)
+    wanted = south.input(path)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, before[1]))
+    try:
+        north.stage(wanted)
+        failed = await north.comes_to("failed")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert failed.fault == "site"
+    assert "no room left on north" in failed.error
+    assert "File too large" in failed.error
+
+
+async def test_without_rsync_only_files_from_elsewhere_are_missed(
+    north: FileSite, south: FileSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away, own = south.input(south.make("data")), north.input(north.make("data"))
+    monkeypatch.setenv("PATH", "/nowhere")
+    folder = north.stage(own, token="7.1.1")
+    await north.comes_to("done", "7.1.1")
+    assert (folder / "input").read_bytes() == b"content\n"
+    north.stage(away)
+    failed = await north.comes_to("failed")
+    assert failed.fault == "source"
+    assert "south: there is no rsync on its head node" in failed.error
+
+
+async def test_a_puller_without_rsync(north: FileSite, south: FileSite) -> None:
+    await north.restart(rsync_program="no-such-rsync")
+    north.stage(south.input(south.make("data")))
+    failed = await north.comes_to("failed")
+    assert failed.fault == "site"
+    assert "there is no rsync on its head node" in failed.error
+
+
+async def test_a_cancelled_pull_leaves_no_process(north: FileSite, south: FileSite, wire: Wire) -> None:
+    gate = Gate(wire, len(BIG) // 2)
+    await gate.listen()
+    folder = north.stage(south.input(south.make("big", BIG)))
+    await gate.reached.wait()
+    north.stages.unstage(INSTANCE, T)
+    await north.until(lambda: not any((north.directory / "stages").iterdir()))
+    assert not folder.exists()
+    assert not rsync_processes(str(north.directory))
+    gate.close()
+
+
+def rsync_processes(word: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_text(errors="replace")
+            except OSError:
+                continue
+            if line.startswith("rsync") and word in line and rsync.is_alive(int(entry.name)):
+                found.append(int(entry.name))
+    return found
+
+
+async def test_a_ticket_is_for_one_thing_and_one_password(south: FileSite, tmp_path: Path) -> None:
+    south.make("set/mine", b"mine")
+    south.make("set/other", b"other")
+    south.encrypts = False
+    route = await south.exports.export({"path": str(south.replicas / "set/mine"), "size": 4})
+    url = f"rsync://koala@127.0.0.1:{route['port']}/{route['module']}/"
+    good = {"PATH": os.environ["PATH"], "RSYNC_PASSWORD": str(route["password"])}
+    got = tmp_path / "got"
+    got.mkdir()
+
+    async def copy(what: str, environment: dict[str, str], *options: str) -> int:
+        process = await asyncio.create_subprocess_exec("rsync", *options, what, f"{got}/", env=environment, cwd="/")
+        return await process.wait()
+
+    assert await copy(url, {**good, "RSYNC_PASSWORD": "guess"}, "-r") != 0
+    assert await copy(f"{url}other", good) != 0
+    assert await copy(f"{url}../", good, "-r") == 0
+    assert os.listdir(got) == ["mine"]
+    upload = await asyncio.create_subprocess_exec("rsync", f"{got}/mine", f"{url}new", env=good, cwd="/")
+    assert await upload.wait() != 0
+    await south.exports.unexport({"module": route["module"]})
+    assert await copy(url, good, "-r") != 0
+    assert sorted(os.listdir(south.replicas / "set")) == ["mine", "other"]
+
+
+# Who serves
+
+
+async def exported(site: FileSite, path: Path) -> Route:
+    """In clear."""
+    site.encrypts = False
+    size, checksum = content_of(path)
+    return Route.model_validate(await site.exports.export({"path": str(path), "size": size, "checksum": checksum}))
+
+
+@pytest.mark.parametrize("option", ["--copy-links", "--copy-unsafe-links", "--copy-dirlinks"])
+async def test_no_puller_has_links_followed(south: FileSite, tmp_path: Path, option: str) -> None:
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "s").write_text("secret")
+    south.make("set/a")
+    route = await exported(south, south.replicas / "set")
+    (south.replicas / "set" / "link").symlink_to(tmp_path / "secret" / "s")
+    (south.replicas / "set" / "route").symlink_to(tmp_path / "secret")
+    url = f"rsync://{route.user}@{route.host}:{route.port}/{route.module}/"
+    pulling = await asyncio.create_subprocess_exec(
+        "rsync",
+        "--recursive",
+        "--links",
+        option,
+        url,
+        f"{tmp_path}/came/",
+        env={"PATH": os.environ["PATH"], "RSYNC_PASSWORD": route.password},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, said = await pulling.communicate()
+    assert b"refused" in said or b"configured to refuse" in said
+    assert not (tmp_path / "came" / "route" / "s").exists()
+
+
+async def connected(site: FileSite) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """To where a file is exported in clear as well as encrypted."""
+    path = site.make("data")
+    await exported(site, path)
+    route = Route.model_validate(await site.exports.export({"path": str(path), "size": 8, "encrypted": True}))
+    return await asyncio.open_connection("127.0.0.1", route.port)
+
+
+@pytest.mark.parametrize("first", [b"", b"\x16\x03\x01\x02"])
+async def test_who_connects_and_says_nothing_is_sent_away(south: FileSite, first: bytes) -> None:
+    await south.restart(timeouts={"transfer_login_s": 0.2})
+    reader, writer = await connected(south)
+    writer.write(first)
+    async with asyncio.timeout(20):
+        assert await reader.read() == b""
+    writer.close()
+
+
+async def test_who_greets_and_says_nothing_more_is_sent_away(south: FileSite, logins: Logins) -> None:
+    reader, writer = await connected(south)
+    writer.write(GREETING)
+    await logins.end_behind_a_greeting(south, reader)
+    writer.close()
+
+
+async def test_who_was_let_in_may_take_as_long_as_it_takes(
+    north: FileSite, south: FileSite, wire: Wire, monkeypatch: pytest.MonkeyPatch, logins: Logins
+) -> None:
+    judged: list[bool] = []
+    real = exports._has_begun
+
+    def judging(pid: int) -> bool:
+        judged.append(real(pid))
+        return judged[-1]
+
+    monkeypatch.setattr(exports, "_has_begun", judging)
+    gate = Gate(wire, len(BIG) // 2)
+    await gate.listen()
+    folder = north.stage(south.input(south.make("big", BIG)))
+    await gate.reached.wait()
+    await south.until(lambda: logins.rsync_runs)
+    logins.are_over()
+    await north.until(lambda: bool(judged))
+    assert judged == [True]  # later it is asked once more, when the ticket is given back
+    gate.open.set()
+    await north.comes_to("done")
+    assert (folder / "input").read_bytes() == BIG
+    assert wire.asked.count("export") == 1
+    gate.close()
+
+
+async def test_tickets_that_nobody_gave_back_keep_nobody_out(south: FileSite) -> None:
+    await south.restart(max_tickets=2)
+    path = south.make("data")
+    routes = [await exported(south, path) for _ in range(3)]
+    assert list(south.exports._tickets) == [route.module for route in routes[1:]]
+
+
+async def test_a_folder_is_kept_open_while_somebody_may_still_begin_with_it(
+    south: FileSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one under its number would be served in its place."""
+    route = await exported(south, south.make("data"))
+    folder = south.exports._tickets[route.module].folder
+    reader, writer = await asyncio.open_connection("127.0.0.1", route.port)
+    writer.write(GREETING)
+    assert b"@RSYNCD" in await reader.readline()
+    later: list[tuple[object, ...]] = []
+    with monkeypatch.context() as watched:
+        watched.setattr(asyncio.get_running_loop(), "call_later", lambda *arguments: later.append(arguments))
+        await south.exports.unexport({"module": route.module})
+    assert (south.timeouts.transfer_login_s, os.close, folder) in later
+    os.close(folder)
+    writer.close()
+
+
+async def test_a_ticket_that_cannot_be_written_down_is_none(south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = south.make("data")
+    await exported(south, path)
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_text", refuse_to_write)
+        with pytest.raises(OSError, match="No space left"):
+            await exported(south, path)
+        assert len(south.exports._tickets) == 1
+        assert len(os.listdir("/proc/self/fd")) == before
+        await south.exports.close()
+    assert south.exports._tickets == {}
+
+
+def refuse_to_write(*_: object) -> int:
+    raise OSError(28, "No space left on device")
+
+
+async def test_what_rsync_logs_does_not_grow_for_ever(south: FileSite) -> None:
+    path = south.make("data")
+    await south.restart(max_log_size=100)
+    await exported(south, path)
+    log = south.directory / "exports" / "rsync.log"
+    log.write_text("x" * 100)
+    await exported(south, path)
+    assert log.exists()
+    log.write_text("x" * 101)
+    await exported(south, path)
+    assert not log.exists()
+
+
+# Questions
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"), [(OSError(28, "No space left on device"), SiteUnavailable), (KeyError("odd"), SiteRejected)]
+)
+async def test_who_asks_is_answered_whatever_went_wrong(
+    north: FileSite, south: FileSite, error: Exception, expected: type[SiteError]
+) -> None:
+    async def broken(payload: object) -> dict[str, object]:
+        raise error
+
+    south.questions.answer_with("odd", broken)
+    with pytest.raises(expected, match=r"No space left|KeyError"):
+        await north.questions.ask("south", "odd", {})
+    assert south.questions._answering == {}
+
+
+async def test_a_site_without_file_descriptors_does_not_blame_the_replica(
+    south: FileSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = south.make("data")
+
+    def refusing(*_: object, **others: object) -> int:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "open", refusing)
+        with pytest.raises(SiteUnavailable, match="Too many open files"), Roots("south", [south.replicas]).open(path):
+            pass
+
+
+# rsync itself
+
+
+@pytest.fixture
+def fake_rsync(tmp_path: Path) -> Callable[[str], str]:
+    def make(script: str) -> str:
+        path = tmp_path / "rsync"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    return make
+
+
+ROUTE = Route(host="127.0.0.1", port=1, module="0", user="koala", password="", kind="folder")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"host": "h/../x"},
+        {"host": "h\n"},
+        {"module": "../etc"},
+        {"module": "0\n"},
+        {"user": "a b"},
+        {"password": "a\0b"},
+        {"password": "a\nb"},
+        {"certificate": "a\0b"},
+    ],
+)
+def test_route_with_what_no_argument_or_variable_may_hold_is_refused(change: dict[str, str]) -> None:
+    """It comes from another site, and becomes rsync's command line and environment."""
+    with pytest.raises(ValidationError):
+        Route.model_validate(ROUTE.model_dump() | change)
+
+
+async def test_of_very_many_complaints_whole_lines_are_kept(tmp_path: Path, fake_rsync: Callable[[str], str]) -> None:
+    complain = "i=0; while [ $i -lt 5000 ]; do echo rsync: [sender] opening file number $i; i=$((i+1)); done >&2"
+    program = fake_rsync(
+        f"{complain}; echo 'rsync: [receiver] write failed: No space left on device (28)' >&2; exit 11"
+    )
+    outcome = await rsync.pull(ROUTE, "x", tmp_path, lambda: False, program)
+    assert outcome.code == 11
+    assert outcome.reason.startswith("[sender] opening file number ")
+    assert outcome.local_error == "[receiver] write failed: No space left on device (28)"
+    assert len(outcome.errors) <= rsync.MAX_ERROR_LENGTH
+
+
+async def test_names_are_told_and_who_hears_none_of_them_is_no_trouble(
+    tmp_path: Path, fake_rsync: Callable[[str], str]
+) -> None:
+    program = fake_rsync(f"cat > {tmp_path}/heard")
+    assert (await rsync.pull(ROUTE, "a b", tmp_path, lambda: False, program)).code == 0
+    assert (tmp_path / "heard").read_bytes() == b"./a b\0"
+    fake_rsync("exec <&-; exit 3")
+    assert (await rsync.pull(ROUTE, "a b", tmp_path, lambda: False, program)).code == 3
+
+
+async def test_an_old_look_does_not_have_the_last_word(north: FileSite, south: FileSite, tmp_path: Path) -> None:
+    (tmp_path / "came").mkdir()
+    (tmp_path / "came" / "data").write_bytes(b"content\n")
+    means = north.stages._means
+    one = Pull(
+        south.input(south.make("data")),
+        "north",
+        tmp_path / "came",
+        means.questions,
+        means.threads,
+        means.turns,
+        0,
+        lambda: None,
+    )
+    one._looking = old = asyncio.get_running_loop().create_future()
+    looking = asyncio.create_task(one._measure_now())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    one.there = 3
+    old.set_result(None)
+    await looking
+    assert one.there == 8

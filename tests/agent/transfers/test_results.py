@@ -1,0 +1,281 @@
+"""Which files are results, and how they are sent."""
+
+import asyncio
+import io
+import os
+import tarfile
+import threading
+from pathlib import Path, PurePosixPath
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.agent.components.component import Component
+from koalapy.agent.components.job_folders import MAX_CONCURRENT, JobFolders
+from koalapy.agent.core.spool import Folder
+from koalapy.agent.transfers import results
+from koalapy.agent.transfers.daemon_files import DaemonFiles
+from koalapy.agent.transfers.results import Collector
+from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.runner.collected import TooDeep, regular, write_archive
+from koalapy.runner.patterns import Patterns
+from tests.agent.conftest import VIRTUAL_DEADLINE
+from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "matches"),
+    [
+        ("*.txt", "a.txt", True),
+        ("*.txt", "sub/a.txt", False),
+        ("*", ".hidden", True),
+        ("**/*.txt", "a.txt", True),
+        ("**/*.txt", "a/b/c.txt", True),
+        ("a/**", "a/b/c", True),
+        ("a/**", "b/a", False),
+        ("a/**/c", "a/c", True),
+        ("a/**/c", "a/x/y/c", True),
+        ("out", "out", True),
+        ("out", "out/a/b", True),
+        ("out/", "out/a", True),
+        ("o?t", "out", True),
+        ("[ab]", "a", True),
+        ("[ab]", "[ab]", False),
+        ("[[]ab]", "[ab]", True),
+        ("./a", "a", True),
+        ("", "a", False),
+        ("/", "a", False),
+        ("../a", "a", False),
+        ("**", "a/b", True),
+        ("a\nb*", "a\nbc", True),
+        ("a*", "a\nb", True),
+        ("A", "a", False),
+        ("*/c", "a/b/c", False),
+    ],
+)
+def test_patterns(pattern: str, path: str, matches: bool) -> None:
+    assert Patterns([pattern]).matches(path.split("/")) is matches
+
+
+NAME = st.text("ab*?.", min_size=1, max_size=3).filter(lambda name: set(name) != {"."})
+
+
+@given(st.lists(NAME, min_size=1, max_size=3), st.lists(NAME, min_size=1, max_size=3))
+def test_without_folders_patterns_are_those_of_pathlib(pattern: list[str], path: list[str]) -> None:
+    if len(pattern) == len(path) and "**" not in "/".join(pattern):
+        same = PurePosixPath("/" + "/".join(path)).match("/" + "/".join(pattern))
+        assert Patterns(["/".join(pattern)]).matches(path) is same
+
+
+def archived(folder: Path, *patterns: str, without: tuple[str, ...] = ()) -> dict[str, tarfile.TarInfo]:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w|") as opened:
+        write_archive(opened, folder, Patterns(patterns), without)
+    out.seek(0)
+    with tarfile.open(fileobj=out) as opened:
+        return {member.name: member for member in opened}
+
+
+def test_only_regular_files_below_the_folder_are_results(tmp_path: Path) -> None:
+    folder = tmp_path / "stage"
+    (folder / "sub").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "secret").write_text("secret")
+    (folder / "sub" / "a b\nü").write_text("1")
+    (folder / "run").write_text("2")
+    (folder / "run").chmod(0o750)
+    (folder / "input").write_text("3")
+    (folder / "link").symlink_to("/etc/passwd")
+    (folder / "way").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(folder / "pipe")
+    found = archived(folder, "**", without=("input",))
+    assert sorted(found) == ["run", "sub/a b\nü"]
+    assert (found["run"].mode, found["sub/a b\nü"].mode) == (0o755, 0o644)
+    assert archived(folder, "../elsewhere/*", "way/*", "/etc/*") == {}
+
+
+def test_sending_and_what_may_go_wrong() -> None:
+    fake, goes_on = FakeDaemonFiles(), threading.Event()
+    daemon_files = DaemonFiles(fake.url, "nörth/1", "s3cret")
+    try:
+        daemon_files.put_results("7.1.0", lambda archive: archive.addfile(tarfile.TarInfo("empty")), goes_on)
+        assert list(fake.results) == ["7.1.0"]
+        assert fake.requests == ["PUT /api/v1/agents/n%C3%B6rth%2F1/results/7.1.0 Bearer s3cret"]
+        fake.refuse = (413, "more than 1 GB")
+        with pytest.raises(SiteRejected, match="more than 1 GB"):
+            daemon_files.put_results("7.1.0", lambda archive: None, goes_on)
+        fake.refuse = (503, "later")
+        with pytest.raises(SiteUnavailable, match="later"):
+            daemon_files.put_results("7.1.0", lambda archive: None, goes_on)
+    finally:
+        fake.close()
+    with pytest.raises(SiteUnavailable):
+        daemon_files.put_results("7.1.0", lambda archive: None, goes_on)
+    with pytest.raises(SiteUnavailable):
+        daemon_files.fetch("0" * 64, Path(os.devnull), threading.Event(), lambda there: None)
+
+
+def test_an_agent_that_ends_sends_no_more() -> None:
+    fake, ends = FakeDaemonFiles(), threading.Event()
+    ends.set()
+    try:
+        with pytest.raises(SiteUnavailable, match="the agent ends"):
+            DaemonFiles(fake.url, "north", "s3cret").put_results("7.1.0", lambda archive: None, ends)
+        assert fake.results == {}
+    finally:
+        fake.close()
+
+
+def test_a_file_that_is_removed_meanwhile_costs_no_others(tmp_path: Path) -> None:
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with regular("gone", descriptor) as file:
+            assert file is None
+    finally:
+        os.close(descriptor)
+
+
+def test_many_stars_take_no_more_time_than_two() -> None:
+    patterns = Patterns(["**/" * 500 + "a"])
+    assert [len(parts) for parts in patterns._patterns] == [2]
+    assert patterns.matches(["x", "y", "a"])
+    assert not patterns.matches(["x", "y", "b"])
+
+
+class Collecting:
+    """A component that has ended, and a daemon that may be another one's."""
+
+    def __init__(self, path: Path, daemon_files: DaemonFiles) -> None:
+        (path / "stage").mkdir()
+        (path / "stage" / "a").write_text("1")
+        (path / "spool").mkdir()
+        self.component = Component("test", "7.1.0", Folder(path / "spool"), stage="7.1.9", collect=("*",))
+        self.component.plan, self.component.ended = {}, True
+        self.stage = path / "stage"
+        self.reached = False
+        self.looks = 0
+        self.looked = asyncio.Event()
+        self.over = asyncio.Event()
+        self.collector = Collector(daemon_files, self, lambda _: self.over.set(), self.in_reach, JobFolders.alone())  # type: ignore[arg-type]
+
+    def in_reach(self, instance: str) -> bool:
+        self.looks += 1
+        if self.looks > 2:
+            self.looked.set()
+        return self.reached
+
+    def folder(self, instance: str, token: str) -> Path:
+        return self.stage
+
+    def inputs(self, instance: str, token: str) -> frozenset[str]:
+        return frozenset()
+
+    async def collect(self) -> Component:
+        self.collector.collect(self.component)
+        async with asyncio.timeout(VIRTUAL_DEADLINE):
+            await self.over.wait()
+        assert self.component.collected
+        return self.component
+
+
+async def test_results_are_for_the_daemon_that_wants_them(tmp_path: Path) -> None:
+    fake = FakeDaemonFiles()
+    collecting = Collecting(tmp_path, DaemonFiles(fake.url, "north", "s3cret"))
+    task = asyncio.create_task(collecting.collect())
+    try:
+        async with asyncio.timeout(VIRTUAL_DEADLINE):
+            await collecting.looked.wait()
+        assert fake.requests == []
+        collecting.reached = True
+        assert (await task).error == ""
+        assert list(fake.results) == ["7.1.9"]
+    finally:
+        fake.close()
+
+
+async def test_results_that_nobody_wants_any_more_are_sent_to_nobody(tmp_path: Path) -> None:
+    collecting = Collecting(tmp_path, DaemonFiles("http://127.0.0.1:1", "north", "s3cret"))
+    collecting.collector.collect(collecting.component)
+    async with asyncio.timeout(VIRTUAL_DEADLINE):
+        await collecting.looked.wait()
+    task = collecting.collector._tasks[collecting.component.name]
+    collecting.collector.give_up(collecting.component)
+    await asyncio.wait((task,), timeout=VIRTUAL_DEADLINE)
+    assert task.cancelled()
+    assert collecting.collector._tasks == {}
+    assert not collecting.over.is_set()
+
+
+async def test_a_daemon_that_is_there_but_cannot_be_sent_anything_is_not_awaited_for_ever(tmp_path: Path) -> None:
+    collecting = Collecting(tmp_path, DaemonFiles("http://127.0.0.1:1", "north", "s3cret"))
+    collecting.reached = True
+    assert "the daemon cannot be reached" in (await collecting.collect()).error
+
+
+async def test_an_error_of_ours_does_not_keep_a_job_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(results, "write_archive", broken)
+    fake = FakeDaemonFiles()
+    collecting = Collecting(tmp_path, DaemonFiles(fake.url, "north", "s3cret"))
+    collecting.reached = True
+    try:
+        await collecting.collect()
+    finally:
+        fake.close()
+
+
+async def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "a")
+
+    monkeypatch.setattr(results, "write_archive", refusing)
+    fake = FakeDaemonFiles()
+    collecting = Collecting(tmp_path, DaemonFiles(fake.url, "north", "s3cret"))
+    collecting.reached = True
+    try:
+        assert (await collecting.collect()).error == "its results could not be collected: a: Permission denied"
+    finally:
+        fake.close()
+
+
+async def test_who_hangs_what_collects_his_results_does_not_keep_others_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs as an account, which may stop it; also when nobody wants the results any more, a thread hangs by it."""
+    hung, sent = threading.Event(), []
+
+    def send(_: Collector, component: Component, *__: object) -> None:
+        sent.append(component.user)
+        assert component.user != "mallory" or hung.wait(60)
+
+    monkeypatch.setattr(Collector, "_send", send)
+    collecting = Collecting(tmp_path, DaemonFiles("http://127.0.0.1:1", "north", "s3cret"))
+    collecting.reached = True
+    stubborn = [
+        Component("test", f"{job}.1.0", Folder(tmp_path / "spool"), stage=f"{job}.1.9", collect=("*",), user="mallory")
+        for job in range(100, 100 + 3 * results.MAX_SENDERS)
+    ]
+    try:
+        for component in stubborn:
+            component.plan, component.ended = {}, True
+            collecting.collector.collect(component)
+        await asyncio.sleep(0)
+        for component in stubborn[: results.MAX_SENDERS]:
+            collecting.collector.give_up(component)
+        collecting.component.user = "alice"
+        await collecting.collect()
+        assert sent.count("mallory") <= MAX_CONCURRENT
+    finally:
+        hung.set()
+        await collecting.collector.close()
+
+
+@pytest.mark.processes
+def test_folders_without_end_are_no_results(deep: Path) -> None:
+    with pytest.raises(TooDeep, match="more than 100 folders within each other"):
+        archived(deep, "**")

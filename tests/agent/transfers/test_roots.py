@@ -1,0 +1,161 @@
+"""Nothing outside the replica directories can be reached, whatever a path says."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.agent.transfers.digest import measure
+from koalapy.agent.transfers.replicas import Replicas, Wanted
+from koalapy.agent.transfers.roots import Roots, is_plain_name
+from koalapy.model.errors import SiteRejected
+from koalapy.validation.inputs import name_problem
+
+SECRET, OPEN = b"secret\n", b"open\n"
+NAMES = [
+    "..",
+    ".",
+    "",
+    "data",
+    "sub",
+    "deep",
+    "out",
+    "out-file",
+    "in",
+    "loop",
+    "pipe",
+    "-rf",
+    "a b",
+    "*",
+    "\n",
+    "x" * 300,
+]
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[Path]:
+    """A replica directory between folders that are nobody's business, with links to all of them."""
+    top = Path(tempfile.mkdtemp())
+    root = top / "root"
+    for place in (root / "sub" / "deep", root / "-rf", root / "a b", root / "*", root / "\n"):
+        place.mkdir(parents=True)
+        (place / "data").write_bytes(OPEN)
+    (root / "data").write_bytes(OPEN)
+    (top / "outside").mkdir()
+    for secret in (top / "outside" / "data", top / "data", top / "root-too"):
+        secret.write_bytes(SECRET)
+    (root / "out").symlink_to(top / "outside")
+    (root / "sub" / "out-file").symlink_to(top / "data")
+    (root / "sub" / "in").symlink_to("../a b")
+    (root / "loop").symlink_to("loop")
+    os.mkfifo(root / "pipe")
+    yield top
+    shutil.rmtree(top)
+
+
+def content(roots: Roots, path: str) -> bytes:
+    found = roots.find(path)
+    with roots.open(found) as opened:
+        if opened.is_folder:
+            measure(opened.descriptor, checksum=True)
+            return b""
+        return os.read(opened.descriptor, 100)
+
+
+@given(
+    st.lists(st.sampled_from(NAMES), max_size=6),
+    st.sampled_from(["", "/", "TOP/", "TOP/root/", "TOP/root/../", "//"]),
+    st.text(max_size=3),
+)
+def test_every_path_leads_below_the_root_or_nowhere(world: Path, names: list[str], start: str, odd: str) -> None:
+    roots = Roots("north", [world / "root"])
+    path = start.replace("TOP", str(world)) + "/".join([*names, *([odd] if odd else [])])
+    try:
+        found = content(roots, path)
+    except SiteRejected:
+        return
+    assert found in (OPEN, b"")
+
+
+@given(st.lists(st.sampled_from(NAMES), min_size=1, max_size=5), st.sampled_from([None, *NAMES]))
+def test_neither_do_paths_that_a_catalogue_might_tell(world: Path, names: list[str], part: str | None) -> None:
+    replicas = Replicas(Roots("north", [world / "root"]))
+    wanted = Wanted(path=str(world / "root" / Path(*names)), part=part, size=len(SECRET))
+    with pytest.raises(SiteRejected):
+        replicas.check(wanted)
+
+
+@pytest.mark.parametrize(
+    ("path", "fault"),
+    [
+        ("/etc/passwd", "outside"),
+        ("../data", "outside"),
+        ("sub/../../data", "outside"),
+        ("out/data", "outside"),
+        ("sub/out-file", "outside"),
+        ("", "outside"),
+        (".", "outside"),
+        ("a\0b", "outside"),
+        ("\udcff", "outside"),
+        ("nothing", "missing"),
+        ("data/x", "missing"),
+        ("pipe", "irregular"),
+        ("loop", "irregular"),
+        ("sub", "irregular"),
+        ("x" * 300, "unreadable"),
+    ],
+)
+def test_why_not(world: Path, path: str, fault: str) -> None:
+    with pytest.raises(SiteRejected) as caught:
+        content(Roots("north", [world / "root"]), path)
+    assert caught.value.fault == fault
+
+
+def test_links_within_are_resolved_once(world: Path) -> None:
+    roots = Roots("north", [world / "root"])
+    assert roots.find("sub/in/data") == world / "root" / "a b" / "data"
+    assert roots.find(str(world / "root" / "sub" / "in")) == world / "root" / "a b"
+
+
+def test_a_root_may_be_a_link_itself(world: Path, tmp_path: Path) -> None:
+    (tmp_path / "way").symlink_to(world / "root")
+    roots = Roots("north", [tmp_path / "way"])
+    assert roots.find("data") == roots.find(str(tmp_path / "way" / "data")) == world / "root" / "data"
+    assert content(roots, "data") == OPEN
+
+
+def test_a_folder_that_is_exchanged_for_a_link_after_the_look(tmp_path: Path) -> None:
+    (tmp_path / "root" / "sub").mkdir(parents=True)
+    (tmp_path / "root" / "sub" / "data").write_bytes(OPEN)
+    (tmp_path / "data").write_bytes(SECRET)
+    roots = Roots("north", [tmp_path / "root"])
+    found = roots.find("sub/data")
+    shutil.rmtree(tmp_path / "root" / "sub")
+    (tmp_path / "root" / "sub").symlink_to(tmp_path)
+    with pytest.raises(SiteRejected) as caught, roots.open(found):
+        pass
+    assert caught.value.fault == "missing"
+
+
+def test_without_a_directory_the_way_out_is_named() -> None:
+    with pytest.raises(SiteRejected) as caught:
+        Roots("north", []).find("data")
+    assert caught.value.fault == "unconfigured"
+    assert caught.value.hint == "set clusters.north.replica_directories"
+
+
+@given(st.text(max_size=300))
+def test_plain_names_stay_where_they_are(name: str) -> None:
+    if is_plain_name(name):
+        assert os.path.normpath(f"/a/{name}") == f"/a/{name}"
+        assert len(os.fsencode(name)) <= 255
+
+
+@given(st.text(max_size=300))
+def test_whatever_name_a_submission_may_give_an_agent_takes(name: str) -> None:
+    assert name_problem(name) or is_plain_name(name)

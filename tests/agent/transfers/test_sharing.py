@@ -1,0 +1,293 @@
+"""Pulls that wait for their turn, and stages that want the same: one pulls, the others copy."""
+
+import asyncio
+import os
+import random
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from koalapy.agent.transfers import stage
+from koalapy.agent.transfers.digest import Content
+from koalapy.agent.transfers.trees import copy_tree
+from koalapy.model.errors import SiteRejected, SiteUnavailable
+from tests.agent.transfers.conftest import INSTANCE, FileSite, Gate, SetClock, T, Wire, content_of, needs_rsync
+from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
+from tests.agent.transfers.test_stages import archive, keep, member
+
+pytestmark = [needs_rsync, pytest.mark.processes]
+U, V = "8.1.0", "9.1.0"
+BIG = random.Random(3).randbytes(2_000_000)
+
+
+@pytest.fixture
+async def gate(wire: Wire) -> AsyncIterator[Gate]:
+    found = Gate(wire, len(BIG) // 2)
+    await found.listen()
+    yield found
+    found.close()
+
+
+async def waits(site: FileSite) -> None:
+    """Until somebody waits, for a turn or for somebody else's pull."""
+    means = site.stages._means
+    tasks = means.shared_tasks._known
+    await site.until(lambda: bool(means.turns._waiting) or any(task.free._waiters for task in tasks.values()))
+
+
+# Turns
+
+
+async def test_no_more_is_pulled_at_once_than_is_allowed(
+    north: FileSite, south: FileSite, wire: Wire, gate: Gate
+) -> None:
+    clock = SetClock()
+    await north.restart(pulls=1, clock=clock)
+    north.stage(south.input(south.make("big", BIG)))
+    await gate.reached.wait()
+    north.stage(south.input(south.make("other", b"other")), token=U)
+    await waits(north)
+    assert wire.asked.count("export") == 1, "who waits has no ticket"
+    clock.steady = 1000.0
+    assert north.stages.statuses(INSTANCE)[1].state == "running"
+    gate.open.set()
+    done = await north.comes_to("done", U)
+    assert [(m.size, m.seconds) for m in done.moved] == [(5, 0.0)], "the wait is no part of what is measured"
+    assert (await north.comes_to("done")).moved[0].seconds == 1000.0
+
+
+async def test_a_stage_that_is_unwanted_while_it_waits_for_its_turn_leaves_no_trace(
+    north: FileSite, south: FileSite, wire: Wire, gate: Gate
+) -> None:
+    await north.restart(pulls=1)
+    north.stage(south.input(south.make("big", BIG)))
+    await gate.reached.wait()
+    folder = north.stage(south.input(south.make("other", b"other")), token=U)
+    await waits(north)
+    north.stages.unstage(INSTANCE, U)
+    await north.until(lambda: len(os.listdir(north.directory / "stages")) == 2)
+    assert not folder.exists()
+    north.stage(south.input(south.make("third", b"third")), token=V)
+    await waits(north)
+    assert wire.asked.count("export") == 1
+    gate.open.set()
+    await north.comes_to("done")
+    await north.comes_to("done", V)
+    assert wire.asked.count("export") == 2
+
+
+async def test_who_was_cut_lets_others_pull_while_it_pauses(north: FileSite, south: FileSite, gate: Gate) -> None:
+    await north.restart(pulls=1, timeouts={"transfer_retry_s": 3600.0, "max_transfer_retry_s": 3600.0})
+    north.stage(south.input(south.make("big", BIG)))
+    await gate.reached.wait()
+    north.stage(south.input(south.make("other", b"other")), token=U)
+    await waits(north)
+    gate.cut()
+    await north.comes_to("done", U)
+    assert north.stages.statuses(INSTANCE)[0].state == "running"
+
+
+async def test_a_new_agent_gives_turns_in_the_order_in_which_stages_came(
+    north: FileSite, south: FileSite, gate: Gate
+) -> None:
+    await north.restart(pulls=1)
+    for number, token in enumerate(("9.1.0", "8.1.0", "10.1.0")):
+        north.stage(south.input(south.make(f"data-{number}", BIG)), token=token)
+    await gate.reached.wait()
+    await north.stop()
+    gate.cut()
+    gate.close_again(len(BIG) // 2)
+    north.told.clear()
+    north.start()
+    north.stages.recall()
+    await gate.reached.wait()
+    await north.until(lambda: len(north.stages._means.turns._waiting) == 2)
+    gate.open.set()
+    for token in ("9.1.0", "8.1.0", "10.1.0"):
+        await north.comes_to("done", token)
+    first, *others = [s.token for s in north.told if s.state == "done"]
+    assert others == [token for token in ("9.1.0", "8.1.0", "10.1.0") if token != first]
+
+
+# Sharing
+
+
+async def test_two_stages_that_want_the_same_share_one_pull(
+    north: FileSite, south: FileSite, wire: Wire, gate: Gate
+) -> None:
+    wanted = south.input(south.make("big", BIG))
+    folders = [north.stage(wanted)]
+    await gate.reached.wait()
+    folders.append(north.stage(wanted.model_copy(update={"target": "other"}), token=U))
+    await waits(north)
+    gate.open.set()
+    first, second = await north.comes_to("done"), await north.comes_to("done", U)
+    places = [folders[0] / "input", folders[1] / "other"]
+    assert [place.read_bytes() == BIG for place in places] == [True, True]
+    assert not places[0].samefile(places[1]), "a program may write to its own"
+    assert [len(first.moved), len(second.moved)] == [1, 0], "one transfer was measured"
+    assert second.staged == second.size == len(BIG)
+    assert wire.asked.count("export") == 1
+    assert os.listdir(north.directory / "stages" / f".{INSTANCE}-{U}") == ["journal"]
+
+
+async def test_a_folder_is_shared_with_all_that_is_in_it(north: FileSite, south: FileSite, wire: Wire) -> None:
+    south.make("set/deep/data")
+    south.make("set/-a b\nü*")
+    south.make("set/run.sh").chmod(0o755)
+    (south.replicas / "set" / "empty").mkdir()
+    wanted = south.input(south.replicas / "set")
+    north.stage(wanted)
+    await north.comes_to("done")
+    folder = north.stage(wanted, token=U)
+    await north.comes_to("done", U)
+    assert content_of(folder / "input") == content_of(south.replicas / "set")
+    assert (folder / "input" / "run.sh").stat().st_mode & 0o777 == 0o500
+    assert (folder / "input" / "deep" / "data").stat().st_mode & 0o777 == 0o400
+    assert wire.asked.count("export") == 1
+
+
+@pytest.mark.parametrize("unwanted", ["leader", "follower"])
+async def test_one_that_is_unwanted_meanwhile_harms_no_other(
+    north: FileSite, south: FileSite, wire: Wire, gate: Gate, unwanted: str
+) -> None:
+    wanted = south.input(south.make("big", BIG))
+    folders = {T: north.stage(wanted)}
+    await gate.reached.wait()
+    folders |= {token: north.stage(wanted, token=token) for token in (U, V)}
+    await waits(north)
+    gone = T if unwanted == "leader" else U
+    north.stages.unstage(INSTANCE, gone)
+    gate.open.set()
+    for token in {T, U, V} - {gone}:
+        await north.comes_to("done", token)
+        assert (folders[token] / "input").read_bytes() == BIG
+    assert wire.asked.count("export") == (2 if unwanted == "leader" else 1)
+    await north.until(lambda: len(os.listdir(north.directory / "stages")) == 4)
+
+
+async def test_a_new_agent_pulls_once_too_and_goes_on_where_the_old_one_was(
+    north: FileSite, south: FileSite, wire: Wire, gate: Gate
+) -> None:
+    wanted = south.input(south.make("big", BIG))
+    north.stage(wanted)
+    await gate.reached.wait()
+    await north.until(lambda: any(f.stat().st_size for f in north.directory.glob("stages/.*/input-0/big")))
+    folder = north.stage(wanted, token=U)
+    await waits(north)
+    await north.stop()
+    gate.cut()
+    wire.asked.clear()
+    north.start()
+    north.stages.recall()
+    await north.comes_to("done")
+    await north.comes_to("done", U)
+    assert (folder / "input").read_bytes() == BIG
+    assert wire.asked.count("export") == 1
+
+
+def rewritten(place: Path) -> None:
+    place.chmod(0o600)  # it found it read-only
+    place.write_bytes(b"C" * place.stat().st_size)
+
+
+def removed(place: Path) -> None:
+    place.unlink()
+
+
+def a_link(place: Path) -> None:
+    place.rename(place.with_name("elsewhere"))
+    place.symlink_to("elsewhere")
+
+
+def a_pipe(place: Path) -> None:
+    place.unlink()
+    os.mkfifo(place)
+
+
+@pytest.mark.parametrize("changed", [rewritten, removed, a_link, a_pipe])
+async def test_what_a_program_has_changed_is_not_handed_on(
+    north: FileSite, south: FileSite, wire: Wire, changed: Callable[[Path], None]
+) -> None:
+    wanted = south.input(south.make("data"))
+    first = north.stage(wanted)
+    await north.comes_to("done")
+    changed(first / "input")
+    folder = north.stage(wanted, token=U)
+    await north.comes_to("done", U)
+    assert (folder / "input").read_bytes() == b"content\n"
+    assert wire.asked.count("export") == 2
+
+
+async def test_not_every_stage_is_asked_for_a_copy(
+    north: FileSite, south: FileSite, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = south.input(south.make("data"))
+    folders = []
+    for token in (T, U, V):
+        folders.append(north.stage(wanted, token=token))
+        await north.comes_to("done", token)
+    for folder in folders:
+        rewritten(folder / "input")
+    asked: list[Path] = []
+
+    def copying(source: Path, target: Path, stop: threading.Event) -> Content:
+        asked.append(source)
+        return copy_tree(source, target, stop)
+
+    monkeypatch.setattr(stage, "copy_tree", copying)
+    folder = north.stage(wanted, token="9.1.1")
+    await north.comes_to("done", "9.1.1")
+    assert (folder / "input").read_bytes() == b"content\n"
+    assert asked == [folders[2] / "input", folders[1] / "input"]
+    assert wire.asked.count("export") == 2
+
+
+async def test_those_that_wait_are_told_what_is_wrong_with_the_replica(north: FileSite, south: FileSite) -> None:
+    wanted, asked, go_on = south.input(south.make("data")), [], asyncio.Event()
+
+    async def missing(payload: Any) -> dict[str, object]:
+        asked.append(payload)
+        await go_on.wait()
+        raise SiteRejected("data is not there", fault="missing")
+
+    south.questions.answer_with("export", missing)
+    north.stage(wanted)
+    north.stage(wanted, token=U)
+    await waits(north)
+    go_on.set()
+    for token in (T, U):
+        failed = await north.comes_to("failed", token)
+        assert (failed.fault, failed.file) == ("file", "/logical")
+    assert len(asked) == 1
+    south.start()
+    north.stage(wanted, token=V)
+    await north.comes_to("done", V)
+
+
+async def test_what_is_wrong_with_one_stage_is_no_trouble_of_others(
+    north: FileSite, south: FileSite, daemon_files: FakeDaemonFiles, wire: Wire, gate: Gate
+) -> None:
+    wanted = south.input(south.make("big", BIG))
+    north.stage(wanted, bundle=keep(daemon_files, archive(member("input"))))
+    await gate.reached.wait()
+    folder = north.stage(wanted, token=U)
+    await waits(north)
+    gate.open.set()
+    assert "something called 'input' as well" in (await north.comes_to("failed")).error
+    await north.comes_to("done", U)
+    assert (folder / "input").read_bytes() == BIG
+
+
+def test_a_copy_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(BIG)
+    stop = threading.Event()
+    copied = copy_tree(tmp_path / "data", tmp_path / "one", stop)
+    assert (copied.size, copied.checksum) == content_of(tmp_path / "data")
+    stop.set()
+    with pytest.raises(SiteUnavailable):
+        copy_tree(tmp_path / "one", tmp_path / "two", stop)
+    assert (tmp_path / "two").stat().st_size == 0

@@ -1,0 +1,372 @@
+"""Stages: what lies on the same cluster, the submitter's own files, names, and what becomes of folders."""
+
+import asyncio
+import hashlib
+import io
+import os
+import shutil
+import tarfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from koalapy.agent.transfers import stage, stages
+from koalapy.agent.transfers.bundle import BadBundle, unpack
+from koalapy.agent.transfers.daemon_files import DaemonFiles
+from koalapy.agent.transfers.stage import StageRun
+from koalapy.agent.transfers.trees import remove_tree
+from koalapy.model.errors import SiteRejected
+from koalapy.protocol.messages import Stage, StageBundle
+from tests.agent.transfers.conftest import INSTANCE, FileSite, T
+from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
+from tests.needs import ROOT, needs
+
+
+def member(name: str, content: bytes = b"x", **fields: object) -> tuple[tarfile.TarInfo, bytes]:
+    found = tarfile.TarInfo(name)
+    found.mode = 0o644
+    for key, value in fields.items():
+        setattr(found, key, value)
+    found.size = len(content) if found.isreg() else 0
+    return found, content if found.isreg() else b""
+
+
+def archive(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as opened:
+        for info, content in members:
+            opened.addfile(info, io.BytesIO(content))
+    return out.getvalue()
+
+
+def keep(daemon_files: FakeDaemonFiles, content: bytes) -> StageBundle:
+    ident = hashlib.sha256(content).hexdigest()
+    daemon_files.bundles[ident] = content
+    return StageBundle(id=ident, size=len(content))
+
+
+async def test_nothing_to_bring_is_done_at_once(north: FileSite) -> None:
+    folder = north.stage()
+    done = await north.comes_to("done")
+    assert (done.size, done.staged, done.moved) == (0, 0, ())
+    assert folder == north.directory / "stages" / f"{INSTANCE}-{T}"
+    assert os.listdir(folder) == []
+
+
+async def test_what_is_here_already_is_linked(north: FileSite) -> None:
+    path = north.make("data")
+    north.make("set/part-0")
+    folder = north.stage(north.input(path), north.input(north.replicas / "set", part="part-0", target="p"))
+    done = await north.comes_to("done")
+    assert done.size == 0
+    assert (folder / "input").readlink() == path
+    assert (folder / "p").readlink() == north.replicas / "set" / "part-0"
+
+
+async def test_what_should_be_here_but_is_not(north: FileSite) -> None:
+    wanted = north.input(north.make("data", b"1234"))
+    north.make("data", b"12")
+    north.stage(wanted)
+    failed = await north.comes_to("failed")
+    assert (failed.fault, failed.source, failed.file) == ("file", "north", "/logical")
+    assert "2 bytes now and not 4" in failed.error
+
+
+@pytest.mark.parametrize("target", ["", ".", "..", "a/b", "/etc/passwd", "../x", "x" * 256, "a\0b"])
+async def test_targets_are_plain_names(north: FileSite, target: str) -> None:
+    north.stage(north.input(north.make("data"), target=target))
+    failed = await north.comes_to("failed")
+    assert failed.fault == "file"
+    assert "no plain file name" in failed.error
+
+
+async def test_two_inputs_of_one_name(north: FileSite) -> None:
+    north.stage(north.input(north.make("a")), north.input(north.make("b")))
+    assert "two inputs are called 'input'" in (await north.comes_to("failed")).error
+
+
+@pytest.mark.parametrize("token", ["../7.1.0", "", ".", "a/b", "-x", "a b"])
+async def test_tokens_are_plain_too(north: FileSite, token: str) -> None:
+    assert north.stages.stage(INSTANCE, Stage(id=1, epoch=1, token=token, files=[])) == f"{token!r} is no stage"
+    assert not (north.directory / "stages").exists()
+
+
+async def test_a_known_stage_is_told_again(north: FileSite) -> None:
+    north.stage()
+    await north.comes_to("done")
+    north.told.clear()
+    north.stage()
+    assert [status.state for status in north.told] == ["done"]
+
+
+async def test_an_unwanted_stage_is_removed_and_may_come_again(north: FileSite) -> None:
+    wanted = north.input(north.make("data"))
+    folder = north.stage(wanted)
+    await north.comes_to("done")
+    (folder / "left").write_text("by the program")
+    north.stages.unstage(INSTANCE, T)
+    north.told.clear()
+    again = north.stage(wanted)
+    await north.comes_to("done")
+    await north.until(lambda: not folder.exists() or folder == again)
+    assert os.listdir(again) == ["input"]
+    assert (north.replicas / "data").exists(), "what is linked is not ours to remove"
+    north.stages.unstage(INSTANCE, T)
+    north.stages.unstage(INSTANCE, "9.9.9")
+    await north.until(lambda: not os.listdir(north.directory / "stages"))
+
+
+async def test_a_stage_in_use_is_removed_when_it_is_not_any_more(north: FileSite) -> None:
+    folder = north.stage()
+    await north.comes_to("done")
+    north.used.add(T)
+    north.stages.unstage(INSTANCE, T)
+    assert north.stages.statuses(INSTANCE) == []
+    north.stages.release(INSTANCE, T)
+    assert folder.exists()
+    await north.stop()
+    north.start()
+    north.stages.recall()
+    assert folder.exists()
+    north.used.clear()
+    north.stages.release(INSTANCE, T)
+    await north.until(lambda: not os.listdir(north.directory / "stages"))
+
+
+async def test_a_new_agent_knows_what_was_done(north: FileSite) -> None:
+    north.stage(north.input(north.make("data")))
+    await north.comes_to("done")
+    await north.stop()
+    (north.replicas / "data").unlink()
+    north.start()
+    north.stages.recall()
+    assert [(s.token, s.state) for s in north.stages.statuses(INSTANCE)] == [(T, "done")]
+    assert north.stages.statuses("other") == []
+
+
+async def test_no_folder_can_be_made(north: FileSite) -> None:
+    (north.directory / "stages").write_text("in the way")
+    north.stage()
+    failed = await north.comes_to("failed")
+    assert failed.fault == "site"
+    assert "Not a directory" in failed.error
+
+
+# The submitter's own files
+
+
+async def test_a_bundle_is_unpacked(north: FileSite, daemon_files: FakeDaemonFiles) -> None:
+    script = member("bin/run.sh", b"#!/bin/sh\n", mode=0o4755)
+    content = archive(member("bin", type=tarfile.DIRTYPE), script, member("./-a b\nü*", b"odd"), member("empty", b""))
+    folder = north.stage(north.input(north.make("data")), bundle=keep(daemon_files, content))
+    done = await north.comes_to("done")
+    assert done.size == done.staged == len(content)
+    assert (folder / "bin" / "run.sh").stat().st_mode & 0o7777 == 0o700
+    assert (folder / "-a b\nü*").read_bytes() == b"odd"
+    assert (folder / "empty").stat().st_mode & 0o7777 == 0o600
+    assert sorted(os.listdir(folder)) == sorted(["bin", "-a b\nü*", "empty", "input"])
+    assert sorted(os.listdir(north.directory / "stages" / f".{INSTANCE}-{T}")) == ["journal"]
+
+
+@pytest.mark.processes
+async def test_a_bundle_that_is_cut_is_gone_on_with(north: FileSite, daemon_files: FakeDaemonFiles) -> None:
+    content = archive(member("big", os.urandom(3_000_000)))
+    daemon_files.cut_after = 2_000_000
+    north.stage(bundle=keep(daemon_files, content))
+    await north.comes_to("done")
+    assert daemon_files.sent == len(content)
+    first, second = daemon_files.requests
+    assert "/api/v1/agents/north/bundles/" in first
+    assert first.endswith("Bearer s3cret")
+    assert "bytes=2000000-" in second
+
+
+async def test_a_bundle_that_the_daemon_has_not(north: FileSite) -> None:
+    north.stage(bundle=StageBundle(id="0" * 64, size=1))
+    failed = await north.comes_to("failed")
+    assert (failed.fault, failed.source) == ("source", "")
+    assert failed.error == "the submitter's own files: the daemon refuses: there is no such bundle"
+
+
+async def test_a_bundle_with_a_wrong_checksum(north: FileSite, daemon_files: FakeDaemonFiles) -> None:
+    bundle = keep(daemon_files, archive(member("a")))
+    daemon_files.bundles[bundle.id] = archive(member("b"))
+    folder = north.stage(bundle=bundle)
+    assert "wrong checksum" in (await north.comes_to("failed")).error
+    assert len(daemon_files.requests) == 2
+    assert os.listdir(folder) == []
+
+
+async def test_an_input_does_not_take_the_place_of_a_file_of_the_submitters(
+    north: FileSite, daemon_files: FakeDaemonFiles
+) -> None:
+    folder = north.stage(north.input(north.make("data")), bundle=keep(daemon_files, archive(member("input", b"mine"))))
+    assert "something called 'input' as well" in (await north.comes_to("failed")).error
+    assert (folder / "input").read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [member("../x")],
+        [member("/x")],
+        [member("a/../../x")],
+        [member("..")],
+        [member("a", type=tarfile.SYMTYPE, linkname="/etc"), member("a/x")],
+        [member("a", type=tarfile.SYMTYPE)],
+        [member("b"), member("a", type=tarfile.LNKTYPE, linkname="b")],
+        [member("a", type=tarfile.FIFOTYPE)],
+        [member("a", type=tarfile.CHRTYPE)],
+        [member("a"), member("a")],
+        [member("a"), member("a/b")],
+        [member("a", type=tarfile.DIRTYPE), member("a")],
+        [member("a"), member("a/b/c")],
+        [member("a"), member("a/b", type=tarfile.DIRTYPE)],
+        [member("/".join(["x" * 250] * 20))],
+    ],
+)
+def test_archives_that_want_to_be_elsewhere(tmp_path: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> None:
+    into = tmp_path / "above" / "into"
+    into.mkdir(parents=True)
+    path = tmp_path / "archive"
+    path.write_bytes(archive(*members))
+    with pytest.raises(BadBundle):
+        unpack(path, into, threading.Event())
+    assert os.listdir(into.parent) == ["into"]
+    assert sorted(os.listdir(tmp_path)) == ["above", "archive"]
+    assert not any(path.is_symlink() for path in into.rglob("*"))
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive at all" * 100, archive(member("a", b"x" * 5000))[:2000]])
+def test_archives_that_are_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "archive").write_bytes(content)
+    (tmp_path / "into").mkdir()
+    with pytest.raises(BadBundle):
+        unpack(tmp_path / "archive", tmp_path / "into", threading.Event())
+
+
+async def test_a_stage_that_comes_again_takes_the_place_of_one_still_in_use(north: FileSite) -> None:
+    folder = north.stage()
+    await north.comes_to("done")
+    north.used.add(T)
+    north.stages.unstage(INSTANCE, T)
+    again = north.stage()
+    assert again != folder
+    await north.until(lambda: not folder.exists())
+    assert [status.token for status in north.stages.statuses(INSTANCE)] == [T]
+    await north.until(lambda: sorted(os.listdir(again.parent)) == sorted([again.name, f".{again.name}"]))
+
+
+@pytest.mark.parametrize("unwanted", ["first", "last"])
+async def test_a_new_agent_knows_which_of_two_of_a_token_is_wanted(north: FileSite, unwanted: str) -> None:
+    folder = north.stage()
+    await north.comes_to("done")
+    await north.stop()
+    own = folder.with_name(f".{folder.name}")
+    other = folder.with_name(f"{folder.name}-2")
+    shutil.copytree(folder, other)
+    shutil.copytree(own, own.with_name(f".{other.name}"))
+    gone, stays = (folder, other) if unwanted == "first" else (other, folder)
+    with gone.with_name(f".{gone.name}").joinpath("journal").open("a") as journal:
+        journal.write('{"unwanted": true}\n')
+    north.used.add(T)
+    north.start()
+    north.stages.recall()
+    assert [(s.token, s.state) for s in north.stages.statuses(INSTANCE)] == [(T, "done")]
+    assert north.stages.folder(INSTANCE, T) == stays
+    await north.until(lambda: not gone.exists())
+    assert stays.exists()
+
+
+async def test_folders_are_removed_when_nobody_makes_anything_in_them_any_more(
+    north: FileSite, daemon_files: FakeDaemonFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, done, loop = threading.Event(), [], asyncio.get_running_loop()
+
+    async def let_others_run() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    def unpacking(path: Path, into: Path, stop: threading.Event) -> None:
+        entered.set()
+        stop.wait(30)
+        asyncio.run_coroutine_threadsafe(let_others_run(), loop).result(30)
+        done.append("unpacked")
+
+    real = StageRun.remove
+    monkeypatch.setattr(stage, "unpack", unpacking)
+    monkeypatch.setattr(StageRun, "remove", lambda run: (done.append("removed"), real(run)))
+    north.stage(bundle=keep(daemon_files, archive(member("a"))))
+    assert await asyncio.to_thread(entered.wait, 30)
+    north.stages.unstage(INSTANCE, T)
+    await north.until(lambda: len(done) == 2)
+    assert done == ["unpacked", "removed"]
+    await north.until(lambda: not os.listdir(north.directory / "stages"))
+
+
+@pytest.mark.processes
+@needs(ROOT)
+def test_what_a_program_has_made_read_only_is_removed(tmp_path: Path) -> None:
+    tree = tmp_path / "nobodys" / "tree"
+    (tree / "a" / "b").mkdir(parents=True)
+    (tree / "a" / "b" / "c").touch()
+    (tmp_path / "elsewhere").mkdir(mode=0o755)
+    (tree / "link").symlink_to(tmp_path / "elsewhere")
+    for path in (tree.parent, tree, tree / "a", tree / "a" / "b"):
+        os.chown(path, 65534, 65534)
+        path.chmod(0o500 if path != tree.parent else 0o700)
+    child = os.fork()
+    if child == 0:
+        os.chdir(tree.parent)
+        os.setuid(65534)
+        remove_tree(Path("tree"))
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert not tree.exists()
+    assert (tmp_path / "elsewhere").stat().st_mode & 0o777 == 0o755
+
+
+async def test_names_in_a_bundle_may_be_any_bytes(north: FileSite, daemon_files: FakeDaemonFiles) -> None:
+    folder = north.stage(bundle=keep(daemon_files, archive(member(os.fsdecode(b"caf\xe9"), b"x"))))
+    await north.comes_to("done")
+    assert os.listdir(os.fsencode(folder)) == [b"caf\xe9"]
+
+
+@pytest.mark.parametrize("path", ["/", "/data/.."])
+async def test_a_replica_must_have_a_name(north: FileSite, path: str) -> None:
+    wanted = north.input(north.make("data"))
+    north.stage(wanted.model_copy(update={"source": "south", "path": path}))
+    assert "the catalogue has no such replica" in (await north.comes_to("failed")).error
+
+
+async def test_a_daemon_that_hangs_keeps_nobody_waiting_who_wants_nothing_of_it(
+    north: FileSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(4))
+    goes_on, entered = threading.Event(), threading.Semaphore(0)
+
+    def hanging(*_: object) -> None:
+        entered.release()
+        goes_on.wait(30)
+        raise SiteRejected("no")
+
+    monkeypatch.setattr(DaemonFiles, "fetch", hanging)
+    try:
+        for number in range(stages.BUNDLE_THREADS + 4):
+            north.stage(token=f"8.1.{number}", bundle=StageBundle(id="0" * 64, size=1))
+        for _ in range(4):
+            assert await asyncio.to_thread(entered.acquire, timeout=30)
+        north.stage(north.input(north.make("data")))
+        await north.comes_to("done")
+        assert not goes_on.is_set()
+    finally:
+        goes_on.set()
+    await north.comes_to("failed", f"8.1.{stages.BUNDLE_THREADS + 3}")
+
+
+@pytest.mark.processes
+def test_what_a_program_has_made_very_deep_is_removed(deep: Path) -> None:
+    remove_tree(deep)
+    assert os.listdir(deep.parent) == []

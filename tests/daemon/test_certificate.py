@@ -1,0 +1,166 @@
+"""The daemon's certificate: what is taken, what is refused, and what comes of files that change."""
+
+import os
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from koalapy.daemon.listener.certificate import Certificate
+from koalapy.model.errors import UsageError
+from koalapy.pinning import pinned
+from koalapy.tls import Trust
+from tests.certificates import Authority, Pair
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "authority")
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    path = tmp_path / "data"
+    path.mkdir()
+    return path
+
+
+def shown(served: ssl.SSLContext, trust: ssl.SSLContext, host: str = "127.0.0.1") -> str:
+    """The certificate that somebody is shown who shakes hands, in PEM; ``ssl.SSLError`` when one of both will not."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = trust.wrap_bio(to_client, to_server, server_hostname=host)
+    server = served.wrap_bio(to_server, to_client, server_side=True)
+    for _ in range(3):
+        for side in (client, server):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    der = client.getpeercert(binary_form=True)
+    assert der is not None
+    return ssl.DER_cert_to_PEM_cert(der)
+
+
+def text_of(pair: Pair) -> str:
+    return pair.certificate.read_text()
+
+
+def test_who_trusts_its_authority_or_the_very_certificate_is_shown_it(authority: Authority, data_dir: Path) -> None:
+    pair = authority.issue()
+    served = Certificate(pair.certificate, pair.key, data_dir)
+    assert shown(served.context, Trust(authority.file).context()) == text_of(pair)
+    assert shown(served.context, Trust(authority.file).context(), "localhost") == text_of(pair)
+    assert shown(served.context, Trust(pinned=served.shown).context(), "grid.example.org") == text_of(pair)
+    assert served.shown.stat().st_mode & 0o777 == 0o600
+
+
+def test_new_files_are_taken_up_and_new_connections_see_them(authority: Authority, data_dir: Path) -> None:
+    pair, renewed = authority.issue(), authority.issue()
+    first = text_of(pair)
+    served = Certificate(pair.certificate, pair.key, data_dir)
+    trust = Trust(authority.file).context()
+    assert shown(served.context, trust) == first
+    pair.replace_with(renewed)
+    assert shown(served.context, trust) == first
+    served.look()
+    assert shown(served.context, trust) == text_of(renewed) == served.shown.read_text()
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shown(served.context, pinned(first))
+
+
+def test_broken_files_are_told_once_and_the_old_certificate_stays(
+    authority: Authority, data_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair, renewed = authority.issue(), authority.issue()
+    first, key = text_of(pair), pair.key.read_text()
+    served = Certificate(pair.certificate, pair.key, data_dir)
+    pair.certificate.write_text(text_of(renewed))
+    for _ in range(3):
+        served.look()
+    told = capsys.readouterr().out
+    assert told.count("the old certificate stays") == 1
+    assert "does not belong to" in told
+    assert key.splitlines()[1] not in told
+    assert shown(served.context, Trust(authority.file).context()) == first == served.shown.read_text()
+    pair.key.unlink()
+    served.look()
+    assert "cannot be read: No such file" in capsys.readouterr().out
+    pair.replace_with(renewed)
+    served.look()
+    assert shown(served.context, Trust(authority.file).context()) == text_of(renewed)
+
+
+@pytest.mark.parametrize(
+    ("days", "told"), [(90.0, ""), (3.0, "the certificate expires soon"), (-3.0, "the certificate has expired")]
+)
+def test_one_that_expires_is_told_once_a_day(
+    days: float, told: str, authority: Authority, data_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = authority.issue(days=days)
+    served = Certificate(pair.certificate, pair.key, data_dir)
+    served.look()
+    said = capsys.readouterr().out
+    assert said.count("the certificate") == (1 if told else 0)
+    assert told in said
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
+def test_a_key_that_others_may_read_is_refused(mode: int, authority: Authority, data_dir: Path) -> None:
+    pair = authority.issue()
+    pair.key.chmod(mode)
+    with pytest.raises(UsageError, match=f"may be read by others .mode 0{mode:o}") as refused:
+        Certificate(pair.certificate, pair.key, data_dir)
+    assert refused.value.field == "--tls-key"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_key_of_another_account_is_refused(authority: Authority, data_dir: Path) -> None:
+    pair = authority.issue()
+    os.chown(pair.key, 1234, -1)
+    with pytest.raises(UsageError, match=r"belongs to another account \(uid 1234\)"):
+        Certificate(pair.certificate, pair.key, data_dir)
+
+
+def test_files_that_are_of_no_use_are_refused_with_what_is_wrong(authority: Authority, data_dir: Path) -> None:
+    pair, other, locked = authority.issue(), authority.issue(), authority.issue(passphrase=b"word")
+    junk = data_dir / "junk"
+    junk.write_text("-----BEGIN CERTIFICATE-----\nnothing\n-----END CERTIFICATE-----\n")
+    junk.chmod(0o600)
+    os.mkfifo(data_dir / "pipe", mode=0o600)
+    for certificate, key, field, why in [
+        (pair.certificate, other.key, "--tls-key", "does not belong to"),
+        (locked.certificate, locked.key, "--tls-key", "has a passphrase"),
+        (pair.key, pair.key, "--tls-cert", "holds no certificate in PEM"),
+        (junk, pair.key, "--tls-key", "make no certificate with its key"),
+        (pair.certificate, junk, "--tls-key", "make no certificate with its key"),
+        (data_dir / "none", pair.key, "--tls-cert", "cannot be read: No such file"),
+        (pair.certificate, data_dir / "none", "--tls-key", "cannot be read: No such file"),
+        (pair.certificate, data_dir / "pipe", "--tls-key", "is no file"),
+        (data_dir, pair.key, "--tls-cert", "cannot be read: Is a directory"),
+    ]:
+        with pytest.raises(UsageError, match=why) as refused:
+            Certificate(certificate, key, data_dir)
+        assert (refused.value.field, bool(refused.value.hint)) == (field, True)
+
+
+@pytest.mark.processes
+def test_nothing_older_than_tls_1_2_is_spoken(authority: Authority, data_dir: Path) -> None:
+    pair = authority.issue()
+    served = Certificate(pair.certificate, pair.key, data_dir)
+    for context in (served.context, Trust(authority.file).context(), Trust(pinned=served.shown).context()):
+        assert context.minimum_version >= ssl.TLSVersion.TLSv1_2
+        assert context.verify_mode == (ssl.CERT_NONE if context is served.context else ssl.CERT_REQUIRED)
+    told = "from koalapy.tls import OF_THIS_MACHINE; print(OF_THIS_MACHINE.context().minimum_version.name)"
+    bare = {**os.environ, "OPENSSL_CONF": "/dev/null"}
+    least = subprocess.run([sys.executable, "-c", told], env=bare, capture_output=True, text=True, check=True)
+    assert least.stdout.strip() == "TLSv1_2", "whatever this machine has as its default"
+    old = Trust(authority.file).context()
+    old.set_ciphers("ALL:@SECLEVEL=0")
+    with pytest.warns(DeprecationWarning, match="TLSv1"):
+        old.minimum_version = ssl.TLSVersion.TLSv1
+    with pytest.warns(DeprecationWarning, match="TLSv1"):
+        old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.raises(ssl.SSLError):
+        shown(served.context, old)

@@ -1,0 +1,111 @@
+"""What a daemon knew of its clusters when it ended, the next one knows at its start."""
+
+from pathlib import Path
+
+from koalapy.daemon.assembly import _describer
+from koalapy.daemon.beginning import known_clusters
+from koalapy.model.cluster import ClusterState, Drain
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
+from koalapy.model.request import FlexibleRequest
+from koalapy.policies.registry import builtin
+from koalapy.ports import Batch, ClusterRecord, Saved
+from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.events import ClusterDrained, ClusterResumed
+from koalapy.scheduler.grid import GridStatus
+from koalapy.scheduler.rules import Rules
+from koalapy.scheduler.scheduler import Scheduler
+from koalapy.scheduler.state import SchedulerState
+from koalapy.settings import ClusterSection, Settings
+from koalapy.store.database import Database
+from koalapy.store.engine import make_engine
+from koalapy.store.migrate import migrate
+from koalapy.store.sql import SqlStore
+
+SETTINGS = Settings(clusters={"north": ClusterSection(), "south": ClusterSection(speed=2.0)})
+
+
+def saved_by(path: Path, *clusters: ClusterStatus) -> Saved:
+    """Through the database, as the daemon writes it."""
+    known = {cluster.name: cluster for cluster in clusters}
+    describe = _describer(SETTINGS, GridStatus(clusters), path)
+    engine = make_engine(f"sqlite:///{path / 'koala.db'}")
+    migrate(engine)
+    store = SqlStore(Database(engine))
+    store.write(Batch(at=1.0, epoch=store.epoch, clusters=[describe(name) for name in known]))
+    saved = store.load()
+    store.release_lease()
+    store.close()
+    return saved
+
+
+def statuses(settings: Settings, saved: Saved) -> list[ClusterStatus]:
+    return [cluster.status() for cluster in known_clusters(settings, saved)]
+
+
+def known(cluster: ClusterStatus) -> tuple[object, ...]:
+    return (
+        cluster.total,
+        cluster.health.errors,
+        cluster.health.unusable,
+        cluster.health.note,
+        cluster.health.trials,
+        cluster.drained,
+    )
+
+
+def test_an_unusable_cluster_whose_agent_is_away_is_still_unusable(tmp_path: Path) -> None:
+    north = ClusterStatus("north")
+    north.total, north.health.errors, north.health.unusable, north.health.trials = 4, 5, True, 2
+    north.health.note, north.contact.connected = "unusable after 5 errors in a row, the last: no shell", False
+    assert north.state is ClusterState.UNREACHABLE
+    again, south = statuses(SETTINGS, saved_by(tmp_path, north))
+    assert known(again) == known(north)
+    again.contact.connected = True
+    assert (again.state, again.why) == (ClusterState.UNUSABLE, north.health.note)
+    assert known(south) == known(ClusterStatus("south"))
+
+
+def test_a_drained_cluster_stays_drained_and_keeps_its_errors(tmp_path: Path) -> None:
+    scheduler = Scheduler(SchedulerState(Rules(), builtin(), [north := ClusterStatus("north")]), nonces=str)
+    north.health.errors, north.health.unusable, north.health.note = 3, True, "three errors"
+    scheduler.step([ClusterDrained("north", "ops", "new switches")], 50.0)
+    again = statuses(SETTINGS, saved_by(tmp_path, north))[0]
+    assert known(again) == known(north)
+    assert (again.drained, again.state) == (Drain(50.0, "ops", "new switches"), ClusterState.DRAINED)
+    successor = Scheduler(SchedulerState(Rules(), builtin(), [again]), nonces=str)
+    assert successor.step([ClusterResumed("north")], 60.0).clusters == {"north"}
+    resumed = statuses(SETTINGS, saved_by(tmp_path, again))[0]
+    assert (resumed.drained, resumed.health.note) == (None, "three errors")
+
+
+def test_a_cluster_that_left_the_configuration_stays_while_it_has_jobs() -> None:
+    attempt = Attempt(1, (Component(0, "west", 1),), placed_at=1.0)
+    job = Job(1, JobSpec(FlexibleRequest(1), ("x",)), 0.0, JobState.CLAIMING, generation=1, attempt=attempt)
+    record = ClusterRecord("east", "local", "usable", 4, 0, 0, 0, 0, 0, "", None, 1, 1.0)
+    clusters = statuses(SETTINGS, Saved((job,), (), (record,), 2))
+    assert [cluster.name for cluster in clusters] == ["north", "south", "west"]
+
+
+def test_what_a_cluster_that_left_the_configuration_holds_is_lost_in_time() -> None:
+    """Its agent is not let in any more, so that nothing is ever heard of it."""
+    component = Component(0, "west", 1, ComponentState.RUNNING, hosts=("w1",), lease=0.5)
+    attempt = Attempt(1, (component,), placed_at=1.0, barrier_at=2.0, launched_at=3.0, nonce="a1")
+    job = Job(1, JobSpec(FlexibleRequest(1), ("x",)), 0.0, JobState.RUNNING, generation=1, attempt=attempt)
+    rules = Rules(unreachable_after=10.0)
+    clusters = statuses(SETTINGS, Saved((job,), (), (), 2))
+    scheduler = Scheduler(SchedulerState(rules, builtin(), clusters), nonces=str)
+    scheduler.restore([job], 100.0)
+    assert scheduler.step([], 111.0).jobs[1].state is JobState.UNKNOWN
+    scheduler.step([], 121.0)
+    again = scheduler.step([], 131.0).jobs[1]
+    assert (again.state, again.generation, again.restarts) == (JobState.QUEUED, 1, 1)
+
+
+def test_what_an_agent_must_show_is_in_no_text_of_a_cluster(tmp_path: Path) -> None:
+    """What the scheduler knows of a cluster is its section of the configuration, and what it knows may be logged."""
+    token = "shown-to-nobody-at-all"
+    for section in (ClusterSection(token=token), ClusterSection(kind="slurm", token=token)):
+        settings = Settings(clusters={"north": section})
+        (north,) = statuses(settings, saved_by(tmp_path))
+        assert section.token == token
+        assert token not in f"{north!r} {north.profile} {settings}"

@@ -1,0 +1,75 @@
+"""A configuration file that was changed under the daemon is an alert that names what differs."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from koalapy.daemon.alerts.checks.configuration import ConfigurationCheck, difference_of
+from koalapy.model.alert import Alert, AlertKind
+from koalapy.settings import read_file
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "koala.yaml"
+    path.write_text("rules: {claim_grace: 5}\nclusters: {north: {nodes: 2}}\n")
+    return path
+
+
+def alerts_of(check: ConfigurationCheck) -> list[Alert]:
+    async def found() -> list[Alert]:
+        return [alert async for alert in check(5.0)]
+
+    return asyncio.run(found())
+
+
+def test_configuration_that_is_as_at_start_is_no_alert(path: Path) -> None:
+    check = ConfigurationCheck(path, read_file(path), read_file)
+    assert alerts_of(check) == []
+    path.write_text("# a comment\n" + path.read_text())
+    assert alerts_of(check) == []
+
+
+def test_configuration_with_new_cluster_is_an_alert_until_it_is_taken_back(path: Path) -> None:
+    before = path.read_text()
+    check = ConfigurationCheck(path, read_file(path), read_file)
+    path.write_text("clusters: {north: {nodes: 3}, east: {kind: slurm}}\n")
+    (alert,) = alerts_of(check)
+    assert (alert.kind, alert.cause) == (
+        AlertKind.CONFIGURATION,
+        "different: rules, cluster east added, cluster north changed",
+    )
+    assert str(path) in alert.summary
+    assert alerts_of(check) == [alert]
+    path.write_text(before)
+    assert alerts_of(check) == []
+
+
+def test_configuration_that_cannot_be_read_is_an_alert(path: Path) -> None:
+    check = ConfigurationCheck(path, read_file(path), read_file)
+    path.write_text("clusters: {north: {nodes: 2}, north: {nodes: 2}}\n")
+    (alert,) = alerts_of(check)
+    assert "the key 'north' is given twice" in alert.cause
+    path.unlink()
+    (alert,) = alerts_of(check)
+    assert alert.cause == "it cannot be read: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "told"),
+    [
+        ({}, {}, ""),
+        ({"clusters": None}, {"clusters": {}}, ""),
+        ({"clusters": {"a": {}}}, {}, "different: cluster a removed"),
+        ({"clusters": {}}, {"clusters": [1]}, "different: clusters"),
+        ({"clusters": {}}, {"clusters": {"a": None, 2: {}}}, "different: clusters 2, a added"),
+        ({"links": []}, {}, "different: links"),
+    ],
+)
+def test_difference_of_configurations_names_settings(
+    before: Mapping[str, Any], now: Mapping[str, Any], told: str
+) -> None:
+    assert difference_of(before, now) == told

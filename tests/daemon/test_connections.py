@@ -1,0 +1,152 @@
+"""Who only holds connections open takes nothing from those who use theirs: real sockets on loopback."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import connect
+
+from koalapy.daemon.engine.daemon import HttpServer
+from koalapy.daemon.listener.connections import OWN_FILES, RESERVED, Connections
+
+GOOD = b"GET /good HTTP/1.1\r\nHost: here\r\n\r\n"
+DEADLINE = 60.0
+HALVES = [b"", b"GET /go", b"POST /good HTTP/1.1\r\nHost: here\r\nX-More:", b"GET /good HTTP/1.1\r\nHost: here\r\n"]
+
+
+async def app(scope: Any, receive: Any, send: Any) -> None:
+    """Answers requests, some after their body; echoes what comes on a WebSocket."""
+    if scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (message := await receive())["type"] == "websocket.receive":
+            await send({"type": "websocket.send", "text": message["text"]})
+        return
+    if scope["path"] == "/body":
+        while (await receive()).get("more_body"):
+            pass
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+@contextlib.asynccontextmanager
+async def serving(connections: Connections) -> AsyncIterator[int]:
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    started = asyncio.Event()
+    server = HttpServer(app, connections, started.set)
+    running = asyncio.create_task(server.serve([listener]))
+    await started.wait()
+    yield listener.getsockname()[1]
+    server.should_exit = True
+    await running
+
+
+async def answer_to(port: int, request: bytes = GOOD) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    async with asyncio.timeout(DEADLINE):
+        answer = await reader.readuntil(b"ok")
+    writer.close()
+    return answer
+
+
+async def closed(reader: asyncio.StreamReader) -> bytes:
+    """What came until the server closed the connection."""
+    async with asyncio.timeout(DEADLINE):
+        with contextlib.suppress(ConnectionError):
+            return await reader.read()
+        return b""
+
+
+async def test_idle_and_half_requests_make_way_for_those_that_come() -> None:
+    connections = Connections(OWN_FILES)
+    assert connections.max_open == 2 * RESERVED
+    async with serving(connections) as port, connect(f"ws://127.0.0.1:{port}/agent") as agent:
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4 * connections.max_open)]
+        for number, (_, writer) in enumerate(held):
+            with contextlib.suppress(ConnectionError):
+                writer.write(HALVES[number % len(HALVES)])
+                await writer.drain()
+        assert b"200 OK" in await answer_to(port)
+        await agent.send("still here")
+        assert await agent.recv() == "still here"
+        assert [await closed(reader) for reader, _ in held[: connections.max_open]] == [b""] * connections.max_open
+        for _, writer in held:
+            writer.close()
+
+
+@contextlib.asynccontextmanager
+async def answered(connections: Connections) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Who has had an answer, and as much time as a slow machine needs for the next head; after that it is short."""
+    connections.headers_timeout = DEADLINE
+    async with serving(connections) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GOOD)
+        assert b"200 OK" in await reader.readuntil(b"ok")
+        connections.headers_timeout = 0.2
+        yield reader, writer
+        writer.close()
+
+
+@pytest.mark.parametrize("half", [*HALVES, GOOD[:-2]], ids=range(5))
+async def test_what_does_not_become_a_request_is_closed(half: bytes) -> None:
+    async with serving(Connections(20_000, headers_timeout=0.2)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(half)
+        assert await closed(reader) == b""
+        writer.close()
+
+
+async def test_what_comes_along_with_requests_and_does_not_become_one_is_closed() -> None:
+    async with answered(Connections(20_000)) as (reader, writer):
+        writer.write(GOOD * 2 + b"GET")
+        assert (await closed(reader)).count(b"200 OK") == 2
+
+
+async def test_a_trickle_is_not_waited_for() -> None:
+    async with serving(Connections(20_000, headers_timeout=0.2)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /good HTTP/1.1\r\n")
+        ended = asyncio.create_task(closed(reader))
+        while not ended.done():
+            with contextlib.suppress(ConnectionError):
+                writer.write(b"X-More: a\r\n")
+                await writer.drain()
+            await asyncio.wait({ended}, timeout=0.02)
+        assert ended.result() == b""
+        writer.close()
+
+
+async def test_who_sends_on_after_an_early_answer_is_not_waited_for() -> None:
+    async with answered(Connections(20_000)) as (reader, writer):
+        writer.write(b"POST /good HTTP/1.1\r\nHost: here\r\nContent-Length: 1000000\r\n\r\n")
+        assert b"200 OK" in await reader.readuntil(b"ok")
+        ended = asyncio.create_task(closed(reader))
+        while not ended.done():
+            with contextlib.suppress(ConnectionError):
+                writer.write(b"x")
+                await writer.drain()
+            await asyncio.wait({ended}, timeout=0.02)
+
+
+async def test_a_request_that_is_served_is_not_closed() -> None:
+    """However long its body takes, and however many others come; a kept connection may be used again."""
+    connections = Connections(OWN_FILES, headers_timeout=DEADLINE)
+    async with serving(connections) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /body HTTP/1.1\r\nHost: here\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\nab")
+        assert b"100 Continue" in await reader.readuntil(b"\r\n\r\n")  # it is served, and no time of its own runs
+        connections.headers_timeout = 0.2
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2 * connections.max_open)]
+        for other, _ in idle:
+            await closed(other)  # all had their time
+        connections.headers_timeout = DEADLINE
+        writer.write(b"cd")
+        assert b"200 OK" in await reader.readuntil(b"ok")
+        writer.write(GOOD)
+        assert b"200 OK" in await reader.readuntil(b"ok")
+        for _, one in (*idle, (reader, writer)):
+            one.close()

@@ -1,0 +1,101 @@
+"""The end of a daemon whose database hangs: a process of its own, as threads that wait for ever keep it."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from koalapy.daemon.agents.embedded import EmbeddedAgents
+from koalapy.daemon.engine.daemon import Daemon
+from koalapy.daemon.engine.engine import WorkItem
+from koalapy.daemon.listener.connections import Connections
+from koalapy.scheduler.events import ClusterDrained
+from tests.daemon.test_hub import Daemon as Parts
+
+pytestmark = pytest.mark.processes
+
+DEADLINE = 60.0
+
+
+async def _nothing(*request: object) -> None:
+    pass
+
+
+async def _be_told_to_end_while_the_database_hangs(directory: Path) -> None:
+    parts = Parts(directory / "koala.db")
+    asked = threading.Event()
+
+    def hang(*args: object) -> None:
+        asked.set()
+        threading.Event().wait()
+
+    parts.store.write = parts.store.renew_lease = parts.store.release_lease = hang  # type: ignore[method-assign]
+
+    def serving(url: str) -> None:
+        parts.engine.post(WorkItem(events=(ClusterDrained("north"),)))
+        threading.Thread(target=lambda: asked.wait() and os.kill(os.getpid(), signal.SIGTERM), daemon=True).start()
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    agents = EmbeddedAgents([], lambda cluster, why: None)
+    daemon = Daemon(
+        *(parts.engine, parts.store, parts.hub, _nothing, listener, Connections(1000), agents, serving),
+        give_up=lambda: print("the audit is in the log", file=sys.stderr),
+    )
+    await daemon.run()
+
+
+def test_a_daemon_ends_when_told_though_its_database_hangs(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    told = subprocess.run(
+        [sys.executable, "-m", __name__, str(tmp_path)],
+        cwd=root,
+        timeout=DEADLINE,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 1, told.stderr
+    assert "ending as if killed: the database does not answer" in told.stdout + told.stderr
+    assert "the audit is in the log" in told.stderr
+
+
+HANG_ONE_BY_ONE = """
+import asyncio, threading, time
+from koalapy.model.errors import StoreUnavailable
+from koalapy.daemon import audit, database
+
+hang = threading.Event().wait
+
+class Store:
+    append_audit = staticmethod(hang)
+
+async def run():
+    working = asyncio.ensure_future(database.in_database(hang))
+    trail = audit.Audit(Store(), time.time)
+    await trail.record("login", None, origin="192.0.2.1")
+    await trail.end()
+    try:
+        await database.query(hang)
+    except StoreUnavailable:
+        print("told")
+
+asyncio.run(run())
+"""
+
+
+def test_a_process_ends_though_questions_to_its_database_hang(tmp_path: Path) -> None:
+    """As when a connection is dead, and others are not: the daemon was kept by the threads that waited for it."""
+    told = subprocess.run(
+        [sys.executable, "-c", HANG_ONE_BY_ONE], timeout=DEADLINE, capture_output=True, text=True, check=True
+    )
+    assert told.stdout.splitlines()[-1] == "told"
+
+
+if __name__ == "__main__":
+    asyncio.run(_be_told_to_end_while_the_database_hangs(Path(sys.argv[1])))

@@ -1,0 +1,235 @@
+"""What is foretold of a daemon's jobs: in a process of its own, once a minute at most."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from koalapy.daemon.forecast.forecasts import FRESH, MAX_ASKED, Forecasts, IfSubmitted
+from koalapy.daemon.forecast.track_record import TrackRecord
+from koalapy.model.errors import BusyError, NotFoundError, UsageError
+from koalapy.model.job import JobSpec
+from koalapy.model.prediction import Prediction, PredictionSource
+from koalapy.model.request import FlexibleRequest
+from koalapy.policies.installed import policies
+from koalapy.ports import Batch
+from koalapy.record.beginning import People
+from koalapy.scheduler.queries import Queries
+from koalapy.simulation.simulation import Simulation
+from koalapy.simulation.twin import Answer, Change, Question, answer
+from koalapy.store.memory import Memory
+from koalapy.store.opening import Stores, stores_in_memory
+from koalapy.store.output import FileOutput
+from tests.simulation.test_simulation import grid
+from tests.simulation.test_twin import crowd
+
+
+def queries_at(until: float) -> Queries:
+    simulation = Simulation(grid(), until=until)
+    simulation.run(crowd(12, walltime=500.0))
+    return simulation.scheduler.queries
+
+
+class Clock:
+    now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.processes
+async def test_another_process_answers() -> None:
+    told = await Forecasts(queries_at(50.0), People(), Clock(), policies).what_if(Change(add={"new": 12}))
+    assert told.changed is not None
+    assert told.as_it_is.mean_wait
+    assert told.changed.mean_wait
+    assert told.changed.mean_wait.middle < told.as_it_is.mean_wait.middle
+
+
+async def test_a_change_that_cannot_be_is_refused_before_anything_is_simulated() -> None:
+    async def work(question: Question) -> Answer:
+        raise AssertionError("nothing is to be simulated")
+
+    forecasts = Forecasts(queries_at(50.0), People(), Clock(), policies, work)
+    for change in (Change(policy="no-such"), Change(rules={"claim_factor": 7}), Change(first=999)):
+        with pytest.raises(UsageError):
+            await forecasts.what_if(change)
+    with pytest.raises((UsageError, NotFoundError)):
+        await forecasts.what_if(Change(drain=("nowhere",)))
+
+
+async def test_what_was_foretold_holds_for_a_minute() -> None:
+    asked: list[float] = []
+    clock = Clock()
+
+    async def work(question: Question) -> Answer:
+        asked.append(question.moment.now)
+        return answer(question)
+
+    forecasts = Forecasts(queries_at(50.0), People(), clock, policies, work)
+    ready, expected = await forecasts.expected(12, 60.0)
+    assert ready
+    assert expected is not None
+    assert expected.starts is not None
+    clock.now += FRESH - 1
+    assert await forecasts.expected(12, 0.0) == (True, expected)
+    assert await forecasts.expected(999, 0.0) == (True, None)
+    clock.now += 2
+    assert (await forecasts.expected(12, 60.0))[1] is not None
+    assert asked == [50.0, 111.0]
+
+
+async def test_who_does_not_wait_for_it_hears_it_later() -> None:
+    asked, may_go_on = 0, asyncio.Event()
+
+    async def work(question: Question) -> Answer:
+        nonlocal asked
+        asked += 1
+        await may_go_on.wait()
+        return answer(question)
+
+    forecasts = Forecasts(queries_at(50.0), People(), Clock(), policies, work)
+    assert await forecasts.expected(12, 0.01) == (False, None)
+    assert await forecasts.expected(12, 0.01) == (False, None)
+    may_go_on.set()
+    ready, expected = await forecasts.expected(12, 60.0)
+    assert (ready, asked) == (True, 1)
+    assert expected is not None
+
+
+async def test_a_failure_is_told_and_does_not_last() -> None:
+    fails = True
+
+    async def work(question: Question) -> Answer:
+        if fails:
+            raise BusyError("too long", retry_after=1.0)
+        return answer(question)
+
+    forecasts = Forecasts(queries_at(50.0), People(), Clock(), policies, work)
+    with pytest.raises(BusyError):
+        await forecasts.expected(12, 60.0)
+    fails = False
+    assert (await forecasts.expected(12, 60.0))[0]
+
+
+async def test_a_failure_that_nobody_waits_for_leaves_no_complaint() -> None:
+    may_go_on = asyncio.Event()
+
+    async def work(question: Question) -> Answer:
+        await may_go_on.wait()
+        raise BusyError("too long", retry_after=1.0)
+
+    forecasts = Forecasts(queries_at(50.0), People(), Clock(), policies, work)
+    assert await forecasts.expected(12, 0.01) == (False, None)
+    (under_way,) = asyncio.all_tasks() - {asyncio.current_task()}
+    may_go_on.set()
+    await asyncio.wait([under_way])
+    await asyncio.sleep(0)
+    assert not under_way._log_traceback  # type: ignore[attr-defined]  # else asyncio writes to the log, once it is gone
+
+
+WIDE = JobSpec(FlexibleRequest(12), ("./wave",), policy="cluster-minimization", walltime=60.0)
+
+
+async def test_a_submission_is_foretold_behind_those_who_wait_and_the_same_one_only_once() -> None:
+    asked: list[int] = []
+
+    async def work(question: Question) -> Answer:
+        asked.append(max(job.id for job in question.moment.beginning.jobs))
+        return answer(question)
+
+    queries = queries_at(50.0)
+    forecasts = Forecasts(queries, People(), Clock(), policies, work)
+    told = await asyncio.gather(*(forecasts.if_submitted(WIDE, 60.0) for _ in range(50)))
+    assert len({id(each.expected) for each in told}) == len(asked) == 1
+    assert told[0].expected is not None
+    assert told[0].expected.starts is not None
+    assert told[0].expected.basis == "its walltime"
+    assert asked[0] not in {job.id for job in queries.jobs()}
+    assert await forecasts.if_submitted(replace(WIDE, request=FlexibleRequest(1000)), 60.0) != told[0]
+
+
+async def test_where_it_is_not_known_in_time_that_is_told_in_words_and_many_do_not_pile_up() -> None:
+    asked, may_go_on = 0, asyncio.Event()
+
+    async def work(question: Question) -> Answer:
+        nonlocal asked
+        asked += 1
+        await may_go_on.wait()
+        raise RuntimeError("broken")
+
+    forecasts = Forecasts(queries_at(50.0), People(), Clock(), policies, work)
+    specs = [replace(WIDE, name=f"{number}") for number in range(100)]
+    told = await asyncio.gather(*(forecasts.if_submitted(spec, 0.01) for spec in specs))
+    assert [each.why.startswith("to work it out takes longer than 0.01 s") for each in told].count(True) == MAX_ASKED
+    assert [each.why.startswith("too many others ask") for each in told].count(True) == 100 - MAX_ASKED
+    may_go_on.set()
+    assert (await forecasts.if_submitted(specs[0], 60.0)).why.startswith("it could not be worked out")
+    assert asked <= MAX_ASKED
+
+
+async def test_what_there_is_room_for_starts_at_once() -> None:
+    async def work(question: Question) -> Answer:
+        raise AssertionError("nothing is to be simulated")
+
+    forecasts = Forecasts(queries_at(1e9), People(), Clock(), policies, work)
+    assert await forecasts.if_submitted(WIDE, 60.0) == IfSubmitted(at_once=True)
+
+
+def kept_by(stores: Stores) -> dict[tuple[int, str, float], Prediction]:
+    told = [prediction for prediction, _ in stores.predictions.predictions(0.0, 1000)]
+    return {(each.job, each.kind, each.made_at): each for each in told}
+
+
+def recording(queries: Queries, clock: Clock) -> tuple[Forecasts, Stores, TrackRecord, list[float]]:
+    stores, asked = stores_in_memory(Memory(), FileOutput(Path("unused"), 0)), list[float]()
+    jobs = {job.id: job for job in queries.jobs()}
+    stores.jobs.write(Batch(at=1.0, epoch=stores.jobs.epoch, jobs=jobs))
+
+    async def work(question: Question) -> Answer:
+        asked.append(question.moment.now)
+        return answer(question)
+
+    record = TrackRecord(stores.predictions, stores.advice, clock)
+    return Forecasts(queries, People(), clock, policies, work, record), stores, record, asked
+
+
+async def test_what_is_foretold_is_kept_again_once_a_job_is_twice_as_old_and_what_is_shown_always() -> None:
+    clock, queries = Clock(), queries_at(50.0)
+    forecasts, stores, record, _ = recording(queries, clock)
+    await forecasts.what_if(Change(add={"new": 12}))
+    first = kept_by(stores)
+    waiting = [job.id for job in queries.jobs() if job.waits]
+    assert {(job, "start", 50.0) for job in waiting} == {key for key in first if key[1] == "start"}
+    assert {each.source for each in first.values()} == {PredictionSource.WHAT_IF}
+    assert first[waiting[0], "start", 50.0].conditions["waiting"] == len(waiting)
+    clock.now = 115.0
+    assert (await forecasts.expected(waiting[0], 60.0))[0]
+    assert (await forecasts.expected(waiting[0], 60.0))[0]
+    more = kept_by(stores).keys() - first.keys()
+    assert more == {(waiting[0], kind, 115.0) for kind in ("start", "end", "run-time")}, "and the others are too young"
+    clock.now = 400.0
+    await forecasts.watch()
+    assert len(kept_by(stores)) > len(first) + len(more)
+    counts = await record.counts()
+    assert sum(counts.values()) == len(kept_by(stores))
+
+
+async def test_nobody_asked_and_nothing_is_foretold_while_nobody_waits_or_it_was_told_just_now() -> None:
+    clock = Clock()
+    nobody, _, _, asked = recording(queries_at(1e9), clock)
+    await nobody.watch()
+    assert asked == []
+    forecasts, stores, _, asked = recording(queries_at(50.0), clock)
+    await forecasts.watch()
+    await forecasts.watch()
+    assert asked == [50.0]
+    assert {each.source for each in kept_by(stores).values()} == {PredictionSource.DAEMON}
+
+
+async def test_users_are_told_of_their_own_jobs_only() -> None:
+    forecasts, _, record, _ = recording(queries_at(50.0), Clock())
+    await forecasts.watch()
+    assert await record.coverage("somebody") == []
+    assert {each.kind for each in await record.coverage()} == {"start", "end", "run-time"}

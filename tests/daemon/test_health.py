@@ -1,0 +1,199 @@
+"""The daemon's health: its disks, and its jobs as they are stored: who goes by that finds none to be otherwise."""
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from koalapy.daemon.alerts import health as service_health
+from koalapy.daemon.alerts.health import HealthMonitor
+from koalapy.daemon.engine.engine import WorkItem
+from koalapy.model.disk import Disk, DiskLimits
+from koalapy.model.job import ComponentState, JobState
+from koalapy.model.reports import ClusterReport, ComponentStatus
+from koalapy.ports import Batch
+from koalapy.scheduler.events import ClusterDrained
+from tests import signals
+from tests.daemon.test_hub import DEADLINE, until
+from tests.daemon.test_jobs import SPEC, job_when, north_and_jobs
+from tests.identities import ADA
+
+
+async def test_health_tells_of_a_disk_that_is_low(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with north_and_jobs(tmp_path) as (daemon, _, _):
+        health = HealthMonitor(daemon.engine, {"data directory": tmp_path}, DiskLimits())
+        free = 10**9
+        monkeypatch.setattr(
+            service_health, "disks_of", lambda folders: [Disk("data directory", str(tmp_path), free, 10**12)]
+        )
+        await health.look_at_disks()
+        words = f"the disk of its data directory ({tmp_path}) has"
+        report = health.report()
+        assert (report.status, report.ready, report.problems) == ("degraded", True, [f"{words} 1 GB left"])
+        assert report.disks == [Disk("data directory", str(tmp_path), 10**9, 10**12, None)]
+        free = 100
+        await health.look_at_disks()
+        report = health.report()
+        assert (report.status, report.ready, report.problems) == ("degraded", False, [f"{words} 100 bytes left"])
+        free = 10**11
+        await health.look_at_disks()
+        assert (health.report().ready, health.report().problems) == (True, [])
+
+        def broken(folders: object) -> list[Disk]:
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(service_health, "disks_of", broken)
+        await health.look_at_disks()
+        assert health.report().problems == ["the daemon's disks cannot be looked at: Input/output error"]
+        assert not health.report().ready, "who does not know says no"
+
+
+async def test_a_disk_that_takes_no_file_or_does_not_answer_is_none_to_count_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with north_and_jobs(tmp_path) as (daemon, _, _):
+        health = HealthMonitor(daemon.engine, {"data directory": tmp_path}, DiskLimits(0, 0))
+
+        def read_only(folder: Path) -> None:
+            raise OSError(30, "Read-only file system")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(service_health, "_try_to_write", read_only)
+            await health.look_at_disks()
+        told = f"the disk of its data directory ({tmp_path}) takes no file: Read-only file system"
+        assert health.readiness().reasons == [told]
+        assert health.readiness().status == f"not ready; {told}"
+        answers = threading.Event()
+        monkeypatch.setattr(service_health, "_try_to_write", lambda folder: answers.wait(DEADLINE))
+        looking = asyncio.create_task(health.look_at_disks())
+        silent = [f"the daemon's disks have not answered for {service_health.DISK_TIMEOUT:g} s"]
+        with signals.hanging_threads():
+            await signals.until(lambda: health.readiness().reasons == silent)
+        answers.set()
+        await looking
+        assert health.readiness().ready
+
+
+async def test_a_lease_that_may_soon_be_anothers_and_a_round_that_does_not_end_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with north_and_jobs(tmp_path) as (daemon, north, _):
+        health = HealthMonitor(daemon.engine, {}, DiskLimits())
+        database = daemon.engine.database
+        now = time.monotonic()
+        monkeypatch.setattr(service_health, "time", SimpleNamespace(monotonic=lambda: now))
+        database.lease_renewed_at = now - service_health.LEASE_OVERDUE - 1
+        assert health.readiness().reasons == ["the lease was renewed 11 s ago: another daemon may take over"]
+        database.lease_renewed_at = now
+        assert health.readiness().ready
+        writes, may_write = threading.Event(), threading.Event()
+        monkeypatch.setattr(daemon.store, "write", lambda batch: writes.set() or may_write.wait(DEADLINE))
+        north.says(ClusterReport(total=3, idle=3))
+        daemon.engine.post(WorkItem(events=(ClusterDrained("south", "ops", ""),)))
+        await signals.until(writes.is_set)
+        assert daemon.engine.round_began is not None
+        database.lease_renewed_at = now = daemon.engine.round_began + service_health.ROUND_TIMEOUT
+        assert health.readiness().reasons == ["a round of the engine does not end since 3 s"]
+        may_write.set()
+        await signals.until(lambda: health.readiness().ready)
+        database.lease_lost = True
+        assert health.readiness().reasons == ["another daemon has taken over"]
+        daemon.engine.draining = True
+        assert health.readiness().reasons == ["another daemon has taken over", "the daemon is ending"]
+
+
+async def test_of_a_cluster_what_is_not_known_is_not_well(tmp_path: Path) -> None:
+    async with north_and_jobs(tmp_path) as (daemon, _, _):
+        health = HealthMonitor(daemon.engine, {}, DiskLimits())
+        told = {(check.name, check.cluster): check for check in health.readiness().checks}
+        assert told["agent", "south"].reason == "its agent has not connected yet"
+        assert told["resource manager", "south"].reason == "nothing is known of it while the agent is away"
+        assert told["agent", "north"].ok
+        assert (health.readiness().ready, health.readiness(of_clusters=True).ready) == (True, False)
+        strangers = health.readiness().for_strangers()
+        assert {check.reason for check in strangers.checks} == {"", service_health.FOR_USERS}
+        assert [check.ok for check in strangers.checks] == [check.ok for check in health.readiness().checks]
+
+
+async def test_what_agents_say_of_their_disks_is_in_the_book(tmp_path: Path) -> None:
+    async with north_and_jobs(tmp_path) as (daemon, north, _):
+        disk = Disk("spool", "/s", 5, 10)
+        north.says(
+            ClusterReport(
+                total=4,
+                idle=4,
+                background=0,
+                down=0,
+                holding=frozenset(),
+                problem="full",
+                disks=(Disk(what="spool", path="/s", free=5, size=10),),
+            )
+        )
+        await until(daemon, "north", ("unreachable", 4, "full"))
+        assert daemon.scheduler.queries.grid["north"].disks == (disk,)
+
+
+async def test_jobs_are_counted_by_what_became_of_them(tmp_path: Path) -> None:
+    async with north_and_jobs(tmp_path) as (daemon, _, jobs):
+        health = HealthMonitor(daemon.engine, {}, DiskLimits())
+
+        def counts() -> tuple[int, int]:
+            return health.report().queued, health.report().active
+
+        for ident, wanted in enumerate([(0, 1), (0, 2), (1, 2)], 1):
+            await jobs.submit(SPEC, ADA)
+            assert counts() == wanted, ident
+        await jobs.hold(3, ADA, "")
+        assert counts() == (0, 2)
+        await jobs.release(3, ADA)
+        assert counts() == (1, 2)
+        await jobs.cancel(3, ADA, "")
+        assert counts() == (0, 2)
+
+
+async def test_an_end_counts_when_it_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with north_and_jobs(tmp_path) as (daemon, north, jobs):
+        health = HealthMonitor(daemon.engine, {}, DiskLimits())
+        await jobs.submit(SPEC, ADA)
+        assert health.report().queued == 0
+        assert health.report().active == 1
+        await job_when(jobs, JobState.CLAIMING, 1)
+        north.says(ComponentStatus(token="1.1.0.fa", state=ComponentState.CLAIMED, hosts=("a", "b")))
+        await job_when(jobs, JobState.STARTING, 1)
+        real, may_write = daemon.store.write, threading.Event()
+
+        def slow(batch: Batch) -> None:
+            assert may_write.wait(DEADLINE)
+            real(batch)
+
+        monkeypatch.setattr(daemon.store, "write", slow)
+        north.says(ComponentStatus(token="1.1.0.fa", state=ComponentState.ENDED, hosts=("a", "b"), program_exit=0))
+        await signals.until(lambda: daemon.scheduler.queries.job(1) is None)
+        assert not (await jobs.get(1)).job.state.is_final, "that is what anybody reads"
+        assert (health.report().active, (await jobs.metrics(60.0)).active) == (1, 1)
+        may_write.set()
+        await signals.until(lambda: not health.report().active)
+        assert (await jobs.get(1)).job.state is JobState.SUCCEEDED
+        assert (await jobs.metrics(60.0)).active == 0
+
+
+async def test_readiness_with_removed_or_replaced_folder_is_false_until_it_is_back(tmp_path: Path) -> None:
+    folder = tmp_path / "output"
+    folder.mkdir()
+    async with north_and_jobs(tmp_path) as (daemon, _, _):
+        health = HealthMonitor(daemon.engine, {"output": folder}, DiskLimits(0, 0))
+        await health.look_at_disks()
+        assert health.readiness().ready
+        folder.rename(tmp_path / "before")
+        await health.look_at_disks()
+        assert f"its output ({folder}) was removed while the daemon uses it" in health.report().problems
+        folder.mkdir()
+        await health.look_at_disks()
+        assert health.readiness().reasons == [f"its output ({folder}) was replaced while the daemon uses it"]
+        folder.rmdir()
+        (tmp_path / "before").rename(folder)
+        await health.look_at_disks()
+        assert health.readiness().ready

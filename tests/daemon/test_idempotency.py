@@ -1,0 +1,78 @@
+"""Keys are looked up together, and each gets the answer as of after it was asked."""
+
+import asyncio
+import threading
+from collections.abc import Collection
+
+import pytest
+
+from koalapy.daemon.jobs.idempotency import IdempotencyKeys
+from koalapy.model.errors import StoreUnavailable
+from koalapy.ports import Submitted
+from tests import signals
+
+
+class Slow:
+    """A store that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Submitted] = {}
+        self.asked: list[set[str]] = []
+        self.may_answer = threading.Semaphore(0)
+        self.away = False
+
+    def submitted(self, keys: Collection[str]) -> dict[str, Submitted]:
+        self.asked.append(set(keys))
+        assert self.may_answer.acquire(timeout=60)
+        if self.away:
+            raise StoreUnavailable("the database is away")
+        return {key: self.known[key] for key in keys if key in self.known}
+
+
+async def begun(store: Slow, questions: int) -> None:
+    await signals.until(lambda: len(store.asked) >= questions)
+
+
+async def test_who_comes_while_others_wait_is_in_the_next_question() -> None:
+    store = Slow()
+    keys = IdempotencyKeys(store)  # type: ignore[arg-type]
+    first = [asyncio.create_task(keys.find(key)) for key in "ab"]
+    await begun(store, 1)
+    store.known["c"] = Submitted("c", 3, "digest")
+    later = [asyncio.create_task(keys.find(key)) for key in "cdc"]
+    await asyncio.sleep(0)
+    later[1].cancel()
+    store.may_answer.release(2)
+    assert await asyncio.gather(*first) == [None, None]
+    assert await asyncio.gather(later[0], later[2]) == [store.known["c"]] * 2
+    assert store.asked == [{"a", "b"}, {"c", "d"}]
+
+
+async def test_a_failure_is_that_of_those_who_asked_then() -> None:
+    store = Slow()
+    keys = IdempotencyKeys(store)  # type: ignore[arg-type]
+    store.away = True
+    failing = [asyncio.create_task(keys.find(key)) for key in "ab"]
+    await begun(store, 1)
+    store.may_answer.release()
+    for one in failing:
+        with pytest.raises(StoreUnavailable):
+            await one
+    store.away = False
+    store.may_answer.release()
+    assert await keys.find("a") is None
+
+
+async def test_find_behind_a_question_that_hangs_raises_store_unavailable() -> None:
+    store = Slow()
+    keys = IdempotencyKeys(store)  # type: ignore[arg-type]
+    finding = [asyncio.create_task(keys.find(key)) for key in "abc"]
+    await begun(store, 1)
+    with signals.hanging_threads():
+        for task in finding:
+            with pytest.raises(StoreUnavailable):
+                await task
+    assert len(store.asked) == 1, "they waited for their turn"
+    store.known["d"] = Submitted("d", 4, "digest")
+    store.may_answer.release(10)
+    assert await keys.find("d") == store.known["d"]

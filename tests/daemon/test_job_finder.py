@@ -1,0 +1,22 @@
+"""Searches for ended jobs read the jobs that can match, not the newest ones."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from koalapy.daemon.jobs.job_finder import JobFinder
+from koalapy.model.identity import Identity, Role
+from koalapy.model.job_search import parse_search
+from koalapy.ports import JobFilter
+
+
+async def test_find_by_id_reads_only_jobs_of_these_ids() -> None:
+    filters: list[JobFilter] = []
+
+    async def page(which: JobFilter) -> tuple[list[Any], None]:
+        filters.append(which)
+        return [], None
+
+    engine = SimpleNamespace(clock=lambda: 0.0)
+    finder = JobFinder(cast("Any", SimpleNamespace(page=page)), cast("Any", engine))
+    await finder.find(parse_search("state:over id:12,13"), Identity("root", Role.ADMIN, "token 1"))
+    assert [which.ids for which in filters] == [(12, 13)]

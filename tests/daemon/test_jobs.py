@@ -1,0 +1,169 @@
+"""What users may ask of a daemon whose clusters do what the test says."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from koalapy.daemon.engine.engine import WorkItem
+from koalapy.daemon.jobs.jobs import JobRecord, Jobs
+from koalapy.model.errors import NotFoundError, StoreUnavailable
+from koalapy.model.job import ComponentState, Job, JobSpec, JobState, TimelineEntry
+from koalapy.model.reports import ComponentStatus, Inventory
+from koalapy.model.request import FlexibleRequest
+from tests import signals
+from tests.daemon.test_hub import DEADLINE, Agent, Daemon, report, running, until
+from tests.identities import ADA
+
+SPEC = JobSpec(FlexibleRequest(2), ("true",), owner="ada")
+
+
+@asynccontextmanager
+async def north_and_jobs(path: Path) -> AsyncIterator[tuple[Daemon, Agent, Jobs]]:
+    async with running(path / "koala.db") as daemon, daemon.agent_of("north") as north:
+        north.says(Inventory(components=()), report(4))
+        await until(daemon, "north", ("usable", 4, ""))
+        await daemon.engine.commit(WorkItem())  # what is known of it is written, and no round is under way
+        yield daemon, north, Jobs(daemon.engine, daemon.store, daemon.outputs, 1, daemon.describe)
+
+
+async def job_when(jobs: Jobs, state: JobState, generation: int) -> Job:
+    """Return job 1 when it is in that state of that attempt."""
+
+    async def look() -> Job | None:
+        job = (await jobs.get(1)).job
+        return job if (job.state, job.generation) == (state, generation) else None
+
+    job = await signals.poll(look)
+    assert job is not None
+    return job
+
+
+async def test_attempts_are_those_of_the_store_and_the_one_under_way(tmp_path: Path) -> None:
+    async with north_and_jobs(tmp_path) as (daemon, north, jobs):
+        await jobs.submit(SPEC, ADA)
+        job = await job_when(jobs, JobState.CLAIMING, 1)
+        record, attempts = await jobs.attempts(1)
+        assert (record.job, attempts) == (job, [job.attempt])
+        north.says(ComponentStatus(token="1.1.0.fa", state=ComponentState.WAITING, hosts=()))
+        north.says(
+            ComponentStatus(
+                token="1.1.0.fa", state=ComponentState.ENDED, hosts=(), error="no shell", infrastructure=True
+            )
+        )
+        second = await job_when(jobs, JobState.CLAIMING, 2)
+        first, under_way = (await jobs.attempts(1))[1]
+        assert under_way == second.attempt
+        assert first.generation == 1
+        assert (first.components[0].state, first.components[0].ended_at) == (ComponentState.ENDED, first.ended_at)
+        assert "no shell" in first.end_reason
+        assert (await jobs.attempts(1, last=1))[1] == [under_way]
+        assert (await jobs.attempts(1, last=7))[1] == [first, under_way]
+        assert daemon.store.attempts(1)[-1] == under_way
+        with pytest.raises(NotFoundError):
+            await jobs.attempts(2)
+
+
+async def test_output_is_followed_though_the_database_is_away_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with north_and_jobs(tmp_path) as (_, _, jobs):
+        await jobs.submit(SPEC, ADA)
+        answers, away = jobs.get, 0
+
+        async def get(job: int) -> JobRecord:
+            nonlocal away
+            away -= 1
+            if away in range(3):
+                raise StoreUnavailable("the database does not answer")
+            record = await answers(job)
+            return replace(record, job=replace(record.job, state=JobState.SUCCEEDED))
+
+        monkeypatch.setattr(jobs, "get", get)
+        for follow in (True, False):
+            away = 4  # the first question is whether there is such a job
+            if not follow:
+                with pytest.raises(StoreUnavailable):
+                    [piece async for piece in jobs.output(1, follow)]
+            else:
+                assert [piece async for piece in jobs.output(1, follow)] == []
+                assert away == -1
+
+
+async def test_who_follows_the_output_of_a_job_that_is_removed_has_come_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with north_and_jobs(tmp_path) as (_, _, jobs):
+        await jobs.submit(SPEC, ADA)
+        answers, asked = jobs.get, 0
+
+        async def get(job: int) -> JobRecord:
+            nonlocal asked
+            asked += 1
+            if asked > 1:
+                raise NotFoundError("there is no job 1")
+            return await answers(job)
+
+        monkeypatch.setattr(jobs, "get", get)
+        assert [piece async for piece in jobs.output(1, follow=True)] == []
+
+
+async def test_metrics_count_what_a_component_had(tmp_path: Path) -> None:
+    async with north_and_jobs(tmp_path) as (daemon, north, jobs):
+        await jobs.submit(SPEC, ADA)
+        await job_when(jobs, JobState.CLAIMING, 1)
+        north.says(ComponentStatus(token="1.1.0.fa", state=ComponentState.CLAIMED, hosts=("a", "b")))
+        job = await job_when(jobs, JobState.STARTING, 1)
+        await daemon.engine.commit(WorkItem())  # what memory says is written then
+        metrics = await jobs.metrics(3600.0)
+        assert job.attempt is not None
+        claimed = job.attempt.components[0].claimed_at
+        assert claimed is not None
+        assert metrics.usage.node_seconds == pytest.approx({"north": 2 * (metrics.end - claimed)})
+        assert (metrics.active, metrics.queued, metrics.end - metrics.start) == (1, 0, pytest.approx(3600.0))
+        north.says(ComponentStatus(token="1.1.0.fa", state=ComponentState.ENDED, hosts=("a", "b"), program_exit=0))
+        over = await job_when(jobs, JobState.SUCCEEDED, 1)
+        await daemon.engine.commit(WorkItem())
+        assert over.attempt is not None
+        assert over.attempt.components[0].state is ComponentState.ENDED
+        ended = over.attempt.components[0].ended_at
+        assert ended is not None
+        usage = (await jobs.metrics(3600.0)).usage
+        assert usage.node_seconds == pytest.approx({"north": 2 * (ended - claimed)})
+        assert usage.ended == {JobState.SUCCEEDED: 1}
+        assert usage.mean_times[SPEC.priority].jobs == 1
+        assert usage.mean_times[SPEC.priority].response_time == pytest.approx((over.ended_at or 0) - over.submitted_at)
+
+
+async def test_a_long_timeline_is_followed_in_pages_and_never_read_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("koalapy.daemon.jobs.jobs.TIMELINE_PAGE", 10)
+    async with north_and_jobs(tmp_path) as (daemon, _, jobs):
+        others = (await jobs.submit(replace(SPEC, request=FlexibleRequest(4)), ADA))[0].job.id
+        waits = (await jobs.submit(replace(SPEC, request=FlexibleRequest(4)), ADA))[0].job.id
+        for _ in range(12):
+            await jobs.hold(waits, ADA, "later")
+            await jobs.release(waits, ADA)
+        read: list[int] = []
+        timeline = daemon.store.timeline
+
+        def counted(job: int, after: int = 0, limit: int | None = None) -> list[TimelineEntry]:
+            lines = timeline(job, after, limit)
+            read.append(len(lines))
+            return lines
+
+        monkeypatch.setattr(daemon.store, "timeline", counted)
+        async with asyncio.timeout(DEADLINE):
+            following = jobs.changes(waits, after=3)
+            seen = [line for _ in range(3) for line in (await anext(following)).timeline]
+            await jobs.cancel(waits, ADA, "enough")
+            seen += [line async for change in following for line in change.timeline]
+        assert [number for number, _ in seen] == list(range(4, len(timeline(waits)) + 1))
+        assert [entry for _, entry in seen] == timeline(waits)[3:]
+        assert (sum(read), max(read)) == (len(seen), 10)
+        assert [change.timeline async for change in jobs.changes(waits, after=2**63)] == [()]
+        assert others != waits

@@ -1,0 +1,229 @@
+"""Who is let in by the word of a cluster's agent, and as what."""
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.daemon.auth.login import MAX_LOGINS, LoginRules, Logins, Refused
+from koalapy.model.errors import StoreUnavailable
+from koalapy.model.identity import Identity, Role
+from koalapy.model.throttle import Throttle
+from koalapy.model.users import Domain, User, Users
+from koalapy.ports import StoredToken
+from koalapy.protocol.messages import Vouch
+
+PEOPLE = {
+    "alice": User({"north": "alice", "east": "asmith"}, Role.OPERATOR),
+    "bob": User({"laptop": "bob"}),
+    "boss": User({"north": "root", "south": "boss"}, Role.ADMIN),
+}
+RULES = LoginRules(
+    Users(PEOPLE, ["north"]),
+    {"north": Domain("mapped"), "laptop": Domain("own", "bob"), "mine": Domain("own", "carol"), "none": Domain("own")},
+    600.0,
+    frozenset({"south"}),
+    {"north": 1000, "east": 500},
+    {"north": ["mallory"]},
+)
+
+
+@dataclass
+class Maker:
+    """Tokens as the daemon keeps them."""
+
+    tokens: list[StoredToken] = field(default_factory=list)
+    fails: bool = False
+
+    async def issue(
+        self, user: str, role: Role, expires_at: float | None, created_by: str, *, how: str = ""
+    ) -> tuple[StoredToken, str]:
+        if self.fails:
+            raise StoreUnavailable("the database is away")
+        ident = len(self.tokens) + 1
+        self.tokens.append(StoredToken(ident, f"d{ident}", user, str(role), how, "", 0.0, created_by, expires_at))
+        return self.tokens[-1], f"koala_secret-{ident}"
+
+    def list(self, by: Identity, user: str | None = None) -> list[StoredToken]:
+        assert by.may(Role.ADMIN)
+        return [token for token in self.tokens if token.revoked_at is None and user in (None, token.user)]
+
+    async def revoke(self, tokens: Collection[int], by: Identity) -> None:
+        self.tokens = [replace(t, revoked_at=1.0) if t.id in tokens else t for t in self.tokens]
+
+
+class Daemon:
+    def __init__(self, rules: LoginRules = RULES) -> None:
+        self.maker, self.now = Maker(), 0.0
+        self.logins = Logins(rules, self.maker, clock=lambda: 1000.0, monotonic=lambda: self.now)
+
+    async def asks(self, cluster: str, account: str, uid: int = 1234) -> tuple[str, str] | str:
+        """Who somebody is, and their role; or why they are not let in."""
+        answer = await self.logins.vouched(cluster, Vouch(ident="i", account=account, uid=uid))
+        assert answer.ident == "i"
+        assert bool(answer.token) != bool(answer.error)
+        assert "secret" not in repr(answer)
+        return (answer.user, answer.role) if answer.token else answer.error
+
+
+@pytest.mark.parametrize(
+    ("cluster", "account", "uid", "who"),
+    [
+        ("north", "alice", 1234, ("alice", "user")),
+        ("east", "asmith", 1234, ("alice", "user")),
+        ("north", "carol", 1234, ("carol@north", "user")),
+        ("north", "asmith", 1234, ("asmith@north", "user")),
+        # Root is somebody only where it was said who; and so is any account of the system.
+        ("north", "root", 0, ("boss", "user")),
+        ("south", "boss", 1234, ("boss", "admin")),
+        ("laptop", "bob", 1234, ("bob", "user")),
+        ("mine", "whatever", 1234, ("carol", "user")),
+    ],
+)
+async def test_an_account_is_its_person(cluster: str, account: str, uid: int, who: tuple[str, str]) -> None:
+    daemon = Daemon()
+    assert await daemon.asks(cluster, account, uid) == who
+    (token,) = daemon.maker.tokens
+    assert (token.user, token.role, token.how) == (*who, f"{account} on {cluster}")
+    assert (token.expires_at, token.created_by) == (1600.0, f"the agent of {cluster}")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "account", "uid", "why"),
+    [
+        ("east", "alice", 1234, "the account alice of east belongs to nobody who may come"),
+        ("south", "alice", 1234, "the account alice of south belongs to nobody who may come"),
+        ("east", "root", 0, "root of east (uid 0) is an account of the system"),
+        ("north", "daemon", 999, "daemon of north (uid 999) is an account of the system"),
+        ("north", "nobody", 65534, "nobody of north (uid 65534) is an account of the system"),
+        ("north", "alice on east", 1234, "'alice on east' of north has a name that nobody can have here"),
+        ("north", "a\nb", 1234, "'a\\nb' of north has a name that nobody can have here"),
+        ("north", "mallory", 1234, "the account mallory of north gets no login"),
+        ("north", "", 1234, "'' of north has a name that nobody can have here"),
+        ("elsewhere", "alice", 1234, "the account alice of elsewhere belongs to nobody who may come"),
+        ("laptop", "eve", 1234, None),
+        ("none", "eve", 1234, "eve of none is not "),
+    ],
+)
+async def test_who_is_nobody_gets_nothing(cluster: str, account: str, uid: int, why: str | None) -> None:
+    daemon = Daemon()
+    if why is None:
+        rules = replace(RULES, users=Users({**PEOPLE, "eve": User({"laptop": "eve"})}))
+        daemon, why = Daemon(rules), "eve of laptop is not bob"
+    assert await daemon.asks(cluster, account, uid) == why
+    assert daemon.maker.tokens == []
+    assert daemon.logins._by_account._full_at == {}, "nothing is kept of who is refused"
+
+
+@given(
+    cluster=st.sampled_from(["north", "east", "south", "laptop", "mine", "none", "?"]),
+    account=st.one_of(st.sampled_from(["alice", "asmith", "root", "bob", "boss", "alice@east", "x@north"]), st.text()),
+    uid=st.integers(0, 2**31),
+)
+def test_an_agent_speaks_for_its_own_clusters_accounts_and_for_no_role(cluster: str, account: str, uid: int) -> None:
+    """Whatever it says."""
+    try:
+        user = RULES.user_of(cluster, account, uid)
+    except Refused:
+        return
+    named = {name for name, person in PEOPLE.items() if person.accounts.get(cluster) == account}
+    own = RULES.domains.get(cluster, Domain())
+    assert user in named or user == f"{account}@{cluster}" or (own.identity == "own" and user == own.user)
+    assert RULES.role_of(user, cluster) is Role.USER or cluster == "south"
+
+
+async def test_login_of_account_that_runs_all_jobs_is_refused_unless_it_is_mapped() -> None:
+    daemon = Daemon()
+    for account, user in (("carol", ""), ("alice", "alice")):
+        answer = await daemon.logins.vouched("north", Vouch(ident="i", account=account, uid=1234, runs_jobs=True))
+        assert answer.user == user
+        assert ("is the account of all jobs there" in answer.error) == (not user)
+    assert await daemon.asks("north", "carol") == ("carol@north", "user")
+
+
+async def test_login_of_account_whose_user_is_a_name_of_the_daemon_is_refused() -> None:
+    rules = replace(RULES, reserved={"bob", "boss", "carol@north"})
+    daemon = Daemon(rules)
+    for cluster, account in (("laptop", "whatever"), ("south", "boss"), ("north", "carol")):
+        assert "is a name of the daemon's own" in str(await daemon.asks(cluster, account))
+    assert daemon.maker.tokens == []
+    login = StoredToken(1, "d", "boss", "admin", "boss on south", "", 0.0, "the agent of south", None)
+    daemon.maker.tokens.append(login)
+    await daemon.logins.end_what_is_over()
+    assert daemon.maker.list(Identity("", Role.ADMIN, "")) == []
+
+
+async def test_who_asks_all_the_time_waits_and_keeps_nobody_else_from_it() -> None:
+    daemon = Daemon()
+    answers = [await daemon.asks("north", "alice") for _ in range(13)]
+    assert answers[:12] == [("alice", "user")] * 12
+    assert answers[12] == "too many logins of alice on north"
+    assert await daemon.asks("north", "carol") == ("carol@north", "user")
+    daemon.now += 5.0
+    assert await daemon.asks("north", "alice") == ("alice", "user")
+    assert await daemon.asks("north", "alice") == "too many logins of alice on north"
+    for number in range(1000):
+        await daemon.asks("north", f"user-{number}")
+    assert await daemon.asks("north", "dave") == "too many logins from north"
+    assert await daemon.asks("east", "asmith") == ("alice", "user")
+
+
+async def test_of_many_logins_the_oldest_end() -> None:
+    daemon = Daemon()
+    for _ in range(MAX_LOGINS + 5):
+        daemon.now += 60.0
+        await daemon.asks("north", "alice")
+    await daemon.asks("east", "asmith")
+    held = [token.id for token in daemon.maker.tokens if token.revoked_at is None]
+    assert held == list(range(6, MAX_LOGINS + 7))
+
+
+async def test_a_database_that_is_away_is_told() -> None:
+    daemon = Daemon()
+    daemon.maker.fails = True
+    assert await daemon.asks("north", "alice") == "the database is away"
+
+
+async def test_a_login_that_todays_configuration_would_not_give_is_over() -> None:
+    daemon = Daemon()
+    for cluster, account in [("north", "alice"), ("east", "asmith"), ("north", "carol"), ("south", "boss")]:
+        await daemon.asks(cluster, account)
+    await daemon.asks("mine", "x")
+    await daemon.maker.issue("alice", Role.USER, None, "alice", how="")
+    await daemon.maker.issue("alice", Role.USER, None, "mallory", how="mallory on nowhere")
+    await Daemon().logins.end_what_is_over()
+    await daemon.logins.end_what_is_over()
+    assert all(token.revoked_at is None for token in daemon.maker.tokens)
+    people = {"alice": User({"north": "alice"}), "boss": User({"south": "boss"}, Role.OPERATOR)}
+    refused = replace(RULES, refused={"north": ["carol"]})
+    await Logins(refused, daemon.maker, clock=time.time).end_what_is_over()
+    assert [t.user for t in daemon.maker.tokens if t.revoked_at is not None] == ["carol@north"]
+    rules = replace(RULES, users=Users(people), domains={"mine": Domain("own", "dave")})
+    await Logins(rules, daemon.maker, clock=time.time).end_what_is_over()
+    assert [t.user for t in daemon.maker.tokens if t.revoked_at is None] == ["alice", "alice", "alice"]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.0, 3.0)), max_size=60))
+def test_a_pace_is_kept_by_each_for_themselves(steps: list[tuple[str, float]]) -> None:
+    pace, now, done = Throttle(burst=3, interval=1.0), 0.0, dict[str, list[float]](a=[], b=[], c=[])
+    for who, pause in steps:
+        now += pause
+        wait = pace.allows(who, now)
+        if wait == 0.0:
+            done[who].append(now)
+        else:
+            assert 0 < wait <= 1.0 + 1e-6
+            assert len([at for at in done[who] if at > now - 3.0]) >= 1
+    for times in done.values():
+        for index in range(3, len(times)):
+            assert times[index] - times[index - 3] >= 1.0 - 1e-6
+
+
+def test_who_did_nothing_lately_is_forgotten() -> None:
+    pace = Throttle(burst=3, interval=1.0)
+    for number in range(100_000):
+        assert pace.allows(number, number * 1.0) == 0.0
+    assert len(pace._full_at) <= 200

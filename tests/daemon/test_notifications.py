@@ -1,0 +1,366 @@
+"""What is to be told is kept, tried again, bounded, and holds up nobody."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from koalapy.daemon.alerts.notifications.channels import Mail, NotTold, Webhooks
+from koalapy.daemon.alerts.notifications.events import happened, of_alert, of_job, text_of
+from koalapy.daemon.alerts.notifications.outgoing import FIRST_PAUSE, MAX_PAUSE, Notifications
+from koalapy.daemon.engine.timeouts import DaemonTimeouts
+from koalapy.model.alert import Alert, AlertKind, Severity
+from koalapy.model.errors import StoreUnavailable
+from koalapy.model.job import Attempt, Job, JobSpec, JobState
+from koalapy.model.notification import MailType, Notification, Reachable
+from koalapy.model.request import FlexibleRequest
+from koalapy.notification_settings import MailSection, NotificationSection, OperatorsSection, WebhookSection
+from koalapy.store.memory import Memory
+from koalapy.store.notifications import MemoryNotifications
+from koalapy.tls import OF_THIS_MACHINE
+from tests import signals
+from tests.receivers import mail_server, webhook
+
+SECRET = "a-word-of-sixteen-or-more"
+MAIL = MailSection("127.0.0.1:25", "koala@example.org", "none", recipients=["@example.org", "eve@example.com"])
+SECTION = NotificationSection(MAIL, {"hooks.example.org": WebhookSection(SECRET)}, waiting_after=100.0, keep=5000.0)
+SPEC = JobSpec(FlexibleRequest(1), ("true",), owner="ada", mail_user="ada@example.org")
+ALERT = Alert(AlertKind.DATABASE, Severity.CRITICAL, "database", "it is away", "locked", "fuser koala.db", 1.0)
+
+
+class Scene:
+    """Time, a store, and a sender that does as it is told."""
+
+    def __init__(self, section: NotificationSection = SECTION) -> None:
+        self.now = 1000.0
+        self.section, self.memory = section, Memory()
+        self.tried: list[str] = []
+        self.jobs: list[Job] = []
+        self.answer: Callable[[Notification], Any] = lambda _: None
+        self.open()
+
+    def open(self) -> Notifications:
+        self.store = MemoryNotifications(self.memory)
+        senders = {"mail": self, "webhook": self}
+        self.notifications = Notifications(self.store, senders, self.section, lambda: self.now, lambda: self.jobs)  # type: ignore[arg-type]
+        return self.notifications
+
+    async def tell(self, notification: Notification) -> None:
+        self.tried.append(f"{notification.body['event']} to {notification.to}")
+        waits = self.answer(notification)
+        if waits is not None:
+            await waits
+
+    def change(self, job: Job, before: JobState | None) -> None:
+        """As the engine does: written with the job, then handed on."""
+        found = self.notifications.of(job, before, self.now)
+        self.store.save_notifications(found)
+        self.notifications.send(found)
+
+    async def settle(self) -> None:
+        """Wait until nothing more is under way at this time."""
+
+        def is_settled() -> bool:
+            self.notifications._begin_what_is_due()
+            return not (self.notifications._telling or self.notifications._saving)
+
+        await signals.until(is_settled)
+
+
+@pytest.fixture
+async def scene() -> Scene:
+    return Scene()
+
+
+def job(ident: int, state: JobState, spec: JobSpec = SPEC, **more: Any) -> Job:
+    return Job(ident, spec, 900.0, state, **more)
+
+
+def refuse(error: Exception) -> Callable[[Notification], None]:
+    def answer(_: Notification) -> None:
+        raise error
+
+    return answer
+
+
+def test_what_has_happened() -> None:
+    def of(types: str, state: JobState, before: JobState | None, **more: Any) -> list[MailType]:
+        spec = replace(SPEC, mail_type=tuple(map(MailType, types.split())))
+        return list(happened(job(1, state, spec, **more), before))
+
+    begin, end, fail = MailType.BEGIN, MailType.END, MailType.FAIL
+    assert of("begin end", JobState.RUNNING, JobState.STARTING) == [begin]
+    assert of("begin end", JobState.RUNNING, JobState.RUNNING) == []
+    assert of("begin end", JobState.RUNNING, JobState.UNKNOWN) == [], "it had begun before it was out of reach"
+    assert of("begin end", JobState.SUCCEEDED, JobState.STARTING, started_at=1.0) == [begin, end]
+    assert of("begin end", JobState.CANCELLED, JobState.QUEUED) == [end]
+    assert of("fail", JobState.FAILED, JobState.RUNNING, started_at=1.0) == [fail]
+    assert of("fail", JobState.SUCCEEDED, JobState.RUNNING, started_at=1.0) == []
+    assert of("fail end", JobState.FAILED, JobState.RUNNING, started_at=1.0) == [end], "it is told once"
+    assert of("", JobState.FAILED, JobState.RUNNING, started_at=1.0) == [end]
+    assert of("begin waiting", JobState.QUEUED, JobState.RUNNING) == []
+    assert list(happened(job(1, JobState.FAILED, replace(SPEC, mail_user="")), JobState.RUNNING)) == []
+
+
+def test_begin_of_job_that_is_over_already_tells_nothing_of_its_end() -> None:
+    over = job(1, JobState.FAILED, started_at=1.0, ended_at=2.0, exit_code=3, reason="the program exited with 3")
+    begin, end = of_job(MailType.BEGIN, over, 5.0), of_job(MailType.END, over, 5.0)
+    told = ("state", "reason", "exit_code", "ended_at")
+    assert [begin[name] for name in told] == ["running", "", None, None]
+    assert [end[name] for name in told] == ["failed", "the program exited with 3", 3, 2.0]
+    assert "exit" not in "".join(text_of(begin))
+
+
+@pytest.mark.parametrize("error", [NotTold("away"), LookupError("nobody thought of this")], ids=str)
+async def test_what_fails_is_tried_again_ever_later_and_given_up_in_the_end(scene: Scene, error: Exception) -> None:
+    scene.answer = refuse(error)
+    scene.change(job(1, JobState.SUCCEEDED), JobState.RUNNING)
+    pauses: list[float] = []
+    while scene.memory.notifications:
+        await scene.settle()
+        (waiting,) = scene.memory.notifications.values() or [None]
+        if waiting is None:
+            break
+        pauses.append(waiting.next_at - scene.now)
+        scene.now = waiting.next_at
+    assert pauses[:4] == [FIRST_PAUSE * factor for factor in (1, 2, 4, 8)]
+    assert max(pauses) <= MAX_PAUSE
+    assert 5000 <= scene.now - 1000 <= 5000 + MAX_PAUSE
+    assert len(scene.tried) == len(pauses) + 1
+
+
+async def test_what_was_told_is_gone_and_what_was_not_is_there_for_the_next_daemon(scene: Scene) -> None:
+    scene.change(job(1, JobState.SUCCEEDED), JobState.RUNNING)
+    await scene.settle()
+    assert not scene.memory.notifications
+    scene.answer = refuse(NotTold("away"))
+    scene.change(job(2, JobState.FAILED), JobState.RUNNING)
+    await scene.settle()
+    scene.answer = lambda _: None
+    scene.open()
+    await scene.settle()
+    assert len(scene.tried) == 2, "it is not tried before its time"
+    scene.now += FIRST_PAUSE
+    await scene.settle()
+    assert len(scene.tried) == 3
+    assert not scene.memory.notifications
+
+
+async def test_what_is_refused_for_good_is_not_tried_again(scene: Scene) -> None:
+    scene.answer = refuse(NotTold("no such mailbox", for_good=True))
+    scene.change(job(1, JobState.SUCCEEDED), JobState.RUNNING)
+    await scene.settle()
+    assert (len(scene.tried), scene.memory.notifications) == (1, {})
+
+
+async def test_a_mistake_of_ours_sends_nothing_twice_at_once(scene: Scene) -> None:
+    def broken(_: Notification) -> None:
+        raise ZeroDivisionError
+
+    scene.answer = broken
+    scene.change(job(1, JobState.SUCCEEDED), JobState.RUNNING)
+    telling = asyncio.gather(*scene.notifications._telling.values(), return_exceptions=True)
+    scene.notifications._begin_what_is_due()
+    await asyncio.gather(*scene.notifications._telling.values(), telling, return_exceptions=True)
+    await scene.settle()
+    assert len(scene.tried) == 1
+
+
+async def test_one_who_hangs_holds_up_nobody_else_and_what_comes_after_waits_its_turn(scene: Scene) -> None:
+    hangs = asyncio.Event()
+    scene.answer = lambda notification: hangs.wait() if notification.to == "ada@example.org" else None
+    bob = replace(SPEC, owner="bob", mail_user="bob@example.org")
+    for ident, spec in enumerate((SPEC, SPEC, bob, bob), 1):
+        scene.change(job(ident, JobState.SUCCEEDED, spec), JobState.RUNNING)
+    scene.notifications.start()
+    await signals.until(lambda: len(scene.tried) >= 3)
+    assert sorted(scene.tried) == ["job-end to ada@example.org"] + 2 * ["job-end to bob@example.org"]
+    await scene.notifications.stop()
+    assert [each.owner for each in scene.memory.notifications.values()] == ["ada", "ada"], "left to the next daemon"
+
+
+async def test_a_user_has_so_much_waiting_and_is_told_so_much_in_an_hour() -> None:
+    scene = Scene(replace(SECTION, waiting=5, per_hour=3))
+    for ident in range(1, 9):
+        scene.change(job(ident, JobState.SUCCEEDED), JobState.RUNNING)
+    scene.change(job(9, JobState.SUCCEEDED, replace(SPEC, owner="eve", mail_user="eve@example.com")), JobState.RUNNING)
+    assert len(scene.memory.notifications) == 5 + 1
+    for _ in range(10):
+        await scene.settle()
+    assert sorted(scene.tried) == 3 * ["job-end to ada@example.org"] + ["job-end to eve@example.com"]
+    scene.now += 1200.0
+    await scene.settle()
+    assert len(scene.tried) == 5
+    scene.now += 1200.0
+    await scene.settle()
+    assert (len(scene.tried), scene.memory.notifications) == (6, {})
+
+
+async def test_long_waiting_is_told_once(scene: Scene) -> None:
+    waits = replace(SPEC, mail_type=(MailType.WAITING,))
+    attempt = Attempt(1, (), 910.0, ended_at=960.0)
+    scene.jobs = [job(1, JobState.QUEUED, waits), job(2, JobState.QUEUED, waits, attempt=attempt, generation=1)]
+    scene.jobs += [job(3, JobState.HELD, waits), job(4, JobState.QUEUED)]
+    for now in (1000.5, 1030.0, 1059.0, 1061.0, 2000.0):
+        scene.now = now
+        await scene.notifications.look()
+        await scene.settle()
+    assert scene.tried == ["job-waiting to ada@example.org"]
+    scene.now = 1000.0
+    again = scene.open()  # the job 1 has waited for 100 s before it began
+    scene.now = 1001.0
+    await again.look()
+    await scene.settle()
+    assert len(scene.tried) == 1
+
+
+async def test_what_the_configuration_takes_back_is_told_nobody(scene: Scene) -> None:
+    scene.change(job(1, JobState.SUCCEEDED), JobState.RUNNING)
+    scene.section = replace(SECTION, mail=replace(MAIL, recipients=["@example.net"]))
+    scene.open()
+    await scene.settle()
+    assert (scene.tried, scene.memory.notifications) == ([], {})
+
+
+async def test_operators_are_told_although_the_database_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    hook = "https://hooks.example.org/ops"
+    operators = OperatorsSection(["ops@example.net"], [hook], Severity.CRITICAL)
+    scene = Scene(replace(SECTION, operators=operators))
+
+    def away(*_: object) -> None:
+        raise StoreUnavailable("locked")
+
+    monkeypatch.setattr(scene.store, "save_notifications", away)
+    scene.notifications.alert_changed(replace(ALERT, severity=Severity.WARNING), True)
+    scene.notifications.alert_changed(ALERT, True)
+    scene.notifications.alert_changed(ALERT, False)
+    for _ in range(3):
+        await scene.settle()
+    assert sorted(scene.tried) == [
+        f"{event} to {to}" for event in ("alert", "alert-over") for to in (hook, "ops@example.net")
+    ]
+
+
+def test_nothing_of_a_name_gets_into_a_header() -> None:
+    body = of_job(MailType.END, job(1, JobState.FAILED, replace(SPEC, name="x\r\nBcc: eve@example.com")), 1.0)
+    subject, _ = text_of(body)
+    assert subject == "[koala] job 1 x  Bcc: eve@example.com has failed"
+    subject, text = text_of(of_alert(replace(ALERT, target="a\nb"), 1.0, begins=True))
+    assert subject == "[koala] critical: a b, database"
+    assert "remedy: fuser koala.db" in text
+
+
+@pytest.mark.parametrize(
+    ("url", "reached"),
+    [
+        ("https://hooks.example.org/a?b=c", True),
+        ("https://HOOKS.example.org:443/", True),
+        ("https://hooks.example.org:8443/", False),
+        ("https://hooks.example.org.evil.org/", False),
+        ("https://hooks.example.org@evil.org/", False),
+        ("https://evil.org\\@hooks.example.org/", False),
+        ("https://evil.org#@hooks.example.org/", False),
+        ("https://hooks.example.org:0443x/", False),
+        ("http://hooks.example.org:443/", False),
+        ("https://hooks.example.org /", False),
+        ("https://hooks.example.org%00.evil.org/", False),
+        ("//hooks.example.org/", False),
+        ("https://[::1/", False),
+        ("http://127.0.0.1:8642/api/v1/jobs", False),
+        ("gopher://hooks.example.org/", False),
+    ],
+)
+def test_only_configured_hosts_are_reached(url: str, reached: bool) -> None:
+    assert (Reachable(hosts=frozenset({"hooks.example.org"})).why_no_webhook(url) == "") == reached
+    assert Reachable().why_no_webhook(url)
+
+
+@pytest.mark.parametrize("address", ["eve@example.com", "Any.One@EXAMPLE.org"])
+def test_only_configured_recipients_are_written_to(address: str) -> None:
+    reachable = SECTION.reachable
+    assert not reachable.why_no_mail(address)
+    assert Reachable().why_no_mail(address)
+    for other in (
+        f"{address},x@example.org",
+        f"<{address}>",
+        f"x {address}",
+        f"{address}\n",
+        "bob@example.com",
+        "@example.org",
+    ):
+        assert reachable.why_no_mail(other), other
+
+
+# The senders themselves
+
+
+@pytest.mark.processes
+async def test_a_webhook_that_redirects_or_refuses_is_told_no_more_and_others_later() -> None:
+    context = OF_THIS_MACHINE.context()
+    with webhook() as hook:
+        sender = Webhooks({f"127.0.0.1:{hook.port}": SECRET}, context)
+        notification = Notification(1, 1.0, "webhook", hook.url(), "ada", {"event": "job-end"})
+        for code, for_good in ((302, True), (404, True), (429, False), (500, False)):
+            hook.answers = [code]
+            with pytest.raises(NotTold) as refused:
+                await sender.tell(notification)
+            assert refused.value.for_good == for_good, code
+        hook.answers = [200]
+        await sender.tell(notification)
+        assert {post.path for post in hook.posts} == {"/hook"}, "no redirection is followed"
+        assert len({post.signature.partition(",v1=")[2] for post in hook.posts}) >= 1
+    with pytest.raises(NotTold) as away:
+        await sender.tell(notification)
+    assert not away.value.for_good
+    with pytest.raises(NotTold, match="not configured"):
+        await Webhooks({}, context).tell(notification)
+
+
+@pytest.mark.processes
+async def test_who_takes_a_request_and_never_answers_is_not_waited_for() -> None:
+    timeouts = DaemonTimeouts(webhook_s=0.2, mail_s=0.2, mail_step_s=60.0)
+    taken: list[asyncio.StreamWriter] = []
+    hangs = await asyncio.start_server(lambda _, writer: taken.append(writer), "127.0.0.1", 0)
+    port = hangs.sockets[0].getsockname()[1]
+    context = OF_THIS_MACHINE.context()
+    sender = Webhooks({f"127.0.0.1:{port}": SECRET}, context, timeouts)
+    with pytest.raises(NotTold, match="no answer within"):
+        await sender.tell(Notification(1, 1.0, "webhook", f"http://127.0.0.1:{port}/", "", {"event": "x"}))
+    section = replace(MAIL, server=f"127.0.0.1:{port}")
+    mail = Mail(section, context, timeouts, max_hanging=1)
+    to = Notification(1, 1.0, "mail", "ada@example.org", "ada", of_job(MailType.END, job(1, JobState.FAILED), 1.0))
+    with pytest.raises(NotTold, match="has not taken it within"):
+        await mail.tell(to)
+    with pytest.raises(NotTold, match="hangs"):
+        await mail.tell(to)
+    await signals.until(lambda: len(taken) == 2)
+    for writer in taken:
+        writer.close()
+    await signals.until(lambda: mail._hanging == 0)
+    with pytest.raises(NotTold, match="SMTPServerDisconnected"):
+        await Mail(section, context, DaemonTimeouts(mail_s=60.0, mail_step_s=0.1)).tell(to)
+    hangs.close()
+
+
+@pytest.mark.processes
+async def test_a_mail_server_that_refuses_a_recipient_for_good_and_for_now() -> None:
+    with mail_server() as box:
+        mail = Mail(replace(MAIL, server=f"127.0.0.1:{box.port}"), OF_THIS_MACHINE.context())
+        body = of_job(MailType.END, job(1, JobState.FAILED, replace(SPEC, name="größe")), 1.0)
+        to = Notification(1, 1.0, "mail", "ada@example.org", "ada", body)
+        for answer, for_good in (("550 no such user", True), ("451 come again", False)):
+            box.answers = [answer]
+            with pytest.raises(NotTold) as refused:
+                await mail.tell(to)
+            assert refused.value.for_good == for_good
+        box.answers = ["250 OK"]
+        await mail.tell(to)
+        (mailed,) = box.mails
+        assert mailed["Subject"] == "[koala] job 1 größe has failed"
+        assert mailed["Message-ID"] == f"<{body['id']}.koala@example.org>"
+        tls = Mail(replace(MAIL, server=f"127.0.0.1:{box.port}", encryption="starttls"), OF_THIS_MACHINE.context())
+        with pytest.raises(NotTold):
+            await tls.tell(to)
+        assert len(box.mails) == 1, "nothing goes in clear where it is not to"

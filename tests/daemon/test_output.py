@@ -1,0 +1,164 @@
+"""Output between agents, the files that keep it, and those who read it; the daemon's limit here is 1000 bytes."""
+
+import asyncio
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import insert
+
+from koalapy.daemon.jobs.jobs import Jobs
+from koalapy.daemon.jobs.output import Outputs
+from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState
+from koalapy.model.request import FlexibleRequest
+from koalapy.ports import Batch, OutputPiece
+from koalapy.store import tables
+from koalapy.store.database import Database
+from koalapy.store.engine import make_engine
+from koalapy.store.migrate import migrate, move_output
+from koalapy.store.output import FileOutput
+from koalapy.store.sql import SqlStore
+from tests.daemon.test_hub import Daemon
+from tests.daemon.test_trust import COUPLED, ON_NORTH, Grid, Opened, heard, output, when
+
+
+async def logs(daemon: Daemon, job: int) -> bytes:
+    jobs = Jobs(daemon.engine, daemon.store, daemon.outputs, 1, daemon.describe)
+    return b"".join([text async for text in jobs.output(job, follow=False)])
+
+
+async def says(grid: Grid, token: str, offset: int, text: bytes, gap: int = 0) -> None:
+    """North's agent sends a piece, and hears that it is kept."""
+    grid.north.says(output(token, offset, text).model_copy(update={"gap": gap}))
+    await when(lambda: heard(grid.north, "output_ack", token=token, offset=offset + len(text)))
+
+
+def start_anew(grid: Grid, path: Path) -> None:
+    """As a daemon that knows nothing but what the files say."""
+    daemon = grid.daemon
+    daemon.outputs = daemon.hub._messages._outputs = Outputs(
+        daemon.engine, daemon.store, FileOutput(path / "output", 1000)
+    )
+
+
+async def test_output_beyond_the_limit_goes_on_after_a_restart(tmp_path: Path) -> None:
+    """What the files say is known, however much of it is kept: nothing that comes then is dropped without a word."""
+    async with Opened(tmp_path / "koala.db") as grid:
+        assert heard(grid.north, "welcome")[0]["output_limit"] == 1000
+        (token,) = await grid.submit(1, ON_NORTH)
+        await says(grid, token, 0, b"x" * 3000)
+        start_anew(grid, tmp_path)
+        await says(grid, token, 3000, b"y" * 600)
+        await says(grid, token, 3600, b"the end\n")
+        whole = b"x" * 3000 + b"y" * 600 + b"the end\n"
+        line = (
+            b"\nkoala: 2608 bytes are left out here (output_limit is 1000); "
+            b"a file given with --output would have all of it\n"
+        )
+        assert await logs(grid.daemon, 1) == whole[:500] + line + whole[-500:]
+
+
+async def test_what_is_gone_for_ever_is_told_in_its_place(tmp_path: Path) -> None:
+    """As after files were put back from a copy: the agent has let go of what was acknowledged once."""
+    async with Opened(tmp_path / "koala.db") as grid:
+        (token,) = await grid.submit(1, ON_NORTH)
+        await says(grid, token, 0, b"one\n")
+        shutil.rmtree(tmp_path / "output" / "1")
+        start_anew(grid, tmp_path)
+        grid.north.says(output(token, 8, b"not yet"))
+        await says(grid, token, 4, b"two\n", gap=4)
+        assert await logs(grid.daemon, 1) == b"koala: 4 bytes are missing here: they did not reach the daemon\ntwo\n"
+
+
+async def test_nothing_is_acknowledged_that_could_not_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Opened(tmp_path / "koala.db") as grid:
+        (token,) = await grid.submit(1, ON_NORTH)
+
+        def full(*_: object) -> int:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(grid.daemon.kept, "append", full)
+            grid.north.says(output(token, 0, b"one\n"))
+            await grid.all_taken_in(grid.north)
+        assert not heard(grid.north, "output_ack")
+        assert not grid.north.closed
+        await says(grid, token, 0, b"one\n")
+        assert await logs(grid.daemon, 1) == b"one\n"
+
+
+async def test_output_of_long_ago_is_not_taken_for_a_new_job_of_the_same_number(tmp_path: Path) -> None:
+    async with Opened(tmp_path / "koala.db") as grid:
+        grid.daemon.kept.append("1.1.0.0f", [OutputPiece(0, b"of another life\n")])
+        (token,) = await grid.submit(1, ON_NORTH)
+        assert token != "1.1.0.0f"
+        assert await logs(grid.daemon, 1) == b""
+
+
+def test_output_in_the_database_is_moved_to_files_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the daemon is killed in between, again and again."""
+    engine = make_engine(f"sqlite:///{tmp_path / 'koala.db'}")
+    migrate(engine)
+    database = Database(engine)
+    store = SqlStore(database)
+    texts = {(1, 0): b"0123456789" * 100, (1, 1): b"other", (2, 0): b""}
+    parts = tuple(Component(index, "north", 1) for index in (0, 1))
+    job = Job(
+        1,
+        JobSpec(FlexibleRequest(2), ("true",)),
+        0.0,
+        JobState.RUNNING,
+        generation=1,
+        attempt=Attempt(1, parts, placed_at=0.0),
+    )
+    store.write(Batch(at=0.0, epoch=1, jobs={1: job, 2: replace(job, id=2)}))
+    with engine.begin() as connection:
+        for (ident, component), text in texts.items():
+            for offset in range(0, len(text), 7):
+                row = {"job_id": ident, "generation": 1, "component": component, "offset": offset}
+                connection.execute(insert(tables.output).values(**row, data=text[offset : offset + 7]))
+    kept = FileOutput(tmp_path / "output", 2000)
+    kept.append("1.1.0", [OutputPiece(0, b"01234")])  # as one that was killed then
+    with monkeypatch.context() as patch:
+        patch.setattr(type(database.lease), "writing", killed)
+        with pytest.raises(KeyboardInterrupt):
+            move_output(database, kept)
+    kept = FileOutput(tmp_path / "output", 2000)
+    assert move_output(database, kept) == 2
+    assert move_output(database, kept) == 0
+    for (ident, component), text in texts.items():
+        pieces = kept.read(f"{ident}.1.{component}", 0, to_the_end=True)
+        assert b"".join(piece.data for piece in pieces) == text
+    store.close()
+
+
+def killed(_: object) -> None:
+    raise KeyboardInterrupt
+
+
+async def test_who_follows_reads_what_is_new_of_whom_it_is_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much there is already, and however many components say nothing."""
+    async with Opened(tmp_path / "koala.db") as grid:
+        tokens = await grid.submit(1, COUPLED)
+        read: list[tuple[str, int]] = []
+        whole = grid.daemon.kept.read
+
+        def counted(token: str, after: int, *, to_the_end: bool) -> list[OutputPiece]:
+            pieces = whole(token, after, to_the_end=to_the_end)
+            read.append((token, sum(len(piece.data) for piece in pieces)))
+            return pieces
+
+        monkeypatch.setattr(grid.daemon.kept, "read", counted)
+        jobs = Jobs(grid.daemon.engine, grid.daemon.store, grid.daemon.outputs, 1, grid.daemon.describe)
+        following = jobs.output(1, follow=True)
+        await says(grid, tokens[0], 0, b"x" * 900)
+        assert await anext(following) + await anext(following) == b"x" * 900
+        for number in range(20):
+            coming = asyncio.ensure_future(anext(following))
+            await says(grid, tokens[0], 900 + number, b"y")
+            assert await coming == b"y"
+        await following.aclose()
+        assert sum(size for _, size in read) == 920
+        assert {token for token, _ in read} == set(tokens)
+        assert len([token for token, _ in read if token == tokens[1]]) == 1, "of the silent one nothing was new"

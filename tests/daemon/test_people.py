@@ -1,0 +1,36 @@
+"""Names of the daemon's own, which the configuration may give to no other user."""
+
+import os
+import pwd
+from typing import Any
+
+import pytest
+
+from koalapy.daemon.people import check_reserved_names, reserved_names
+from koalapy.model.errors import UsageError
+from koalapy.settings import Settings
+
+OIDC = {"issuer": "https://sso.example.org", "audience": "koala", "jwks_file": "/keys"}
+
+
+def given_to(user: str) -> list[tuple[str, dict[str, Any]]]:
+    return [
+        ("tokens[0].user", {"tokens": [{"token": "0123456789abcdef", "user": user}]}),
+        (f"users.{user}", {"users": {user: {}}}),
+        ("oidc.users.5f1c", {"oidc": OIDC | {"users": {"5f1c": user}}}),
+    ]
+
+
+def test_check_reserved_names_with_name_of_daemon_raises_usage_error() -> None:
+    account = pwd.getpwuid(os.geteuid()).pw_name
+    assert reserved_names() == {account, "koala"}
+    for user in reserved_names():
+        for field, values in given_to(user):
+            with pytest.raises(UsageError) as refusal:
+                check_reserved_names(Settings(**values))
+            assert (refusal.value.field, refusal.value.value) == (field, user)
+
+
+def test_check_reserved_names_with_other_names_accepts() -> None:
+    for _, values in given_to("alice"):
+        check_reserved_names(Settings(**values))

@@ -1,0 +1,46 @@
+"""What an agent tells its service manager, whether or not there is a daemon."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from koalapy.agent.core.handover import write_handover
+from koalapy.settings import Settings
+from tests.agent.test_handover import AGENT, environment
+from tests.service_manager import ServiceManager
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[ServiceManager]:
+    manager = ServiceManager(tmp_path)
+    yield manager
+    manager.close()
+
+
+@pytest.mark.processes
+def test_an_agent_is_up_when_it_serves_its_nodes_and_silent_while_it_hangs(
+    tmp_path: Path, manager: ServiceManager
+) -> None:
+    handover = write_handover("north", Settings.model_validate({"clusters": {"north": {}}}), "own", 0o022)
+    command = [*AGENT, "--directory", str(tmp_path / "north")]
+    told = environment() | manager.environment
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, env=told) as agent:
+        assert agent.stdin is not None
+        agent.stdin.write(handover)
+        agent.stdin.flush()
+        manager.hears("READY=1")
+        manager.hears("WATCHDOG=1")
+        assert "STATUS=its daemon is out of reach" in manager.told
+        agent.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, agent.pid, os.WSTOPPED)  # until then it may still say what it is about to say
+        manager.forget()
+        manager.hears_nothing_of("WATCHDOG=1")
+        agent.send_signal(signal.SIGCONT)
+        manager.hears("WATCHDOG=1")
+        agent.terminate()
+        manager.hears("STOPPING=1")
+        assert agent.wait(60) == 0

@@ -1,0 +1,159 @@
+"""The question whether sites are better off, as it is put together from what the store has, and its answer."""
+
+import asyncio
+from dataclasses import replace
+from datetime import date
+from typing import Any
+
+import pytest
+
+from koalapy.daemon.forecast.sharing import Sharing
+from koalapy.daemon.jobs.history import History, Span
+from koalapy.model.errors import BusyError, UsageError
+from koalapy.model.history import DAY
+from koalapy.model.job import Job, JobSpec, JobState
+from koalapy.model.request import FlexibleRequest
+from koalapy.policies.registry import builtin
+from koalapy.ports import Batch
+from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.events import JobSubmitted
+from koalapy.scheduler.rules import Rules
+from koalapy.scheduler.scheduler import Scheduler
+from koalapy.scheduler.state import SchedulerState
+from koalapy.simulation.alone import SharingQuestion, answer
+from koalapy.simulation.sharing import SharingReport, Site, WhyLeftOut
+from koalapy.store.memory import Memory, MemoryStore
+from tests.daemon.test_history import THURSDAY, job, record
+
+THAT_DAY = Span(date(2024, 10, 10), date(2024, 10, 10))
+
+
+class Place:
+    """A daemon's books and scheduler; it is noon of the Friday."""
+
+    def __init__(self) -> None:
+        self.store, self.now = MemoryStore(Memory()), (THURSDAY + 1.5) * DAY
+        clusters = [ClusterStatus("north", 2.0), ClusterStatus("south")]
+        self.scheduler = Scheduler(SchedulerState(Rules(), builtin(), clusters), nonces=lambda: "n")
+        self.asked: list[SharingQuestion] = []
+        self.was_asked, self.answers = asyncio.Event(), asyncio.Event()
+        self.answers.set()
+        self.sharing = Sharing(self.store, self.scheduler.queries, lambda: self.now, self._work)
+        self.write(clusters=[record("north", 10), record("south", 5)], at=(THURSDAY - 1) * DAY)
+
+    async def _work(self, question: SharingQuestion) -> SharingReport:
+        self.asked.append(question)
+        self.was_asked.set()
+        await self.answers.wait()
+        return answer(question)
+
+    def write(self, *jobs: Job, at: float | None = None, **more: Any) -> None:
+        self.store.write(Batch(at=at or self.now, epoch=1, jobs={each.id: each for each in jobs}, **more))
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place()
+
+
+def of_north(ident: int, day: int = THURSDAY, hours: float = 1, **spec: Any) -> Job:
+    return job(ident, day=day, hours=hours, clusters={"south": 2}, state=JobState.SUCCEEDED, home_site="north", **spec)
+
+
+async def test_jobs_are_those_that_were_submitted_in_these_days_and_those_under_way_then(place: Place) -> None:
+    place.write(
+        of_north(1, day=THURSDAY - 1),
+        of_north(2, day=THURSDAY - 1, hours=14),
+        of_north(3),
+        of_north(4, hours=20),
+        of_north(5, day=THURSDAY + 1, hours=-1),
+    )
+    await place.sharing.report(THAT_DAY)
+    (question,) = place.asked
+    assert [job.id for job in sorted(question.jobs, key=lambda job: job.id)] == [2, 3, 4]
+    assert (question.start, question.end) == (THURSDAY * DAY, (THURSDAY + 1) * DAY)
+    assert question.sites == {"north": Site(10, 2.0), "south": Site(5)}
+    (north, _) = (await place.sharing.report(THAT_DAY)).sites
+    assert (north.jobs, north.elsewhere) == (2, 2)
+    assert north.alone == pytest.approx((3600 / 2 + 72000 / 2) / 2 + 5)
+
+
+async def test_a_site_has_the_most_nodes_that_it_had_in_these_days(place: Place) -> None:
+    for day, nodes in ((THURSDAY - 0.5, 4), (THURSDAY + 0.2, 8), (THURSDAY + 0.6, 6), (THURSDAY + 1.1, 40)):
+        place.write(clusters=[record("north", nodes)], at=day * DAY)
+    await place.sharing.report(THAT_DAY)
+    assert place.asked[0].sites == {"north": Site(8, 2.0), "south": Site(5)}
+
+
+async def test_until_today_it_is_until_now_and_what_is_not_over_is_named(place: Place) -> None:
+    spec = JobSpec(FlexibleRequest(1), ("true",), policy="worst-fit", home_site="north")
+    some = [replace(spec, internal=True), replace(spec, home_site=""), spec, spec]
+    events = [JobSubmitted(Job(ident, each, place.now - 60)) for ident, each in enumerate(some, 1)]
+    place.scheduler.step(events, place.now)
+    report = await place.sharing.report(Span(date(2024, 10, 10), date(2024, 10, 11)))
+    assert report.end == place.now
+    assert [(each.why, each.count, each.jobs) for each in report.left_out] == [(WhyLeftOut.NOT_OVER, 2, [3, 4])]
+    tomorrow = await place.sharing.report(Span(date(2024, 10, 12), date(2024, 10, 12)))
+    assert (tomorrow.start, tomorrow.end, tomorrow.left_out) == ((THURSDAY + 2) * DAY, (THURSDAY + 2) * DAY, [])
+
+
+async def test_report_reads_jobs_page_by_page_up_to_its_limit(place: Place) -> None:
+    place.write(*(of_north(ident) for ident in range(1, 8)))
+
+    def sharing(max_jobs: int) -> Sharing:
+        clock = lambda: place.now  # noqa: E731
+        return Sharing(place.store, place.scheduler.queries, clock, place._work, page_size=3, max_jobs=max_jobs)
+
+    assert (await sharing(7).report(THAT_DAY)).sites[0].jobs == 7
+    with pytest.raises(UsageError, match="more than 6 jobs") as refused:
+        await sharing(6).report(THAT_DAY)
+    assert (refused.value.field, refused.value.value) == ("first", "2024-10-10")
+
+
+async def test_who_asks_the_same_within_a_minute_is_told_the_same(place: Place) -> None:
+    first = await place.sharing.report(THAT_DAY)
+    assert await place.sharing.report(THAT_DAY) is first
+    await place.sharing.report(Span(date(2024, 10, 9), date(2024, 10, 10)))
+    assert len(place.asked) == 2
+    place.now += 61.0
+    await place.sharing.report(Span(date(2024, 10, 9), date(2024, 10, 10)))
+    place.now -= 3600.0  # a clock that is put back
+    await place.sharing.report(Span(date(2024, 10, 9), date(2024, 10, 10)))
+    assert len(place.asked) == 4
+
+
+async def test_one_is_worked_out_at_a_time(place: Place) -> None:
+    place.answers.clear()
+    days = [Span(date(2024, 10, day), date(2024, 10, 10)) for day in (8, 9, 9)]
+    asking = [asyncio.create_task(place.sharing.report(span)) for span in days]
+    await place.was_asked.wait()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert len(place.asked) == 1
+    place.answers.set()
+    one, two, same = await asyncio.gather(*asking)
+    assert two is same
+    assert one.start < two.start
+
+
+async def test_after_a_failure_the_next_one_is_worked_out(place: Place) -> None:
+    async def fails(_: SharingQuestion) -> SharingReport:
+        raise BusyError("that takes longer than 1 s", retry_after=60.0)
+
+    place.sharing._work, works = fails, place.sharing._work
+    with pytest.raises(BusyError):
+        await place.sharing.report(THAT_DAY)
+    place.sharing._work = works
+    assert (await place.sharing.report(THAT_DAY)).sites
+
+
+@pytest.mark.processes
+async def test_it_is_worked_out_in_a_process_of_its_own(place: Place) -> None:
+    place.write(*(of_north(ident) for ident in range(1, 8)))
+    apart = await Sharing(place.store, place.scheduler.queries, lambda: place.now).report(THAT_DAY)
+    assert apart == await place.sharing.report(THAT_DAY)
+
+
+def test_a_span_of_days_has_a_beginning_and_an_end() -> None:
+    history = History(MemoryStore(Memory()), lambda: (THURSDAY + 1.5) * DAY, list)
+    assert history.span(None, None, 1).seconds == ((THURSDAY + 1) * DAY, (THURSDAY + 2) * DAY)

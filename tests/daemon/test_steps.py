@@ -1,0 +1,87 @@
+"""However many jobs there are to be placed, the daemon has time for others between two steps."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+from koalapy.daemon.engine.engine import Engine, WorkItem
+from koalapy.daemon.engine.outbox import Outbox
+from koalapy.model.job import Job, JobSpec, JobState
+from koalapy.model.reports import ClusterReport, Inventory
+from koalapy.model.request import FlexibleRequest
+from koalapy.policies.registry import builtin
+from koalapy.ports import ClusterRecord
+from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.events import InventoryReceived, JobCancelled, JobSubmitted, Reported
+from koalapy.scheduler.rules import Rules
+from koalapy.scheduler.scheduler import Scheduler
+from koalapy.scheduler.state import SchedulerState
+from koalapy.store.database import Database
+from koalapy.store.engine import make_engine
+from koalapy.store.migrate import migrate
+from koalapy.store.sql import SqlStore
+from tests import signals
+
+JOBS = 200
+TRIES = 20
+"""That a step has time for."""
+DEADLINE = 30.0
+
+
+def ticking() -> Callable[[], float]:
+    ticks = count()
+    return lambda: float(next(ticks))
+
+
+async def test_who_comes_while_very_many_jobs_are_placed_is_served_between_them(tmp_path: Path) -> None:
+    database = make_engine(f"sqlite:///{tmp_path}/koala.db")
+    migrate(database)
+    store = SqlStore(Database(database))
+    state = SchedulerState(Rules(step_budget=float(TRIES)), builtin(), [ClusterStatus("north")])
+    scheduler = Scheduler(state, nonces=str, clock=ticking())
+
+    def describe(name: str) -> ClusterRecord:
+        return ClusterRecord(name, "slurm", "usable", JOBS, 0, 0, 0, 0, 0, "", None, 1, 1.0)
+
+    engine = Engine(scheduler, store, Outbox((), 1), epoch=1, describe=describe)
+    placed: list[int] = []
+    engine.observers.append(lambda job, before: placed.append(job.id) if job.state is JobState.CLAIMING else None)
+    running = asyncio.create_task(engine.run())
+    here = InventoryReceived("north", Inventory(())), Reported("north", ClusterReport(JOBS, JOBS, 0))
+    await engine.commit(WorkItem(here))
+    jobs = [Job(ident, JobSpec(FlexibleRequest(1), ("program",)), time.time()) for ident in range(1, JOBS + 1)]
+    await engine.commit(WorkItem(tuple(JobSubmitted(job) for job in jobs)))
+    assert placed == list(range(1, TRIES + 1)), "nobody waits for the others to be placed"
+    await engine.commit(WorkItem((JobCancelled(JOBS),)))
+    assert len(placed) < JOBS - TRIES, "and who asks for something meanwhile is answered"
+    await signals.until(lambda: len(placed) >= JOBS - 1)
+    assert placed == list(range(1, JOBS))
+    assert not scheduler.is_unfinished
+    engine.stop()
+    await running
+    store.close()
+
+
+async def test_round_with_more_events_than_its_budget_leaves_them_to_the_next(tmp_path: Path) -> None:
+    database = make_engine(f"sqlite:///{tmp_path}/koala.db")
+    migrate(database)
+    store = SqlStore(Database(database))
+    scheduler = Scheduler(SchedulerState(Rules(), builtin(), [ClusterStatus("north")]), nonces=str)
+
+    def describe(name: str) -> ClusterRecord:
+        return ClusterRecord(name, "slurm", "usable", JOBS, 0, 0, 0, 0, 0, "", None, 1, 1.0)
+
+    engine = Engine(scheduler, store, Outbox((), 1), epoch=1, describe=describe, take_in_budget_s=0.0)
+    jobs = [Job(ident, JobSpec(FlexibleRequest(1), ("program",)), time.time()) for ident in range(1, 21)]
+    waiting = [asyncio.create_task(engine.commit(WorkItem((JobSubmitted(job),)))) for job in jobs]
+    await asyncio.sleep(0)
+    running = asyncio.create_task(engine.run())
+    async with asyncio.timeout(DEADLINE):
+        await asyncio.gather(*waiting)
+    assert engine.instruments.rounds.whole.count >= len(jobs)
+    assert [job.id for job in store.load().jobs] == [job.id for job in jobs]
+    engine.stop()
+    await running
+    store.close()

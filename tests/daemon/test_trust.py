@@ -1,0 +1,332 @@
+"""What an agent says is believed of its own cluster's components only."""
+
+import asyncio
+import base64
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from koalapy.daemon.agents.agent_messages import TransferFeedback
+from koalapy.daemon.engine.engine import WorkItem
+from koalapy.model.job import ComponentState, Job, JobSpec
+from koalapy.model.reports import ComponentStatus, Inventory, StageStatus, TransferMeasurement
+from koalapy.model.request import ComponentRequest, FixedRequest, InputFile
+from koalapy.protocol import messages as wire
+from koalapy.scheduler.events import JobSubmitted
+from tests import signals
+from tests.daemon.test_hub import Agent, Daemon, report, running, until
+
+COUPLED = FixedRequest((ComponentRequest(1, "north"), ComponentRequest(2, "south")))
+ON_NORTH = FixedRequest((ComponentRequest(1, "north"),))
+
+
+async def when(true: Callable[[], object]) -> None:
+    await signals.until(lambda: true())
+
+
+class Grid:
+    """A daemon with the clusters north and south, whose agents are played by the test."""
+
+    def __init__(self, daemon: Daemon, north: Agent, south: Agent) -> None:
+        self.daemon, self.north, self.south = daemon, north, south
+
+    async def submit(self, ident: int, request: FixedRequest) -> list[str]:
+        """A job; its tokens as soon as its components were submitted."""
+        job = Job(ident, JobSpec(request, ("true",)), 0.0)
+        await self.daemon.engine.commit(WorkItem(events=(JobSubmitted(job),)))
+        placed = self.daemon.scheduler.queries.job(ident)
+        assert placed is not None
+        tokens = [placed.token(index) for index in range(len(request.components))]
+        agents = [{"north": self.north, "south": self.south}[c.cluster or ""] for c in request.components]
+        await when(lambda: all(heard(a, "submit", token=t) for a, t in zip(agents, tokens, strict=True)))
+        return tokens
+
+    async def output(self, token: str) -> bytes:
+        await self.daemon.engine.commit(WorkItem())
+        return b"".join(piece.data for piece in self.daemon.kept.read(token, 0, to_the_end=True))
+
+    async def all_taken_in(self, agent: Agent) -> None:
+        """Whatever this agent has said so far: it is answered in order."""
+        mark = f"mark {len(agent.heard)}"
+        agent.says(relay("nobody", mark))
+        await when(lambda: heard(agent, "relay_failed", token=mark))
+        await self.daemon.engine.commit(WorkItem())
+
+
+def heard(agent: Agent, kind: str, **fields: object) -> list[dict[str, Any]]:
+    return [m for m in agent.heard if m["type"] == kind and all(m[k] == v for k, v in fields.items())]
+
+
+def relay(target: str, sender: str, **payload: object) -> wire.Relay:
+    return wire.Relay(token=target, node=0, payload=payload, sender=sender, sender_node=0)
+
+
+def output(token: str, offset: int, text: bytes) -> wire.Output:
+    return wire.Output(token=token, offset=offset, data=base64.b64encode(text).decode())
+
+
+class Opened:
+    """A grid for as long as a test needs it."""
+
+    def __init__(self, path: Path, **limits: int) -> None:
+        self._path, self._limits = path, limits
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Grid:
+        daemon = await self._stack.enter_async_context(running(self._path, **self._limits))
+        north = await self._stack.enter_async_context(daemon.agent_of("north"))
+        south = await self._stack.enter_async_context(daemon.agent_of("south"))
+        for name, agent in (("north", north), ("south", south)):
+            agent.says(Inventory(components=()), report(4))
+            await until(daemon, name, ("usable", 4, ""))
+        return Grid(daemon, north, south)
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._stack.aclose()
+
+
+async def test_a_relay_goes_from_its_own_cluster_to_the_same_gang_only(tmp_path: Path) -> None:
+    async with Opened(tmp_path / "koala.db") as grid:
+        head, tail = await grid.submit(1, COUPLED)
+        other_head, other_tail = await grid.submit(2, COUPLED)
+        of_another_attempt = tail.rpartition(".")[0] + ".0"
+        grid.north.says(relay(tail, tail, op="launch", command="id"))
+        grid.north.says(relay(tail, other_tail, op="launch", command="id"))
+        grid.north.says(relay(tail, other_head, op="launch", command="id"))
+        grid.north.says(relay(tail, of_another_attempt, op="launch", command="id"))
+        grid.north.says(relay(of_another_attempt, head, op="launch", command="id"))
+        grid.north.says(relay(tail.rpartition(".")[0], head, op="launch", command="id"))
+        grid.north.says(relay("9.1.0.77", "9.1.1.77", op="launch", command="id"))
+        await when(lambda: len(heard(grid.north, "relay_failed")) == 7)
+        assert not heard(grid.south, "relay")
+        grid.north.says(relay(tail, head, op="launch", command="true"))
+        await when(lambda: heard(grid.south, "relay"))
+        assert [m["payload"]["command"] for m in heard(grid.south, "relay")] == ["true"]
+
+
+async def test_a_cluster_tells_of_impostors_in_its_own_components_only(tmp_path: Path) -> None:
+    async with Opened(tmp_path / "koala.db") as grid:
+        head, tail = await grid.submit(1, COUPLED)
+        noted: list[tuple[str, int, str, int]] = []
+
+        async def note(cluster: str, job: Job, told: wire.Impostor) -> None:
+            noted.append((cluster, job.id, told.token, told.times))
+
+        grid.daemon.hub.note_impostors(note)
+        for token in (tail, "9.1.0.77", head.rpartition(".")[0]):
+            grid.north.says(wire.Impostor(token=token, node=0, how="second"))
+        grid.north.says(wire.Impostor(token=head, node=0, how="forged", address="10.0.0.9", times=7))
+        await when(lambda: noted)
+        await grid.all_taken_in(grid.north)
+        assert noted == [("north", 1, head, 7)]
+
+
+async def test_nobody_writes_another_clusters_output_or_keeps_it_away(tmp_path: Path) -> None:
+    async with Opened(tmp_path / "koala.db") as grid:
+        head, tail = await grid.submit(1, COUPLED)
+        grid.south.says(output(head, 0, b"forged, and long enough to hide what is genuine\n"))
+        grid.south.says(output(head.rpartition(".")[0], 0, b"forged\n"))
+        await grid.all_taken_in(grid.south)
+        assert await grid.output(head) == b""
+        grid.north.says(output(head, 0, b"genuine\n"))
+        await when(lambda: heard(grid.north, "output_ack", token=head, offset=8))
+        grid.south.says(output(head, 8, b"forged\n"))
+        await grid.all_taken_in(grid.south)
+        assert await grid.output(head) == b"genuine\n"
+        grid.south.says(output(tail, 0, b"its own\n"))
+        await when(lambda: heard(grid.south, "output_ack", token=tail, offset=8))
+
+
+async def test_output_comes_from_where_the_component_is_now(tmp_path: Path) -> None:
+    """It may find another site before it is started."""
+    async with Opened(tmp_path / "koala.db") as grid:
+        (token,) = await grid.submit(1, ON_NORTH)
+        grid.north.says(output(token, 0, b"early\n"))
+        await when(lambda: heard(grid.north, "output_ack", token=token))
+        job = grid.daemon.scheduler.queries.job(1)
+        assert job is not None
+        grid.daemon.scheduler._ledger.update_component(job, 0, cluster="south")
+        grid.north.says(output(token, 6, b"late\n"))
+        await grid.all_taken_in(grid.north)
+        grid.south.says(output(token, 6, b"there\n"))
+        await when(lambda: heard(grid.south, "output_ack", token=token, offset=12))
+        assert len(heard(grid.north, "output_ack")) == 1
+
+
+async def test_output_of_an_attempt_that_is_over_still_comes_from_its_own_cluster_only(tmp_path: Path) -> None:
+    async with Opened(tmp_path / "koala.db") as grid:
+        (token,) = await grid.submit(1, ON_NORTH)
+        grid.north.says(
+            ComponentStatus(token=token, state=ComponentState.ENDED, error="lost a node", infrastructure=True)
+        )
+        await when(lambda: (job := grid.daemon.scheduler.queries.job(1)) is None or job.generation > 1)
+        grid.south.says(output(token, 0, b"forged\n"))
+        grid.north.says(output(token, 0, b"its last words\n"))
+        await when(lambda: heard(grid.north, "output_ack", token=token))
+        await grid.all_taken_in(grid.south)
+        assert await grid.output(token) == b"its last words\n"
+        assert not heard(grid.south, "output_ack")
+
+
+async def test_nobody_ends_another_clusters_component(tmp_path: Path) -> None:
+    async with Opened(tmp_path / "koala.db") as grid:
+        (token,) = await grid.submit(1, ON_NORTH)
+        grid.south.says(ComponentStatus(token=token, state=ComponentState.ENDED, program_exit=0))
+        grid.south.says(StageStatus(token=token, state="failed", size=0, staged=0, error="forged"))
+        await grid.all_taken_in(grid.south)
+        assert grid.daemon.scheduler.queries.find(token) is not None
+        assert heard(grid.south, "forget", token=token), "it is told that this is none of its components"
+        # Nor is the honest cluster's own stray left running because another has one of the same name.
+        stray = "7.1.0.feed"
+        grid.south.says(ComponentStatus(token=stray, state=ComponentState.RUNNING))
+        grid.north.says(ComponentStatus(token=stray, state=ComponentState.RUNNING))
+        for agent in (grid.north, grid.south):
+            await when(lambda agent=agent: heard(agent, "stop", token=stray))  # type: ignore[misc]
+
+
+async def test_a_command_is_acknowledged_by_the_cluster_it_was_for(tmp_path: Path) -> None:
+    async with Opened(tmp_path / "koala.db") as grid:
+        await grid.submit(1, ON_NORTH)
+        (order,) = heard(grid.north, "submit")
+        grid.south.says(wire.Ack(id=order["id"]))
+        await grid.all_taken_in(grid.south)
+        assert [entry.id for entry in grid.daemon.store.load().outbox] == [order["id"]]
+        grid.north.says(wire.Ack(id=order["id"]))
+        await grid.all_taken_in(grid.north)
+        assert not grid.daemon.store.load().outbox
+
+
+class Listener:
+    """Keeps what is learned from transfers."""
+
+    def __init__(self) -> None:
+        self.learned: list[tuple[object, ...]] = []
+
+    def moved(self, *what: object) -> None:
+        self.learned.append(what)
+
+    def spoiled(self, *what: object) -> tuple[()]:
+        self.learned.append(what)
+        return ()
+
+
+async def test_only_who_was_to_fetch_a_file_says_how_that_went(tmp_path: Path) -> None:
+    async with Opened(tmp_path / "koala.db") as grid:
+        listener = Listener()
+        grid.daemon.hub.learn_from_transfers(TransferFeedback(listener.moved, listener.spoiled))
+        (token,) = await grid.submit(1, ON_NORTH)
+        for agent in (grid.south, grid.north):
+            agent.says(
+                StageStatus(token=token, state="failed", size=0, staged=0, fault="file", file="data", source="north"),
+                StageStatus(
+                    token=token,
+                    state="done",
+                    size=0,
+                    staged=0,
+                    moved=(TransferMeasurement(source="north", size=1, seconds=1.0),),
+                ),
+            )
+            await grid.all_taken_in(agent)
+        assert listener.learned == []
+
+
+async def test_a_transfer_is_learned_from_once_also_by_the_next_daemon(tmp_path: Path) -> None:
+    async with Opened(tmp_path / "koala.db") as grid:
+        listener = Listener()
+        feedback = TransferFeedback(listener.moved, listener.spoiled)
+        grid.daemon.hub.learn_from_transfers(feedback)
+        file = InputFile("data", size=10**9, sites=("south",))
+        request = FixedRequest((ComponentRequest(1, "north", inputs=(file,)),))
+        job = Job(1, JobSpec(request, ("true",)), 0.0)
+        await grid.daemon.engine.commit(WorkItem(events=(JobSubmitted(job),)))
+        placed = grid.daemon.scheduler.queries.job(1)
+        assert placed is not None
+        assert placed.attempt is not None
+        token = placed.stage_token(placed.attempt.components[0])
+        moved = TransferMeasurement(source="south", size=10**9, seconds=9.0, flowed=10**8, flowing=1.0)
+        done = StageStatus(token=token, state="done", size=10**9, staged=10**9, moved=(moved,))
+        for _ in range(2):
+            grid.north.says(done)
+            await grid.all_taken_in(grid.north)
+            feedback._counted.clear()  # the next one remembers what is stored
+        assert listener.learned == [("south", "north", 10**8, 1.0)]
+
+
+async def test_what_an_agent_makes_up_fills_no_outbox_however_often_it_tells_its_inventory(tmp_path: Path) -> None:
+    async with Opened(tmp_path / "koala.db", max_strays=5) as grid:
+        for turn in range(4):
+            components = [ComponentStatus(token=f"9{turn}{n}.1.0.77", state=ComponentState.RUNNING) for n in range(3)]
+            stages = [StageStatus(token=f"8{turn}{n}.1.0.77", state="running", size=1, staged=0) for n in range(3)]
+            grid.north.says(Inventory(components=tuple(components), stages=tuple(stages)))
+        await grid.all_taken_in(grid.north)
+        assert grid.daemon.engine.outbox.open("north") == 5
+        head, _ = await grid.submit(1, COUPLED)
+        assert heard(grid.north, "submit", token=head), "what is of live jobs has room"
+        [stop, *_] = heard(grid.north, "stop")
+        grid.north.says(wire.Ack(id=stop["id"]))
+        await grid.all_taken_in(grid.north)
+        assert grid.daemon.engine.outbox.open("north") == 5, "the submit, and one stray fewer"
+
+
+@pytest.mark.parametrize("hosts", [[], ["n1", "n2", "n3"], ["n1"] * 1000])
+async def test_a_component_that_tells_more_or_fewer_hosts_than_it_has_nodes_is_not_claimed(
+    tmp_path: Path, hosts: list[str]
+) -> None:
+    """The plan of the whole gang is made of them, and every other cluster gets it."""
+    async with Opened(tmp_path / "koala.db") as grid:
+        head, tail = await grid.submit(1, COUPLED)
+        grid.south.says(ComponentStatus(token=tail, state=ComponentState.CLAIMED, hosts=("s1", "s2")))
+        grid.north.says(ComponentStatus(token=head, state=ComponentState.CLAIMED, hosts=tuple(hosts)))
+        await grid.all_taken_in(grid.north)
+        await grid.all_taken_in(grid.south)
+        assert not heard(grid.south, "open")
+        grid.north.says(ComponentStatus(token=head, state=ComponentState.CLAIMED, hosts=("n1",)))
+        await when(lambda: heard(grid.south, "open"))
+        [opened] = heard(grid.south, "open")
+        assert [node["host"] for node in opened["nodes"]] == ["n1", "s1", "s2"]
+
+
+class Deaf(Agent):
+    """Says, and reads only when it likes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = asyncio.Event()
+        self.reads.set()
+
+    async def send(self, frame: str) -> None:
+        await self.reads.wait()
+        await super().send(frame)
+
+
+async def test_who_speaks_and_does_not_read_fills_no_memory(tmp_path: Path) -> None:
+    deaf = Deaf()
+    async with (
+        running(tmp_path / "koala.db", max_unread=10_000) as daemon,
+        daemon.agent_of("south") as south,
+        daemon.agent_of("north", agent=deaf) as north,
+    ):
+        for name, agent in (("north", north), ("south", south)):
+            agent.says(Inventory(components=()), report(4))
+            await until(daemon, name, ("usable", 4, ""))
+        grid = Grid(daemon, north, south)
+        head, tail = await grid.submit(1, COUPLED)
+        deaf.reads.clear()
+        for turn in range(20):
+            south.says(
+                relay(head, tail, words="x" * 900), wire.Ask(ident=f"{turn}", what="stat", payload={}, cluster="north")
+            )
+        north.says(*(wire.Ask(ident=f"{n}" + "x" * 900, what="nothing", payload={}) for n in range(100)))
+        north.says(report(3))
+        await until(daemon, "north", ("usable", 3, ""))
+        await grid.all_taken_in(south)
+        refused = len(heard(south, "relay_failed", reason="north does not read what it is sent"))
+        assert 0 < refused < 20
+        deaf.reads.set()
+        await when(lambda: len(heard(north, "relay")) == 20 - refused)
+        assert len(heard(north, "answer")) < 15
+        south.says(relay(head, tail, words="again"))
+        await when(lambda: heard(north, "relay", payload={"words": "again"}))

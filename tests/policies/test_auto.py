@@ -1,0 +1,373 @@
+"""The advisor: one cluster, several, or later, by what is known of the application."""
+
+from dataclasses import replace
+from math import log
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.model.advice import Option
+from koalapy.model.cluster import ClusterState, GridView, Link
+from koalapy.model.placement import Placement, Refusal
+from koalapy.model.request import FixedRequest, FlexibleRequest, InputFile, NonFixedRequest, Request
+from koalapy.policies.alternatives import alone_later, alone_now, together_now
+from koalapy.policies.auto import MAX_WAIT, Auto
+from koalapy.policies.knowledge import PAYS_UP_TO, SURE, Capacity, Knowledge, Release, RunTimes, Slowdowns, assumed
+from koalapy.policies.log_normal import LogNormal
+from koalapy.policies.registry import builtin
+from koalapy.scheduler.queue.policy_answers import checked
+from tests.policies.grids import (
+    NAMES,
+    fewest_missing,
+    fixed,
+    grid,
+    grids,
+    linked,
+    nonfixed,
+    shuffled,
+    sites,
+    with_links,
+    with_speeds,
+)
+
+POLICIES = builtin()
+
+seconds = st.sampled_from([0.5, 10.0, 100.0])
+times = st.builds(LogNormal, seconds.map(log), st.sampled_from([0.01, 0.3]))
+wheres = st.sets(st.sampled_from(NAMES), min_size=2, max_size=4).map(lambda names: tuple(sorted(names)))
+run_times = st.just(RunTimes()) | st.builds(RunTimes, times, st.dictionaries(wheres, times, max_size=3))
+beliefs = st.builds(LogNormal, st.floats(-0.5, 1.5), st.sampled_from([0.02, 0.1, 0.5]))
+slowdowns = st.sampled_from([None, 0.0, 0.1, 0.25, 0.5, 1.0]).map(lambda share: Slowdowns(assumed(share))) | st.builds(
+    Slowdowns, beliefs, st.dictionaries(wheres, beliefs, max_size=3), st.integers(0, 9)
+)
+releases = st.lists(st.builds(Release, seconds, st.integers(1, 4), seconds), max_size=3)
+unknown = st.lists(st.builds(Release, st.none(), st.integers(1, 4), seconds), max_size=2)
+capacities = st.builds(
+    lambda most, known, others: Capacity(
+        most, (*sorted(known, key=lambda r: r.seconds), *sorted(others, key=lambda r: r.age))
+    ),
+    st.integers(0, 6),
+    releases,
+    unknown,
+)
+knowledge = st.builds(
+    Knowledge,
+    st.just("wave"),
+    run_times,
+    slowdowns,
+    st.none() | st.just(0.25),
+    st.just(()),
+    st.dictionaries(st.sampled_from(NAMES), capacities),
+    st.booleans(),
+    probing=st.sampled_from([None, lambda harmless: True, lambda harmless: harmless > 0.3]),
+)
+choosing = st.one_of(
+    st.integers(1, 12).flatmap(
+        lambda total: st.builds(
+            FlexibleRequest, st.just(total), st.integers(1, min(3, total)), st.sampled_from([None, 1, 2, 3])
+        )
+    ),
+    st.sampled_from([((6,), (4, 2)), ((3, 3), (2, 2, 2))]).map(lambda ways: FlexibleRequest(6, split_options=ways)),
+    st.lists(st.integers(1, 4), min_size=1, max_size=4).map(lambda sizes: nonfixed(*sizes)),
+)
+requests = choosing | st.dictionaries(st.sampled_from(NAMES), st.integers(1, 4), min_size=1).map(
+    lambda wanted: fixed(*((size, name) for name, size in wanted.items()))
+)
+
+
+# Rules that hold for every request, grid and knowledge
+
+
+@given(request=requests, view=linked(grids()), known=knowledge)
+def test_a_placement_is_always_valid_and_tells_what_was_compared(
+    request: Request, view: GridView, known: Knowledge
+) -> None:
+    answer = checked(Auto().informed(known), request, view)
+    if isinstance(answer, Placement):
+        assert answer.advice is not None
+        assert set(answer.advice.taken.clusters) == {component.cluster for component in answer.components}
+        assert answer.reason
+
+
+@given(request=choosing, view=linked(grids()), known=knowledge)
+def test_what_is_chosen_is_by_its_own_prediction_never_worse_than_the_other_ways(
+    request: FlexibleRequest | NonFixedRequest, view: GridView, known: Knowledge
+) -> None:
+    answer = Auto(known).place(request, view)
+    if isinstance(answer, Placement):
+        assert answer.advice is not None
+        responses = [option.response for option in answer.advice.options if option.response is not None]
+        if (taken := answer.advice.taken.response) is not None and not known.loaded:
+            assert taken <= min(responses)
+        return
+    together = together_now(request, view, known)
+    if isinstance(together, Refusal):
+        return  # there was nothing to choose
+    assert alone_now(request, view, known) is None
+    later = alone_later(request, view, known)
+    assert later is not None, "it only ever waits for room that there will be"
+    now, then = together[0].option.response, later.option.response
+    is_unsure = known.slowdowns.harmless(together[0].option.clusters) < SURE
+    is_too_slow = is_unsure or together[0].option.slowdown > PAYS_UP_TO
+    is_forbidden = known.loaded and is_unsure
+    assert is_forbidden or (is_too_slow if now is None or then is None else then < now)
+
+
+@given(request=choosing, view=linked(grids()), known=knowledge)
+def test_nothing_starves_where_no_cluster_will_have_room(
+    request: FlexibleRequest | NonFixedRequest, view: GridView, known: Knowledge
+) -> None:
+    """What the default policy places is placed, if need be on several clusters, whatever the slowdown."""
+    never = replace(
+        known, capacities={name: replace(capacity, max_idle=0) for name, capacity in known.capacities.items()}
+    )
+    placed = isinstance(Auto(never).place(request, view), Placement)
+    assert placed == isinstance(POLICIES.resolve("", request).place(request, view), Placement)
+
+
+@given(request=requests, views=shuffled(grids()), known=knowledge)
+def test_the_order_of_clusters_changes_nothing(
+    request: Request, views: tuple[GridView, GridView], known: Knowledge
+) -> None:
+    one, other = (Auto(known).place(request, view) for view in views)
+    if isinstance(one, Placement) and isinstance(other, Placement):
+        assert one.components == other.components
+    else:
+        assert type(one) is type(other)
+
+
+@given(request=choosing, view=grids(), known=knowledge)
+def test_why_not_is_said_of_every_cluster_and_what_is_missing_would_suffice(
+    request: FlexibleRequest | NonFixedRequest, view: GridView, known: Knowledge
+) -> None:
+    policy = Auto(known)
+    reasons = policy.explain(request, view)
+    if isinstance(policy.place(request, view), Placement):
+        assert reasons == ()
+        return
+    assert [reason.cluster for reason in reasons] == sorted(cluster.name for cluster in view)
+    for reason in reasons:
+        assert reason.missing == fewest_missing(policy, request, view, reason.cluster)
+
+
+# The rules of the literature
+
+
+def busy(most: int = 4, *releases: Release) -> dict[str, Capacity]:
+    """Both clusters of the grid below, with what is released in each."""
+    return {name: Capacity(most, releases) for name in ("north", "south")}
+
+
+SPLIT = grid(north=(3, 4), south=(3, 4))
+FOUR = FlexibleRequest(4)
+UNKNOWN = busy(4, Release(None, 1, 5.0))
+
+
+def seen(factor: float, alone: float = 100.0, runs: int = 20) -> Knowledge:
+    """Of an application that ran as often on one cluster as on two."""
+    both = {("north", "south"): LogNormal(log(alone * factor), 0.02)}
+    slowdowns = Slowdowns(LogNormal(log(factor), 0.1), {("north", "south"): LogNormal(log(factor), 0.02)}, runs)
+    return Knowledge("wave", RunTimes(LogNormal(log(alone), 0.02), both), slowdowns, capacities=UNKNOWN)
+
+
+def never_ran(share: float | None, **more: Any) -> Knowledge:
+    """Of an application that declares how much it communicates, or nothing."""
+    return Knowledge("new", slowdowns=Slowdowns(assumed(share)), communication=share, capacities=UNKNOWN, **more)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize(
+    ("share", "co_allocated"), [(0.0, True), (0.1, True), (0.2, True), (1 / 3, False), (0.35, False), (1.0, False)]
+)
+def test_an_application_that_never_ran_goes_by_its_share_of_communication(
+    share: float, loaded: bool, co_allocated: bool
+) -> None:
+    assert isinstance(Auto(never_ran(share, loaded=loaded)).place(FOUR, SPLIT), Placement) == co_allocated
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize("probes", [False, True])
+def test_one_of_which_nothing_is_known_is_co_allocated_only_to_find_out(loaded: bool, probes: bool) -> None:
+    asked: list[float] = []
+
+    def probing(harmless: float) -> bool:
+        asked.append(harmless)
+        return probes
+
+    answer = Auto(never_ran(None, loaded=loaded, probing=probing)).place(FOUR, SPLIT)
+    assert isinstance(answer, Placement) == probes
+    assert asked == [Slowdowns().harmless(("north", "south"))]
+    assert 0.2 < asked[0] < SURE
+    if isinstance(answer, Placement):
+        assert "a slowdown of 1.15 (1.00 to 2.37, assumed) on 2 clusters now is not known well enough" in answer.reason
+    else:
+        assert answer.summary.endswith("may be too much while others wait" if loaded else "may be more than 1.25")
+
+
+def test_what_has_no_name_is_never_co_allocated_to_find_out() -> None:
+    """Nothing would be learned of it."""
+    assert isinstance(Auto(replace(never_ran(None), application="")).place(FOUR, SPLIT), Refusal)
+
+
+def test_the_same_slowdown_counts_as_harmless_only_where_it_is_known_well() -> None:
+    for deviation, co_allocated in ((0.05, True), (0.6, False)):
+        slowdowns = Slowdowns(LogNormal(log(1.15), deviation), {}, 9)
+        known = replace(never_ran(None, loaded=True), slowdowns=slowdowns)
+        assert isinstance(Auto(known).place(FOUR, SPLIT), Placement) == co_allocated
+
+
+@pytest.mark.parametrize(("factor", "co_allocated"), [(1.0, True), (1.2, True), (1.35, False), (3.0, False)])
+def test_where_the_wait_is_not_known_the_slowdown_decides(factor: float, co_allocated: bool) -> None:
+    assert isinstance(Auto(seen(factor)).place(FOUR, SPLIT), Placement) == co_allocated
+
+
+@pytest.mark.parametrize(
+    ("factor", "wait", "loaded", "co_allocated"),
+    [
+        (1.2, 10.0, False, False),  # 120 s now, 110 s later
+        (1.2, 30.0, False, True),
+        (3.0, 150.0, False, False),
+        (3.0, 250.0, False, True),
+        (3.0, 250.0, True, False),  # others wait
+        (1.0, 0.1, True, True),
+    ],
+)
+def test_where_all_is_known_the_shorter_response_time_is_taken(
+    factor: float, wait: float, loaded: bool, co_allocated: bool
+) -> None:
+    known = replace(seen(factor), capacities=busy(4, Release(wait, 1)), loaded=loaded)
+    assert isinstance(Auto(known).place(FOUR, SPLIT), Placement) == co_allocated
+
+
+def test_what_is_in_the_way_for_longer_than_the_job_would_run_is_not_waited_for() -> None:
+    known = replace(seen(3.0), capacities=busy(4, Release(None, 1, 299.0)), loaded=True)
+    assert isinstance(Auto(known).place(FOUR, SPLIT), Refusal)
+    known = replace(known, capacities=busy(4, Release(None, 1, 300.0)))
+    assert isinstance(Auto(known).place(FOUR, SPLIT), Placement)
+
+
+@pytest.mark.parametrize(
+    ("known", "patience"),
+    [(seen(3.0), 300.0), (replace(seen(3.0), capacities=busy(4, Release(1.0, 1))), 300.0), (never_ran(0.9), MAX_WAIT)],
+)
+def test_it_never_prefers_to_wait_for_longer_than_it_would_run_on_several(known: Knowledge, patience: float) -> None:
+    """Else others that come later could take what it waits for, again and again."""
+    assert isinstance(Auto(replace(known, waited=0.99 * patience)).place(FOUR, SPLIT), Refusal)
+    answer = Auto(replace(known, waited=patience)).place(FOUR, SPLIT)
+    assert isinstance(answer, Placement)
+    assert f"it has waited {patience:g} s with room on several clusters" in answer.reason
+
+
+def test_one_that_would_harm_others_waits_on_while_they_do() -> None:
+    """CCR of 0.5 and more: never under load (sonmez-2010 VI-C)."""
+    answer = Auto(replace(seen(3.0), loaded=True, waited=1e6)).place(FOUR, SPLIT)
+    assert isinstance(answer, Refusal)
+    assert "too much while others wait" in answer.summary
+
+
+def test_local_users_are_not_waited_for() -> None:
+    """Of when they leave nothing is known, nor whether."""
+    known = replace(seen(3.0), capacities=busy(3))
+    answer = Auto(known).place(FOUR, SPLIT)
+    assert isinstance(answer, Placement)
+    assert answer.reason.endswith("no cluster could hold it alone; predicted to run 300 s")
+
+
+def test_room_in_one_cluster_is_taken_the_tightest() -> None:
+    assert sites(Auto(seen(1.0)).place(FOUR, grid(north=6, south=5, west=3))) == [(4, "south")]
+
+
+def test_of_clusters_with_room_the_one_where_it_is_over_soonest_is_taken() -> None:
+    view = with_speeds(grid(north=6, south=6), south=2.0)
+    assert sites(Auto(seen(1.0)).place(FOUR, view)) == [(4, "south")]
+    near = with_links(grid(north=6, south=5), {"north": Link(1e-5), "south": Link(1e-4)})
+    assert sites(Auto(seen(1.0)).place(FOUR, near)) == [(4, "north")]
+
+
+def test_fast_clusters_together_may_beat_a_slow_one() -> None:
+    view = with_speeds(grid(north=4, south=3, west=3), south=2.0, west=2.0)
+    assert sites(Auto(seen(1.2)).place(FOUR, view)) == [(3, "south"), (1, "west")]
+    assert sites(Auto(seen(3.0)).place(FOUR, view)) == [(4, "north")]
+    assert sites(Auto().place(FOUR, view)) == [(4, "north")], "nothing is known that speaks for it"
+
+
+def test_a_job_is_split_so_that_nearly_all_of_it_is_in_one_cluster() -> None:
+    """West and south are nearest to each other, but with 9 of 10 nodes in north hardly anything goes between them."""
+    links = {"west south": Link(1e-4), "north south": Link(1e-2), "north west": Link(1e-2)}
+    view = with_links(grid(north=9, south=5, west=5), links)
+    assert sites(Auto().place(FlexibleRequest(10), view)) == [(9, "north"), (1, "south")]
+    unmeasured = with_links(view, {"west south": Link(1e-4)})
+    assert sites(Auto().place(FlexibleRequest(10), unmeasured)) == [(5, "south"), (5, "west")]
+    view = with_links(grid(north=6, south=5, west=5), links)
+    assert sites(Auto().place(FlexibleRequest(10), view)) == [(5, "south"), (5, "west")]
+
+
+def test_given_components_are_put_on_few_clusters() -> None:
+    """Worst fit would use three."""
+    view = grid(north=5, south=5, west=4)
+    placed = Auto().place(nonfixed(2, 2, 2), view)
+    assert {name for _, name in sites(placed)} == {"north", "south"}
+    assert {name for _, name in sites(Auto().place(nonfixed(2, 2), view))} == {"west"}
+
+
+def test_given_components_are_put_on_clusters_that_are_near_to_each_other() -> None:
+    """The most idle nodes are in north and west, with a slow link between them, or one that nobody has measured."""
+    view = grid(north=5, south=3, west=5)
+    slow = with_links(view, {"north south": Link(1e-4), "north west": Link(1e-1), "south west": Link(1e-2)})
+    assert sites(Auto().place(nonfixed(3, 3), slow)) == [(3, "north"), (3, "south")]
+    unmeasured = with_links(view, {"north south": Link(1e-4), "south west": Link(1e-4)})
+    assert {name for _, name in sites(Auto().place(nonfixed(4, 3), unmeasured))} in (
+        {"north", "south"},
+        {"south", "west"},
+    )
+    assert {name for _, name in sites(Auto().place(nonfixed(4, 4), unmeasured))} == {"north", "west"}, "no other way"
+
+
+def test_inputs_are_part_of_the_response_time() -> None:
+    view = with_links(grid(north=4, south=4), {"north south": Link(bandwidth=1e6)})
+    component = replace(nonfixed(2).components[0], inputs=(InputFile("data", 10**7, ("south",)),))
+    answer = Auto(seen(1.0)).place(NonFixedRequest((component,)), view)
+    assert isinstance(answer, Placement)
+    assert [(c.cluster, c.sources, c.transfer_time) for c in answer.components] == [("south", ("south",), 0.0)]
+    flexible = replace(seen(1.0), inputs=(InputFile("data", 10**7, ("south",)),))
+    assert sites(Auto(flexible).place(FlexibleRequest(2), view)) == [(2, "south")]
+
+
+def test_a_fixed_request_leaves_nothing_to_choose() -> None:
+    request: FixedRequest = fixed((2, "north"), (2, "south"))
+    answer = Auto(seen(3.0)).place(request, SPLIT)
+    assert isinstance(answer, Placement)
+    assert answer.advice is not None
+    assert answer.advice.options == (Option(("north", "south"), pytest.approx(3.0), run=pytest.approx(300.0)),)
+
+
+# What people are told
+
+
+def test_a_refusal_says_what_is_waited_for_and_until_when() -> None:
+    known = replace(seen(3.0), capacities=busy(4, Release(90.0, 1)), now=1_800_000_000.0)
+    answer = Auto(known).place(FOUR, SPLIT)
+    assert str(answer) == (
+        "waits for 4 nodes in north, expected at 08:01:30: predicted are 300 s with a slowdown of 3.00 "
+        "(2.92 to 3.08, from 20 runs) on 2 clusters now, 190 s in north from 08:01:30"
+    )
+    reason = Auto(known).explain(FOUR, SPLIT)[0]
+    assert reason.reason == "3 of 4 nodes idle, the request needs 4 in all, which are expected here at 08:01:30"
+    assert reason.missing == 1
+
+
+def test_a_refusal_without_a_moment_says_what_speaks_against_co_allocation() -> None:
+    slowdown = "a slowdown of 3.00 (2.92 to 3.08, from 20 runs) on 2 clusters now"
+    expected = f"waits for 4 nodes in one cluster, such as north: {slowdown}"
+    assert str(Auto(seen(3.0)).place(FOUR, SPLIT)) == f"{expected} is more than 1.25"
+    loaded = Auto(replace(seen(3.0), loaded=True)).place(FOUR, SPLIT)
+    assert str(loaded) == f"{expected} is too much while others wait"
+
+
+def test_too_few_nodes_are_told_of_as_by_any_policy() -> None:
+    answer = Auto(seen(1.0)).place(FlexibleRequest(8), SPLIT)
+    assert str(answer) == "needs 8 nodes; 6 are idle (north 3, south 3)"
+    closed = GridView(tuple(replace(c, state=ClusterState.DRAINED) for c in SPLIT))
+    assert str(Auto().place(FOUR, closed)) == "no cluster is usable (north drained, south drained)"

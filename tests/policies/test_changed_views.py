@@ -1,0 +1,133 @@
+"""Views that are made of the ones before are as good as new ones, for everybody who looks at them."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.model.cluster import MAX_LASTING, ClusterState, ClusterView, GridView, Link, Uplink
+from koalapy.model.errors import UsageError
+from koalapy.model.request import ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest, Request
+from koalapy.policies.registry import builtin
+from tests.policies.grids import clusters, fixed, grid, grids, linked, nonfixed, with_links
+
+POLICIES = builtin()
+FILE = InputFile("data", 10, ("north", "west"))
+PART = frozenset({"north", "south"})
+requests: st.SearchStrategy[Request] = st.one_of(
+    st.builds(FlexibleRequest, st.integers(1, 9), st.integers(1, 3), st.sampled_from([None, 1, 2])),
+    st.just(FlexibleRequest(4, split_options=((3, 1), (2, 2)))),
+    st.lists(st.integers(1, 4), min_size=1, max_size=3).map(lambda sizes: nonfixed(*sizes)),
+    st.lists(st.integers(1, 4), min_size=1, max_size=3).map(
+        lambda sizes: NonFixedRequest(tuple(ComponentRequest(size, inputs=(FILE,)) for size in sizes))
+    ),
+    st.tuples(st.integers(1, 3), st.sampled_from(["north", "south"])).map(lambda component: fixed(component)),
+)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[list[ClusterView]]:
+    """What becomes of a grid in some steps: the clusters that change in each."""
+    view = draw(linked(grids()))
+    steps = [list(view)]
+    for _ in range(draw(st.integers(1, 4))):
+        names = draw(st.sets(st.sampled_from([c.name for c in view]))) if view.clusters else set()
+        steps.append([replace(draw(clusters(name)), speed=draw(st.sampled_from([1.0, 2.0]))) for name in sorted(names)])
+    return steps
+
+
+def look(view: GridView) -> object:
+    """All that may be worked out of a view, so that there is something to carry over."""
+    return view.by_idle, view.by_speed, view.usable_idle, [view.get(c.name) for c in view], list(view)
+
+
+def answers(request: Request, view: GridView) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name in POLICIES.names():
+        try:
+            policy = POLICIES.resolve(name, request)
+        except UsageError:
+            continue
+        found[name] = policy.place(request, view), policy.explain(request, view)
+    return found
+
+
+@given(histories(), requests, requests, st.sampled_from([{}, {("north", "south"): Link(1.0, 2.0)}]))
+def test_every_policy_answers_on_a_changed_view_as_on_a_new_one(
+    history: list[list[ClusterView]], asked: Request, request: Request, links: dict[tuple[str, str], Link]
+) -> None:
+    first, *steps = history
+    view = GridView(tuple(first), links)
+    for step in steps:
+        look(view)
+        answers(asked, view)
+        answers(asked, view.only(PART))
+        view = view.changed(step)
+    new = GridView(view.clusters, view.links, view.waiting, view.replicas, view.cut_off)
+    assert look(view) == look(new)
+    assert answers(request, view) == answers(request, new)
+    assert answers(request, view.only(PART)) == answers(request, new.only(PART))
+
+
+def test_what_is_known_of_uplinks_stays_with_a_view() -> None:
+    uplinks = {"north": Uplink(1e9, 1e6)}
+    view = replace(grid(north=4, south=2), uplinks=uplinks)
+    assert view.changed([ClusterView("north", 4, 1)]).uplinks is uplinks
+    assert view.beside(()).uplinks is uplinks
+    assert view.only(PART).uplinks is uplinks
+
+
+def test_a_view_of_before_stays_what_it_was() -> None:
+    before = grid(north=4, south=2)
+    look(before)
+    after = before.changed([ClusterView("north", 4, 1)])
+    assert [c.name for c in before.by_idle] == ["north", "south"]
+    assert [c.name for c in after.by_idle] == ["south", "north"]
+    assert (before.usable_idle, after.usable_idle) == (6, 3)
+    assert before.changed([]) is before
+
+
+def test_what_lasts_is_worked_out_anew_where_it_may_have_changed() -> None:
+    looks: list[GridView] = []
+
+    def work(view: GridView) -> int:
+        looks.append(view)
+        return len(looks)
+
+    view = grid(north=4, south=2)
+    assert view.lasting("key", work) == 1
+    assert view.changed([ClusterView("north", 4, 0)]).lasting("key", work) == 1
+    assert view.beside((nonfixed(1),)).lasting("key", work) == 1
+    for different in (ClusterView("north", 4, 4, ClusterState.DRAINED), ClusterView("north", 4, 4, speed=2.0)):
+        assert view.changed([different]).lasting("key", work) == len(looks)
+    assert len(looks) == 3
+    part = frozenset({"north"})
+    assert view.only(part).lasting("key", work) == 4
+    assert view.changed([ClusterView("south", 2, 0)]).only(part).lasting("key", work) == 4
+    assert with_links(view, {"north": Link(1.0)}).lasting("key", work) == 5
+
+
+def test_so_much_lasts_and_no_more() -> None:
+    view, worked = grid(north=4), list[int]()
+
+    def ask(key: int) -> None:
+        def work(_: GridView) -> int:
+            worked.append(key)
+            return key
+
+        assert view.lasting(key, work) == key
+
+    for key in [*range(MAX_LASTING), 0, MAX_LASTING]:
+        ask(key)
+    worked.clear()
+    for key in (0, MAX_LASTING, 1):
+        ask(key)
+    assert worked == [1], "what was asked for least lately has been forgotten"
+
+
+def test_others_who_wait_stand_beside_a_view_that_is_known_already() -> None:
+    view, waiting = grid(north=4, south=6), (nonfixed(2),)
+    beside = view.beside(waiting)
+    assert beside == GridView(view.clusters, waiting=waiting)
+    assert look(beside) == look(view)
+    assert beside.changed([ClusterView("south", 6, 1)]).waiting == waiting

@@ -1,0 +1,160 @@
+"""Close-to-files against a search over all sites, and by hand."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.model.cluster import ClusterState, GridView, Link
+from koalapy.model.placement import PlacedComponent, Placement, Refusal
+from koalapy.model.request import ComponentRequest, FixedRequest, InputFile, NonFixedRequest
+from koalapy.model.transfer import Transfer, transfer_to
+from koalapy.policies.close_to_files import CloseToFiles, closest_site
+from koalapy.policies.worst_fit import WorstFit
+from tests.policies.grids import (
+    NAMES,
+    explained,
+    fewest_missing,
+    grid,
+    grids,
+    linked,
+    nonfixed,
+    sites,
+    summary,
+    with_links,
+    with_state,
+)
+
+policy = CloseToFiles()
+DATA = InputFile("data", 600, ("north",))
+LINKS = {"north south": Link(bandwidth=100.0), "north west": Link(bandwidth=50.0)}
+
+one_file = st.builds(
+    InputFile, st.just("data"), st.integers(0, 3), st.lists(st.sampled_from(NAMES), unique=True, max_size=2).map(tuple)
+)
+files = st.lists(one_file, max_size=2).map(tuple)
+components = st.builds(ComponentRequest, st.integers(1, 4), inputs=files)
+requests = st.lists(components, min_size=1, max_size=4).map(lambda drawn: NonFixedRequest(tuple(drawn)))
+
+
+def with_input(*drawn: tuple[int, InputFile | None]) -> NonFixedRequest:
+    return with_inputs(*((size, (file,) if file else ()) for size, file in drawn))
+
+
+def with_inputs(*drawn: tuple[int, tuple[InputFile, ...]]) -> NonFixedRequest:
+    return NonFixedRequest(tuple(ComponentRequest(size, inputs=files) for size, files in drawn))
+
+
+def oracle(request: NonFixedRequest, view: GridView) -> list[tuple[str, Transfer]] | None:
+    """The rule as it is written."""
+    left = {c.name: c.idle for c in view if c.state is ClusterState.USABLE}
+    found: dict[int, tuple[str, Transfer]] = {}
+    for index, component in sorted(enumerate(request.components), key=lambda pair: -pair[1].size):
+        choices = []
+        for name, idle in left.items():
+            transfer = transfer_to(name, component.inputs, view)
+            if transfer is not None and idle >= component.size:
+                choices.append((transfer.seconds, -idle, name, transfer))
+        if not choices:
+            return None
+        _, _, name, transfer = min(choices, key=lambda choice: choice[:3])
+        left[name] -= component.size
+        found[index] = (name, transfer)
+    return [found[index] for index in range(len(request.components))]
+
+
+@given(requests, linked(grids()))
+def test_places_each_component_where_its_input_is_soonest(request: NonFixedRequest, view: GridView) -> None:
+    answer, expected = policy.place(request, view), oracle(request, view)
+    if expected is None:
+        assert isinstance(answer, Refusal)
+        assert [r.cluster for r in policy.explain(request, view)] == [c.name for c in view]
+        return
+    assert isinstance(answer, Placement)
+    assert answer.components == tuple(
+        PlacedComponent(component.size, name, index, transfer.sources, transfer.seconds)
+        for index, (component, (name, transfer)) in enumerate(zip(request.components, expected, strict=True))
+    )
+    assert policy.explain(request, view) == ()
+
+
+@given(requests, linked(grids()))
+def test_says_exactly_how_many_nodes_are_missing(request: NonFixedRequest, view: GridView) -> None:
+    for reason in policy.explain(request, view):
+        assert reason.missing == fewest_missing(policy, request, view, reason.cluster)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), grids())
+def test_without_inputs_it_is_worst_fit(sizes: list[int], view: GridView) -> None:
+    answer, worst = policy.place(nonfixed(*sizes), view), WorstFit().place(nonfixed(*sizes), view)
+    assert type(answer) is type(worst)
+    if isinstance(answer, Placement):
+        assert sites(answer) == sites(worst)
+
+
+@given(st.integers(1, 6), files, linked(grids()), st.none() | st.sampled_from([0.0, 0.5, 1.0, 3.0]))
+def test_one_component_anew(size: int, drawn: tuple[InputFile, ...], view: GridView, within: float | None) -> None:
+    expected = oracle(with_inputs((size, drawn)), view)
+    found = closest_site(size, drawn, view, within)
+    if expected is None or (within is not None and expected[0][1].seconds > within):
+        assert found is None
+    else:
+        assert found == expected[0]
+
+
+def test_the_larger_components_get_the_sites_near_their_files() -> None:
+    view = with_links(grid(north=4, south=6, west=8), LINKS)
+    answer = policy.place(with_input((2, DATA), (4, DATA), (3, None)), view)
+    assert isinstance(answer, Placement)
+    assert answer.components == (
+        PlacedComponent(2, "south", 0, ("north",), 6.0),
+        PlacedComponent(4, "north", 1, ("north",), 0.0),
+        PlacedComponent(3, "west", 2, (), 0.0),
+    )
+    assert answer.reason == ("south gets that of component 0 from north in 6 s, north has the input of component 1")
+
+
+def test_a_fixed_request_chooses_only_the_file_sites() -> None:
+    file = replace(DATA, sites=("north", "west"))
+    view = with_links(grid(north=4, south=6, west=8), {**LINKS, "south west": Link(bandwidth=200.0)})
+    request = FixedRequest((ComponentRequest(2, "south", inputs=(file,)), ComponentRequest(1, "north")))
+    answer = policy.place(request, view)
+    assert isinstance(answer, Placement)
+    assert answer.components == (PlacedComponent(2, "south", 0, ("west",), 3.0), PlacedComponent(1, "north", 1))
+    assert answer.reason == (
+        "the request names its clusters: south (2), north (1); south gets that of component 0 from west in 3 s"
+    )
+    assert policy.explain(request, view) == ()
+
+
+def test_a_fixed_request_whose_cluster_cannot_get_its_file() -> None:
+    view = grid(north=4, south=6)
+    request = FixedRequest((ComponentRequest(2, "south", inputs=(DATA,)),))
+    said = "component 0: no known bandwidth from north, which has data, to south"
+    assert summary(policy.place(request, view)) == said
+    assert explained(policy, request, view) == [("south", said, None)]
+    too_large = FixedRequest((ComponentRequest(9, "north"),))
+    assert summary(policy.place(too_large, view)) == "needs 9 nodes on north; 4 are idle"
+
+
+def test_says_what_is_missing() -> None:
+    view = with_links(grid(east=9, north=(1, 4), south=(2, 6)), LINKS)
+    request = with_input((3, DATA))
+    assert summary(policy.place(request, view)) == (
+        "no cluster that data can be brought to has 3 idle nodes for component 0 (east 9, south 2, north 1)"
+    )
+    assert explained(policy, request, view) == [
+        ("east", "component 0: no known bandwidth from north, which has data, to east", None),
+        ("north", "1 of 4 nodes idle, component 0 needs 3", 2),
+        ("south", "2 of 6 nodes idle, component 0 needs 3", 1),
+    ]
+    assert summary(policy.place(with_input((1, replace(DATA, sites=()))), view)) == (
+        "component 0: no cluster has data, so it cannot be brought to any usable cluster (east 9, south 2, north 1)"
+    )
+    assert summary(policy.place(nonfixed(9, 1, 3), view)) == "needs 13 nodes; 12 are idle (east 9, south 2, north 1)"
+    assert summary(policy.place(nonfixed(9, 3), view)) == (
+        "no cluster has 3 idle nodes left for component 1 (east 9, south 2, north 1)"
+    )
+    assert summary(policy.place(nonfixed(1), with_state(grid(north=1), "north", ClusterState.DRAINED))) == (
+        "no cluster is usable (north drained)"
+    )

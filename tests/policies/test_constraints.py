@@ -1,0 +1,295 @@
+"""How many clusters, and of how different speeds: within the constraints of a job, for any policy."""
+
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.model.cluster import GridView, Link
+from koalapy.model.errors import UsageError
+from koalapy.model.job import JobSpec
+from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
+from koalapy.model.profile import ClusterProfile
+from koalapy.model.request import ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest, Request, RequestType
+from koalapy.model.users import Accounts
+from koalapy.policies.policy import Policy
+from koalapy.policies.registry import builtin
+from koalapy.scheduler.queue.eligibility import Eligibility
+from koalapy.validation.limits import ClusterLimits, Limits
+from koalapy.validation.submission import check
+from tests.policies.grids import (
+    NAMES,
+    fixed,
+    grid,
+    grids,
+    linked,
+    nonfixed,
+    shuffled,
+    sites,
+    splits,
+    summary,
+    with_idle,
+    with_links,
+    with_speeds,
+)
+
+registry = builtin()
+eligibility = Eligibility(dict.fromkeys(NAMES, ClusterProfile()), Accounts())
+FLEXIBLE = ("cluster-minimization", "larger-first", "faster-first", "adaptive", "communication-aware")
+SPEEDS = with_speeds(grid(east=4, north=4, south=4, west=2), east=1, north=2, south=1.8, west=1)
+
+at_most_drawn = st.none() | st.integers(1, 3)
+ratio_drawn = st.none() | st.sampled_from([0.5, 0.7, 0.8, 1.0])
+
+
+class Scattering:
+    """A third party's: single nodes over all clusters in turn, by name."""
+
+    name = "scattering"
+    serves: frozenset[RequestType] = frozenset({"flexible"})
+
+    def place(self, request: Request, grid: GridView) -> Placement | Refusal:
+        assert isinstance(request, FlexibleRequest)
+        if request.total_size > grid.usable_idle:
+            return Refusal("no room")
+        sizes = {cluster.name: 0 for cluster in grid.by_idle[: request.max_components]}
+        left = request.total_size
+        while left:
+            before = left
+            for cluster in sorted(grid.by_idle, key=lambda c: c.name):
+                if left and cluster.name in sizes and sizes[cluster.name] < cluster.idle:
+                    sizes[cluster.name] += 1
+                    left -= 1
+            if left == before:
+                return Refusal("no room on so few")
+        return Placement(tuple(PlacedComponent(size, name) for name, size in sizes.items() if size))
+
+    def explain(self, request: Request, grid: GridView) -> tuple[ClusterReason, ...]:
+        return ()
+
+
+def spec(request: Request, at_most: int | None = None, ratio: float | None = None, policy: str = "") -> JobSpec:
+    return JobSpec(request, ("true",), policy=policy, coallocation=at_most, speed_ratio_min=ratio)
+
+
+def policy_of(job: JobSpec) -> Policy:
+    return Scattering() if job.policy == "scattering" else registry.resolve(job.policy, job.request)
+
+
+def ask(job: JobSpec, view: GridView) -> Placement | Refusal:
+    return eligibility.evaluate(policy_of(job), job, view)
+
+
+def explained(job: JobSpec, view: GridView) -> list[tuple[str, str, int | None]]:
+    return [(r.cluster, r.reason, r.missing) for r in eligibility.explain(policy_of(job), job, view)]
+
+
+def keeps(names: set[str], view: GridView, at_most: int | None, ratio: float | None) -> bool:
+    speeds = [cluster.speed for cluster in view if cluster.name in names]
+    return (at_most is None or len(names) <= at_most) and (ratio is None or min(speeds) >= max(speeds) * ratio)
+
+
+def possible(job: JobSpec, view: GridView) -> bool:
+    """By trying every choice of clusters: whether the request fits, within what the job says of them."""
+    names = [cluster.name for cluster in view.by_idle]
+    sets = [set(some) for count in range(1, len(names) + 1) for some in combinations(names, count)]
+    for chosen in sets:
+        if keeps(chosen, view, job.coallocation, job.speed_ratio_min):
+            part = view.only(frozenset(chosen))
+            if isinstance(job.request, FlexibleRequest):
+                most = job.request.max_components or len(chosen)
+                idle = [cluster.idle for cluster in part]
+                if any(splits(job.request.total_size, idle, job.request.min_component_size, most)):
+                    return True
+            elif isinstance(policy_of(job).place(job.request, part), Placement):
+                return True
+    return False
+
+
+@st.composite
+def flexible(draw: st.DrawFn) -> FlexibleRequest:
+    total = draw(st.integers(1, 14))
+    return FlexibleRequest(total, draw(st.integers(1, min(total, 4))), draw(st.none() | st.integers(1, 4)))
+
+
+@pytest.mark.parametrize("policy", [*FLEXIBLE, "scattering"])
+@given(request=flexible(), view=linked(grids()), at_most=at_most_drawn, ratio=ratio_drawn)
+def test_what_is_placed_keeps_them(
+    policy: str, request: FlexibleRequest, view: GridView, at_most: int | None, ratio: float | None
+) -> None:
+    if policy == "scattering":
+        request = FlexibleRequest(request.total_size)
+    answer = ask(spec(request, at_most, ratio, policy), view)
+    if isinstance(answer, Placement):
+        assert keeps({component.cluster for component in answer.components}, view, at_most, ratio)
+
+
+@pytest.mark.parametrize("policy", FLEXIBLE[:-1])
+@given(request=flexible(), views=shuffled(linked(grids())), at_most=at_most_drawn, ratio=ratio_drawn)
+def test_flexible_requests_are_placed_whenever_they_can_be(
+    policy: str, request: FlexibleRequest, views: tuple[GridView, GridView], at_most: int | None, ratio: float | None
+) -> None:
+    job = spec(request, at_most, ratio, policy)
+    answer = ask(job, views[0])
+    assert isinstance(answer, Placement) == possible(job, views[0])
+    assert answer == ask(job, views[1])
+
+
+sizes_drawn = st.lists(st.integers(1, 4), min_size=1, max_size=4)
+
+
+@given(sizes_drawn, linked(grids()), at_most_drawn, ratio_drawn)
+def test_nonfixed_requests_are_placed_whenever_worst_fit_can_anywhere(
+    sizes: list[int], view: GridView, at_most: int | None, ratio: float | None
+) -> None:
+    job = spec(nonfixed(*sizes), at_most, ratio)
+    answer = ask(job, view)
+    assert isinstance(answer, Placement) == possible(job, view)
+    if isinstance(answer, Placement):
+        assert keeps({component.cluster for component in answer.components}, view, at_most, ratio)
+
+
+@pytest.mark.parametrize("policy", FLEXIBLE[:-1])
+@given(request=flexible(), view=linked(grids()), at_most=at_most_drawn, ratio=ratio_drawn)
+def test_what_is_said_to_be_missing_would_suffice(
+    policy: str, request: FlexibleRequest, view: GridView, at_most: int | None, ratio: float | None
+) -> None:
+    check_missing(spec(request, at_most, ratio, policy), view)
+
+
+@given(sizes_drawn, linked(grids()), at_most_drawn, ratio_drawn)
+def test_so_it_would_for_worst_fit(sizes: list[int], view: GridView, at_most: int | None, ratio: float | None) -> None:
+    check_missing(spec(nonfixed(*sizes), at_most, ratio), view)
+
+
+def check_missing(job: JobSpec, view: GridView) -> None:
+    reasons = eligibility.explain(policy_of(job), job, view)
+    placed = isinstance(ask(job, view), Placement)
+    assert [reason.cluster for reason in reasons] == ([] if placed else sorted(c.name for c in view))
+    for reason in reasons:
+        if reason.missing is not None:
+            cluster = view.get(reason.cluster)
+            assert cluster is not None
+            assert cluster.idle + reason.missing <= cluster.total
+            with_more = with_idle(view, cluster.name, cluster.idle + reason.missing)
+            assert isinstance(ask(job, with_more), Placement), reason
+
+
+@given(
+    st.one_of(flexible(), sizes_drawn.map(lambda sizes: nonfixed(*sizes))),
+    linked(grids()),
+    at_most_drawn,
+    ratio_drawn,
+    st.sampled_from(["", "best-fit", "fastest-one", "adaptive"]),
+)
+def test_what_fits_the_empty_grid_is_not_refused_at_submission_and_nothing_else_passes(
+    request: Request, view: GridView, at_most: int | None, ratio: float | None, policy: str
+) -> None:
+    job = spec(request, at_most, ratio, policy)
+    try:
+        policy_of(job)
+    except UsageError:
+        return
+    empty = with_speeds(grid(**{c.name: c.total for c in view}), **{c.name: c.speed for c in view})
+    limits = [ClusterLimits(c.name, c.total, speed=c.speed) for c in empty]
+    placed = isinstance(ask(job, empty), Placement)
+    try:
+        check(job, Limits(limits, registry))
+        passes = True
+    except UsageError:
+        passes = False
+    assert passes == placed or not limits
+
+
+# By hand
+
+
+def test_never_to_coallocate() -> None:
+    view = grid(north=4, south=3)
+    assert sites(ask(spec(FlexibleRequest(4), 1), view)) == [(4, "north")]
+    assert sites(ask(spec(nonfixed(2, 2), 1), view)) == [(2, "north"), (2, "north")]
+    assert sites(ask(spec(nonfixed(2, 2)), view)) == [(2, "north"), (2, "south")]
+    assert sites(ask(spec(FlexibleRequest(4, split_options=((3, 1),)), 1), view)) == [(3, "north"), (1, "north")]
+    assert summary(ask(spec(FlexibleRequest(6), 1), view)) == (
+        "needs 6 nodes on one cluster; 4 are idle on the largest (north 4, south 3); "
+        "coallocation is 1, and it fits only on 2 clusters together"
+    )
+    assert summary(ask(spec(nonfixed(2, 3), 1), view)) == "coallocation is 1, and it fits only on 2 clusters together"
+    assert summary(ask(spec(nonfixed(3, 1, 2, 3), 1), view)) == (
+        "no cluster has 2 idle nodes left for component 2 (most: north with 1)"
+    )
+
+
+def test_more_than_one_and_less_than_all() -> None:
+    view = grid(east=4, north=4, south=4, west=4)
+    answer = ask(spec(nonfixed(2, 2, 2), 2), view)
+    assert sites(answer) == [(2, "east"), (2, "north"), (2, "east")]
+    assert sites(ask(spec(FlexibleRequest(8), 2), view)) == [(4, "east"), (4, "north")]
+    assert "coallocation is 2" in summary(ask(spec(FlexibleRequest(9), 2), view))
+
+
+def test_the_cluster_that_gets_the_inputs_soonest_is_the_one() -> None:
+    file = InputFile("data", 100, ("east",))
+    near = with_links(
+        grid(east=1, north=6, south=4), {"east south": Link(bandwidth=10), "east north": Link(bandwidth=5)}
+    )
+    request = NonFixedRequest((ComponentRequest(1, inputs=(file,)), ComponentRequest(2, inputs=(file,))))
+    free = ask(spec(request, policy="close-to-files"), near)
+    assert sites(free) == [(1, "east"), (2, "south")]
+    never = ask(spec(request, 1, policy="close-to-files"), near)
+    assert sites(never) == [(1, "south"), (2, "south")]
+    assert isinstance(never, Placement)
+    assert [component.transfer_time for component in never.components] == [10, 10]
+
+
+def test_clusters_of_too_different_speeds_are_not_combined() -> None:
+    assert sites(ask(spec(FlexibleRequest(6)), SPEEDS)) == [(4, "east"), (2, "north")]
+    assert sites(ask(spec(FlexibleRequest(6), ratio=0.8), SPEEDS)) == [(4, "east"), (2, "west")]
+    assert sites(ask(spec(FlexibleRequest(8), ratio=0.8), SPEEDS)) == [(4, "north"), (4, "south")]
+    assert sites(ask(spec(nonfixed(3, 3), ratio=0.8), SPEEDS)) == [(3, "north"), (3, "south")]
+    assert summary(ask(spec(FlexibleRequest(9), ratio=0.8), SPEEDS)) == (
+        "needs 9 nodes; 8 are idle (north 4, south 4); speed_ratio_min is 0.8, and east has 0.5 of the speed of north"
+    )
+
+
+def test_the_range_of_speeds_that_the_policy_itself_prefers_is_tried_first() -> None:
+    view = with_speeds(grid(east=3, north=4, south=2, west=4), east=2, north=1, south=2, west=1)
+    assert sites(ask(spec(FlexibleRequest(5), policy="faster-first"), view)) == [(3, "east"), (2, "south")]
+    assert sites(ask(spec(FlexibleRequest(5), ratio=1.0), view)) == [(4, "north"), (1, "west")]
+    request = FlexibleRequest(6)
+    assert sites(ask(spec(request, policy="faster-first"), view)) == [(3, "east"), (2, "south"), (1, "north")]
+    assert sites(ask(spec(request, ratio=1.0, policy="faster-first"), view)) == [(4, "north"), (2, "west")]
+
+
+def test_a_fixed_request_is_held_to_its_own_words() -> None:
+    job = spec(fixed((1, "east"), (1, "north")), ratio=0.8)
+    said = "speed_ratio_min is 0.8, and east has 0.5 of the speed of north"
+    assert summary(ask(job, SPEEDS)) == said
+    assert explained(job, SPEEDS) == [("east", said, None), ("north", said, None)]
+    together = replace(job, coallocation=1, speed_ratio_min=None)
+    assert summary(ask(together, SPEEDS)) == "coallocation is 1, and it fits only on 2 clusters together"
+    assert isinstance(ask(replace(job, speed_ratio_min=0.5), SPEEDS), Placement)
+
+
+def test_each_cluster_is_explained_within_them() -> None:
+    view = with_speeds(grid(east=(2, 8), north=(3, 9), south=(3, 3)), east=2)
+    assert explained(spec(FlexibleRequest(8), 1), view) == [
+        ("east", "2 of 8 nodes idle, the request needs 8 in all; coallocation allows one cluster only", 6),
+        ("north", "3 of 9 nodes idle, the request needs 8 in all; coallocation allows one cluster only", 5),
+        ("south", "3 of 3 nodes idle, the request needs 8 in all; coallocation allows one cluster only", None),
+    ]
+    ruled_out = "speed_ratio_min of 0.8 rules out"
+    assert explained(spec(FlexibleRequest(7), ratio=0.8), view) == [
+        ("east", f"2 of 8 nodes idle, the request needs 7 in all; {ruled_out} north, south beside it", 5),
+        ("north", f"3 of 9 nodes idle, the request needs 7 in all; {ruled_out} east beside it", 1),
+        ("south", f"3 of 3 nodes idle, the request needs 7 in all; {ruled_out} east beside it", None),
+    ]
+
+
+def test_an_ordinary_job_demands_nothing() -> None:
+    assert eligibility.demands(spec(FlexibleRequest(1))) == ()
+    jobs = [spec(FlexibleRequest(1), 1), spec(FlexibleRequest(1), ratio=0.5)]
+    jobs.append(replace(spec(FlexibleRequest(1)), policy_options=(("metric", "latency"),)))
+    assert len({eligibility.demands(job) for job in jobs}) == 3

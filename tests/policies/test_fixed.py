@@ -1,0 +1,81 @@
+"""Fixed requests: placed where the user said, or not at all."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.model.cluster import ClusterState, GridView
+from koalapy.model.placement import Placement
+from koalapy.policies.fixed import Fixed
+from tests.policies.grids import (
+    NAMES,
+    explained,
+    fewest_missing,
+    fixed,
+    grid,
+    grids,
+    shuffled,
+    sites,
+    summary,
+    with_state,
+)
+
+policy = Fixed()
+components_drawn = st.lists(st.tuples(st.integers(1, 4), st.sampled_from(NAMES)), min_size=1, max_size=4)
+
+
+@given(components_drawn, shuffled(grids()))
+def test_places_exactly_when_every_cluster_has_room(
+    components: list[tuple[int, str]], views: tuple[GridView, GridView]
+) -> None:
+    view, other_order = views
+    answer = policy.place(fixed(*components), view)
+    assert answer == policy.place(fixed(*components), other_order)
+    wanted = Counter[str]()
+    for size, name in components:
+        wanted[name] += size
+    idle = {c.name: c.usable_idle for c in view}
+    fits = all(idle.get(name, 0) >= size for name, size in wanted.items())
+    assert isinstance(answer, Placement) == fits
+    if isinstance(answer, Placement):
+        assert sites(answer) == components
+        assert [c.request_index for c in answer.components] == list(range(len(components)))
+
+
+@given(components_drawn, grids(largest=10))
+def test_explains_the_clusters_that_are_short_and_what_they_miss(
+    components: list[tuple[int, str]], view: GridView
+) -> None:
+    request = fixed(*components)
+    reasons = policy.explain(request, view)
+    assert (reasons == ()) == isinstance(policy.place(request, view), Placement)
+    for reason in reasons:
+        assert reason.missing == fewest_missing(policy, request, view, reason.cluster), reason
+
+
+def test_several_components_may_share_a_cluster() -> None:
+    answer = policy.place(fixed((2, "south"), (1, "north"), (1, "south")), grid(north=1, south=3))
+    assert sites(answer) == [(2, "south"), (1, "north"), (1, "south")]
+    assert isinstance(answer, Placement)
+    assert answer.reason == "the request names its clusters: south (3), north (1)"
+
+
+def test_names_every_cluster_that_is_short() -> None:
+    view = with_state(grid(east=4, north=(1, 4), south=3), "east", ClusterState.UNREACHABLE, "no route to it")
+    request = fixed((2, "east"), (2, "north"), (1, "nort"), (3, "south"))
+    assert summary(policy.place(request, view)) == (
+        "needs 2 nodes on east, which is unreachable: no route to it; there is no cluster nort; "
+        "needs 2 nodes on north; 1 is idle"
+    )
+    assert explained(policy, request, view) == [
+        ("east", "unreachable: no route to it", None),
+        ("nort", "there is no such cluster", None),
+        ("north", "1 of 4 nodes idle, the request needs 2 here", None),
+    ]
+
+
+def test_says_what_is_missing_when_one_cluster_alone_is_short() -> None:
+    assert explained(policy, fixed((4, "north"), (1, "south")), grid(north=(1, 4), south=3)) == [
+        ("north", "1 of 4 nodes idle, the request needs 4 here", 3)
+    ]

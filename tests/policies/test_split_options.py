@@ -1,0 +1,80 @@
+"""Flexible requests that say how they may be split."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.model.cluster import ClusterState, GridView
+from koalapy.model.placement import Placement, Refusal
+from koalapy.model.request import FlexibleRequest
+from koalapy.policies.flexible import ClusterMinimization
+from koalapy.policies.worst_fit import WorstFit
+from tests.policies.grids import explained, fewest_missing, grid, grids, nonfixed, shuffled, sites, summary, with_state
+
+policy = ClusterMinimization()
+options_drawn = st.sampled_from([(6,), (5, 1), (1, 5), (4, 2), (3, 3), (2, 2, 2), (3, 2, 1)])
+
+
+def split(*options: tuple[int, ...]) -> FlexibleRequest:
+    return FlexibleRequest(sum(options[0]), split_options=options)
+
+
+@given(st.lists(options_drawn, min_size=1, max_size=4), shuffled(grids()))
+def test_takes_the_first_option_that_worst_fit_places(
+    options: list[tuple[int, ...]], views: tuple[GridView, GridView]
+) -> None:
+    view, other_order = views
+    answer = policy.place(split(*options), view)
+    assert answer == policy.place(split(*options), other_order)
+    each = (WorstFit().place(nonfixed(*option), view) for option in options)
+    first = next((placed for placed in each if isinstance(placed, Placement)), None)
+    if first is None:
+        assert isinstance(answer, Refusal)
+        return
+    assert sites(answer) == sites(first)
+    assert isinstance(answer, Placement)
+    assert all(component.request_index is None for component in answer.components)
+
+
+@given(st.lists(options_drawn, min_size=1, max_size=3), grids(largest=9))
+def test_says_exactly_how_many_nodes_are_missing(options: list[tuple[int, ...]], view: GridView) -> None:
+    request = split(*options)
+    reasons = policy.explain(request, view)
+    assert (reasons == ()) == isinstance(policy.place(request, view), Placement) or not view.clusters
+    for reason in reasons:
+        assert reason.missing == fewest_missing(policy, request, view, reason.cluster), reason
+
+
+def test_says_which_option_was_taken() -> None:
+    view = grid(north=4, south=3)
+    answers = [policy.place(split(*options), view) for options in ([(4, 2), (6,)], [(6,), (3, 3)])]
+    assert [sites(answer) for answer in answers] == [[(4, "north"), (2, "south")], [(3, "north"), (3, "south")]]
+    assert [answer.reason for answer in answers if isinstance(answer, Placement)] == [
+        "4+2 is the first split option",
+        "3+3 is split_options[1], the first that fits",
+    ]
+
+
+def test_sums_up_why_no_option_fits() -> None:
+    view = grid(north=(3, 6), south=(2, 4))
+    request = split((6,), (4, 2), (2, 2, 2), (1,) * 6)
+    wanting = split((6,), (4, 2), (2, 2, 2))
+    assert summary(policy.place(wanting, view)) == (
+        "no split option fits: 6: no cluster has 6 idle nodes; 4+2: no cluster has 4 idle nodes; "
+        "2+2+2: no cluster has 2 idle nodes left (north 3, south 2)"
+    )
+    assert explained(policy, wanting, view) == [
+        ("north", "3 of 6 nodes idle, each split option needs 2 or more for its largest component", 1),
+        ("south", "2 of 4 nodes idle, each split option needs 2 or more for its largest component", 2),
+    ]
+    assert "1+1+1+1+1+1: no cluster has 1 idle node left" in summary(policy.place(request, view))
+
+
+def test_does_not_spell_out_a_split_into_many() -> None:
+    assert summary(policy.place(split((1,) * 9), grid(north=2))) == (
+        "no split option fits: 9 components: no cluster has 1 idle node left (north 2)"
+    )
+
+
+def test_refuses_when_no_cluster_is_usable() -> None:
+    view = with_state(grid(north=3), "north", ClusterState.DRAINED)
+    assert summary(policy.place(split((1, 1)), view)) == "no cluster is usable (north drained)"

@@ -1,0 +1,36 @@
+"""Open MPI at other places than where it was installed."""
+
+import shutil
+from pathlib import Path
+
+from tests.runner.conftest import MPI_ENVIRONMENT
+
+
+def origin() -> Path:
+    """Where the tests' Open MPI is."""
+    mpirun = shutil.which("mpirun", path=MPI_ENVIRONMENT["PATH"])
+    assert mpirun is not None
+    return Path(mpirun).resolve().parents[1]
+
+
+def copy_to(prefix: Path, only_on: str) -> Path:
+    """A copy of the tests' Open MPI whose daemon refuses to run elsewhere than on addresses that begin so."""
+    source = origin()
+    (prefix / "bin").mkdir(parents=True)
+    (prefix / "lib").mkdir()
+    for program in ("mpirun", "ompirun_wrapper", "prted", "prterun"):
+        if (source / "bin" / program).exists():
+            shutil.copy(source / "bin" / program, prefix / "bin" / program)
+    for library in (source / "lib").glob("lib*.so*"):
+        shutil.copy(library, prefix / "lib" / library.name)
+    for folder in ("openmpi", "pmix", "prte"):
+        if (source / "lib" / folder).is_dir():
+            shutil.copytree(source / "lib" / folder, prefix / "lib" / folder)
+    daemon = prefix / "bin" / "prted"
+    daemon.rename(prefix / "bin" / "prted.real")
+    daemon.write_text(
+        f'#!/bin/sh\ncase $LOCALD_NODE in {only_on}*) exec "$0.real" "$@";; esac\n'
+        'echo "not my cluster: $LOCALD_NODE" >&2; exit 42\n'
+    )
+    daemon.chmod(0o755)
+    return prefix

@@ -1,0 +1,172 @@
+"""Clusters whose Open MPI is not at the same place, of the same series, or set up in the same way."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from koalapy.runner.openmpi import Head
+from koalapy.runner.plan import Plan
+from koalapy.runner.processes import descendants
+from tests.runner.conftest import MPI_ENVIRONMENT, FakeAgent, FakeNode, plan
+from tests.runner.connections import cut
+from tests.runner.installations import copy_to, origin
+from tests.runner.test_openmpi import SLEEPER, gang, run
+
+pytestmark = [pytest.mark.mpi, pytest.mark.processes]
+
+
+async def pair(agent: FakeAgent, north: dict[str, str], south: dict[str, str]) -> list[FakeNode]:
+    """One node of each of two clusters that differ."""
+    return [
+        await agent.start("7.1.0", 0, "127.0.1.1", **MPI_ENVIRONMENT | north),
+        await agent.start("7.1.1", 0, "127.0.2.1", **MPI_ENVIRONMENT | south),
+    ]
+
+
+WHERE_AM_I = """
+import ctypes, json, os
+library = ctypes.CDLL("libmpi.so.40", mode=ctypes.RTLD_GLOBAL)
+assert library.MPI_Init(None, None) == 0
+assert library.MPI_Barrier(ctypes.byref(ctypes.c_char.in_dll(library, "ompi_mpi_comm_world"))) == 0
+names = ("PATH", "LD_LIBRARY_PATH", "OPAL_PREFIX", "OMPI_MCA_mpi_yield_when_idle", "OMPI_MCA_of_north", "KOALA_HOST")
+mine = {name: os.environ.get(name) for name in (*names, "KOALA_MPI_SETTINGS")}
+mine["libraries"] = sorted({line.split()[-1] for line in open("/proc/self/maps") if "/libmpi.so" in line})
+print(json.dumps(mine), flush=True)
+assert library.MPI_Finalize() == 0
+"""
+
+
+def said(head: FakeNode) -> list[dict[str, Any]]:
+    """What the ranks found, in the order of their nodes; mpirun may bring two in one line."""
+    found, rest = [], head.output.decode().strip()
+    while rest:
+        one, end = json.JSONDecoder().raw_decode(rest)
+        found.append(one)
+        rest = rest[end:].strip()
+    return sorted(found, key=lambda one: str(one["KOALA_HOST"]))
+
+
+async def test_every_node_runs_its_own_clusters_open_mpi(agent: FakeAgent, tmp_path: Path) -> None:
+    prefixes = [copy_to(tmp_path / "north", "127.0.1."), copy_to(tmp_path / "opt" / "south", "127.0.2.")]
+    own = [{"KOALA_MPI_PREFIX": str(p), "LD_LIBRARY_PATH": f"/lib{i}"} for i, p in enumerate(prefixes)]
+    nodes = await pair(agent, *own)
+    await run(agent, nodes, [sys.executable, "-c", WHERE_AM_I])
+    assert (await nodes[0].expect("exit"))["code"] == 0, nodes[0].output
+    for index, (seen, prefix) in enumerate(zip(said(nodes[0]), prefixes, strict=True)):
+        assert seen["libraries"] == [f"{prefix}/lib/libmpi.so.40"]
+        assert seen["LD_LIBRARY_PATH"] == f"{prefix}/lib:/lib{index}"
+        assert seen["OPAL_PREFIX"] == str(prefix)
+        assert seen["PATH"] == MPI_ENVIRONMENT["PATH"]
+
+
+async def test_the_first_mpirun_on_a_nodes_path_is_its_own(agent: FakeAgent, tmp_path: Path) -> None:
+    south = copy_to(tmp_path / "south", "127.0.2.")
+    nodes = await pair(agent, {}, {"PATH": f"{south}/bin:{MPI_ENVIRONMENT['PATH']}"})
+    await run(agent, nodes, ["sh", "-c", "readlink /proc/$PPID/exe"])
+    assert (await nodes[0].expect("exit"))["code"] == 0, nodes[0].output
+    expected = [f"{south}/bin/prted.real", f"{origin()}/bin/prted"]
+    assert sorted(nodes[0].output.decode().split()) == sorted(expected)
+
+
+async def test_ranks_have_the_settings_of_their_own_node(agent: FakeAgent) -> None:
+    """mpirun hands those of the head node to all; a network's name, for one, is then wrong on the others."""
+    north = {"OMPI_MCA_of_north": "yes", "PATH": f"/of/north:{MPI_ENVIRONMENT['PATH']}"}
+    south = {"OMPI_MCA_mpi_yield_when_idle": "0", "PATH": f"/of/south:{MPI_ENVIRONMENT['PATH']}"}
+    nodes = await pair(agent, north, south)
+    await run(agent, nodes, [sys.executable, "-c", WHERE_AM_I])
+    assert (await nodes[0].expect("exit"))["code"] == 0, nodes[0].output
+    ours, theirs = said(nodes[0])
+    assert (ours["OMPI_MCA_of_north"], theirs["OMPI_MCA_of_north"]) == ("yes", None)
+    assert [s["OMPI_MCA_mpi_yield_when_idle"] for s in (ours, theirs)] == ["1", "0"]
+    assert [s["PATH"].partition(":")[0] for s in (ours, theirs)] == ["/of/north", "/of/south"]
+    assert ours["KOALA_MPI_SETTINGS"] is theirs["KOALA_MPI_SETTINGS"] is None
+
+
+async def test_networks_of_different_names(agent: FakeAgent) -> None:
+    """The head's name of its network must not reach the other: Open MPI ends when it finds none of that name."""
+    nodes = await pair(
+        agent,
+        {"OMPI_MCA_btl_tcp_if_include": "127.0.0.0/8", "PRTE_MCA_prte_if_exclude": "of-north0"},
+        {"OMPI_MCA_btl_tcp_if_include": "lo", "PRTE_MCA_prte_if_exclude": "of-south0"},
+    )
+    code = "from mpi4py import MPI; c = MPI.COMM_WORLD; print('sum', c.allreduce(c.rank + 1), flush=True)"
+    await run(agent, nodes, [sys.executable, "-c", code])
+    assert (await nodes[0].expect("exit"))["code"] == 0
+    assert nodes[0].output == b"sum 3\nsum 3\n"
+
+
+async def test_arguments_reach_the_program_as_they_were_given(agent: FakeAgent) -> None:
+    words = ["a b", "it's", '"$HOME"', "", "*", "x:y", ":", "line\nbreak", "--host", "ü"]
+    nodes = await gang(agent, north=1, south=1)
+    await run(agent, nodes, [sys.executable, "-c", "import sys; print(sys.argv[1:])", *words])
+    assert (await nodes[0].expect("exit"))["code"] == 0
+    assert nodes[0].output.decode() == f"{words}\n" * 2
+
+
+async def test_a_node_with_another_series_than_its_clusters_says_so(agent: FakeAgent) -> None:
+    nodes = await pair(agent, {}, {"KOALA_MPI_SERIES": "4"})
+    await run(agent, nodes, ["true"])
+    end = await nodes[1].expect("exit")
+    assert end["infrastructure"]
+    assert "node node-127.0.2.1 has Open MPI 5." in end["error"]
+    assert "but clusters.south.mpi.series is 4" in end["error"]
+
+
+async def test_different_series_on_two_nodes_are_refused(agent: FakeAgent, tmp_path: Path) -> None:
+    (tmp_path / "four" / "bin").mkdir(parents=True)
+    for name in ("mpirun", "orterun"):
+        (tmp_path / "four" / "bin" / name).write_text("#!/bin/sh\n")
+        (tmp_path / "four" / "bin" / name).chmod(0o755)
+    nodes = await pair(agent, {}, {"KOALA_MPI_PREFIX": str(tmp_path / "four")})
+    await run(agent, nodes, ["true"])
+    end = await nodes[0].expect("exit")
+    assert end["infrastructure"]
+    assert "node node-127.0.1.1 has Open MPI 5, node node-127.0.2.1 has 4: one job needs the same" in end["error"]
+
+
+async def test_a_lost_connection_is_a_fault_of_the_infrastructure(agent: FakeAgent) -> None:
+    nodes = await gang(agent, north=1, south=1)
+    await run(agent, nodes, SLEEPER)
+    await agent.until(lambda: nodes[0].output.count(b"up") == 2, "both ranks")
+    assert nodes[1].process is not None
+    daemon = next(p for p in descendants(nodes[1].process.pid) if "prted" in os.readlink(f"/proc/{p}/exe"))
+    assert cut(daemon) > 0
+    end = await nodes[0].expect("exit")
+    assert (end["code"], end["infrastructure"]) == (None, True), (end, nodes[0].output)
+    assert end["error"] == "the MPI daemon on 127.0.2.1 ended with 1 as it lost its connection"
+
+
+class StubNode:
+    """What a head node's role needs of its runner; keeps the alarms and the end."""
+
+    def __init__(self) -> None:
+        self.alarms: dict[str, Callable[[], None]] = {}
+        self.ends: list[tuple[int | None, str, bool]] = []
+        self.settings = SimpleNamespace(agent_timeout=60.0, name="node-127.0.1.1")
+        self.loop = SimpleNamespace(
+            after=lambda name, _, call: self.alarms.update({name: call}), cancel=self.alarms.pop
+        )
+
+    def relay(self, token: str, node: int, payload: dict[str, Any]) -> None:
+        """Nobody listens."""
+
+    def conclude(self, code: int | None, error: str = "", *, infrastructure: bool = False) -> None:
+        self.ends.append((code, error, infrastructure))
+
+
+@pytest.mark.parametrize(("code", "ends"), [(1, 1), (0, 0)])
+def test_a_daemon_that_failed_and_that_mpirun_does_not_miss(code: int, ends: int) -> None:
+    stub, agent = cast(Any, StubNode()), cast(Any, None)
+    nodes = [FakeNode(agent, f"7.1.{i}", 0, f"127.0.{i + 1}.1") for i in range(2)]
+    head = Head(stub, Plan(plan(nodes, ["true"], launcher="openmpi"), "7.1.0", 0))
+    head.relayed(("7.1.1", 0), {"op": "daemon_ended", "index": 1, "code": code})
+    for alarm in list(stub.alarms.values()):
+        alarm()
+    expected = (None, "the MPI daemon on 127.0.2.1 ended with 1, and mpirun did not notice", True)
+    assert stub.ends == [expected] * ends

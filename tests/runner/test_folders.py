@@ -1,0 +1,172 @@
+"""Folders of runners that were killed, found by others."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from koalapy.runner import folders
+from koalapy.runner.folders import MARK, make_folder, remove_tree, sweep
+from tests.deep_folders import deepened
+from tests.needs import ROOT, needs
+
+HOLDER = """
+import os, sys, time
+from koalapy.runner.folders import make_folder
+path, mark = make_folder(sys.argv[1], "7.1.0.0f", 0)
+os.makedirs(f"{path}/a/b")
+open(f"{path}/a/b/file", "w").close()
+os.symlink(sys.argv[2], f"{path}/a/link")
+os.symlink(sys.argv[2], f"{path}/link")
+os.mkfifo(f"{path}/fifo")
+print(path, flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.processes
+def test_what_a_killed_one_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    base, other = tmp_path / "tmp", tmp_path / "other"
+    for folder in (base, other):
+        folder.mkdir()
+        (folder / "precious").write_text("stays")
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(base), str(other)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    with holder.stdout:
+        path = Path(holder.stdout.readline().strip())
+        assert sweep(str(base)) == [], "it lives"
+        holder.send_signal(signal.SIGSTOP)
+        assert sweep(str(base)) == [], "it lives, though it does nothing"
+        holder.kill()
+        holder.wait()
+    assert sweep(str(base)) == [path.name]
+    assert [entry.name for entry in base.iterdir()] == ["precious"]
+    assert (other / "precious").read_text() == "stays"
+
+
+def test_folders_that_are_not_ours_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left, mark = make_folder(str(tmp_path), "7.1.0.0f", 0)
+    os.close(mark)
+    name = Path(left).name
+    for like in ("koala-mine", f"{name}0", name[:-1]):
+        (tmp_path / like).mkdir()
+        (tmp_path / like / MARK).write_bytes((Path(left) / MARK).read_bytes())
+    unmarked = tmp_path / name.replace("koala-7", "koala-8")
+    unmarked.mkdir()
+    linked = tmp_path / name.replace("koala-7", "koala-9")
+    linked.symlink_to(left)
+    markless = tmp_path / name.replace("koala-7", "koala-6")
+    markless.mkdir()
+    (markless / MARK).symlink_to(Path(left) / MARK)
+    before = sorted(tmp_path.iterdir())
+    with monkeypatch.context() as patch:
+        patch.setattr(folders.os, "geteuid", lambda: os.getuid() + 1)
+        assert sweep(str(tmp_path)) == [], "another user's"
+    with monkeypatch.context() as patch:
+        patch.setattr(folders.socket, "gethostname", lambda: "elsewhere")
+        assert sweep(str(tmp_path)) == [], "of another machine that shares the folder"
+    assert sweep(str(tmp_path)) == [name]
+    assert sorted(tmp_path.iterdir()) == [path for path in before if path.name != name]
+
+
+def as_somebody(folder: Path, act: Callable[[], object]) -> None:
+    """In another process, of an account that file modes hold for."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os.chown(folder, 65534, 65534)
+            os.chdir(folder)
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            act()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Path:
+    """Below ``base``, what Go's cache of modules is like, and what a program does for fun."""
+    base = tmp_path / "base"
+    base.mkdir()
+    (tmp_path / "elsewhere").mkdir(mode=0o555)
+
+    def make() -> None:
+        path, _ = make_folder(".", "7.1.0.0f", 0)
+        os.makedirs(f"{path}/pkg/mod")
+        open(f"{path}/pkg/mod/go.sum", "w").close()
+        os.symlink(tmp_path / "elsewhere", f"{path}/pkg/mod/link")
+        os.mkdir(f"{path}/dark")
+        for name, mode in (("dark", 0), ("pkg/mod", 0o555), ("pkg", 0o500), ("", 0o500)):
+            os.chmod(f"{path}/{name}", mode)
+
+    as_somebody(base, make)
+    return base
+
+
+@pytest.mark.processes
+@needs(ROOT)
+def test_read_only_folders_of_one_that_was_killed_are_removed(left: Path) -> None:
+    as_somebody(left, lambda: sweep("."))
+    assert os.listdir(left) == []
+    assert (left.parent / "elsewhere").stat().st_mode & 0o777 == 0o555
+
+
+@pytest.mark.processes
+@needs(ROOT)
+def test_a_runner_removes_its_read_only_folders(left: Path) -> None:
+    as_somebody(left, lambda: remove_tree(os.listdir(".")[0]))
+    assert os.listdir(left) == []
+    assert (left.parent / "elsewhere").stat().st_mode & 0o777 == 0o555
+
+
+@pytest.mark.processes
+@needs(ROOT)
+def test_where_something_of_anothers_stays_the_rest_goes_and_it_is_found_again(
+    left: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (path,) = left.iterdir()
+    theirs = path / "pkg" / "theirs"
+    theirs.mkdir(mode=0o755)
+    (theirs / "file").touch()
+    as_somebody(left, lambda: remove_tree(path.name))
+    assert sorted(os.path.relpath(each, path) for each in path.rglob("*")) == [
+        MARK,
+        "pkg",
+        "pkg/theirs",
+        "pkg/theirs/file",
+    ]
+    assert f"cannot remove {path.name}/pkg/theirs/file: Permission denied" in capfd.readouterr().err
+    shutil.rmtree(theirs)
+    as_somebody(left, lambda: sweep("."))
+    assert os.listdir(left) == []
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("remove", [lambda path: remove_tree(str(path)), lambda path: sweep(str(path.parent))])
+def test_folders_deeper_than_python_can_go_are_removed(tmp_path: Path, remove: Callable[[Path], object]) -> None:
+    path, mark = make_folder(str(tmp_path), "7.1.0.0f", 0)
+    os.close(mark)
+    with deepened(Path(path)) as folder:
+        remove(folder)
+        assert os.listdir(tmp_path) == []
+
+
+def test_one_that_was_killed_before_it_had_its_mark_is_left_alone(tmp_path: Path) -> None:
+    """It may be about to write it."""
+    path, mark = make_folder(str(tmp_path), "7.1.0.0f", 0)
+    os.ftruncate(mark, 0)
+    os.close(mark)
+    assert sweep(str(tmp_path)) == []
+    assert os.path.isdir(path)
+
+
+def test_where_nothing_can_be_listed_nothing_is_removed(tmp_path: Path) -> None:
+    assert sweep(str(tmp_path / "nowhere")) == []

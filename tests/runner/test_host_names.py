@@ -1,0 +1,86 @@
+"""Nodes that share a host name, as those of embedded clusters always do, are different nodes to Open MPI."""
+
+import json
+import sys
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runner.conftest import FakeAgent, FakeNode, plan
+from tests.runner.installations import copy_to
+from tests.runner.test_openmpi import gang
+
+pytestmark = [pytest.mark.mpi, pytest.mark.processes]
+
+WHO_SHARES = """
+import json, os
+from mpi4py import MPI
+
+world = MPI.COMM_WORLD
+near = world.Split_type(MPI.COMM_TYPE_SHARED)
+group = MPI.Group.Translate_ranks(near.group, range(near.size), world.group)
+window = MPI.Win.Allocate_shared(8, 8, comm=near)
+mine, _ = window.Shared_query(near.rank)
+mine[:] = world.rank.to_bytes(8, "little")
+window.Sync(); near.Barrier(); window.Sync()
+seen = [int.from_bytes(bytes(window.Shared_query(rank)[0]), "little") for rank in range(near.size)]
+window.Free()
+names = [name for name in os.environ if name.startswith("SLURM")]
+told = world.gather([world.rank, os.environ["KOALA_HOST"], list(group), seen, names])
+if world.rank == 0:
+    print(json.dumps(told))
+"""
+Told = list[tuple[int, str, list[int], list[int], list[str]]]
+"""Of each rank: itself, its node, with whom it shares memory, whom it saw there, and what should not be there."""
+
+
+def groups_agree(told: Told) -> None:
+    """Each rank's group is every member's, all together are the world, and none spans two nodes."""
+    groups = {tuple(group) for _, _, group, _, _ in told}
+    assert sorted(chain.from_iterable(groups)) == list(range(len(told)))
+    for rank, _, group, seen, names in told:
+        assert rank in group
+        assert seen == group
+        assert not names
+    assert len(groups) == len({host for _, host, _, _, _ in told})
+
+
+async def run(agent: FakeAgent, nodes: list[FakeNode], slots: int) -> dict[str, Any]:
+    opening = plan(nodes, [sys.executable, "-c", WHO_SHARES], launcher="openmpi")
+    for place in opening["nodes"]:
+        place["slots"] = slots
+    for node in nodes:
+        node.send(**opening)
+    return await nodes[0].expect("exit")
+
+
+@pytest.mark.parametrize("store", ["hash", "shmem2,hash"])
+async def test_ranks_share_memory_with_those_of_their_own_node_only(agent: FakeAgent, store: str) -> None:
+    """Whichever of its stores PMIx uses: they look nodes up in different ways."""
+    nodes = await gang(agent, {"PMIX_MCA_gds": store}, north=2, south=2)
+    end = await run(agent, nodes, 2)
+    assert (end["code"], end["error"]) == (0, ""), nodes[0].output
+    groups_agree(json.loads(nodes[0].output))
+
+
+async def test_daemons_that_cannot_be_told_apart_are_not_started(agent: FakeAgent, tmp_path: Path) -> None:
+    """Both nodes and the name are told, and who can do something about it."""
+    prefix = copy_to(tmp_path / "openmpi", only_on="127.")
+    for library in prefix.glob("lib/**/libprrte.so*"):
+        library.write_bytes(library.read_bytes().replace(b"ess_slurm", b"ess_other"))
+    [head] = await gang(agent, north=1)
+    other = await agent.start("7.1.1", 0, "127.0.2.1", KOALA_MPI_PREFIX=str(prefix))
+    await run_until(agent, [head, other])
+    end = await other.expect("exit")
+    assert end["infrastructure"]
+    assert "nodes node-127.0.1.1 of north and node-127.0.2.1 of south have the same host name" in end["error"]
+    assert str(prefix) in end["error"]
+    head.send(t="stop")
+
+
+async def run_until(agent: FakeAgent, nodes: list[FakeNode]) -> None:
+    """Start the program, whose end nobody waits for."""
+    for node in nodes:
+        node.send(**plan(nodes, ["true"], launcher="openmpi"))

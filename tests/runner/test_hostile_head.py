@@ -1,0 +1,282 @@
+"""A head node of another site that wants more of a node than the job's ranks: by launch requests, and by its mpirun."""
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from koalapy.runner.networks import own_addresses
+from koalapy.runner.rank_script import REFUSAL
+from tests.needs import OPEN_MPI_4, SERIES_4
+from tests.runner.conftest import MPI_ENVIRONMENT, FakeAgent, FakeNode, alive
+from tests.runner.installations import origin
+from tests.runner.test_lease import state_of
+from tests.runner.test_openmpi import RANK, gang, run
+
+pytestmark = [pytest.mark.mpi, pytest.mark.processes]
+
+LEASE = 4.0
+SERIES = [5, pytest.param(4, marks=pytest.mark.skipif(not OPEN_MPI_4.is_met, reason=OPEN_MPI_4.reason))]
+
+
+def prefix_of(series: int) -> Path:
+    return origin() if series == 5 else SERIES_4
+
+
+def write_mpirun(folder: Path, series: int, script: str) -> dict[str, str]:
+    """Make an installation whose mpirun is a script, and return the environment that names it.
+
+    ``$real`` is the real one. ``$options`` are its arguments but for the program, without blanks in any of them.
+    """
+    (folder / "bin").mkdir(parents=True)
+    starter, daemon = ("prterun", "prted") if series == 5 else ("orterun", "orted")
+    for name in (starter, daemon):
+        (folder / "bin" / name).symlink_to(prefix_of(series) / "bin" / name)
+    mpirun = folder / "bin" / "mpirun"
+    mpirun.write_text(
+        f"#!/bin/sh\nreal={prefix_of(series)}/bin/mpirun; agent=; options=\n"
+        'while [ "$1" != /bin/sh ] || [ "$2" != -c ]; do\n'
+        "case $1 in plm_ssh_agent|plm_rsh_agent) name=$1; agent=$2; shift 2; continue;; esac\n"
+        '[ "$agent" ] || { case $2 in plm_ssh_agent|plm_rsh_agent) flag=$1; shift; continue;; esac; }\n'
+        'options="$options $1"; shift; done\n'
+        f'exec "$real" "$flag" "$name" "$agent" {script}\n'
+    )
+    mpirun.chmod(0o755)
+    return {"KOALA_MPI_PREFIX": str(folder)}
+
+
+async def start_pair(agent: FakeAgent, series: int, head: dict[str, str]) -> list[FakeNode]:
+    own = {**MPI_ENVIRONMENT, "KOALA_MPI_PREFIX": str(prefix_of(series))}
+    return [
+        await agent.start("7.1.0", 0, "127.0.1.1", **{**own, **head}),
+        await agent.start("7.1.1", 0, "127.0.2.1", **own),
+    ]
+
+
+@pytest.mark.parametrize("series", SERIES)
+async def test_mpi_daemon_with_an_honest_mpirun_behind_a_script_starts_ranks(
+    agent: FakeAgent, tmp_path: Path, series: int
+) -> None:
+    """What the next tests change one thing of."""
+    nodes = await start_pair(agent, series, write_mpirun(tmp_path / "head", series, '$options "$@"'))
+    await run(agent, nodes, RANK)
+    end = await nodes[0].expect("exit")
+    assert (end["code"], end["error"]) == (0, ""), nodes[0].output
+    assert sorted(nodes[0].output.decode().splitlines()) == ["0 of 2 on 127.0.1.1 0", "1 of 2 on 127.0.2.1 1"]
+
+
+@pytest.mark.parametrize("attack", ["another command", "another program", "exec agent"])
+@pytest.mark.parametrize("series", SERIES)
+async def test_mpi_daemon_asked_for_another_program_kills_it_before_it_begins(
+    agent: FakeAgent, tmp_path: Path, series: int, attack: str
+) -> None:
+    mark, program = tmp_path / "mark", tmp_path / "program"
+    program.write_text(f"#!/bin/sh\ntouch {mark}.$LOCALD_NODE\n")
+    program.chmod(0o755)
+    scripts = {
+        "another command": f"$options /bin/sh -c 'touch {mark}.$LOCALD_NODE'",
+        "another program": f"$options {program}",
+        # Series 4 has no such option: its daemons use the agent that their own node names.
+        "exec agent": f'--runtime-options exec-agent={program} $options "$@"'
+        if series == 5
+        else f"$options {program} x",
+    }
+    nodes = await start_pair(agent, series, write_mpirun(tmp_path / "head", series, scripts[attack]))
+    await run(agent, nodes, RANK)
+    await nodes[0].expect("exit")
+    nodes[1].send(t="stop")
+    assert await nodes[1].ended() == 0
+    assert not Path(f"{mark}.127.0.2.1").exists()  # noqa: ASYNC240
+    refused = re.search(rb"koala: '(.*)' was not started on node-127.0.[12].1", nodes[0].output + nodes[1].output)
+    script_refused = REFUSAL.encode() in nodes[0].output
+    assert refused or script_refused, (nodes[0].output, nodes[1].output)
+
+
+@pytest.mark.parametrize("series", SERIES)
+async def test_mpi_daemon_given_variables_for_the_dynamic_linker_starts_ranks_without_them(
+    agent: FakeAgent, tmp_path: Path, series: int
+) -> None:
+    """The linker warns of a library that is not there, as where a job of one cluster is the site's own affair."""
+    script = '-x LD_PRELOAD=/of/the/head.so -x PYTHONSTARTUP=/of/the/head $options "$@"'
+    nodes = await start_pair(agent, series, write_mpirun(tmp_path / "head", series, script))
+    await run(agent, nodes, ["sh", "-c", "echo $KOALA_HOST $LD_PRELOAD $PYTHONSTARTUP; echo $KOALA_HOST >&2"])
+    assert (await nodes[0].expect("exit"))["code"] == 0, nodes[0].output
+    assert nodes[0].output.count(b"127.0.2.1\n") == 2
+    assert b"cannot be preloaded" not in nodes[0].output
+    alone = [
+        await agent.start("7.2.0", 0, "127.0.1.1", **{**MPI_ENVIRONMENT, "KOALA_MPI_PREFIX": str(tmp_path / "head")})
+    ]
+    await run(agent, alone, ["true"])
+    assert (await alone[0].expect("exit"))["code"] == 0, alone[0].output
+    assert b"cannot be preloaded" in alone[0].output
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"plm_ssh_agent": "/bin/sh -c id"}, "may not set the parameter 'plm_ssh_agent'"),
+        ({"odls_base_exec_agent": "/tmp/evil"}, "may not set the parameter 'odls_base_exec_agent'"),
+        ({"mca_base_component_path": "/tmp"}, "may not set the parameter 'mca_base_component_path'"),
+        ({"prte_hnp_uri": "x@0.0;tcp://192.0.2.1:1 --prtemca plm ssh"}, "as the parameter prte_hnp_uri"),
+        ({"ess_base_vpid": 1}, "as the parameter ess_base_vpid"),
+    ],
+)
+async def test_launch_request_with_another_parameter_is_refused(
+    agent: FakeAgent, change: dict[str, object], message: str
+) -> None:
+    def meddle(_: FakeNode, payload: dict[str, Any]) -> dict[str, Any]:
+        return {**payload, "parameters": {**payload["parameters"], **change}} if payload["op"] == "launch" else payload
+
+    agent.meddle = meddle
+    nodes = await gang(agent, north=1, south=1)
+    await run(agent, nodes, RANK)
+    end = await nodes[1].expect("exit")
+    assert end["infrastructure"]
+    assert message in end["error"]
+
+
+async def test_launch_request_with_a_shell_command_runs_nothing(agent: FakeAgent, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+
+    def meddle(_: FakeNode, payload: dict[str, Any]) -> dict[str, Any]:
+        if payload["op"] != "launch":
+            return payload
+        return {"op": "launch", "command": f"id > {mark}; exec sleep 3; prted", "parameters": None, "namesakes": ""}
+
+    agent.meddle = meddle
+    nodes = await gang(agent, north=1, south=1)
+    await run(agent, nodes, RANK)
+    end = await nodes[1].expect("exit")
+    assert "launch request without parameters" in end["error"]
+    assert not mark.exists()
+
+
+async def test_mpi_daemon_of_its_own_site_is_not_traced(agent: FakeAgent) -> None:
+    nodes = [await agent.start("7.1.0", i, f"127.0.1.{i + 1}", **MPI_ENVIRONMENT) for i in range(2)]
+    await run(agent, nodes, ["sh", "-c", "grep TracerPid /proc/$PPID/status; grep TracerPid /proc/$$/status"])
+    assert (await nodes[0].expect("exit"))["code"] == 0
+    assert [line.split()[1] for line in nodes[0].output.splitlines()] == [b"0"] * 4
+
+
+@pytest.mark.parametrize("series", SERIES)
+async def test_spawn_request_of_another_sites_rank_runs_nothing_on_the_head_node(
+    agent: FakeAgent, tmp_path: Path, series: int
+) -> None:
+    """A site that does not lead the job makes of its rank what it likes, and asks ``mpirun`` for a program."""
+    mark, program = tmp_path / "mark", tmp_path / "program.py"
+    program.write_text(
+        "import time\nfrom mpi4py import MPI\nif MPI.COMM_WORLD.rank == 1:\n"
+        "    info = MPI.Info.Create({'map_by': 'node:OVERSUBSCRIBE', 'PMIX_MAPBY': 'node:OVERSUBSCRIBE'})\n"
+        f"    MPI.COMM_SELF.Spawn('/bin/sh', ['-c', 'echo > {mark}.$$'], 4, info)\n"
+        "time.sleep(60)\n"
+    )
+    # mpirun starts ranks itself only on a node that it takes for its own.
+    address = next(address for _, address in own_addresses() if not address.startswith("127."))
+    own = {name: value for name, value in MPI_ENVIRONMENT.items() if name != "OMPI_MCA_btl_tcp_if_include"}
+    own["KOALA_MPI_PREFIX"] = str(prefix_of(series))
+    nodes = [await agent.start("7.1.0", 0, address, **own), await agent.start("7.1.1", 0, "127.0.2.1", **own)]
+    await run(agent, nodes, [sys.executable, str(program)])
+    said = f"was not started on node-{address}".encode()
+    await agent.until(lambda: said in nodes[0].output or bool(list(tmp_path.glob("mark*"))), "the spawned program")
+    for node in nodes:
+        node.send(t="stop")
+        assert await node.ended() == 0
+    assert not list(tmp_path.glob("mark*"))  # noqa: ASYNC240
+
+
+async def test_mpi_daemon_that_a_script_starts_as_its_child_is_held(agent: FakeAgent, tmp_path: Path) -> None:
+    """The script of a site need not execute its daemon: it may have something to do after it."""
+    own = {**MPI_ENVIRONMENT, "KOALA_MPI_PREFIX": str(tmp_path / "own")}
+    bin_ = tmp_path / "own" / "bin"
+    bin_.mkdir(parents=True)
+    for name in ("mpirun", "prterun"):
+        (bin_ / name).symlink_to(origin() / "bin" / name)
+    (bin_ / "mpirun").unlink()
+    (bin_ / "mpirun").write_text(f'#!/bin/sh\nexec {origin()}/bin/mpirun "$@"\n')
+    (bin_ / "prted").write_text(f'#!/bin/sh\n{origin()}/bin/prted --version >{tmp_path}/v\n{origin()}/bin/prted "$@"\n')
+    for name in ("mpirun", "prted"):
+        (bin_ / name).chmod(0o755)
+    mark, program = tmp_path / "mark", tmp_path / "program"
+    program.write_text(f"#!/bin/sh\ntouch {mark}.$LOCALD_NODE\n")
+    program.chmod(0o755)
+    head = write_mpirun(tmp_path / "head", 5, f'--runtime-options exec-agent={program} $options "$@"')
+    nodes = [
+        await agent.start("7.1.0", 0, "127.0.1.1", **{**MPI_ENVIRONMENT, **head}),
+        await agent.start("7.1.1", 0, "127.0.2.1", **own),
+    ]
+    await run(agent, nodes, RANK)
+    await nodes[0].expect("exit")
+    nodes[1].send(t="stop")
+    assert await nodes[1].ended() == 0
+    assert not Path(f"{mark}.127.0.2.1").exists()  # noqa: ASYNC240
+
+
+@pytest.mark.parametrize("renewed", [True, False])
+async def test_traced_mpi_daemon_is_halted_when_its_lease_ended_while_the_runner_was_stopped(
+    agent: FakeAgent, tmp_path: Path, *, renewed: bool
+) -> None:
+    gate = tmp_path / "gate"
+    agent.renews, agent.lease = True, None
+    nodes = [await agent.start("7.1.0", 0, "127.0.1.1", **MPI_ENVIRONMENT)]
+    agent.lease = LEASE
+    nodes.append(await agent.start("7.1.1", 0, "127.0.2.1", **MPI_ENVIRONMENT))
+    await run(
+        agent, nodes, ["sh", "-c", f"echo $PPID $$ $KOALA_HOST; while [ ! -e {gate} ]; do sleep 0.05; done; echo over"]
+    )
+    await agent.until(lambda: nodes[0].output.count(b"127.0.") == 2, "both ranks")
+    pids = next(line.split()[:2] for line in nodes[0].output.splitlines() if line.endswith(b"127.0.2.1"))
+    runner = nodes[1].process
+    assert runner is not None
+    agent.silence = None
+    runner.send_signal(signal.SIGSTOP)
+    await asyncio.sleep(LEASE + 2.5)
+    runner.send_signal(signal.SIGCONT)
+    await agent.until(lambda: all(state_of(pid) in ("T", "t", "") for pid in pids), "rank and daemon halted")
+    if renewed:
+        agent.silence = 0.0
+        await agent.until(lambda: all(state_of(pid) == "S" for pid in pids), "rank and daemon going on")
+        gate.touch()
+        assert (await nodes[0].expect("exit"))["code"] == 0
+        assert nodes[0].output.count(b"over\n") == 2
+    else:
+        assert "its lease is over" in (await nodes[1].expect("exit"))["error"]
+        assert alive(b" ".join(pids)) == []
+
+
+async def test_mpi_daemons_of_a_job_over_sites_are_traced_and_its_ranks_are_not(agent: FakeAgent) -> None:
+    nodes = await gang(agent, north=1, south=1)
+    show = "echo $KOALA_HOST $(sed -n s/TracerPid://p /proc/$PPID/status) $(sed -n s/TracerPid://p /proc/$$/status)"
+    await run(agent, nodes, ["sh", "-c", show])
+    assert (await nodes[0].expect("exit"))["code"] == 0
+    runners = [node.process.pid for node in nodes if node.process is not None]
+    traced = [f"127.0.1.1 {runners[0]} 0", f"127.0.2.1 {runners[1]} 0"]
+    assert sorted(nodes[0].output.decode().splitlines()) == traced
+
+
+async def test_stopped_and_continued_mpi_daemon_goes_on(agent: FakeAgent, tmp_path: Path) -> None:
+    """As a resource manager suspends jobs."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    nodes = await gang(agent, north=1, south=1)
+    await run(
+        agent, nodes, ["sh", "-c", f'echo $PPID $KOALA_HOST; [ $KOALA_HOST = 127.0.1.1 ] || read -r _ < "{gate}"']
+    )
+    await agent.until(lambda: nodes[0].output.count(b"127.0.") == 2, "both ranks")
+    daemon = next(int(line.split()[0]) for line in nodes[0].output.splitlines() if line.endswith(b"127.0.2.1"))
+    os.kill(daemon, 19)
+    os.kill(daemon, 18)
+    await asyncio.to_thread(gate.write_text, "go on\n")
+    assert (await nodes[0].expect("exit"))["code"] == 0
+
+
+@pytest.mark.parametrize("series", SERIES)
+async def test_rank_0_that_reads_standard_input_sees_its_end(agent: FakeAgent, series: int) -> None:
+    nodes = await start_pair(agent, series, {})
+    await run(agent, nodes, ["sh", "-c", "cat; echo read to the end on $KOALA_HOST"])
+    assert (await nodes[0].expect("exit"))["code"] == 0
+    assert nodes[0].output.count(b"read to the end on") == 2

@@ -1,0 +1,207 @@
+"""A runner ends its program when the daemon has been silent for the lease, whoever else is there."""
+
+import shlex
+import signal
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.runner.lease import MAX_UNANSWERED, SilenceClock, renewal_interval
+from tests.runner.conftest import FakeAgent, FakeNode, alive, plan
+
+TOKEN = "7.1.0"
+WARNED = ["sh", "-c", "trap 'echo warned; exit 3' USR1; echo $$; while :; do sleep 0.05; done"]
+STUBBORN = ["sh", "-c", "trap '' TERM USR1; echo $$; while :; do sleep 0.05; done"]
+
+
+async def started(agent: FakeAgent, command: list[str], **more: object) -> FakeNode:
+    """A runner whose program has told its number."""
+    await agent.listen()
+    node = await agent.start(TOKEN, 0, "127.0.1.1")
+    node.send(**{**plan([node], command), **more})
+    await agent.until(lambda: node.output.endswith(b"\n"), "the program")
+    return node
+
+
+def pid_of(node: FakeNode) -> bytes:
+    return node.output.splitlines()[0]
+
+
+@pytest.mark.processes
+async def test_runner_with_agent_ends_program_when_daemon_is_silent_for_lease(tmp_path: Path) -> None:
+    agent = FakeAgent(tmp_path, lease=1.0, renews=True)
+    node = await started(agent, STUBBORN)
+    agent.silence = 100.0
+    end = await node.expect("exit")
+    assert (end["infrastructure"], end["stopped"]) == (True, False)
+    assert "its lease is over, the daemon was silent" in end["error"]
+    assert alive(pid_of(node)) == []
+    assert await node.ended() == 0
+    await agent.leave()
+
+
+@pytest.mark.processes
+async def test_runner_without_agent_ends_program_after_lease(tmp_path: Path) -> None:
+    """The agent is stopped, or the node is cut off: nothing is answered any more."""
+    agent = FakeAgent(tmp_path, lease=1.0, renews=True)
+    node = await started(agent, STUBBORN)
+    pid = pid_of(node)
+    await agent.leave()
+    assert await node.ended() == 1
+    assert alive(pid) == []
+
+
+@pytest.mark.processes
+async def test_program_is_warned_when_its_lease_is_over(tmp_path: Path) -> None:
+    agent = FakeAgent(tmp_path, lease=1.0, renews=True)
+    node = await started(agent, WARNED, lease_warning={"signal": "USR1", "grace": 60.0})
+    agent.silence = None
+    end = await node.expect("exit")
+    assert (end["code"], end["warned"]) == (3, True)
+    assert node.output.endswith(b"warned\n")
+    await agent.leave()
+
+
+@pytest.mark.processes
+async def test_runner_without_lease_goes_on_while_daemon_is_silent(tmp_path: Path) -> None:
+    agent = FakeAgent(tmp_path, lease=None, renews=True)
+    gate = tmp_path / "gate"
+    node = await started(agent, ["sh", "-c", f"echo $$; while [ ! -e {gate} ]; do sleep 0.05; done"])
+    agent.silence = 1e6
+    gate.touch()
+    assert (await node.expect("exit"))["code"] == 0
+    await agent.leave()
+
+
+@pytest.mark.processes
+async def test_runner_stopped_beyond_lease_kills_program_that_is_not_renewed(tmp_path: Path) -> None:
+    """It is halted first, for its next attempt may run by then."""
+    agent = FakeAgent(tmp_path, lease=0.5, renews=True)
+    node = await started(agent, STUBBORN)
+    assert node.process is not None
+    node.process.send_signal(signal.SIGSTOP)
+    agent.silence = None
+    clock = SilenceClock(0.0)
+    began = clock.silence
+    await agent.until(lambda: clock.silence > began + 3.0, "the end of its lease")
+    node.process.send_signal(signal.SIGCONT)
+    await agent.until(lambda: state_of(pid_of(node)) in ("T", ""), "the program to be halted")
+    assert (await node.expect("exit"))["infrastructure"]
+    assert alive(pid_of(node)) == []
+    await agent.leave()
+
+
+def state_of(pid: bytes) -> str:
+    """``T`` of a process that is halted; empty of one that is gone."""
+    try:
+        return Path(f"/proc/{int(pid)}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+@pytest.mark.processes
+async def test_runner_stopped_in_the_grace_after_its_lease_counts_it_all_the_same(tmp_path: Path) -> None:
+    """The daemon does: the next attempt may run by then."""
+    agent = FakeAgent(tmp_path, lease=1.0, renews=True)
+    node = await started(agent, STUBBORN, lease_warning={"signal": "USR1", "grace": 8.0})
+    agent.silence = None
+    await node.expect("warned")
+    assert node.process is not None
+    clock = SilenceClock(0.0)
+    node.process.send_signal(signal.SIGSTOP)
+    began = clock.silence
+    await agent.until(lambda: clock.silence > began + 9.0, "the end of its grace")
+    node.process.send_signal(signal.SIGCONT)
+    began = clock.silence
+    await agent.until(lambda: alive(pid_of(node)) == [], "the end of the program")
+    assert clock.silence < began + 5.0
+    await node.expect("exit")
+    await agent.leave()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("command", [STUBBORN, ["sh", "-c", f"{shlex.join(STUBBORN)} & sleep 0.5; wait"]])
+async def test_runner_ends_program_at_walltime_whatever_is_left_of_its_grace(
+    tmp_path: Path, command: list[str]
+) -> None:
+    """The daemon counts the walltime, whether or not a warning began before it lost its agent."""
+    agent = FakeAgent(tmp_path, lease=None, renews=True)
+    node = await started(agent, command, walltime=3.0)
+    pid = pid_of(node)
+    clock = SilenceClock(0.0)
+    began = clock.silence
+    node.send(t="stop", signal="USR1", grace=50.0)
+    await node.expect("warned")
+    await agent.leave()
+    await agent.until(lambda: alive(pid) == [], "the end of the program")
+    assert clock.silence < began + 20.0
+    await agent.listen()
+    await node.expect("exit")
+    await agent.leave()
+
+
+@pytest.mark.processes
+async def test_runner_ends_program_at_walltime_without_agent(tmp_path: Path) -> None:
+    agent = FakeAgent(tmp_path, lease=None, renews=True)
+    node = await started(agent, STUBBORN, walltime=1.0)
+    node.ack_exit = False
+    end = await node.expect("exit")
+    assert (end["code"], end["infrastructure"]) == (128 + signal.SIGTERM, False)
+    assert alive(pid_of(node)) == []
+    assert node.process is not None
+    node.process.kill()
+    await node.ended()
+    await agent.leave()
+
+
+# How the silence is counted
+
+
+@given(st.lists(st.tuples(*[st.floats(0.0, 100.0)] * 6, st.booleans()), min_size=1, max_size=20))
+def test_node_counts_from_no_later_moment_than_daemon_whatever_the_delays(
+    rounds: list[tuple[float, float, float, float, float, float, bool]],
+) -> None:
+    """Each question and answer is on its way for any time; each side may be stopped before it reads; some get lost."""
+    now, daemon_heard_at = 0.0, 0.0
+    agent, runner = SilenceClock(0.0, lambda: now), SilenceClock(0.0, lambda: now)
+    for to_daemon, in_daemon, to_agent, pause, to_agent_2, to_runner, is_lost in rounds:
+        question = agent.ask()
+        now += to_daemon
+        daemon_heard_at = now  # the frame is read: from here on the daemon counts
+        now += in_daemon + to_agent
+        if not is_lost:
+            agent.answered(question)
+        now += pause
+        asked = runner.ask()
+        now += to_agent_2
+        silence = agent.silence
+        now += to_runner
+        runner.answered(asked, silence)
+        assert runner.heard_at <= agent.heard_at + 1e-6
+        assert agent.heard_at <= daemon_heard_at
+
+
+@given(st.lists(st.integers(0, 10), max_size=30))
+def test_old_or_unknown_answer_renews_nothing(answers: list[int]) -> None:
+    now = 5.0
+    clock = SilenceClock(5.0, lambda: now)
+    numbers = [clock.ask() for _ in range(3)]
+    now = 50.0
+    for answer in answers:
+        clock.answered(answer)
+    assert clock.heard_at == 5.0
+    assert numbers == [1, 2, 3]
+
+
+def test_questions_that_are_never_answered_do_not_pile_up() -> None:
+    clock = SilenceClock(0.0, lambda: 1.0)
+    for _ in range(10 * MAX_UNANSWERED):
+        clock.ask()
+    assert len(clock._asked) <= MAX_UNANSWERED
+
+
+@pytest.mark.parametrize(("lease", "interval"), [(None, 10.0), (2400.0, 10.0), (5.0, 0.5), (1e-9, 0.02)])
+def test_renewal_interval_is_short_part_of_lease(lease: float | None, interval: float) -> None:
+    assert renewal_interval(lease) == interval

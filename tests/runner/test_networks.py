@@ -1,0 +1,266 @@
+"""Clusters with several networks: the gang finds out by which of them its nodes reach each other."""
+
+import ctypes
+import json
+import os
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.runner.networks import MAX_ROUTES, other_routes
+from koalapy.runner.plan import Plan
+from koalapy.runner.preflight import is_sound
+from tests.needs import NAMESPACES
+from tests.runner.conftest import DEADLINE, MPI_ENVIRONMENT, FakeAgent, FakeNode
+from tests.runner.test_openmpi import run
+
+# Which routes there are
+
+
+def plan_of(*nodes: tuple[str, str]) -> Plan:
+    """A gang of (cluster, address), each its own component."""
+    places = [{"host": h, "cluster": c, "token": f"1.1.{i}", "node": 0, "slots": 1} for i, (c, h) in enumerate(nodes)]
+    contexts = [{"token": p["token"], "nodes": [i]} for i, p in enumerate(places)]
+    return Plan({"nodes": places, "contexts": contexts, "head": "1.1.0"}, "1.1.0", 0)
+
+
+def test_networks_that_all_have_come_first() -> None:
+    plan = plan_of(("north", "10.1.0.1"), ("north", "10.1.0.2"), ("south", "10.2.0.1"))
+    choices = {
+        0: [("10.1.0.0/24", "10.1.0.1"), ("10.7.0.0/24", "10.7.0.1"), ("10.9.0.0/24", "10.9.0.1")],
+        1: [("10.9.0.0/24", "10.9.0.2"), ("10.1.0.0/24", "10.1.0.2")],
+        2: [("10.2.0.0/24", "10.2.0.1"), ("10.9.0.0/24", "10.9.0.3")],
+    }
+    assert other_routes(plan, choices) == [
+        (["10.9.0.0/24"], ["10.9.0.1", "10.9.0.2", "10.9.0.3"]),
+        (["10.1.0.0/24", "10.9.0.0/24"], ["10.1.0.1", "10.1.0.2", "10.9.0.3"]),
+        (["10.2.0.0/24", "10.9.0.0/24"], ["10.9.0.1", "10.9.0.2", "10.2.0.1"]),
+    ]
+
+
+def test_a_cluster_that_names_its_network_keeps_to_it() -> None:
+    plan = plan_of(("north", "10.1.0.1"), ("south", "10.2.0.1"))
+    choices: dict[int, list[tuple[str, str]]] = {0: [], 1: [("10.2.0.0/24", "10.2.0.1"), ("10.9.0.0/24", "10.9.0.3")]}
+    assert other_routes(plan, choices) == [(["10.9.0.0/24"], ["10.1.0.1", "10.9.0.3"])]
+    assert other_routes(plan, {0: [], 1: []}) == []
+
+
+@pytest.mark.parametrize("host", ["", "-x", "evil.example", "127.1", "../../tmp/x", "a,b", "a b", "a\nb", "x" * 256])
+def test_nodes_move_to_addresses_only(host: str) -> None:
+    plan = plan_of(("north", "10.1.0.1"), ("south", "10.2.0.1"))
+    plan.move(["10.9.0.1", "fe80::1%eth0"])
+    with pytest.raises(ValueError, match="is no address"):
+        plan.move(["10.9.0.3", host])
+    assert [node["host"] for node in plan.nodes] == ["10.9.0.1", "fe80::1%eth0"]
+
+
+READY = {"op": "ready", "port": 7, "word": "w", "name": "n", "series": 5, "choices": [["10.9.0.0/24", "10.9.0.1"]]}
+REACHED = {"op": "reached", "failures": [[1, "refused"]]}
+
+
+@pytest.mark.parametrize(
+    ("told", "field", "wrong"),
+    [
+        (READY, "port", [0, 65536, -1, "7", None, [], 1.5]),
+        (READY, "word", [None, 7, []]),
+        (READY, "name", [7]),
+        (READY, "choices", [None, 7, [7], [["a"]], [["a", 7]], [["a", "../x"]], [[7, "10.9.0.1"]]]),
+        (REACHED, "failures", [None, 7, [7], [[2, "x"]], [["1", "x"]], [[1, None]], [[-1, "x"]]]),
+    ],
+)
+def test_what_other_nodes_say_of_themselves_is_looked_at(told: dict[str, Any], field: str, wrong: list[Any]) -> None:
+    assert is_sound(told, 2)
+    assert not is_sound({name: value for name, value in told.items() if name != field}, 2)
+    for value in wrong:
+        assert not is_sound(told | {field: value}, 2), value
+
+
+networks = st.lists(st.sampled_from("abcdefg"), max_size=6, unique=True)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["north", "south", "east"]), networks), min_size=1, max_size=5))
+def test_ways_are_few_and_different_and_of_addresses_that_nodes_have(nodes: list[tuple[str, list[str]]]) -> None:
+    plan = plan_of(*((cluster, f"{known[0] if known else 'x'}{i}") for i, (cluster, known) in enumerate(nodes)))
+    routes = other_routes(plan, {i: [(n, f"{n}{i}") for n in known] for i, (_, known) in enumerate(nodes)})
+    assert len(routes) <= MAX_ROUTES
+    hosts = [route[1] for route in routes]
+    assert len({tuple(each) for each in hosts}) == len(hosts)
+    assert [node["host"] for node in plan.nodes] not in hosts
+    for each in hosts:
+        for place, (_, known) in enumerate(nodes):
+            assert each[place] in ({f"{n}{place}" for n in known} or {f"x{place}"}) | {plan.nodes[place]["host"]}
+
+
+# Real ones: each node in a network namespace of its own
+
+
+CLONE_NEWNET = 0x40000000
+
+
+def ip(*words: object) -> None:
+    subprocess.run(["ip", *map(str, words)], check=True, capture_output=True, timeout=DEADLINE)
+
+
+def enter(namespace: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).setns(namespace, CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "setns")
+
+
+@contextmanager
+def own_network() -> Iterator[None]:
+    """This process (and what it starts) in a network namespace of its own."""
+    before = os.open("/proc/self/ns/net", os.O_RDONLY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "unshare")
+        yield
+    finally:
+        enter(before)
+        os.close(before)
+
+
+class Machines:
+    """Machines as network namespaces, on bridges of this process's own; each bridge is a network of its own."""
+
+    def __init__(self) -> None:
+        self._made: list[subprocess.Popen[bytes]] = []
+        self._bridges: set[int] = set()
+        ip("link", "set", "lo", "up")
+
+    def new(self, *addresses: tuple[int, int]) -> int:
+        """A machine with addresses 10.NETWORK.0.HOST; the process by which it is entered."""
+        machine = subprocess.Popen(["unshare", "-n", "sh", "-c", "echo; exec sleep 300"], stdout=subprocess.PIPE)
+        self._made.append(machine)
+        assert machine.stdout is not None
+        machine.stdout.readline()  # it is in its namespace
+        self._inside(machine.pid, "link", "set", "lo", "up")
+        for place, (network, host) in enumerate(addresses):
+            self._bridge(network)
+            port, device = self.port(network, host), f"eth{place}"
+            ip("link", "add", port, "type", "veth", "peer", "name", device, "netns", machine.pid)
+            ip("link", "set", port, "master", f"net{network}", "up")
+            self._inside(machine.pid, "addr", "add", f"10.{network}.0.{host}/24", "dev", device)
+            self._inside(machine.pid, "link", "set", device, "up")
+        return machine.pid
+
+    @staticmethod
+    def port(network: int, host: int) -> str:
+        return f"p{network}-{host}"
+
+    def _inside(self, machine: int, *words: str) -> None:
+        command = ["nsenter", "-t", str(machine), "-n", "ip", *words]
+        subprocess.run(command, check=True, capture_output=True, timeout=DEADLINE)
+
+    def _bridge(self, network: int) -> None:
+        if network not in self._bridges:
+            self._bridges.add(network)
+            ip("link", "add", f"net{network}", "type", "bridge")
+            ip("addr", "add", f"10.{network}.0.254/24", "dev", f"net{network}")
+            ip("link", "set", f"net{network}", "up")
+
+    def close(self) -> None:
+        for machine in self._made:
+            machine.kill()
+            machine.communicate()
+
+
+@pytest.fixture
+def machines() -> Iterator[Machines]:
+    try:
+        with own_network():
+            found = Machines()
+            try:
+                found.new((99, 1))
+                yield found
+            finally:
+                found.close()
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"{NAMESPACES.reason}: {error}")
+
+
+@pytest.fixture
+async def agent(machines: Machines, tmp_path: Path) -> AsyncIterator[FakeAgent]:
+    fake = FakeAgent(tmp_path)
+    await fake.listen("0.0.0.0")
+    yield fake
+    for node in fake.nodes.values():
+        if node.process is not None and node.process.returncode is None:
+            node.process.terminate()
+            await node.ended()
+    await fake.leave()
+
+
+async def node(agent: FakeAgent, machines: Machines, token: str, index: int, *addresses: tuple[int, int]) -> FakeNode:
+    """A node that reaches its agent by the first of its addresses, and is known by that."""
+    network, host = addresses[0]
+    assert agent.server is not None
+    port = agent.server.sockets[0].getsockname()[1]
+    file = agent.directory / f"agent-{network}.json"
+    file.write_text(json.dumps({"host": f"10.{network}.0.254", "port": port}))
+    machine = machines.new(*addresses)
+    own: dict[str, Any] = {name: v for name, v in MPI_ENVIRONMENT.items() if name != "OMPI_MCA_btl_tcp_if_include"}
+    own |= {"KOALA_AGENT_FILE": str(file), "KOALA_NODE_INDEX": str(index), "KOALA_NODE": f"node-{network}-{host}"}
+    prefix = ["nsenter", "-t", str(machine), "-n"]
+    return await agent.start(token, index, f"10.{network}.0.{host}", prefix, **own)
+
+
+WHERE = ["sh", "-c", "echo $OMPI_COMM_WORLD_RANK $KOALA_HOST $KOALA_HOSTS $OMPI_MCA_btl_tcp_if_include"]
+
+
+@pytest.mark.processes
+@pytest.mark.mpi
+async def test_a_network_that_all_have_is_found_when_their_own_do_not_meet(
+    agent: FakeAgent, machines: Machines
+) -> None:
+    nodes = [
+        await node(agent, machines, "7.1.0", 0, (1, 11), (9, 11)),
+        await node(agent, machines, "7.1.0", 1, (1, 12), (9, 12)),
+        await node(agent, machines, "7.1.1", 0, (2, 21), (9, 21)),
+    ]
+    await run(agent, nodes, WHERE)
+    end = await nodes[0].expect("exit")
+    assert (end["code"], end["error"]) == (0, ""), nodes[0].output
+    hosts = ["10.9.0.11", "10.9.0.12", "10.9.0.21"]
+    assert sorted(nodes[0].output.decode().splitlines()) == [
+        f"{rank} {host} {','.join(hosts)} eth1" for rank, host in enumerate(hosts)
+    ]
+    assert all(each.said("running") for each in nodes)
+    for each in nodes:
+        assert await each.ended() == 0
+
+
+@pytest.mark.processes
+@pytest.mark.mpi
+async def test_messages_pass_by_the_network_that_was_found(agent: FakeAgent, machines: Machines) -> None:
+    nodes = [
+        await node(agent, machines, "7.1.0", 0, (1, 11), (9, 11)),
+        await node(agent, machines, "7.1.1", 0, (2, 21), (9, 21)),
+    ]
+    await run(agent, nodes, ["python", "-m", "koalapy.apps.pingpong", "--json", "--repeats", "3"])
+    end = await nodes[0].expect("exit")
+    assert (end["code"], end["error"]) == (0, ""), nodes[0].output
+    told = json.loads(nodes[0].output)
+    assert (told["passed"], told["network"]) == (True, "eth1")
+
+
+@pytest.mark.processes
+async def test_when_no_network_will_do_the_error_is_of_the_addresses_that_people_know(
+    agent: FakeAgent, machines: Machines
+) -> None:
+    nodes = [
+        await node(agent, machines, "7.1.0", 0, (1, 11), (9, 11)),
+        await node(agent, machines, "7.1.1", 0, (2, 21), (9, 21)),
+    ]
+    ip("link", "set", machines.port(9, 21), "down")
+    await run(agent, nodes, WHERE)
+    end = await nodes[1].expect("exit")
+    assert end["infrastructure"]
+    assert "node node-1-11 cannot reach node node-2-21 at 10.2.0.21:" in end["error"]
+    assert "; tried too: 10.9.0.0/24" in end["error"]
+    assert not any(each.said("running") for each in nodes)

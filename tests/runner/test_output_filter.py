@@ -1,0 +1,147 @@
+"""What of mpirun's own words the user is to see: the same however they are cut into pieces."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.runner.output_filter import ADVICE, HOLD, PAUSE, OutputFilter
+
+RULE = "-" * 74 + "\n"
+TROUBLE = f"{RULE}PRTE has lost communication with a remote daemon.\n\n  HNP daemon   : n1\n\nThis is bad.\n{RULE}\0"
+TABLE = f"{RULE}a table\n{RULE}"
+
+
+class Timers:
+    def __init__(self) -> None:
+        self.due: dict[str, tuple[float, Callable[[], None]]] = {}
+
+    def after(self, name: str, delay: float, do: Callable[[], None]) -> None:
+        self.due[name] = (delay, do)
+
+    def cancel(self, name: str) -> None:
+        self.due.pop(name, None)
+
+
+class Shown:
+    """A runner, as far as the filter needs it."""
+
+    def __init__(self) -> None:
+        self.loop, self.seen = Timers(), b""
+
+    def show(self, output: bytes) -> None:
+        self.seen += output
+
+    def wait(self) -> float:
+        """Until nothing more is to come; the seconds of that."""
+        lasted = 0.0
+        while self.loop.due:
+            delay, do = self.loop.due.pop(min(self.loop.due))
+            lasted += delay
+            do()
+        return lasted
+
+
+class Plan:
+    """One rank."""
+
+    contexts = ({"command": ["x"]},)
+    nodes = ({"slots": 1},)
+    me = nodes[0]
+
+
+def lines_in_pieces(text: str) -> st.SearchStrategy[list[bytes]]:
+    """Each way of joining neighbouring lines: mpirun writes no part of one."""
+    lines = [line.encode() for line in text.splitlines(keepends=True)]
+
+    def join(cuts: list[bool]) -> list[bytes]:
+        pieces = [lines[0]]
+        for line, is_cut in zip(lines[1:], cuts, strict=True):
+            if is_cut:
+                pieces.append(line)
+            else:
+                pieces[-1] += line
+        return pieces
+
+    return st.lists(st.booleans(), min_size=len(lines) - 1, max_size=len(lines) - 1).map(join)
+
+
+def pass_on(pieces: list[bytes]) -> tuple[Shown, OutputFilter]:
+    shown = Shown()
+    made = OutputFilter(shown, Plan())  # type: ignore[arg-type]
+    for piece in pieces:
+        shown.show(made.apply(piece))
+    return shown, made
+
+
+@given(lines_in_pieces(f"up\n{TABLE}down\n{TROUBLE}last words\n"))
+def test_who_is_told_to_stop_meanwhile_does_not_see_that_a_daemon_was_lost(pieces: list[bytes]) -> None:
+    shown, made = pass_on(pieces)
+    assert shown.seen == f"up\n{TABLE}down\n".encode()
+    made.close()
+    shown.show(made.rest(stopped=True))
+    assert shown.seen == f"up\n{TABLE}down\nlast words\n".encode()
+    assert not shown.loop.due
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+@given(pieces=lines_in_pieces(f"up\n{TABLE}down\n{TROUBLE}last words\n"))
+def test_who_is_not_told_to_stop_sees_all_of_it(pieces: list[bytes], is_over: bool) -> None:
+    shown, made = pass_on(pieces)
+    if is_over:
+        made.close()
+        shown.show(made.rest(stopped=False))
+    else:
+        assert shown.wait() == HOLD
+    assert shown.seen == f"up\n{TABLE}down\n{TROUBLE}last words\n".encode()
+
+
+@given(lines_in_pieces(f"up\n{TABLE}{RULE}"))
+def test_a_programs_own_tables_are_not_held_up_for_long(pieces: list[bytes]) -> None:
+    shown, _ = pass_on(pieces)
+    assert shown.wait() in (0.0, PAUSE)
+    assert shown.seen == f"up\n{TABLE}{RULE}".encode()
+
+
+SETPGID = "[n1:42] plm:rsh: Warning: setpgid(43,43) failed in parent with errno=Permission denied(13)\n\n"
+UCX = (
+    "[n1:42] /src/ompi/mca/osc/ucx/osc_ucx_component.c:375  Error: OSC UCX component priority set inside component "
+    "query failed \n \n"
+)
+
+
+@pytest.mark.parametrize("noise", [SETPGID, UCX])
+def test_what_nobody_should_have_to_read_is_left_out(noise: str) -> None:
+    shown, _ = pass_on([f"up\n{noise}down\n{noise}".encode()])
+    assert shown.seen == b"up\ndown\n"
+
+
+@given(st.lists(st.sampled_from(["", UCX, UCX * 2]), min_size=6, max_size=6), st.data())
+def test_an_error_between_a_line_and_its_end_is_left_out(noises: list[str], data: st.DataObject) -> None:
+    """However it is cut: unbuffered programs write a line's text and its end one by one."""
+    texts = ["[[1, 2]]", "\n", "\n", "[north] of", " two\n", "last"]
+    parts = [part.encode() for pair in zip(texts, noises, strict=True) for part in pair if part]
+    cuts = data.draw(st.lists(st.booleans(), min_size=len(parts), max_size=len(parts)))
+    pieces = [b""]
+    for part, is_cut in zip(parts, cuts, strict=True):
+        if is_cut:
+            pieces.append(part)
+        else:
+            pieces[-1] += part
+    shown, _ = pass_on(pieces)
+    assert shown.seen == b"[[1, 2]]\n\n[north] of two\nlast"
+
+
+@pytest.mark.parametrize("words", ADVICE)
+@pytest.mark.parametrize("ends", [False, True])
+def test_advice_follows_the_output_once(words: bytes, ends: bool) -> None:
+    shown = Shown()
+    outputs = OutputFilter(shown, Plan())  # type: ignore[arg-type]
+    assert outputs.apply(b"before\n" + words + b"\nafter\n") == b"before\n" + words + b"\nafter\n"
+    assert outputs.apply(words + b"\n") == words + b"\n"
+    if ends:
+        outputs.close()
+    shown.wait()
+    assert (shown.seen, outputs.rest(stopped=False))[ends] == f"koala: {ADVICE[words]}\n".encode()
+    assert outputs.rest(stopped=False) == b""

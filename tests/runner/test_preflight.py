@@ -1,0 +1,162 @@
+"""Every node reaches every other one before the program starts, or the error names the pair."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.runner.conftest import FakeAgent, FakeNode
+from tests.runner.test_openmpi import RANK, gang, run
+
+pytestmark = [pytest.mark.mpi, pytest.mark.processes]
+
+Payload = dict[str, Any]
+
+
+def at_door(agent: FakeAgent, where: str, **changes: Any) -> None:
+    """Tell the gang something else of one node's door than the node itself said."""
+
+    def meddle(sender: FakeNode, payload: Payload) -> Payload:
+        return {**payload, **changes} if payload["op"] == "ready" and sender.host == where else payload
+
+    agent.meddle = meddle
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    with socket.socket() as held:
+        held.bind(("127.0.2.1", 0))
+        yield held.getsockname()[1]
+
+
+async def failure(agent: FakeAgent, nodes: list[FakeNode], culprit: int) -> str:
+    """The error that the node at fault reports; nobody else reports one, and the program is never started."""
+    await run(agent, nodes, RANK)
+    end = await nodes[culprit].expect("exit")
+    assert (end["code"], end["infrastructure"]) == (None, True)
+    for node in nodes:
+        assert not node.said("running")
+        if node is not nodes[culprit]:
+            assert not node.said("exit")
+            node.send(t="stop")
+        assert await node.ended() == 0
+    return str(end["error"])
+
+
+async def test_a_closed_port_is_named_with_both_nodes_and_the_way_out(agent: FakeAgent, closed_port: int) -> None:
+    nodes = await gang(agent, north=2, south=1)
+    at_door(agent, "127.0.2.1", port=closed_port)
+    error = await failure(agent, nodes, 2)
+    assert error == (
+        f"node node-127.0.1.1 cannot reach node node-127.0.2.1 at 127.0.2.1:{closed_port} (connection refused): name a "
+        "network that both have in clusters.south.mpi.interface, and ports that are open between them in "
+        "clusters.south.mpi.ports"
+    )
+
+
+async def test_the_cluster_with_most_failing_pairs_is_charged(agent: FakeAgent, closed_port: int) -> None:
+    nodes = await gang(agent, north=1, south=1, east=1)
+    at_door(agent, "127.0.2.1", port=closed_port)
+    assert "cannot reach node node-127.0.2.1" in await failure(agent, nodes, 1)
+
+
+async def test_an_error_between_nodes_of_the_heads_cluster_is_its_own(agent: FakeAgent, closed_port: int) -> None:
+    nodes = await gang(agent, north=2)
+    at_door(agent, "127.0.1.2", port=closed_port)
+    assert "node node-127.0.1.1 cannot reach node node-127.0.1.2" in await failure(agent, nodes, 0)
+
+
+async def test_a_stranger_at_the_port_is_no_door(agent: FakeAgent) -> None:
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"0123456789abcdef 127.0.1.1\n")
+        await writer.drain()
+        writer.close()
+
+    stranger = await asyncio.start_server(serve, "127.0.2.1", 0)
+    nodes = await gang(agent, north=1, south=1)
+    at_door(agent, "127.0.2.1", port=stranger.sockets[0].getsockname()[1])
+    assert "(something else answers there)" in await failure(agent, nodes, 1)
+    stranger.close()
+
+
+def first_of_each_lost() -> Callable[[FakeNode, Payload], Payload | None]:
+    seen: set[tuple[str, int, str]] = set()
+
+    def meddle(sender: FakeNode, payload: Payload) -> Payload | None:
+        key = (sender.token, sender.node, payload["op"])
+        if key in seen:
+            return payload
+        seen.add(key)
+        return None
+
+    return meddle
+
+
+async def test_lost_relays_are_sent_again(agent: FakeAgent) -> None:
+    nodes = await gang(agent, north=2, south=1)
+    agent.meddle = first_of_each_lost()
+    await run(agent, nodes, RANK)
+    assert (await nodes[0].expect("exit"))["code"] == 0
+    assert len(nodes[0].output.splitlines()) == 3
+
+
+async def test_a_blame_that_gets_lost_is_repeated(agent: FakeAgent, closed_port: int) -> None:
+    nodes = await gang(agent, north=1, south=1)
+    at_door(agent, "127.0.2.1", port=closed_port)
+    change, lose = agent.meddle, first_of_each_lost()
+    agent.meddle = lambda sender, p: lose(sender, p) if p["op"] == "unreached" else change(sender, p)
+    assert "connection refused" in await failure(agent, nodes, 1)
+
+
+async def test_doors_are_within_the_clusters_ports(agent: FakeAgent) -> None:
+    ports: dict[str, int] = {}
+
+    def note(sender: FakeNode, payload: Payload) -> Payload:
+        if payload["op"] == "ready":
+            ports[sender.host] = payload["port"]
+        elif payload["op"] == "probe":
+            ports["head"] = payload["doors"][0][0]
+        return payload
+
+    agent.meddle = note
+    first = free_range(8)
+    nodes = await gang(agent, {"KOALA_MPI_PORTS": f"{first}-{first + 7}"}, north=2, south=1)
+    await run(agent, nodes, RANK)
+    assert (await nodes[0].expect("exit"))["code"] == 0
+    assert ports == dict.fromkeys(["127.0.1.2", "127.0.2.1", "head"], first + 2)
+
+
+async def test_no_free_port_is_the_infrastructures_fault(agent: FakeAgent) -> None:
+    first = free_range(2)
+    with socket.socket() as held:
+        held.bind(("127.0.2.1", first + 1))
+        held.listen()
+        nodes = await gang(agent, {"KOALA_MPI_PORTS": f"{first}-{first + 1}"}, north=1, south=1)
+        error = await failure(agent, nodes, 1)
+    assert error.startswith(f"node node-127.0.2.1 cannot listen on a port of {first + 1}-{first + 1} of 127.0.2.1: ")
+
+
+async def test_a_node_stopped_in_the_middle_does_not_disturb_the_others_end(agent: FakeAgent) -> None:
+    nodes = await gang(agent, north=2, south=1)
+    agent.meddle = lambda sender, payload: None if payload["op"] == "reached" else payload
+    await run(agent, nodes, RANK)
+    await agent.until(lambda: any(m["payload"]["op"] == "reached" for m in nodes[2].said("relay")), "the knocking")
+    for node in nodes[::-1]:
+        node.send(t="stop")
+        assert (await node.expect("exit"))["stopped"]
+        assert await node.ended() == 0
+
+
+def free_range(size: int) -> int:
+    """First of so many ports in a row that nobody has on the addresses used here."""
+    for first in range(21000, 32000, size):
+        try:
+            for port in range(first, first + size):
+                with socket.socket() as trial:
+                    trial.bind(("0.0.0.0", port))
+        except OSError:
+            continue
+        return first
+    raise AssertionError("no free ports")

@@ -1,0 +1,57 @@
+"""The port at which a node is probed by the others of its gang, and by anybody."""
+
+import socket
+
+import pytest
+
+from koalapy.runner import probe
+from koalapy.runner.link import Loop
+
+
+def test_probe_listener_with_too_many_peers_disconnects_the_oldest() -> None:
+    loop = Loop()
+    listener = probe.ProbeListener(loop, "node-1", "127.0.0.1", None, max_peers=3)
+    peers = []
+    try:
+        for _ in range(8):
+            peers.append(socket.create_connection(("127.0.0.1", listener.port), timeout=30))
+            loop.turn()
+            assert peers[-1].recv(100).decode() == f"{listener.nonce} 127.0.0.1\n"
+        assert [peer.recv(100) for peer in peers[:5]] == [b""] * 5, "the oldest had to leave"
+    finally:
+        for peer in peers:
+            peer.close()
+        listener.close()
+
+
+class Clock(Loop):
+    """A loop whose time the test sets."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+
+def turn_after(loop: Clock, seconds: float) -> None:
+    loop.now += seconds
+    loop.turn()
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_node_that_is_reached_has_longer_to_answer(answers: bool) -> None:
+    """A node whose runner got no processor for three seconds was one that could not be reached: the job failed."""
+    loop, found = Clock(), list[dict[int, str]]()
+    with socket.create_server(("127.0.0.1", 0)) as slow:
+        listeners = {1: ("127.0.0.1", slow.getsockname()[1], "word")}
+        tried = probe.ProbeRound(loop, "127.0.0.1", listeners, found.append)
+        tried.start()
+        loop.turn()
+        peer, _ = slow.accept()
+        with peer:
+            turn_after(loop, probe.REPLY_TIMEOUT - 1)
+            assert found == []
+            if answers:
+                peer.sendall(b"word 127.0.0.1\n")
+            turn_after(loop, 2)
+    assert found == [{} if answers else {1: "no reply"}]

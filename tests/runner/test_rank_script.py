@@ -1,0 +1,84 @@
+"""The script by which ranks start: one command, one environment."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from koalapy.runner.rank_script import LAUNCHER, REFUSAL, SCRIPT_VARIABLE, write_rank_script
+
+pytestmark = pytest.mark.processes
+
+PRINT = [sys.executable, "-I", "-S", "-c", "import os, sys; print([sys.argv[1:], dict(os.environ), os.getcwd()])"]
+
+
+def run_script(
+    folder: Path, command: list[str], environment: dict[str, str], asked: tuple[str, ...], **brought: str
+) -> "subprocess.CompletedProcess[bytes]":
+    folder.mkdir(exist_ok=True)
+    path = write_rank_script(str(folder), command, environment, "/opt/mpi")
+    return subprocess.run(
+        ["/bin/sh", path, *asked], env=brought, capture_output=True, check=False, input=b"of the head"
+    )
+
+
+@pytest.mark.parametrize("asked", [(), LAUNCHER])
+def test_rank_script_runs_the_jobs_command_in_its_own_environment(tmp_path: Path, asked: tuple[str, ...]) -> None:
+    words = ["a b", "it's", '"$HOME"', "", "*", ":", "line\nbreak", "x=y", "ü", "$(id)"]
+    own = {"A": "it's\n$mine", "BASH_FUNC_module%%": "() { :; }", "OMPI_MCA_pmix": "mine"}
+    done = run_script(
+        tmp_path / "run",
+        [*PRINT, *words],
+        own,
+        asked,
+        PMIX_RANK="3",
+        OMPI_MCA_pmix="head's",
+        PMIX_NAMESPACE="x;$(touch evil)\n",
+        LD_LIBRARY_PATH="/head",
+        OMPI_MCA_mca_base_component_path="/head",
+        PYTHONSTARTUP="/head",
+        OPAL_PREFIX="/head",
+    )
+    assert done.stderr == b""
+    arguments, environment, folder = eval(done.stdout)
+    assert arguments == words
+    assert {k: v for k, v in environment.items() if k != "LC_CTYPE"} == {
+        **own,
+        "PMIX_RANK": "3",
+        "OPAL_PREFIX": "/opt/mpi",
+    }
+    assert folder == os.getcwd()
+
+
+@pytest.mark.parametrize("asked", [("id",), ("/bin/sh", "-c", "id"), (*LAUNCHER, "id"), LAUNCHER[:2], ("", "", "")])
+def test_rank_script_asked_for_another_command_refuses(tmp_path: Path, asked: tuple[str, ...]) -> None:
+    done = run_script(tmp_path, PRINT, {}, asked)
+    assert (done.returncode, done.stdout, done.stderr.decode()) == (126, b"", f"{REFUSAL}\n")
+
+
+def test_rank_script_reads_nothing_from_its_standard_input(tmp_path: Path) -> None:
+    assert run_script(tmp_path, ["cat"], {"PATH": os.environ["PATH"]}, LAUNCHER).stdout == b""
+
+
+def test_rank_script_of_a_program_with_an_equals_sign_runs_it(tmp_path: Path) -> None:
+    program = tmp_path / "a=b"
+    program.write_text('#!/bin/sh\necho "ran $1"\n')
+    program.chmod(0o755)
+    assert run_script(tmp_path, [str(program), "x"], {}, ()).stdout == b"ran x\n"
+
+
+def test_rank_script_is_for_its_account_only(tmp_path: Path) -> None:
+    path = write_rank_script(str(tmp_path), ["true"], {SCRIPT_VARIABLE: "/elsewhere"}, "/opt/mpi")
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    assert "/elsewhere" not in Path(path).read_text()
+
+
+def test_write_rank_script_with_link_at_temporary_name_leaves_its_target(tmp_path: Path) -> None:
+    (target := tmp_path / "target").write_text("keep")
+    (run := tmp_path / "run").mkdir()
+    (run / "koala-rank.new").symlink_to(target)
+    path = write_rank_script(str(run), ["true"], {}, "/opt/mpi")
+    assert target.read_text() == "keep"
+    assert not Path(path).is_symlink()

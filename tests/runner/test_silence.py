@@ -1,0 +1,108 @@
+"""Nobody hangs up when a host is gone: runners look for their agent, and do not end programs for their own sleep."""
+
+import asyncio
+import json
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from koalapy.runner.link import dial
+from tests.runner.conftest import FakeAgent, FakeNode, plan
+
+
+class Swallower:
+    """Stands between runners and an agent; once the line is dead, it takes everything and passes on nothing."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._target = target
+        self._dead = asyncio.Event()
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def listen(self) -> tuple[str, int]:
+        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        host, port = self.server.sockets[0].getsockname()
+        return host, port
+
+    def die(self) -> None:
+        self._dead.set()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back, forth = await asyncio.open_connection(*self._target)
+        self._writers += [writer, forth]
+        await asyncio.gather(self._pass_on(reader, forth), self._pass_on(back, writer))
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            if not self._dead.is_set():
+                writer.write(data)
+
+    def close(self) -> None:
+        self.server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+
+
+def waits_for(gate: Path) -> list[str]:
+    return ["sh", "-c", f"echo up; while [ ! -e {gate} ]; do sleep 0.05; done; echo done"]
+
+
+async def finishes(agent: FakeAgent, node: FakeNode, gate: Path) -> None:
+    gate.touch()  # noqa: ASYNC240
+    end = await node.expect("exit")
+    assert (end["code"], end["stopped"], end["error"]) == (0, False, "")
+    assert node.output == b"up\ndone\n"
+
+
+@pytest.mark.processes
+async def test_a_runner_looks_for_another_agent_when_the_one_it_had_says_nothing(tmp_path: Path) -> None:
+    """Its host is gone: no end of the connection is ever told. Another agent has started elsewhere."""
+    agent, file = FakeAgent(tmp_path, lease=4.0), tmp_path / "agent.json"
+    await agent.listen()
+    address = json.loads(file.read_text())
+    line = Swallower((address["host"], address["port"]))
+    host, port = await line.listen()
+    file.write_text(json.dumps({"host": host, "port": port}))
+    node = await agent.start("7.1.0", 0, "127.0.1.1")
+    node.send(**plan([node], waits_for(tmp_path / "gate")))
+    await agent.until(lambda: bool(node.output), "the program")
+    line.die()
+    file.write_text(json.dumps(address))
+    await agent.until(lambda: len(node.hellos) > 1, "the runner to come back")
+    assert node.hellos[-1]["phase"] == "running"
+    await finishes(agent, node, tmp_path / "gate")
+    assert await node.ended() == 0
+    line.close()
+    await agent.leave()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("renews", [False, True])
+async def test_a_runner_that_was_stopped_does_not_take_that_for_its_agents_silence(
+    tmp_path: Path, renews: bool
+) -> None:
+    agent = FakeAgent(tmp_path, lease=3.0, renews=renews)
+    await agent.listen()
+    node = await agent.start("7.1.0", 0, "127.0.1.1")
+    node.send(**plan([node], waits_for(tmp_path / "gate")))
+    await agent.until(lambda: bool(node.output), "the program")
+    assert node.process is not None
+    node.process.send_signal(signal.SIGSTOP)
+    await asyncio.sleep(4.5)  # longer than the lease
+    node.process.send_signal(signal.SIGCONT)
+    await finishes(agent, node, tmp_path / "gate")
+    assert await node.ended() == 0
+    await agent.leave()
+
+
+def test_a_host_that_is_gone_is_noticed_within_half_a_minute() -> None:
+    """By the kernel, whether there is something to be sent to it or not."""
+    with socket.create_server(("127.0.0.1", 0)) as server, dial(*server.getsockname()) as line:
+        idle, every, times = (
+            line.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        )
+        assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert idle + every * times <= 30
+        assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000

@@ -1,0 +1,179 @@
+"""The runner warns a program before it is stopped: whom it tells, and what becomes of the grace."""
+
+import os
+import signal
+import sys
+from typing import Any
+
+import pytest
+
+from tests.runner.conftest import MPI_ENVIRONMENT, FakeAgent, FakeNode, alive, plan
+
+pytestmark = pytest.mark.processes
+
+TOKEN = "7.1.0"
+LONG = 600.0
+SAVES = """
+import os, signal, sys
+def save(number, frame):
+    # What it interrupts may be printing.
+    os.write(1, b"saved by " + signal.Signals(number).name.encode() + bytes([10]))
+    sys.exit(7)
+for name in ("SIGTERM", "SIGUSR1"):
+    signal.signal(getattr(signal, name), save)
+print("ready", os.getpid(), flush=True)
+while True:
+    signal.pause()
+"""
+PROGRAM = [sys.executable, "-c", SAVES]
+IN_A_SHELL = ["sh", "-c", f"{sys.executable} -c '{SAVES}' & wait; echo never"]
+
+
+async def running(agent: FakeAgent, command: list[str], ready: int = 1, **warning: Any) -> FakeNode:
+    node = await agent.start(TOKEN, 0, "127.0.1.1")
+    node.send(**plan([node], command), **warning)
+    await agent.until(lambda: node.output.count(b"ready") == ready, "a program that is ready")
+    return node
+
+
+def stop(node: FakeNode, grace: float, by: str = "TERM") -> None:
+    node.send(t="stop", signal=by, grace=grace)
+
+
+@pytest.mark.parametrize("by", ["TERM", "USR1"])
+async def test_a_warned_program_saves_itself_and_its_exit_code_counts(agent: FakeAgent, by: str) -> None:
+    node = await running(agent, PROGRAM)
+    stop(node, LONG, by)
+    end = await node.expect("exit")
+    assert f"saved by SIG{by}".encode() in node.output
+    assert (end["code"], end["stopped"], end["infrastructure"]) == (7, False, False)
+    assert len(node.said("warned")) == 1
+
+
+async def test_what_a_shell_has_started_has_its_grace_though_the_shell_is_gone(agent: FakeAgent) -> None:
+    slow = SAVES.replace("    sys.exit(7)", "    import time; time.sleep(1.5); os.write(1, b'late'); sys.exit(7)")
+    node = await running(agent, ["sh", "-c", f"{sys.executable} -c '{slow.replace(chr(39), chr(34))}'; echo never"])
+    stop(node, LONG)
+    end = await node.expect("exit")
+    assert b"late" in node.output
+    assert b"never" not in node.output
+    assert (end["code"], end["stopped"]) == (143, False)
+
+
+async def test_one_that_forks_away_is_warned_too(agent: FakeAgent) -> None:
+    away = f"import subprocess, time; subprocess.Popen([{sys.executable!r}, '-c', {SAVES!r}], start_new_session=True)"
+    node = await running(agent, [sys.executable, "-c", f"{away}; time.sleep(600)"])
+    stop(node, LONG)
+    await node.expect("exit")
+    assert b"saved by SIGTERM" in node.output
+
+
+async def test_one_that_ignores_the_signal_is_stopped_when_its_grace_is_over(agent: FakeAgent) -> None:
+    node = await running(agent, ["sh", "-c", "trap '' TERM; echo ready $$; sleep 600; sleep 600"])
+    pid = node.output.split()[1]
+    stop(node, 0.2)
+    end = await node.expect("exit")
+    assert (end["code"], end["stopped"]) == (None, True)
+    assert not alive(pid)
+
+
+async def test_a_stop_within_the_grace_ends_it_at_once(agent: FakeAgent) -> None:
+    node = await running(agent, ["sh", "-c", "trap 'echo heard' TERM; echo ready; while :; do sleep 0.05; done"])
+    stop(node, LONG)
+    await agent.until(lambda: b"heard" in node.output, "the warning")
+    node.send(t="stop")
+    assert (await node.expect("exit"))["stopped"] is True
+
+
+async def test_a_stop_also_ends_what_is_left_of_a_warned_program(agent: FakeAgent) -> None:
+    left = "trap 'exit 3' TERM; (trap '' TERM; echo ready; while :; do sleep 0.05; done) & wait"
+    node = await running(agent, ["sh", "-c", left])
+    stop(node, LONG)
+    await node.expect("ending")
+    assert not node.said("exit")
+    node.send(t="stop")
+    assert (await node.expect("exit"))["code"] == 3
+
+
+async def test_a_second_warning_tells_nothing_again_and_lengthens_nothing(agent: FakeAgent) -> None:
+    node = await running(agent, ["sh", "-c", "trap 'echo heard' TERM; echo ready; while :; do sleep 0.05; done"])
+    stop(node, 0.5)
+    stop(node, LONG)
+    assert (await node.expect("exit"))["stopped"] is True
+    assert node.output.count(b"heard") <= 2, "once by the warning, once by the stop"
+    assert len(node.said("warned")) == 1
+
+
+@pytest.mark.parametrize(
+    "message", [{"signal": "KOALA", "grace": LONG}, {"grace": LONG}, {"signal": "TERM", "grace": 0}]
+)
+async def test_what_is_no_warning_is_a_stop(agent: FakeAgent, message: dict[str, Any]) -> None:
+    node = await running(agent, ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done"])
+    node.send(t="stop", **message)
+    assert (await node.expect("exit"))["stopped"] is True
+
+
+async def test_before_its_program_runs_a_runner_stops_at_once(agent: FakeAgent) -> None:
+    node = await agent.start(TOKEN, 0, "127.0.1.1")
+    stop(node, LONG)
+    assert (await node.expect("exit"))["stopped"] is True
+    assert not node.said("warned")
+
+
+async def test_before_its_walltime_a_program_is_warned_by_its_runner_alone(agent: FakeAgent) -> None:
+    """Its program need not have a handler by then."""
+    node = await running(agent, ["sleep", "600"], ready=0, warning={"signal": "USR1", "grace": LONG, "after": 0.3})
+    end = await node.expect("exit")
+    assert (end["code"], end["stopped"], end["warned"]) == (128 + signal.SIGUSR1, False, True)
+    assert len(node.said("warned")) == 1
+
+
+async def test_who_was_warned_of_its_walltime_is_not_warned_again_and_has_what_is_left(agent: FakeAgent) -> None:
+    """The first warning, which may come before its program has a handler, is one that ends nothing by itself."""
+    script = "trap 'echo heard' USR1; echo ready; while :; do sleep 0.05; done"
+    node = await running(agent, ["sh", "-c", script], warning={"signal": "WINCH", "grace": 0.5, "after": 0.1})
+    await node.expect("warned")
+    stop(node, LONG, "USR1")
+    assert (await node.expect("exit"))["stopped"] is True
+    assert node.output == b"ready\n"
+    assert len(node.said("warned")) == 1
+
+
+async def test_an_agent_that_comes_back_is_told_that_the_program_was_warned(agent: FakeAgent) -> None:
+    node = await running(agent, ["sh", "-c", "trap 'echo heard' TERM; echo ready; while :; do sleep 0.05; done"])
+    assert node.hellos[-1]["warned"] is False
+    stop(node, LONG)
+    await node.expect("warned")
+    await agent.leave()
+    await agent.listen()
+    await agent.until(lambda: len(node.hellos) == 2, "its hello")
+    assert node.hellos[-1]["warned"] is True
+    node.send(t="stop")
+    await node.expect("exit")
+
+
+@pytest.mark.mpi
+async def test_under_open_mpi_the_ranks_are_told_and_mpirun_is_not(agent: FakeAgent) -> None:
+    nodes = [await agent.start(TOKEN, i, f"127.0.1.{i + 1}", **MPI_ENVIRONMENT) for i in range(2)]
+    rank = SAVES.replace("sys.exit(7)", "sys.exit(0)").replace('"ready"', '"ready", os.environ["OMPI_COMM_WORLD_RANK"]')
+    command = ["sh", "-c", 'exec "$0" -c "$1"', sys.executable, rank]
+    for node in nodes:
+        node.send(**plan(nodes, command, launcher="openmpi"))
+    await agent.until(lambda: nodes[0].output.count(b"ready") == 2, "two ranks")
+    for node in nodes:
+        await node.expect("running")
+        stop(node, LONG)
+    end = await nodes[0].expect("exit")
+    assert nodes[0].output.count(b"saved by SIGTERM") == 2
+    assert (end["code"], end["error"]) == (0, "")
+    for node in nodes:
+        await node.expect("exit")
+
+
+def test_open_mpis_own_processes_are_known_by_their_programs() -> None:
+    from koalapy.runner.openmpi import is_open_mpis
+    from koalapy.runner.processes import command_of
+
+    assert not is_open_mpis(os.getpid())
+    assert not is_open_mpis(2**22 + 1), "one that is gone"
+    assert command_of(os.getpid())[0].startswith("python")

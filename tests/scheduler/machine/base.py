@@ -1,0 +1,205 @@
+"""What all parts of the machine share: the world with its parameters, and what usually happens in it."""
+
+import os
+from functools import partial
+from itertools import count
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize
+
+from koalapy.model.cluster import ClusterView, GridView, Link, Uplink
+from koalapy.model.errors import UsageError
+from koalapy.model.job import ClaimingMode, JobId, JobSpec, JobState, Token
+from koalapy.model.lease import NO_LEASE
+from koalapy.model.limits import Limits, LimitSettings, UserLimits
+from koalapy.model.placement import Placement
+from koalapy.model.reports import ClusterReport
+from koalapy.policies.knowledge import Knowledge
+from koalapy.scheduler import grid
+from koalapy.scheduler.rules import MIN_FACTOR, MIN_SECONDS, Rules
+from tests.scheduler.remains import FIRST_JOB, sizes
+from tests.scheduler.sites import STAGE_SIZE, Site
+from tests.scheduler.world import World
+
+MANY = int(os.environ.get("KOALA_TEST_EXAMPLES", "0"))
+LIVE = ("waiting", "claimed", "running")
+SIZES = {"north": 4, "south": 3, "west": 2}
+SPEEDS = {"north": 1.0, "south": 2.0, "west": 1.0}
+LINKS = {(one, other): Link(0.001, 100.0) for one in SIZES for other in SIZES if one < other}
+"""100 bytes a second."""
+UPLINKS = dict.fromkeys(SIZES, Uplink(100.0))
+"""What was measured of their links."""
+WHOLE_GRID = GridView(tuple(ClusterView(name, total, total) for name, total in SIZES.items()), uplinks=UPLINKS)
+CROWD = 40
+"""Jobs that are not over, beyond which nobody submits."""
+FOR_EVER = 1e6
+LEASE = 9.0
+"""Seconds, with which components of a silent cluster are certainly over before 41 s."""
+
+names = st.sampled_from(list(SIZES))
+picks = st.integers(0, 7)
+rounds = st.sampled_from([4, 4, 3, 2, 1, 0])
+"""How often, after something happened, everybody does what they should; four times brings a job to run."""
+
+usual_rules = st.fixed_dictionaries(
+    {
+        "queue": st.sampled_from(["scan", "scan", "head", "fcfs"]),
+        "queue_order": st.sampled_from(["fcfs", "narrowest-first"]),
+        "sharing": st.sampled_from(["ordinary", "feasible", "feasible", "independent"]),
+        "speed_threshold": st.sampled_from([0.0, 0.0, 1.0]),
+        "reclaimed_position": st.sampled_from(["place", "front"]),
+        "event_driven": st.booleans(),
+        "high_scans_per_low": st.sampled_from([2, 2, 1, 3]),
+        "max_restarts": st.sampled_from([None, 1]),
+        "low_patience": st.sampled_from([None, 41.0]),
+        "max_claiming_tries": st.sampled_from([None, None, 4, 1]),
+        "restart_pause": st.sampled_from([0.0, 5.0]),
+        "claiming": st.sampled_from(ClaimingMode),
+        "claim_threshold": st.sampled_from([0.0, 0.5, 1.0]),
+        "claim_factor": st.sampled_from([0.75, 0.3]),
+        "preemption": st.sampled_from(["placement", "placement", "claiming", "never"]),
+        "preemption_order": st.sampled_from(["least-harm", "least-harm", "jst"]),
+        "aging": st.sampled_from([True, True, False]),
+        "aging_tries": st.sampled_from([1, 3, 1000]),
+        "probation": st.booleans(),
+        "error_threshold": st.sampled_from([3, 3, 1]),
+        "probation_pause": st.just(20.0),
+        "probation_pause_max": st.just(60.0),
+        "claim_grace": st.just(10.0),
+        "barrier_timeout": st.just(30.0),
+        "unreachable_after": st.just(5.0),
+        "scan_interval": st.just(15.0),
+    }
+)
+least = st.sampled_from([MIN_SECONDS, MIN_SECONDS, 5.0])
+extreme_rules = st.fixed_dictionaries(
+    {
+        "queue": st.sampled_from(["scan", "head", "fcfs"]),
+        "claiming": st.sampled_from(ClaimingMode),
+        "claim_threshold": st.sampled_from([0.0, 1.0]),
+        "claim_factor": st.sampled_from([MIN_FACTOR, 0.99]),
+        "claim_factor_min": st.just(MIN_FACTOR),
+        "claim_factor_step": st.sampled_from([0.0, 0.99]),
+        "claim_epsilon": st.sampled_from([MIN_SECONDS, FOR_EVER]),
+        "claim_grace": st.sampled_from([MIN_SECONDS, 10.0, FOR_EVER]),
+        "barrier_timeout": st.sampled_from([MIN_SECONDS, 30.0, FOR_EVER]),
+        "unreachable_after": least,
+        "probation_pause": least,
+        "probation_pause_max": least,
+        "restart_pause": st.sampled_from([0.0, MIN_SECONDS, 5.0]),
+        "restart_pause_max": st.sampled_from([0.0, 60.0]),
+        "high_scans_per_low": st.sampled_from([1, 1000]),
+        "max_restarts": st.sampled_from([None, 0]),
+        "low_patience": st.sampled_from([MIN_SECONDS, 0.1, FOR_EVER]),
+        "max_placement_tries": st.sampled_from([None, 1]),
+        "max_claiming_tries": st.sampled_from([None, 1]),
+        "placement_queue_limit": st.sampled_from([1, 100]),
+        "aging_tries": st.just(1),
+        "error_threshold": st.just(1),
+        "assumed_bandwidth": st.sampled_from([1e-9, 1e300]),
+        "event_driven": st.booleans(),
+    }
+)
+"""At their limits: jobs may never come to run with these."""
+owners_limits = st.sampled_from(
+    [
+        None,
+        None,
+        LimitSettings(UserLimits(nodes=4)),
+        LimitSettings(UserLimits(queued_jobs=3), {"cy": UserLimits(nodes=0)}, {"lab": UserLimits(nodes=5)}),
+        LimitSettings(UserLimits(node_hours_per_day=0.5), groups={"lab": UserLimits(nodes=6)}),
+    ]
+)
+
+
+class Machine(RuleBasedStateMachine):
+    """The world, and what everybody does who does what they should."""
+
+    world_class: type[World] = World
+    world: World
+
+    @initialize(
+        rules=st.one_of(usual_rules, usual_rules, usual_rules, extreme_rules),
+        now=st.sampled_from([0.0, 1.7e9 + 0.3]),
+        limits=owners_limits,
+        touches=st.sampled_from([1, 5, 1000]),
+        budget=st.sampled_from([None, None, MIN_SECONDS, 4.0]),
+        lease=st.sampled_from([LEASE, LEASE, LEASE, MIN_SECONDS, 100.0, NO_LEASE]),
+    )
+    def begin(
+        self,
+        rules: dict[str, Any],
+        now: float,
+        limits: LimitSettings | None,
+        touches: int,
+        budget: float | None,
+        lease: float,
+    ) -> None:
+        """``budget``: for so many looks at the clock a step places jobs."""
+        nonces = count(1)
+        grid.MAX_TOUCHES = touches
+        self.world = self.world_class(
+            SIZES,
+            Rules(**rules, step_budget=budget or 1.0),
+            manual=True,
+            now=now,
+            links=LINKS,
+            speeds=SPEEDS,
+            nonces=lambda: f"{next(nonces):x}",
+            limits=Limits(limits, lambda owner: ("lab",) if owner in ("bob", "cy") else ()) if limits else None,
+            first_job=FIRST_JOB,
+            clock=partial(next, count(1.0)) if budget else None,
+            lease=lease,
+        )
+        self.is_extreme = MIN_FACTOR in (rules["claim_factor"], rules.get("claim_factor_min"))
+        for site in self.world.sites.values():
+            site.delivers_long = True
+        self.users: dict[str, list[str]] = {name: [] for name in SIZES}
+        self.seen: dict[str, ClusterReport] = {}
+        self.fresh = sizes(self.world.scheduler)
+
+    # What usually happens
+
+    def all_goes_well(self, rounds: int) -> None:
+        """What usually happens between the accidents."""
+        for _ in range(rounds):
+            for name, site in self.world.sites.items():
+                self.world.obey(name)
+                for token in site.startable():
+                    site.runners_report(token)
+                for token in list(site.stages):
+                    site.stage(token, STAGE_SIZE)
+                if site.connected:
+                    site.report()
+                self.world.deliver(name)
+
+    # What there is
+
+    # As was told: whoever asks the scheduler for a job keeps it from changing that job in place.
+
+    def some(self, *states: JobState) -> list[JobId]:
+        return [job.id for job in self.world.jobs.values() if job.state in states and not job.state.is_final]
+
+    def components(self, *phases: str) -> list[tuple[Site, Token]]:
+        return [(site, token) for site in self.world.sites.values() for token in site.in_phase(*phases)]
+
+    def stages(self) -> list[tuple[Site, Token]]:
+        return [(site, token) for site in self.world.sites.values() for token in site.stages]
+
+    def is_possible(self, spec: JobSpec) -> bool:
+        """Whether the whole grid serves it, as far as jobs of its home site may run there."""
+        try:
+            policy: Any = self.world.policies.resolve(spec.policy, spec.request, spec.policy_options)
+        except UsageError:
+            return False
+        if spec.policy == "resource-matching":
+            policy = policy.informed(Knowledge(bandwidth=spec.per_node_bandwidth or 0.0))
+        home, rules = spec.home_site, self.world.rules
+        is_open = {name for name in SIZES if not home or SPEEDS[name] >= rules.speed_threshold * SPEEDS[home]}
+        view = WHOLE_GRID.only(frozenset({home} if home and rules.sharing == "independent" else is_open))
+        return isinstance(policy.place(spec.request, view), Placement)
+
+
+def pick_of(some: list[tuple[Site, Token]], pick: int) -> tuple[Site, Token]:
+    return some[pick % len(some)]

@@ -1,0 +1,123 @@
+"""Jobs go where their owner has an account, and nowhere else; what is said of the others."""
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.model.cluster import GridView
+from koalapy.model.errors import UsageError
+from koalapy.model.job import JobSpec, JobState, Launcher
+from koalapy.model.placement import Placement, Refusal
+from koalapy.model.profile import ClusterProfile
+from koalapy.model.request import Request
+from koalapy.model.users import Accounts, Domain, User, Users
+from koalapy.policies.registry import builtin
+from koalapy.scheduler.explain.explain import explain, explain_submission
+from koalapy.scheduler.queue.eligibility import Demands, Eligibility
+from tests.policies.grids import NAMES, grid, grids, summary
+from tests.scheduler.requests import fixed, flexible, nonfixed
+from tests.scheduler.world import World
+from tests.validation.submissions import GRID, refusal, spec
+
+MAPPED = {
+    "alice": User({"north": "alice", "south": "alice"}),
+    "bob": User({"north": "bob"}),
+    "carol": User({"north": "c"}),
+}
+ACCOUNTS = Accounts(Users(MAPPED, ["west"]), dict.fromkeys(("north", "south", "west"), Domain("mapped")))
+ELIGIBILITY = Eligibility(dict.fromkeys(NAMES, ClusterProfile()), ACCOUNTS)
+
+
+def ask(request: Request, view: GridView, owner: str) -> Placement | Refusal:
+    job = JobSpec(request, ("true",), owner=owner)
+    return ELIGIBILITY.evaluate(builtin().resolve("", request), job, view)
+
+
+def test_a_job_goes_where_its_owner_has_an_account() -> None:
+    view = grid(north=2, south=3)
+    assert {c.cluster for c in ask(flexible(5), view, "alice").components} == {"north", "south"}  # type: ignore[union-attr]
+    assert {c.cluster for c in ask(flexible(2), view, "bob").components} == {"north"}  # type: ignore[union-attr]
+    refused = "needs 3 nodes; 2 are idle (north 2); its owner may not use south"
+    assert summary(ask(flexible(3), view, "bob")) == refused
+    assert summary(ask(fixed(north=1, south=1), view, "bob")) == "its owner may not use south"
+
+
+def test_who_may_use_the_same_clusters_waits_together() -> None:
+    """Or a scan would ask for each owner."""
+    demands = {o: ELIGIBILITY.demands(JobSpec(flexible(1), ("true",), owner=o)) for o in ("alice", "bob", "carol", "d")}
+    assert demands["bob"] == demands["carol"] != demands["alice"] != demands["d"]
+    everywhere = Eligibility({"north": ClusterProfile()}, ACCOUNTS)
+    assert everywhere.demands(JobSpec(flexible(1), ("true",), owner="alice")) == Demands(closed=frozenset({"west"})), (
+        "accounts know of clusters that the grid has not"
+    )
+    service = Eligibility(dict.fromkeys(NAMES, ClusterProfile()), Accounts())
+    assert service.demands(JobSpec(flexible(1), ("true",), owner="alice")) == ()
+
+
+requests = st.one_of(
+    st.builds(flexible, st.integers(1, 8)),
+    st.lists(st.integers(1, 4), min_size=1, max_size=3).map(lambda sizes: nonfixed(*sizes)),
+    st.dictionaries(st.sampled_from(NAMES), st.integers(1, 3), min_size=1).map(lambda sizes: fixed(**sizes)),
+)
+
+
+@given(request=requests, view=grids(), owner=st.sampled_from(["alice", "bob", "dave", "dave@west", "dave@north"]))
+def test_no_component_goes_where_its_owner_has_no_account(request: Request, view: GridView, owner: str) -> None:
+    answer = ask(request, view, owner)
+    job = JobSpec(request, ("true",), owner=owner)
+    closed = ACCOUNTS.closed_to(owner)
+    if isinstance(answer, Placement):
+        assert closed.isdisjoint(component.cluster for component in answer.components)
+        assert ELIGIBILITY.allows(job, frozenset(c.cluster for c in answer.components), view)
+    told = ELIGIBILITY.explain(builtin().resolve("", request), job, view)
+    assert isinstance(answer, Refusal) or not told
+    for name in closed & {reason.cluster for reason in told}:
+        (reason,) = (each for each in told if each.cluster == name)
+        assert "account" in reason.reason or view.get(name) is None or str(view.get(name).state) in reason.reason  # type: ignore[union-attr]
+    for one, other in product(closed, NAMES):
+        assert not ELIGIBILITY.allows(job, frozenset({one, other}), view)
+
+
+def world() -> World:
+    return World({"north": 4, "south": 4}, accounts=ACCOUNTS)
+
+
+def test_a_job_waits_and_the_reason_names_the_account() -> None:
+    grid = world()
+    grid.sites["north"].local_user(3)
+    grid.settle()
+    job = grid.submit(flexible(2), owner="bob", launcher=Launcher.PROCESSES)
+    assert grid.state(job) is JobState.QUEUED
+    assert grid.queries.waiting_reason(grid.job(job)).endswith("; its owner may not use south")
+    told = explain(grid.queries, grid.job(job), [], grid.now)
+    assert [c.reason for c in told.clusters if c.cluster == "south"] == ["bob has no account on south"]
+    dry = explain_submission(grid.queries, grid.job(job).spec, grid.now)
+    assert [c.reason for c in dry.clusters if c.cluster == "south"] == ["bob has no account on south"]
+    other = grid.submit(flexible(2), owner="alice", launcher=Launcher.PROCESSES)
+    grid.advance(30)
+    assert grid.state(other) is JobState.SUCCEEDED
+    assert grid.state(job) is JobState.QUEUED
+
+
+@pytest.mark.parametrize(
+    ("owner", "request_", "field", "said"),
+    [
+        ("bob", fixed(south=1), "request.components[0].cluster", "is south, but bob has no account on south"),
+        ("dave", flexible(1), "owner", "owner is dave, who may use no cluster of this grid"),
+        ("bob", flexible(5), "request.total_size", "; its owner may not use south"),
+        ("bob", nonfixed(3, 3), "request.components", "; its owner may not use south"),
+        ("alice@north", fixed(north=1), "owner", "alice@north, who may use no cluster"),
+    ],
+)
+def test_what_can_never_run_is_refused_at_once(owner: str, request_: Request, field: str, said: str) -> None:
+    error = refusal(spec(request_, owner=owner), GRID, ACCOUNTS)
+    assert (error.field, said in error.message) == (field, True), error.message
+    assert error.hint
+
+
+def test_the_way_out_names_the_setting() -> None:
+    error = refusal(spec(fixed(south=1), owner="bob"), GRID, ACCOUNTS)
+    assert isinstance(error, UsageError)
+    assert error.hint == ("name north, or have the grid's administrators give bob an account in users.bob.accounts")

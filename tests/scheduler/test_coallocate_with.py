@@ -1,0 +1,187 @@
+"""Clusters that allow only some others in their jobs: no job ever has two that do not allow each other."""
+
+from contextlib import suppress
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.model.cluster import GridView
+from koalapy.model.coallocation import MAX_SETS, largest_sets, may_share_job
+from koalapy.model.errors import UsageError
+from koalapy.model.job import JobSpec, Launcher
+from koalapy.model.placement import Placement, Refusal
+from koalapy.model.profile import ClusterProfile, Mpi, MpiSeries
+from koalapy.model.request import FixedRequest, Request
+from koalapy.model.users import Accounts
+from koalapy.policies.registry import builtin
+from koalapy.scheduler.queue.eligibility import Eligibility
+from koalapy.settings import Settings
+from koalapy.validation.limits import ClusterLimits, Limits
+from koalapy.validation.submission import check
+from tests.policies.grids import NAMES, grid, grids
+from tests.scheduler.requests import fixed, flexible, nonfixed
+
+allowed = st.none() | st.sets(st.sampled_from(NAMES)).map(lambda names: tuple(sorted(names)))
+drawn_profiles = st.fixed_dictionaries(
+    {
+        name: st.builds(
+            lambda names, series: ClusterProfile(mpi=Mpi(series), coallocate_with=names),
+            allowed,
+            st.sampled_from(MpiSeries),
+        )
+        for name in NAMES
+    }
+)
+drawn_requests = st.one_of(
+    st.builds(flexible, st.integers(1, 8)),
+    st.lists(st.integers(1, 4), min_size=1, max_size=3).map(lambda sizes: nonfixed(*sizes)),
+    st.dictionaries(st.sampled_from(NAMES), st.integers(1, 3), min_size=1).map(lambda sizes: fixed(**sizes)),
+)
+Profiles = dict[str, ClusterProfile]
+
+
+def allows_pairwise(names: frozenset[str], profiles: Profiles, launcher: Launcher) -> bool:
+    """State the rule by itself."""
+    for one, other in combinations(sorted(names), 2):
+        for a, b in ((one, other), (other, one)):
+            if profiles[a].coallocate_with is not None and b not in (profiles[a].coallocate_with or ()):
+                return False
+        if launcher is Launcher.OPENMPI and profiles[one].mpi.series != profiles[other].mpi.series:
+            return False
+    return True
+
+
+def policies_for(request: Request) -> list[str]:
+    registry, found = builtin(), []
+    for name in registry.names():
+        with suppress(UsageError):
+            registry.resolve(name, request)
+            found.append(name)
+    return found
+
+
+@given(drawn_requests, grids(), drawn_profiles, st.sampled_from(Launcher), st.data())
+def test_placement_by_any_policy_has_only_clusters_that_allow_each_other(
+    request: Request, view: GridView, profiles: Profiles, launcher: Launcher, data: st.DataObject
+) -> None:
+    spec = JobSpec(
+        request, ("true",), launcher=launcher, policy=data.draw(st.sampled_from(["", *policies_for(request)]))
+    )
+    eligibility = Eligibility(profiles, Accounts())
+    policy = builtin().resolve(spec.policy, request)
+    answer = eligibility.evaluate(policy, spec, view)
+    if isinstance(answer, Placement):
+        assert allows_pairwise(frozenset(c.cluster for c in answer.components), profiles, launcher)
+    else:
+        assert eligibility.explain(policy, spec, view) or not list(view)
+
+
+@given(st.sets(st.sampled_from(NAMES), min_size=1), grids(), drawn_profiles, st.sampled_from(Launcher))
+def test_eligibility_allows_clusters_together_exactly_if_each_pair_does(
+    names: set[str], view: GridView, profiles: Profiles, launcher: Launcher
+) -> None:
+    """This is what a component's new place is held against while nodes are claimed."""
+    spec = JobSpec(flexible(1), ("true",), launcher=launcher)
+    expected = allows_pairwise(frozenset(names), profiles, launcher)
+    assert Eligibility(profiles, Accounts()).allows(spec, frozenset(names), view) == expected
+
+
+@given(drawn_requests, grids(), drawn_profiles, st.sampled_from(Launcher))
+def test_request_that_could_be_placed_on_the_empty_grid_is_not_refused_at_submission(
+    request: Request, view: GridView, profiles: Profiles, launcher: Launcher
+) -> None:
+    empty = grid(**{cluster.name: cluster.total for cluster in view})
+    limits = Limits([ClusterLimits(c.name, c.total, profiles[c.name]) for c in empty], builtin())
+    spec = JobSpec(request, ("true",), launcher=launcher)
+    answer = Eligibility(profiles, Accounts()).evaluate(builtin().resolve("", request), spec, empty)
+    if isinstance(answer, Placement):
+        check(spec, limits)
+    elif isinstance(request, FixedRequest) and not allows_pairwise(
+        frozenset(c.cluster or "" for c in request.components), profiles, launcher
+    ):
+        with pytest.raises(UsageError) as error:
+            check(spec, limits)
+        assert error.value.field
+
+
+@given(drawn_profiles, st.booleans())
+def test_largest_sets_are_all_sets_of_clusters_that_allow_each_other_and_have_no_larger_one(
+    profiles: Profiles, one_series: bool
+) -> None:
+    launcher = Launcher.OPENMPI if one_series else Launcher.PROCESSES
+    subsets = [frozenset(names) for size in range(1, len(NAMES) + 1) for names in combinations(NAMES, size)]
+    allowed = [names for names in subsets if allows_pairwise(names, profiles, launcher)]
+    expected = {names for names in allowed if not any(names < other for other in allowed)}
+    found = list(largest_sets(profiles, one_series=one_series))
+    assert (len(found), set(found)) == (len(expected), expected)
+
+
+def test_pair_is_allowed_only_if_both_clusters_name_the_other() -> None:
+    profiles = {"a": ClusterProfile(coallocate_with=("b",)), "b": ClusterProfile(), "c": ClusterProfile()}
+    assert may_share_job("a", "b", profiles)
+    assert not may_share_job("a", "c", profiles)
+    assert not may_share_job("c", "a", profiles)
+    assert may_share_job("a", "a", profiles)
+
+
+def test_fixed_request_for_clusters_that_do_not_allow_each_other_is_refused_by_its_field() -> None:
+    limits = Limits(
+        [ClusterLimits("north", 4, ClusterProfile(coallocate_with=())), ClusterLimits("south", 4)], builtin()
+    )
+    for launcher in Launcher:
+        with pytest.raises(UsageError) as error:
+            check(JobSpec(fixed(north=1, south=1), ("true",), launcher=launcher), limits)
+        assert error.value.field == "request.components[1].cluster"
+        assert "is south, but coallocate_with keeps north and south apart" in error.value.message
+        assert error.value.hint == "name clusters that allow each other in coallocate_with"
+
+
+def test_request_larger_than_any_clusters_that_share_jobs_is_refused_at_submission() -> None:
+    limits = Limits(
+        [ClusterLimits("north", 4, ClusterProfile(coallocate_with=())), ClusterLimits("south", 3)], builtin()
+    )
+    with pytest.raises(UsageError) as error:
+        check(JobSpec(flexible(5), ("true",)), limits)
+    assert error.value.field == "request.total_size"
+    assert "not on clusters that may share a job (north 4; south 3); coallocate_with keeps" in error.value.message
+
+
+def test_explanation_names_the_clusters_that_may_share_a_job() -> None:
+    profiles = {
+        "east": ClusterProfile(),
+        "north": ClusterProfile(coallocate_with=("south",)),
+        "south": ClusterProfile(coallocate_with=("north",)),
+    }
+    spec, view = JobSpec(flexible(5), ("true",)), grid(east=4, north=1, south=2)
+    eligibility, policy = Eligibility(profiles, Accounts()), builtin().resolve("", flexible(5))
+    answer = eligibility.evaluate(policy, spec, view)
+    assert isinstance(answer, Refusal)
+    assert "coallocate_with keeps east and north, east and south apart" in answer.summary
+    reasons = {reason.cluster: reason.reason for reason in eligibility.explain(policy, spec, view)}
+    assert reasons["east"].endswith("; no cluster may share a job with it")
+    assert reasons["north"].endswith("; only south may share a job with it")
+
+
+def test_setting_with_an_unknown_cluster_is_refused_by_its_field() -> None:
+    settings = Settings(clusters={"north": {"coallocate_with": ["sout"]}, "south": {}})  # type: ignore[arg-type]
+    with pytest.raises(UsageError) as error:
+        settings.check_coallocation()
+    assert error.value.field == "clusters.north.coallocate_with[0]"
+
+
+def test_setting_with_too_many_sets_of_clusters_is_refused() -> None:
+    """Each of twelve clusters refuses one other: 2^6 = 64 sets; another pair doubles them."""
+
+    def pairs(count: int) -> Settings:
+        names = [f"c{number:02}" for number in range(2 * count)]
+        clusters = {
+            name: {"coallocate_with": [other for i, other in enumerate(names) if i // 2 != n // 2]}
+            for n, name in enumerate(names)
+        }
+        return Settings(clusters=clusters)  # type: ignore[arg-type]
+
+    pairs(6).check_coallocation()
+    with pytest.raises(UsageError, match=f"more than {MAX_SETS} sets"):
+        pairs(7).check_coallocation()

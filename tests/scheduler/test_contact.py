@@ -1,0 +1,505 @@
+"""Clusters that go away and come back, agents that say things twice or late, daemons that die."""
+
+import pytest
+
+from koalapy.model.cluster import ClusterState
+from koalapy.model.job import ComponentState, JobState, Launcher, parse_token
+from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory
+from koalapy.scheduler.effects import MAX_STRAYS, ForgetComponent, StopComponent
+from koalapy.scheduler.events import InventoryReceived, JobHeld, Reported
+from koalapy.scheduler.rules import Rules
+from tests.scheduler.laws import check_quiet
+from tests.scheduler.requests import fixed, flexible, nonfixed
+from tests.scheduler.world import World
+
+LAUNCHERS = pytest.mark.parametrize("launcher", list(Launcher))
+TIMES = pytest.mark.parametrize("now", [0.0, 1e9 + 0.1, 1.7e9 + 0.7])
+
+
+@TIMES
+def test_a_cluster_that_goes_away_makes_its_jobs_unknown_and_their_return_makes_them_run(now: float) -> None:
+    world = World({"north": 4, "south": 4}, Rules(unreachable_after=5), now=now)
+    job = world.submit(flexible(6), lasts=60)
+    world.advance(1)
+    world.disconnect("south", "its agent has gone")
+    assert world.queries.grid["south"].state is ClusterState.UNREACHABLE
+    assert world.queries.grid["south"].why == "its agent has gone"
+    world.advance(4)
+    assert world.state(job) is JobState.RUNNING
+    world.advance(1)
+    assert world.state(job) is JobState.UNKNOWN
+    attempt = world.job(job).attempt
+    assert attempt is not None
+    assert [c.unknown_since for c in attempt.components] == [None, now + 1]
+    reason = world.job(job).reason
+    assert reason.startswith("south is out of reach, where it may still run: tried again at ")
+    assert [c.lost_at for c in attempt.components] == [None, now + 1 + world.lost_after("south")]
+    world.advance(30)
+    world.connect("south")
+    assert world.state(job) is JobState.RUNNING
+    world.advance(60)
+    assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 0)
+    assert world.story(job).count("unknown") == 1
+
+
+@pytest.mark.parametrize("now", [0.0, 1.7e9 + 0.25])
+def test_a_deadline_that_has_no_exact_number_is_met_all_the_same(now: float) -> None:
+    """The scheduler is woken at the very moment, and may not find it a hair too early."""
+    world = World({"north": 4}, Rules(unreachable_after=5.3), now=now, lease=564.3)
+    job = world.submit(fixed(north=4), lasts=2000)
+    world.advance(1)
+    world.disconnect("north")
+    world.advance(6)
+    assert world.state(job) is JobState.UNKNOWN
+    world.advance(world.lost_after("north") - 6)
+    assert world.state(job) is JobState.QUEUED
+
+
+def test_who_is_away_is_watched_once_a_second_at_most() -> None:
+    """However soon it counts as out of reach."""
+    world = World({"north": 4}, Rules(unreachable_after=0.001))
+    world.disconnect("north")
+    wakeups = 0
+    while wakeups < 100 and (wakeup := world.scheduler.next_wakeup()) is not None and wakeup <= 20.0:
+        world.now, wakeups = max(world.now, wakeup), wakeups + 1
+        world.step()
+    assert wakeups <= 21
+
+
+def test_nothing_is_placed_where_nobody_answers() -> None:
+    world = World({"north": 4})
+    world.disconnect("north")
+    job = world.submit(fixed(north=1))
+    world.advance(100)
+    assert world.state(job) is JobState.QUEUED
+    world.connect("north")
+    assert world.state(job) is JobState.CLAIMING
+
+
+def test_a_short_absence_is_nobodys_business() -> None:
+    world = World({"north": 4}, Rules(unreachable_after=5))
+    job = world.submit(fixed(north=4), lasts=60)
+    world.advance(1)
+    for _ in range(4):
+        world.disconnect("north")
+        world.advance(3)
+        world.connect("north")
+    world.advance(3)
+    assert "unknown" not in world.story(job)
+    world.disconnect("north")
+    world.disconnect("north")
+    world.advance(6)
+    assert world.state(job) is JobState.UNKNOWN
+
+
+def test_a_program_that_ends_out_of_sight_is_taken_up_afterwards() -> None:
+    world = World({"north": 4})
+    job = world.submit(fixed(north=4), lasts=20)
+    world.advance(1)
+    world.disconnect("north")
+    world.advance(60)
+    assert world.state(job) is JobState.UNKNOWN
+    world.connect("north")
+    assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 0)
+    check_quiet(world)
+
+
+@TIMES
+@LAUNCHERS
+def test_job_of_silent_cluster_is_started_elsewhere_once_its_lease_is_over(launcher: Launcher, now: float) -> None:
+    world = World({"north": 4, "south": 4}, now=now, lease=560.0)
+    job = world.submit(flexible(4), lasts=2000, launcher=launcher)
+    world.advance(1)
+    world.disconnect("north")
+    world.advance(world.lost_after("north") - 1)
+    assert (world.job(job).generation, world.state(job)) == (1, JobState.UNKNOWN)
+    world.advance(2)
+    assert world.reasons(job, "error") == ["not heard of for 596 s, and its lease is over"]
+    assert (world.job(job).generation, world.state(job)) == (2, JobState.RUNNING)
+    old = world.sites["north"]
+    assert old.in_phase("running") == []
+    world.connect("north")
+    assert not old.runners
+    assert world.sent[-1] == ForgetComponent("north", "1.1.0")
+    world.advance(3000)
+    assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 1)
+    check_quiet(world)
+
+
+def test_a_stray_is_told_to_end_once_however_often_it_is_heard_of() -> None:
+    """An agent answers an order it knows with a status: an order for each status would never end."""
+    world = World({"north": 4})
+    for _ in range(5):
+        world.step([Reported("north", ComponentStatus("7.1.0", ComponentState.RUNNING))])
+    assert [type(c) for c in world.sent] == [StopComponent]
+    world.step([Reported("north", ComponentStatus("7.1.0", ComponentState.ENDED))])
+    world.step([Reported("north", ComponentStatus("7.1.0", ComponentState.RUNNING))])
+    assert [type(c) for c in world.sent] == [StopComponent, ForgetComponent, StopComponent]
+
+
+def test_what_a_cluster_makes_up_is_answered_within_bounds() -> None:
+    world = World({"north": 4, "south": 4})
+
+    def hear(cluster: str, token: str, state: str = "running") -> int:
+        before = len(world.sent)
+        world.step([Reported(cluster, ComponentStatus(token, ComponentState(state)))])
+        return sum(isinstance(command, StopComponent) for command in world.sent[before:])
+
+    many = [
+        Reported("north", ComponentStatus(f"{job}.1.0", ComponentState.RUNNING))
+        for job in range(1000, 997 + MAX_STRAYS)
+    ]
+    world.step(many)
+    assert [hear("north", f"{job}.1.0") for job in range(100, 106)] == [1, 1, 1, 0, 0, 0]
+    assert hear("south", "105.1.0") == 1, "others are not kept waiting"
+    assert hear("north", "101.1.0", "ended") == 0
+    assert [hear("north", f"{job}.1.0") for job in (104, 105)] == [1, 0]
+
+
+def test_a_stray_is_told_again_when_its_cluster_comes_back() -> None:
+    world = World({"north": 4}, manual=True)
+    world.deliver("north")
+    for _ in range(2):
+        world.step([InventoryReceived("north", Inventory((ComponentStatus("7.1.0", ComponentState.RUNNING),)))])
+    assert [type(c) for c in world.sent] == [StopComponent, StopComponent]
+
+
+@pytest.mark.parametrize("token", ["nonsense", "1.1.9", "1.1.-1", "1.2.0", "9.1.0"])
+def test_a_stranger_changes_nothing(token: str) -> None:
+    world = World({"north": 4})
+    job = world.submit(fixed(north=4))
+    before = world.job(job)
+    world.step([Reported("north", ComponentStatus(token, ComponentState.CLAIMED, hosts=("evil",) * 4))])
+    assert world.job(job) is before
+    assert world.sent[-1] == StopComponent("north", token, "not of a live attempt", stray=True)
+
+
+def test_a_cluster_cannot_speak_for_another() -> None:
+    world = World({"north": 4, "south": 4})
+    job = world.submit(fixed(north=4))
+    before = world.job(job)
+    world.step([Reported("south", ComponentStatus("1.1.0", ComponentState.ENDED, error="no", infrastructure=True))])
+    assert world.job(job) is before
+    assert world.queries.grid["north"].available == 0
+
+
+def test_late_word_of_an_old_attempt() -> None:
+    world = World({"north": 4})
+    job = world.submit(fixed(north=4))
+    world.settle()
+    world.sites["north"].fails("1.1.0", "node lost")
+    world.sites["north"].ends("1.1.0")
+    world.settle()
+    assert world.job(job).generation == 2
+    now = world.job(job)
+    for state in (ComponentState.WAITING, ComponentState.CLAIMED, ComponentState.RUNNING):
+        world.step([Reported("north", ComponentStatus("1.1.0", state, error="late", infrastructure=True))])
+    world.step([Reported("north", ComponentStatus("1.1.0", ComponentState.ENDED, program_exit=1))])
+    assert world.job(job) is now
+    assert [type(c) for c in world.sent[-2:]] == [StopComponent, ForgetComponent]
+
+
+@LAUNCHERS
+def test_everything_said_twice_changes_nothing(launcher: Launcher) -> None:
+    world = World({"north": 4, "south": 4})
+    job = world.submit(flexible(6), launcher=launcher)
+    for _ in range(30):
+        for site in world.sites.values():
+            for token in [*site.runners]:
+                site.tell(token)
+                site.tell(token)
+        world.advance(0.5)
+    assert world.story(job) == [
+        "submitted",
+        "placed",
+        "claiming",
+        "claimed",
+        "claimed",
+        "started",
+        "running",
+        "ending",
+        "succeeded",
+    ]
+
+
+def test_a_running_gang_is_not_started_again_while_a_part_of_it_may_still_run() -> None:
+    """South breaks while nobody can see north: two attempts of one job must never run at once."""
+    world = World({"north": 4, "south": 4})
+    job = world.submit(fixed(north=2, south=2), lasts=2000)
+    world.advance(1)
+    world.disconnect("north")
+    world.advance(60)
+    world.sites["south"].fails("1.1.1", "node lost")
+    world.sites["south"].ends("1.1.1")
+    world.advance(60)
+    assert world.job(job).generation == 1
+    assert world.job(job).ending is JobState.QUEUED
+    world.connect("north")
+    assert world.job(job).generation == 2
+    world.advance(3000)
+    assert world.state(job) is JobState.SUCCEEDED
+    check_quiet(world)
+
+
+def test_a_running_gang_is_started_again_once_its_other_part_counts_as_lost() -> None:
+    world = World({"north": 4, "south": 4, "west": 4}, lease=560.0)
+    job = world.submit(flexible(8), lasts=2000)
+    world.advance(1)
+    world.disconnect("north")
+    world.advance(60)
+    world.sites["south"].fails("1.1.1", "node lost")
+    world.sites["south"].ends("1.1.1")
+    world.advance(600)
+    assert (world.job(job).generation, world.state(job)) == (2, JobState.RUNNING)
+    assert world.queries.grid["north"].health.errors == 0, "one failure, one error"
+
+
+# Inventories
+
+
+def test_a_cluster_that_forgot_a_component_has_lost_it() -> None:
+    world = World({"north": 4, "south": 4})
+    job = world.submit(flexible(6), lasts=60)
+    world.advance(1)
+    world.disconnect("south")
+    world.sites["south"].vanishes("1.1.1")
+    world.connect("south")
+    assert world.reasons(job, "error") == ["the cluster knows nothing of it"]
+    assert world.queries.grid["south"].health.errors == 1
+    world.advance(100)
+    assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 1)
+
+
+def test_what_is_not_in_an_inventory_that_is_not_whole_may_be_there_all_the_same() -> None:
+    """Its agent has no record of it, and its resource manager does not answer yet."""
+    world = World({"north": 4, "south": 4}, Rules(unreachable_after=5))
+    job = world.submit(flexible(6), lasts=60)
+    world.advance(1)
+    world.disconnect("south")
+    world.advance(6)
+    assert world.state(job) is JobState.UNKNOWN
+    world.step([InventoryReceived("south", Inventory((), whole=False))])
+    assert (world.state(job), world.job(job).restarts) == (JobState.UNKNOWN, 0)
+    world.connect("south")
+    assert world.state(job) is JobState.RUNNING
+    world.advance(60)
+    assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 0)
+
+
+def test_what_only_the_whole_inventory_lacks_is_lost_then() -> None:
+    world = World({"north": 4, "south": 4})
+    job = world.submit(flexible(6), lasts=60)
+    world.advance(1)
+    world.disconnect("south")
+    world.sites["south"].vanishes("1.1.1")
+    world.step([InventoryReceived("south", Inventory((), whole=False))])
+    assert world.reasons(job, "error") == []
+    world.connect("south")
+    assert world.reasons(job, "error") == ["the cluster knows nothing of it"]
+    assert world.queries.grid["south"].health.errors == 1
+
+
+def test_a_cluster_that_was_never_told_has_lost_nothing() -> None:
+    world = World({"north": 4, "south": 4}, manual=True)
+    for name in world.sites:
+        world.deliver(name)
+    job = world.submit(flexible(6))
+    world.disconnect("south")
+    world.now = 6.0
+    world.step()
+    assert world.state(job) is JobState.UNKNOWN
+    world.connect("south")
+    world.take_over()
+    world.settle()
+    assert "error" not in world.story(job)
+    world.advance(30)
+    assert (world.state(job), world.job(job).restarts) == (JobState.SUCCEEDED, 0)
+
+
+def test_a_gang_with_two_lost_components_in_one_cluster_fails_once() -> None:
+    world = World({"north": 6})
+    job = world.submit(nonfixed(2, 2, 2), lasts=60)
+    world.advance(1)
+    world.disconnect("north")
+    for token in ("1.1.0", "1.1.2"):
+        world.sites["north"].vanishes(token)
+    world.connect("north")
+    assert world.job(job).restarts == 1
+    assert world.queries.grid["north"].health.errors == 1
+    world.advance(100)
+    assert world.state(job) is JobState.SUCCEEDED
+
+
+def test_a_stop_that_did_not_arrive_is_told_again() -> None:
+    world = World({"north": 4, "south": 4}, Rules(unreachable_after=5))
+    job = world.submit(flexible(6), lasts=1000)
+    world.advance(1)
+    world.disconnect("south")
+    world.cancel(job)
+    world.settle()
+    assert not world.state(job).is_final, "south may be back in a moment"
+    world.advance(5)
+    assert world.state(job) is JobState.CANCELLED
+    assert world.sites["south"].in_phase("running") == ["1.1.1"]
+    world.connect("south")
+    assert not world.sites["south"].runners
+    check_quiet(world)
+
+
+# Restarts of the daemon
+
+MOMENTS = {"just placed": 0.0, "running": 5.0, "the last moments": 10.0, "ended": 11.0}
+
+
+@pytest.mark.parametrize("away", [0.0, 3.0, 30.0])
+@pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS.keys())
+@LAUNCHERS
+def test_a_daemon_that_dies_is_not_missed(launcher: Launcher, moment: float, away: float) -> None:
+    world = World({"north": 4, "south": 4})
+    job = world.submit(flexible(6), launcher=launcher)
+    if moment:
+        world.advance(moment)
+    world.restart()
+    world.advance(away)
+    for name in world.sites:
+        world.connect(name)
+    world.advance(30)
+    done = world.job(job)
+    assert (done.state, done.restarts, done.generation) == (JobState.SUCCEEDED, 0, 1)
+    assert world.story(job).count("claimed") == 2
+    check_quiet(world)
+
+
+def test_queues_survive_in_order() -> None:
+    world = World({"north": 4})
+    first = world.submit(fixed(north=4), lasts=20)
+    waiting = [world.submit(fixed(north=n)) for n in (3, 4, 2)]
+    world.step([JobHeld(waiting[1])])
+    world.restart()
+    world.settle()
+    assert world.queries.queued == 2
+    world.connect("north")
+    world.advance(200)
+    assert [world.state(job) for job in (first, *waiting)] == [
+        JobState.SUCCEEDED,
+        JobState.SUCCEEDED,
+        JobState.HELD,
+        JobState.SUCCEEDED,
+    ]
+    starts = [world.job(job).started_at or 0 for job in (waiting[0], waiting[2])]
+    assert starts == sorted(starts)
+    late = world.submit(fixed(north=1))
+    assert world.job(late).queue_seq > max(world.job(job).queue_seq for job in waiting)
+
+
+def test_an_overtaken_claim_is_still_a_failed_claim_after_a_restart() -> None:
+    world = World({"north": 4}, Rules(claim_grace=10))
+    world.sites["north"].local_user(1)
+    job = world.submit(fixed(north=4))
+    world.advance(1)
+    world.restart()
+    world.connect("north")
+    world.advance(15)
+    assert world.reasons(job, "requeued") == ["claim-failed: local users of north were faster"]
+    assert world.queries.grid["north"].health.errors == 0
+
+
+def test_a_claim_is_not_given_up_while_nobody_can_say_whether_it_came_through() -> None:
+    world = World({"north": 4}, Rules(claim_grace=10))
+    user = world.sites["north"].local_user(1)
+    job = world.submit(fixed(north=4))
+    world.advance(1)
+    world.disconnect("north")
+    world.sites["north"].local_user_leaves(user)
+    world.advance(30)
+    world.connect("north")
+    world.advance(30)
+    assert (world.state(job), world.job(job).generation) == (JobState.SUCCEEDED, 1)
+
+
+@pytest.mark.parametrize("ending", [JobState.CANCELLED, JobState.FAILED, JobState.SUCCEEDED, JobState.QUEUED])
+def test_an_attempt_that_was_ending_ends_after_a_restart(ending: JobState) -> None:
+    world = World({"north": 4, "south": 4}, manual=True)
+    for name in world.sites:
+        world.deliver(name)
+    job = world.submit(fixed(north=4, south=2), launcher=Launcher.OPENMPI)
+    world.take_over()
+    world.advance(1)
+    world.manual = True
+    match ending:
+        case JobState.CANCELLED:
+            world.cancel(job)
+        case JobState.FAILED | JobState.SUCCEEDED:
+            world.sites["north"].program_exits("1.1.0", 3 if ending is JobState.FAILED else 0)
+        case _:
+            world.sites["north"].fails("1.1.0", "node lost")
+    world.deliver("north")
+    assert world.job(job).ending is ending
+    world.restart()
+    for name in world.sites:
+        world.connect(name)
+    world.take_over()
+    world.advance(300)
+    final = JobState.SUCCEEDED if ending is JobState.QUEUED else ending
+    assert world.state(job) is final
+    check_quiet(world)
+
+
+def test_a_component_that_is_lost_while_its_job_ends_is_not_waited_for() -> None:
+    world = World({"north": 4, "south": 4}, manual=True)
+    for name in world.sites:
+        world.deliver(name)
+    job = world.submit(fixed(north=4, south=2))
+    world.take_over()
+    world.advance(1)
+    world.manual = True
+    world.cancel(job)
+    world.sites["south"].vanishes("1.1.1")
+    world.disconnect("south")
+    world.connect("south")
+    world.deliver("south")
+    attempt = world.job(job).attempt
+    assert attempt is not None
+    assert attempt.components[1].state is ComponentState.ENDED
+    world.take_over()
+    world.settle()
+    assert world.state(job) is JobState.CANCELLED
+    assert [parse_token(t)[0] for t in world.tokens(job)] == [1, 1]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_an_agent_that_has_seen_nothing_yet_takes_no_nodes_away(restarted: bool) -> None:
+    """It was started anew while its resource manager hangs."""
+    world = World({"north": 4})
+    job = world.submit(fixed(north=3), lasts=1e6)
+    world.advance(1)
+    world.disconnect("north")
+    if restarted:
+        world.restart()
+        world.queries.grid["north"].total = 4  # as it is stored
+    world.step([Reported("north", ClusterReport(0, 0, 0, 0, frozenset(), "not answering"))])
+    cluster = world.queries.grid["north"]
+    assert (cluster.total, cluster.used, cluster.why) == (4, 3, "not answering")
+    world.connect("north")
+    world.advance(1)
+    assert (cluster.total, cluster.used, cluster.why, world.state(job)) == (4, 3, "", JobState.RUNNING)
+
+
+@pytest.mark.parametrize("told", ["in an inventory", "by a long silence"])
+def test_what_is_found_lost_at_one_moment_is_one_error(told: str) -> None:
+    world = World({"north": 6}, Rules(error_threshold=3, unreachable_after=5), lease=29.0)
+    jobs = [world.submit(fixed(north=2), lasts=1000) for _ in range(3)]
+    world.advance(1)
+    world.disconnect("north")
+    for job in jobs:
+        world.sites["north"].vanishes(f"{job}.1.0")
+    if told == "by a long silence":
+        world.advance(61)
+    world.connect("north")
+    cluster = world.queries.grid["north"]
+    assert [world.job(job).restarts for job in jobs] == [1, 1, 1]
+    assert (cluster.health.errors, cluster.state) == (1, ClusterState.USABLE)
+    world.disconnect("north")
+    world.sites["north"].vanishes("1.2.0")
+    world.connect("north")
+    assert cluster.health.errors == 2, "another moment is another one"

@@ -1,0 +1,140 @@
+"""What is counted of decisions: why jobs were not placed, why claims and attempts failed."""
+
+from collections import Counter
+from functools import cached_property
+
+import pytest
+
+from koalapy.daemon.observability.instruments import Instruments
+from koalapy.model.cluster import ClusterState
+from koalapy.model.job import JobState, Launcher, Priority
+from koalapy.model.limits import UserLimits
+from koalapy.model.placement import RefusalKind
+from koalapy.scheduler.effects import AttemptFailure, ClaimFailure, Effects
+from koalapy.scheduler.rules import QueueMode, Rules
+from tests.scheduler.requests import fixed, flexible
+from tests.scheduler.test_failures import break_component
+from tests.scheduler.test_owner_limits import limits
+from tests.scheduler.world import World
+
+
+class Counting(World):
+    """With what the daemon counts."""
+
+    @cached_property
+    def instruments(self) -> Instruments:
+        return Instruments()
+
+    def take_in(self, effects: Effects) -> Effects:
+        self.instruments.decided(effects)
+        return super().take_in(effects)
+
+
+def test_what_goes_well_is_counted_once() -> None:
+    world = Counting({"north": 4, "south": 4})
+    world.submit(flexible(6))
+    world.submit(fixed(south=1), priority=Priority.HIGH)
+    world.submit(fixed(south=1), internal=True)
+    world.advance(60)
+    counted = world.instruments
+    assert counted.submitted == {Priority.LOW: 1, Priority.HIGH: 1}
+    assert counted.ended == {(JobState.SUCCEEDED, priority): 1 for priority in Priority}
+    assert sum(counted.placements.values()) == 2
+    assert sum(count for (_, several), count in counted.placements.items() if several) == 1
+    assert counted.claims == {"north": 1, "south": 3}, "the daemon's own claim nodes as others do"
+    assert (counted.requeued, counted.preemptions) == (0, 0)
+    assert not counted.claims_failed
+    assert not counted.attempts_failed
+
+
+def test_too_few_nodes_and_no_cluster() -> None:
+    world = Counting({"north": 4})
+    world.submit(fixed(north=4), lasts=1e6)
+    world.advance(1)
+    before = Counter(world.instruments.refusals)
+    world.submit(flexible(2))
+    assert world.instruments.refusals[RefusalKind.NODES] > before[RefusalKind.NODES]
+    world.disconnect("north")
+    world.advance(1)
+    assert world.queries.grid["north"].state is ClusterState.UNREACHABLE
+
+
+@pytest.mark.parametrize("mode", ["scan", "head", "fcfs"])
+def test_an_owners_limit_is_told_apart(mode: QueueMode) -> None:
+    allowed = limits(UserLimits(nodes=2))
+    world = Counting({"north": 8}, Rules(queue=mode, scan_interval=10), limits=allowed)
+    for _ in range(2):
+        world.submit(flexible(2), owner="ada", lasts=1e6)
+    world.advance(25)
+    assert world.instruments.refusals[RefusalKind.LIMIT] > 0
+    assert set(+world.instruments.refusals) == {RefusalKind.LIMIT}
+
+
+def test_local_users_who_are_faster() -> None:
+    world = Counting({"north": 4, "south": 4}, Rules(claim_grace=10))
+    world.sites["south"].local_user(2)  # not yet reported
+    job = world.submit(fixed(north=2, south=4))
+    world.advance(11)
+    assert world.state(job) is JobState.QUEUED
+    assert world.instruments.claims_failed == {("south", ClaimFailure.LOCAL_USERS): 1}
+    assert (world.instruments.requeued, sum(world.instruments.attempts_failed.values())) == (1, 0)
+
+
+def test_nodes_that_are_kept_and_who_made_room() -> None:
+    world = Counting({"north": 4}, Rules(claim_grace=10, barrier_timeout=60))
+    site = world.sites["north"]
+    held = world.submit(fixed(north=2), lasts=1e6)
+    world.advance(1)
+    site.stuck.update(world.tokens(held))
+    site.local_user(1)  # not yet reported
+    world.submit(fixed(north=3), priority=Priority.HIGH)
+    world.advance(65)
+    assert world.instruments.claims_failed[("north", ClaimFailure.KEPT)] == 1
+    assert world.instruments.preemptions == 1
+
+
+def test_who_made_room_for_one_at_its_home_site() -> None:
+    world = Counting({"north": 4}, Rules(sharing="feasible"))
+    world.submit(fixed(north=4), lasts=1e6)
+    world.advance(1)
+    world.submit(fixed(north=4), home_site="north")
+    world.advance(1)
+    assert (world.instruments.reclaims, world.instruments.preemptions) == (1, 0)
+
+
+@pytest.mark.parametrize("launcher", list(Launcher))
+def test_a_node_that_is_lost(launcher: Launcher) -> None:
+    world = Counting({"north": 4, "south": 4})
+    job = world.submit(flexible(6), launcher=launcher)
+    world.advance(5)
+    broken = world.job(job).token(0)
+    cluster = world.site_of(broken).name
+    break_component(world, broken)
+    assert world.instruments.attempts_failed == {(cluster, AttemptFailure.CLUSTER): 1}
+
+
+def test_nodes_that_are_given_back_too_early() -> None:
+    world = Counting({"north": 4})
+    world.submit(fixed(north=4))
+    world.settle()
+    world.sites["north"].ends("1.1.0")
+    world.settle()
+    assert world.instruments.attempts_failed[("north", AttemptFailure.ENDED_EARLY)] >= 1
+
+
+def test_a_cluster_that_is_never_heard_of_again() -> None:
+    world = Counting({"north": 4}, lease=29.0)
+    job = world.submit(fixed(north=4), lasts=1e6)
+    world.advance(5)
+    world.disconnect("north")
+    world.advance(120)
+    assert world.job(job).restarts == 1
+    assert world.instruments.attempts_failed == {("north", AttemptFailure.LOST): 1}
+
+
+def test_a_program_that_fails_is_nobodys_failure_but_its_own() -> None:
+    world = Counting({"north": 4})
+    world.submit(fixed(north=1), code=3)
+    world.advance(60)
+    assert world.instruments.ended == {(JobState.FAILED, Priority.LOW): 1}
+    assert not world.instruments.attempts_failed

@@ -1,0 +1,118 @@
+"""Jobs change in place, and nobody outside sees that."""
+
+from functools import partial
+from random import Random
+
+import pytest
+
+from koalapy.model.job import Attempt, ClaimingMode, Component, Job, JobSpec, JobState, Launcher, Priority
+from koalapy.model.request import InputFile
+from koalapy.scheduler.effects import Effects
+from koalapy.scheduler.ledger import Ledger
+from koalapy.scheduler.owner_use import OwnerUse
+from koalapy.scheduler.rules import Rules
+from tests.scheduler.requests import fixed, flexible, nonfixed
+from tests.scheduler.world import World
+
+SIZES = {"north": 8, "south": 6, "west": 4}
+JOBS = 60
+
+
+class Watched(World):
+    """Remembers how everything that was handed out looked then."""
+
+    def __init__(self, *, keeps_effects: bool) -> None:
+        self.seen: list[tuple[Job, str]] = []
+        self.steps: list[tuple[object, ...]] = []
+        rules = Rules(claiming=ClaimingMode.INCREMENTAL, claim_grace=3, aging_tries=2)
+        super().__init__(SIZES, rules, keeps_effects=keeps_effects)
+
+    def take_in(self, effects: Effects) -> Effects:
+        self.seen += [(job, repr(job)) for job in effects.jobs.values()]
+        self.steps.append((*effects.timeline, *effects.commands, *effects.clusters))
+        return super().take_in(effects)
+
+
+def history(world: World, seed: int) -> None:
+    """Jobs of every kind, local users, clusters that go away and come back, and people who change their minds."""
+    chance = Random(seed)
+    for number in range(JOBS):
+        size = chance.randint(1, 5)
+        request = chance.choice(
+            (
+                flexible(size + 3, most=3),
+                nonfixed(size, chance.randint(1, 4)),
+                fixed(north=size, south=1),
+                flexible(size),
+            )
+        )
+        job = world.submit(
+            request,
+            lasts=chance.choice((1.0, 5.0, 20.0)),
+            code=chance.choice((0, 0, 0, 3)),
+            priority=chance.choice(list(Priority)),
+            launcher=chance.choice(list(Launcher)),
+            max_restarts=2,
+            inputs=(InputFile("in", 10**9, ("west",)),) if number % 7 == 0 and request.type == "flexible" else (),
+        )
+        match chance.randint(0, 9):
+            case 0:
+                world.cancel(job)
+            case 1 if world.state(job) == "queued":
+                world.hold(job)
+                world.release(job)
+            case 2:
+                world.disconnect("south")
+                world.advance(chance.choice((1.0, 10.0)))
+                world.connect("south")
+            case 3:
+                north = world.sites["north"]
+                user = north.local_user(chance.randint(1, 3))
+                world.later(15.0, partial(north.local_user_leaves, user))
+        world.advance(chance.choice((0.0, 1.0, 8.0)))
+    world.advance(2000)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_was_handed_out_never_changes(seed: int) -> None:
+    world = Watched(keeps_effects=True)
+    history(world, seed)
+    assert len(world.seen) > 5 * JOBS
+    assert [(job.id, repr(job)) for job, _ in world.seen] == [(job.id, then) for job, then in world.seen]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_where_nobody_keeps_what_he_is_told_the_same_happens(seed: int) -> None:
+    keeping, forgetful = Watched(keeps_effects=True), Watched(keeps_effects=False)
+    for world in (keeping, forgetful):
+        history(world, seed)
+    assert forgetful.steps == keeping.steps
+    assert forgetful.jobs == keeping.jobs
+    assert any(job.state.is_final for job in keeping.jobs.values())
+
+
+def test_who_asks_about_a_job_has_it_as_it_was_then() -> None:
+    world = World(SIZES)
+    job = world.submit(flexible(4), lasts=10)
+    world.advance(1)
+    asked, whole = world.queries.job(job), world.queries.jobs()
+    found = world.queries.find(world.tokens(job)[0])
+    then = repr((asked, whole, found))
+    world.advance(100)
+    assert repr((asked, whole, found)) == then
+    assert world.state(job).is_final
+
+
+def test_a_token_names_a_component_of_a_live_attempt_and_nothing_else() -> None:
+    components = (Component(0, "north", 1), Component(1, "south", 1))
+    attempt = Attempt(3, components, 0.0, nonce="a1")
+    spec = JobSpec(flexible(2), ("true",))
+    ledger = Ledger(OwnerUse(), lambda _: None)
+    ledger.restore(Job(7, spec, 0.0, JobState.CLAIMING, generation=3, attempt=attempt))
+    found = ledger.find("7.3.1.a1")
+    assert found is not None
+    assert found[1] is components[1]
+    for other in ("7.3.1", "7.3.1.a2", "7.2.1.a1", "8.3.1.a1", "7.3.2.a1", "07.3.1.a1", "7.03.1.a1"):
+        assert ledger.find(other) is None, other
+    ledger.change(ledger.jobs[7], state=JobState.QUEUED)
+    assert ledger.find("7.3.1.a1") is None

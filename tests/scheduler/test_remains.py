@@ -1,0 +1,58 @@
+"""Of jobs that are over nothing is kept, however they came to their end."""
+
+from koalapy.model.job import JobState, Priority
+from koalapy.model.warning import StopWarning, WarningSignal
+from koalapy.scheduler.events import JobPriorityChanged
+from koalapy.scheduler.rules import Rules
+from tests.scheduler.remains import FIRST_JOB, jobs_named, sizes
+from tests.scheduler.requests import flexible
+from tests.scheduler.test_failures import break_component
+from tests.scheduler.world import World
+
+
+def test_nothing_is_kept_of_a_job_that_came_back_to_its_place_and_left_before_any_scan() -> None:
+    world = World({"north": 2}, Rules(event_driven=False), first_job=FIRST_JOB)
+    job = world.submit(flexible(3))
+    world.step([JobPriorityChanged(job, Priority.HIGH)])
+    assert jobs_named(world.scheduler)
+    world.cancel(job)
+    assert not jobs_named(world.scheduler)
+
+
+def test_what_is_looked_for_is_found() -> None:
+    world = World({"north": 2}, first_job=FIRST_JOB)
+    jobs = [world.submit(flexible(1)) for _ in range(3)]
+    assert set().union(*jobs_named(world.scheduler).values()) == set(jobs)
+    assert any(path.endswith("jobs") and size == 3 for path, size in sizes(world.scheduler).items())
+
+
+def test_nothing_is_kept_of_a_warning_that_nobody_ever_heard_of() -> None:
+    """The walltime is over, or the job is cancelled, while its cluster is out of reach."""
+    warning = StopWarning(WarningSignal.TERM, 5.0)
+    for cancelled in (True, False):
+        world = World({"north": 2}, Rules(unreachable_after=1.0), first_job=FIRST_JOB, lease=1.0)
+        job = world.submit(flexible(1), walltime=30.0, lasts=1000.0, warning=warning)
+        world.advance(5)
+        assert world.state(job) is JobState.RUNNING
+        world.disconnect("north")
+        world.advance(2)
+        if cancelled:
+            world.cancel(job, warn=True)
+        world.advance(100)
+        world.connect("north")
+        world.advance(100)
+        assert world.state(job).is_final
+        assert not {path for path in jobs_named(world.scheduler) if "_timers" not in path and "_strays" not in path}
+
+
+def test_the_pause_of_a_job_that_is_cancelled_meanwhile_wakes_nobody() -> None:
+    world = World({"north": 2}, Rules(restart_pause=5000.0, restart_pause_max=5000.0, error_threshold=100))
+    job = world.submit(flexible(1), lasts=1000)
+    while world.job(job).retry_at is None:
+        world.advance(1)
+        break_component(world, world.tokens(job)[0])
+        world.settle()
+    assert world.scheduler.next_wakeup() == world.job(job).retry_at
+    world.cancel(job)
+    world.settle()
+    assert world.scheduler.next_wakeup() is None

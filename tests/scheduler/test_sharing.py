@@ -1,0 +1,363 @@
+"""Sites share their nodes (semantics 8): queues of their own, where their jobs may run, and what they take back."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.model.errors import UsageError
+from koalapy.model.job import JobSpec, JobState, Launcher, Priority
+from koalapy.model.sharing import Sharing
+from koalapy.scheduler.explain.explain import explain, explain_submission
+from koalapy.scheduler.rules import Rules
+from koalapy.validation.submission import check
+from tests.scheduler.laws import check_quiet
+from tests.scheduler.requests import fixed, flexible, nonfixed
+from tests.scheduler.world import World
+
+FEASIBLE: dict[str, Any] = {"sharing": "feasible"}
+LONG = 5000.0
+
+
+def reclaimed(world: World) -> list[int]:
+    """The jobs whose nodes were taken back, in order."""
+    return [entry.job for entry in world.timeline if entry.event == "reclaimed"]
+
+
+def running(world: World, *jobs: tuple[int, str, str]) -> list[int]:
+    """Long jobs of (nodes, where, home site), each begun a second after the other."""
+    idents = []
+    for size, where, home in jobs:
+        idents.append(world.submit(fixed(**{where: size}), lasts=LONG, home_site=home))
+        world.advance(1)
+    assert all(world.state(job) is JobState.RUNNING for job in idents)
+    return idents
+
+
+# What a site takes back
+
+
+def test_a_site_takes_back_its_nodes_for_its_own_users() -> None:
+    world = World({"north": 8, "south": 4}, Rules(**FEASIBLE))
+    (guest,) = running(world, (6, "north", "south"))
+    own = world.submit(flexible(8), home_site="north")
+    world.advance(1)
+    assert (world.state(own), world.state(guest)) == (JobState.RUNNING, JobState.QUEUED)
+    assert world.reasons(guest, "requeued") == [f"reclaimed: north takes back its nodes for job {own} of its own users"]
+    assert world.reasons(own, "reclaims") == [f"your site north reclaimed 6 nodes, of job {guest}"]
+    assert world.job(guest).restarts == 0, "that is no fault of anybody"
+    world.advance(LONG + 100)
+    assert [world.state(job) for job in (own, guest)] == [JobState.SUCCEEDED] * 2
+    check_quiet(world)
+
+
+def test_the_job_that_was_stopped_begins_anew_and_keeps_when_it_came() -> None:
+    world = World({"north": 4, "south": 4}, Rules(**FEASIBLE))
+    guest = world.submit(nonfixed(4), lasts=100.0, home_site="south")  # worst-fit: north, by its name
+    world.advance(60)
+    submitted, seq = world.job(guest).submitted_at, world.job(guest).queue_seq
+    world.submit(fixed(south=4), lasts=500.0, home_site="south")
+    world.submit(nonfixed(4), lasts=500.0, home_site="north")
+    world.advance(60)
+    assert world.state(guest) is JobState.QUEUED
+    world.advance(530)
+    assert world.state(guest) is JobState.RUNNING, "it began again from the start"
+    world.advance(30)
+    assert world.state(guest) is JobState.SUCCEEDED
+    assert (world.job(guest).submitted_at, world.job(guest).queue_seq) == (submitted, seq)
+
+
+@pytest.mark.parametrize(
+    ("order", "stopped"), [("jst", [4, 3]), ("least-harm", [4, 3])], ids=["as in the paper", "least harm"]
+)
+def test_the_youngest_go_first_and_no_more_than_needed(order: str, stopped: list[int]) -> None:
+    world = World({"north": 8, "south": 4}, Rules(**FEASIBLE, preemption_order=order))
+    running(world, *[(2, "north", "south")] * 4)
+    world.submit(fixed(north=3), home_site="north")
+    world.advance(1)
+    assert reclaimed(world) == stopped
+
+
+def test_a_guest_waits_for_a_job_of_the_site_that_has_come_with_it() -> None:
+    world = World({"north": 4, "south": 4}, Rules(sharing="feasible"))
+    specs = [JobSpec(fixed(south=3), ("program",), home_site=site) for site in ("north", "south")]
+    guest, owner = world.submit_together(specs)
+    world.settle()
+    assert (world.state(guest), world.state(owner)) == (JobState.QUEUED, JobState.CLAIMING)
+    assert reclaimed(world) == []
+    world.advance(60)
+    assert [world.state(job) for job in (guest, owner)] == [JobState.SUCCEEDED] * 2
+    check_quiet(world)
+
+
+def test_nothing_is_taken_back_where_there_is_room_elsewhere() -> None:
+    world = World({"north": 4, "south": 4}, Rules(**FEASIBLE))
+    running(world, (4, "north", "south"))
+    own = world.submit(nonfixed(4), home_site="north")
+    world.advance(1)
+    assert world.state(own) is JobState.RUNNING
+    assert not reclaimed(world)
+    assert world.job(own).attempt is not None
+    assert [c.cluster for c in world.job(own).attempt.components] == ["south"]  # type: ignore[union-attr]
+
+
+def test_nothing_is_taken_back_that_would_not_be_enough() -> None:
+    """The site's own jobs stay, and for less than a whole job nobody is stopped."""
+    world = World({"north": 8, "south": 4}, Rules(**FEASIBLE))
+    running(world, (4, "north", "north"), (4, "north", "south"), (4, "south", "south"))
+    own = world.submit(nonfixed(5), home_site="north")
+    world.advance(100)
+    assert world.state(own) is JobState.QUEUED
+    assert not reclaimed(world)
+    less = world.submit(nonfixed(4), home_site="north")
+    world.advance(1)
+    assert world.state(less) is JobState.RUNNING
+    assert reclaimed(world) == [2]
+
+
+def test_a_job_without_a_home_is_a_guest_everywhere() -> None:
+    world = World({"north": 4}, Rules(**FEASIBLE))
+    running(world, (4, "north", ""))
+    own = world.submit(nonfixed(4), home_site="north")
+    world.advance(1)
+    assert world.state(own) is JobState.RUNNING
+    assert reclaimed(world) == [1]
+    nobody = world.submit(nonfixed(4))
+    world.advance(1)
+    assert world.state(nobody) is JobState.QUEUED, "nothing is taken back for it"
+
+
+def test_who_is_coallocated_leaves_all_its_clusters() -> None:
+    world = World({"north": 4, "south": 4}, Rules(**FEASIBLE))
+    guest = world.submit(fixed(north=2, south=3), lasts=LONG, home_site="south")
+    world.advance(1)
+    own = world.submit(nonfixed(4), home_site="north")
+    world.advance(1)
+    assert (world.state(own), world.state(guest)) == (JobState.RUNNING, JobState.QUEUED)
+    assert world.queries.grid["south"].available == 4
+
+
+def test_jobs_of_high_priority_are_not_stopped_and_those_that_were_promised_their_turn_neither() -> None:
+    world = World({"north": 4, "south": 4}, Rules(**FEASIBLE, low_patience=50.0))
+    high = world.submit(fixed(north=2), lasts=LONG, home_site="south", priority=Priority.HIGH)
+    world.submit(fixed(south=4), lasts=100.0, home_site="south")
+    patient = world.submit(fixed(south=4), lasts=LONG, home_site="north")
+    world.advance(150)
+    assert [world.state(job) for job in (high, patient)] == [JobState.RUNNING] * 2
+    own = [world.submit(nonfixed(3), home_site="north"), world.submit(nonfixed(4), home_site="south")]
+    world.advance(30)
+    assert [world.state(job) for job in own] == [JobState.QUEUED] * 2
+    assert not reclaimed(world)
+
+
+def test_nodes_that_are_being_given_back_are_not_taken_twice() -> None:
+    world = World({"north": 4, "south": 4}, Rules(**FEASIBLE), manual=True)
+    guests = [world.submit(fixed(north=2), home_site="south") for _ in range(2)]
+    for name in world.sites:
+        world.obey(name)
+    for token in world.sites["north"].startable():
+        world.sites["north"].runners_report(token)
+    world.sites["north"].report()
+    world.deliver("north")
+    first = world.submit(fixed(north=2), home_site="north")
+    again = world.submit(fixed(north=2), home_site="north")
+    third = world.submit(fixed(north=1), home_site="north")
+    assert sorted(reclaimed(world)) == guests, "each of them for one of the first two"
+    assert [world.state(job) for job in (first, again, third)] == [JobState.CLAIMING] * 2 + [JobState.QUEUED]
+
+
+@pytest.mark.parametrize("sharing", ["ordinary", "independent"])
+def test_otherwise_nothing_is_taken_back(sharing: str) -> None:
+    world = World({"north": 4}, Rules(sharing=sharing))
+    running(world, (4, "north", ""))
+    own = world.submit(nonfixed(4), home_site="north")
+    world.advance(1)
+    assert world.state(own) is JobState.QUEUED
+    assert world.queries.grid["north"].reclaimable == 0
+
+
+def test_a_daemon_that_starts_again_knows_who_is_a_guest() -> None:
+    world = World({"north": 4, "south": 4}, Rules(**FEASIBLE))
+    running(world, (4, "north", "south"))
+    world.restart()
+    for name in world.sites:
+        world.connect(name)
+    own = world.submit(fixed(north=4), home_site="north")
+    world.advance(1)
+    assert world.state(own) is JobState.RUNNING
+    assert reclaimed(world) == [1]
+
+
+# Where who was stopped waits
+
+
+@pytest.mark.parametrize(
+    ("position", "order", "places"),
+    [
+        ("place", "fcfs", [1, 2]),
+        ("place", "narrowest-first", [2, 1]),
+        ("front", "fcfs", [1, 2]),
+        ("front", "narrowest-first", [1, 2]),
+    ],
+)
+def test_where_a_job_waits_whose_nodes_were_taken_back(position: str, order: str, places: list[int]) -> None:
+    world = World({"north": 4, "south": 4}, Rules(**FEASIBLE, reclaimed_position=position, queue_order=order))
+    guest, *_ = running(world, (4, "north", "south"), (4, "south", "south"))
+    narrow = world.submit(nonfixed(2), lasts=LONG, home_site="south")
+    own = world.submit(nonfixed(4), lasts=LONG, home_site="north")
+    world.advance(1)
+    assert (reclaimed(world), world.state(own)) == ([guest], JobState.RUNNING)
+    assert [world.queries.position(job) for job in (guest, narrow)] == places
+    world.restart()
+    assert [world.queries.position(job) for job in (guest, narrow)] == places
+
+
+def test_the_last_whose_nodes_were_taken_back_is_the_first() -> None:
+    world = World({"north": 4, "south": 4}, Rules(**FEASIBLE, reclaimed_position="front"))
+    running(world, (4, "south", "south"), (2, "north", "south"), (2, "north", "south"))
+    for _ in range(2):
+        world.submit(nonfixed(2), lasts=LONG, home_site="north")
+        world.advance(1)
+    assert reclaimed(world) == [3, 2]
+    assert [world.queries.position(job) for job in (2, 3)] == [1, 2]
+
+
+# Queues
+
+
+def test_each_site_has_its_own_queue_and_one_that_waits_holds_up_nobody_elsewhere() -> None:
+    for sharing, follows in (("ordinary", JobState.QUEUED), ("feasible", JobState.RUNNING)):
+        world = World({"north": 4, "south": 4}, Rules(sharing=sharing, queue="fcfs"))
+        running(world, (2, "north", "north"), (2, "south", "south"))
+        wide = world.submit(fixed(north=4), home_site="north")
+        narrow = world.submit(nonfixed(2), home_site="south")
+        world.advance(1)
+        assert world.state(wide) is JobState.QUEUED
+        assert world.state(narrow) is follows
+
+
+def test_sites_come_in_the_order_of_their_names_and_jobs_without_one_last() -> None:
+    world = World({"north": 4, "south": 4, "west": 2}, Rules(**FEASIBLE))
+    everything = world.submit(fixed(north=4, south=4, west=2), lasts=50.0, priority=Priority.HIGH)
+    world.advance(1)
+    homes = ("", "west", "south", "north")
+    jobs = {home: world.submit(flexible(10), lasts=LONG, home_site=home) for home in homes}
+    assert {home: world.queries.position(job) for home, job in jobs.items()} == dict.fromkeys(homes, 1)
+    world.advance(60)
+    assert world.state(everything) is JobState.SUCCEEDED
+    assert world.state(jobs["north"]) is JobState.RUNNING
+    assert world.queries.waiting_reason(world.job(jobs["south"]))
+
+
+# Where jobs run
+
+
+def test_independent_sites_run_their_own_jobs_only() -> None:
+    world = World({"north": 4, "south": 4}, Rules(sharing="independent"))
+    jobs = [world.submit(nonfixed(3), home_site="north") for _ in range(2)]
+    anybody = world.submit(nonfixed(4))
+    world.advance(1)
+    assert [world.state(job) for job in (*jobs, anybody)] == [JobState.RUNNING, JobState.QUEUED, JobState.RUNNING]
+    why = explain(world.queries, world.job(jobs[1]), [e for e in world.timeline if e.job == jobs[1]], world.now)
+    assert "sharing is independent: south is not its home site" in why.headline
+    assert [c.reason for c in why.clusters if c.cluster == "south"] == [
+        "its home site is north, and sharing is independent (our jobs have 4)"
+    ]
+
+
+def test_slower_clusters_than_the_threshold_are_not_for_a_job() -> None:
+    speeds = {"north": 1.0, "south": 2.0, "west": 1.5}
+    rules = Rules(speed_threshold=0.75)
+    world = World({"north": 4, "south": 4, "west": 4}, rules, speeds=speeds)
+    jobs = [world.submit(nonfixed(4), home_site="south") for _ in range(3)]
+    world.advance(1)
+    where = {c.cluster for job in jobs if (a := world.job(job).attempt) is not None for c in a.components}
+    assert where == {"south", "west"}
+    assert world.state(jobs[2]) is JobState.QUEUED
+    assert "north is too slow beside its home site" in world.queries.waiting_reason(world.job(jobs[2]))
+
+
+def test_what_could_never_run_for_its_home_is_refused_when_it_is_submitted() -> None:
+    def submit(request: Any, home: str, **rules: Any) -> str:
+        world = World({"north": 4, "south": 2}, Rules(**rules), speeds={"north": 1.0, "south": 2.0})
+        with pytest.raises(UsageError) as refused:
+            check(JobSpec(request, ("true",), home_site=home, launcher=Launcher.PROCESSES), world.queries.limits())
+        return refused.value.message
+
+    alone, slow = {"sharing": "independent"}, {"speed_threshold": 1.0}
+    assert "sharing is independent: north is not its home site" in submit(flexible(3), "south", **alone)
+    assert "north is too slow beside its home site" in submit(flexible(3), "south", **slow)
+    assert "its home site is south, and sharing is independent" in submit(fixed(north=1), "south", **alone)
+    assert "its speed is 1, and a job of south is to have at least 2" in submit(fixed(north=1), "south", **slow)
+
+
+@given(
+    speeds=st.dictionaries(st.sampled_from("abcde"), st.sampled_from([0.5, 1.0, 2.0]), min_size=1),
+    mode=st.sampled_from(["ordinary", "independent", "feasible"]),
+    threshold=st.sampled_from([0.0, 0.5, 1.0, 3.0]),
+    home=st.sampled_from(["", *"abcdef"]),
+)
+def test_a_home_site_is_always_for_its_own_jobs(
+    speeds: dict[str, float], mode: Any, threshold: float, home: str
+) -> None:
+    sharing = Sharing(mode, threshold, speeds)
+    closed = sharing.closed_to(home)
+    assert home not in closed
+    assert closed <= speeds.keys()
+    assert closed == {name for name in speeds if home and sharing.why_not(home, name)}
+    assert (sharing.section(home) < sharing.section("")) == bool(sharing.site_of(home))
+    assert sharing.takes_back(home) in ("", home)
+
+
+# What is said of it
+
+
+def test_a_dry_run_says_that_the_site_would_take_back_nodes() -> None:
+    world = World({"north": 4, "south": 4}, Rules(**FEASIBLE))
+    running(world, (4, "north", "south"), (4, "south", "south"))
+    spec = JobSpec(nonfixed(3), ("true",), home_site="north", launcher=Launcher.PROCESSES)
+    said = explain_submission(world.queries, spec, world.now)
+    assert said.headline == "would be placed at once on north (3 nodes), where north would take back nodes from others"
+    assert world.queries.view_at_home(JobSpec(nonfixed(3))) is None
+
+
+@pytest.mark.parametrize("queue", ["scan", "head", "fcfs"])
+@pytest.mark.parametrize("together", [True, False])
+def test_no_guest_is_placed_where_it_is_reclaimed_in_the_same_step(queue: Any, together: bool) -> None:
+    world = World({"a": 8, "b": 8}, Rules(sharing="feasible", queue=queue))
+    world.submit(fixed(a=8), lasts=1e4, home_site="a")
+    requests = [(flexible(4, most=1), "a"), (flexible(8), "b")]
+    specs = [JobSpec(request, ("p",), home_site=home, launcher=Launcher.PROCESSES) for request, home in requests]
+    if together:
+        guest, owner = world.submit_together(specs)
+    else:
+        for site in world.sites.values():
+            site.local_user(site.idle)
+            site.report()
+        world.settle()
+        guest, owner = (world.submit_together([spec])[0] for spec in specs)
+        world.sites["b"].local_user_leaves(next(iter(world.sites["b"].locals)))
+        world.sites["b"].report()
+        world.settle()
+    world.advance(1)
+    assert world.state(owner) is JobState.RUNNING
+    assert (world.state(guest), world.story(guest)) == (JobState.QUEUED, ["submitted"])
+
+
+@given(
+    jobs=st.lists(
+        st.tuples(st.integers(1, 4), st.sampled_from(["a", "b", "c", ""]), st.sampled_from(Priority)), max_size=8
+    ),
+    queue=st.sampled_from(["scan", "head", "fcfs"]),
+)
+def test_jobs_that_come_together_take_back_nothing_from_each_other(
+    jobs: list[tuple[int, str, Priority]], queue: Any
+) -> None:
+    world = World({"a": 4, "b": 4, "c": 4}, Rules(sharing="feasible", queue=queue))
+    specs = [
+        JobSpec(flexible(size, most=1), ("p",), home_site=home, priority=priority, launcher=Launcher.PROCESSES)
+        for size, home, priority in jobs
+    ]
+    submitted = world.submit_together(specs)
+    assert not [job for job in submitted if "reclaimed" in world.story(job)]

@@ -1,0 +1,79 @@
+"""A step places jobs for a while only: what is left goes into the next, in the same order; nobody is passed over."""
+
+from functools import partial
+from itertools import count
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.model.job import JobSpec, JobState, Launcher, Priority
+from koalapy.scheduler.rules import Rules
+from tests.scheduler.requests import fixed, flexible, nonfixed
+from tests.scheduler.world import World
+
+SIZES = {"north": 6, "south": 4}
+requests = st.one_of(
+    st.builds(flexible, st.integers(1, 10)),
+    st.lists(st.integers(1, 4), min_size=1, max_size=3).map(lambda s: nonfixed(*s)),
+)
+specs = st.builds(
+    lambda request, priority: JobSpec(request, ("program",), priority=priority, launcher=Launcher.PROCESSES),
+    requests,
+    st.sampled_from(Priority),
+)
+
+
+def world(budget: float | None, **rules: object) -> World:
+    """Its clock goes on by one with every look."""
+    clock = partial(next, count(1.0)) if budget else None
+    return World(SIZES, Rules(step_budget=budget or 1.0, preemption="never", **rules), clock=clock)  # type: ignore[arg-type]
+
+
+@given(
+    some=st.lists(specs, max_size=15),
+    budget=st.sampled_from([0.001, 2.0, 3.0, 7.0]),
+    queue=st.sampled_from(["scan", "head", "fcfs"]),
+    order=st.sampled_from(["fcfs", "narrowest-first"]),
+)
+def test_in_however_many_steps_the_same_jobs_are_placed_in_the_same_order(
+    some: list[JobSpec], budget: float, queue: str, order: str
+) -> None:
+    stories = []
+    for seconds in (None, budget):
+        grid = world(seconds, queue=queue, queue_order=order)
+        users = [grid.sites[name].local_user(size) for name, size in SIZES.items()]
+        grid.settle()
+        grid.submit_together(some)
+        grid.finish()
+        for site, user in zip(grid.sites.values(), users, strict=True):
+            site.local_user_leaves(user)
+            site.report()
+        grid.deliver_all_together()
+        grid.finish()
+        stories.append([(entry.job, entry.reason) for entry in grid.timeline if entry.event == "placed"])
+    assert stories[0] == stories[1]
+
+
+def test_who_was_woken_is_not_forgotten_when_others_are_woken_before_its_turn() -> None:
+    sizes = {"east": 1, "north": 1, "south": 1, "west": 1}
+    clock = partial(next, count(1.0))
+    grid = World(sizes, Rules(step_budget=0.001, preemption="never"), clock=clock, manual=True)
+    for name, site in grid.sites.items():
+        grid.deliver(name)
+        site.local_user(1)
+        site.report()
+        grid.deliver(name)
+    first, second, third = grid.submit_together(
+        [JobSpec(fixed(**{name: 1}), ("program",)) for name in ("east", "north", "south")]
+    )
+    grid.finish()
+    for name in ("east", "north"):
+        grid.sites[name].local_user_leaves("user-1")
+        grid.sites[name].report()
+    grid.deliver_all_together()
+    assert [grid.state(job) for job in (first, second)] == [JobState.CLAIMING, JobState.QUEUED]
+    grid.sites["south"].local_user_leaves("user-1")
+    grid.sites["south"].report()
+    grid.deliver("south")
+    grid.finish()
+    assert [grid.state(job) for job in (second, third)] == [JobState.CLAIMING] * 2

@@ -1,0 +1,163 @@
+"""Each cluster's link to all others: what it can carry, and what those who run there exchange over it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from koalapy.model.cluster import Link, Uplink
+from koalapy.model.job import Attempt, Component, Job, JobId, JobSpec, JobState
+from koalapy.scheduler.attempts.attempt_facts import link_demand
+from koalapy.scheduler.cluster_conditions import ContactStatus
+from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.grid import GridStatus
+from koalapy.scheduler.rules import Rules
+from tests.scheduler.requests import flexible
+from tests.scheduler.world import World
+
+NAMES = ["east", "north", "west"]
+
+
+def the_grid(**configured: float) -> GridStatus:
+    clusters = [ClusterStatus(name, contact=ContactStatus(connected=True), total=8, _idle=8) for name in NAMES]
+    for cluster in clusters:
+        cluster.uplink.bandwidth = configured.get(cluster.name)
+    return GridStatus(clusters)
+
+
+def test_of_uplinks_of_which_nothing_is_known_nothing_is_told() -> None:
+    assert the_grid().view().uplinks == {}
+    grid = the_grid()
+    grid.set_link("east", "east", Link(bandwidth=9e9))
+    grid.set_link("east", "west", Link(latency=0.1))
+    assert grid.view().uplinks == {}, "what is within a cluster is not its uplink"
+
+
+def test_an_uplink_carries_at_least_what_was_measured_and_what_is_configured_wins() -> None:
+    grid = the_grid(north=1e8)
+    grid.view()
+    grid.set_link("east", "west", Link(bandwidth=5e7))
+    grid.set_link("north", "east", Link(bandwidth=7e7))
+    assert grid.view().uplinks == {"east": Uplink(7e7), "north": Uplink(1e8), "west": Uplink(5e7)}
+    grid.set_link("east", "north", Link(unreachable=True))
+    assert grid.view().uplinks == {"east": Uplink(5e7), "north": Uplink(1e8), "west": Uplink(5e7)}
+
+
+def test_what_runs_consumes_from_the_promise_of_its_nodes_until_its_end() -> None:
+    grid = the_grid(north=1e8)
+    before = grid.view()
+    north, west = grid["north"], grid["west"]
+    north.promise("1.1.0", 2, demand=3e6)
+    north.promise("2.1.0", 2)
+    west.promise("1.1.1", 2, demand=3e6)
+    assert grid.view().uplinks == {"north": Uplink(1e8, 3e6), "west": Uplink(None, 3e6)}
+    assert before.uplinks == {"north": Uplink(1e8)}, "a view of before stays what it was"
+    north.release("2.1.0")
+    assert grid.view().uplinks["north"].consumed == 3e6
+    north.release("1.1.0")
+    north.release("1.1.0")
+    west.release("1.1.1")
+    assert grid.view().uplinks == {"north": Uplink(1e8)}
+
+
+def test_the_same_component_promised_again_counts_once() -> None:
+    grid = the_grid()
+    for _ in range(2):
+        grid["north"].promise("1.1.0", 2, demand=3e6)
+    assert grid.view().uplinks["north"].consumed == 3e6
+
+
+def job_of(*components: tuple[str, int], each: float | None = 100.0) -> Job:
+    spec = JobSpec(flexible(sum(size for _, size in components)), ("true",), per_node_bandwidth=each)
+    placed = tuple(Component(index, name, size) for index, (name, size) in enumerate(components))
+    return Job(1, spec, 0.0, attempt=Attempt(1, placed, 0.0))
+
+
+def demands(job: Job) -> list[float]:
+    assert job.attempt is not None
+    return [link_demand(job, component) for component in job.attempt.components]
+
+
+def test_a_job_uses_the_uplinks_of_its_clusters_as_the_paper_has_it() -> None:
+    assert demands(job_of(("east", 1), ("west", 2))) == [100.0, 100.0]
+    assert demands(job_of(("east", 3), ("west", 1))) == [100.0, 100.0], "each pair exchanges alike"
+    assert demands(job_of(("east", 4))) == [0.0], "nothing leaves the cluster"
+    assert demands(job_of(("east", 1))) == [0.0]
+    assert demands(job_of(("east", 2), ("west", 2), each=None)) == [0.0, 0.0]
+
+
+@given(st.lists(st.tuples(st.sampled_from(NAMES), st.integers(1, 9)), min_size=1, max_size=6))
+def test_components_of_one_cluster_use_its_uplink_as_one_would(components: list[tuple[str, int]]) -> None:
+    total, found = sum(size for _, size in components), demands(job_of(*components))
+    for name in NAMES:
+        there = sum(size for cluster, size in components if cluster == name)
+        wanted = there * 100.0 * (total - there) / max(1, total - 1)
+        assert sum(d for (cluster, _), d in zip(components, found, strict=True) if cluster == name) == pytest.approx(
+            wanted
+        )
+
+
+def test_what_runs_is_seen_on_the_uplinks_until_it_ends() -> None:
+    world = World({"north": 2, "south": 2})
+    job = world.submit(flexible(4), per_node_bandwidth=90.0, lasts=20.0)
+    world.advance(5)
+    assert world.state(job) is JobState.RUNNING
+    uplinks = world.queries.grid.view().uplinks
+    assert uplinks == {name: Uplink(None, pytest.approx(120.0)) for name in ("north", "south")}
+    world.restart()
+    for name in ("north", "south"):
+        world.connect(name)
+    world.advance(1)
+    assert world.queries.grid.view().uplinks == uplinks, "the next daemon knows it, too"
+    world.advance(60)
+    assert world.state(job) is JobState.SUCCEEDED
+    assert world.queries.grid.view().uplinks == {}
+
+
+@given(st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 3), st.booleans(), st.sampled_from([0.0, 1.0, 2.0]))))
+def test_every_view_knows_what_is_consumed_now(changes: list[tuple[str, int, bool, float]]) -> None:
+    grid = the_grid(north=10.0)
+    lens = grid.lens(lambda cluster: cluster.available)
+    runs: dict[tuple[str, str], float] = {}
+    for name, job, begins, demand in changes:
+        token = f"{job}.1.0"
+        if begins:
+            grid[name].promise(token, 1, demand=demand)
+            runs[name, token] = demand or runs.get((name, token), 0.0)
+        else:
+            grid[name].release(token)
+            runs.pop((name, token), None)
+        for view in (grid.view(), lens.view()):
+            consumed = {site: uplink.consumed for site, uplink in view.uplinks.items()}
+            for site in NAMES:
+                assert consumed.get(site, 0.0) == pytest.approx(sum(d for (s, _), d in runs.items() if s == site))
+
+
+def test_who_waits_for_an_uplink_alone_is_tried_when_somebody_leaves_it() -> None:
+    """The nodes of who leaves it go to local users; others were idle all the time."""
+    links = {("north", "south"): Link(0.001, 100.0)}
+    world = World({"north": 2, "south": 2}, Rules(scan_interval=1000.0, low_patience=None), links=links)
+    options = (("mode", "non-saturated"),)
+
+    def exchanges(lasts: float) -> JobId:
+        return world.submit(
+            flexible(2), lasts=lasts, policy="resource-matching", policy_options=options, per_node_bandwidth=60.0
+        )
+
+    exchanges(2)  # so that its application is known
+    world.advance(5)
+    users = {name: site.local_user(1) for name, site in world.sites.items()}
+    world.settle()
+    runs = exchanges(20)
+    world.advance(1)
+    for name, user in users.items():
+        world.sites[name].local_user_leaves(user)
+    world.settle()
+    waits = exchanges(20)
+    assert "saturates an uplink" in world.queries.waiting_reason(world.job(waits))
+    for token in world.tokens(runs):
+        site = next(site for site in world.sites.values() if token in site.runners)
+        site.program_exits(token, 0)
+        site.ends(token)
+        site.local_user(1)
+    world.settle()
+    assert world.state(waits) is JobState.CLAIMING

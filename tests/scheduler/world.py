@@ -1,0 +1,539 @@
+"""A virtual world around the scheduler: a clock that only moves when told, a store, an outbox, and clusters in memory.
+
+It does what the daemon does: writes effects down before it sends commands, keeps each command until the cluster's agent
+has noted it, and tells a cluster everything anew when it comes back. All laws are checked at each step.
+"""
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+from koalapy.model.job import (
+    ComponentState,
+    Job,
+    JobId,
+    JobSpec,
+    JobState,
+    Launcher,
+    Priority,
+    TimelineEntry,
+    Token,
+    parse_token,
+)
+from koalapy.model.lease import DEFAULT_LEASE, lease_of, with_margin
+from koalapy.model.limits import Limits
+from koalapy.model.profile import ClusterProfile
+from koalapy.model.request import Request
+from koalapy.model.users import Accounts
+from koalapy.policies.registry import Registry, builtin
+from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.effects import (
+    Command,
+    Effects,
+    ForgetComponent,
+    StageComponent,
+    SubmitComponent,
+    UnstageComponent,
+)
+from koalapy.scheduler.events import (
+    ClusterDisconnected,
+    ClusterLost,
+    Event,
+    InventoryReceived,
+    JobCancelled,
+    JobHeld,
+    JobReleased,
+    JobSubmitted,
+    PeriodicScan,
+)
+from koalapy.scheduler.grid import Links
+from koalapy.scheduler.owner_use import OwnerUse
+from koalapy.scheduler.queries import Queries
+from koalapy.scheduler.rules import Rules
+from koalapy.scheduler.scheduler import Scheduler
+from koalapy.scheduler.state import SchedulerState
+from tests.scheduler import laws
+from tests.scheduler.given_out import GivenOut
+from tests.scheduler.sites import STAGE_SIZE, Ack, Confirm, Site
+
+MANY_STEPS = 2000
+START_DELAY = 0.125
+"""Seconds from an allocation until all runners have reported."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a job's program does: how long it runs and how it ends; ``lasts`` may differ between components."""
+
+    lasts: tuple[float, ...] = (10.0,)
+    code: int = 0
+    lingers: bool = False
+    """Whether the components that are not the head stay until they are stopped."""
+
+
+PROGRAM = Program()
+
+
+class World:
+    """Everything outside the scheduler. ``manual``: nothing happens at a site that the test does not do itself."""
+
+    site_class: type[Site] = Site
+
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        rules: Rules | None = None,
+        *,
+        policies: Registry | None = None,
+        manual: bool = False,
+        strict: bool = True,
+        now: float = 0.0,
+        profiles: Mapping[str, ClusterProfile] | None = None,
+        links: Links | None = None,
+        speeds: Mapping[str, float] | None = None,
+        nonces: Callable[[], str] = str,
+        accounts: Accounts | None = None,
+        limits: Limits | None = None,
+        keeps_effects: bool = True,
+        clock: Callable[[], float] | None = None,
+        first_job: JobId = 1,
+        lease: float = DEFAULT_LEASE,
+    ) -> None:
+        """``nonces`` are empty by default, which keeps tokens short; ``clock`` is what steps are measured by."""
+        self.keeps_effects = keeps_effects
+        self.now = now
+        self.nonces, self.clock = nonces, clock
+        self.rules = rules or Rules()
+        self.policies = policies or builtin()
+        self.manual = manual
+        self.strict = strict
+        self.sites = {
+            name: self.site_class(name, total, self._size_of, lambda: self.now) for name, total in sizes.items()
+        }
+        self.profiles = profiles or dict.fromkeys(sizes, ClusterProfile(lease=lease))
+        for site in self.sites.values():
+            site.lease_of = self._lease_of
+        self._clusters: dict[str, dict[str, Any]] = {}
+        self.links = links
+        self.speeds = speeds or {}
+        clusters = [self._cluster(name) for name in sizes]
+        self.accounts, self.limits = accounts, limits
+        self.scheduler = self._scheduler(clusters)
+        self.jobs: dict[JobId, Job] = {}
+        self.first_job = first_job
+        self.given = GivenOut()
+        self.scans: dict[Priority, int] = {}
+        self.timeline: list[TimelineEntry] = []
+        self.turns: set[JobId | None] = set()
+        """Whom nodes were ever kept for."""
+        self.outbox: dict[int, tuple[str, Command]] = {}
+        self.sent: list[Command] = []
+        self.warnings: list[str] = []
+        self.programs: dict[JobId, Program] = {}
+        self.slowness = 1.0
+        """How much longer transfers take than they are estimated."""
+        self.gangs = laws.Gangs()
+        self.renewed_at = dict.fromkeys(sizes, now)
+        """When each cluster last could renew the leases of its components."""
+        self.declared_lost: set[Token] = set()
+        """Components of clusters that an operator has declared lost."""
+        self.forgotten: set[Token] = set()
+        """Components that were about to end, their nodes promised to others, when the daemon died."""
+        self._ready: set[str] = set()
+        self._unasked: set[str] = set()
+        """Clusters that are to be asked whether they have told all, once they can be."""
+        self._sizes: dict[Token, int] = {}
+        self._leases: dict[Token, float | None] = {}
+        self._idents = count(1)
+        self._order = count()
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._next_scan = now + self.rules.scan_interval
+        for name in sizes:
+            self.connect(name)
+
+    @property
+    def queries(self) -> Queries:
+        return self.scheduler.queries
+
+    # What users do
+
+    def submit(
+        self,
+        request: Request,
+        *,
+        lasts: float | tuple[float, ...] = 10.0,
+        code: int = 0,
+        lingers: bool = False,
+        launcher: Launcher = Launcher.PROCESSES,
+        priority: Priority = Priority.LOW,
+        command: tuple[str, ...] = ("program",),
+        **spec: Any,
+    ) -> JobId:
+        """Submit a job whose program will do as told; returns its id."""
+        spec |= {"priority": priority, "launcher": launcher}
+        program = Program(lasts if isinstance(lasts, tuple) else (lasts,), code, lingers)
+        wanted = JobSpec(request, command, **spec)
+        self.queries.admit(wanted)
+        return self.submit_together([wanted], program)[0]
+
+    def submit_together(self, specs: Sequence[JobSpec], program: Program = PROGRAM) -> list[JobId]:
+        """Submit jobs in one transaction; their programs do as told."""
+        jobs = self.new_jobs(specs, program)
+        self.step([JobSubmitted(job) for job in jobs])
+        return [job.id for job in jobs]
+
+    def new_jobs(self, specs: Sequence[JobSpec], program: Program = PROGRAM) -> list[Job]:
+        """Jobs that are about to be submitted."""
+        jobs = [Job(ident, spec, self.now) for ident, spec in enumerate(specs, self.first_job + len(self.jobs))]
+        self.programs |= {job.id: program for job in jobs}
+        return jobs
+
+    def cancel(self, job: JobId, *, warn: bool = False) -> None:
+        self.step([JobCancelled(job, warn=warn)])
+
+    def hold(self, job: JobId) -> None:
+        self.step([JobHeld(job)])
+
+    def release(self, job: JobId) -> None:
+        self.step([JobReleased(job)])
+
+    # What is seen
+
+    def job(self, job: JobId) -> Job:
+        return self.jobs[job]
+
+    def state(self, job: JobId) -> JobState:
+        return self.jobs[job].state
+
+    def story(self, job: JobId) -> list[str]:
+        """The events of a job's timeline, in order."""
+        return [entry.event for entry in self.timeline if entry.job == job]
+
+    def reasons(self, job: JobId, event: str) -> list[str]:
+        return [entry.reason for entry in self.timeline if entry.job == job and entry.event == event]
+
+    def commands(self, job: JobId) -> list[tuple[str, Token]]:
+        """Kind and token of everything that was ordered for a job's components, in order."""
+        ours = [c for c in self._sent_for(job) if not isinstance(c, StageComponent | UnstageComponent)]
+        return [(type(c).__name__.removesuffix("Component").removesuffix("Barrier"), c.token) for c in ours]
+
+    def stagings(self, job: JobId) -> list[tuple[str, str, Token]]:
+        """``Stage`` or ``Unstage``, cluster and token of everything that was ordered for a job's files, in order."""
+        ours = [c for c in self._sent_for(job) if isinstance(c, StageComponent | UnstageComponent)]
+        return [(type(c).__name__.removesuffix("Component"), c.cluster, c.token) for c in ours]
+
+    def _sent_for(self, job: JobId) -> list[Command]:
+        return [c for c in self.sent if parse_token(c.token)[0] == job]
+
+    def site_of(self, token: Token) -> Site:
+        return next(site for site in self.sites.values() if token in site.runners)
+
+    def tokens(self, job: JobId) -> list[Token]:
+        """The components of a job's last attempt."""
+        attempt = self.jobs[job].attempt
+        return [self.jobs[job].token(c.index) for c in attempt.components] if attempt else []
+
+    # What the daemon does
+
+    def step(self, events: Sequence[Event] = ()) -> Effects:
+        """One transaction: the scheduler's step, written down, and only then sent."""
+        self.turns.add(self.queries.reservation)
+        self.end_leases()
+        laws.check_live_attempts(self)
+        return self.take_in(self.scheduler.step(events, self.now))
+
+    def take_in(self, effects: Effects) -> Effects:
+        """Write a step down, and only then send what it orders."""
+        laws.check_effects(self, effects)
+        self.jobs |= effects.jobs
+        self.given.note([*effects.jobs.values(), *(attempt for _, attempt in effects.attempts)])
+        self.scans |= effects.scans
+        self.timeline += effects.timeline
+        self.warnings += effects.warnings
+        for name in effects.clusters:
+            cluster = self.queries.grid[name]
+            health = replace(cluster.health, probation=False, probation_at=None)
+            self._clusters[name] = {"health": health, "drained": cluster.drained}
+        for command in effects.commands:
+            self._send(command)
+        self._unasked |= effects.confirm
+        self._ask_to_confirm()
+        if self.strict:
+            laws.check_counts(self)
+            if self.rules.event_driven and not self.scheduler.is_unfinished:
+                laws.check_waiting(self)
+            if self.scheduler.is_unfinished:
+                laws.check_nobody_passed(self, effects)
+        return effects
+
+    def finish(self) -> None:
+        """Have everybody tried whom the last step had no time for."""
+        for _ in range(MANY_STEPS):
+            if not self.scheduler.is_unfinished:
+                return
+            self.step()
+        raise AssertionError("steps have no end")
+
+    def _send(self, command: Command) -> None:
+        self.sent.append(command)
+        if isinstance(command, SubmitComponent):
+            job, _, index, _ = parse_token(command.token)
+            attempt = self.jobs[job].attempt
+            assert attempt is not None
+            component = attempt.components[index]
+            self._sizes[command.token] = component.size
+            profile = self.profiles.get(component.cluster) or ClusterProfile()
+            self._leases[command.token] = lease_of(self.jobs[job].spec.lease, profile.lease)
+        ident = next(self._idents)
+        if not isinstance(command, ForgetComponent):
+            self.outbox[ident] = (command.cluster, command)
+        if command.cluster in self._ready:
+            self.sites[command.cluster].inbox.append((ident, command))
+
+    def _ask_to_confirm(self) -> None:
+        for name in sorted(self._unasked & self._ready):
+            self._unasked.remove(name)
+            self.sites[name].inbox.append((next(self._idents), Confirm(self.now)))
+
+    def _size_of(self, token: Token) -> int:
+        return self._sizes[token]
+
+    def _lease_of(self, token: Token) -> float | None:
+        return self._leases[token]
+
+    def end_leases(self) -> None:
+        """Have runners end what has no lease any more, as late as they may: by slow clocks, and slowly."""
+        for name, site in self.sites.items():
+            if name in self._ready:
+                self.renewed_at[name] = self.now
+            for token, runner in list(site.runners.items()) if name not in self._ready else ():
+                warning = self.jobs[parse_token(token).job].spec.warning
+                if runner.lease is not None and not runner.is_killed and runner.phase not in ("delivering", "ended"):
+                    latest = with_margin(runner.lease + (warning.grace if warning is not None else 0.0))
+                    if self.now >= self.renewed_at[name] + latest - 0.001:
+                        site.lease_is_over(token)
+
+    def lost_after(self, name: str) -> float:
+        """After which silence the components of a cluster count as lost that have its lease, and no warning."""
+        lease = self.profiles[name].lease
+        assert lease is not None
+        return with_margin(lease)
+
+    def declare_lost(self, name: str, reason: str = "") -> None:
+        """An operator says that a cluster is gone for good, true or not."""
+        self.declared_lost |= self.sites[name].runners.keys()
+        self.step([ClusterLost(name, "ops", reason)])
+
+    def restart(self) -> None:
+        """The daemon dies and another takes over with nothing but what was written."""
+        clusters = []
+        for name, site in self.sites.items():
+            self._goes_away(site)
+            for token in self.queries.grid[name]._leaving:
+                found = self.queries.find(token)
+                if found is not None and found[1].state is not ComponentState.STOPPING:
+                    self.forgotten.add(token)
+            clusters.append(self._cluster(name))
+        self._ready.clear()
+        self._unasked.clear()
+        self.scheduler = self._scheduler(clusters, [job for job in self.jobs.values() if not job.state.is_final])
+        self.step()
+
+    def _scheduler(self, clusters: Sequence[ClusterStatus], jobs: Sequence[Job] | None = None) -> Scheduler:
+        """A new one, which takes up the jobs of one before it if there was one."""
+        scheduler = Scheduler(self._state(clusters), self.nonces, self.clock, keeps_effects=self.keeps_effects)
+        if jobs is not None:
+            scheduler.restore(jobs, self.now, self.scans)
+        return scheduler
+
+    def _state(self, clusters: Sequence[ClusterStatus]) -> SchedulerState:
+        use = OwnerUse(self.limits)
+        return SchedulerState(self.rules, self.policies, clusters, self.links, accounts=self.accounts, owner_use=use)
+
+    def _cluster(self, name: str) -> ClusterStatus:
+        """What of a cluster's status outlives the daemon is as it was."""
+        profile = self.profiles.get(name) or ClusterProfile()
+        return ClusterStatus(name, self.speeds.get(name, 1.0), profile, **self._clusters.get(name, {}))
+
+    # What clusters and the network do
+
+    def connect(self, name: str) -> None:
+        site = self.sites[name]
+        site.connect()
+        if not self.manual:
+            self.settle()
+
+    def disconnect(self, name: str, reason: str = "its agent is not connected", heard: float | None = None) -> None:
+        """``heard``: when the cluster was last heard of, where that is noticed late."""
+        self._goes_away(self.sites[name])
+        self._ready.discard(name)
+        self._unasked.discard(name)
+        self.step([ClusterDisconnected(name, reason, heard)])
+
+    def _goes_away(self, site: Site) -> None:
+        self.end_leases()
+        site.disconnect()
+
+    def deliver(self, name: str, most: int | None = None) -> None:
+        """Bring what a cluster's agent has told to the scheduler, message by message."""
+        stream = self.sites[name].stream
+        for _ in range(len(stream) if most is None else min(most, len(stream))):
+            message = stream.popleft()
+            if isinstance(message, Ack):
+                self.outbox.pop(message.ident, None)
+            elif isinstance(message, InventoryReceived):
+                self._take_inventory(message)
+            else:
+                self.step([message])
+
+    def deliver_all_together(self, most: int | None = None) -> None:
+        """The same of all clusters in one transaction, as far as nothing is told of all that a cluster holds."""
+        events: list[Event] = []
+        for site in self.sites.values():
+            while site.stream and (most is None or len(events) < most):
+                if isinstance(site.stream[0], InventoryReceived):
+                    break
+                message = site.stream.popleft()
+                if isinstance(message, Ack):
+                    self.outbox.pop(message.ident, None)
+                else:
+                    assert not isinstance(message, InventoryReceived)
+                    events.append(message)
+        self.step(events)
+
+    def _take_inventory(self, inventory: InventoryReceived) -> None:
+        name = inventory.cluster
+        waiting = [(ident, command) for ident, (cluster, command) in self.outbox.items() if cluster == name]
+        undelivered = frozenset(command.token for _, command in waiting if isinstance(command, SubmitComponent))
+        effects = self.step([replace(inventory, undelivered=undelivered)])
+        self._ready.add(name)
+        self.sites[name].inbox.extend((i, c) for i, (cluster, c) in self.outbox.items() if cluster == name)
+        forgets = [c for c in effects.commands if isinstance(c, ForgetComponent) and c.cluster == name]
+        self.sites[name].inbox.extend((next(self._idents), c) for c in forgets)
+        self._ask_to_confirm()
+
+    def obey(self, name: str, most: int | None = None) -> None:
+        """Have a cluster's agent carry out what it was told."""
+        site = self.sites[name]
+        for _ in range(len(site.inbox) if most is None else min(most, len(site.inbox))):
+            site.carry_out(*site.inbox.popleft())
+
+    # Time
+
+    def later(self, delay: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._agenda, (self.now + delay, next(self._order), act))
+
+    def settle(self) -> None:
+        """Let everything happen that needs no time: messages, commands, starts."""
+        while True:
+            for site in self.sites.values():
+                site.report()
+            for name in [name for name, site in self.sites.items() if site.stream]:
+                self._deliver_together(name)
+            busy = any(site.inbox for site in self.sites.values())
+            for name in self.sites:
+                self.obey(name)
+            self._start_what_can_start()
+            if not busy and not any(site.stream for site in self.sites.values()):
+                return
+
+    def _deliver_together(self, name: str) -> None:
+        """Like ``deliver``, with everything between two inventories in one transaction."""
+        stream, events = self.sites[name].stream, []
+        while stream and not isinstance(stream[0], InventoryReceived):
+            message = stream.popleft()
+            if isinstance(message, Ack):
+                self.outbox.pop(message.ident, None)
+            elif not isinstance(message, InventoryReceived):
+                events.append(message)
+        if events:
+            self.step(events)
+        if stream:
+            self.deliver(name, 1)
+
+    def _start_what_can_start(self) -> None:
+        for site in self.sites.values():
+            allocated, site.allocated = site.allocated, []
+            opened, site.opened = site.opened, []
+            staging, site.staging = site.staging, []
+            graces, site.graces = site.graces, []
+            for token, grace in graces:
+                self.later(grace, lambda site=site, token=token: site.grace_is_over(token))  # type: ignore[misc]
+            for token in staging:
+                self.later(self._transfer_time(token, site), lambda site=site, token=token: self.staged(site, token))  # type: ignore[misc]
+            for token in allocated:
+                self.later(START_DELAY, lambda site=site, token=token: self._reports(site, token))  # type: ignore[misc]
+            for token in opened:
+                self._start_program(site, token)
+
+    def _transfer_time(self, token: Token, site: Site) -> float:
+        """As it was estimated, unless the test says otherwise."""
+        ident, _, rank, _ = parse_token(token)
+        attempt = self.jobs[ident].attempt
+        gang = attempt.gang if attempt else ()
+        estimates = [c.transfer_time for c in gang if c.rank == rank and c.cluster == site.name]
+        return self.slowness * (estimates[0] if estimates else 0.0)
+
+    def staged(self, site: Site, token: Token) -> None:
+        """All files of a component are there."""
+        if token in site.stages:
+            site.stage(token, STAGE_SIZE)
+
+    def _reports(self, site: Site, token: Token) -> None:
+        if token in site.startable():
+            site.runners_report(token)
+
+    def _start_program(self, site: Site, token: Token) -> None:
+        ident, _, index, _ = parse_token(token)
+        job = self.jobs[ident]
+        attempt = job.attempt
+        if job.spec.launcher is Launcher.OPENMPI and (attempt is None or attempt.head.index != index):
+            return
+        lasts = self.programs[ident].lasts
+        self.later(lasts[min(index, len(lasts) - 1)], lambda: self.program_ends(site, token))
+
+    def program_ends(self, site: Site, token: Token) -> None:
+        """The program of a component exits, and with that of the head, under Open MPI, the whole gang."""
+        runner = site.runners.get(token)
+        if runner is None or runner.phase != "running" or runner.stopped:
+            return
+        ident, generation, *_ = parse_token(token)
+        program = self.programs[ident]
+        site.program_exits(token, program.code)
+        site.ends(token)
+        if self.jobs[ident].spec.launcher is Launcher.OPENMPI and not program.lingers:
+            for other in self.sites.values():
+                for one in [t for t in other.runners if parse_token(t)[:2] == (ident, generation)]:
+                    other.ends(one)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, and everything happen that is due meanwhile."""
+        end = self.now + seconds
+        self.settle()
+        while (at := self._next()) <= end:
+            self.now = max(self.now, at)
+            while self._agenda and self._agenda[0][0] <= self.now:
+                heapq.heappop(self._agenda)[2]()
+            scan = self.now >= self._next_scan
+            if scan:
+                self._next_scan += self.rules.scan_interval
+            wakeup = self.scheduler.next_wakeup()
+            if scan or (wakeup is not None and wakeup <= self.now):
+                self.step([PeriodicScan()] if scan else [])
+            self.settle()
+        self.now = end
+
+    def _next(self) -> float:
+        wakeup = self.scheduler.next_wakeup()
+        agenda = self._agenda[0][0] if self._agenda else self._next_scan
+        return min(agenda, self._next_scan, self._next_scan if wakeup is None else wakeup)
+
+    def take_over(self) -> None:
+        """From manual to automatic: whatever a test left undone is done from now on."""
+        self.manual = False
+        self._next_scan = self.now + self.rules.scan_interval
+        for site in self.sites.values():
+            site.allocated, site.opened = site.startable(), site.in_phase("running")
+            site.staging = [token for token, stage in site.stages.items() if stage.state == "running"]
