@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from koalapy.config.settings import ClusterSection, MpiSection
 from koalapy.model.alert import AlertKind, AlertRules
 from koalapy.model.limits import UserLimits
 from koalapy.model.measurement import Measuring
 from koalapy.model.provider import Provider
 from koalapy.scheduler.rules import Rules
-from koalapy.settings import ClusterSection, MpiSection
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "clusters.md").read_text(encoding="utf-8")

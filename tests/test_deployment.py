@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from koalapy.credentials import checked_token
-from koalapy.settings import load
+from koalapy.config.settings import load
+from koalapy.system.local_token import checked_token
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 UNIT = (DEPLOY / "systemd" / "koala-serve.service").read_text()

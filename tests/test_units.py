@@ -25,7 +25,7 @@ PROBE = """
 import json, mmap, os, socket, sys
 import httptools, psycopg, sqlalchemy, uvloop
 import koalapy.daemon.assembly
-from koalapy.concealment import conceal
+from koalapy.system.hardening import conceal
 conceal()
 def refused(attempt):
     try:

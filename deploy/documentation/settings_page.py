@@ -1,4 +1,4 @@
-"""The page with every setting: of ``koalapy.settings.Settings``, whatever is in it, by its types and docstrings."""
+"""The page with every setting: of ``config.settings.Settings``, whatever is in it, by its types and docstrings."""
 
 import ast
 import inspect
@@ -14,9 +14,9 @@ import annotated_types
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from koalapy.config.errors import DELIMITER, PREFIX
+from koalapy.config.settings import Settings
 from koalapy.scheduler.rules import Requirement
-from koalapy.settings import Settings
-from koalapy.settings_refusal import DELIMITER, PREFIX
 
 BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 NUMBERS = {"float": "number", "int": "whole number", "str": "text", "bool": "true or false"}

@@ -20,11 +20,11 @@ import structlog
 
 from koalapy.agent.core.settings import AgentSettings
 from koalapy.agent.runners.uplink import Uplink
-from koalapy.listening import ONE_A_TURN, let_wait
-from koalapy.login_socket import DIRECTORY, MAX_LINE, address, open_folder, peer_of
 from koalapy.model.throttle import Throttle
 from koalapy.protocol.messages import Vouch, Vouched, Welcome
+from koalapy.system.accept import ONE_A_TURN, let_wait
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
+from koalapy.system.login_socket import DIRECTORY, MAX_LINE, address, open_folder, peer_of
 
 log = structlog.get_logger()
 

@@ -22,16 +22,16 @@ from koalapy.agent.core.settings import NO_SOCKET, AgentSettings, SiteSettings
 from koalapy.agent.core.spool import Spool
 from koalapy.agent.lrm.local.adapter import LocalLrm
 from koalapy.agent.lrm.port import Finding, Lrm
-from koalapy.concealment import forget_own
 from koalapy.config.logs import configure_logging, warn_of_unknown_variables, watch_out_for_crashes
-from koalapy.login_socket import NAME as LOGIN_SOCKET
-from koalapy.login_socket import well_known
+from koalapy.config.settings import ClusterSection, Settings, load
 from koalapy.model.errors import UsageError
-from koalapy.private import private_directory
-from koalapy.resources import raise_limit
-from koalapy.service_manager import ServiceManager
-from koalapy.settings import ClusterSection, Settings, load
-from koalapy.tls import OF_THIS_MACHINE, Trust, check_encrypted
+from koalapy.system.hardening import forget_own
+from koalapy.system.limits import raise_limit
+from koalapy.system.login_socket import NAME as LOGIN_SOCKET
+from koalapy.system.login_socket import well_known
+from koalapy.system.private_files import private_directory
+from koalapy.system.systemd import ServiceManager
+from koalapy.system.tls import OF_THIS_MACHINE, Trust, check_encrypted
 
 PREDECESSOR_TIMEOUT = 10.0
 """Seconds that an embedded agent waits for the one before it, which its own daemon may have left behind."""

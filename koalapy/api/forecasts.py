@@ -12,6 +12,7 @@ from koalapy.api.fields import MAX_ID, Input, Moment, Name, Output, Seconds, Tex
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
 from koalapy.api.submission import JobSubmission
+from koalapy.config.strict_yaml import DuplicateKey, load_yaml
 from koalapy.daemon.forecast.forecasts import Forecasts, IfSubmitted
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.model.bounds import MAX_NODES
@@ -20,7 +21,6 @@ from koalapy.model.job import MAX_DURATION, JobState
 from koalapy.model.request import MAX_NAME_LENGTH
 from koalapy.model.wording import days
 from koalapy.simulation.twin import HORIZON, Change, Interval
-from koalapy.strict_yaml import DuplicateKey, load_yaml
 
 Pair = Annotated[Text, Field(max_length=2 * MAX_NAME_LENGTH)]
 """NAME=VALUE."""

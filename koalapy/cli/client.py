@@ -13,7 +13,7 @@ from koalapy.cli.terminal.streams import report
 from koalapy.cli.timeouts import ClientTimeouts, command_timeouts
 from koalapy.model.job import ACTIVE_STATES, WAITING_STATES
 from koalapy.model.wording import is_utf8
-from koalapy.tls import refusal
+from koalapy.system.tls import refusal
 
 Json = dict[str, Any]
 FINAL = ("succeeded", "failed", "cancelled")

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from urllib.parse import SplitResult, unquote, urlencode, urlsplit
 
 from koalapy.cli.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
-from koalapy.tls import OF_THIS_MACHINE, Trust
+from koalapy.system.tls import OF_THIS_MACHINE, Trust
 
 CHUNK_SIZE = 64 * 1024
 """Bytes that are read or sent at once."""

@@ -11,8 +11,8 @@ from typing import Any, TextIO, cast
 
 import structlog
 
+from koalapy.config.settings import LogFormat, LogLevel, unknown_variables
 from koalapy.model.job import parse_token
-from koalapy.settings import LogFormat, LogLevel, unknown_variables
 
 MAX_TRACEBACK_LENGTH = 10_000
 """Characters of it: the last, where it went wrong."""

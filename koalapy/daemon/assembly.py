@@ -32,6 +32,7 @@ from koalapy.api.record import record_router
 from koalapy.api.sharing import sharing_router
 from koalapy.api.shown import ShownTokens
 from koalapy.api.workloads import workloads_router
+from koalapy.config.settings import ClusterSection, Settings
 from koalapy.daemon.agents.agent_messages import TransferFeedback
 from koalapy.daemon.agents.embedded import AgentProcess, EmbeddedAgents
 from koalapy.daemon.agents.hub import Hub, Terms
@@ -97,16 +98,15 @@ from koalapy.ports import ClusterRecord
 from koalapy.record.beginning import Beginning, People
 from koalapy.record.recorded import RecordedScheduler
 from koalapy.record.recorder import Recorder
-from koalapy.resources import raise_limit
 from koalapy.scheduler.events import AgentFailed
 from koalapy.scheduler.grid import GridStatus
 from koalapy.scheduler.scheduler import Scheduler
-from koalapy.service_manager import ServiceManager
-from koalapy.settings import ClusterSection, Settings
 from koalapy.store.engine import file_of
 from koalapy.store.job_numbers import NUMBERS_FILE, JobNumbers
 from koalapy.store.opening import Stores, open_stores
 from koalapy.store.output import FileOutput
+from koalapy.system.limits import raise_limit
+from koalapy.system.systemd import ServiceManager
 from koalapy.validation.permissions import SubmissionRules
 
 log = structlog.get_logger()

@@ -15,8 +15,8 @@ from urllib.parse import quote
 
 from koalapy import __version__
 from koalapy.agent.main import installed_configuration
+from koalapy.config.settings import load
 from koalapy.model.errors import ConflictError, DatabaseDamaged, NotFoundError, StoreUnavailable, UsageError
-from koalapy.settings import load
 from koalapy.store.engine import file_of, make_engine
 from koalapy.store.job_numbers import NUMBERS_FILE, recorded_numbers
 from koalapy.store.lease import current_holder

@@ -4,6 +4,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from koalapy.config.settings import ClusterSection, Settings
 from koalapy.daemon.jobs.advisor import MAX_LEARNED_RUNS
 from koalapy.daemon.network.links import LinkTable
 from koalapy.model.limits import DAY, Limits
@@ -13,7 +14,6 @@ from koalapy.policies.registry import Registry
 from koalapy.ports import Saved
 from koalapy.record.beginning import Beginning, KnownCluster, People
 from koalapy.scheduler.owner_use import HOURS
-from koalapy.settings import ClusterSection, Settings
 from koalapy.store.opening import Stores
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from koalapy.api.addresses import BehindProxies
+from koalapy.config.settings import Settings
 from koalapy.daemon.listener.certificate import Certificate
 from koalapy.model.errors import UsageError
-from koalapy.settings import Settings
 
 
 def listen(host: str, port: int, settings: Settings) -> socket.socket:

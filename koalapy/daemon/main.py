@@ -11,13 +11,13 @@ from pathlib import Path
 
 import uvloop
 
-from koalapy.concealment import forget_own
 from koalapy.config.logs import configure_logging, warn_of_unknown_variables, watch_out_for_crashes
-from koalapy.credentials import TOKEN_FILE
+from koalapy.config.settings import Settings, TlsSection, load, proxies, read_file
 from koalapy.policies.installed import policies
-from koalapy.private import FOR_OTHERS, private_directory
-from koalapy.service_manager import ServiceManager
-from koalapy.settings import Settings, TlsSection, load, proxies, read_file
+from koalapy.system.hardening import forget_own
+from koalapy.system.local_token import TOKEN_FILE
+from koalapy.system.private_files import FOR_OTHERS, private_directory
+from koalapy.system.systemd import ServiceManager
 
 CONTENTS = ("koala.db", TOKEN_FILE, "bundles", "results", "clusters")
 """By any of these a data directory is known."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from koalapy.credentials import TOKEN_FILE, Registration, own_token
+from koalapy.config.settings import Settings
 from koalapy.daemon.agents.agent_messages import NoteImpostor
 from koalapy.daemon.auth.identities import LAST_USE_INTERVAL, Identities, Verifier
 from koalapy.daemon.auth.login import LoginRules, Logins
@@ -25,8 +25,8 @@ from koalapy.model.errors import LeaseLost, StoreUnavailable, UsageError
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job
 from koalapy.protocol.messages import Impostor
-from koalapy.settings import Settings
 from koalapy.store.opening import Stores
+from koalapy.system.local_token import TOKEN_FILE, Registration, own_token
 
 if TYPE_CHECKING:
     from koalapy.daemon.auth.oidc import Oidc

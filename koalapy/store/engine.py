@@ -19,8 +19,8 @@ from sqlalchemy.exc import (
 )
 
 from koalapy.model.errors import DatabaseDamaged, StoreUnavailable, UsageError
-from koalapy.private import private_file
 from koalapy.store.open_files import RESTART_HINT
+from koalapy.system.private_files import private_file
 
 MEMORY = "memory:"
 """The URL of what is kept in memory only, and so has no engine."""

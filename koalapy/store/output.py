@@ -16,7 +16,7 @@ from pathlib import Path
 
 from koalapy.model.job import JobId, Token, parse_token
 from koalapy.ports import OutputPiece
-from koalapy.resources import identity_of
+from koalapy.system.limits import identity_of
 
 SEGMENT = 4 * 1024 * 1024
 """Bytes of a segment at most."""

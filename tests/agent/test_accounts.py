@@ -10,8 +10,8 @@ from koalapy.agent.accounts.accounts import Account, Accounts, own_name
 from koalapy.agent.accounts.run_as import RunAs, Way, environment_of
 from koalapy.agent.core.settings import AgentSettings, SiteSettings
 from koalapy.agent.main import _check_identity
+from koalapy.config.settings import ClusterSection
 from koalapy.model.errors import SiteRejected, SiteUnavailable, UsageError
-from koalapy.settings import ClusterSection
 
 ALICE = Account("alice", 64_101, 64_101, (64_101, 64_200), "/home/alice", "/bin/sh")
 MAPPED = SiteSettings(identity="mapped")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from koalapy.agent.core import disks
 from koalapy.model.disk import LOW_FILES, MIN_FILES, Disk, DiskLimits
-from koalapy.resources import disks_of
+from koalapy.system.limits import disks_of
 from tests.agent.conftest import FakeDaemon
 from tests.agent.memory_agent import serving
 from tests.agent.memory_lrm import MemoryLrm

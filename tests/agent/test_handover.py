@@ -11,7 +11,7 @@ from typing import IO
 import pytest
 
 from koalapy.agent.core.handover import write_handover
-from koalapy.settings import Settings
+from koalapy.config.settings import Settings
 from tests.grid.world import until
 
 pytestmark = pytest.mark.processes

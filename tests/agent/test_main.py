@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from koalapy.agent.main import _settings_of_agent
-from koalapy.settings import ClusterSection, Settings
+from koalapy.config.settings import ClusterSection, Settings
 
 
 def test_an_agent_is_told_what_is_configured() -> None:

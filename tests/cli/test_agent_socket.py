@@ -18,7 +18,7 @@ from koalapy.cli.auth.saved_logins import Login
 from koalapy.cli.daemon import agent_socket
 from koalapy.cli.errors import CliError, Exit
 from koalapy.cli.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
-from koalapy.login_socket import DIRECTORY, Peer
+from koalapy.system.login_socket import DIRECTORY, Peer
 from tests.cli.conftest import FAST
 from tests.needs import ROOT, needs
 

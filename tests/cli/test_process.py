@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from koalapy.cli.client import Client
-from koalapy.credentials import Registration
+from koalapy.system.local_token import Registration
 from tests.cli.conftest import TOKEN, Server
 
 pytestmark = pytest.mark.processes

@@ -16,7 +16,7 @@ import pytest
 from koalapy.cli.http import Connection
 from koalapy.cli.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.daemon.listener.certificate import Certificate
-from koalapy.tls import Trust
+from koalapy.system.tls import Trust
 from tests.certificates import Authority, Pair
 from tests.cli.conftest import FAST
 from tests.cli.test_http import OK

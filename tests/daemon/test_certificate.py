@@ -10,8 +10,7 @@ import pytest
 
 from koalapy.daemon.listener.certificate import Certificate
 from koalapy.model.errors import UsageError
-from koalapy.pinning import pinned
-from koalapy.tls import Trust
+from koalapy.system.tls import Trust, pinned
 from tests.certificates import Authority, Pair
 
 
@@ -152,7 +151,7 @@ def test_nothing_older_than_tls_1_2_is_spoken(authority: Authority, data_dir: Pa
     for context in (served.context, Trust(authority.file).context(), Trust(pinned=served.shown).context()):
         assert context.minimum_version >= ssl.TLSVersion.TLSv1_2
         assert context.verify_mode == (ssl.CERT_NONE if context is served.context else ssl.CERT_REQUIRED)
-    told = "from koalapy.tls import OF_THIS_MACHINE; print(OF_THIS_MACHINE.context().minimum_version.name)"
+    told = "from koalapy.system.tls import OF_THIS_MACHINE; print(OF_THIS_MACHINE.context().minimum_version.name)"
     bare = {**os.environ, "OPENSSL_CONF": "/dev/null"}
     least = subprocess.run([sys.executable, "-c", told], env=bare, capture_output=True, text=True, check=True)
     assert least.stdout.strip() == "TLSv1_2", "whatever this machine has as its default"

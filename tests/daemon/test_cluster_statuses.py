@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from koalapy.config.settings import ClusterSection, Settings
 from koalapy.daemon.assembly import _describer
 from koalapy.daemon.beginning import known_clusters
 from koalapy.model.cluster import ClusterState, Drain
@@ -15,7 +16,6 @@ from koalapy.scheduler.grid import GridStatus
 from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.scheduler import Scheduler
 from koalapy.scheduler.state import SchedulerState
-from koalapy.settings import ClusterSection, Settings
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
 from koalapy.store.migrate import migrate

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from koalapy.config.settings import read_file
 from koalapy.daemon.alerts.checks.configuration import ConfigurationCheck, difference_of
 from koalapy.model.alert import Alert, AlertKind
-from koalapy.settings import read_file
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from websockets.asyncio.client import connect
 from koalapy.daemon.engine.daemon import HttpServer
 from koalapy.daemon.listener.certificate import Certificate
 from koalapy.daemon.listener.connections import OWN_FILES, RESERVED, Connections
-from koalapy.tls import Trust
+from koalapy.system.tls import Trust
 from tests.certificates import Authority
 from tests.daemon.test_connections import DEADLINE, GOOD, app, closed
 

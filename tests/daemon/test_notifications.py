@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from koalapy.config.notifications import MailSection, NotificationSection, OperatorsSection, WebhookSection
 from koalapy.daemon.alerts.notifications.channels import Mail, NotTold, Webhooks
 from koalapy.daemon.alerts.notifications.events import happened, of_alert, of_job, text_of
 from koalapy.daemon.alerts.notifications.outgoing import FIRST_PAUSE, MAX_PAUSE, Notifications
@@ -16,10 +17,9 @@ from koalapy.model.errors import StoreUnavailable
 from koalapy.model.job import Attempt, Job, JobSpec, JobState
 from koalapy.model.notification import MailType, Notification, Reachable
 from koalapy.model.request import FlexibleRequest
-from koalapy.notification_settings import MailSection, NotificationSection, OperatorsSection, WebhookSection
 from koalapy.store.memory import Memory
 from koalapy.store.notifications import MemoryNotifications
-from koalapy.tls import OF_THIS_MACHINE
+from koalapy.system.tls import OF_THIS_MACHINE
 from tests import signals
 from tests.receivers import mail_server, webhook
 

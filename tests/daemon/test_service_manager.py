@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from koalapy.agent.core.handover import write_handover
-from koalapy.settings import Settings
+from koalapy.config.settings import Settings
 from tests.agent.test_handover import AGENT, environment
 from tests.service_manager import ServiceManager
 

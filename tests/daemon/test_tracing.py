@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from koalapy.config.settings import Settings
 from koalapy.daemon.observability import tracing
 from koalapy.daemon.observability.spans import id_of, spans_of_job, trace_of
 from koalapy.daemon.observability.traced_app import traced
@@ -16,7 +17,6 @@ from koalapy.model.errors import UsageError
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState
 from koalapy.model.reports import ComponentStatus
 from koalapy.model.request import ComponentRequest, FixedRequest
-from koalapy.settings import Settings
 from tests import signals
 from tests.collector import Collector, attributes, tree
 from tests.daemon.test_jobs import SPEC, job_when, north_and_jobs
@@ -134,7 +134,7 @@ def test_phases_follow_each_other_without_gaps_and_files_are_of_their_component(
 
 @pytest.mark.parametrize("wrong", ["127.0.0.1:4318", "ftp://host/", "http://", "http://ada:the-secret@host/v1/traces"])
 def test_an_address_that_is_none_is_refused_and_tells_no_password(wrong: str, tmp_path: Path) -> None:
-    from koalapy.settings import load
+    from koalapy.config.settings import load
 
     config = tmp_path / "koala.yaml"
     config.write_text(f"tracing: {{endpoint: '{wrong}'}}\n")

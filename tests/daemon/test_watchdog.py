@@ -13,7 +13,7 @@ import pytest
 from koalapy.daemon.engine.timeouts import DaemonTimeouts
 from koalapy.daemon.engine.watchdog import Watchdog
 from koalapy.daemon.listener.stand_in import StandIn
-from koalapy.service_manager import SOCKET, WATCHDOG_PID, WATCHDOG_SPAN, ServiceManager
+from koalapy.system.systemd import SOCKET, WATCHDOG_PID, WATCHDOG_SPAN, ServiceManager
 from tests import signals
 from tests.certificates import Authority
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from deploy.documentation.settings_page import page, sections
-from koalapy.settings import Settings
+from koalapy.config.settings import Settings
 
 SECTIONS = sections()
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import httpx2
 
+from koalapy.config.settings import ClusterSection, Settings
 from koalapy.model.job import ComponentState, Job, JobId, parse_token
 from koalapy.scheduler.effects import Effects
-from koalapy.settings import ClusterSection, Settings
 from tests.daemon.archives import archive_of
 from tests.fuzz.clusters import NODES, Honest, connected, when
 from tests.fuzz.daemon import BEGIN, Watched, administrator, serving

@@ -15,14 +15,14 @@ from unittest.mock import patch
 
 import httpx2
 
-from koalapy.credentials import TOKEN_FILE
+from koalapy.config.settings import Settings
 from koalapy.daemon import assembly
 from koalapy.daemon.engine import engine as engines
 from koalapy.daemon.engine.engine import WorkItem
 from koalapy.policies.registry import builtin
 from koalapy.scheduler.effects import Effects
-from koalapy.service_manager import ServiceManager
-from koalapy.settings import Settings
+from koalapy.system.local_token import TOKEN_FILE
+from koalapy.system.systemd import ServiceManager
 
 DEADLINE = 120.0
 """Seconds of this machine's."""

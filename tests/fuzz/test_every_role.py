@@ -17,9 +17,9 @@ from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
 
 from koalapy.api.access import ACCESS, access_of
-from koalapy.credentials import TOKEN_FILE
+from koalapy.config.settings import Settings
 from koalapy.model.identity import Role
-from koalapy.settings import Settings
+from koalapy.system.local_token import TOKEN_FILE
 from tests.api.test_conformance import made_acceptable
 from tests.daemon.archives import GOOD, archive_of
 from tests.daemon.sites import sha

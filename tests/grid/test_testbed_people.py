@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from koalapy.tls import Trust
+from koalapy.system.tls import Trust
 from tests.grid.containers import Container
 from tests.grid.testbed import CLUSTERS, WEST, Testbed
 from tests.grid.world import DEADLINE, Gate, Seen, until

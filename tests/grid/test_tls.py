@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from koalapy.tls import Trust
+from koalapy.system.tls import Trust
 from tests.certificates import Authority, Pair
 from tests.grid.embedded import Embedded, close
 from tests.grid.world import until

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import httpx2
 import pytest
 
-from koalapy.tls import Trust
+from koalapy.system.tls import Trust
 
 DEADLINE = 60.0
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from koalapy.config.settings import Settings
 from koalapy.model.cluster import GridView
 from koalapy.model.coallocation import MAX_SETS, largest_sets, may_share_job
 from koalapy.model.errors import UsageError
@@ -17,7 +18,6 @@ from koalapy.model.request import FixedRequest, Request
 from koalapy.model.users import Accounts
 from koalapy.policies.registry import builtin
 from koalapy.scheduler.queue.eligibility import Eligibility
-from koalapy.settings import Settings
 from koalapy.validation.limits import ClusterLimits, Limits
 from koalapy.validation.submission import check
 from tests.policies.grids import NAMES, grid, grids

@@ -7,7 +7,7 @@ import httpx2
 
 from koalapy.agent.core.settings import AgentSettings
 from koalapy.agent.lrm.port import Finding
-from koalapy.tls import refusal
+from koalapy.system.tls import refusal
 
 MISASKED = (400, 421)
 """What the daemon answers those who ask in clear where it speaks TLS, or call it by a name that is not its own."""

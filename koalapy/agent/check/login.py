@@ -5,7 +5,7 @@ from pathlib import Path
 
 from koalapy.agent.core.settings import AgentSettings
 from koalapy.agent.lrm.port import Finding
-from koalapy.login_socket import DIRECTORY, open_folder
+from koalapy.system.login_socket import DIRECTORY, open_folder
 
 
 def check_logins(settings: AgentSettings) -> list[Finding]:

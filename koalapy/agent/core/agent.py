@@ -62,8 +62,8 @@ from koalapy.protocol.messages import (
     Welcome,
 )
 from koalapy.runner.folders import sweep
-from koalapy.service_manager import ServiceManager
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
+from koalapy.system.systemd import ServiceManager
 
 log = structlog.get_logger()
 

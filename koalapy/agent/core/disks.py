@@ -8,7 +8,7 @@ import structlog
 
 from koalapy.agent.core.reporter import Reporter
 from koalapy.model.disk import Disk, DiskLimits
-from koalapy.resources import disks_of
+from koalapy.system.limits import disks_of
 
 log = structlog.get_logger()
 

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from koalapy.settings import Settings
-from koalapy.tls import Trust
+from koalapy.config.settings import Settings
+from koalapy.system.tls import Trust
 
 EXIT_TIMEOUT = 10.0
 """Seconds that an agent has to end in good order when its daemon is gone."""

@@ -16,10 +16,10 @@ import structlog
 from koalapy.agent.components.component import Component
 from koalapy.agent.components.grace import Grace
 from koalapy.agent.core.reporter import Reporter
-from koalapy.private import owner_only
 from koalapy.protocol.messages import LeaseRenewed, RenewLease
 from koalapy.runner.lease import SilenceClock, renewal_interval
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
+from koalapy.system.private_files import owner_only
 
 log = structlog.get_logger()
 

@@ -13,7 +13,7 @@ import koalapy
 from koalapy.agent.lrm.kinds import KINDS, LrmKind
 from koalapy.agent.lrm.node_classes import NodeClassSettings
 from koalapy.model.disk import DiskLimits
-from koalapy.tls import Trust
+from koalapy.system.tls import Trust
 
 RUNNER = Path(koalapy.__file__).parent / "runner" / "runner.py"
 """The program that runs on the nodes; give it to a local cluster as its ``preload``."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from koalapy.model.errors import SiteRejected, SiteUnavailable
-from koalapy.resources import RUN_OUT
+from koalapy.system.limits import RUN_OUT
 
 _CHUNK = 65_536
 COMMAND_TIMEOUT = 30.0

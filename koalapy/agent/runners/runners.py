@@ -16,10 +16,10 @@ import structlog
 
 from koalapy.agent.core.spool import write_error
 from koalapy.agent.runners.runner_messages import parse_hello, parse_message
-from koalapy.listening import ONE_A_TURN, let_wait, take_in
-from koalapy.resources import open_files
 from koalapy.runner.atomic_files import replace_file
 from koalapy.runner.session import TAG_LENGTH, Line, Session
+from koalapy.system.accept import ONE_A_TURN, let_wait, take_in
+from koalapy.system.limits import open_files
 
 log = structlog.get_logger()
 

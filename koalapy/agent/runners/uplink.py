@@ -23,7 +23,7 @@ from koalapy.protocol.messages import (
     from_daemon,
 )
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
-from koalapy.tls import OF_THIS_MACHINE, Trust, refusal
+from koalapy.system.tls import OF_THIS_MACHINE, Trust, refusal
 
 log = structlog.get_logger()
 

@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from koalapy.model.errors import SiteRejected, SiteUnavailable
-from koalapy.private import owner_only
-from koalapy.tls import OF_THIS_MACHINE, Trust, refusal
+from koalapy.system.private_files import owner_only
+from koalapy.system.tls import OF_THIS_MACHINE, Trust, refusal
 
 IO_TIMEOUT = 60.0
 """Seconds in which the daemon must take or give the next bytes."""

@@ -23,8 +23,8 @@ from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.agent.transfers.encryption import Encrypts, TransferIdentity, always
 from koalapy.agent.transfers.replicas import Replicas, Wanted
 from koalapy.model.errors import SiteRejected
-from koalapy.peeking import FIRST_OF_TLS, first_byte
 from koalapy.runner.atomic_files import replace_file
+from koalapy.system.accept import FIRST_OF_TLS, first_byte
 
 log = structlog.get_logger()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from koalapy.model.wording import is_utf8
-from koalapy.resources import RUN_OUT
+from koalapy.system.limits import RUN_OUT
 
 FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 CONTENT = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK

@@ -17,7 +17,7 @@ import sys
 
 sys.path.append(__file__.rsplit("/", 4)[0])
 
-from koalapy.pinning import pinned, secure
+from koalapy.system.tls import pinned, secure
 
 HOST, PORT, CERTIFICATE = "KOALA_TUNNEL_HOST", "KOALA_TUNNEL_PORT", "KOALA_TUNNEL_CERTIFICATE"
 CONNECT_TIMEOUT = 10

@@ -13,9 +13,9 @@ from click.core import ParameterSource
 
 from koalapy.cli.errors import CliError, Exit, of_koala
 from koalapy.cli.http import PORTS
-from koalapy.credentials import Found, address_of, find_token
 from koalapy.model.errors import UsageError
-from koalapy.tls import CA_FILE, OF_THIS_MACHINE, Trust, check_encrypted, is_this_machine
+from koalapy.system.local_token import Found, address_of, find_token
+from koalapy.system.tls import CA_FILE, OF_THIS_MACHINE, Trust, check_encrypted, is_this_machine
 
 LOCALHOST = ("127.0.0.1", "::1")
 _WHERE = "it is in tokens of the daemon's configuration, or in the file token of its data directory"

@@ -8,7 +8,7 @@ from koalapy.cli.auth.saved_logins import Login, forget
 from koalapy.cli.daemon import agent_socket
 from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.cli.timeouts import command_timeouts
-from koalapy.login_socket import DIRECTORY
+from koalapy.system.login_socket import DIRECTORY
 
 __all__ = ["Login", "SilentAgentsError", "find", "forget", "log_in"]
 

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from koalapy.credentials import checked_token, open_own_folder, state_directory
-from koalapy.private import read_private, write_private
+from koalapy.system.local_token import checked_token, open_own_folder, state_directory
+from koalapy.system.private_files import read_private, write_private
 
 RENEWED_BEFORE = 0.1
 """Of its lifetime, from when on a login is renewed."""

@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 from koalapy.cli.auth.saved_logins import Login
 from koalapy.cli.errors import CliError, Exit
 from koalapy.cli.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
-from koalapy.credentials import checked_token
-from koalapy.login_socket import DIRECTORY, MAX_LINE, NAME, address, open_folder, peer_of
+from koalapy.system.local_token import checked_token
+from koalapy.system.login_socket import DIRECTORY, MAX_LINE, NAME, address, open_folder, peer_of
 
 VARIABLE = "KOALA_LOGIN_SOCKET"
 OWN_AGENTS = "~/.local/share/koala/clusters"

@@ -11,8 +11,8 @@ from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DEFAULT_URL, Token, Url
-from koalapy.credentials import open_own_folder, state_directory
-from koalapy.private import write_private
+from koalapy.system.local_token import open_own_folder, state_directory
+from koalapy.system.private_files import write_private
 
 PAGE = "dashboard.html"
 

@@ -10,8 +10,8 @@ from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit, of_koala, printable
 from koalapy.cli.terminal.arguments import Argument, Option
 from koalapy.cli.terminal.options import ABOUT_CA_FILE, DEFAULT_URL, Url
-from koalapy.concealment import OWN, conceal
-from koalapy.tls import CA_FILE
+from koalapy.system.hardening import OWN, conceal
+from koalapy.system.tls import CA_FILE
 
 Config = Annotated[Path | None, Option("--config", help="configuration in YAML", envvar="KOALA_CONFIG")]
 ABOUT_CONFIG = "configuration in YAML; default: the installed one"

@@ -46,7 +46,7 @@ def _content(name: str, file: Path) -> bytes:
 def _parsed(name: str, content: bytes) -> object:
     import yaml
 
-    from koalapy.strict_yaml import AliasFound, DuplicateKey, load_yaml
+    from koalapy.config.strict_yaml import AliasFound, DuplicateKey, load_yaml
 
     try:
         # Without aliases: what is small to read may be endless to write.

@@ -85,7 +85,7 @@ def _told(history: "History") -> Json:
 def _changes(rules: list[str]) -> Json:
     import yaml
 
-    from koalapy.strict_yaml import DuplicateKey, load_yaml
+    from koalapy.config.strict_yaml import DuplicateKey, load_yaml
 
     changes = {}
     for each in rules:

@@ -4,7 +4,7 @@ import json
 from typing import Annotated, Any
 
 from koalapy.cli.terminal.arguments import Argument, Option
-from koalapy.tls import CA_FILE
+from koalapy.system.tls import CA_FILE
 
 DEFAULT_URL = "http://127.0.0.1:8642"
 MAX_WAIT_SECONDS = 10**9

@@ -117,7 +117,7 @@ def _names(text: str) -> tuple[str, ...]:
 def _fields(texts: list[str]) -> tuple[tuple[str, Any], ...]:
     import yaml
 
-    from koalapy.strict_yaml import DuplicateKey, load_yaml
+    from koalapy.config.strict_yaml import DuplicateKey, load_yaml
 
     found = []
     for text in texts:

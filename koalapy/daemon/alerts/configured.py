@@ -3,6 +3,7 @@
 from pathlib import Path
 from shlex import quote
 
+from koalapy.config.settings import Settings
 from koalapy.daemon.agents.hub import Hub
 from koalapy.daemon.alerts.alerts import Alerts, Check
 from koalapy.daemon.alerts.checks.black_holes import BlackHoleCheck
@@ -13,7 +14,6 @@ from koalapy.daemon.alerts.health import HealthMonitor
 from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.jobs.record import Record
 from koalapy.daemon.network.network import Network
-from koalapy.settings import Settings
 
 SQLITE_REMEDY = (
     "see who else holds the file, and that it lies on a disk of this machine: fuser -v {file}; many users are served "

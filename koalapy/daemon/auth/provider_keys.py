@@ -15,7 +15,7 @@ from joserfc.jwk import ECKey, Key, KeySet, OKPKey, RSAKey, import_key
 
 from koalapy.model.errors import SiteUnavailable
 from koalapy.model.provider import Provider
-from koalapy.pinning import secure
+from koalapy.system.tls import secure
 
 log = structlog.get_logger()
 

@@ -17,7 +17,7 @@ from koalapy.daemon.auth.identities import Identities
 from koalapy.model.errors import SiteUnavailable, TokenRefused
 from koalapy.model.identity import Identity
 from koalapy.model.provider import Provider
-from koalapy.pinning import secure
+from koalapy.system.tls import secure
 
 SPAN = 600.0
 """Seconds that somebody has at the provider."""

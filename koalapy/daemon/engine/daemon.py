@@ -23,11 +23,11 @@ from koalapy.daemon.listener.certificate import Certificate
 from koalapy.daemon.listener.connections import Connections
 from koalapy.daemon.listener.handshakes import Handshakes
 from koalapy.daemon.listener.stand_in import StandIn
-from koalapy.listening import ONE_A_TURN, let_wait
 from koalapy.model.errors import StoreUnavailable
 from koalapy.ports import Store
 from koalapy.protocol.messages import MAX_FRAME_SIZE
-from koalapy.service_manager import ServiceManager
+from koalapy.system.accept import ONE_A_TURN, let_wait
+from koalapy.system.systemd import ServiceManager
 
 log = structlog.get_logger()
 

@@ -17,7 +17,7 @@ import structlog
 
 from koalapy.daemon.engine.timeouts import DEFAULT_TIMEOUTS, DaemonTimeouts
 from koalapy.daemon.listener.stand_in import StandIn
-from koalapy.service_manager import ServiceManager
+from koalapy.system.systemd import ServiceManager
 
 log = structlog.get_logger()
 

@@ -22,8 +22,8 @@ from typing import IO, Any
 
 import structlog
 
-from koalapy.concealment import OWN, conceal
 from koalapy.model.errors import BusyError
+from koalapy.system.hardening import OWN, conceal
 
 log = structlog.get_logger()
 

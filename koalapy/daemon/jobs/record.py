@@ -27,7 +27,7 @@ from koalapy.record.beginning import Beginning
 from koalapy.record.lines import FORMAT, beginning_to_json, line, step_to_json
 from koalapy.record.settings import Recording
 from koalapy.record.step import Step
-from koalapy.resources import disks_of
+from koalapy.system.limits import disks_of
 
 log = structlog.get_logger()
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import structlog
 
 from koalapy.model.errors import UsageError
-from koalapy.pinning import secure
-from koalapy.private import write_private
+from koalapy.system.private_files import write_private
+from koalapy.system.tls import secure
 
 log = structlog.get_logger()
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import structlog
 
 from koalapy.daemon.listener.connections import Connections
-from koalapy.peeking import FIRST_OF_TLS, first_byte
+from koalapy.system.accept import FIRST_OF_TLS, first_byte
 
 log = structlog.get_logger()
 

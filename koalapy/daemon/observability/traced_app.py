@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from koalapy.config.settings import Settings
 from koalapy.daemon.engine.engine import Engine
 from koalapy.model.errors import UsageError
-from koalapy.settings import Settings
 
 
 @contextmanager

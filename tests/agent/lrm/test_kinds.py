@@ -8,8 +8,8 @@ import pytest
 from koalapy.agent.core.settings import AgentSettings
 from koalapy.agent.lrm.kinds import KINDS
 from koalapy.agent.lrm.port import Lrm
+from koalapy.config.settings import ClusterSection
 from koalapy.model.errors import SiteRejected
-from koalapy.settings import ClusterSection
 
 PORT = [name for name, method in inspect.getmembers(Lrm, inspect.isfunction) if not name.startswith("_")]
 

@@ -22,7 +22,7 @@ from koalapy.agent.core.agent import Agent
 from koalapy.agent.core.settings import AgentSettings
 from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.agent.lrm.local.adapter import LocalLrm
-from koalapy.service_manager import ServiceManager
+from koalapy.system.systemd import ServiceManager
 from tests.agent.conftest import FakeDaemon, Site
 
 ALICE = Account("alice", 64_101, 64_101, (64_101,), "/nonexistent/alice", "/bin/sh")

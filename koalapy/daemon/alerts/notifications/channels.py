@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 import httpx2
 
 from koalapy import __version__
+from koalapy.config.notifications import MailSection
 from koalapy.daemon.alerts.notifications.events import text_of
 from koalapy.daemon.engine.timeouts import DEFAULT_TIMEOUTS, DaemonTimeouts
 from koalapy.model.notification import Notification, host_of
-from koalapy.notification_settings import MailSection
 
 MAX_HANGING = 8
 """Threads that a mail server may keep waiting, by answers that never come to their end."""

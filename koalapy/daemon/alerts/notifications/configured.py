@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
+from koalapy.config.settings import Settings
 from koalapy.daemon.alerts.alerts import Alerts
 from koalapy.daemon.alerts.notifications.channels import Mail, Sender, Webhooks
 from koalapy.daemon.alerts.notifications.outgoing import Notifications
 from koalapy.daemon.engine.engine import Engine
 from koalapy.model.errors import UsageError
 from koalapy.model.notification import Channel
-from koalapy.settings import Settings
 from koalapy.store.opening import Stores
-from koalapy.tls import Trust
+from koalapy.system.tls import Trust
 
 
 def notifications_of(settings: Settings, stores: Stores, engine: Engine, alerts: Alerts) -> Notifications:

@@ -9,6 +9,7 @@ from typing import Any
 
 import structlog
 
+from koalapy.config.notifications import NotificationSection
 from koalapy.daemon.alerts.notifications.channels import NotTold, Sender
 from koalapy.daemon.alerts.notifications.events import happened, of_alert, of_job, places, waits_since
 from koalapy.daemon.engine.database import query
@@ -18,7 +19,6 @@ from koalapy.model.errors import LeaseLost, StoreUnavailable
 from koalapy.model.job import Job, JobState
 from koalapy.model.notification import Channel, MailType, Notification
 from koalapy.model.throttle import Throttle
-from koalapy.notification_settings import NotificationSection
 from koalapy.ports import NotificationStore
 
 log = structlog.get_logger()

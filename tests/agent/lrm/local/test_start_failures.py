@@ -6,8 +6,8 @@ import pytest
 
 from koalapy.agent.lrm.local.adapter import START_FAILURES_FILE, LocalLrm, StartFailures
 from koalapy.agent.lrm.port import LrmSubmission
+from koalapy.config.settings import ClusterSection, load
 from koalapy.model.errors import UsageError
-from koalapy.settings import ClusterSection, load
 from tests.agent.lrm.conftest import Site
 
 RUNNER = ["python", "runner.py"]

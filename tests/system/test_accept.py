@@ -14,9 +14,9 @@ from koalapy.agent.login import LoginServer
 from koalapy.agent.runners.runners import RunnerServer
 from koalapy.daemon.engine.daemon import HttpServer
 from koalapy.daemon.listener.connections import OWN_FILES, Connections
-from koalapy.listening import ONE_A_TURN, let_wait, take_in
+from koalapy.system.accept import ONE_A_TURN, let_wait, take_in
 from tests.agent.test_login import settings
-from tests.test_resources import few
+from tests.system.test_limits import few
 
 DEADLINE = 30.0
 MANY = 50

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.strict_yaml import AliasFound, DuplicateKey, load_yaml
+from koalapy.config.strict_yaml import AliasFound, DuplicateKey, load_yaml
 
 
 @pytest.mark.parametrize(

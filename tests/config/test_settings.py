@@ -9,13 +9,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from koalapy.config.settings import OF_LOCAL_KIND, OF_OTHER_KINDS, ClusterSection, Settings, load, unknown_variables
 from koalapy.model.cluster import Link
 from koalapy.model.errors import UsageError
 from koalapy.model.identity import Role
 from koalapy.model.job import ClaimingMode
 from koalapy.model.measurement import Measuring
 from koalapy.model.quantities import bytes_of, bytes_per_second_of, seconds_of
-from koalapy.settings import OF_LOCAL_KIND, OF_OTHER_KINDS, ClusterSection, Settings, load, unknown_variables
 
 
 @pytest.fixture

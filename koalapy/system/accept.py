@@ -6,11 +6,14 @@ sets a timer, and each of these timers has the next tries made.
 
 import asyncio
 import select
+import socket
 
 ONE_A_TURN = 1
 """The backlog with which such a server is made."""
 BACKLOG = 1024
 """Connections that may wait to be taken in."""
+FIRST_OF_TLS = b"\x16"
+"""The byte with which whoever speaks TLS begins."""
 
 
 def let_wait(server: asyncio.Server) -> None:
@@ -33,3 +36,21 @@ async def take_in(server: asyncio.Server) -> None:
         if not waiting.poll(0):
             return
         await asyncio.sleep(0)
+
+
+async def first_byte(connection: socket.socket) -> bytes:
+    """What comes first, which stays to be read; empty when nothing does. Raises ``OSError``."""
+    loop = asyncio.get_running_loop()
+    readable = loop.create_future()
+
+    def is_readable() -> None:
+        if not readable.done():
+            readable.set_result(None)
+
+    descriptor = connection.fileno()
+    loop.add_reader(descriptor, is_readable)
+    try:
+        await readable
+    finally:
+        loop.remove_reader(descriptor)
+    return connection.recv(1, socket.MSG_PEEK)

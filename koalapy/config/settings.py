@@ -20,6 +20,23 @@ from pydantic_settings import (
 )
 
 from koalapy.agent.core.settings import SiteSettings
+from koalapy.config.errors import DELIMITER, PREFIX, refusal
+from koalapy.config.notifications import NotificationSection
+from koalapy.config.strict_yaml import load_yaml
+from koalapy.config.types import (
+    AbsolutePath,
+    ClusterKey,
+    CollectorUrl,
+    HostName,
+    Network,
+    Ports,
+    ProviderUri,
+    Proxy,
+    Secret,
+    UserName,
+    UserPattern,
+    proxy,
+)
 from koalapy.model.alert import AlertRules
 from koalapy.model.cluster import ClusterPair, Link, check_cluster, pair_of
 from koalapy.model.coallocation import MAX_SETS, largest_sets
@@ -35,25 +52,8 @@ from koalapy.model.provider import Provider
 from koalapy.model.quantities import bytes_per_second_of, seconds_of
 from koalapy.model.users import Accounts, Domain, User, Users
 from koalapy.model.wording import known_names
-from koalapy.notification_settings import NotificationSection
 from koalapy.record.settings import Recording
 from koalapy.scheduler.rules import Rules
-from koalapy.settings_refusal import DELIMITER, PREFIX, refusal
-from koalapy.settings_texts import (
-    AbsolutePath,
-    ClusterKey,
-    CollectorUrl,
-    HostName,
-    Network,
-    Ports,
-    ProviderUri,
-    Proxy,
-    Secret,
-    UserName,
-    UserPattern,
-    proxy,
-)
-from koalapy.strict_yaml import load_yaml
 
 MAX_TEXT_LENGTH = 1024 * 1024
 """Characters of any text. Pydantic refuses what UTF-8 cannot encode only where a text has a bound."""

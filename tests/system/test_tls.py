@@ -7,8 +7,7 @@ import pytest
 
 from koalapy.daemon.listener.certificate import Certificate
 from koalapy.model.errors import UsageError
-from koalapy.pinning import pinned
-from koalapy.tls import Trust, refusal
+from koalapy.system.tls import Trust, pinned, refusal
 from tests.certificates import Authority
 from tests.daemon.test_certificate import shown
 

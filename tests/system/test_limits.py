@@ -14,7 +14,7 @@ from koalapy.agent.lrm.commands import run
 from koalapy.agent.lrm.drmaa.process import DrmaaProcess
 from koalapy.agent.runners.runners import RunnerServer
 from koalapy.model.errors import SiteRejected, SiteUnavailable, UsageError
-from koalapy.resources import open_files, raise_limit
+from koalapy.system.limits import open_files, raise_limit
 
 
 @contextmanager

@@ -6,10 +6,10 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from koalapy.credentials import checked_token
 from koalapy.model.alert import Severity
 from koalapy.model.notification import ADDRESS, Reachable, host_of, why_no_url
-from koalapy.tls import is_this_machine
+from koalapy.system.local_token import checked_token
+from koalapy.system.tls import is_this_machine
 
 
 def _address(text: str) -> str:

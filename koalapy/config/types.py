@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from koalapy.credentials import checked_token
 from koalapy.model.request import MAX_CLUSTER_NAME_LENGTH
+from koalapy.system.local_token import checked_token
 
 Secret = Annotated[str, AfterValidator(checked_token)]
 

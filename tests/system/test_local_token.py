@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy import credentials
 from koalapy.cli.client import Client
-from koalapy.credentials import Registration, checked_token, find_token, own_token, register_directory
 from koalapy.model.errors import UsageError
+from koalapy.system import local_token as credentials
+from koalapy.system.local_token import Registration, checked_token, find_token, own_token, register_directory
 from tests.needs import ROOT, needs
 
 TOKEN = "a-token-for-tests"
@@ -157,7 +157,7 @@ def test_a_daemon_is_found_by_its_address_while_it_lives(state: Path) -> None:
 KILLED = """
 import os, sys
 from koalapy.cli.client import Client
-from koalapy.credentials import Registration
+from koalapy.system.local_token import Registration
 registration = Registration(sys.argv[1], [("127.0.0.1", 8642)])
 print("registered", flush=True)
 sys.stdin.read()

@@ -11,7 +11,6 @@ from pathlib import Path
 from urllib.parse import SplitResult
 
 from koalapy.model.errors import UsageError
-from koalapy.pinning import pinned, secure
 
 CA_FILE = "KOALA_CA_FILE"
 """The variable that names a file with the certificates of authorities, beside ``--ca-file``."""
@@ -22,6 +21,23 @@ _EXPIRED, _EARLY, _OTHER_HOST, _OTHER_ADDRESS = 10, 9, 62, 64
 _UNKNOWN_AUTHORITY = (2, 7, 18, 19, 20, 21, 24, 26, 27)
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST", "UNKNOWN_PROTOCOL")
 _TOO_OLD = ("UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION", "WRONG_SSL_VERSION")
+_NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
+"""X509_V_FLAG_NO_CHECK_TIME of OpenSSL."""
+
+
+def secure(context: ssl.SSLContext) -> ssl.SSLContext:
+    """The context, which speaks nothing older than TLS 1.2; without OpenSSL's configuration it might."""
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def pinned(certificate: str) -> ssl.SSLContext:
+    """Trusts one certificate (PEM), which the other side must show itself, and no other."""
+    context = secure(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+    context.check_hostname = False  # It may be known by any name: it is this one.
+    context.load_verify_locations(cadata=certificate)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
+    return context
 
 
 def is_this_machine(host: str) -> bool:

@@ -17,7 +17,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from koalapy.model.errors import UsageError
-from koalapy.private import FOR_OTHERS, read_private, write_private
+from koalapy.system.private_files import FOR_OTHERS, read_private, write_private
 
 TOKEN_FILE = "token"
 """In a daemon's data directory."""
