@@ -17,7 +17,7 @@ from tests.grid.slow_links import narrowed
 from tests.grid.testbed import Testbed
 from tests.grid.world import World
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.nightly]
 
 ROUNDS = 10
 """In each of them both applications run twice: in one cluster, and over two."""

@@ -10,7 +10,7 @@ from tests.grid.agreement import CLUSTERS, Live, order, simulated, workload
 from tests.grid.embedded import Embedded
 from tests.grid.world import until
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.nightly]
 
 JOBS = 200
 RULES = {

@@ -1,13 +1,12 @@
 """Something dies: afterwards the books are right, no node stays held, no process is left."""
 
-import subprocess
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.grid.conftest import WORLDS, world_of
 from tests.grid.embedded import Embedded
-from tests.grid.world import DEADLINE, Gate, World, until
+from tests.grid.world import Gate, World, until
 
 pytestmark = pytest.mark.processes
 
@@ -35,7 +34,8 @@ def node_of(grid: World, ident: int, cluster: str) -> str:
 
 
 def finish(grid: World, ident: int, gate: Gate, restarts: int) -> None:
-    grid.finish_waiting(ident, gate, 6, restarts)
+    grid.finish_waiting(ident, gate, restarts)
+    grid.settle()
 
 
 @pytest.mark.parametrize("launcher", ["processes", MPI])
@@ -92,15 +92,6 @@ def test_jobs_end_while_no_daemon_is_there(grid: World) -> None:
     finish(grid, ident, gate, restarts=0)
 
 
-def test_an_embedded_resource_manager_is_killed(embedded: Embedded) -> None:
-    grid = embedded
-    gate = grid.gate()
-    ident = start(grid, gate, "processes")
-    grid.resource_manager("south").kill()
-    until(lambda: grid.job(ident)["restarts"] == 1, "the job to be restarted")
-    finish(grid, ident, gate, restarts=1)
-
-
 def test_many_jobs_survive_a_killed_daemon(grid: World) -> None:
     idents = [grid.submit({"type": "flexible", "total_size": 1 + n % 8}, "sh", "-c", f"echo {n}") for n in range(16)]
     until(lambda: grid.job(idents[5])["state"] == "succeeded", "some to be over")
@@ -110,29 +101,6 @@ def test_many_jobs_survive_a_killed_daemon(grid: World) -> None:
         job = grid.wait(ident)
         assert (job["state"], job["restarts"]) == ("succeeded", 0)
         assert grid.logs(ident) == f"{number}\n" * (1 + number % 8)
-    grid.settle()
-
-
-def test_a_cluster_whose_starts_all_fail_becomes_unusable(make_grid: MakeGrid) -> None:
-    grid = make_grid(KOALA_RULES__UNREACHABLE_AFTER="1", KOALA_RULES__MAX_RESTARTS="20")
-    request = {"type": "fixed", "components": [{"size": 1, "cluster": "south"}]}
-    ident = grid.submit(request, "sleep", "300")
-
-    def sabotage() -> bool:
-        for runner in grid.runners(f"{ident}."):
-            runner.kill()
-        return bool(grid.cluster("south")["state"] == "unusable")
-
-    until(sabotage, "three errors in a row")
-    job = grid.wait_state(ident, "queued")
-    assert job["restarts"] == 3
-    until(lambda: "unusable" in grid.job(ident)["reason"], "the pause before its third restart to be over")
-    other = grid.submit({"type": "flexible", "total_size": 4}, "true")
-    assert {c["cluster"] for c in grid.wait(other)["components"]} == {"north"}
-    assert grid.run("clusters", "clear", "south").returncode == 0
-    grid.wait_state(ident, "running")
-    grid.cancel(ident)
-    grid.wait(ident)
     grid.settle()
 
 
@@ -174,26 +142,6 @@ def test_one_daemon_for_one_database(embedded: Embedded) -> None:
     assert second.returncode not in (0, 5)
     assert "another daemon" in second.stderr
     assert second.stderr.count("\n") == 1
-
-
-def test_one_agent_for_one_directory(embedded: Embedded) -> None:
-    """The second is refused by the name of the first, and has changed nothing there."""
-    directory = embedded.directory / "clusters" / "north"
-    address = (directory / "spool" / "agent.json").read_text()
-    first = embedded.agent("north").pid
-    second = subprocess.run(
-        [*embedded.koala, "agent", "north", "--url", embedded.url, "--directory", str(directory)],
-        env=embedded.environment | {"KOALA_AGENT_TOKEN": "any"},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-    )
-    assert second.returncode == 4
-    assert f"{directory} is the directory of another agent: process {first} on " in second.stderr
-    assert (directory / "spool" / "agent.json").read_text() == address
-    ident = embedded.submit({"type": "fixed", "components": [{"size": 1, "cluster": "north"}]}, "true")
-    assert embedded.wait(ident)["state"] == "succeeded"
-    assert embedded.agent("north").pid == first
 
 
 def test_a_clean_end_leaves_running_jobs_alone_and_the_next_start_finds_them(grid: World) -> None:

@@ -125,31 +125,6 @@ def transfers(grid: Embedded) -> list[psutil.Process]:
     return found
 
 
-def test_a_script_that_is_sent_along_runs_everywhere_and_what_it_makes_comes_back(
-    grid: Embedded, tmp_path: Path
-) -> None:
-    script = tmp_path / "my run.sh"
-    script.write_text(
-        '#!/bin/sh\ncat "data/é" && mkdir -p out && echo "from $KOALA_CLUSTER" > "out/-$KOALA_COMPONENT.txt"\n'
-        'echo no > other\n[ "$PWD" = "$KOALA_STAGE" ]\n'
-    )
-    script.chmod(0o755)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "é").write_text("some data\n")
-    stage = ["--stage", str(script), "--stage", str(tmp_path / "data")]
-    options = [*stage, "--collect", "out/*", "--launcher", "processes"]
-    done = grid.run("submit", "--fixed", "north:1,south:2", *options, "--wait", "--", "./my run.sh")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "some data\n" * 3
-    ident = grid.http.get("/api/v1/jobs").json()["jobs"][0]["id"]
-    to = tmp_path / "came"
-    fetched = grid.run("fetch", str(ident), "--to", str(to))
-    assert fetched.returncode == 0, fetched.stderr
-    came = {str(path.relative_to(to)): path.read_text() for path in to.rglob("*") if path.is_file()}
-    assert came == {"0-north/out/-0.txt": "from north\n", "1-south/out/-1.txt": "from south\n"}
-    until(lambda: not stages(grid), f"no folder left: {stages(grid)}")
-
-
 def test_a_job_runs_where_its_file_is_or_after_the_file_has_come(grid: Embedded) -> None:
     content = os.urandom(20 * MB)
     add(grid, "climate/mesh", "south", content=content)
@@ -168,65 +143,6 @@ def test_a_job_runs_where_its_file_is_or_after_the_file_has_come(grid: Embedded)
     assert (component["sources"], component["staged"], component["stage_size"]) == (["south"], 20 * MB, 20 * MB)
     assert component["staged_at"] <= elsewhere["started_at"]
     assert "20 MB from south in" in grid.run("show", str(there)).stdout
-
-
-def test_of_a_partitioned_file_each_component_gets_its_entry(grid: Embedded, tmp_path: Path) -> None:
-    whole = tmp_path / "fields"
-    whole.mkdir()
-    for name in ("-c", "a b", "é"):
-        (whole / name).mkdir()
-        (whole / name / "content").write_text(f"this is {name}\n")
-    add(grid, "fields", "north", content=whole)
-    inputs = [{"file": "fields", "distribution": "partitioned"}]
-    request = fixed("north", "south", "east")
-    ident = grid.submit(request, "sh", "-c", "echo $KOALA_COMPONENT; cat fields/content", inputs=inputs)
-    assert grid.wait(ident)["state"] == "succeeded", grid.job(ident)["timeline"]
-    for component, name in enumerate(("-c", "a b", "é")):
-        told = grid.http.get(f"/api/v1/jobs/{ident}/logs", params={"component": component}).text
-        assert told == f"{component}\nthis is {name}\n"
-    two = {"request": fixed("north", "south"), "command": ["true"], "inputs": inputs}
-    refused = grid.http.post("/api/v1/jobs", json=two).json()
-    assert (refused["field"], refused["detail"]) == (
-        "inputs[0]",
-        "inputs[0] is fields, a folder of 3 entries, but the request has 2 components",
-    )
-
-
-def test_nothing_outside_the_replica_directories_is_a_replica(grid: Embedded) -> None:
-    mine = folder(grid, "north")
-    (mine / "link").symlink_to("/etc/passwd")
-    (mine / "up").symlink_to("..")
-    os.mkfifo(mine / "pipe")
-    paths = [
-        "/etc/passwd",
-        f"{mine}/../lrm",
-        f"{mine}/link",
-        f"{mine}/up/lrm",
-        f"{mine}/pipe",
-        f"{mine}/none",
-        str(mine),
-        f"{mine}/a\nb",
-        "/",
-        "/dev/zero",
-        "/proc/self/environ",
-        f"{mine}x",
-    ]
-    for path in paths:
-        answer = grid.http.post("/api/v1/replicas", json={"name": "x", "cluster": "north", "path": path})
-        assert (answer.status_code, answer.json()["field"]) == (422, "path"), (path, answer.text)
-    assert "x" not in {replica["name"] for replica in grid.http.get("/api/v1/replicas").json()["replicas"]}
-    for path in ("link", "up", "pipe"):
-        (mine / path).unlink()
-
-
-@pytest.mark.parametrize("name", ["-rf", "a b", "ünï", "$(touch x)", "a'b\"c", "*", "%2e", "x" * 255])
-def test_a_file_with_a_strange_name_comes_all_the_way(grid: Embedded, name: str) -> None:
-    add(grid, f"strange/{name}", "south", content=b"content", place=name)
-    command = "import os, sys; (name,) = os.listdir(); print(ascii(name), open(name).read())"
-    inputs = [{"file": f"strange/{name}"}]
-    ident = grid.submit(fixed("north"), sys.executable, "-c", command, inputs=inputs)
-    assert grid.wait(ident)["state"] == "succeeded", grid.job(ident)["timeline"]
-    assert grid.logs(ident) == f"{name!a} content\n"
 
 
 def test_a_replica_that_is_gone_is_not_used_again(grid: Embedded) -> None:

@@ -78,31 +78,6 @@ def test_fixed_components_go_where_they_were_told(grid: World) -> None:
     ]
 
 
-def test_split_options_are_taken_in_order(grid: World) -> None:
-    request = {"type": "flexible", "total_size": 6, "split_options": [[5, 1], [3, 3]]}
-    job = grid.wait(grid.submit(request, "true"))
-    assert [c["size"] for c in job["components"]] == [3, 3]
-
-
-def test_a_jobs_timeline_tells_its_way(grid: World) -> None:
-    job = grid.wait(grid.submit(FLEXIBLE_6, "true"))
-    events = [entry["event"] for entry in job["timeline"]]
-    assert events == [
-        "submitted",
-        "placed",
-        "claiming",
-        "claimed",
-        "claimed",
-        "started",
-        "running",
-        "ending",
-        "succeeded",
-    ]
-    times = [entry["at"] for entry in job["timeline"]]
-    assert times == sorted(times)
-    assert job["exit_code"] == 0
-
-
 @pytest.mark.parametrize(
     ("command", "code", "says"),
     [
@@ -124,11 +99,6 @@ def test_a_program_that_fails_is_the_jobs_result(
     assert not any(c["errors"] for c in grid.clusters())
 
 
-def test_the_cli_exits_with_the_jobs_code(grid: World) -> None:
-    done = grid.run("submit", "--flexible", "2", "--launcher", "processes", "--wait", "--", "sh", "-c", "exit 3")
-    assert done.returncode == 3, done.stderr
-
-
 @pytest.mark.parametrize("launcher", ["processes", pytest.param("openmpi", marks=pytest.mark.mpi)])
 def test_cancelling_leaves_no_process(grid: World, launcher: str) -> None:
     stubborn = "trap '' TERM; setsid sh -c 'trap \"\" TERM; sleep 300 & wait' & echo up; sleep 300 & wait; sleep 300"
@@ -141,31 +111,6 @@ def test_cancelling_leaves_no_process(grid: World, launcher: str) -> None:
     assert job["state"] == "cancelled"
     assert grid.workers(f"{ident}.") == []
     grid.settle()
-
-
-def test_a_held_job_waits_until_it_is_released(grid: World) -> None:
-    blocker = grid.submit({"type": "flexible", "total_size": 8}, "sleep", "300")
-    grid.wait_state(blocker, "running")
-    ident = grid.submit(ONE, "true")
-    waiting = grid.job(ident)
-    assert waiting["state"] == "queued"
-    assert "0 are idle" in waiting["reason"] or "idle" in waiting["reason"]
-    assert grid.run("hold", str(ident)).returncode == 0
-    grid.cancel(blocker)
-    grid.wait(blocker)
-    grid.settle()
-    assert grid.job(ident)["state"] == "held"
-    assert grid.run("release", str(ident)).returncode == 0
-    assert grid.wait(ident)["state"] == "succeeded"
-
-
-def test_high_priority_goes_first(grid: World) -> None:
-    blocker = grid.submit({"type": "flexible", "total_size": 8}, "sleep", "300")
-    grid.wait_state(blocker, "running")
-    low = grid.submit({"type": "flexible", "total_size": 8}, "true")
-    high = grid.submit({"type": "flexible", "total_size": 8}, "true", priority="high")
-    grid.cancel(blocker)
-    assert grid.wait(high)["started_at"] < grid.wait(low)["started_at"]
 
 
 def test_the_walltime_is_kept(grid: World) -> None:
@@ -183,12 +128,6 @@ def test_output_goes_to_a_file_too(grid: World) -> None:
     assert grid.logs(ident) == "hello\n"
 
 
-def test_large_output_comes_whole(grid: World) -> None:
-    ident = grid.submit(ONE, "sh", "-c", "seq 1 200000")
-    grid.wait(ident)
-    assert grid.logs(ident) == "".join(f"{n}\n" for n in range(1, 200001))
-
-
 def test_logs_are_followed_as_they_come(grid: World) -> None:
     gate = grid.gate()
     ident = grid.submit(ONE, "sh", "-c", f"echo first; while [ ! -e {gate.path} ]; do sleep 0.05; done; echo second")
@@ -197,23 +136,3 @@ def test_logs_are_followed_as_they_come(grid: World) -> None:
         assert next(pieces) == "first\n"
         gate.open()
         assert "".join(pieces) == "second\n"
-
-
-def test_a_repeated_submission_is_the_first_job(grid: World) -> None:
-    body = {"request": ONE, "command": ["true"], "launcher": "processes"}
-    first = grid.http.post("/api/v1/jobs", json=body, headers={"Idempotency-Key": "k1"})
-    again = grid.http.post("/api/v1/jobs", json=body, headers={"Idempotency-Key": "k1"})
-    assert (first.status_code, again.status_code) == (201, 200)
-    assert first.json()["id"] == again.json()["id"]
-    other = grid.http.post("/api/v1/jobs", json=body | {"command": ["false"]}, headers={"Idempotency-Key": "k1"})
-    assert other.status_code == 409
-    grid.wait(first.json()["id"])
-
-
-def test_a_job_that_can_never_run_is_refused(grid: World) -> None:
-    answer = grid.http.post(
-        "/api/v1/jobs", json={"request": {"type": "flexible", "total_size": 20}, "command": ["true"]}
-    )
-    assert answer.status_code == 422
-    assert answer.json()["field"] == "request.total_size"
-    assert "the whole grid has" in answer.json()["detail"]

@@ -112,54 +112,6 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Site, Site
     shutil.rmtree(folder)
 
 
-def test_a_user_on_a_head_node_never_sees_a_token(sites: tuple[Site, Site]) -> None:
-    north, _ = sites
-    # Whatever comes first: nobody has logged in, said where the daemon is, or been given anything.
-    run = north.koala(ME, "submit", "--fixed", "north:1", "--launcher", "processes", "--wait", "--", "env")
-    assert run.returncode == 0, run.stderr
-    login = north.login_of(ME)
-    who = north.koala(ME, "whoami")
-    assert who.stdout.startswith(f"me, user, known by {ME} on north, until 2"), who.stderr
-    (job,) = json.loads(north.koala(ME, "queue", "--state", "succeeded", "--json").stdout)["jobs"]
-    assert job["owner"] == "me"
-    for said in (run, who):
-        assert login["token"] not in said.stdout + said.stderr
-    assert (login["url"], login["user"], login["role"]) == (north.grid.url, "me", "user"), "no agent makes an admin"
-    assert north.koala(ME, "token", "create", "--role", "admin").returncode == 4
-
-
-def test_a_login_that_was_revoked_is_renewed_and_one_that_was_ended_is_not_shown(sites: tuple[Site, Site]) -> None:
-    north, _ = sites
-    assert "logged in at" in north.koala(ME, "login").stdout
-    before = north.login_of(ME)
-    number = north.grid.http.get("/api/v1/whoami", headers=shown(before)).json()
-    assert number["user"] == "me"
-    tokens = north.grid.http.get("/api/v1/tokens").json()["tokens"]
-    north.grid.http.post("/api/v1/tokens/revoke", json={"tokens": [t["id"] for t in tokens if t["user"] == "me"]})
-    assert north.grid.http.get("/api/v1/whoami", headers=shown(before)).status_code == 401
-    assert north.koala(ME, "whoami").returncode == 0
-    after = north.login_of(ME)
-    assert after["token"] != before["token"]
-    assert north.koala(ME, "logout").stdout == f"logged out at {north.grid.url}\n"
-    assert north.grid.http.get("/api/v1/whoami", headers=shown(after)).status_code == 401
-    assert north.koala(ME, "logout").stdout == "you are not logged in\n"
-
-
-def shown(login: dict[str, Any]) -> dict[str, str]:
-    return {"Authorization": f"Bearer {login['token']}"}
-
-
-def test_where_the_owner_has_no_account_nothing_runs(sites: tuple[Site, Site]) -> None:
-    north, _ = sites
-    submit = ("submit", "--launcher", "processes", "--fixed", "west:1")
-    for more in ((), ("--dry-run",)):
-        refused = north.koala(ME, *submit, *more, "--", "true")
-        assert refused.returncode == 2
-        assert "is west, but me has no account on west; name mine or north or south, or" in refused.stderr
-    told = north.koala(ME, "submit", "--launcher", "processes", "--flexible", "6", "--dry-run", "--", "true")
-    assert "its owner may not use west" in told.stderr + told.stdout
-
-
 @needs(ROOT)
 def test_people_of_two_head_nodes_are_themselves_and_nobody_else(sites: tuple[Site, Site]) -> None:
     north, south = sites
@@ -204,14 +156,6 @@ def test_on_a_cluster_of_ones_own_one_is_alone(sites: tuple[Site, Site]) -> None
     assert answer["user"] == "me"
 
 
-@needs(ROOT)
-def test_the_agent_of_ones_own_vouches_for_nobody_else(sites: tuple[Site, Site]) -> None:
-    mine = Site(sites[0].grid, sites[0].homes, "mine")
-    refused = mine.koala("games", "login")
-    assert (refused.returncode, refused.stdout) == (4, "")
-    assert f"the agent of mine is {ME}'s own: it vouches for nobody else" in refused.stderr
-
-
 async def vouched_by_hand(site: Site) -> dict[str, Any]:
     """What the socket answers, to whoever asks as anybody else: the kernel knows better."""
     reader, writer = await asyncio.open_unix_connection(str(site.socket))
@@ -229,55 +173,6 @@ TO_MINE = {
 }
 
 
-async def say(site: Site, *messages: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the daemon answers an agent of the site's that is not the real one, but has its token."""
-    url = f"{site.grid.url.replace('http', 'ws', 1)}/api/v1/agents/{site.cluster}/connect"
-    async with connect(url, additional_headers={"Authorization": f"Bearer {TOKENS[site.cluster]}"}) as socket:
-        hello = {"type": "hello", "cluster": "x", "protocol": 3, "version": "1", "lrm": "local", "host": "h", "pid": 1}
-        await socket.send(json.dumps([{**hello, **messages[0]}]))
-        await socket.send(json.dumps(messages[1:]))
-        heard: list[dict[str, Any]] = []
-        async with asyncio.timeout(60):
-            async for frame in socket:
-                heard += [message for message in json.loads(frame) if message["type"] == "vouched"]
-                if len(heard) == len(messages) - 1:
-                    break
-        return heard
-
-
-def test_an_agent_vouches_for_its_own_site_only(sites: tuple[Site, Site]) -> None:
-    north, _ = sites
-    north.agent.send_signal(signal.SIGKILL)
-    north.agent.wait(60)
-    vouch = {"type": "vouch", "ident": "1", "account": "daemon", "uid": 1234, "cluster": "south"}
-    answers = asyncio.run(
-        say(
-            north,
-            {},
-            vouch,
-            {**vouch, "ident": "2", "account": "bob"},
-            {**vouch, "ident": "3", "account": "games@south", "user": "bob", "role": "admin"},
-            {**vouch, "ident": "4", "account": ME, "role": "admin"},
-        )
-    )
-    found = {answer["ident"]: answer for answer in answers}
-    for ident, account in (("1", "daemon"), ("2", "bob"), ("3", "games@south")):
-        assert found[ident]["error"] == f"the account {account} of north belongs to nobody who may come"
-        assert found[ident]["token"] == ""
-    assert (found["4"]["user"], found["4"]["role"]) == ("me", "user")
-    trail = north.grid.http.get("/api/v1/audit", params={"action": "login"}).json()["entries"]
-    told = {(entry["actor"], entry["role"], entry["how"], entry["address"], entry["outcome"]) for entry in trail}
-    assert told >= {("me", "user", f"{ME} on north", "cluster north", "done"), ("", "", "", "cluster north", "refused")}
-    assert found["4"]["token"] not in json.dumps(trail)
-    headers = shown(found["4"])
-    assert north.grid.http.get("/api/v1/whoami", headers=headers).json()["role"] == "user"
-    assert north.grid.http.post("/api/v1/clusters/north/drain", json={}, headers=headers).status_code == 403
-    # The agent that comes next, and the commands there, are none the worse.
-    again = Site(north.grid, north.homes, "north")
-    north.agent = again.agent
-    until(lambda: north.koala(ME, "login").returncode == 0, "the agent to be back")
-
-
 def test_an_agent_that_would_run_jobs_as_others_than_the_daemon_thinks_is_not_let_in(sites: tuple[Site, Site]) -> None:
     """One configuration says that jobs run as their owners, the other that they run as the agent's account."""
     grid = sites[0].grid
@@ -292,14 +187,3 @@ def test_an_agent_that_would_run_jobs_as_others_than_the_daemon_thinks_is_not_le
             return socket.close_reason or ""
 
     assert "clusters.west.identity is mapped for the daemon and service for its agent" in asyncio.run(reason())
-
-
-def test_an_agent_that_hangs_is_told_within_seconds(sites: tuple[Site, Site]) -> None:
-    _, south = sites
-    south.agent.send_signal(signal.SIGSTOP)
-    try:
-        answer = south.koala(ME, "whoami")
-        assert (answer.returncode, answer.stdout) == (5, "")
-        assert f"the agent at {south.socket} does not answer (waited 5 s)" in answer.stderr
-    finally:
-        south.agent.send_signal(signal.SIGCONT)

@@ -85,14 +85,3 @@ def test_a_matched_job_runs_on_the_fast_nodes_and_uses_uplinks_until_it_ends(
     runs(grid, second)
     assert placed(grid, second)[0][2] in ("fast", "big")
     until(lambda: "uplink" not in grid.http.get("/api/v1/clusters/south").json()["details"], "nothing is used")
-
-
-def test_what_a_class_was_is_kept_over_a_restart_of_the_daemon(make_grid: Callable[..., Embedded]) -> None:
-    grid = make_grid(KOALA_CLUSTERS=json.dumps(CLUSTERS))
-    job = matched(grid, 1)
-    runs(grid, job)
-    before = placed(grid, job)
-    grid.kill()
-    grid.start()
-    runs(grid, job)
-    assert placed(grid, job) == before

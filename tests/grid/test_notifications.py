@@ -86,17 +86,6 @@ def test_an_owner_is_told_what_he_asked_for(told: Told) -> None:
     assert f"koala show {ident}" in text
 
 
-def test_only_a_failure_is_told_where_that_was_asked_for(told: Told) -> None:
-    more = {"mail_user": "bob@example.org", "mail_type": ["fail"]}
-    jobs = [told.grid.submit({"type": "flexible", "total_size": 1}, program, **more) for program in ("true", "false")]
-    for job in jobs:
-        told.grid.wait(job)
-    until(lambda: told.box.told("bob@example.org"), "a mail")
-    (mail,) = told.box.told("bob@example.org")
-    assert mail["Subject"] == f"[koala] job {jobs[1]} has failed"
-    assert "exit code: 1" in mail.get_content()
-
-
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [

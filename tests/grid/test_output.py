@@ -13,16 +13,6 @@ MakeGrid = Callable[..., Embedded]
 ONE = {"type": "flexible", "total_size": 1}
 
 
-def test_a_program_that_fails_keeps_the_end_of_its_output(make_grid: MakeGrid) -> None:
-    grid = make_grid()
-    ident = grid.submit(ONE, "sh", "-c", "seq 1 2000000; echo THE-END; exit 3")
-    job = grid.wait(ident)
-    assert (job["state"], job["exit_code"]) == ("failed", 3)
-    assert grid.logs(ident) == "".join(f"{i}\n" for i in range(1, 2_000_001)) + "THE-END\n"
-    assert [entry for entry in job["timeline"] if entry["event"] == "output-missing"] == []
-    grid.settle()
-
-
 @pytest.mark.parametrize("limit", [100_000, 0])
 def test_output_beyond_the_limit_holds_nothing_up_after_a_restart_of_the_daemon(
     make_grid: MakeGrid, limit: int

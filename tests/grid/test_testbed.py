@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 from uuid import uuid4
 
 import httpx2
@@ -29,24 +30,14 @@ def bed(testbed: Testbed) -> Iterator[Testbed]:
     testbed.settle()
 
 
-def on(cluster: str, size: int) -> dict[str, object]:
+def on(cluster: str, size: int) -> dict[str, Any]:
     return {"type": "fixed", "components": [{"size": size, "cluster": cluster}]}
 
 
-def start(bed: Testbed, gate: Gate, request: dict[str, object] = FLEXIBLE_8, launcher: str = "openmpi") -> int:
-    ident = bed.submit(request, *gate.hold, launcher=launcher)
-    bed.wait_state(ident, "running")
-    size = sum(c["size"] for c in bed.job(ident)["components"])
-    until(lambda: len({p.node for p in bed.programs(ident)}) == size, "every rank to run")
-    return ident
-
-
-def finish(bed: Testbed, ident: int, gate: Gate, restarts: int = 0) -> None:
-    gate.open()
-    job = bed.wait(ident, 120)
-    assert (job["state"], job["exit_code"], job["restarts"]) == ("succeeded", 0, restarts), job
-    size = sum(c["size"] for c in job["components"])
-    assert bed.logs(ident).count("done") == size
+def start(bed: Testbed, gate: Gate, request: dict[str, Any] = FLEXIBLE_8, launcher: str = "openmpi") -> int:
+    """Start a job of ranks that wait for the gate, by default one on all nodes."""
+    size = request.get("total_size") or sum(component["size"] for component in request["components"])
+    return bed.start_waiting(gate, request, size, launcher=launcher)
 
 
 def test_every_resource_manager_shows_its_part_as_running(bed: Testbed) -> None:
@@ -58,7 +49,7 @@ def test_every_resource_manager_shows_its_part_as_running(bed: Testbed) -> None:
         assert rows[1:] == ["RUNNING", str(bed.nodes[cluster])]
     listing = bed.heads["east"].run("qstat", "-u", "*", "-r", "-s", "r", user="alice")
     assert f"-{_token(bed, ident, 'east')}." in listing
-    finish(bed, ident, gate)
+    bed.finish_waiting(ident, gate)
 
 
 def _token(bed: Testbed, ident: int, cluster: str) -> str:
@@ -84,7 +75,7 @@ def test_nobody_finds_a_runners_secret(bed: Testbed, cluster: str) -> None:
         "east": "qstat -j '*'; qstat -u '*' -r -xml; ps axeww",
     }[cluster]
     assert "SECRET" not in head.shell(books, check=False)
-    finish(bed, ident, gate)
+    bed.finish_waiting(ident, gate)
 
 
 @pytest.mark.timeout(600)
@@ -212,7 +203,7 @@ def test_a_running_job_outlives_a_daemon_that_comes_back(bed: Testbed, cluster: 
         if where.endswith("head"):
             until(lambda: bed.cluster(cluster)["reason"], "the cluster's page to tell")
         assert bed.job(ident)["state"] == "running"
-    finish(bed, ident, gate)
+    bed.finish_waiting(ident, gate)
     until(lambda: not bed.cluster(cluster)["reason"], "the cluster to be well again")
 
 
@@ -221,7 +212,7 @@ def test_grid_engine_frees_nodes_of_ended_jobs_after_a_qmaster_restart(bed: Test
     ident = start(bed, gate, on("east", 2), launcher="processes")
     bed.heads["east"].kill("qmaster")
     until(lambda: "all.q" in bed.heads["east"].shell("qstat -f", check=False), "the qmaster to answer")
-    finish(bed, ident, gate)
+    bed.finish_waiting(ident, gate)
     until(lambda: bed.cluster("east")["idle"] == 3 and not bed.cluster("east")["reason"], "all nodes to be idle", 300)
 
 
@@ -232,7 +223,7 @@ def test_a_job_is_restarted_when_slurm_gives_its_node_up(bed: Testbed) -> None:
         until(lambda: bed.job(ident)["restarts"] == 1, "Slurm to give the node up", 120)
         until(lambda: not bed.programs(ident), "every program to be ended, also where slurmd is dead")
         until(lambda: bed.cluster("north")["down"] == 1, "the node to be seen as down")
-    finish(bed, ident, gate, restarts=1)
+    bed.finish_waiting(ident, gate, restarts=1)
 
 
 def test_a_job_outlives_an_execution_daemon_that_grid_engine_misses(bed: Testbed) -> None:
@@ -242,7 +233,7 @@ def test_a_job_outlives_an_execution_daemon_that_grid_engine_misses(bed: Testbed
         head = bed.heads["east"]
         until(lambda: "u" in head.shell("qstat -f -q '*@east-1' | grep @east-1").split()[-1], "it to be missed", 120)
         assert bed.job(ident)["state"] == "running"
-    finish(bed, ident, gate)
+    bed.finish_waiting(ident, gate)
 
 
 @pytest.mark.parametrize(("cluster", "where", "service"), SERVICES[:3])
@@ -293,7 +284,7 @@ def test_a_resource_manager_that_hangs_is_told_of_and_gets_no_job(
         assert bed.cluster(cluster)["state"] == "unreachable"
         assert bed.job(ident)["state"] == "running", "what runs there runs on"
     until(lambda: not bed.cluster(cluster)["reason"], "the cluster to be well again")
-    finish(bed, ident, gate)
+    bed.finish_waiting(ident, gate)
 
 
 def test_what_is_handed_in_while_slurm_hangs_is_one_job(bed: Testbed) -> None:
@@ -361,7 +352,7 @@ def test_a_network_cut_between_agents_and_daemon_costs_nothing(bed: Testbed) -> 
         assert len(bed.programs(ident)) == 8
     for cluster in clusters:
         until(lambda: bed.cluster(cluster)["state"] == "usable", "the agents to be back", 120)  # noqa: B023
-    finish(bed, ident, gate)
+    bed.finish_waiting(ident, gate)
 
 
 def test_a_job_that_ends_while_its_agent_is_cut_off_is_not_lost(bed: Testbed) -> None:
@@ -476,4 +467,4 @@ def test_the_database_may_restart_under_running_jobs(bed: Testbed) -> None:
             return False
 
     until(answers, "the daemon to answer again")
-    finish(bed, ident, gate)
+    bed.finish_waiting(ident, gate)

@@ -1,6 +1,6 @@
 """A cluster on which every start fails is given up, the others go on, and once it is mended it comes back by itself."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -8,7 +8,6 @@ import pytest
 
 from koalapy.agent.lrm.local.adapter import START_FAILURES_FILE
 from tests.grid.conftest import WORLDS, world_of
-from tests.grid.embedded import Embedded
 from tests.grid.testbed import Testbed
 from tests.grid.world import World, until
 
@@ -75,18 +74,4 @@ def test_a_cluster_whose_every_start_fails_is_given_up_and_comes_back_after_it_w
     assert grid.cluster(BROKEN)["errors"] == 0
     everything = sum(grid.nodes.values())
     assert grid.wait(grid.submit({"type": "flexible", "total_size": everything}, "true"))["state"] == "succeeded"
-    grid.settle()
-
-
-def test_starts_that_fail_now_and_then_are_tried_again(make_grid: Callable[..., Embedded]) -> None:
-    grid = make_grid(
-        KOALA_CLUSTERS='{"north": {"nodes": 4, "start_failures": 0.4}, "south": {"nodes": 4, "start_failures": 0.4}}',
-        KOALA_RULES__ERROR_THRESHOLD="50",
-        KOALA_RULES__MAX_RESTARTS="1000",
-        KOALA_RULES__RESTART_PAUSE_MAX="1",
-    )
-    idents = [grid.submit({"type": "flexible", "total_size": 1 + n % 8}, "true") for n in range(10)]
-    jobs = [grid.wait(ident) for ident in idents]
-    assert {job["state"] for job in jobs} == {"succeeded"}
-    assert sum(job["restarts"] for job in jobs) > 0
     grid.settle()

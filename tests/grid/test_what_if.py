@@ -6,7 +6,6 @@ from collections.abc import Callable
 import pytest
 
 from tests.grid.embedded import Embedded
-from tests.grid.world import until
 
 pytestmark = pytest.mark.processes
 
@@ -37,17 +36,5 @@ def test_what_comes_and_what_would_come(make_grid: MakeGrid) -> None:
     refused = grid.run("what-if", "--drain", "nowhere")
     assert refused.returncode != 0
     assert "nowhere" in refused.stderr
-    grid.cancel_all()
-    grid.settle()
-
-
-def test_the_page_of_a_job_says_when_it_is_expected_to_start(make_grid: MakeGrid) -> None:
-    grid = make_grid()
-    runs = grid.submit({"type": "flexible", "total_size": 8}, *grid.gate().hold, walltime=600)
-    grid.wait_state(runs, "running")
-    waits = grid.submit({"type": "flexible", "total_size": 8}, "true", walltime=60)
-    # It is worked out meanwhile, however busy this machine is.
-    until(lambda: "expected to start" in grid.run("show", str(waits)).stdout, "the start to be foretold")
-    assert "expected to start" not in grid.run("show", str(runs)).stdout
     grid.cancel_all()
     grid.settle()

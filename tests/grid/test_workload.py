@@ -8,7 +8,7 @@ from koalapy.model.job import ClaimingMode
 from tests.experiments.koala_m05 import run
 from tests.experiments.m05 import table
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.nightly]
 
 
 @pytest.mark.parametrize("claiming", [ClaimingMode.ATOMIC, ClaimingMode.INCREMENTAL])

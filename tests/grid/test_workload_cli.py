@@ -1,7 +1,6 @@
 """A workload made and run by the command line against a real daemon: the report is what happened there."""
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.grid.embedded import Embedded
-from tests.grid.world import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.grid]
 
@@ -81,37 +79,3 @@ def test_a_run_with_background_load(make_grid: Callable[..., Embedded], tmp_path
         assert (folder / f"{name}.png").stat().st_size > 5000
         assert f"{name}.png" in done.stdout
     grid.settle()
-
-
-def test_a_daemon_that_is_killed_and_comes_back(make_grid: Callable[..., Embedded], tmp_path: Path) -> None:
-    grid = make_grid()
-    port = int(grid.url.rpartition(":")[2])
-    file = generated(grid, tmp_path / "w.jsonl", "--jobs", "8")
-    run = subprocess.Popen(
-        [*grid.koala, "workload", "run", file, "--plots", "none"],
-        env=grid.environment | {"KOALA_URL": grid.url},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        until(lambda: len(grid.http.get("/api/v1/jobs").json()["jobs"]) >= 2, "two jobs to be submitted")
-        grid.kill()
-        grid.start(port)
-        out, errors = run.communicate(timeout=100)
-    finally:
-        run.kill()
-    assert run.returncode == 0, errors
-    assert "the daemon is away" in errors
-    assert "the daemon is back" in errors
-    assert "8 succeeded" in out
-    grid.settle()
-
-
-def test_the_load_is_refused_where_it_is_not_allowed(make_grid: Callable[..., Embedded], tmp_path: Path) -> None:
-    grid = make_grid()
-    file = generated(grid, tmp_path / "w.jsonl", "--jobs", "2")
-    done = grid.run("workload", "run", file, *RUN)
-    assert done.returncode == 4
-    assert "background_load: true" in done.stderr
-    assert grid.http.get("/api/v1/jobs").json()["jobs"] == []

@@ -63,7 +63,8 @@ def start(grid: Embedded, gate: Gate) -> int:
 
 
 def finish(grid: Embedded, ident: int, gate: Gate, restarts: int) -> None:
-    grid.finish_waiting(ident, gate, 4, restarts)
+    grid.finish_waiting(ident, gate, restarts)
+    grid.settle()
 
 
 def test_submit_with_wait_prints_the_output_of_every_process(grid: Embedded) -> None:
