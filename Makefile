@@ -22,16 +22,22 @@ LOCK = $(RELEASE)/bin/uv pip compile --quiet --universal --python-version 3.11 -
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "make %-15s %s\n", $$1, $$2}'
 
-$(STAMP): pyproject.toml $(LOCKS)/build.txt $(LOCKS)/dev.txt
+$(VENV)/.mpi: pyproject.toml $(LOCKS)/build.txt $(LOCKS)/mpi.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "koalapy needs Python 3.11 or newer: make PYTHON=python3.12 …" >&2; exit 1; }
+	@echo "Installing koalapy, its libraries and Open MPI into $(VENV), once: about 250 MB"
 	@$(PYTHON) -m venv $(VENV) \
 		|| { echo "venv failed: on Debian and Ubuntu, apt-get install python3-venv" >&2; exit 1; }
-	$(BIN)/python $(INSTALL) --require-hashes -r $(LOCKS)/build.txt
-	$(BIN)/python $(INSTALL) --require-hashes --no-build-isolation --no-binary drmaa -r $(LOCKS)/dev.txt
-	$(BIN)/python $(INSTALL) --no-build-isolation --editable .
+	@$(BIN)/python $(INSTALL) --require-hashes -r $(LOCKS)/build.txt
+	@$(BIN)/python $(INSTALL) --require-hashes -r $(LOCKS)/mpi.txt
+	@$(BIN)/python $(INSTALL) --no-build-isolation --editable .
+	@touch $@
+
+$(STAMP): $(VENV)/.mpi $(LOCKS)/dev.txt
+	@echo "Installing what tests and checks need into $(VENV), once: about 700 MB more"
+	@$(BIN)/python $(INSTALL) --require-hashes --no-build-isolation --no-binary drmaa -r $(LOCKS)/dev.txt
 	@$(BIN)/python -m deploy.locked
-	@touch $(STAMP)
+	@touch $@
 
 $(RELEASE)/.installed: $(LOCKS)/release.txt
 	@$(PYTHON) -m venv $(RELEASE)
@@ -41,13 +47,14 @@ $(RELEASE)/.installed: $(LOCKS)/release.txt
 lock: $(RELEASE)/.installed  ## write down anew what pyproject.toml asks for; UPGRADE=--upgrade takes the newest of all
 	$(LOCK) --all-extras pyproject.toml --output-file $(LOCKS)/dev.txt
 	$(LOCK) $(EXTRAS:%=--extra %) --constraint $(LOCKS)/dev.txt pyproject.toml --output-file $(LOCKS)/install.txt
+	$(LOCK) --extra mpi --constraint $(LOCKS)/dev.txt pyproject.toml --output-file $(LOCKS)/mpi.txt
 	$(LOCK) --group build --constraint $(LOCKS)/dev.txt --output-file $(LOCKS)/build.txt
 	$(LOCK) --group release --constraint $(LOCKS)/dev.txt --output-file $(LOCKS)/release.txt
 
 release: $(RELEASE)/.installed  ## the packages of the last commit, what they are made of (CycloneDX), and checksums, in dist/
 	@$(RELEASE)/bin/python -m deploy.release dist
 
-demo: $(STAMP)  ## one MPI program as a single job over two embedded clusters
+demo: $(VENV)/.mpi  ## one MPI program as a single job over two embedded clusters
 	@$(BIN)/koala demo
 
 test: $(STAMP)  ## ring 1: one process, virtual time, and a dozen promises end to end; needs Python and make; 6 minutes

@@ -52,6 +52,7 @@ def asked(project: dict[str, Any]) -> dict[str, list[Requirement]]:
         "build": [*project["build-system"]["requires"], *groups["build"]],
         "dev": [*base, *of_sites, *extras["dev"]],
         "install": [*base, *of_sites],
+        "mpi": [*base, *extras["mpi"]],
         "release": groups["release"],
     }
     return {name: [Requirement(text) for text in found] for name, found in texts.items()}
