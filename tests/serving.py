@@ -23,7 +23,6 @@ from koalapy.api.metrics import add_metrics
 from koalapy.api.network import network_router
 from koalapy.api.record import record_router
 from koalapy.api.sharing import sharing_router
-from koalapy.api.workloads import workloads_router
 from koalapy.daemon.alerts.alerts import Alerts
 from koalapy.daemon.alerts.health import HealthMonitor
 from koalapy.daemon.auth.identities import Identities
@@ -45,7 +44,6 @@ from koalapy.daemon.jobs.record import Record
 from koalapy.daemon.network.links import LinkTable
 from koalapy.daemon.network.network import Network
 from koalapy.daemon.observability.audit import Audit
-from koalapy.daemon.workload_reports import WorkloadReports
 from koalapy.model.advice import Run, Size
 from koalapy.model.alert import AlertRules
 from koalapy.model.cluster import Link
@@ -93,7 +91,6 @@ TOKEN = "a-token-for-tests"
 NO_PAGE = {"X-Requested-With": "koala"}
 """Shown by who posts without JSON."""
 BUNDLE_LIMIT = 2 * 1024 * 1024
-WORKLOADS_QUOTA = 200_000
 AGENT_TOKENS = {"north": "north's", "south": "south's", "west": None}
 
 LINKS = {("north", "north"): Link(2e-5, 1e9), ("north", "south"): Link(latency=5e-4)}
@@ -147,7 +144,6 @@ class SharedApplication:
             history_router(history),
             sharing_router(self._late("sharing"), history),
             forecasts_router(self._late("forecasts"), jobs),
-            workloads_router(self._late("workloads")),
             record_router(self._late("record"), engine.clock),
         ]
         if of_clusters:
@@ -289,7 +285,6 @@ async def serving(
         "record": record,
         "results": results,
         "sharing": Sharing(SqlHistory(database), engine.queries, engine.clock, _answer_sharing_here),
-        "workloads": WorkloadReports(path.parent / "workloads", WORKLOADS_QUOTA, engine.clock),
     }
     loop = asyncio.create_task(engine.run())
     with application(services, open_metrics=open_metrics, of_clusters=of_clusters) as app:

@@ -284,8 +284,6 @@ class Settings(BaseSettings):
     """Bytes of all that components have brought back together; those of the jobs that ended first go first."""
     results_keep: float | None = Field(default=None, gt=0)
     """Seconds after a job's end for which these are kept; by default as long as there is room."""
-    workloads_quota: int = Field(default=1024**3, ge=0)
-    """Bytes of all reports of workload runs together; the oldest go first, of whoever has the most."""
     jobs_keep: float | None = Field(default=365 * 86400.0, ge=3600, allow_inf_nan=False)
     """Seconds after its end for which a job is kept with its output, results and history; null: for ever."""
     internal_jobs_keep: float = Field(default=7 * 86400.0, ge=3600, allow_inf_nan=False)

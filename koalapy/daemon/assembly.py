@@ -31,7 +31,6 @@ from koalapy.api.network import network_router
 from koalapy.api.record import record_router
 from koalapy.api.sharing import sharing_router
 from koalapy.api.shown import ShownTokens
-from koalapy.api.workloads import workloads_router
 from koalapy.config.settings import ClusterSection, Settings
 from koalapy.daemon.agents.agent_messages import TransferFeedback
 from koalapy.daemon.agents.embedded import AgentProcess, EmbeddedAgents
@@ -87,7 +86,6 @@ from koalapy.daemon.people import (
     reserved_names,
     token_duties,
 )
-from koalapy.daemon.workload_reports import WorkloadReports
 from koalapy.dashboard.app import add_dashboard
 from koalapy.dashboard.login import WaysIn
 from koalapy.model.errors import UsageError
@@ -332,7 +330,6 @@ def _services(
     limits = LimitsInUse(engine, bundles, results)
     history = History(stores.history, clock, engine.queries.jobs, settings.jobs_keep)
     alerts = alerts_of(settings, engine, hub, health, network, data_dir, record)
-    workloads = WorkloadReports(data_dir / "workloads", settings.workloads_quota, clock)
     forecasts = Forecasts(engine.queries, people, clock, installed, track_record=track_record)
     return Services(
         jobs,
@@ -346,7 +343,6 @@ def _services(
         limits,
         alerts,
         history,
-        workloads,
         Sharing(stores.history, engine.queries, clock),
         forecasts,
         track_record,
@@ -412,7 +408,6 @@ def _routers(settings: Settings, services: Services, hub: Hub, tokens: Tokens, e
         history_router(services.history),
         sharing_router(services.sharing, services.history),
         forecasts_router(services.forecasts, services.jobs),
-        workloads_router(services.workloads),
         changes_router(engine.changes),
     ]
 

@@ -26,7 +26,6 @@ from koalapy.dashboard.pages.scheduler import add_scheduler
 from koalapy.dashboard.pages.sharing import add_sharing
 from koalapy.dashboard.pages.users import add_users
 from koalapy.dashboard.pages.what_if import add_what_if
-from koalapy.dashboard.pages.workloads import add_workloads
 from koalapy.dashboard.survey import Surveyor
 from koalapy.model.errors import NotFoundError
 
@@ -49,7 +48,6 @@ def add_dashboard(app: FastAPI, services: Services, engine: Engine, ways: WaysIn
     add_files(dashboard, services)
     add_audit(dashboard, audit)
     add_history(dashboard, services.history)
-    add_workloads(dashboard, services.workloads)
     add_sharing(dashboard, services)
     add_what_if(dashboard, services.forecasts)
     BrowserLogin(dashboard, ways)

@@ -13,12 +13,10 @@ from markupsafe import Markup
 from koalapy import __version__
 from koalapy.dashboard.files import url_of
 from koalapy.dashboard.pictures.bar import bar
-from koalapy.dashboard.pictures.cumulative import cumulative
 from koalapy.dashboard.pictures.distribution import distribution
 from koalapy.dashboard.pictures.interval import interval
 from koalapy.dashboard.pictures.job_lanes import MEANINGS, job_lanes
 from koalapy.dashboard.pictures.node_grid import node_grid
-from koalapy.dashboard.pictures.nodes_over_time import nodes_over_time
 from koalapy.dashboard.pictures.series import series
 from koalapy.model.job_search import word_of
 from koalapy.model.quantities import bytes_text
@@ -32,7 +30,7 @@ POLICY = (
 HEADERS = {"Content-Security-Policy": POLICY, "Referrer-Policy": "same-origin"}
 """Browsers tell with a form where it comes from only by this referrer policy."""
 
-PICTURES = (bar, cumulative, distribution, interval, job_lanes, node_grid, nodes_over_time, series)
+PICTURES = (bar, distribution, interval, job_lanes, node_grid, series)
 """Templates know them by their names."""
 
 

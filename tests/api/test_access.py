@@ -31,7 +31,6 @@ from tests.daemon.archives import GOOD, archive_of
 from tests.daemon.sites import Sites, sha
 from tests.model.specs import values
 from tests.serving import AGENT_TOKENS, NO_PAGE, URL, serving
-from tests.workload.reports import report_to_send
 
 Json = dict[str, Any]
 DOC = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
@@ -65,7 +64,6 @@ BODY = {
     "application": f"{SECRET}-app",
 }
 BUNDLE = archive_of(GOOD)
-REPORT = report_to_send()
 BODIES: dict[str, Any] = {
     "submit_job": BODY,
     "explain_submission": BODY,
@@ -75,7 +73,6 @@ BODIES: dict[str, Any] = {
     "set_priority": {"jobs": [1], "priority": "low"},
     "add_replica": {"name": "m", "cluster": "north", "path": "/m"},
     "start_background": {"nodes": 1, "seconds": 1},
-    "upload_workload": REPORT,
 }
 QUERIES = {"remove_replicas": {"name": "m"}}
 
@@ -146,18 +143,10 @@ async def test_each_route_lets_in_whom_the_page_says(api: Api, who: str) -> None
     await api.submit("ada")
     assert (await api.ask("ada", "POST", "/api/v1/jobs/1/cancel")).status_code == 200
     assert (await api.ask("ada", "POST", "/api/v1/bundles", content=BUNDLE)).status_code == 201
-    report = (await api.ask("ada", "POST", "/api/v1/workloads", json=REPORT)).json()["id"]
     asked = 0
     for operation, method, path in api.operations():
         url = path.format(
-            job=1,
-            name="north",
-            one="north",
-            other="south",
-            cluster="north",
-            bundle=sha(BUNDLE),
-            token="1.1.0",
-            report=report,
+            job=1, name="north", one="north", other="south", cluster="north", bundle=sha(BUNDLE), token="1.1.0"
         )
         is_agents = path.startswith("/api/v1/agents/")
         for_whom = "agents" if is_agents else told.get(operation, "admin")

@@ -14,7 +14,6 @@ from koalapy.api.submission import JobSubmission
 from tests.daemon.archives import GOOD, archive_of
 from tests.daemon.sites import Sites, sha
 from tests.serving import BUNDLE_LIMIT, Open
-from tests.workload.reports import report_to_send
 
 Json = dict[str, Any]
 
@@ -167,7 +166,6 @@ async def test_every_answer_is_as_declared(open_api: Open, body: Json) -> None:
     ):
         await api.get(f"/api/v1{path}")
     await _files(api, sites)
-    await _workloads(api)
     for order in (None, {"user": "bob", "role": "user", "expires": "8h", "note": "CI"}, {"role": "god"}):
         await api.post("/api/v1/tokens", json=order)
     for path in ("/tokens", "/tokens?all=true&user=bob", "/tokens?x=1", "/limits", "/limits?user=bob", "/limits?x=1"):
@@ -182,18 +180,6 @@ async def test_every_answer_is_as_declared(open_api: Open, body: Json) -> None:
         await api.post(f"/api/v1{path}")
     known = {op["operationId"] for ops in declared.document["paths"].values() for op in ops.values()}
     assert declared.seen == known
-
-
-async def _workloads(api: Any) -> None:
-    """The part of the tour that goes to reports of workloads."""
-    sent = report_to_send()
-    for body in (sent, sent, sent | {"x": 1}, sent | {"jobs": []}):
-        await api.post("/api/v1/workloads", json=body)
-    (line,) = (await api.get("/api/v1/workloads")).json()["workloads"]
-    for path in ("", "?x=1", f"/{line['id']}", "/none"):
-        await api.get(f"/api/v1/workloads{path}")
-    for ident in (line["id"], "none"):
-        await api.delete(f"/api/v1/workloads/{ident}")
 
 
 async def _files(api: Any, sites: Sites) -> None:

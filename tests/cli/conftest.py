@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
-from uuid import uuid4
 
 import pytest
 import uvicorn
@@ -21,13 +20,11 @@ from koalapy.api.files import files_router
 from koalapy.api.forecasts import forecasts_router
 from koalapy.api.limits import limits_router
 from koalapy.api.network import network_router
-from koalapy.api.workloads import workloads_router
 from koalapy.cli.jobs import job_progress
 from koalapy.cli.main import main
 from koalapy.cli.timeouts import ClientTimeouts
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.observability.audit import Audit
-from koalapy.daemon.workload_reports import WorkloadReports
 from koalapy.store.memory import Memory, MemoryStore
 from tests.cli.memory import MemoryService
 from tests.cli.memory_advisor import MemoryAdvisor
@@ -72,7 +69,6 @@ class Server:
     tokens: tuple[str, ...] = (TOKEN,)
     limits: Any = None
     """What is told of limits, if anything is."""
-    workloads: WorkloadReports | None = None
     identities: Identities | None = None
     """Who may come in; by default as administrators who shows one of the tokens."""
     agents: dict[str, str | None] = field(default_factory=dict)
@@ -94,7 +90,6 @@ class Server:
             forecasts_router(self.service, self.service),
             files_router(None, self.bundles, self.results),  # type: ignore[arg-type]
             *([limits_router(self.limits)] if self.limits else []),
-            *([workloads_router(self.workloads)] if self.workloads else []),
         ]
         identities = self.identities or administrators(*self.tokens)
         app = create_app(self.service, self.service, identities, routers, audit=self.audit)
@@ -111,9 +106,8 @@ class Server:
 
 
 @pytest.fixture
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.getbasetemp() / f"workloads-{uuid4().hex}"  # which is made when there is something
-    server = Server(workloads=WorkloadReports(folder, 2**30, time.time))
+def server() -> Iterator[Server]:
+    server = Server()
     server.start()
     yield server
     server.end()

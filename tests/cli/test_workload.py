@@ -3,21 +3,16 @@
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.cli.workload.workload_reports import MAX_SENT, upload
 from koalapy.cli.workload.workload_run import line_of, request_for
-from koalapy.model.identity import Identity, Role
 from koalapy.workload.plan import Arrival, Workload, lines, nodes_of
 from koalapy.workload.run import Progress
 from tests.cli.conftest import Koala, Server
-from tests.workload.reports import whole_report
 
-Json = dict[str, Any]
 GRID = ("--clusters", "north:4,south:4")
 
 
@@ -168,52 +163,6 @@ def test_a_run_leaves_a_report_that_agrees_with_the_daemon(koala: Koala, server:
     assert (again.code, "has a report already" in again.err) == (2, True)
     as_json = koala("workload", "run", file, "--plots", "none", "--overwrite", "--json")
     assert json.loads(as_json.out)["summary"]["ran"] == 2
-
-
-def kept(server: Server) -> list[str]:
-    """The names of the reports that the daemon has."""
-    assert server.workloads is not None
-    return [one.name for one in server.workloads.seen_by(Identity("root", Role.ADMIN, "a test"))]
-
-
-def test_a_report_is_sent_to_the_daemon_at_the_end_or_later(koala: Koala, server: Server, tmp_path: Path) -> None:
-    file = written(tmp_path / "w.jsonl", ["echo", "a"])
-    silent = koala("workload", "run", file, "--plots", "none", "--no-upload")
-    assert (silent.code, kept(server), "dashboard" in silent.err) == (0, [], False)
-    folder = str(tmp_path / "w.jsonl.report")
-    sent = koala("workload", "upload", folder)
-    assert (sent.code, sent.out.startswith(f"{server.url}/workloads/"), kept(server)) == (0, True, ["w.jsonl.report"])
-    assert koala("workload", "upload", folder).out == sent.out
-    done = koala("workload", "run", file, "--plots", "none", "--directory", str(tmp_path / "other"))
-    assert (done.code, kept(server)) == (0, ["other", "w.jsonl.report"])
-    assert f"the dashboard shows it at {server.url}/workloads/" in done.err
-
-
-def test_a_report_that_is_not_taken_spoils_no_run(koala: Koala, server: Server, tmp_path: Path) -> None:
-    server.workloads._quota = 10  # type: ignore[union-attr]
-    done = koala("workload", "run", written(tmp_path / "w", ["echo", "a"]), "--plots", "none")
-    assert (done.code, "the daemon has not taken the report: there is no room for it" in done.err) == (0, True)
-    refused = koala("workload", "upload", str(tmp_path / "w.report"))
-    assert (refused.code, "workloads_quota" in refused.err) == (4, True)
-    (tmp_path / "report.json").write_text('{"koala_workload_report": 1}')
-    assert koala("workload", "upload", str(tmp_path)).code == 2
-
-
-def test_of_a_long_run_fewer_looks_are_sent() -> None:
-    class Daemon:
-        def post(self, path: str, body: Json) -> Json:
-            self.sent = body
-            return {"id": "7"}
-
-    report, daemon = whole_report(), Daemon()
-    at = len(report["samples"]["at"])
-    for columns in (report["samples"], *report["samples"]["clusters"].values()):
-        columns |= {name: values * 200 for name, values in columns.items() if isinstance(values, list)}
-    assert upload(daemon, report, "a b") == "7"  # type: ignore[arg-type]
-    assert len(json.dumps(daemon.sent)) <= MAX_SENT
-    left = len(daemon.sent["samples"]["at"])
-    assert at < left < 200 * at
-    assert {len(values) for one in daemon.sent["samples"]["clusters"].values() for values in one.values()} == {left}
 
 
 def test_a_job_that_fails_is_told_by_the_exit_code(koala: Koala, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import re
 
 import httpx2
 
-DETAIL = re.compile(r'href="(/(?:jobs|clusters|workloads|network|users)/[^"?#]+)"')
+DETAIL = re.compile(r'href="(/(?:jobs|clusters|network|users)/[^"?#]+)"')
 
 
 def linked_pages(client: httpx2.Client) -> list[str]:

@@ -14,7 +14,6 @@ from tests.dashboard.conftest import Visit
 from tests.dashboard.pages import linked_pages
 from tests.dashboard.people import Person, token_of
 from tests.grid.embedded import Embedded
-from tests.workload.reports import report_to_send
 
 MAX_COMPRESSED = 100 * 1024
 SERIOUS = ("serious", "critical")
@@ -36,7 +35,6 @@ def jobs(grid: Embedded) -> list[int]:
     runs = grid.submit(seven, "sleep", "600", launcher="processes")
     grid.wait_state(runs, "running")
     waits = grid.submit(seven, "true", launcher="processes")
-    grid.http.post("/api/v1/workloads", json=report_to_send()).raise_for_status()
     return [over, runs, waits]
 
 

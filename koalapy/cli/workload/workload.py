@@ -138,7 +138,6 @@ def run(
     timeout: Annotated[float | None, Option(help="seconds for the whole run", min=0)] = None,
     cancel_on_interrupt: Annotated[bool, Option("--cancel-on-interrupt", help="on Ctrl-C, end its jobs")] = False,
     overwrite: Annotated[bool, Option("--overwrite", help="even if there is a report")] = False,
-    no_upload: Annotated[bool, Option("--no-upload", help="do not send the report to the daemon")] = False,
     plots: Annotated[str, Option(help="png, svg or none")] = "png",
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
@@ -186,40 +185,7 @@ def run(
     else:
         print(without_control_codes(text), end="")
     print(f"koala: the report is in {folder}", file=sys.stderr)
-    if not no_upload:
-        _send(client, report, folder)
     return ended_with(report)
-
-
-def _send(client: Client, told: Json, folder: Path) -> None:
-    """For the dashboard; a run is none the worse where it cannot be sent."""
-    from koalapy.cli.workload.workload_reports import upload
-
-    try:
-        ident = upload(client, told, folder.name)
-    except CliError as error:
-        again = f"koala workload upload {folder}"
-        print(f"koala: the daemon has not taken the report: {error}; try {again}", file=sys.stderr)
-    else:
-        print(f"koala: the dashboard shows it at {client.url.rstrip('/')}/workloads/{ident}", file=sys.stderr)
-
-
-def upload(
-    directories: Annotated[list[Path], Argument(metavar="DIR...", help="reports of runs")],
-    url: Url = DEFAULT_URL,
-    token: Token = None,
-) -> None:
-    """Send reports of earlier runs to the daemon, for its dashboard: koala workload upload wave.jsonl.report"""
-    from koalapy.cli.workload.workload_reports import load
-    from koalapy.cli.workload.workload_reports import upload as send
-
-    client = Client(url, token)
-    for directory, told in [(directory, load(directory)) for directory in directories]:
-        try:
-            ident = send(client, told, directory.resolve().name)
-        except (KeyError, TypeError) as error:
-            raise CliError(f"{directory} has no whole report: {error}", Exit.USAGE, "run the workload again") from error
-        print(f"{client.url.rstrip('/')}/workloads/{ident}")
 
 
 def report(
@@ -261,6 +227,5 @@ def _write(path: Path, text: str) -> None:
 
 
 workload_group = Group(
-    "Make workloads, run them, and tell how it went.",
-    {"generate": generate, "run": run, "report": report, "upload": upload},
+    "Make workloads, run them, and tell how it went.", {"generate": generate, "run": run, "report": report}
 )

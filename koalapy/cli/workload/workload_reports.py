@@ -6,16 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from koalapy.cli.client import Client, in_path
 from koalapy.cli.errors import CliError, Exit
 from koalapy.workload import compare, tables
 
 Json = dict[str, Any]
 FORMS = ("png", "svg", "none")
-MAX_SENT = 1000 * 1000
-"""Bytes of a report that the daemon takes."""
-HEADER = ("preset", "seed", "policy", "request", "arrivals", "rate", "scale")
-"""What is sent of a workload's header."""
 
 
 def check_form(form: str) -> None:
@@ -59,34 +54,6 @@ def save_comparison(folder: Path | None, found: Sequence[tuple[str, Json]], form
         _write(folder / "comparison.json", json.dumps(told, indent=1) + "\n")
         _write(folder / "comparison.md", text)
     return told, text
-
-
-def upload(client: Client, told: Json, name: str) -> str:
-    """Send a report to the daemon; its id there. Of a long run every second look at the clusters is left out, again and
-    again until it is small enough."""
-    sent = sent_of(told)
-    while len(json.dumps(sent)) > MAX_SENT:
-        if len(sent["samples"]["at"]) < 100:
-            raise CliError(
-                "the report is larger than the daemon takes", Exit.FAILED, f"it has {len(told['jobs'])} jobs"
-            )
-        sent["samples"] = _half_of(sent["samples"])
-    return str(client.post(f"/api/v1/workloads?name={in_path(name)}", sent)["id"])
-
-
-def sent_of(told: Json) -> Json:
-    """A report without what follows from its jobs, and of the workload's header what the daemon keeps."""
-    header = {name: told["workload"][name] for name in HEADER if name in told["workload"]}
-    kept = {name: told[name] for name in ("koala_workload_report", "run", "utilisation", "jobs", "samples")}
-    return kept | {"workload": header}
-
-
-def _half_of(samples: Json) -> Json:
-    clusters = samples["clusters"].items()
-    return {
-        "at": samples["at"][::2],
-        "clusters": {name: {column: values[::2] for column, values in one.items()} for name, one in clusters},
-    }
 
 
 def ended_with(told: Json) -> Exit:

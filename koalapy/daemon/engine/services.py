@@ -16,7 +16,6 @@ from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.jobs.limits import LimitsInUse
 from koalapy.daemon.jobs.retention import Retention
 from koalapy.daemon.network.network import Network
-from koalapy.daemon.workload_reports import WorkloadReports
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,6 @@ class Services:
     limits: LimitsInUse
     alerts: Alerts
     history: History
-    workloads: WorkloadReports
     sharing: Sharing
     forecasts: Forecasts
     track_record: TrackRecord
