@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from koalapy.api.access import access_of
+from koalapy.model.errors import ProblemCode
 from koalapy.model.identity import Role
 
 Json = dict[str, Any]
@@ -43,7 +44,12 @@ def document() -> Json:
 
 def page(found: Json) -> str:
     """As Markdown; the part by hand stands before what is made."""
-    return "\n".join([_every_operation(found), _schemas(found)])
+    return "\n".join([_problem_codes(), _every_operation(found), _schemas(found)])
+
+
+def _problem_codes() -> str:
+    rows = [(f"`{code}`", str(code.status), code.meaning) for code in ProblemCode]
+    return "\n".join(["", "### Codes of problems { #problem-codes }", "", *_table(("code", "status", "meaning"), rows)])
 
 
 def _every_operation(found: Json) -> str:

@@ -12,7 +12,7 @@ from starlette.types import Scope
 from koalapy.api import fields
 from koalapy.daemon.engine.database import READING_USER
 from koalapy.daemon.observability.audit import under_way
-from koalapy.model.errors import ForbiddenError, NotLoggedIn
+from koalapy.model.errors import ForbiddenError, NotLoggedIn, ProblemCode
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import JobId
 
@@ -154,7 +154,11 @@ def authorizer(theirs: Callable[[JobId, Identity], Awaitable[object]]) -> Callab
         if identity is None:
             raise NotLoggedIn("nobody is logged in", hint="log in first")
         if not identity.may(least):
-            raise ForbiddenError(f"that is for {least}s", hint="ask an administrator of the daemon for the role")
+            raise ForbiddenError(
+                f"that is for {least}s",
+                hint="ask an administrator of the daemon for the role",
+                code=ProblemCode.ROLE_REQUIRED,
+            )
         if needed == "owner" and not identity.may(Role.OPERATOR):
             # What is no number for the route is none here, and the route says so.
             with suppress(ValidationError):
@@ -166,7 +170,7 @@ def authorizer(theirs: Callable[[JobId, Identity], Awaitable[object]]) -> Callab
 async def _caller(connection: HTTPConnection) -> Identity:
     identity = identity_of(connection.scope)
     if identity is None:
-        raise ForbiddenError("nobody is logged in")
+        raise NotLoggedIn("nobody is logged in")
     return identity
 
 

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from koalapy.api.headers import AnswerHeaders
 from koalapy.api.problems import problem
+from koalapy.model.errors import ProblemCode
 
 Address = IPv4Address | IPv6Address
 Networks = Sequence[IPv4Network | IPv6Network]
@@ -93,7 +94,7 @@ def _without_port(text: str) -> str:
 
 def _past_the_proxy() -> ASGIApp:
     refusal = problem(
-        403,
+        ProblemCode.TLS_REQUIRED,
         "this daemon speaks no TLS, and is asked by its proxy only",
         hint="ask the proxy, by https://; or give the daemon a certificate (--tls-cert, --tls-key)",
     )

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from koalapy.api.access import AGENTS, identity_of
 from koalapy.api.guard import UPLOADS
 from koalapy.api.problems import problem
+from koalapy.model.errors import ProblemCode
 
 BODY_TIMEOUT = 60.0
 """Seconds; large ones, for which there is a route of their own, may take as long as they go on."""
@@ -33,7 +34,9 @@ class Admission:
             return
         if self._served >= self._max_requests:
             detail = f"{self._served} requests are being served, and no more are at a time"
-            await problem(503, detail, hint="try again", headers={"Retry-After": "1"})(scope, receive, send)
+            await problem(ProblemCode.OVERLOADED, detail, hint="try again", headers={"Retry-After": "1"})(
+                scope, receive, send
+            )
             return
         self._served += 1
         try:
@@ -76,7 +79,9 @@ class Shares:
         if self._served[user] >= self._most:
             detail = f"{self._served[user]} requests of {user} are being served, and no user has more at a time"
             hint = "end some that follow or wait for something"
-            await problem(429, detail, hint=hint, headers={"Retry-After": "1"})(scope, receive, send)
+            await problem(ProblemCode.TOO_MANY_REQUESTS, detail, hint=hint, headers={"Retry-After": "1"})(
+                scope, receive, send
+            )
             return
         self._served[user] += 1
         try:

@@ -14,11 +14,11 @@ from koalapy.api.addresses import client_address
 from koalapy.api.problems import problem
 from koalapy.daemon.agents.hub import Hub
 from koalapy.daemon.auth.pace import AgentAttempts
+from koalapy.model.errors import ProblemCode
 
 log = structlog.get_logger()
 
 CLOSED = 4000
-UNAUTHORIZED, TOO_MANY = 401, 429
 MIN_RANDOM_LENGTH, MIN_RANDOM_SIGNS = 32, 8
 """Characters of a token that cannot be guessed, and how many different ones are among them."""
 MAX_REASON_SIZE = 123
@@ -63,7 +63,7 @@ def agents_router(hub: Hub, tokens: Tokens, attempts: AgentAttempts | None = Non
     async def connect(socket: WebSocket, cluster: str) -> None:
         if why := refusal(socket, cluster, tokens, attempts):
             log.warning("agent refused", action="agent-rejected", cluster=cluster[:100], error=why.reason)
-            if cluster in tokens and why.status != TOO_MANY:
+            if cluster in tokens and why.code is not ProblemCode.TOO_MANY_WRONG_TOKENS:
                 hub.note_rejection(cluster, why.reason, why.hint)
             # By HTTP, which is over then: for the end of a WebSocket we would wait, and for any number of strangers'.
             await socket.send_denial_response(why.answer())
@@ -84,17 +84,17 @@ def agents_router(hub: Hub, tokens: Tokens, attempts: AgentAttempts | None = Non
 class Refusal:
     """Why an agent is not let in, and what to do about it."""
 
-    status: int
+    code: ProblemCode
     reason: str
     hint: str
     retry_after: float = 0.0
     """Seconds."""
 
     def answer(self) -> Response:
-        headers = {"WWW-Authenticate": "Bearer"} if self.status == UNAUTHORIZED else None
+        headers = {"WWW-Authenticate": "Bearer"} if self.code is ProblemCode.NOT_LOGGED_IN else None
         if self.retry_after:
             headers = {"Retry-After": str(ceil(self.retry_after))}
-        return problem(self.status, self.reason, field="cluster", hint=self.hint, headers=headers)
+        return problem(self.code, self.reason, field="cluster", hint=self.hint, headers=headers)
 
 
 def refusal(asking: HTTPConnection, cluster: str, tokens: Tokens, attempts: AgentAttempts) -> Refusal | None:
@@ -104,7 +104,11 @@ def refusal(asking: HTTPConnection, cluster: str, tokens: Tokens, attempts: Agen
     it is that connects in its name.
     """
     if cluster not in tokens:
-        return Refusal(404, f"there is no cluster {cluster[:100]}", "add it to the daemon's configuration")
+        return Refusal(
+            ProblemCode.CLUSTER_NOT_FOUND,
+            f"there is no cluster {cluster[:100]}",
+            "add it to the daemon's configuration",
+        )
     expected, address = tokens[cluster], client_address(asking.scope)
     wait = attempts.wait(cluster, address)
     if expected and not (wait and _is_guessable(expected)) and _shows(asking, expected):
@@ -113,13 +117,13 @@ def refusal(asking: HTTPConnection, cluster: str, tokens: Tokens, attempts: Agen
     if wait:
         reason = f"too many wrong tokens of the agent of {cluster} were shown, the last from {address}"
         hint = "see that no agent shows an old one; a token made by openssl rand -hex 24 is taken all the same"
-        return Refusal(TOO_MANY, reason, hint, wait)
+        return Refusal(ProblemCode.TOO_MANY_WRONG_TOKENS, reason, hint, wait)
     attempts.failed(cluster, address)
     reason = f"the token is not that of cluster {cluster}"
     if not expected:
         reason = f"clusters.{cluster}.token is not set in the daemon's configuration"
     hint = f"set KOALA_AGENT_TOKEN to clusters.{cluster}.token of the daemon's configuration"
-    return Refusal(UNAUTHORIZED, reason, hint)
+    return Refusal(ProblemCode.NOT_LOGGED_IN, reason, hint)
 
 
 def _is_guessable(token: str) -> bool:

@@ -15,7 +15,6 @@ from koalapy.api.clusters import clusters_router
 from koalapy.api.docs import docs_router
 from koalapy.api.events import events_router
 from koalapy.api.explain import explain_router
-from koalapy.api.fields import Problem
 from koalapy.api.guard import Guard
 from koalapy.api.headers import AnswerHeaders
 from koalapy.api.health import health_router
@@ -128,7 +127,6 @@ def _describe(app: FastAPI) -> None:
             schema["tags"] = [tag for tag in TAGS if tag["name"] in used]
             components = schema.setdefault("components", {})
             schemas = components.setdefault("schemas", {})
-            schemas["Problem"] = Problem.model_json_schema()
             for unused in ("HTTPValidationError", "ValidationError"):
                 schemas.pop(unused, None)
             components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}

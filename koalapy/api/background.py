@@ -12,7 +12,7 @@ from koalapy.api.problems import declared, problem
 from koalapy.api.queries import refuse_unknown
 from koalapy.daemon.agents.questions import Questions
 from koalapy.daemon.jobs.jobs import Jobs
-from koalapy.model.errors import UsageError
+from koalapy.model.errors import ProblemCode, UsageError
 
 ANSWER_TIMEOUT = 30.0
 """Seconds that a cluster has to answer."""
@@ -98,7 +98,7 @@ def background_router(service: Jobs, questions: Questions, allowed: bool) -> API
 
 def _forbidden() -> JSONResponse:
     return problem(
-        403,
+        ProblemCode.BACKGROUND_LOAD_DISABLED,
         "this daemon starts no background load",
         field="background_load",
         hint="set background_load: true in its configuration",

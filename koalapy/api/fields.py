@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from koalapy.model.errors import ProblemCode
 from koalapy.model.field import Bounds, Length
 from koalapy.model.job import MAX_BANDWIDTH, MAX_DURATION, MAX_MEMORY
 from koalapy.model.lease import NO_LEASE
@@ -331,6 +332,7 @@ class Problem(BaseModel):
     type: str = "about:blank"
     title: str
     status: int
+    code: ProblemCode
     detail: str
     field: str = ""
     value: Any = None

@@ -22,13 +22,13 @@ from koalapy.daemon.files.bundles import Bundles
 from koalapy.daemon.files.files import Files
 from koalapy.daemon.files.results import Results
 from koalapy.daemon.observability.audit import about
-from koalapy.model.errors import NotFoundError
+from koalapy.model.errors import NotFoundError, ProblemCode
 from koalapy.model.replica import Replica, ReplicaState
 
 TAR = "application/x-tar"
 BODY = {"requestBody": {"required": True, "content": {TAR: {"schema": {"type": "string", "format": "binary"}}}}}
-CUT = partial(problem, 400, "the body ended too early", field="body", hint="send it again")
-STALLED = partial(problem, 408, "the body did not go on", field="body", hint="send it again")
+CUT = partial(problem, ProblemCode.INCOMPLETE_BODY, "the body ended too early", field="body", hint="send it again")
+STALLED = partial(problem, ProblemCode.BODY_TIMEOUT, "the body did not go on", field="body", hint="send it again")
 Name = Annotated[Text | None, Query(min_length=1, max_length=1000, description="only of this logical file")]
 After = Annotated[Text, Query(max_length=1000, description="only from this logical file on")]
 AfterCluster = Annotated[Text, Query(max_length=100, description="and of that file only after this cluster")]
@@ -244,7 +244,12 @@ def agent_files_router(
         if answer := sent_away(request, cluster):
             return answer
         if not is_sent_to(cluster, bundle):
-            raise NotFoundError(f"no job on {cluster} has a bundle {bundle}", field="bundle", value=bundle)
+            raise NotFoundError(
+                f"no job on {cluster} has a bundle {bundle}",
+                field="bundle",
+                value=bundle,
+                code=ProblemCode.BUNDLE_NOT_FOUND,
+            )
         bundles.get(bundle)
         return FileResponse(bundles.path(bundle), media_type=TAR)
 

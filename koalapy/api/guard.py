@@ -16,6 +16,7 @@ from koalapy.api.problems import problem
 from koalapy.api.shown import ShownTokens, unauthorized
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.auth.pace import Pace
+from koalapy.model.errors import ProblemCode
 from koalapy.model.identity import Identity
 
 READING = ("GET", "HEAD", "OPTIONS")
@@ -97,11 +98,17 @@ class Guard:
         """Why a request is not let in; None when it is."""
         hosts = headers.getlist("host")
         if len(hosts) != 1:
-            return problem(400, "a request names its host once", field="Host", hint="send one Host header")
+            return problem(
+                ProblemCode.INVALID_HOST, "a request names its host once", field="Host", hint="send one Host header"
+            )
         if not await self._hosts.admits(hosts[0]):
             return _not_this_host(hosts[0])
         if scope["type"] == "websocket":
-            return problem(403, "web pages may not connect", field="Origin") if "origin" in headers else None
+            return (
+                problem(ProblemCode.FOREIGN_ORIGIN, "web pages may not connect", field="Origin")
+                if "origin" in headers
+                else None
+            )
         path = scope["path"]
         # The agents' routes look at tokens of their own.
         if path.startswith(AGENTS):
@@ -121,7 +128,7 @@ class Guard:
             return refusal
         announced = headers.get("content-length", "0")
         if path != UPLOADS and (not announced.isdecimal() or int(announced[:20]) > MAX_BODY_SIZE):
-            return problem(413, TOO_LARGE, field="body")
+            return problem(ProblemCode.BODY_TOO_LARGE, TOO_LARGE, field="body")
         return None
 
     async def _identity(self, scope: Scope, headers: Headers, *, by_cookie: bool) -> Identity | JSONResponse:
@@ -138,7 +145,7 @@ class Guard:
             return None
         excess, wait = found
         return problem(
-            429,
+            ProblemCode.RATE_LIMIT_EXCEEDED,
             f"the limit {excess.name} of {excess.scope.who} is {excess.limit:g}",
             field=f"limits.{excess.name}",
             value={"limit": excess.limit},
@@ -157,16 +164,23 @@ def _shown(headers: Headers) -> str:
 def _from_another_page(scope: Scope, headers: Headers) -> JSONResponse | None:
     """Why a form is not taken; None when a page of ours has sent it, for browsers tell where a form comes from."""
     if "origin" not in headers:
-        return problem(403, "who sends a form tells of which page it is", field="Origin", hint="use a browser")
+        return problem(
+            ProblemCode.FOREIGN_ORIGIN,
+            "who sends a form tells of which page it is",
+            field="Origin",
+            hint="use a browser",
+        )
     return _of_another_origin(scope, headers)
 
 
 def _of_another_origin(scope: Scope, headers: Headers) -> JSONResponse | None:
     origin = headers.get("origin")
     if origin is not None and origin.lower() != f"{scope['scheme']}://{headers['host']}".lower():
-        return problem(403, "pages of another origin change nothing", field="Origin", value=origin[:300])
+        return problem(
+            ProblemCode.FOREIGN_ORIGIN, "pages of another origin change nothing", field="Origin", value=origin[:300]
+        )
     if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-        return problem(403, "pages of another site change nothing", field="Sec-Fetch-Site")
+        return problem(ProblemCode.FOREIGN_ORIGIN, "pages of another site change nothing", field="Sec-Fetch-Site")
     return None
 
 
@@ -178,7 +192,7 @@ def _from_elsewhere(scope: Scope, headers: Headers) -> JSONResponse | None:
     if scope["method"] != "POST" or REQUESTED_WITH in headers or _is_of_no_form(headers):
         return None
     return problem(
-        403,
+        ProblemCode.FOREIGN_ORIGIN,
         "a web page could have sent this",
         field="Content-Type",
         hint=f"send Content-Type: application/json, or without a body {REQUESTED_WITH}: koala",
@@ -193,7 +207,7 @@ def _is_of_no_form(headers: Headers) -> bool:
 
 def _not_this_host(named: str) -> JSONResponse:
     return problem(
-        421,
+        ProblemCode.UNKNOWN_HOST,
         "the daemon is not known by the host that was asked for",
         field="Host",
         value=named[:300],

@@ -8,6 +8,7 @@ from koalapy.api.access import identity_of
 from koalapy.api.fields import Output, Problem, as_json
 from koalapy.api.problems import RETRY_AFTER, declared, problem
 from koalapy.daemon.alerts.health import CheckName, HealthMonitor, Readiness
+from koalapy.model.errors import ProblemCode
 
 
 class DiskView(Output):
@@ -120,7 +121,7 @@ def _not_ready() -> dict[int | str, dict[str, Any]]:
 def _refusal(readiness: Readiness) -> Any:
     checks = [as_json(CheckView.model_validate(check)) for check in readiness.checks]
     return problem(
-        503,
+        ProblemCode.NOT_READY,
         "; ".join(readiness.reasons),
         hint="GET /healthz tells more",
         headers={"Retry-After": f"{RETRY_AFTER:.0f}"},

@@ -20,7 +20,7 @@ from koalapy.api.queries import refuse_unknown
 from koalapy.api.redaction import as_others_see
 from koalapy.api.submission import JobSubmission
 from koalapy.daemon.jobs.jobs import JobRecord, Jobs
-from koalapy.model.errors import ForbiddenError, NotFoundError
+from koalapy.model.errors import ForbiddenError, NotFoundError, ProblemCode
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import FINAL_STATES, Attempt, ComponentState, Job, JobSpec, JobState
 from koalapy.model.listing import listed_job
@@ -436,6 +436,7 @@ def _check_component(job: Job, component: int | None, *, follow: bool) -> None:
             f"job {job.id} has no component {component}",
             field="component",
             value=component,
+            code=ProblemCode.COMPONENT_NOT_FOUND,
             hint=f"give one of {listed([str(index) for index in indices])}",
         )
 

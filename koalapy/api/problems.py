@@ -17,41 +17,11 @@ from starlette.routing import Match
 
 from koalapy.api.invalid import explain
 from koalapy.daemon.observability.audit import about
-from koalapy.model.errors import (
-    BusyError,
-    ConflictError,
-    ForbiddenError,
-    FullError,
-    KoalaError,
-    LeaseLost,
-    NotFoundError,
-    NotLoggedIn,
-    SiteError,
-    SiteUnavailable,
-    StoreUnavailable,
-    TokenRefused,
-    TooLargeError,
-    UsageError,
-)
+from koalapy.model.errors import BusyError, KoalaError, ProblemCode
 from koalapy.model.wording import encodable
 
 log = structlog.get_logger()
 
-STATUS: dict[type[KoalaError], int] = {
-    TokenRefused: 401,
-    TooLargeError: 413,
-    UsageError: 422,
-    NotFoundError: 404,
-    NotLoggedIn: 401,
-    ForbiddenError: 403,
-    ConflictError: 409,
-    BusyError: 429,
-    FullError: 507,
-    SiteUnavailable: 503,
-    StoreUnavailable: 503,
-    LeaseLost: 503,
-    SiteError: 502,
-}
 RETRY_AFTER = 5.0
 """Seconds after which it is worth to ask again what cannot be answered now."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
@@ -61,7 +31,7 @@ MAX_VALUE_LENGTH = 1000
 
 
 def problem(
-    status: int,
+    code: ProblemCode,
     detail: str,
     *,
     field: str = "",
@@ -70,33 +40,30 @@ def problem(
     headers: dict[str, str] | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> JSONResponse:
-    """A response that says what is wrong, where, and the way out, and ``more`` for programs."""
-    if status in (401, 403, 429):
+    """Return a response that says what is wrong, where, and the way out, and ``more`` for programs."""
+    if code.status in (401, 403, 429):
         about(detail=detail)
-    body = _problem(status, detail, field, value, hint) | dict(more or {})
-    return JSONResponse(body, status, headers, media_type="application/problem+json")
+    body = _problem(code, detail, field, value, hint) | dict(more or {})
+    return JSONResponse(body, code.status, headers, media_type="application/problem+json")
 
 
 def problem_of(error: KoalaError) -> dict[str, Any]:
     """What is wrong with one of several things, where an answer tells of all."""
-    return _problem(_status(error), error.message, error.field, error.value, error.hint)
+    return _problem(error.code, error.message, error.field, error.value, error.hint)
 
 
-def _problem(status: int, detail: str, field: str, value: object, hint: str) -> dict[str, Any]:
+def _problem(code: ProblemCode, detail: str, field: str, value: object, hint: str) -> dict[str, Any]:
     """As ``fields.Problem``."""
     return {
         "type": "about:blank",
-        "title": HTTPStatus(status).phrase,
-        "status": status,
+        "title": HTTPStatus(code.status).phrase,
+        "status": code.status,
+        "code": code,
         "detail": _cut(encodable(detail)),
         "field": _cut(encodable(field)),
         "value": _json_value(value),
         "hint": hint,
     }
-
-
-def _status(error: KoalaError) -> int:
-    return next((code for kind, code in STATUS.items() if isinstance(error, kind)), 500)
 
 
 def _json_value(value: object) -> object:
@@ -150,10 +117,9 @@ def install(app: FastAPI) -> None:
 
 async def _koala_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, KoalaError)
-    status = _status(error)
-    after = error.retry_after if isinstance(error, BusyError) else RETRY_AFTER if status == 503 else None
+    after = error.retry_after if isinstance(error, BusyError) else RETRY_AFTER if error.code.status == 503 else None
     headers = None if after is None else {"Retry-After": str(max(1, round(after)))}
-    told = problem(status, error.message, field=error.field, value=error.value, hint=error.hint, headers=headers)
+    told = problem(error.code, error.message, field=error.field, value=error.value, hint=error.hint, headers=headers)
     return _for_browser(request, told)
 
 
@@ -174,10 +140,18 @@ async def _http_error(request: Request, error: Exception) -> Response:
             return Response(status_code=204, headers=headers)
     if error.status_code in (404, 405):
         hint = "GET /openapi.json tells the routes"
-        return _for_browser(request, problem(error.status_code, str(error.detail), hint=hint, headers=headers))
+        code = ProblemCode.NOT_FOUND if error.status_code == 404 else ProblemCode.METHOD_NOT_ALLOWED
+        return _for_browser(request, problem(code, str(error.detail), hint=hint, headers=headers))
     if error.status_code == 400:
-        return problem(400, "the body is no JSON", field="body", hint="send one object in UTF-8", headers=headers)
-    return problem(error.status_code, str(error.detail), headers=headers)
+        return problem(
+            ProblemCode.INVALID_BODY,
+            "the body is no JSON",
+            field="body",
+            hint="send one object in UTF-8",
+            headers=headers,
+        )
+    code = next(code for code in ProblemCode if code.status == error.status_code)
+    return problem(code, str(error.detail), headers=headers)
 
 
 async def _nobody_there(request: Request, error: Exception) -> Response:
@@ -186,16 +160,21 @@ async def _nobody_there(request: Request, error: Exception) -> Response:
 
 async def _bug(request: Request, error: Exception) -> Response:
     log.error("a request failed", action="request-failed", path=request.url.path, exc_info=error)
-    return _for_browser(request, problem(500, "the daemon made a mistake; its log has the details"))
+    return _for_browser(
+        request, problem(ProblemCode.INTERNAL_ERROR, "the daemon made a mistake; its log has the details")
+    )
 
 
 async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     if first["type"] == "json_invalid":
-        return problem(400, f"the body is no JSON: {first['ctx']['error']}", field="body", hint="send one object")
+        detail = f"the body is no JSON: {first['ctx']['error']}"
+        return problem(ProblemCode.INVALID_BODY, detail, field="body", hint="send one object")
     invalid = explain(error.errors(), _body_of(request))
-    told = problem(422, invalid.detail, field=invalid.field, value=invalid.value, hint=invalid.hint)
+    told = problem(
+        ProblemCode.INVALID_VALUE, invalid.detail, field=invalid.field, value=invalid.value, hint=invalid.hint
+    )
     return _for_browser(request, told)
 
 

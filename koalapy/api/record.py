@@ -9,7 +9,7 @@ from fastapi.responses import StreamingResponse
 from koalapy.api.problems import declared
 from koalapy.api.queries import refuse_unknown
 from koalapy.daemon.jobs.record import Record
-from koalapy.model.errors import NotFoundError
+from koalapy.model.errors import NotFoundError, ProblemCode
 from koalapy.model.job import MAX_DURATION
 
 LINES = "application/x-ndjson"
@@ -43,7 +43,12 @@ def record_router(record: Record | None, clock: Callable[[], float]) -> APIRoute
         Commands of jobs are in it, and who has which accounts; variables of programs are not.
         """
         if record is None:
-            raise NotFoundError("nothing is recorded here", field="record.enabled", hint="set record.enabled: true")
+            raise NotFoundError(
+                "nothing is recorded here",
+                field="record.enabled",
+                hint="set record.enabled: true",
+                code=ProblemCode.RECORD_DISABLED,
+            )
         now = clock()
         return StreamingResponse(await record.export(now - since, now - until), media_type=LINES)
 

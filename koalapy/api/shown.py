@@ -7,7 +7,7 @@ from fastapi.responses import JSONResponse
 from koalapy.api.problems import problem
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.auth.pace import Pace
-from koalapy.model.errors import SiteUnavailable, TokenRefused
+from koalapy.model.errors import ProblemCode, SiteUnavailable, TokenRefused
 from koalapy.model.identity import Identity
 
 
@@ -29,12 +29,12 @@ class ShownTokens:
             except TokenRefused as error:
                 why = error.message
             except SiteUnavailable as error:
-                return problem(503, error.message, hint=error.hint, headers={"Retry-After": "10"})
+                return problem(error.code, error.message, hint=error.hint, headers={"Retry-After": "10"})
         if identity is not None and not identity.guessable:
             return identity
         if wait := self._pace.guessing(address):
             return problem(
-                429,
+                ProblemCode.TOO_MANY_WRONG_TOKENS,
                 f"too many tokens that nobody has were shown from {address}",
                 hint="see that no program there shows an old one",
                 headers={"Retry-After": str(ceil(wait))},
@@ -52,7 +52,7 @@ class ShownTokens:
 
 def unauthorized(why: str = "") -> JSONResponse:
     return problem(
-        401,
+        ProblemCode.NOT_LOGGED_IN,
         f"no valid token was shown: {why}" if why else "no valid token was shown",
         hint="set KOALA_TOKEN, or send Authorization: Bearer TOKEN",
         headers={"WWW-Authenticate": "Bearer"},

@@ -11,6 +11,7 @@ from koalapy.cli.errors import CODE_OF_STATUS, CliError, Exit, printable
 from koalapy.cli.http import CONNECTION_ERRORS, Answer, Connection, Readable
 from koalapy.cli.terminal.streams import report
 from koalapy.cli.timeouts import ClientTimeouts, command_timeouts
+from koalapy.model.errors import ProblemCode
 from koalapy.model.job import ACTIVE_STATES, WAITING_STATES
 from koalapy.model.wording import is_utf8
 from koalapy.system.tls import refusal
@@ -327,6 +328,7 @@ def refused(problem: Json) -> CliError:
     status, hint, field = int(problem["status"]), str(problem.get("hint") or ""), str(problem.get("field") or "")
     error = CliError(str(problem["detail"]), CODE_OF_STATUS.get(status, Exit.FAILED), hint, field)
     error.status = status
+    error.problem = next((code for code in ProblemCode if code == problem.get("code")), None)
     return error
 
 

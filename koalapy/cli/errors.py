@@ -3,7 +3,16 @@
 from enum import IntEnum
 from http import HTTPStatus
 
-from koalapy.model.errors import BusyError, ConflictError, FullError, KoalaError, LeaseLost, NotFoundError, UsageError
+from koalapy.model.errors import (
+    BusyError,
+    ConflictError,
+    FullError,
+    KoalaError,
+    LeaseLost,
+    NotFoundError,
+    ProblemCode,
+    UsageError,
+)
 
 
 class Exit(IntEnum):
@@ -36,10 +45,12 @@ def refuse_together(**given: bool) -> None:
 class CliError(Exception):
     """Ends the command with a line on standard error: what is wrong, and the way out; ``field`` is the API's.
 
-    ``status`` is the daemon's answer, 0 without one; ``retry_after`` how many seconds it asks to wait.
+    ``status`` and ``problem`` are those of the daemon's answer, 0 and None without one. ``retry_after`` is how many
+    seconds it asks to wait.
     """
 
     status = 0
+    problem: ProblemCode | None = None
     retry_after = 0.0
 
     def __init__(self, message: str, code: Exit, hint: str = "", field: str = "") -> None:
@@ -55,7 +66,7 @@ class CliError(Exception):
     @property
     def is_passing(self) -> bool:
         """Whether the daemon, or its database, is away, or was asked too fast: it may answer when it is asked again."""
-        busy = self.status == HTTPStatus.SERVICE_UNAVAILABLE or self.field == "limits.requests_per_second"
+        busy = self.status == HTTPStatus.SERVICE_UNAVAILABLE or self.problem is ProblemCode.RATE_LIMIT_EXCEEDED
         return self.code is Exit.UNREACHABLE or (busy and self.retry_after > 0)
 
 

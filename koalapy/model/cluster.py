@@ -7,7 +7,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TypeVar
 
-from koalapy.model.errors import NotFoundError, UsageError
+from koalapy.model.errors import NotFoundError, ProblemCode, UsageError
 from koalapy.model.request import ClusterName, InputFile, Request
 from koalapy.model.wording import known_names
 
@@ -34,7 +34,9 @@ def check_cluster(name: ClusterName, known: Collection[ClusterName], field: str 
         return
     hint = known_names(name, known)
     if not field:
-        raise NotFoundError(f"there is no cluster {name}", field="cluster", value=name, hint=hint)
+        raise NotFoundError(
+            f"there is no cluster {name}", field="cluster", value=name, hint=hint, code=ProblemCode.CLUSTER_NOT_FOUND
+        )
     raise UsageError(f"{field} is {name}, and there is no such cluster", field=field, value=name, hint=hint)
 
 

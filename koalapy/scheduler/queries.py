@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from koalapy.model.cluster import GridView
-from koalapy.model.errors import BusyError, NotFoundError
+from koalapy.model.errors import BusyError, NotFoundError, ProblemCode
 from koalapy.model.job import Component, Job, JobId, JobSpec, Priority, Token
 from koalapy.model.limits import Excess
 from koalapy.model.placement import ClusterReason, Placement, Refusal
@@ -122,7 +122,9 @@ class Queries:
         """How often an unfinished job was tried to be placed, scans that passed it over among them."""
         known = self._ledger.get(job)
         if known is None:
-            raise NotFoundError(f"there is no unfinished job {job}", field="job", value=job)
+            raise NotFoundError(
+                f"there is no unfinished job {job}", field="job", value=job, code=ProblemCode.JOB_NOT_FOUND
+            )
         return self._queues.tries(known)
 
     def waiting_reason(self, job: Job) -> str:

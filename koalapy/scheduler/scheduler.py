@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from koalapy.model.cluster import Drain
-from koalapy.model.errors import ConflictError, NotFoundError
+from koalapy.model.errors import ConflictError, NotFoundError, ProblemCode
 from koalapy.model.job import Component, ComponentState, Job, JobState, Priority
 from koalapy.model.reports import ClusterReport, ComponentStatus, Report
 from koalapy.model.request import ClusterName
@@ -299,7 +299,9 @@ class Scheduler:
         """The job an action is for; ``NotFoundError`` or ``ConflictError`` when the action is not possible now."""
         job = self._ledger.get(event.job)
         if job is None:
-            raise NotFoundError(f"there is no unfinished job {event.job}", field="job", value=event.job)
+            raise NotFoundError(
+                f"there is no unfinished job {event.job}", field="job", value=event.job, code=ProblemCode.JOB_NOT_FOUND
+            )
         if isinstance(event, ev.JobHeld) and job.state is not JobState.QUEUED:
             raise ConflictError(f"job {job.id} is {job.state}: only queued jobs can be held", hint="cancel it instead")
         if isinstance(event, ev.JobReleased) and job.state is not JobState.HELD:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
-from koalapy.model.errors import ForbiddenError
+from koalapy.model.errors import ForbiddenError, ProblemCode
 from koalapy.model.identity import HighPriority, Identity, Role
 from koalapy.model.job import Job, JobSpec, Priority
 from koalapy.model.users import Accounts
@@ -23,6 +23,7 @@ def check_is_theirs(by: Identity, job: Job) -> None:
             field="job",
             value=job.id,
             hint="ask its owner or an operator of the grid; koala queue tells what everybody may see of it",
+            code=ProblemCode.NOT_OWNER,
         )
 
 

@@ -12,7 +12,15 @@ from typing import Protocol
 import structlog
 
 from koalapy.daemon.engine.database import in_database
-from koalapy.model.errors import ConflictError, ForbiddenError, LeaseLost, NotFoundError, StoreUnavailable, TokenRefused
+from koalapy.model.errors import (
+    ConflictError,
+    ForbiddenError,
+    LeaseLost,
+    NotFoundError,
+    ProblemCode,
+    StoreUnavailable,
+    TokenRefused,
+)
 from koalapy.model.identity import Identity, Role, highest_role
 from koalapy.model.provider import Verified, looks_signed
 from koalapy.model.request import ClusterName
@@ -229,7 +237,11 @@ class Identities:
             held = sum(self.is_valid(token, now) for token in self._stored.values() if token.user == user)
             if held >= self._max_tokens:
                 raise ConflictError(
-                    f"{user} has {self._max_tokens} tokens already", field="user", value=user, hint="revoke some"
+                    f"{user} has {self._max_tokens} tokens already",
+                    field="user",
+                    value=user,
+                    hint="revoke some",
+                    code=ProblemCode.LIMIT_EXCEEDED,
                 )
             maker = None if made_by is None else self._stored.get(made_by)
             if made_by is not None and (maker is None or not self.is_valid(maker, now)):
@@ -280,7 +292,13 @@ class Identities:
         for number in tokens:
             found = self._stored.get(number)
             if found is None or not (by.may(Role.ADMIN) or by.owns(found.user)):
-                raise NotFoundError(f"there is no token {number}", field="token", value=number, hint="koala token list")
+                raise NotFoundError(
+                    f"there is no token {number}",
+                    field="token",
+                    value=number,
+                    hint="koala token list",
+                    code=ProblemCode.TOKEN_NOT_FOUND,
+                )
         return await self._revoke(self._with_those_made_by(tokens))
 
     async def revoke_all(self) -> Sequence[StoredToken]:

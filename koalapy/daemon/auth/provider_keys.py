@@ -13,7 +13,7 @@ import structlog
 from joserfc.errors import JoseError
 from joserfc.jwk import ECKey, Key, KeySet, OKPKey, RSAKey, import_key
 
-from koalapy.model.errors import SiteUnavailable
+from koalapy.model.errors import ProblemCode, SiteUnavailable
 from koalapy.model.provider import Provider
 from koalapy.system.tls import secure
 
@@ -51,7 +51,9 @@ class ProviderKeys:
                     await self._take()
         if not self._keys:
             raise SiteUnavailable(
-                f"the keys of the OpenID provider cannot be had: {self._problem}", hint="try again in a while"
+                f"the keys of the OpenID provider cannot be had: {self._problem}",
+                hint="try again in a while",
+                code=ProblemCode.PROVIDER_UNAVAILABLE,
             )
         return self._keys
 

@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 import httpx2
 
 from koalapy.daemon.auth.identities import Identities
-from koalapy.model.errors import SiteUnavailable, TokenRefused
+from koalapy.model.errors import ProblemCode, SiteUnavailable, TokenRefused
 from koalapy.model.identity import Identity
 from koalapy.model.provider import Provider
 from koalapy.system.tls import secure
@@ -96,7 +96,10 @@ class ProviderLogins:
             content = await _post(self._provider.token_endpoint or "", form, auth)
             told = json.loads(content)
         except (OSError, httpx2.HTTPError) as error:
-            raise SiteUnavailable(f"the OpenID provider does not answer: {error or type(error).__name__}") from error
+            raise SiteUnavailable(
+                f"the OpenID provider does not answer: {error or type(error).__name__}",
+                code=ProblemCode.PROVIDER_UNAVAILABLE,
+            ) from error
         except (ValueError, RecursionError) as error:
             raise TokenRefused("the OpenID provider's answer is no JSON") from error
         token = told.get("id_token") if isinstance(told, dict) else None

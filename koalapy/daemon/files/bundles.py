@@ -10,7 +10,7 @@ from pathlib import Path
 from koalapy.daemon.engine.database import in_database
 from koalapy.daemon.files.archives import WAY_OUT, check, check_size, discard, incoming, keeping, receive
 from koalapy.daemon.jobs.quota import Excess, Quota, Room, StorageLimits
-from koalapy.model.errors import FullError, NotFoundError, UsageError
+from koalapy.model.errors import FullError, NotFoundError, ProblemCode, UsageError
 from koalapy.model.identity import Identity, Role
 from koalapy.model.limits import Limits, Scope
 from koalapy.model.wording import encodable, is_utf8
@@ -221,7 +221,9 @@ class Bundles:
 def _no_bundle(bundle: str) -> NotFoundError:
     shown = bundle if re.fullmatch(r"[0-9a-f]{64}", bundle) else repr(bundle[:100])
     hint = "upload it with POST /api/v1/bundles, or let koala submit --stage do that"
-    return NotFoundError(f"there is no bundle {shown}", field="bundle", value=bundle, hint=hint)
+    return NotFoundError(
+        f"there is no bundle {shown}", field="bundle", value=bundle, hint=hint, code=ProblemCode.BUNDLE_NOT_FOUND
+    )
 
 
 def _tops(names: Iterable[str]) -> frozenset[str]:

@@ -14,7 +14,15 @@ from koalapy.daemon.engine.engine import Engine, WorkItem
 from koalapy.daemon.files.bundles import Bundles
 from koalapy.daemon.observability.audit import about
 from koalapy.model.application import name_application
-from koalapy.model.errors import ConflictError, KoalaError, NotFoundError, SiteRejected, SiteUnavailable, UsageError
+from koalapy.model.errors import (
+    ConflictError,
+    KoalaError,
+    NotFoundError,
+    ProblemCode,
+    SiteRejected,
+    SiteUnavailable,
+    UsageError,
+)
 from koalapy.model.identity import Identity
 from koalapy.model.job import JobSpec
 from koalapy.model.replica import Part, Replica, ReplicaState
@@ -69,7 +77,13 @@ class Files:
         found = self._catalogue.of(name)
         if not found:
             hint = f"{near_names(name, self._catalogue.names())}; add it with {ADD}"
-            raise NotFoundError(f"the replica catalogue has no {name}", field="name", value=name, hint=hint)
+            raise NotFoundError(
+                f"the replica catalogue has no {name}",
+                field="name",
+                value=name,
+                hint=hint,
+                code=ProblemCode.REPLICA_NOT_FOUND,
+            )
         return [replica for replica in found if (name, replica.cluster) > after][:limit]
 
     async def add(self, name: str, cluster: ClusterName, path: str) -> Replica:
@@ -102,6 +116,7 @@ class Files:
                     field="path",
                     value=path,
                     hint=f"give it another name, or first say koala replicas remove {name}",
+                    code=ProblemCode.REPLICA_DIFFERS,
                 )
             await self._save([seen])
         return seen
@@ -141,7 +156,13 @@ class Files:
         chosen = [replica for replica in found if cluster in (None, replica.cluster)]
         if name is not None and not chosen:
             hint = known_names(cluster or "", (replica.cluster for replica in found))
-            raise NotFoundError(f"{cluster} has no replica of {name}", field="cluster", value=cluster, hint=hint)
+            raise NotFoundError(
+                f"{cluster} has no replica of {name}",
+                field="cluster",
+                value=cluster,
+                hint=hint,
+                code=ProblemCode.REPLICA_NOT_FOUND,
+            )
         return chosen
 
     # What transfers tell

@@ -12,7 +12,7 @@ from koalapy.daemon.engine.database import in_database, query
 from koalapy.daemon.files.archives import PIECE_SIZE, discard, incoming, keeping, plain_name, receive
 from koalapy.daemon.jobs.jobs import JobRecord
 from koalapy.daemon.jobs.quota import Excess, Quota, Room, StorageLimits
-from koalapy.model.errors import ConflictError, FullError, NotFoundError
+from koalapy.model.errors import ConflictError, FullError, NotFoundError, ProblemCode
 from koalapy.model.job import Attempt, JobId, JobState, parse_token
 from koalapy.model.limits import Limits, Scope
 from koalapy.model.request import ClusterName
@@ -99,12 +99,19 @@ class Results:
         try:
             job, generation, rank, nonce = parse_token(token)
         except ValueError:
-            raise NotFoundError(f"{token[:60]!r} is no stage", field="token", value=token) from None
+            raise NotFoundError(
+                f"{token[:60]!r} is no stage", field="token", value=token, code=ProblemCode.COMPONENT_NOT_FOUND
+            ) from None
         record, attempts = await self._attempts(job)
         attempt = next((a for a in attempts if (a.generation, a.nonce) == (generation, nonce)), None)
         gang = attempt.gang if attempt else ()
         if not any((component.rank, component.cluster) == (rank, cluster) for component in gang):
-            raise NotFoundError(f"{token} is no component on {cluster}", field="token", value=token)
+            raise NotFoundError(
+                f"{token} is no component on {cluster}",
+                field="token",
+                value=token,
+                code=ProblemCode.COMPONENT_NOT_FOUND,
+            )
         if not record.job.spec.collect:
             raise ConflictError(f"nothing is collected of job {job}", field="token", value=token)
         return job, generation, rank, record.job.spec.owner
@@ -123,7 +130,13 @@ class Results:
             return _gathered(_joined([(self._path(result), f"{result.rank}-{result.cluster}") for result in there]))
         if not spec.collect:
             hint = "name the files at submission: koala submit --collect PATTERN"
-            raise NotFoundError(f"nothing is collected of job {job}", field="job", value=job, hint=hint)
+            raise NotFoundError(
+                f"nothing is collected of job {job}",
+                field="job",
+                value=job,
+                hint=hint,
+                code=ProblemCode.RESULTS_NOT_FOUND,
+            )
         if not state.is_final:
             why, hint = f"job {job} is {state}: its files come when it ends", f"wait for it: koala wait {job}"
         elif found:
@@ -131,7 +144,7 @@ class Results:
             hint = "fetch sooner, or have the daemon's operator raise results_keep and results_quota"
         else:
             why, hint = f"job {job} {state} and brought no files", f"see why: koala show {job}"
-        raise NotFoundError(why, field="job", value=job, hint=hint)
+        raise NotFoundError(why, field="job", value=job, hint=hint, code=ProblemCode.RESULTS_NOT_FOUND)
 
     def _path(self, result: StoredResult) -> Path:
         return self._directory / str(result.job) / f"{result.generation}.{result.rank}.tar"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from koalapy.daemon.engine.engine import Engine, WorkItem
 from koalapy.daemon.observability.audit import about
-from koalapy.model.errors import ConflictError, ForbiddenError, KoalaError, NotFoundError
+from koalapy.model.errors import ConflictError, ForbiddenError, KoalaError, NotFoundError, ProblemCode
 from koalapy.model.identity import Identity
 from koalapy.model.job import Job, JobId, JobState, Priority
 from koalapy.scheduler.events import Event, JobCancelled, JobHeld, JobPriorityChanged, JobReleased
@@ -127,7 +127,9 @@ class BulkActions:
 
 
 def no_job(job: JobId) -> NotFoundError:
-    return NotFoundError(f"there is no job {job}", field="job", value=job, hint="see koala queue --all")
+    return NotFoundError(
+        f"there is no job {job}", field="job", value=job, hint="see koala queue --all", code=ProblemCode.JOB_NOT_FOUND
+    )
 
 
 def over_already(job: Job) -> ConflictError:

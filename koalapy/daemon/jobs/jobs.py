@@ -14,7 +14,7 @@ from koalapy.daemon.jobs.idempotency import IdempotencyKeys
 from koalapy.daemon.jobs.output import Outputs, OutputTail
 from koalapy.daemon.observability.audit import about
 from koalapy.model.digest import digest_of, has_digest, key_of
-from koalapy.model.errors import ConflictError, NotFoundError, StoreUnavailable
+from koalapy.model.errors import ConflictError, NotFoundError, ProblemCode, StoreUnavailable
 from koalapy.model.explanation import Explanation
 from koalapy.model.history import DAY
 from koalapy.model.identity import Identity
@@ -137,6 +137,7 @@ class Jobs:
                     field="Idempotency-Key",
                     value=key,
                     hint="use a new key for a new job",
+                    code=ProblemCode.IDEMPOTENCY_KEY_REUSED,
                 )
             about(f"job {first.job}", "it was submitted before")
             return await self.theirs(first.job, by), False

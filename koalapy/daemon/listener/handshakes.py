@@ -10,6 +10,7 @@ from collections.abc import Callable
 import structlog
 
 from koalapy.daemon.listener.connections import Connections
+from koalapy.model.errors import ProblemCode
 from koalapy.system.accept import FIRST_OF_TLS, first_byte
 
 log = structlog.get_logger()
@@ -25,6 +26,7 @@ PROBLEM = {
     "type": "about:blank",
     "title": "Bad Request",
     "status": 400,
+    "code": ProblemCode.TLS_EXPECTED,
     "detail": "this port speaks TLS",
     "hint": "ask by https://",
 }

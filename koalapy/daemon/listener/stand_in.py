@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from koalapy.daemon.engine.timeouts import DEFAULT_TIMEOUTS, DaemonTimeouts
+from koalapy.model.errors import ProblemCode
 
 POLL = 0.2
 """Seconds in which it is seen that the loop takes connections in again."""
@@ -99,6 +100,7 @@ def problem(silence: float) -> dict[str, Any]:
         "type": "about:blank",
         "title": "Service Unavailable",
         "status": 503,
+        "code": ProblemCode.NOT_READY,
         "detail": reason,
         "field": "",
         "value": None,
