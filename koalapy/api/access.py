@@ -143,11 +143,11 @@ def authorizer(theirs: Callable[[JobId, Identity], Awaitable[object]]) -> Callab
     async def authorize(connection: HTTPConnection) -> None:
         """Whether who has come in may call the route; ``ForbiddenError``."""
         route = connection.scope["route"]
-        operation = getattr(route, "operation_id", None)
+        operation = getattr(route, "operation_id", None) or route.name
         needed, identity = access_of(route.path, operation), identity_of(connection.scope)
         is_agents = needed == "agents"
         READING_USER.set("" if identity is None else identity.user)
-        under_way(identity, operation or route.name, _target(connection, is_agents), change=operation not in ASKING)
+        under_way(identity, operation, _target(connection, is_agents), change=operation not in ASKING)
         if needed in ("everybody", "agents"):
             return
         least = needed if isinstance(needed, Role) else Role.USER

@@ -2,12 +2,11 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 
 from koalapy.api.access import Caller
 from koalapy.api.fields import Moment, Output, Text
-from koalapy.api.problems import declared
-from koalapy.api.queries import refuse_unknown
+from koalapy.api.routes import api_router
 from koalapy.daemon.jobs.advisor import Advisor, ApplicationRecord
 from koalapy.model.identity import Identity, Role
 from koalapy.model.prediction import PredictionKind
@@ -129,18 +128,16 @@ class AdvisorRecord(Output):
 
 def advisor_router(advisor: Advisor) -> APIRouter:
     """What ``policy = auto`` goes by."""
-    router = APIRouter(prefix="/api/v1/advisor", tags=["advisor"], dependencies=[Depends(refuse_unknown)])
+    router = api_router("advisor", "/advisor")
 
-    @router.get("", response_model=AdvisorView, operation_id="show_advisor", responses=declared(401, 422, 503))
-    async def show(caller: Caller) -> Any:
+    @router.get("", response_model=AdvisorView)
+    async def show_advisor(caller: Caller) -> Any:
         """Every application of which runs are known: how long they took, and what is decided for its jobs. Users see
         those that jobs of theirs have run."""
         return {"applications": [_application_view(found) for found in await advisor.applications(_only(caller))]}
 
-    @router.get(
-        "/record", response_model=AdvisorRecord, operation_id="show_advisor_record", responses=declared(401, 422, 503)
-    )
-    async def record(caller: Caller, application: Application = "", limit: Limit = 100) -> Any:
+    @router.get("/record", response_model=AdvisorRecord)
+    async def show_advisor_record(caller: Caller, application: Application = "", limit: Limit = 100) -> Any:
         """Jobs that were placed by advice, newest first: what was compared, predicted, and what came; and how right all
         predictions were, by kind and period. Users are told of their jobs."""
         own = _only(caller)

@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 
 from koalapy.api.access import Caller
 from koalapy.api.fields import Moment, Output
-from koalapy.api.problems import declared
-from koalapy.api.queries import refuse_unknown
+from koalapy.api.routes import api_router
 from koalapy.daemon.alerts.alerts import Alerts
 from koalapy.model.alert import AlertKind, Severity
 
@@ -39,10 +38,10 @@ class AlertList(Output):
 
 def alerts_router(alerts: Alerts) -> APIRouter:
     """What is wrong now."""
-    router = APIRouter(prefix="/api/v1/alerts", tags=["health"], dependencies=[Depends(refuse_unknown)])
+    router = api_router("health", "/alerts")
 
-    @router.get("", response_model=AlertList, operation_id="list_alerts", responses=declared(401, 422))
-    async def show(caller: Caller) -> Any:
+    @router.get("", response_model=AlertList)
+    async def list_alerts(caller: Caller) -> Any:
         """What is wrong now, why, and what helps: operators are told all, others what concerns the clusters and their
         own jobs."""
         return {"alerts": alerts.told_to(caller), "looked_at": alerts.looked_at}

@@ -34,14 +34,13 @@ from koalapy.daemon.observability.audit import Audit
 TAGS = [
     {"name": "jobs", "description": "Submit jobs, look at them, and act on them."},
     {"name": "files", "description": "Input files on the clusters, files of the submitter, and files that jobs bring."},
-    {"name": "clusters", "description": "The clusters of the grid."},
+    {"name": "clusters", "description": "The clusters of the grid, and the placement policies."},
     {"name": "history", "description": "What has become of jobs, and how clusters were used, by days and weeks."},
     {"name": "workloads", "description": "Reports of workload runs."},
     {"name": "record", "description": "What the scheduler was told, to be replayed."},
     {"name": "network", "description": "What is known of the network between clusters, and measuring it."},
     {"name": "advisor", "description": "What is known of applications, and what was predicted of their jobs."},
     {"name": "tokens", "description": "Make, list and revoke tokens."},
-    {"name": "policies", "description": "The placement policies there are."},
     {"name": "audit", "description": "Who did what, and from where."},
     {"name": "health", "description": "Whether the daemon is well."},
 ]
@@ -75,13 +74,14 @@ def create_app(
         openapi_url=None,  # which would be made by the loop: see docs_router
         docs_url=None,
         redoc_url=None,
+        generate_unique_id_function=lambda route: route.name,
         dependencies=[Depends(authorizer(jobs.theirs))],
     )
-    app.include_router(jobs_router(jobs), prefix="/api/v1")
-    app.include_router(job_actions_router(jobs), prefix="/api/v1")
-    app.include_router(events_router(jobs), prefix="/api/v1")
-    app.include_router(explain_router(jobs), prefix="/api/v1")
-    app.include_router(clusters_router(jobs), prefix="/api/v1")
+    app.include_router(jobs_router(jobs))
+    app.include_router(job_actions_router(jobs))
+    app.include_router(events_router(jobs))
+    app.include_router(explain_router(jobs))
+    app.include_router(clusters_router(jobs))
     app.include_router(tokens_router(identities))
     app.include_router(login_router(identities, codes or LoginCodes()))
     if audit is not None:
@@ -103,6 +103,25 @@ def create_app(
     return app
 
 
+def _declare_problems(path: str, operation: dict[str, Any]) -> None:
+    """Add the problems that follow from what an operation takes to those that its route declares."""
+    statuses = [400, 403, 421, 422, 429, 503]
+    if access_of(path, operation["operationId"]) == "everybody":
+        operation["security"] = []
+    else:
+        statuses.append(401)
+    if "{" in path:
+        statuses.append(404)
+    if "requestBody" in operation:
+        statuses.append(413)
+    responses = operation["responses"]
+    responses.pop("422", None)  # in the form of FastAPI
+    operation["responses"] = {str(status): problem for status, problem in declared(*statuses).items()} | responses
+    for answer in responses.values():
+        if "application/problem+json" in (content := answer.get("content", {})):
+            content.pop("application/json", None)  # which FastAPI adds for its form
+
+
 def _describe(app: FastAPI) -> None:
     """Complete what FastAPI knows for OpenAPI: problems in place of its own error format, and bearer tokens."""
 
@@ -111,18 +130,10 @@ def _describe(app: FastAPI) -> None:
             schema = get_openapi(
                 title=app.title, version=app.version, description=app.description, routes=app.routes, tags=TAGS
             )
-            before = {str(status): told for status, told in declared(400, 403, 421, 429, 503).items()}
             operations = [operation for path in schema["paths"].values() for operation in path.values()]
-            for operation in operations:
-                # What is said before the request comes to its route.
-                operation["responses"] = before | operation["responses"]
-                for answer in operation["responses"].values():
-                    if "application/problem+json" in (content := answer.get("content", {})):
-                        content.pop("application/json", None)  # which FastAPI adds for its form
             for path, methods in schema["paths"].items():
                 for operation in methods.values():
-                    if access_of(path, operation["operationId"]) == "everybody":
-                        operation["security"] = []
+                    _declare_problems(path, operation)
             used = {tag for operation in operations for tag in operation.get("tags", ())}
             schema["tags"] = [tag for tag in TAGS if tag["name"] in used]
             components = schema.setdefault("components", {})

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Query, Request
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -13,8 +13,7 @@ from koalapy.api.access import ACCESS, identity_of
 from koalapy.api.addresses import client_address
 from koalapy.api.fields import Moment, Output
 from koalapy.api.guard import READING
-from koalapy.api.problems import declared
-from koalapy.api.queries import refuse_unknown
+from koalapy.api.routes import api_router
 from koalapy.daemon.observability import audit
 from koalapy.daemon.observability.audit import Audit, Deed
 from koalapy.model.audit import AuditFilter, AuditHead
@@ -124,10 +123,10 @@ def _check_action(action: str, routes: Iterable[BaseRoute]) -> None:
 
 def audit_router(trail: Audit) -> APIRouter:
     """For administrators."""
-    router = APIRouter(prefix="/api/v1/audit", tags=["audit"], dependencies=[Depends(refuse_unknown)])
+    router = api_router("audit", "/audit")
 
-    @router.get("", response_model=AuditPage, operation_id="list_audit", responses=declared(401, 422, 503))
-    async def entries(
+    @router.get("", response_model=AuditPage)
+    async def list_audit(
         request: Request,
         since: Since = None,
         user: Actor = "",
@@ -141,10 +140,8 @@ def audit_router(trail: Audit) -> APIRouter:
             _check_action(action, request.app.routes)
         return {"entries": found, "next": found[-1].id if found else after}
 
-    @router.get(
-        "/verify", response_model=AuditCheckView, operation_id="verify_audit", responses=declared(401, 422, 503)
-    )
-    async def verify(after: After = 0, after_hash: Hash = "") -> Any:
+    @router.get("/verify", response_model=AuditCheckView)
+    async def verify_audit(after: After = 0, after_hash: Hash = "") -> Any:
         """Check entries in order against their hashes, up to 100,000 of them: from the first on, or after one whose
         hash is known from an earlier check or the daemon's log."""
         return await trail.verify(AuditHead(after, after_hash) if after else None)

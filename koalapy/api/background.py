@@ -2,14 +2,14 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 from pydantic import WithJsonSchema
 
 from koalapy.api.clusters import Name
 from koalapy.api.fields import Input, Output, Positive, Seconds
 from koalapy.api.problems import declared, problem
-from koalapy.api.queries import refuse_unknown
+from koalapy.api.routes import api_router
 from koalapy.daemon.agents.questions import Questions
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.model.errors import ProblemCode, UsageError
@@ -54,18 +54,10 @@ class BackgroundStopped(Output):
 
 def background_router(service: Jobs, questions: Questions, allowed: bool) -> APIRouter:
     """``allowed``: the daemon's setting ``background_load``."""
-    router = APIRouter(
-        prefix="/api/v1/clusters/{name}/background", tags=["clusters"], dependencies=[Depends(refuse_unknown)]
-    )
+    router = api_router("clusters", "/clusters/{name}/background")
 
-    @router.post(
-        "",
-        status_code=201,
-        response_model=BackgroundStarted,
-        operation_id="start_background",
-        responses=declared(400, 401, 403, 404, 413, 422, 502, 503),
-    )
-    async def start(name: Name, order: BackgroundOrder) -> Any:
+    @router.post("", status_code=201, response_model=BackgroundStarted, responses=declared(502))
+    async def start_background(name: Name, order: BackgroundOrder) -> Any:
         """Keep nodes of a cluster busy as its local users do, for a while; only where the daemon allows it."""
         if not allowed:
             return _forbidden()
@@ -80,13 +72,8 @@ def background_router(service: Jobs, questions: Questions, allowed: bool) -> API
             name, "background", {"nodes": order.nodes, "seconds": order.seconds}, timeout=ANSWER_TIMEOUT
         )
 
-    @router.delete(
-        "",
-        response_model=BackgroundStopped,
-        operation_id="stop_background",
-        responses=declared(401, 403, 404, 422, 502, 503),
-    )
-    async def stop(name: Name) -> Any:
+    @router.delete("", response_model=BackgroundStopped, responses=declared(502))
+    async def stop_background(name: Name) -> Any:
         """End the background load that was started on a cluster by this route."""
         if not allowed:
             return _forbidden()

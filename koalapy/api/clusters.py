@@ -2,13 +2,13 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import APIRouter, Path, Query
 
 from koalapy.api import fields
 from koalapy.api.access import Caller
 from koalapy.api.fields import Input, Moment, Output, Reason
 from koalapy.api.problems import declared
-from koalapy.api.queries import refuse_unknown
+from koalapy.api.routes import api_router
 from koalapy.daemon.jobs import jobs
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.model.job import FINAL_STATES, MAX_DURATION, Priority
@@ -144,49 +144,28 @@ def _usage_view(cluster: ClusterRecord, node_seconds: float, span: float) -> dic
 
 def clusters_router(service: Jobs) -> APIRouter:
     """What the grid looks like."""
-    router = APIRouter()
+    router = api_router("clusters")
 
-    @router.get(
-        "/clusters",
-        response_model=ClusterList,
-        tags=["clusters"],
-        operation_id="list_clusters",
-        responses=declared(401),
-    )
-    async def clusters() -> Any:
+    @router.get("/clusters", response_model=ClusterList)
+    async def list_clusters() -> Any:
         """Every cluster with its nodes and state."""
         return {"clusters": service.clusters()}
 
-    @router.get(
-        "/clusters/{name}",
-        response_model=ClusterView,
-        tags=["clusters"],
-        operation_id="show_cluster",
-        responses=declared(401, 404, 422),
-    )
-    async def cluster(name: Name) -> Any:
+    @router.get("/clusters/{name}", response_model=ClusterView)
+    async def show_cluster(name: Name) -> Any:
         """One cluster."""
         return service.cluster(name)
 
     _add_orders(router, service)
 
-    @router.get(
-        "/metrics",
-        response_model=Metrics,
-        tags=["clusters"],
-        operation_id="show_metrics",
-        dependencies=[Depends(refuse_unknown)],
-        responses=declared(401, 422, 503),
-    )
-    async def metrics(since: Since = 3600.0) -> Any:
+    @router.get("/metrics", response_model=Metrics)
+    async def show_metrics(since: Since = 3600.0) -> Any:
         """How well the clusters were used over the last ``since`` seconds, and how long jobs waited; of more than two
         days from the beginning of the day on (UTC)."""
         return _metrics_view(await service.metrics(since))
 
-    @router.get(
-        "/policies", response_model=PolicyList, tags=["policies"], operation_id="list_policies", responses=declared(401)
-    )
-    async def policies() -> Any:
+    @router.get("/policies", response_model=PolicyList)
+    async def list_policies() -> Any:
         """The placement policies."""
         return {"policies": service.policies()}
 
@@ -194,49 +173,25 @@ def clusters_router(service: Jobs) -> APIRouter:
 
 
 def _add_orders(router: APIRouter, service: Jobs) -> None:
-    @router.post(
-        "/clusters/{name}/clear",
-        response_model=ClusterView,
-        tags=["clusters"],
-        operation_id="clear_cluster",
-        responses=declared(401, 404, 422, 503),
-    )
-    async def clear(name: Name) -> Any:
+    @router.post("/clusters/{name}/clear", response_model=ClusterView)
+    async def clear_cluster(name: Name) -> Any:
         """Count a cluster's errors from zero again, and use it again."""
         return await service.clear_cluster(name)
 
-    @router.post(
-        "/clusters/{name}/drain",
-        response_model=ClusterView,
-        tags=["clusters"],
-        operation_id="drain_cluster",
-        responses=declared(400, 401, 404, 413, 422, 503),
-    )
-    async def drain(name: Name, caller: Caller, order: DrainOrder | None = None) -> Any:
+    @router.post("/clusters/{name}/drain", response_model=ClusterView)
+    async def drain_cluster(name: Name, caller: Caller, order: DrainOrder | None = None) -> Any:
         """Place nothing more on a cluster; its running jobs go on, or queue again. Drained again, it has the newer
         order."""
         given = order or DrainOrder()
         return await service.drain_cluster(name, caller, given.reason, requeue=given.requeue)
 
-    @router.post(
-        "/clusters/{name}/resume",
-        response_model=ClusterView,
-        tags=["clusters"],
-        operation_id="resume_cluster",
-        responses=declared(401, 404, 409, 422, 503),
-    )
-    async def resume(name: Name) -> Any:
+    @router.post("/clusters/{name}/resume", response_model=ClusterView, responses=declared(409))
+    async def resume_cluster(name: Name) -> Any:
         """Use a drained cluster again."""
         return await service.resume_cluster(name)
 
-    @router.post(
-        "/clusters/{name}/lost",
-        response_model=ClusterView,
-        tags=["clusters"],
-        operation_id="declare_cluster_lost",
-        responses=declared(400, 401, 404, 409, 413, 422, 503),
-    )
-    async def lost(name: Name, caller: Caller, order: LossOrder | None = None) -> Any:
+    @router.post("/clusters/{name}/lost", response_model=ClusterView, responses=declared(409))
+    async def declare_cluster_lost(name: Name, caller: Caller, order: LossOrder | None = None) -> Any:
         """Declare that nothing of koalapy's runs any more on a cluster that is out of reach: its jobs are tried again
         at once. Programs that do run there after all then run twice, until their leases end."""
         return await service.declare_cluster_lost(name, caller, (order or LossOrder()).reason)

@@ -34,11 +34,11 @@ def docs_router(document: Callable[[], Json]) -> APIRouter:
         async with making:
             return await asyncio.to_thread(document)
 
-    @router.get("/openapi.json", operation_id="openapi", include_in_schema=False)
+    @router.get("/openapi.json", include_in_schema=False)
     async def openapi() -> JSONResponse:
         return JSONResponse(await made())
 
-    @router.get("/docs", operation_id="docs", include_in_schema=False)
+    @router.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
         return HTMLResponse("\n".join(_page(await made())), headers=HEADERS)
 

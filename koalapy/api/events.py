@@ -10,8 +10,7 @@ from koalapy.api import fields
 from koalapy.api.access import Id
 from koalapy.api.fields import Output, as_json
 from koalapy.api.jobs import TimelineView, job_view
-from koalapy.api.problems import declared
-from koalapy.api.queries import refuse_unknown
+from koalapy.api.routes import api_router
 from koalapy.daemon.jobs.changes import TOPICS, Changes, Topic
 from koalapy.daemon.jobs.jobs import JobChange, Jobs
 from koalapy.model.errors import NotFoundError, StoreUnavailable
@@ -31,7 +30,7 @@ class GridChange(Output):
 
 def events_router(service: Jobs) -> APIRouter:
     """Streams, for those who do not want to ask again and again."""
-    router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[Depends(refuse_unknown)])
+    router = api_router("jobs", "/jobs")
 
     async def changes(job: Id, last: LastId = 0) -> AsyncIterator[JobChange]:
         """Of a job that there is: a stream that has begun cannot be refused any more."""
@@ -40,11 +39,12 @@ def events_router(service: Jobs) -> APIRouter:
 
     @router.get(
         "/{job}/events",
-        operation_id="follow_job",
         response_class=EventSourceResponse,
-        responses={200: {"description": "events `timeline` and `job`"}, **declared(401, 404, 422, 503)},
+        responses={200: {"description": "events `timeline` and `job`"}},
     )
-    async def follow(changes: Annotated[AsyncIterator[JobChange], Depends(changes)]) -> AsyncIterator[ServerSentEvent]:
+    async def follow_job(
+        changes: Annotated[AsyncIterator[JobChange], Depends(changes)],
+    ) -> AsyncIterator[ServerSentEvent]:
         """A job's timeline, and the job itself whenever it changes, also by files that arrive, until it is over.
 
         An event `timeline` has a line of the timeline and its number as `id`, with which to go on after a break
@@ -65,15 +65,10 @@ def events_router(service: Jobs) -> APIRouter:
 
 def changes_router(changes: Changes) -> APIRouter:
     """The stream of the whole grid, for those who show how things stand."""
-    router = APIRouter(prefix="/api/v1/events", tags=["clusters"], dependencies=[Depends(refuse_unknown)])
+    router = api_router("clusters", "/events")
 
-    @router.get(
-        "",
-        operation_id="follow_grid",
-        response_class=EventSourceResponse,
-        responses={200: {"description": "events `changed`"}, **declared(401, 422)},
-    )
-    async def follow(last: LastVersion = "") -> AsyncIterator[ServerSentEvent]:
+    @router.get("", response_class=EventSourceResponse, responses={200: {"description": "events `changed`"}})
+    async def follow_grid(last: LastVersion = "") -> AsyncIterator[ServerSentEvent]:
         """An event `changed` whenever jobs or clusters have, at most once a second, and every ten seconds at least.
 
         The first comes at once, but for who goes on after a break (`Last-Event-ID`) in which nothing changed. What

@@ -3,14 +3,14 @@
 from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from pydantic import BeforeValidator, Field
 
 from koalapy.api.access import Caller, Id
 from koalapy.api.fields import Moment, Output, as_json
 from koalapy.api.jobs import job_view
 from koalapy.api.problems import declared
-from koalapy.api.queries import refuse_unknown
+from koalapy.api.routes import api_router
 from koalapy.api.submission import JobSubmission
 from koalapy.daemon.jobs.jobs import JobRecord, Jobs
 from koalapy.model.cluster import ClusterState
@@ -108,26 +108,14 @@ class ExplanationView(Output):
 
 def explain_router(service: Jobs) -> APIRouter:
     """Why a job waits, or is where it is, and what would become of a submission."""
-    router = APIRouter(tags=["jobs"], dependencies=[Depends(refuse_unknown)])
+    router = api_router("jobs")
 
-    @router.get(
-        "/jobs/{job}/explain",
-        response_model=ExplanationView,
-        operation_id="explain_job",
-        response_model_exclude_unset=True,
-        responses=declared(401, 404, 422, 503),
-    )
-    async def explain(job: Id, caller: Caller) -> Any:
+    @router.get("/jobs/{job}/explain", response_model=ExplanationView, response_model_exclude_unset=True)
+    async def explain_job(job: Id, caller: Caller) -> Any:
         """Why a job waits, and what would start it; why it is where it is; or how it ended."""
         return await service.explain(job, caller)
 
-    @router.post(
-        "/explain",
-        response_model=ExplanationView,
-        operation_id="explain_submission",
-        response_model_exclude_unset=True,
-        responses=declared(400, 401, 403, 409, 413, 422, 429, 503),
-    )
+    @router.post("/explain", response_model=ExplanationView, response_model_exclude_unset=True, responses=declared(409))
     async def explain_submission(submission: JobSubmission, caller: Caller) -> Any:
         """Where a job would go if it were submitted now, and why not elsewhere. Nothing is stored."""
         return await service.explain_submission(submission.to_model(), caller)

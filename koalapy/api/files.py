@@ -6,7 +6,7 @@ from functools import partial
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import FileResponse, StreamingResponse
 from pydantic import BeforeValidator, Field
 from starlette.requests import ClientDisconnect
@@ -16,7 +16,7 @@ from koalapy.api.agents import Tokens, refusal
 from koalapy.api.fields import Cluster, FileName, Input, LogicalName, Moment, Output, Text
 from koalapy.api.jobs import MAX_PAGE_SIZE
 from koalapy.api.problems import declared, problem
-from koalapy.api.queries import refuse_unknown
+from koalapy.api.routes import api_router
 from koalapy.daemon.auth.pace import AgentAttempts
 from koalapy.daemon.files.bundles import Bundles
 from koalapy.daemon.files.files import Files
@@ -115,20 +115,16 @@ class ResultView(Output):
 
 def files_router(files: Files, bundles: Bundles, results: Results) -> APIRouter:
     """For users."""
-    router = APIRouter(prefix="/api/v1", tags=["files"], dependencies=[Depends(refuse_unknown)])
+    router = api_router("files", "")
     _add_replicas(router, files)
     _add_bundles(router, bundles)
 
     @router.get(
         "/jobs/{job}/results",
-        operation_id="fetch_results",
         response_class=StreamingResponse,
-        responses={
-            200: {"content": {TAR: {}}, "description": "a folder RANK-CLUSTER for each component"},
-            **declared(401, 404, 422, 503),
-        },
+        responses={200: {"content": {TAR: {}}, "description": "a folder RANK-CLUSTER for each component"}},
     )
-    async def fetch(job: Id) -> StreamingResponse:
+    async def fetch_results(job: Id) -> StreamingResponse:
         """What the components of the job's last attempt brought, as one tar archive."""
         return StreamingResponse(await results.archive(job), media_type=TAR)
 
@@ -136,10 +132,8 @@ def files_router(files: Files, bundles: Bundles, results: Results) -> APIRouter:
 
 
 def _add_replicas(router: APIRouter, files: Files) -> None:
-    @router.get(
-        "/replicas", response_model=ReplicaPage, operation_id="list_replicas", responses=declared(401, 404, 422)
-    )
-    async def replicas(
+    @router.get("/replicas", response_model=ReplicaPage, responses=declared(404))
+    async def list_replicas(
         name: Name = None,
         after: After = "",
         after_cluster: AfterCluster = "",
@@ -152,33 +146,20 @@ def _add_replicas(router: APIRouter, files: Files) -> None:
         following = _next_page(name, page[-1], limit) if len(found) > limit else None
         return {"replicas": page, "next": following}
 
-    @router.post(
-        "/replicas",
-        status_code=201,
-        response_model=ReplicaView,
-        operation_id="add_replica",
-        responses=declared(400, 401, 409, 413, 422, 503),
-    )
-    async def add(order: ReplicaOrder) -> Any:
+    @router.post("/replicas", status_code=201, response_model=ReplicaView, responses=declared(409))
+    async def add_replica(order: ReplicaOrder) -> Any:
         """Enter a file or folder on a cluster in the catalogue, once its agent has read it: that may take long."""
         return await files.add(order.name, order.cluster, order.path)
 
-    @router.post(
-        "/replicas/verify",
-        response_model=VerifiedList,
-        operation_id="verify_replicas",
-        responses=declared(400, 401, 404, 413, 422, 503),
-    )
-    async def verify(choice: ReplicaChoice | None = None) -> Any:
+    @router.post("/replicas/verify", response_model=VerifiedList, responses=declared(404))
+    async def verify_replicas(choice: ReplicaChoice | None = None) -> Any:
         """Have agents look at replicas again, and use again what is good again: that may take long."""
         chosen = choice or ReplicaChoice()
         verified = await files.verify(chosen.name, chosen.cluster)
         return {"replicas": [asdict(v.replica) | {"problem": v.problem} for v in verified]}
 
-    @router.delete(
-        "/replicas", response_model=ReplicaList, operation_id="remove_replicas", responses=declared(401, 404, 422, 503)
-    )
-    async def remove(name: Needed, cluster: Where = None) -> Any:
+    @router.delete("/replicas", response_model=ReplicaList, responses=declared(404))
+    async def remove_replicas(name: Needed, cluster: Where = None) -> Any:
         """Forget replicas of a logical file; the files themselves stay where they are. Answers what was forgotten."""
         return {"replicas": await files.remove(name, cluster)}
 
@@ -188,14 +169,10 @@ def _add_bundles(router: APIRouter, bundles: Bundles) -> None:
         "/bundles",
         status_code=201,
         response_model=BundleView,
-        operation_id="upload_bundle",
         openapi_extra=BODY,
-        responses={
-            200: {"model": BundleView, "description": "it was there already"},
-            **declared(400, 401, 403, 408, 409, 413, 422, 503, 507),
-        },
+        responses={200: {"model": BundleView, "description": "it was there already"}, **declared(408, 409, 507)},
     )
-    async def upload(request: Request, response: Response, caller: Caller) -> Any:
+    async def upload_bundle(request: Request, response: Response, caller: Caller) -> Any:
         """Keep an uncompressed tar of regular files and folders for the caller's jobs to come; its id is for their
         ``bundle``."""
         length = request.headers.get("content-length", "")
@@ -210,15 +187,13 @@ def _add_bundles(router: APIRouter, bundles: Bundles) -> None:
         response.status_code = 201 if created else 200
         return bundle
 
-    @router.get(
-        "/bundles/{bundle}", response_model=BundleView, operation_id="show_bundle", responses=declared(401, 404, 422)
-    )
-    async def show(bundle: BundleId, caller: Caller) -> Any:
+    @router.get("/bundles/{bundle}", response_model=BundleView)
+    async def show_bundle(bundle: BundleId, caller: Caller) -> Any:
         """Whether the daemon has a bundle of the caller's."""
         return bundles.wanted_by(caller, bundle)
 
-    @router.head("/bundles/{bundle}", operation_id="has_bundle", include_in_schema=False)
-    async def is_there(bundle: BundleId, caller: Caller) -> Response:
+    @router.head("/bundles/{bundle}", include_in_schema=False)
+    async def has_bundle(bundle: BundleId, caller: Caller) -> Response:
         bundles.wanted_by(caller, bundle)
         return Response()
 

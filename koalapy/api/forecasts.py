@@ -3,14 +3,13 @@
 from typing import Annotated, Any
 
 import yaml
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
 from koalapy.api.access import Caller, Id
-from koalapy.api.asked import while_asked
 from koalapy.api.fields import MAX_ID, Input, Moment, Name, Output, Seconds, Text, seconds
 from koalapy.api.problems import declared
-from koalapy.api.queries import refuse_unknown
+from koalapy.api.routes import api_router, cancel_on_disconnect
 from koalapy.api.submission import JobSubmission
 from koalapy.config.strict_yaml import DuplicateKey, load_yaml
 from koalapy.daemon.forecast.forecasts import Forecasts, IfSubmitted
@@ -208,37 +207,22 @@ def _if_submitted(told: IfSubmitted) -> dict[str, Any]:
 
 def forecasts_router(service: Forecasts, jobs: Jobs) -> APIRouter:
     """What will become of jobs."""
-    router = APIRouter(tags=["jobs"], dependencies=[Depends(refuse_unknown)], prefix="/api/v1")
+    router = api_router("jobs")
 
-    @router.post(
-        "/what-if",
-        response_model=WhatIfView,
-        operation_id="ask_what_if",
-        responses=declared(400, 401, 403, 404, 413, 422, 429, 503),
-    )
+    @router.post("/what-if", response_model=WhatIfView, responses=declared(404))
     async def ask_what_if(question: WhatIf, request: Request) -> Any:
         """When those who wait will start and end, as it is, and if something was otherwise: simulated from this moment
         on, again and again with other run times. It takes some seconds; nothing is changed."""
-        return await while_asked(request, service.what_if(question.change(), question.horizon))
+        return await cancel_on_disconnect(request, service.what_if(question.change(), question.horizon))
 
-    @router.post(
-        "/forecast",
-        response_model=IfSubmittedView,
-        operation_id="foretell_submission",
-        responses=declared(400, 401, 403, 409, 413, 422, 429, 503),
-    )
+    @router.post("/forecast", response_model=IfSubmittedView, responses=declared(409))
     async def foretell_submission(submission: JobSubmission, caller: Caller, wait: Wait = 10.0) -> Any:
         """When a job would start if it was submitted now: at once, or as it is simulated, where that is known in time.
         Nothing is stored."""
         spec = await jobs.as_submitted(submission.to_model(), caller)
         return _if_submitted(await service.if_submitted(spec, wait))
 
-    @router.get(
-        "/jobs/{job}/forecast",
-        response_model=JobForecastView,
-        operation_id="foretell_job",
-        responses=declared(401, 404, 422, 429, 503),
-    )
+    @router.get("/jobs/{job}/forecast", response_model=JobForecastView)
     async def foretell_job(job: Id, wait: Wait = 10.0) -> Any:
         """When a job is expected to start and to end, as of a minute ago at most."""
         ready, expected = await service.expected(job, wait)

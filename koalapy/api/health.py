@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query, Request
 
 from koalapy.api.access import identity_of
 from koalapy.api.fields import Output, Problem, as_json
-from koalapy.api.problems import RETRY_AFTER, declared, problem
+from koalapy.api.problems import RETRY_AFTER, problem
 from koalapy.daemon.alerts.health import CheckName, HealthMonitor, Readiness
 from koalapy.model.errors import ProblemCode
 
@@ -76,30 +76,24 @@ def health_router(
 ) -> APIRouter:
     """The daemon's health; ``operation``, ``ready`` and ``live`` are the names of its operations in OpenAPI."""
     router = APIRouter()
-    refused = [401] if operation != "health" else []
 
-    @router.get(
-        "/healthz", response_model=Health, tags=["health"], operation_id=operation, responses=declared(*refused)
-    )
+    @router.get("/healthz", response_model=Health, tags=["health"], operation_id=operation)
     async def healthz() -> Any:
         """Whether the daemon is well; ``degraded`` when something is wrong with it, or a cluster is neither usable nor
         drained."""
         return health.report()
 
-    @router.get(
-        "/livez", response_model=Liveness, tags=["health"], operation_id=live, responses=declared(*refused, 503)
-    )
+    @router.get("/livez", response_model=Liveness, tags=["health"], operation_id=live)
     async def livez() -> Any:
         """Whether the daemon's loop moves; 503 when it hangs, so that it should be started again."""
         return Liveness()
 
-    @router.get(
-        "/readyz",
-        response_model=ReadinessView,
-        tags=["health"],
-        operation_id=ready,
-        responses=declared(*refused, 422) | _not_ready(),
-    )
+    content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/NotReady"}}}
+    not_ready: dict[int | str, dict[str, Any]] = {
+        503: {"description": "Not ready", "model": NotReady, "content": content}
+    }
+
+    @router.get("/readyz", response_model=ReadinessView, tags=["health"], operation_id=ready, responses=not_ready)
     async def readyz(
         request: Request,
         clusters: bool = Query(False, description="503 also while an agent or a resource manager does not answer"),
@@ -111,11 +105,6 @@ def health_router(
         return readiness if readiness.ready else _refusal(readiness)
 
     return router
-
-
-def _not_ready() -> dict[int | str, dict[str, Any]]:
-    content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/NotReady"}}}
-    return {503: {"description": "Not ready", "model": NotReady, "content": content}}
 
 
 def _refusal(readiness: Readiness) -> Any:

@@ -8,16 +8,14 @@ from datetime import date
 from enum import StrEnum
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 from pydantic import TypeAdapter
 
 from koalapy.api import fields as of_api
 from koalapy.api.access import Caller
-from koalapy.api.aside import json_list, text_of
 from koalapy.api.fields import Output
-from koalapy.api.problems import declared
-from koalapy.api.queries import refuse_unknown
+from koalapy.api.routes import api_router, json_list, text_of
 from koalapy.daemon.jobs.history import History, HistoryLine
 from koalapy.model.errors import ForbiddenError
 from koalapy.model.history import Kind, Step
@@ -58,18 +56,14 @@ class HistoryView(Output):
 
 def history_router(service: History) -> APIRouter:
     """What has become of jobs."""
-    router = APIRouter(prefix="/api/v1/history", tags=["history"], dependencies=[Depends(refuse_unknown)])
+    router = api_router("history", "/history")
 
     @router.get(
         "",
         response_model=HistoryView,
-        operation_id="show_history",
-        responses={
-            200: {"model": HistoryView, "content": {"text/csv": {}, "text/plain": {}}},
-            **declared(401, 403, 422, 503),
-        },
+        responses={200: {"model": HistoryView, "content": {"text/csv": {}, "text/plain": {}}}},
     )
-    async def show(
+    async def show_history(
         caller: Caller,
         by: By = Kind.GRID,
         step: Steps = Step.DAY,

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from pydantic import Field
 
 from koalapy.api import fields
@@ -10,7 +10,7 @@ from koalapy.api.access import Caller, Id
 from koalapy.api.fields import Input, Output, Problem
 from koalapy.api.jobs import JobView, job_view
 from koalapy.api.problems import declared, problem_of
-from koalapy.api.queries import refuse_unknown
+from koalapy.api.routes import api_router
 from koalapy.daemon.jobs.bulk_actions import ActionResult
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.model.job import JobState, Priority
@@ -85,14 +85,12 @@ class ChangedJobs(Output):
 
 def job_actions_router(service: Jobs) -> APIRouter:
     """Act on one job, or on many at once."""
-    router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[Depends(refuse_unknown)])
-    acted = declared(400, 401, 404, 409, 413, 422, 503)
+    router = api_router("jobs", "/jobs")
+    acted = declared(409)
     bulk = service.bulk
 
-    @router.post(
-        "/cancel", response_model=CancelledJobs, operation_id="cancel_jobs", responses=declared(400, 401, 413, 422, 503)
-    )
-    async def cancel_all(order: CancelOrder, caller: Caller) -> Any:
+    @router.post("/cancel", response_model=CancelledJobs)
+    async def cancel_jobs(order: CancelOrder, caller: Caller) -> Any:
         """End many jobs at once, each by itself: one that cannot be ended keeps no other from it.
 
         One that is cancelled already is told as such, so that the same request may be sent again.
@@ -100,38 +98,36 @@ def job_actions_router(service: Jobs) -> APIRouter:
         done = await bulk.cancel(order.jobs, caller, order.reason, warn=order.warn)
         return {"jobs": [_cancelled(each) for each in done]}
 
-    several = declared(400, 401, 403, 413, 422, 503)
-
-    @router.post("/hold", response_model=ChangedJobs, operation_id="hold_jobs", responses=several)
-    async def hold_all(order: HoldOrder, caller: Caller) -> Any:
+    @router.post("/hold", response_model=ChangedJobs)
+    async def hold_jobs(order: HoldOrder, caller: Caller) -> Any:
         """Keep many queued jobs from being placed, each by itself; one that is held already is told as such."""
         return {"jobs": [_changed(done) for done in await bulk.hold(order.jobs, caller, order.reason)]}
 
-    @router.post("/release", response_model=ChangedJobs, operation_id="release_jobs", responses=several)
-    async def release_all(order: ReleaseOrder, caller: Caller) -> Any:
+    @router.post("/release", response_model=ChangedJobs)
+    async def release_jobs(order: ReleaseOrder, caller: Caller) -> Any:
         """Let many held jobs be placed again, each by itself; one that is queued is told as such."""
         return {"jobs": [_changed(done) for done in await bulk.release(order.jobs, caller)]}
 
-    @router.post("/priority", response_model=ChangedJobs, operation_id="set_priority", responses=several)
+    @router.post("/priority", response_model=ChangedJobs)
     async def set_priority(order: PriorityOrder, caller: Caller) -> Any:
         """Give many jobs that wait another priority, each by itself. Each keeps its place by when it came: in the other
         queue it stands where it would had it been submitted so."""
         done = await bulk.set_priority(order.jobs, order.priority, caller, order.reason)
         return {"jobs": [_changed(each) for each in done]}
 
-    @router.post("/{job}/cancel", response_model=JobView, operation_id="cancel_job", responses=acted)
-    async def cancel(job: Id, caller: Caller, why: CancelWhy | None = None) -> Any:
+    @router.post("/{job}/cancel", response_model=JobView, responses=acted)
+    async def cancel_job(job: Id, caller: Caller, why: CancelWhy | None = None) -> Any:
         """End a job, at once or with a warning; it is ``cancelled`` when all its nodes are given back."""
         given = why or CancelWhy()
         return job_view(await service.cancel(job, caller, given.reason, warn=given.warn))
 
-    @router.post("/{job}/hold", response_model=JobView, operation_id="hold_job", responses=acted)
-    async def hold(job: Id, caller: Caller, why: Why | None = None) -> Any:
+    @router.post("/{job}/hold", response_model=JobView, responses=acted)
+    async def hold_job(job: Id, caller: Caller, why: Why | None = None) -> Any:
         """Keep a queued job from being placed."""
         return job_view(await service.hold(job, caller, why.reason if why else ""))
 
-    @router.post("/{job}/release", response_model=JobView, operation_id="release_job", responses=acted)
-    async def release(job: Id, caller: Caller) -> Any:
+    @router.post("/{job}/release", response_model=JobView, responses=acted)
+    async def release_job(job: Id, caller: Caller) -> Any:
         """Let a held job be placed again."""
         return job_view(await service.release(job, caller))
 

@@ -6,18 +6,17 @@ from functools import cache
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi import APIRouter, Header, Query, Response
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
 from koalapy.api import fields
 from koalapy.api.access import Caller, Id
-from koalapy.api.aside import json_list
 from koalapy.api.derived import view_model
 from koalapy.api.fields import Moment, Output
 from koalapy.api.problems import declared
-from koalapy.api.queries import refuse_unknown
 from koalapy.api.redaction import as_others_see
+from koalapy.api.routes import api_router, json_list
 from koalapy.api.submission import JobSubmission
 from koalapy.daemon.jobs.jobs import JobRecord, Jobs
 from koalapy.model.errors import ForbiddenError, NotFoundError, ProblemCode
@@ -326,20 +325,19 @@ def _span(start: float | None, end: float | None) -> float | None:
 
 def jobs_router(service: Jobs) -> APIRouter:
     """Submit, look at, and act on jobs."""
-    router = APIRouter(prefix="/jobs", tags=["jobs"], dependencies=[Depends(refuse_unknown)])
+    router = api_router("jobs", "/jobs")
 
     @router.post(
         "",
         status_code=201,
         response_model=JobView,
-        operation_id="submit_job",
         responses={
             200: {"model": JobView, "description": "the first job of this Idempotency-Key"},
             201: {"description": "the new job", "headers": LOCATION},
-            **declared(400, 401, 403, 409, 413, 422, 429, 503),
+            **declared(409),
         },
     )
-    async def submit(submission: JobSubmission, caller: Caller, idempotency_key: Key = None) -> Response:
+    async def submit_job(submission: JobSubmission, caller: Caller, idempotency_key: Key = None) -> Response:
         """Submit a job, which is the caller's; operators may name another ``owner``. With an Idempotency-Key, which is
         the caller's own, a repeated submission returns the first job."""
         record, created = await service.submit(submission.to_model(), caller, idempotency_key)
@@ -347,8 +345,8 @@ def jobs_router(service: Jobs) -> APIRouter:
         body = job_view(record).model_dump_json(by_alias=True)
         return Response(body, 201 if created else 200, headers, "application/json")
 
-    @router.get("", response_model=JobPage, operation_id="list_jobs", responses=declared(401, 422, 503))
-    async def page(
+    @router.get("", response_model=JobPage)
+    async def list_jobs(
         caller: Caller,
         state: States = [],  # noqa: B006
         active: bool = False,
@@ -378,10 +376,8 @@ def jobs_router(service: Jobs) -> APIRouter:
 
 
 def _add_views(router: APIRouter, service: Jobs) -> None:
-    @router.get(
-        "/{job}", response_model=JobWithTimeline, operation_id="show_job", responses=declared(401, 404, 422, 503)
-    )
-    async def show(job: Id, caller: Caller, wait: Wait = 0.0) -> Any:
+    @router.get("/{job}", response_model=JobWithTimeline)
+    async def show_job(job: Id, caller: Caller, wait: Wait = 0.0) -> Any:
         """One job with its timeline; with ``wait``, as soon as it is over or the time has passed. Of others' jobs users
         see no timeline, and little else (``redacted``)."""
         record = await (service.wait(job, wait) if wait else service.get(job))
@@ -389,34 +385,23 @@ def _add_views(router: APIRouter, service: Jobs) -> None:
             return JobWithTimeline.model_validate(_told_of_others(record) | {"timeline": []})
         return JobWithTimeline.model_validate(_told_of(record) | {"timeline": await service.timeline(job)})
 
-    @router.get(
-        "/{job}/timeline", response_model=Timeline, operation_id="show_timeline", responses=declared(401, 404, 422, 503)
-    )
-    async def timeline(job: Id) -> Any:
+    @router.get("/{job}/timeline", response_model=Timeline)
+    async def show_timeline(job: Id) -> Any:
         """Everything that happened to a job, in order."""
         return {"timeline": await service.timeline(job)}
 
-    @router.get(
-        "/{job}/attempts",
-        response_model=AttemptList,
-        operation_id="list_attempts",
-        responses=declared(401, 404, 422, 503),
-    )
-    async def attempts(job: Id, last: Last = None) -> Any:
+    @router.get("/{job}/attempts", response_model=AttemptList)
+    async def list_attempts(job: Id, last: Last = None) -> Any:
         """Every try to run a job, or the ``last`` so many, with the times of its components."""
         record, tried = await service.attempts(job, last)
         return {"attempts": [attempt_view(record.job, attempt) for attempt in tried]}
 
     @router.get(
         "/{job}/logs",
-        operation_id="read_logs",
         response_class=StreamingResponse,
-        responses={
-            200: {"content": {"text/plain": {}}, "description": "the program's output"},
-            **declared(401, 404, 422, 503),
-        },
+        responses={200: {"content": {"text/plain": {}}, "description": "the program's output"}},
     )
-    async def logs(job: Id, follow: bool = False, component: Component = None) -> StreamingResponse:
+    async def read_logs(job: Id, follow: bool = False, component: Component = None) -> StreamingResponse:
         """The output of the job's last attempt; with ``follow`` as it comes, until the job is over.
 
         Of a component that wrote more than ``output_limit`` bytes the first and the last half of that are kept, with a

@@ -2,13 +2,12 @@
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 
 from koalapy.api import fields
 from koalapy.api.access import Caller
 from koalapy.api.fields import Output
-from koalapy.api.problems import declared
-from koalapy.api.queries import refuse_unknown
+from koalapy.api.routes import api_router
 from koalapy.daemon.jobs.limits import LimitsInUse
 from koalapy.model.errors import ForbiddenError
 from koalapy.model.identity import Role
@@ -43,10 +42,10 @@ class LimitsView(Output):
 
 def limits_router(limits: LimitsInUse) -> APIRouter:
     """What a user may have, and has."""
-    router = APIRouter(prefix="/api/v1/limits", tags=["tokens"], dependencies=[Depends(refuse_unknown)])
+    router = api_router("tokens", "/limits")
 
-    @router.get("", response_model=LimitsView, operation_id="show_limits", responses=declared(401, 403, 422, 503))
-    async def show(caller: Caller, user: Of = None) -> Any:
+    @router.get("", response_model=LimitsView)
+    async def show_limits(caller: Caller, user: Of = None) -> Any:
         """The limits of who asks, and how much of each is used; operators may ask for anybody's."""
         wanted = user or caller.user
         if wanted != caller.user and not caller.may(Role.OPERATOR):

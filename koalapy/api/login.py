@@ -3,12 +3,12 @@
 from typing import Any
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 
 from koalapy.api.access import Caller
 from koalapy.api.fields import Moment, Output
 from koalapy.api.problems import declared
-from koalapy.api.queries import refuse_unknown
+from koalapy.api.routes import api_router
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.auth.login_codes import SPAN, LoginCodes
 from koalapy.daemon.observability.audit import about
@@ -43,16 +43,14 @@ class LoggedOut(Output):
 
 def login_router(identities: Identities, codes: LoginCodes) -> APIRouter:
     """Ask who one is, and log out."""
-    router = APIRouter(prefix="/api/v1", tags=["tokens"], dependencies=[Depends(refuse_unknown)])
+    router = api_router("tokens", "")
 
-    @router.get("/whoami", response_model=Whoami, operation_id="whoami", responses=declared(401, 422))
+    @router.get("/whoami", response_model=Whoami)
     async def whoami(caller: Caller) -> Any:
         """Who you are to the daemon, what you may do, how it knows you, and until when."""
         return {name: getattr(caller, name) for name in Whoami.model_fields}
 
-    @router.post(
-        "/logout", response_model=LoggedOut, operation_id="logout", responses=declared(401, 403, 404, 409, 422, 503)
-    )
+    @router.post("/logout", response_model=LoggedOut, responses=declared(404, 409))
     async def logout(caller: Caller) -> Any:
         """Have the token that is shown hold no longer, at once."""
         if caller.token is None:
@@ -60,13 +58,8 @@ def login_router(identities: Identities, codes: LoginCodes) -> APIRouter:
         await identities.revoke([caller.token], caller)
         return {"user": caller.user}
 
-    @router.post(
-        "/login-codes",
-        response_model=LoginCode,
-        operation_id="create_login_code",
-        responses=declared(401, 403, 422, 429),
-    )
-    async def login_code(caller: Caller) -> Any:
+    @router.post("/login-codes", response_model=LoginCode)
+    async def create_login_code(caller: Caller) -> Any:
         """Have a browser logged in as who asks, without a token being told: by an address that is good once."""
         about(detail=NOTE)
         return {"path": f"/login?{urlencode({'code': codes.make(caller)})}", "expires_in": SPAN}

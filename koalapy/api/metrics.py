@@ -11,7 +11,6 @@ from prometheus_client.exposition import choose_encoder
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from koalapy.api.exposition import Exposition
-from koalapy.api.problems import declared
 from koalapy.daemon.alerts.alerts import Alerts
 from koalapy.daemon.alerts.health import HealthMonitor
 from koalapy.daemon.engine.engine import Engine
@@ -88,10 +87,7 @@ def _metrics_router(scrapes: Scrapes, *, is_open: bool) -> APIRouter:
         response_class=Response,
         tags=["health"],
         operation_id="scrape_openly" if is_open else "scrape",
-        responses={
-            200: {"content": {kind: {"schema": {"type": "string"}} for kind in KINDS}},
-            **({} if is_open else declared(401)),
-        },
+        responses={200: {"content": {kind: {"schema": {"type": "string"}} for kind in KINDS}}},
     )
     async def metrics(request: Request) -> Response:
         """What the daemon counts and times of itself, as Prometheus reads it."""

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import APIRouter, Path, Query
 from pydantic import AliasPath, ConfigDict, Field
 
 from koalapy.api.fields import Cluster, Input, Moment, Output, Text
-from koalapy.api.problems import declared
-from koalapy.api.queries import refuse_unknown
+from koalapy.api.routes import api_router
 from koalapy.daemon.network.links import LinkState
 from koalapy.daemon.network.network import LinkRecord, Network
 from koalapy.model.cluster import ClusterPair, pair_of
@@ -123,10 +122,10 @@ class LinkHistory(Output):
 
 def network_router(network: Network) -> APIRouter:
     """What lies between the clusters."""
-    router = APIRouter(prefix="/api/v1/network", tags=["network"], dependencies=[Depends(refuse_unknown)])
+    router = api_router("network", "/network")
 
-    @router.get("", response_model=NetworkView, operation_id="show_network", responses=declared(401, 422))
-    async def show() -> Any:
+    @router.get("", response_model=NetworkView)
+    async def show_network() -> Any:
         """Every link of the grid, between two clusters or within one, and how it is known."""
         links = network.links()
         return {
@@ -135,14 +134,8 @@ def network_router(network: Network) -> APIRouter:
             "stale_after": network.stale_after,
         }
 
-    @router.post(
-        "/measure",
-        status_code=202,
-        response_model=MeasuringView,
-        operation_id="measure_network",
-        responses=declared(400, 401, 413, 422),
-    )
-    async def measure(order: MeasureOrder | None = None) -> Any:
+    @router.post("/measure", status_code=202, response_model=MeasuringView)
+    async def measure_network(order: MeasureOrder | None = None) -> Any:
         """Have links measured, by jobs of low priority, and tell what is under way: at once, but in the first seconds
         after the daemon's start once the agents have connected."""
         await network.agents_had_their_chance()
@@ -150,13 +143,8 @@ def network_router(network: Network) -> APIRouter:
         asked = network.measure(given.clusters, None if given.pairs is None else _pairs(given.pairs))
         return {"since": since, "links": asked}
 
-    @router.get(
-        "/{one}/{other}/history",
-        response_model=LinkHistory,
-        operation_id="show_link_history",
-        responses=declared(401, 404, 422, 503),
-    )
-    async def history(one: Name, other: Name, limit: Limit = 20) -> Any:
+    @router.get("/{one}/{other}/history", response_model=LinkHistory)
+    async def show_link_history(one: Name, other: Name, limit: Limit = 20) -> Any:
         """What was measured between two clusters, or within one, newest first."""
         found = await network.history(one, other, limit)
         first, second = pair_of(one, other)

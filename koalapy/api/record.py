@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 
 from koalapy.api.problems import declared
-from koalapy.api.queries import refuse_unknown
+from koalapy.api.routes import api_router
 from koalapy.daemon.jobs.record import Record
 from koalapy.model.errors import NotFoundError, ProblemCode
 from koalapy.model.job import MAX_DURATION
@@ -26,18 +26,17 @@ Until = Annotated[
 
 def record_router(record: Record | None, clock: Callable[[], float]) -> APIRouter:
     """For operators; None where nothing is recorded."""
-    router = APIRouter(prefix="/api/v1/record", tags=["record"], dependencies=[Depends(refuse_unknown)])
+    router = api_router("record", "/record")
 
     @router.get(
         "",
-        operation_id="export_record",
         response_class=StreamingResponse,
         responses={
             200: {"content": {LINES: {"schema": {"type": "string"}}}, "description": "lines of JSON"},
-            **declared(401, 404, 422),
+            **declared(404),
         },
     )
-    async def export(since: Since = 86400.0, until: Until = 0.0) -> Any:
+    async def export_record(since: Since = 86400.0, until: Until = 0.0) -> Any:
         """What the scheduler was told and did, for `koala replay`: each daemon's life from its beginning.
 
         Commands of jobs are in it, and who has which accounts; variables of programs are not.

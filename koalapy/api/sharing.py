@@ -3,13 +3,11 @@
 from datetime import date
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 
-from koalapy.api.asked import while_asked
 from koalapy.api.fields import Moment, Output
 from koalapy.api.history import First, Last
-from koalapy.api.problems import declared
-from koalapy.api.queries import refuse_unknown
+from koalapy.api.routes import api_router, cancel_on_disconnect
 from koalapy.daemon.forecast.sharing import Sharing
 from koalapy.daemon.jobs.history import History
 from koalapy.simulation.sharing import Verdict, WhyLeftOut
@@ -62,17 +60,15 @@ class SharingView(Output):
 
 def sharing_router(service: Sharing, history: History) -> APIRouter:
     """Who gains by sharing."""
-    router = APIRouter(prefix="/api/v1/sharing", tags=["history"], dependencies=[Depends(refuse_unknown)])
+    router = api_router("history", "/sharing")
 
-    @router.get(
-        "", response_model=SharingView, operation_id="show_sharing", responses=declared(401, 403, 422, 429, 503)
-    )
-    async def show(request: Request, first: First = None, last: Last = None) -> Any:
+    @router.get("", response_model=SharingView)
+    async def show_sharing(request: Request, first: First = None, last: Last = None) -> Any:
         """Whether every site is better off for taking part: the response times of its own users' jobs as they were, and
         as they would have been on that site by itself, which is simulated. Of jobs that were submitted in these days
         and are over; it takes some seconds."""
         span = history.span(first, last)
-        report = await while_asked(request, service.report(span))
+        report = await cancel_on_disconnect(request, service.report(span))
         told = {name: getattr(report, name) for name in ("start", "end", "every_site", "sites", "left_out")}
         return SharingView.model_validate({"first": span.first, "last": span.last, **told})
 

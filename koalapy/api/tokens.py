@@ -2,14 +2,14 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Path, Query
+from fastapi import APIRouter, Path, Query
 from pydantic import Field
 
 from koalapy.api import fields
 from koalapy.api.access import Caller
 from koalapy.api.fields import Input, Moment, Output
 from koalapy.api.problems import declared
-from koalapy.api.queries import refuse_unknown
+from koalapy.api.routes import api_router
 from koalapy.daemon.auth.identities import DEFAULT_SPAN, Identities, TokenOrder
 from koalapy.daemon.observability.audit import about
 from koalapy.model.errors import ForbiddenError
@@ -74,16 +74,10 @@ def _view(token: StoredToken) -> dict[str, Any]:
 
 def tokens_router(identities: Identities) -> APIRouter:
     """Make, list and revoke tokens."""
-    router = APIRouter(prefix="/api/v1/tokens", tags=["tokens"], dependencies=[Depends(refuse_unknown)])
+    router = api_router("tokens", "/tokens")
 
-    @router.post(
-        "",
-        status_code=201,
-        response_model=MadeToken,
-        operation_id="create_token",
-        responses=declared(400, 401, 403, 409, 413, 422, 503),
-    )
-    async def create(caller: Caller, order: NewToken | None = None) -> Any:
+    @router.post("", status_code=201, response_model=MadeToken, responses=declared(409))
+    async def create_token(caller: Caller, order: NewToken | None = None) -> Any:
         """Make a token: administrators for anybody, others for themselves, with no more than what they show can do."""
         given = order or NewToken()
         user = given.user or caller.user
@@ -93,18 +87,13 @@ def tokens_router(identities: Identities) -> APIRouter:
         about(f"token {token.id} of {token.user}, {token.role}")
         return _view(token) | {"token": shown}
 
-    @router.get("", response_model=TokenList, operation_id="list_tokens", responses=declared(401, 422))
-    async def listed(caller: Caller, user: Of = None, every: Every = False) -> Any:
+    @router.get("", response_model=TokenList)
+    async def list_tokens(caller: Caller, user: Of = None, every: Every = False) -> Any:
         """The tokens that hold, never themselves: administrators see all, others their own."""
         return {"tokens": [_view(token) for token in identities.list(caller, user, every=every)]}
 
-    @router.post(
-        "/revoke",
-        response_model=TokenList,
-        operation_id="revoke_tokens",
-        responses=declared(400, 401, 403, 404, 413, 422, 503),
-    )
-    async def revoke_all(caller: Caller, order: RevokeOrder) -> Any:
+    @router.post("/revoke", response_model=TokenList, responses=declared(404))
+    async def revoke_tokens(caller: Caller, order: RevokeOrder) -> Any:
         """Have tokens hold no longer, at once, also for what is open by them; answers all that were revoked."""
         about("all tokens" if order.all else f"tokens {', '.join(map(str, order.tokens))}")
         if not order.all:
@@ -113,10 +102,8 @@ def tokens_router(identities: Identities) -> APIRouter:
             raise ForbiddenError("all tokens are revoked by administrators", field="all", hint="name your own")
         return {"tokens": [_view(token) for token in await identities.revoke_all()]}
 
-    @router.post(
-        "/{token}/revoke", response_model=TokenList, operation_id="revoke_token", responses=declared(401, 404, 422, 503)
-    )
-    async def revoke(caller: Caller, token: Id) -> Any:
+    @router.post("/{token}/revoke", response_model=TokenList)
+    async def revoke_token(caller: Caller, token: Id) -> Any:
         """The same of one."""
         return {"tokens": [_view(each) for each in await identities.revoke([token], caller)]}
 

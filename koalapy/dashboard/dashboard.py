@@ -17,9 +17,8 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 from pydantic import TypeAdapter, ValidationError
 
 from koalapy.api.access import Caller, identity_of, session_of
-from koalapy.api.asked import while_asked
 from koalapy.api.fields import Reason
-from koalapy.api.queries import refuse_unknown
+from koalapy.api.routes import cancel_on_disconnect, refuse_unknown
 from koalapy.daemon.engine.engine import Engine
 from koalapy.dashboard.cache import PageCache
 from koalapy.dashboard.rendering import HEADERS, render, with_query
@@ -108,12 +107,12 @@ class Dashboard:
                     (*which, session_of(request.scope)),
                     lambda: self._make(request, caller, load, template, title, is_part=is_part, live=live),
                 )
-                made = await while_asked(request, making)
+                made = await cancel_on_disconnect(request, making)
                 return _compressed(request, made)
 
             async def twin(request: Request, load: Callable[[], Coroutine[Any, Any, Any]] = bound) -> JSONResponse:
                 """As JSON."""
-                return JSONResponse(jsonable_encoder(await while_asked(request, load())))
+                return JSONResponse(jsonable_encoder(await cancel_on_disconnect(request, load())))
 
             checks = [Depends(refuse_unknown)]
             json_path = "/now.json" if path == "/" else f"{path}.json"

@@ -11,9 +11,9 @@ import pytest
 from fastapi import APIRouter, FastAPI, Request
 from starlette.exceptions import HTTPException
 
-from koalapy.api.asked import while_asked
 from koalapy.api.forecasts import forecasts_router
 from koalapy.api.problems import install
+from koalapy.api.routes import cancel_on_disconnect
 from koalapy.api.sharing import sharing_router
 from koalapy.daemon.engine.daemon import HttpServer
 from koalapy.daemon.forecast.forecasts import Forecasts
@@ -76,7 +76,7 @@ def page(work: Work) -> APIRouter:
 
     @router.get("/page")
     async def show(request: Request) -> Any:
-        return await while_asked(request, cache.get("page", make))
+        return await cancel_on_disconnect(request, cache.get("page", make))
 
     return router
 
@@ -137,7 +137,7 @@ async def test_who_goes_away_takes_a_page_from_no_other_who_waits_for_it() -> No
 async def test_work_ends_with_who_waits_for_it() -> None:
     """As when a token is revoked."""
     work, request = Work(), Request({"type": "http"}, _never)
-    waiting = asyncio.create_task(while_asked(request, work()))
+    waiting = asyncio.create_task(cancel_on_disconnect(request, work()))
     await work.begun.get()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -151,13 +151,13 @@ async def test_what_is_wrong_with_the_work_or_the_request_is_told() -> None:
         raise BusyError("too long", retry_after=1.0)
 
     with pytest.raises(BusyError):
-        await while_asked(Request({"type": "http"}, _never), fails())
+        await cancel_on_disconnect(Request({"type": "http"}, _never), fails())
 
     async def too_large() -> NoReturn:
         raise HTTPException(413)
 
     with pytest.raises(HTTPException):
-        await while_asked(Request({"type": "http"}, too_large), Work()())
+        await cancel_on_disconnect(Request({"type": "http"}, too_large), Work()())
 
 
 async def _never() -> NoReturn:

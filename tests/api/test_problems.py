@@ -1,0 +1,61 @@
+"""The code of each problem: what programs tell problems apart by."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from deploy.documentation import rest_page
+from koalapy.model.errors import ProblemCode
+from tests.serving import Open
+
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "sent", "code"),
+    [
+        ("GET", "/nowhere", {}, ProblemCode.NOT_FOUND),
+        ("PUT", "/jobs", {}, ProblemCode.METHOD_NOT_ALLOWED),
+        ("GET", "/jobs/9", {}, ProblemCode.JOB_NOT_FOUND),
+        ("POST", "/jobs/9/cancel", {}, ProblemCode.JOB_NOT_FOUND),
+        ("GET", "/clusters/x", {}, ProblemCode.CLUSTER_NOT_FOUND),
+        ("GET", "/replicas?name=x", {}, ProblemCode.REPLICA_NOT_FOUND),
+        ("GET", f"/bundles/{'a' * 64}", {}, ProblemCode.BUNDLE_NOT_FOUND),
+        ("GET", "/jobs/1/results", {}, ProblemCode.RESULTS_NOT_FOUND),
+        ("POST", "/tokens/9/revoke", {}, ProblemCode.TOKEN_NOT_FOUND),
+        ("POST", "/clusters/north/resume", {}, ProblemCode.CONFLICT),
+        ("POST", "/jobs/1/release", {}, ProblemCode.CONFLICT),
+        ("POST", "/jobs", {"content": b"{", "headers": JSON}, ProblemCode.INVALID_BODY),
+        ("POST", "/jobs", {"content": b" " * 1_100_000, "headers": JSON}, ProblemCode.BODY_TOO_LARGE),
+        ("POST", "/jobs", {"json": {"nmae": "x"}}, ProblemCode.INVALID_VALUE),
+        ("GET", "/jobs?limit=0", {}, ProblemCode.INVALID_VALUE),
+        ("GET", "/jobs", {"headers": {"Host": "evil.example"}}, ProblemCode.UNKNOWN_HOST),
+        ("GET", "/jobs", {"headers": {"Authorization": "Bearer wrong"}}, ProblemCode.NOT_LOGGED_IN),
+        ("POST", "/jobs", {"headers": {"Origin": "http://evil.example"}}, ProblemCode.FOREIGN_ORIGIN),
+    ],
+)
+async def test_problem_by_request_has_its_code(
+    open_api: Open, body: dict[str, Any], method: str, path: str, sent: Mapping[str, Any], code: ProblemCode
+) -> None:
+    api = await open_api()
+    assert (await api.post("/api/v1/jobs", json=body)).status_code == 201
+    answer = await api.request(method, f"/api/v1{path}", **sent)
+    assert (answer.json()["code"], answer.json()["status"], answer.status_code) == (code, code.status, code.status)
+
+
+async def test_problem_of_reused_key_and_of_full_queue_has_its_code(open_api: Open, body: dict[str, Any]) -> None:
+    api = await open_api(placement_queue_limit=1)
+    key = {"Idempotency-Key": "k"}
+    await api.post("/api/v1/jobs", json=body, headers=key)
+    reused = await api.post("/api/v1/jobs", json=body | {"name": "x"}, headers=key)
+    assert reused.json()["code"] == ProblemCode.IDEMPOTENCY_KEY_REUSED
+    assert (await api.post("/api/v1/jobs", json=body)).json()["code"] == ProblemCode.BUSY
+    (cancelled,) = (await api.post("/api/v1/jobs/cancel", json={"jobs": [9]})).json()["jobs"]
+    assert cancelled["problem"]["code"] == ProblemCode.JOB_NOT_FOUND
+
+
+def test_page_of_api_lists_every_problem_code() -> None:
+    document = {"paths": {}, "tags": [], "components": {"schemas": {}}}
+    for code in ProblemCode:
+        assert f"| `{code}` | {code.status} | {code.meaning} |" in rest_page.page(document)
