@@ -1,1 +1,4 @@
-"""The simulated world: virtual clusters, users and time around the scheduler of production. No rule is copied here."""
+"""Simulated clusters, users, run times and time around the production scheduler. No rule is copied.
+
+Imports ``scheduler``, ``workload`` and what they import. Start at ``simulation.py``.
+"""

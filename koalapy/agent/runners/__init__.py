@@ -1,1 +1,5 @@
-"""The agent's side of the links to runners."""
+"""The server for the runners of this cluster: authentication, messages, relays, the uplink to the daemon.
+
+Start at ``runners.py``. An unauthenticated peer gets one line, a few seconds and one of a few places. What one runner
+has for another passes within one attempt only, and the daemon accepts it only from the cluster of its sender.
+"""

@@ -1,1 +1,5 @@
-"""Alerts: their checks, their states, and notifications."""
+"""Alerts: checks that find what is wrong, alerts that last until it is over, health, and notifications.
+
+Start at ``alerts.py``, which asks every check of ``checks/`` every two seconds. ``health.py`` decides whether the
+daemon is ready. ``notifications/`` sends mail and webhooks to configured recipients only.
+"""

@@ -1,1 +1,1 @@
-"""Forecasts of waiting times and of shares, computed in a subprocess."""
+"""Forecasts of start times, what-if answers and fair-share figures, computed beside the loop or in a subprocess."""

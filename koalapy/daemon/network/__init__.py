@@ -1,1 +1,4 @@
-"""Measured links between clusters."""
+"""Links between clusters: measured by jobs of low priority, learned from transfers, told to the scheduler.
+
+Start at ``network.py``; ``links.py`` decides which value counts.
+"""
