@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 from koalapy.cli.auth.access import Access
 from koalapy.cli.errors import CODE_OF_STATUS, CliError, Exit, printable
 from koalapy.cli.http import CONNECTION_ERRORS, Answer, Connection, Readable
-from koalapy.cli.terminal.streams import report
+from koalapy.cli.terminal.screen import Block
 from koalapy.cli.timeouts import ClientTimeouts, command_timeouts
 from koalapy.model.errors import ProblemCode
 from koalapy.model.job import ACTIVE_STATES, WAITING_STATES
@@ -49,7 +49,7 @@ class Absence:
             if not answered or now - self._since > ABSENCE_TIMEOUT:
                 raise error
         if not self._reported:
-            report(f"koala: {printable(error.message)}; still waiting")
+            Block.report(f"koala: {printable(error.message)}; still waiting")
             self._reported = True
 
     def over(self) -> None:

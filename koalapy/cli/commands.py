@@ -34,7 +34,7 @@ def show(
     refuse_together(json=as_json, follow=follow)
     client = Client(url, token)
     if follow:
-        transfers.follow(client, job, sys.stderr)
+        transfers.follow(client, job)
     found = client.get(f"/api/v1/jobs/{job}")
     if as_json:
         show_json(found)

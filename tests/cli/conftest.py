@@ -15,6 +15,7 @@ import uvicorn
 
 from koalapy.api.advisor import advisor_router
 from koalapy.api.agents import AgentConnection, agents_router
+from koalapy.api.alerts import alerts_router
 from koalapy.api.app import create_app
 from koalapy.api.files import files_router
 from koalapy.api.forecasts import forecasts_router
@@ -23,8 +24,10 @@ from koalapy.api.network import network_router
 from koalapy.cli.jobs import job_progress
 from koalapy.cli.main import main
 from koalapy.cli.timeouts import ClientTimeouts
+from koalapy.daemon.alerts.alerts import Alerts
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.observability.audit import Audit
+from koalapy.model.alert import AlertRules
 from koalapy.store.memory import Memory, MemoryStore
 from tests.cli.memory import MemoryService
 from tests.cli.memory_advisor import MemoryAdvisor
@@ -88,6 +91,7 @@ class Server:
             network_router(self.network),
             advisor_router(self.advisor.advisor),
             forecasts_router(self.service, self.service),
+            alerts_router(Alerts((), AlertRules(), time.time)),
             files_router(None, self.bundles, self.results),  # type: ignore[arg-type]
             *([limits_router(self.limits)] if self.limits else []),
         ]

@@ -46,7 +46,6 @@ HEAVY = (
     "drmaa",
     "httpx2",
     "pydantic",
-    "textual",
     "typer",
     "rich.console",
     "numpy",

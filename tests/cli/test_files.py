@@ -7,7 +7,7 @@ import resource
 import signal
 import stat
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from koalapy.cli.files.unpacking import unpack
 from koalapy.cli.jobs.job_options import inputs_of
 from koalapy.cli.jobs.resubmit import command_for
 from koalapy.cli.jobs.staging import packed
-from koalapy.cli.terminal.streams import DRAWN, report
+from koalapy.cli.terminal.screen import Block
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.request import Bundle, ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest
 from tests.cli.conftest import FAST, Koala, Server
@@ -449,19 +449,22 @@ def test_the_page_of_a_job_shows_how_far_its_files_are(koala: Koala, server: Ser
     assert followed.err == "0 north  1 GB from south in 4 s, 250 MB/s\n"
 
 
-class Terminal(io.StringIO):
-    def __init__(self, terminal: bool) -> None:
-        super().__init__()
-        self._terminal = terminal
+@pytest.fixture
+def standard_error(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], io.StringIO]:
+    """Make standard error a terminal of 41 columns and 7 rows, or none."""
 
-    def isatty(self) -> bool:
-        return self._terminal
+    def be(terminal: bool) -> io.StringIO:
+        stream = io.StringIO()
+        monkeypatch.setattr("sys.stderr", stream)
+        monkeypatch.setattr(stream, "isatty", lambda: terminal, raising=False)
+        for name, value in {"TERM": "xterm", "COLUMNS": "41", "LINES": "7"}.items():
+            monkeypatch.setenv(name, value)
+        return stream
+
+    return be
 
 
-def test_lines_that_are_drawn_again_have_room_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setenv("LINES", "6")
+def test_lines_that_are_drawn_again_have_room_on_the_terminal(standard_error: Callable[[bool], io.StringIO]) -> None:
     many = [staging(cluster="南" * 10, stage_size=2 * 10**8, staged=10**8, index=i) for i in range(9)]
     job = {
         "state": "queued",
@@ -477,14 +480,16 @@ def test_lines_that_are_drawn_again_have_room_on_the_terminal(monkeypatch: pytes
         job | {"state": "claiming", "components": many},
         job | {"state": "claiming", "components": [c | {"staged_at": "1970-01-01T00:16:44.000Z"} for c in many]},
     )
-    stream = Terminal(terminal=True)
-    transfers.follow(client, 1, stream)  # type: ignore[arg-type]
+    stream = standard_error(True)
+    transfers.follow(client, 1)  # type: ignore[arg-type]
     waits, under_way, there = stream.getvalue().split("\x1b[J")
-    assert waits == "queued: no replica of m is good\n\x1b[1F"
-    assert under_way.endswith("and 5 more\n\x1b[5F")
+    assert waits == "queued: no replica of m is good\r"
+    assert under_way.endswith("and 4 more lines\r\x1b[5A")
+    assert there.endswith("and 4 more lines\n")
     for page in (under_way, there):
-        assert all(cell_len(line.split("\x1b")[0]) <= 40 for line in page.splitlines())
-        assert page.count("\n") == 5
+        lines = page.rstrip("\n").split("\n")
+        assert len(lines) == 6
+        assert all(cell_len(line.split("\r")[0]) <= 40 for line in lines)
 
 
 class Told:
@@ -499,21 +504,21 @@ class Told:
         return next(self._jobs)
 
 
-def test_what_is_reported_meanwhile_stands_above_the_lines_that_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = Terminal(terminal=True)
-    monkeypatch.setattr("sys.stderr", stream)
-    monkeypatch.setenv("TERM", "xterm")
-    shown: list[str] = []
-    transfers._redraw(["one", "two"], shown, stream)
-    monkeypatch.setattr(DRAWN, "erase", lambda: transfers._redraw([], shown, stream))
-    report("koala: something")
-    transfers._redraw(["one", "2"], shown, stream)
-    assert stream.getvalue() == "one\ntwo\n\x1b[2F\x1b[Jkoala: something\none\n2\n"
+def test_what_is_reported_meanwhile_stands_above_the_lines_that_are_drawn(
+    standard_error: Callable[[bool], io.StringIO],
+) -> None:
+    stream = standard_error(True)
+    with Block() as block:
+        block.draw(["one", "two"])
+        Block.report("koala: something")
+        block.draw(["one", "2"])
+    assert stream.getvalue() == "one\ntwo\r\x1b[1A\x1b[Jkoala: something\none\n2\r\x1b[1A\x1b[J"
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_how_files_come_is_followed_until_they_are_there(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
-    monkeypatch.setenv("TERM", "xterm")
+def test_how_files_come_is_followed_until_they_are_there(
+    standard_error: Callable[[bool], io.StringIO], monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
     job = {
         "state": "queued",
         "request": {"type": "flexible"},
@@ -535,12 +540,13 @@ def test_how_files_come_is_followed_until_they_are_there(monkeypatch: pytest.Mon
         job | {"state": "claiming", "components": [halfway]},
         job | {"state": "claiming", "components": [there]},
     )
-    stream = Terminal(terminal)
-    transfers.follow(client, 1, stream)  # type: ignore[arg-type]
-    lines = ["queued: 0 are idle\n"] if terminal else []
+    stream = standard_error(terminal)
+    monkeypatch.setenv("COLUMNS", "80")
+    transfers.follow(client, 1)  # type: ignore[arg-type]
+    lines = ["queued: 0 are idle"] if terminal else []
     lines += [
-        "0 north  waits for its files from south\n",
-        "0 north  [############........] 120 of 200 MB from south, 60 MB/s\n",
-        "0 north  200 MB from south in 4 s, 50 MB/s\n",
+        "0 north  waits for its files from south",
+        "0 north  [############........] 120 of 200 MB from south, 60 MB/s",
+        "0 north  200 MB from south in 4 s, 50 MB/s",
     ]
-    assert stream.getvalue() == ("\x1b[1F\x1b[J" if terminal else "").join(lines)
+    assert stream.getvalue() == ("\r\x1b[J" if terminal else "\n").join(lines) + "\n"

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from koalapy.cli.terminal.progress import ERASE, Counted, Progress, Transfer
-from koalapy.cli.terminal.streams import DRAWN, end_drawing, report
+from koalapy.cli.terminal.progress import Counted, Progress, Transfer
+from koalapy.cli.terminal.screen import ERASE, Block
 from koalapy.cli.timeouts import ClientTimeouts
 from tests.cli.conftest import Koala, Server
 from tests.cli.terminal import Terminal
@@ -65,14 +65,14 @@ def test_a_terminal_shows_one_line_that_is_gone_afterwards(standard_error: Calla
     stream, told = standard_error(True), Told(held=4)
     with Progress(told, timeouts=SHORT):
         told.until(4)
-        report("koala: something else")
+        Block.report("koala: something else")
         told.let_go()
         told.until(6)
     lines = stream.getvalue().split(ERASE)
     assert lines[:5] == ["step 1", "step 2", "step 3", "koala: something else\nstep 4", "step 5"]
     assert lines[-1] == "", "nothing is left"
     assert "\n" not in stream.getvalue().replace("koala: something else\n", "")
-    assert DRAWN.erase is None
+    assert Block._current is None
 
 
 def test_what_has_no_room_is_cut_to_one_line(standard_error: Callable[[bool], io.StringIO]) -> None:
@@ -95,7 +95,7 @@ def test_elsewhere_there_are_whole_lines_or_none(standard_error: Callable[[bool]
     assert ERASE not in stream.getvalue()
     before = stream.getvalue()
     with Progress(told, plain=False, timeouts=SHORT):
-        report("a line")
+        Block.report("a line")
     assert stream.getvalue() == f"{before}a line\n"
 
 
@@ -103,12 +103,12 @@ def test_nothing_is_drawn_over_what_a_job_prints(standard_error: Callable[[bool]
     stream, told = standard_error(True), Told()
     with Progress(told, timeouts=SHORT):
         told.until(2)
-        end_drawing()
+        Block.end_all()
         drawn = stream.getvalue()
-        report("koala: a line")
+        Block.report("koala: a line")
     assert drawn.endswith(ERASE)
     assert stream.getvalue() == f"{drawn}koala: a line\n"
-    end_drawing()
+    Block.end_all()
 
 
 def test_bytes_are_counted_that_come_and_go() -> None:

@@ -1,24 +1,21 @@
-"""``koala top``: clusters, queue and one job on a terminal, live, whatever befalls daemon and terminal."""
+"""``koala top``: clusters, queue and one job on a terminal, live, while daemon and terminal change."""
 
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from textual.pilot import Pilot
 
 from koalapy.cli.client import Client
-from koalapy.cli.errors import CliError, Exit
-from koalapy.cli.terminal import tables
-from koalapy.cli.terminal.top.app import Rows, Top
-from koalapy.cli.terminal.top.status import alert_lines
+from koalapy.cli.errors import Exit
 from koalapy.cli.timeouts import ClientTimeouts
+from koalapy.cli.top import Top, alert_lines
 from koalapy.daemon.auth.identities import Identities
 from koalapy.model.identity import Identity, Role
 from tests.cli.conftest import TOKEN, Koala, Server
@@ -32,190 +29,185 @@ from koalapy.cli.timeouts import ClientTimeouts
 main(ClientTimeouts(min_look_pause_s=0.05, min_live_look_pause_s=0.05))
 """
 TOP = [sys.executable, "-c", FAST, "top"]
-DEADLINE = 60.0
-Opened = Pilot[CliError | int]
+MAX_CHANGES = 600
+WIDE = (100, 30)
+EVE = "token-of-eve-for-tests"
 
 
-@asynccontextmanager
-async def opened(server: Server, *, size: tuple[int, int] = (100, 30), limit: int = 200) -> AsyncIterator[Opened]:
-    app = Top(Client(server.url, TOKEN, timeouts=ClientTimeouts(min_look_pause_s=0.05)), everyone=True, limit=limit)
-    async with app.run_test(size=size) as pilot:
-        yield pilot
+class Opened:
+    """``koala top`` without a terminal: its page after each answer of the daemon."""
+
+    def __init__(self, server: Server, size: tuple[int, int], limit: int, token: str) -> None:
+        self._news = threading.Event()
+        client = Client(server.url, token, timeouts=ClientTimeouts(min_look_pause_s=0.05))
+        self.size, self.top = size, Top(client, everyone=True, limit=limit, wake=self._news.set)
+
+    @property
+    def page(self) -> str:
+        return "\n".join(line.text for line in self.top.lines(*self.size))
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.top.lines(*self.size)
+            self.top.press(key)
+
+    def shows(self, *texts: str, without: str = "") -> str:
+        """Wait until the page has these texts."""
+        for _ in range(MAX_CHANGES):
+            page = self.page
+            if all(text in page for text in texts) and not (without and without in page):
+                return page
+            self._news.wait(0.1)
+            self._news.clear()
+        raise AssertionError(f"{texts} without {without!r} in\n{self.page}")
 
 
-def page(pilot: Opened) -> str:
-    """What stands on the terminal."""
-    return "\n".join("".join(segment.text for segment in line) for line in pilot.app.screen._compositor.render_strips())
-
-
-async def shows(pilot: Opened, *texts: str, without: str = "") -> str:
-    end = time.monotonic() + DEADLINE
-    while not all(text in page(pilot) for text in texts) or (without and without in page(pilot)):
-        assert time.monotonic() < end, f"{texts} without {without!r} in\n{page(pilot)}"
-        await pilot.pause(0.02)
-    return page(pilot)
+@contextmanager
+def opened(server: Server, *, size: tuple[int, int] = WIDE, limit: int = 200, token: str = TOKEN) -> Iterator[Opened]:
+    shown = Opened(server, size, limit, token)
+    yield shown
+    shown.top.close()
 
 
 def submitted(koala: Koala, name: str, *command: str) -> None:
     assert koala("submit", "--flexible", "2", "--name", name, "--", *(command or ("program",))).code == 0
 
 
-async def test_the_first_page_shows_clusters_queue_and_reasons_and_each_change(koala: Koala, server: Server) -> None:
+def test_top_shows_clusters_queue_and_reasons_and_each_change(koala: Koala, server: Server) -> None:
     submitted(koala, "first")
-    async with opened(server) as pilot:
-        shown = await shows(pilot, "first", "north", "3 errors in a row", "job 1 is queued: too few idle nodes")
+    with opened(server) as top:
+        shown = top.shows("first", "north", "3 errors in a row", "job 1 is queued: too few idle nodes")
         assert shown.startswith(f"koala top {server.url} ada, admin ")
         submitted(koala, "second")
         koala("hold", "1", "--reason", "not before Monday")
-        await shows(pilot, "second", "held", "not before Monday")
+        top.shows("second", "held", "not before Monday")
         koala("cancel", "1")
-        await shows(pilot, "second", without="first")
+        top.shows("second", without="first")
 
 
-async def test_cells_are_whole_even_where_they_are_drawn_before_the_table_has_come_to_rest(server: Server) -> None:
-    async with opened(server) as pilot:
-        await shows(pilot, "north")
-        rows = pilot.app.query_one("#clusters", Rows)
-        narrow = ["x", *["-"] * (len(tables.CLUSTERS) - 1)]
-        for changed in (["x", "a wide kind", *narrow[2:]], ["a wide name", *narrow[1:]], narrow):
-            rows.show([narrow, ["y", *narrow[1:]]])
-            await pilot.pause()
-            rows.show([changed, ["y", *narrow[1:]]])
-            at_once = page(pilot).splitlines()[1:4]
-            assert re.split(r"  +", at_once[1].strip())[:2] == changed[:2]
-            assert at_once[0].index("KIND") == at_once[1].index(changed[1]) == at_once[2].index("-")
-
-
-async def test_the_cursor_stays_on_its_job_when_others_come(koala: Koala, server: Server) -> None:
+def test_cursor_stays_on_its_job_when_others_come(koala: Koala, server: Server) -> None:
     for number in range(5):
         submitted(koala, f"job-{number}")
-    async with opened(server) as pilot:
-        await shows(pilot, "job-0")
-        await pilot.press("j", "j")
+    with opened(server) as top:
+        top.shows("job-0")
+        top.press("j", "down")
         koala("hold", "3", "--reason", "mine")
-        await shows(pilot, "job 3 is held: mine")
+        top.shows("job 3 is held: mine")
         submitted(koala, "newer")
-        await shows(pilot, "newer", "job 3 is held: mine")
+        top.shows("newer", "job 3 is held: mine")
         koala("cancel", "3")
-        await shows(pilot, without="job-2")
+        top.shows(without="job-2")
+        top.press("end")
+        top.shows("job 1 is queued")
 
 
-async def test_a_job_has_a_page_with_what_it_waits_for_and_its_output(koala: Koala, server: Server) -> None:
+def test_page_of_a_job_shows_what_it_waits_for_and_its_output(koala: Koala, server: Server) -> None:
     submitted(koala, "waits")
     submitted(koala, "runs", "start", "its words", "\x1b[2J\x07")
-    async with opened(server, size=(100, 70)) as pilot:
-        await shows(pilot, "waits")
-        await pilot.press("j", "enter")
-        await shows(pilot, "job 1 waits: too few idle nodes", "submitted", "+0.", without="All/mine")
+    with opened(server, size=(100, 70)) as top:
+        top.shows("waits")
+        top.press("j", "enter")
+        top.shows("job 1 waits: too few idle nodes", "submitted", "+0.", without="All/mine")
         koala("hold", "1", "--reason", "later")
-        await shows(pilot, "held: later")
-        await pilot.press("escape", "k", "enter")
-        await shows(pilot, "start its words")
-        await pilot.press("o")
-        shown = await shows(pilot, "output, as it comes", "its words ?[2J?")
+        top.shows("held: later")
+        top.press("escape", "k", "enter")
+        top.shows("start its words")
+        top.press("o")
+        shown = top.shows("output, as it comes", "its words ?[2J?")
         assert "\x1b" not in shown
-        await pilot.press("q")
-        await shows(pilot, "All/mine")
+        top.size = (100, 12)
+        top.press("G")
+        top.shows("its words ?[2J?", without="command")
+        top.press("home")
+        top.shows("command", without="output, ")
+        top.press("q")
+        top.shows("All/mine")
 
 
-async def test_rows_are_chosen_by_word_and_cluster_and_owner(koala: Koala, server: Server) -> None:
+def test_jobs_are_chosen_by_word_and_cluster_and_owner(koala: Koala, server: Server) -> None:
     submitted(koala, "alpha")
     submitted(koala, "beta")
-    async with opened(server) as pilot:
-        await shows(pilot, "alpha", "Jobs of all users: 2")
-        await pilot.press("slash", *"ALP")
-        await shows(pilot, "Jobs of all users with 'alp': 1", without="beta")
-        await pilot.press("enter", "enter")
-        await shows(pilot, "job 1 waits")
-        await pilot.press("escape", "escape")
-        await shows(pilot, "beta")
-        await pilot.press("shift+tab", "enter")
-        await shows(pilot, "Jobs of all users on north: ")
-        await pilot.press("enter", "a")
-        await shows(pilot, "Jobs of ada: ", without="on north: ")
+    with opened(server) as top:
+        top.shows("alpha", "Jobs of all users: 2")
+        top.press("/", *"ALX", "erase", "P", "enter")
+        top.shows("Jobs of all users with 'alp': 1", without="beta")
+        top.press("enter")
+        top.shows("job 1 waits")
+        top.press("escape", "escape")
+        top.shows("beta")
+        top.press("tab", "enter")
+        top.shows("Jobs of all users on north: ")
+        top.press("enter", "a")
+        top.shows("Jobs of ada: ", without="on north: ")
 
 
-async def test_more_jobs_than_are_shown_are_told_of(koala: Koala, server: Server) -> None:
-    for number in range(4):
-        submitted(koala, f"job-{number}")
-    async with opened(server, limit=2) as pilot:
-        await shows(pilot, "2; more jobs wait, --limit shows them", "job-3", without="job-0")
-
-
-async def test_top_with_more_newer_waiting_jobs_than_the_limit_shows_all_running_jobs(
-    koala: Koala, server: Server
-) -> None:
+def test_top_with_more_waiting_jobs_than_the_limit_shows_all_running_jobs(koala: Koala, server: Server) -> None:
     for number in range(3):
         submitted(koala, f"runs-{number}", "start")
     for number in range(4):
         submitted(koala, f"waits-{number}")
-    async with opened(server, limit=2) as pilot:
-        await shows(pilot, "runs-0", "runs-1", "runs-2", "waits-3", "waits-2", without="waits-1")
+    with opened(server, limit=2) as top:
+        top.shows("5; more jobs wait, --limit shows them")
+        top.shows("runs-0", "runs-1", "runs-2", "waits-3", "waits-2", without="waits-1")
 
 
 @pytest.mark.parametrize("size", [(80, 24), (40, 12), (20, 5), (1, 1)])
-async def test_a_small_terminal_is_no_error(koala: Koala, server: Server, size: tuple[int, int]) -> None:
+def test_top_on_a_small_terminal_is_no_error(koala: Koala, server: Server, size: tuple[int, int]) -> None:
     submitted(koala, "first")
-    async with opened(server, size=size) as pilot:
-        await pilot.pause()
-        await pilot.press("enter")
-        await pilot.resize_terminal(100, 30)
-        await shows(pilot, "job 1")
+    with opened(server, size=size) as top:
+        top.press("enter")
+        top.size = WIDE
+        top.shows("job 1")
 
 
-async def test_what_others_have_named_is_shown_as_it_is(koala: Koala, server: Server) -> None:
-    submitted(koala, "[red]x[/red] [@click=app.quit]")
+def test_names_of_jobs_are_shown_without_control_codes(koala: Koala, server: Server) -> None:
+    submitted(koala, "[red]x[/red]")
     record = server.service.records[1]
     server.service.records[2] = replace(
         record, id=2, spec=replace(record.spec, name="a\x1b[2Jb\n[b]"), reason="\x1b]0;x\x07"
     )
-    async with opened(server) as pilot:
-        shown = await shows(pilot, "[red]x[/red] [@click=app.quit]", "a?[2Jb [b]", "?]0;x?")
-        assert "\x1b" not in shown
+    with opened(server) as top:
+        assert "\x1b" not in top.shows("[red]x[/red]", "a?[2Jb [b]", "?]0;x?")
 
 
-async def test_a_daemon_that_is_away_leaves_what_was_known_with_its_age(koala: Koala, server: Server) -> None:
+def test_daemon_that_is_away_leaves_the_last_page_with_its_age(koala: Koala, server: Server) -> None:
     submitted(koala, "first")
-    async with opened(server) as pilot:
-        await shows(pilot, "first")
+    with opened(server) as top:
+        top.shows("first")
         server.end()
-        await shows(pilot, "AS IT WAS 0:", "no daemon answers", "first")
-        await pilot.press("enter")
-        await shows(pilot, "no daemon answers at")
-        await pilot.press("escape")
+        top.shows("AS IT WAS 0:", "NO DAEMON ANSWERS", "first")
+        top.press("enter")
+        top.shows("no daemon answers at")
+        top.press("escape")
         server.start()
-        await shows(pilot, "koala top http", "first", without="AS IT WAS")
+        top.shows("koala top http", "first", without="AS IT WAS")
 
 
-async def test_a_token_that_is_revoked_ends_it(koala: Koala, server: Server) -> None:
-    async with opened(server) as pilot:
+def test_top_with_a_revoked_token_ends(koala: Koala, server: Server) -> None:
+    with opened(server) as top:
         server.end()
         server.identities = administrators("another")
         server.start()
-        end = time.monotonic() + DEADLINE
-        while pilot.app.return_value is None:
-            assert time.monotonic() < end
-            await pilot.pause(0.02)
-        assert isinstance(pilot.app.return_value, CliError)
-        assert pilot.app.return_value.code is Exit.NOT_ALLOWED
+        top.shows("NO VALID TOKEN WAS SHOWN")
+        assert top.top.is_over
+        assert top.top.feed.ended is not None
+        assert top.top.feed.ended.code is Exit.NOT_ALLOWED
 
 
-async def test_of_others_jobs_a_user_sees_little(koala: Koala, server: Server) -> None:
+def test_jobs_of_others_are_shown_to_users_without_details(koala: Koala, server: Server) -> None:
     submitted(koala, "secret", "start", "secret words")
     server.end()
-    server.identities = Identities({"token-of-eve-for-tests": Identity("eve", Role.USER, "a test")})
+    server.identities = Identities({EVE: Identity("eve", Role.USER, "a test")})
     server.start()
-    app = Top(Client(server.url, "token-of-eve-for-tests"), everyone=True, limit=9)
-    async with app.run_test(size=(100, 30)) as pilot:
-        await shows(pilot, "running", without="secret")
-        await pilot.press("enter")
-        await shows(pilot, "job 1: it is somebody else's")
-        await pilot.press("o")
-        await pilot.pause()
-        assert "secret" not in page(pilot)
+    with opened(server, token=EVE) as top:
+        top.shows("running", without="secret")
+        top.press("enter")
+        top.shows("job 1: only its owner and operators see more")
+        top.press("o")
+        assert "secret" not in top.shows("output, ")
 
 
-def test_what_is_wrong_stands_first_and_is_bounded() -> None:
+def test_alerts_stand_first_and_are_bounded() -> None:
     alert = {"severity": "critical", "target": "cluster north", "summary": "its agent\nis away", "remedy": "start it"}
     assert alert_lines([alert]) == ["CRITICAL cluster north: its agent is away. start it"]
     assert alert_lines([alert] * 9)[3:] == ["and 6 more: koala alerts"]
@@ -226,19 +218,32 @@ def on_terminal(server: Server, *words: str, **more: str) -> Terminal:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("key", ["q", "\x03"])
-def test_a_key_ends_it_and_gives_the_terminal_back(koala: Koala, server: Server, key: str) -> None:
+def test_keys_on_a_terminal_move_the_cursor_and_open_a_job(koala: Koala, server: Server) -> None:
     submitted(koala, "first")
-    with on_terminal(server, "--all") as terminal:
+    submitted(koala, "second")
+    with on_terminal(server, "--all", NO_COLOR="1") as terminal:
         assert "\x1b[?1049h" in terminal.expect("first")
-        terminal.type(key)
+        terminal.type("\x1b[B\r")
+        terminal.expect("job 1 waits: too few idle nodes")
+        terminal.type("\x1bq")
+        assert terminal.end() == 0
+        assert "\x1b[?1049l" in terminal.printed
+        codes = {code for found in re.findall("\x1b\\[([0-9;]*)m", terminal.printed) for code in found.split(";")}
+        assert codes == {"0", "1", "7"}, "no colours; reversed where the cursor is"
+
+
+@pytest.mark.processes
+def test_ctrl_c_ends_top_without_an_error(koala: Koala, server: Server) -> None:
+    with on_terminal(server) as terminal:
+        terminal.expect("north")
+        terminal.type("\x03")
         assert terminal.end() == 0
         assert "\x1b[?1049l" in terminal.printed
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_that_ends_it_gives_the_terminal_back(koala: Koala, server: Server, number: int) -> None:
+def test_signal_that_ends_top_gives_the_terminal_back(koala: Koala, server: Server, number: int) -> None:
     with on_terminal(server) as terminal:
         terminal.expect("north")
         os.kill(terminal.pid, number)
@@ -247,20 +252,8 @@ def test_a_signal_that_ends_it_gives_the_terminal_back(koala: Koala, server: Ser
 
 
 @pytest.mark.processes
-def test_without_colours_there_are_none(koala: Koala, server: Server) -> None:
-    submitted(koala, "first")
-    with on_terminal(server, "--all", NO_COLOR="1") as terminal:
-        terminal.expect("first")
-        terminal.type("q")
-        assert terminal.end() == 0
-        codes = {code for found in re.findall("\x1b\\[([0-9;]*)m", terminal.printed) for code in found.split(";")}
-        assert codes <= {"", "0", "1", "2", "4", "7", "39", "49"}, "only bold, dim, underlined, reversed and the usual"
-        assert "7" in codes, "where the cursor is"
-
-
-@pytest.mark.processes
 @pytest.mark.parametrize("term", ["dumb", "xterm"])
-def test_where_nothing_can_be_drawn_it_says_what_to_use(server: Server, term: str) -> None:
+def test_top_where_nothing_can_be_drawn_names_the_alternative(server: Server, term: str) -> None:
     if term == "dumb":
         with on_terminal(server, TERM=term) as terminal:
             assert terminal.end() == 2

@@ -4,7 +4,7 @@ import sys
 from typing import Annotated, Any
 
 from koalapy.cli.client import Client
-from koalapy.cli.errors import CliError, Exit
+from koalapy.cli.errors import CliError, Exit, refuse_together
 from koalapy.cli.terminal import tables
 from koalapy.cli.terminal.arguments import Argument, Group, Option
 from koalapy.cli.terminal.options import DEFAULT_URL, AsJson, Token, Url, Watch, show_json
@@ -17,10 +17,10 @@ def clusters(watch: Watch = False, as_json: AsJson = False, url: Url = DEFAULT_U
     """Show the clusters and their nodes."""
     client = Client(url, token)
     if watch:
-        from koalapy.cli.terminal import watching
+        from koalapy.cli.terminal.watching import watch as watch_clusters
 
-        watching.refuse_with_watch(json=as_json)
-        watching.watch(client, _look, tables.clusters)
+        refuse_together(watch=True, json=as_json)
+        watch_clusters(client, _look, tables.clusters)
     answer = client.get("/api/v1/clusters")
     if as_json:
         show_json(answer)

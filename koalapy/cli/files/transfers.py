@@ -3,15 +3,15 @@
 import sys
 import time
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any
 
 from rich.cells import cell_len
 
-from koalapy.cli.client import FINAL, Client
+from koalapy.cli.client import Client
 from koalapy.cli.errors import printable
-from koalapy.cli.terminal.streams import DRAWN
+from koalapy.cli.terminal.screen import Block
 from koalapy.cli.terminal.tables import seconds_since
-from koalapy.cli.terminal.width import can_redraw, cut, left, terminal_size
+from koalapy.cli.terminal.width import left
 from koalapy.cli.timeouts import TimeIsUp
 from koalapy.model.quantities import bytes_text
 
@@ -71,67 +71,22 @@ def _bar(fraction: float, unicode: bool) -> str:
     return "[" + ("█" if unicode else "#") * full + ("░" if unicode else ".") * (BAR_COLUMNS - full) + "]"
 
 
-def follow(client: Client, job: int, stream: TextIO, deadline: float | None = None) -> None:
-    """Show how far a job's files are until they are all there, or the job is over; in place on a terminal.
+def follow(client: Client, job: int, deadline: float | None = None) -> None:
+    """Show on standard error how far a job's files are, until they are all there or the job is over.
 
-    Raises ``TimeIsUp`` at ``deadline`` (monotonic seconds).
+    Raise ``TimeIsUp`` at ``deadline`` (monotonic seconds).
     """
-    shown: list[str] = []
-    if can_redraw(stream):
-        # What is reported meanwhile stands above, and these lines below it again.
-        DRAWN.erase = lambda: _redraw([], shown, stream)
-    try:
-        _follow(client, job, stream, deadline, shown)
-    finally:
-        DRAWN.erase = None
-
-
-def _follow(client: Client, job: int, stream: TextIO, deadline: float | None, shown: list[str]) -> None:
-    while True:
-        found = client.get(f"/api/v1/jobs/{job}")
-        with DRAWN.lock:
-            lines_now = _fitting(_lines_now(found, stream), stream)
-            if lines_now != shown:
-                _redraw(lines_now, shown, stream)
-        waits = any(component["staging_since"] and not component["staged_at"] for component in found["components"])
-        if found["state"] in FINAL or found["state"] not in UNDER_WAY or not has_stages(found):
-            return
-        if found["state"] not in ("queued", "held") and not waits:
-            return
-        if deadline is not None and time.monotonic() >= deadline:
-            raise TimeIsUp
-        client.timeouts.sleep(POLL_INTERVAL)
-
-
-def _lines_now(job: Json, stream: TextIO) -> list[str]:
-    if job["state"] not in ("queued", "held"):
-        return lines(job, unicode=False)
-    # Who sits there sees that there is something to wait for.
-    return [printable(f"{job['state']}: {job['reason']}")] if stream.isatty() else []
-
-
-def _fitting(wanted: list[str], stream: TextIO) -> list[str]:
-    """As much as can be drawn again in place: no line goes on in the next one, and none leaves the terminal."""
-    terminal = terminal_size(stream)
-    if terminal is None:
-        return wanted
-    columns, most = terminal[0], max(2, terminal[1] - 1)
-    if len(wanted) > most:
-        wanted = [*wanted[: most - 1], f"and {len(wanted) - most + 1} more"]
-    return [cut(line, columns, "~") for line in wanted]
-
-
-def _redraw(lines_now: list[str], shown: list[str], stream: TextIO) -> None:
-    if can_redraw(stream) and shown:
-        stream.write(f"\x1b[{len(shown)}F\x1b[J")
-    for line in lines_now:
-        if can_redraw(stream) or line not in shown:
-            stream.write(f"{line}\n")
-    stream.flush()
-    shown[:] = lines_now
-
-
-def follow_on_terminal(client: Client, job: Json, deadline: float | None) -> None:
-    """``follow`` on standard error for who sits before it, of a job that has files to wait for."""
-    if has_stages(job) and sys.stderr.isatty():
-        follow(client, job["id"], sys.stderr, deadline)
+    with Block(leaves_lines=True) as block:
+        while True:
+            found = client.get(f"/api/v1/jobs/{job}")
+            is_waiting = found["state"] in ("queued", "held")
+            if not is_waiting:
+                block.draw(lines(found, unicode=False))
+            elif sys.stderr.isatty():
+                block.draw([printable(f"{found['state']}: {found['reason']}")])
+            is_staging = any(each["staging_since"] and not each["staged_at"] for each in found["components"])
+            if found["state"] not in UNDER_WAY or not has_stages(found) or not (is_waiting or is_staging):
+                return
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeIsUp
+            client.timeouts.sleep(POLL_INTERVAL)

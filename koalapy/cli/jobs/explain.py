@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 from koalapy.cli.client import Client
-from koalapy.cli.errors import CliError, Exit, printable
+from koalapy.cli.errors import CliError, printable
 from koalapy.cli.jobs.resubmit import command_for
 from koalapy.cli.jobs.submission import in_terms_of_options
 from koalapy.cli.jobs.what_if import span
@@ -50,16 +50,6 @@ def _expected(client: Client, body: Json) -> Json:
     except CliError as error:
         unknown = dict.fromkeys(("starts", "ends", "not_run"))
         return {"at_once": False, **unknown, "basis": "", "why": error.message}
-
-
-def refuse_with_dry_run(**others: bool) -> None:
-    """``CliError`` for the first option that has no meaning when nothing is submitted."""
-    for name, given in others.items():
-        if given:
-            raise CliError(f"--{name.replace('_', '-')} and --dry-run cannot be given together", Exit.USAGE, "drop one")
-
-
-# The page
 
 
 def page(found: Json) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 from koalapy.cli.client import FINAL, Client
 from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.cli.terminal.progress import Progress
+from koalapy.cli.terminal.screen import Block
 from koalapy.cli.terminal.server_events import events
-from koalapy.cli.terminal.streams import report
 from koalapy.cli.terminal.tables import seconds_since
 from koalapy.cli.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.model.wording import duration
@@ -45,7 +45,7 @@ class ProgressReporter:
     def __exit__(self, error: object, *_: object) -> None:
         self._over.set()
         self._wait.close()
-        self._line.end()
+        self._line.__exit__()
         if error is None:
             self._thread.join(self._timeouts.last_report_s)
 
@@ -126,7 +126,7 @@ def situation(job: Json) -> str:
 
 
 def _report(line: str) -> None:
-    report(f"koala: {printable(line)}")
+    Block.report(f"koala: {printable(line)}")
 
 
 def lines(entries: list[tuple[int, Json]], job: Json) -> Iterator[str]:

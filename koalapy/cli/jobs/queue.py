@@ -86,7 +86,7 @@ def _watch(client: Client, look: Look, form: Format, nothing: str, cut: str, **o
     """Show every change; as NDJSON each job that has changed, also when it has left what was asked for."""
     from koalapy.cli.terminal import watching
 
-    watching.refuse_with_watch(**others)
+    refuse_together(watch=True, **others)
     if form is Format.NDJSON:
         watching.each_change(client, look, lambda before, now: _print_changed(client, before, now))
 

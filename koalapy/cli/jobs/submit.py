@@ -88,7 +88,7 @@ def _dry_run(client: Client, body: Json, options: Json, paths: list[str], *, as_
     """Show what would become of it; with its files, as far as they can be read."""
     from koalapy.cli.jobs import explain, staging
 
-    explain.refuse_with_dry_run(**others)
+    refuse_together(dry_run=True, **others)
     with staging.packed(paths) if paths else nullcontext():
         explain.dry_run(client, body, options, as_json=as_json)
 

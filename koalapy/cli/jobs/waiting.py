@@ -44,7 +44,8 @@ def end_with(client: Client, submitted: Json, deadline: float | None, *, as_json
 def _show_transfers(client: Client, job: Json, deadline: float | None) -> None:
     """How far its files are, for who sits at a terminal; a daemon that is away meanwhile is nobody's loss."""
     try:
-        transfers.follow_on_terminal(client, job, deadline)
+        if transfers.has_stages(job) and sys.stderr.isatty():
+            transfers.follow(client, job["id"], deadline)
     except TimeIsUp:
         return
     except CliError as error:

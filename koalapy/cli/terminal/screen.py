@@ -1,23 +1,126 @@
-"""A page that is drawn again and again in its place on a terminal; the terminal is as it was afterwards."""
+"""Live views on a terminal: lines drawn in place on standard error, and a page on the whole terminal."""
 
 import os
+import re
 import select
 import signal
 import sys
+import termios
+import threading
+import tty
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any, NamedTuple
 
-from koalapy.cli.terminal.width import cut, terminal_size
+from koalapy.cli.terminal.width import can_redraw, cut, terminal_size
 
+ERASE = "\r\x1b[J"
 ENTER, LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
-"""To a page of the terminal's own without a cursor, and back to what stood there before."""
+"""Show a page of its own without a cursor, and show again what the terminal had before."""
+BOLD, REVERSE = "1", "7"
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""Signals that end the command, whose terminal must not stay as it is then."""
+"""Signals that end the command. The terminal is restored before."""
+KEYS = {
+    sent: name
+    for name, keys in {
+        "enter": ("\r", "\n"),
+        "tab": ("\t", "\x1b[Z"),
+        "escape": ("\x1b",),
+        "erase": ("\x7f", "\x08"),
+        "up": ("\x1b[A", "\x1bOA"),
+        "down": ("\x1b[B", "\x1bOB"),
+        "page up": ("\x1b[5~",),
+        "page down": ("\x1b[6~",),
+        "home": ("\x1b[H", "\x1bOH", "\x1b[1~"),
+        "end": ("\x1b[F", "\x1bOF", "\x1b[4~"),
+    }.items()
+    for sent in keys
+}
+"""Names of keys by what terminals send for them."""
+KEY = re.compile("\x1b[\\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
+
+
+class Block:
+    """Lines drawn in place on standard error, below everything printed there, until the ``with`` block ends.
+
+    Where nothing can be drawn in place, each new line is printed once. ``leaves_lines``: the last lines stay there.
+    """
+
+    _lock = threading.RLock()
+    _current: "Block | None" = None
+
+    def __init__(self, *, leaves_lines: bool = False) -> None:
+        self._in_place, self._leaves_lines = can_redraw(sys.stderr), leaves_lines
+        self._shown: list[str] = []
+        self._is_over = False
+
+    def __enter__(self) -> "Block":
+        self._outer, Block._current = Block._current, self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._leaves_lines and self._in_place and self._shown:
+            print(file=sys.stderr, flush=True)
+            self._shown = []
+        self.end()
+        Block._current = self._outer
+
+    def draw(self, lines: Sequence[str]) -> None:
+        with Block._lock, suppress(OSError):  # standard error is closed
+            if self._is_over:
+                return
+            if self._in_place:
+                columns, rows = terminal_size(sys.stderr) or (80, 24)
+                lines = fitting(lines, columns - 1, rows - 1)
+                if lines != self._shown:
+                    self._erase()
+                    sys.stderr.write("\n".join(lines))
+            else:
+                sys.stderr.writelines(f"{line}\n" for line in lines if line not in self._shown)
+            sys.stderr.flush()
+            self._shown = list(lines)
+
+    def end(self) -> None:
+        """Erase the lines, and draw nothing any more."""
+        with Block._lock:
+            self._is_over = True
+            self._erase()
+
+    def _erase(self) -> None:
+        if self._in_place and self._shown:
+            with suppress(OSError):
+                up = f"\x1b[{len(self._shown) - 1}A" if len(self._shown) > 1 else ""
+                sys.stderr.write(f"\r{up}\x1b[J")
+                sys.stderr.flush()
+            self._shown = []
+
+    @staticmethod
+    def report(line: str) -> None:
+        """Print a line on standard error, above the lines that are drawn there."""
+        with Block._lock:
+            if Block._current is not None:
+                Block._current._erase()
+            print(line, file=sys.stderr, flush=True)
+
+    @staticmethod
+    def end_all() -> None:
+        """Draw nothing any more in this command: the output of a program follows."""
+        block = Block._current
+        while block is not None:
+            block.end()
+            block = block._outer
+
+
+class Line(NamedTuple):
+    """A line of a page; ``style``: ``BOLD``, ``REVERSE``, both with a semicolon, or none."""
+
+    text: str
+    style: str = ""
 
 
 class _Ended(BaseException):
-    """By a signal."""
+    """A signal ends the command."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -25,38 +128,51 @@ class _Ended(BaseException):
 
 
 class Screen:
-    """A whole terminal for one page. For the main thread only, but for ``wake``.
+    """A page on the whole terminal. For the main thread only, but for ``wake``.
 
-    Ctrl-Z gives the terminal back for as long as it takes, and so does every end.
+    The terminal is restored at the end, and while the command is stopped by Ctrl-Z.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, reads_keys: bool = False) -> None:
         self._read, self._write = -1, -1
+        self._reads_keys = reads_keys
+        self._before: list[Any] = []
         self._is_to_stop = False
 
-    def show(self, head: str, lines: Sequence[str]) -> None:
+    @property
+    def size(self) -> tuple[int, int]:
+        """Columns and rows."""
+        return terminal_size(sys.stdout) or (80, 24)
+
+    def show(self, lines: Sequence[Line]) -> None:
         """Draw a page, as much of it as has room."""
-        columns, rows = terminal_size(sys.stdout) or (80, 24)
-        shown = fitting([head, *lines], columns, rows)
+        columns, rows = self.size
+        texts = fitting([line.text for line in lines], columns, rows)
+        styles = [line.style for line in lines]
+        shown = [f"\x1b[{style}m{text}\x1b[0m" if style else text for text, style in zip(texts, styles, strict=False)]
         _print("\x1b[H" + "\x1b[K\n".join(shown) + "\x1b[K\x1b[J")
 
-    def wait(self, seconds: float) -> None:
-        """Until somebody wakes it, the terminal has another size or is back, or so much time has passed."""
+    def wait(self, seconds: float) -> list[str]:
+        """Wait for ``wake``, a key, another size or the time, and return the keys that were pressed."""
+        sources = [self._read, *([0] if self._reads_keys else [])]
+        ready = select.select(sources, [], [], seconds)[0]
         with suppress(BlockingIOError):
-            if select.select([self._read], [], [], seconds)[0]:
+            if self._read in ready:
                 os.read(self._read, 4096)
         if self._is_to_stop:
             self._is_to_stop = False
             self._stop()
+            return []
+        return _keys() if 0 in ready else []
 
     def wake(self) -> None:
-        """There is something new to show; from whatever thread."""
-        with suppress(OSError):  # it is awake already, or over
+        """End ``wait``. Called from any thread."""
+        with suppress(OSError):  # the pipe is full, or closed
             os.write(self._write, b"\0")
 
     @contextmanager
     def open(self) -> Iterator["Screen"]:
-        """The terminal is this page's meanwhile."""
+        """Take the terminal while the block runs."""
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         woken = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         before = {number: signal.signal(number, _end) for number in ENDING}
@@ -64,13 +180,13 @@ class Screen:
         before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._note_stop)
         ended = 0
         try:
-            _print(ENTER)
+            self._take()
             yield self
         except _Ended as end:
             ended = end.number
         finally:
             try:
-                _print(LEAVE)
+                self._give_back()
             finally:
                 for number, handler in before.items():
                     signal.signal(number, handler)
@@ -79,25 +195,51 @@ class Screen:
                 os.close(self._write)
                 self._write = -1
         if ended:
-            _as_without_us(ended)
+            _default_action(ended)
+
+    def _take(self) -> None:
+        if self._reads_keys:
+            self._before = termios.tcgetattr(0)
+            tty.setcbreak(0)
+        _print(ENTER)
+
+    def _give_back(self) -> None:
+        if self._before:
+            termios.tcsetattr(0, termios.TCSADRAIN, self._before)
+        _print(LEAVE)
 
     def _note_stop(self, _number: int, _frame: FrameType | None) -> None:
         self._is_to_stop = True
 
     def _stop(self) -> None:
-        _print(LEAVE)
-        _as_without_us(signal.SIGTSTP)
-        # Here it goes on when the shell says so.
+        self._give_back()
+        _default_action(signal.SIGTSTP)
+        # The shell has continued the command.
         signal.signal(signal.SIGTSTP, self._note_stop)
-        _print(ENTER)
+        self._take()
 
 
 def fitting(lines: Sequence[str], columns: int, rows: int) -> list[str]:
-    """As much as has room: no line goes on in the next one, and what is left out is counted."""
+    """Return the lines that have room, each cut to a line of the terminal; the last one counts what is left out."""
     most = max(2, rows)
     if len(lines) > most:
         lines = [*lines[: most - 1], f"and {len(lines) - most + 1} more lines"]
     return [cut(line, columns, "~") for line in lines]
+
+
+def _keys() -> list[str]:
+    """Read the names of keys, and printable characters, from the terminal."""
+    try:
+        read = os.read(0, 1024)
+    except OSError:  # the terminal is gone
+        read = b""
+    if not read:
+        return ["q"]
+    if read.endswith(b"\x1b") and select.select([0], [], [], 0.05)[0]:
+        read += os.read(0, 1024)  # the rest of an arrow key
+    return [
+        KEYS.get(key, key) for key in KEY.findall(read.decode(errors="replace")) if key in KEYS or key.isprintable()
+    ]
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
@@ -105,11 +247,11 @@ def _end(number: int, _frame: FrameType | None) -> None:
 
 
 def _nothing(_number: int, _frame: FrameType | None) -> None:
-    """The signal is noticed by what it writes to the pipe."""
+    """The signal wakes ``wait`` by the pipe."""
 
 
-def _as_without_us(number: int) -> None:
-    """Have a signal do what it does to a command that does not know it."""
+def _default_action(number: int) -> None:
+    """Have a signal do what it does to a command that does not handle it."""
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
 

@@ -3,42 +3,15 @@
 import codecs
 import os
 import sys
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import Any
+
+from koalapy.cli.terminal.screen import Block
 
 
 class OutputLost(OSError):
     """What a command prints cannot be written."""
-
-
-@dataclass(slots=True)
-class Drawn:
-    """What is drawn in place on standard error, where anything is."""
-
-    lock: threading.RLock = field(default_factory=threading.RLock)
-    erase: Callable[[], None] | None = None
-    end: Callable[[], None] | None = None
-    """Draws no more."""
-
-
-DRAWN = Drawn()
-
-
-def report(line: str) -> None:
-    """Print a line on standard error, above what is drawn there."""
-    with DRAWN.lock:
-        if DRAWN.erase is not None:
-            DRAWN.erase()
-        print(line, file=sys.stderr, flush=True)
-
-
-def end_drawing() -> None:
-    """Something of another's is printed, over which nothing may be drawn from here on."""
-    if DRAWN.end is not None:
-        DRAWN.end()
 
 
 def without_control_codes(text: str) -> str:
@@ -52,19 +25,25 @@ def _visible(control: str) -> str:
 
 
 class ProgramOutput:
-    """Writes what programs and the daemon print to standard output: as it is, but for control codes on a terminal."""
+    """Output of programs and of the daemon on standard output; on a terminal without control codes."""
 
     def __init__(self, *, raw: bool = False) -> None:
-        """``raw``: with control codes on a terminal, too."""
+        """``raw``: keep control codes on a terminal, too."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace") if sys.stdout.isatty() and not raw else None
 
     def write(self, piece: bytes) -> None:
-        """Write a piece; the rest of a character is waited for."""
-        end_drawing()
+        """Write a piece. An incomplete last character is written with the next piece."""
+        Block.end_all()
         self._put(piece, is_last=False)
 
+    def copy(self, pieces: Iterable[bytes]) -> None:
+        """Write all pieces, as the whole output."""
+        for piece in pieces:
+            self.write(piece)
+        self.end()
+
     def end(self) -> None:
-        """Write what is left of the last character."""
+        """Write what is left of an incomplete last character."""
         self._put(b"", is_last=True)
 
     def _put(self, piece: bytes, *, is_last: bool) -> None:

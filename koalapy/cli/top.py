@@ -1,0 +1,318 @@
+"""``koala top``: what is wrong, the clusters, the queue and one job, live, on the whole terminal."""
+
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from http import HTTPStatus
+from threading import Thread
+from typing import Annotated, Any
+
+from koalapy.cli.client import Client
+from koalapy.cli.errors import CliError, Exit, printable
+from koalapy.cli.files import transfers
+from koalapy.cli.jobs import explain
+from koalapy.cli.jobs.submission import nodes_of
+from koalapy.cli.terminal import tables
+from koalapy.cli.terminal.arguments import Option
+from koalapy.cli.terminal.options import DEFAULT_URL, Token, Url
+from koalapy.cli.terminal.screen import BOLD, REVERSE, Line, Screen
+from koalapy.cli.terminal.watching import TICK_S, Feed
+from koalapy.cli.terminal.width import can_redraw, folded
+from koalapy.model.wording import nodes
+
+Json = dict[str, Any]
+EXPLAINED = ("queued", "held", "placed", "claiming", "unknown")
+"""States of jobs whose page begins with an explanation."""
+MAX_ALERTS = 3
+MAX_ATTEMPTS = 5
+MAX_REASON_LINES = 4
+MAX_TAIL_LINES = 500
+MAX_LINE_LENGTH = 2000
+"""Characters of a line of output."""
+
+
+def top(
+    everyone: Annotated[bool, Option("--all", help="begin with the jobs of all users")] = False,
+    limit: Annotated[int, Option(help="how many waiting jobs at most, the newest", min=1, max=2000)] = 200,
+    url: Url = DEFAULT_URL,
+    token: Token = None,
+) -> None:
+    """Show what is wrong, the clusters, the queue and one job, live, on the whole terminal.
+
+    Enter opens a job, or shows only the jobs of a cluster; a shows all users' jobs, / looks for a word, q ends.
+    """
+    if not (sys.stdin.isatty() and can_redraw(sys.stdout) and can_redraw(sys.stderr)):
+        raise CliError("koala top needs a terminal of its own", Exit.USAGE, "elsewhere, koala queue --watch")
+    screen = Screen(reads_keys=True)
+    view = Top(Client(url, token), everyone=everyone, limit=limit, wake=screen.wake)
+    try:
+        with screen.open():
+            while not view.is_over:
+                screen.show(view.lines(*screen.size))
+                for key in screen.wait(TICK_S):
+                    view.press(key)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        view.close()
+    if view.feed.ended is not None:
+        raise view.feed.ended
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The answers of one look at the daemon, and what was asked for."""
+
+    clusters: list[Json]
+    jobs: list[Json]
+    has_more: bool
+    alerts: list[Json]
+    everyone: bool
+    cluster: str
+
+
+@dataclass(slots=True)
+class Rows:
+    """The rows of a table below its header, by their first cell, with a cursor that stays on its row."""
+
+    header: Sequence[str]
+    shown: list[str] = field(default_factory=list)
+    """First cells of the rows, in order."""
+    at: int = 0
+
+    @property
+    def chosen(self) -> str:
+        return self.shown[self.at] if self.shown else ""
+
+    def lines(self, rows: Sequence[Sequence[object]], height: int, *, has_focus: bool) -> list[Line]:
+        """Return the header, and as many rows around the cursor as have room."""
+        chosen, self.shown = self.chosen, [str(row[0]) for row in rows]
+        self.at = self.shown.index(chosen) if chosen in self.shown else min(self.at, max(0, len(rows) - 1))
+        header, *texts = tables.table(self.header, rows, fold=False).split("\n")
+        room = max(1, height - 1)
+        first = max(0, min(self.at - room // 2, len(texts) - room))
+        cursor = self.at if has_focus and rows else -1
+        lines = [
+            Line(text, REVERSE if first + i == cursor else "") for i, text in enumerate(texts[first : first + room])
+        ]
+        return [Line(header, BOLD), *lines]
+
+    def move(self, key: str, page: int) -> None:
+        last = len(self.shown) - 1
+        steps = {"down": 1, "j": 1, "up": -1, "k": -1, "page down": page, "page up": -page, "home": -last, "end": last}
+        steps |= {"g": -last, "G": last}
+        self.at = max(0, min(self.at + steps.get(key, 0), last))
+
+
+class Top:
+    """What ``koala top`` shows, and what its keys do; without a terminal."""
+
+    def __init__(self, client: Client, *, everyone: bool, limit: int, wake: Callable[[], None]) -> None:
+        self._client, self._everyone, self._limit, self._wake = client, everyone, limit, wake
+        self._cluster, self._word, self._is_typing = "", "", False
+        self._clusters, self._jobs = Rows(tables.CLUSTERS), Rows(tables.QUEUE)
+        self._focus, self._page_rows = self._jobs, 10
+        self._job: JobPage | None = None
+        self._has_quit = False
+        self._unicode = tables.is_unicode()
+        self.whoami = client.get("/api/v1/whoami")
+        self.feed: Feed[Grid] = Feed(client, self._look, wake)
+
+    @property
+    def is_over(self) -> bool:
+        return self._has_quit or self.feed.ended is not None
+
+    def close(self) -> None:
+        self.feed.close()
+        if self._job is not None:
+            self._job.close()
+
+    def _look(self, client: Client) -> Grid:
+        everyone, cluster = self._everyone, self._cluster
+        clusters = client.get("/api/v1/clusters")["clusters"]
+        jobs, more = client.unfinished_jobs(self._limit, mine=None if everyone else True, cluster=cluster)
+        return Grid(clusters, jobs, more, client.get("/api/v1/alerts")["alerts"], everyone, cluster)
+
+    def press(self, key: str) -> None:
+        if self._job is not None:
+            if key in ("escape", "q"):
+                self._job.close()
+                self._job = None
+            else:
+                self._job.press(key)
+        elif self._is_typing:
+            self._type(key)
+        elif key == "q":
+            self._has_quit = True
+        elif key == "tab":
+            self._focus = self._clusters if self._focus is self._jobs else self._jobs
+        elif key == "enter" and self._focus is self._jobs and self._jobs.chosen:
+            self._job = JobPage(self._client, int(self._jobs.chosen), self._wake, unicode=self._unicode)
+        elif key in ("enter", "a", "escape"):
+            self._choose_jobs(key)
+        elif key == "/":
+            self._is_typing = True
+        else:
+            self._focus.move(key, self._page_rows)
+
+    def _choose_jobs(self, key: str) -> None:
+        """Change of which cluster, or whose, the listed jobs are."""
+        if key == "a":
+            self._everyone = not self._everyone
+        elif key == "escape":
+            self._word = self._cluster = ""
+        elif self._focus is self._clusters:
+            self._cluster = "" if self._cluster == self._clusters.chosen else self._clusters.chosen
+        self.feed.refresh()
+
+    def _type(self, key: str) -> None:
+        if key in ("enter", "escape"):
+            self._is_typing = False
+            self._word = self._word if key == "enter" else ""
+        elif key == "erase":
+            self._word = self._word[:-1]
+        elif len(key) == 1:
+            self._word += key.lower()
+
+    def lines(self, columns: int, rows: int) -> list[Line]:
+        """Return the page for a terminal of this size."""
+        feed = self.feed if self._job is None or self._job.feed is None else self._job.feed
+        now = datetime.now(UTC).strftime("%H:%M:%S UTC")
+        who = f"{self.whoami['user']}, {self.whoami['role']}"
+        live = f"koala top {self._client.url} {who} {now} {'live' if feed.is_live else 'every 2 s'}"
+        stale = feed.staleness
+        head = Line(stale.upper() if stale else printable(live), f"{BOLD};{REVERSE}" if stale else BOLD)
+        if self._job is not None:
+            keys = Line("Esc Back  o Output  j/k Scroll", BOLD)
+            return [head, *self._job.lines(rows - 2), keys]
+        found = self.feed.latest
+        jobs = [row for job in found.jobs if self._word in " ".join(map(str, row := tables.queue_row(job))).lower()]
+        before = [head, *(Line(text, f"{BOLD};{REVERSE}") for text in alert_lines(found.alerts))]
+        clusters = [tables.cluster_row(cluster) for cluster in found.clusters]
+        before += self._clusters.lines(clusters, max(3, rows * 3 // 10), has_focus=self._focus is self._clusters)
+        before.append(Line(f"/{self._word}" if self._is_typing else self._about(found, len(jobs))))
+        chosen = next((job for job in found.jobs if str(job["id"]) == self._jobs.chosen), None)
+        reason = f"job {chosen['id']} is {chosen['state']}: {chosen['reason']}" if chosen and chosen["reason"] else ""
+        after = [Line(text) for text in folded(printable(reason), columns)[:MAX_REASON_LINES]] if reason else []
+        after.append(Line("q Quit  a All/mine  / Look for  Tab Clusters/jobs  Enter Open", BOLD))
+        self._page_rows = max(1, rows - len(before) - len(after) - 1)
+        return [*before, *self._jobs.lines(jobs, self._page_rows + 1, has_focus=self._focus is self._jobs), *after]
+
+    def _about(self, found: Grid, shown: int) -> str:
+        """Describe which jobs are listed."""
+        text = "Jobs of all users" if found.everyone else f"Jobs of {self.whoami['user']}"
+        text += f" on {found.cluster}" if found.cluster else ""
+        text += f" with {self._word!r}" if self._word else ""
+        text += f": {shown}" + ("; more jobs wait, --limit shows them" if found.has_more else "")
+        waiting = sum(job["state"] in ("queued", "held") for job in found.jobs)
+        requested = sum(nodes_of(job["request"]) for job in found.jobs if job["state"] == "queued")
+        text += f" ({waiting} wait for {nodes(requested)})" if waiting and not found.has_more else ""
+        is_old = (found.everyone, found.cluster) != (self._everyone, self._cluster)
+        return printable(text + (" …" if is_old else ""))
+
+
+def alert_lines(alerts: Sequence[Json]) -> list[str]:
+    """Return a line for each of the most urgent alerts, with its remedy."""
+    lines = [
+        printable(f"{alert['severity'].upper()} {alert['target']}: {alert['summary']}. {alert['remedy']}")
+        for alert in alerts[:MAX_ALERTS]
+    ]
+    return lines + ([f"and {len(alerts) - MAX_ALERTS} more: koala alerts"] if len(alerts) > MAX_ALERTS else [])
+
+
+class JobPage:
+    """Everything about one job, with its output when that is asked for."""
+
+    def __init__(self, client: Client, job: int, wake: Callable[[], None], *, unicode: bool) -> None:
+        self._client, self._number, self._wake, self._unicode = client, job, wake, unicode
+        self.feed: Feed[Callable[[], str]] | None = None
+        self._failure = "…"
+        self._output: deque[str] | None = None
+        self._output_state = "as it comes"
+        self._first, self._last_first = 0, 0
+        self._is_closed = False
+        Thread(target=self._open, daemon=True).start()
+
+    def _open(self) -> None:
+        try:
+            self.feed = Feed(self._client, self._look, self._wake)
+        except CliError as error:
+            self._failure = str(error)
+        if self._is_closed:
+            self.close()
+        self._wake()
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self.feed is not None:
+            self.feed.close()
+
+    def _look(self, client: Client) -> Callable[[], str]:
+        """Return a function that makes the page at any moment. A refusal that concerns this job is its text."""
+        try:
+            job = client.get(f"/api/v1/jobs/{self._number}")
+            if job["redacted"]:
+                return lambda: f"job {self._number}: only its owner and operators see more"
+            is_explained = job["state"] in EXPLAINED
+            explanation = client.get(f"/api/v1/jobs/{self._number}/explain") if is_explained else None
+            attempts = client.attempts(self._number, MAX_ATTEMPTS + 1)
+        except CliError as error:
+            if error.status in (HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN, HTTPStatus.CONFLICT):
+                return partial("job {}: {}".format, self._number, error)
+            raise
+
+        def page() -> str:
+            staged = transfers.lines(job, unicode=self._unicode)
+            shown = tables.job_page(job, attempts, MAX_ATTEMPTS, staged, unicode=self._unicode)
+            return shown if explanation is None else f"{explain.page(explanation)}\n\n{shown}"
+
+        return page
+
+    def press(self, key: str) -> None:
+        """Scroll, or show the output."""
+        if key == "o":
+            if self._output is None:
+                self._output = deque([""], MAX_TAIL_LINES)
+                Thread(target=self._follow_output, args=(self._client.another(), self._output), daemon=True).start()
+            self._first = sys.maxsize
+        steps = {
+            "down": 1,
+            "j": 1,
+            "up": -1,
+            "k": -1,
+            "page down": 20,
+            "page up": -20,
+            "end": sys.maxsize,
+            "G": sys.maxsize,
+        }
+        steps |= {"home": -sys.maxsize, "g": -sys.maxsize}
+        self._first = max(0, min(self._first, self._last_first) + steps[key]) if key in steps else self._first
+
+    def lines(self, height: int) -> list[Line]:
+        """Return as many lines of the page, from where it is scrolled to."""
+        lines = (self._failure if self.feed is None else self.feed.latest()).split("\n")
+        if self._output is not None:
+            lines += ["", f"output, {printable(self._output_state)}", *map(_without_control_codes, list(self._output))]
+        self._last_first = max(0, len(lines) - height)
+        first = min(self._first, self._last_first)
+        shown = lines[first : first + max(0, height)]
+        return [Line(line) for line in shown + [""] * (height - len(shown))]
+
+    def _follow_output(self, client: Client, output: deque[str]) -> None:
+        try:
+            for piece in client.logs(self._number, True, None):
+                first, *others = piece.decode(errors="replace").split("\n")
+                output[-1] = (output[-1] + first)[-MAX_LINE_LENGTH:]
+                output.extend(line[:MAX_LINE_LENGTH] for line in others)
+                self._wake()
+            self._output_state = "all of it has come"
+        except CliError as error:
+            self._output_state = str(error)
+        self._wake()
+
+
+def _without_control_codes(line: str) -> str:
+    return "".join(c if c.isprintable() else " " if c == "\t" else "?" for c in line.rstrip("\r"))
