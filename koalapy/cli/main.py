@@ -26,7 +26,7 @@ KOALA = Group(
             "explain": "koalapy.cli.jobs.explain:explain",
             "what-if": "koalapy.cli.jobs.what_if:what_if",
             "clusters": "koalapy.cli.clusters.grid:clusters_group",
-            "top": "koalapy.cli.top:top",
+            "top": "koalapy.cli.terminal.top:top",
             "alerts": "koalapy.cli.daemon.alerts:alerts",
             "metrics": "koalapy.cli.clusters.grid:metrics",
             "history": "koalapy.cli.jobs.history:history",

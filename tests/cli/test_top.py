@@ -14,8 +14,8 @@ import pytest
 
 from koalapy.cli.client import Client
 from koalapy.cli.errors import Exit
+from koalapy.cli.terminal.top import Top, alert_lines
 from koalapy.cli.timeouts import ClientTimeouts
-from koalapy.cli.top import Top, alert_lines
 from koalapy.daemon.auth.identities import Identities
 from koalapy.model.identity import Identity, Role
 from tests.cli.conftest import TOKEN, Koala, Server
