@@ -5,11 +5,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 
 from koalapy.api.access import Caller
-from koalapy.api.fields import Moment, Output, Text
+from koalapy.api.derived import view_model
+from koalapy.api.fields import Output, Text
 from koalapy.api.routes import api_router
 from koalapy.daemon.jobs.advisor import Advisor, ApplicationRecord
+from koalapy.model.advice import Advised, Option
 from koalapy.model.identity import Identity, Role
-from koalapy.model.prediction import PredictionKind
+from koalapy.model.prediction import Coverage
 from koalapy.policies.log_normal import LogNormal
 
 Limit = Annotated[int, Query(ge=1, le=1000, description="how many lines at most")]
@@ -61,68 +63,27 @@ class AdvisorView(Output):
     applications: list[ApplicationView]
 
 
-class OptionView(Output):
-    """A way to run a job that was compared with others; seconds."""
+_Option = view_model("_Option", Option)
+_Advised = view_model("_Advised", Advised, without={"options"})
 
-    clusters: list[str]
-    slowdown: float
-    wait: float | None
-    """Null when it was not known."""
-    transfer: float
-    run: float | None
-    """Null when nothing was known of the application."""
+
+class OptionView(_Option):  # type: ignore[misc, valid-type]
+    """A way to run a job that was compared with others; seconds, null where they are not known."""
+
     response: float | None
 
 
-class AdvisedView(Output):
-    """An advice that was followed; seconds."""
+class AdvisedView(_Advised):  # type: ignore[misc, valid-type]
+    """An advice that was followed; seconds. ``actual``: from the opened barrier to the end, of jobs that succeeded."""
 
-    job: int
-    generation: int
-    at: Moment
-    application: str
-    clusters: int
     options: list[OptionView]
-    reason: str
-    predicted: float | None
-    actual: float | None
-    """From the opened barrier to the end; null unless it has succeeded."""
     error: float | None
     """By what fraction of the actual time the prediction was too long; negative when it was too short."""
 
 
-class CoverageView(Output):
-    """How right predictions of a kind were that were made in the last ``days`` days; times in seconds."""
-
-    kind: PredictionKind
-    """``start`` and ``end``: from when it was foretold until then; ``run-time``: of the same simulation; ``advised``:
-    the run time as ``auto`` had it, without an interval, of jobs that succeeded."""
-    days: float
-    predictions: int
-    """That are decided: by these alone all the rest is told."""
-    jobs: int
-    """Of so many jobs; each counts as much as any other."""
-    within: float | None
-    """The share of truths within the interval, which is to be 0.8; null of what has none."""
-    within_between: list[float] | None
-    """Bounds of that share in the long run, with a probability of 95 %, by the number of jobs."""
-    early: float | None
-    """The share below the interval."""
-    late: float | None
-    """The share above it; what has not happened by the upper bound is late before it happens."""
-    median_error: float | None
-    """By how much the middle was off, one way or the other."""
-    bias: float | None
-    """By how much more came than was foretold, in the median; negative when it was less."""
-    open: int
-    """That may still come true."""
-    censored: int
-    """Of which nobody knows: the job was cancelled, held or given another priority before, or its program failed."""
-
-
 class AdvisorRecord(Output):
     record: list[AdvisedView]
-    coverage: list[CoverageView]
+    coverage: list[Coverage]
     """By kind and period, of the newest 20,000 predictions of a year; empty where there are none."""
 
 

@@ -13,17 +13,13 @@ from koalapy.api.admission import Admission, Shares
 from koalapy.api.audit import Trail, audit_router
 from koalapy.api.clusters import clusters_router
 from koalapy.api.docs import docs_router
-from koalapy.api.events import events_router
-from koalapy.api.explain import explain_router
-from koalapy.api.guard import Guard
+from koalapy.api.forecasts import explain_router
+from koalapy.api.guard import Guard, Hosts
 from koalapy.api.headers import AnswerHeaders
 from koalapy.api.health import health_router
-from koalapy.api.hosts import Hosts
-from koalapy.api.job_actions import job_actions_router
 from koalapy.api.jobs import jobs_router
-from koalapy.api.login import login_router
 from koalapy.api.problems import declared, install
-from koalapy.api.tokens import tokens_router
+from koalapy.api.tokens import login_router, tokens_router
 from koalapy.daemon.alerts.health import HealthMonitor
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.auth.login_codes import LoginCodes
@@ -78,8 +74,6 @@ def create_app(
         dependencies=[Depends(authorizer(jobs.theirs))],
     )
     app.include_router(jobs_router(jobs))
-    app.include_router(job_actions_router(jobs))
-    app.include_router(events_router(jobs))
     app.include_router(explain_router(jobs))
     app.include_router(clusters_router(jobs))
     app.include_router(tokens_router(identities))

@@ -11,12 +11,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from koalapy.api import fields
 from koalapy.api.access import ACCESS, identity_of
 from koalapy.api.addresses import client_address
-from koalapy.api.fields import Moment, Output
+from koalapy.api.derived import view_model
+from koalapy.api.fields import Output
 from koalapy.api.guard import READING
 from koalapy.api.routes import api_router
 from koalapy.daemon.observability import audit
 from koalapy.daemon.observability.audit import Audit, Deed
-from koalapy.model.audit import AuditFilter, AuditHead
+from koalapy.model.audit import AuditCheck, AuditEntry, AuditFilter, AuditHead
 from koalapy.model.errors import UsageError
 from koalapy.model.job import MAX_DURATION
 
@@ -64,51 +65,15 @@ class Trail:
         await self._app(scope, receive, answer)
 
 
-class AuditView(Output):
-    """Who did what, from where, and what became of it."""
-
-    id: int
-    at: Moment
-    actor: str
-    """The user; empty where nobody is known."""
-    role: str
-    how: str
-    """How it is known who it was."""
-    address: str
-    action: str
-    """An operation by its id here, or what an agent told."""
-    target: str
-    outcome: str
-    """``done``, ``refused`` or ``failed``."""
-    detail: str
-    times: int
-    """How many alike it stands for."""
+AuditView = view_model("AuditView", AuditEntry)
+AuditCheckView = view_model("AuditCheckView", AuditCheck)
 
 
 class AuditPage(Output):
     """The oldest first; ``next`` is for ``after``, also when there are no more yet."""
 
-    entries: list[AuditView]
+    entries: list[AuditView]  # type: ignore[valid-type]
     next: int
-
-
-class AuditHeadView(Output):
-    """An entry, and the hash of it and all before it."""
-
-    id: int
-    hash: str
-
-
-class AuditCheckView(Output):
-    """Entries that were checked against their hashes."""
-
-    checked: int
-    last: AuditHeadView
-    """The last of them; where the check is not complete, it goes on ``after`` this one."""
-    is_complete: bool
-    """Whether it is the last entry of all."""
-    problem: str
-    """What is wrong with the next entry; empty where nothing is."""
 
 
 def _check_action(action: str, routes: Iterable[BaseRoute]) -> None:

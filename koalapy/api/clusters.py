@@ -6,13 +6,15 @@ from fastapi import APIRouter, Path, Query
 
 from koalapy.api import fields
 from koalapy.api.access import Caller
+from koalapy.api.derived import view_model
 from koalapy.api.fields import Input, Moment, Output, Reason
 from koalapy.api.problems import declared
 from koalapy.api.routes import api_router
 from koalapy.daemon.jobs import jobs
 from koalapy.daemon.jobs.jobs import Jobs
+from koalapy.model.cluster import Drain
 from koalapy.model.job import FINAL_STATES, MAX_DURATION, Priority
-from koalapy.ports import ClusterRecord
+from koalapy.ports import ClusterRecord, MeanTimes
 
 MIN_SPAN = 0.001
 """Seconds: a shorter span ends where it begins, as far as clocks can tell."""
@@ -50,17 +52,6 @@ class ClusterUsage(Output):
     """The same as a fraction of all its nodes; null where these are not known."""
 
 
-class MeanTimes(Output):
-    """Means in seconds over the jobs that ran to an end of their own, succeeded or failed, in that span."""
-
-    jobs: int
-    queue_time: float | None
-    wait_time: float | None
-    startup_overhead: float | None
-    response_time: float | None
-    start_delay: float | None
-
-
 class Metrics(Output):
     """The grid over a span of time; ``queued``, ``active`` and the clusters' nodes are those of now."""
 
@@ -76,38 +67,13 @@ class Metrics(Output):
     active: int
 
 
-class DrainView(Output):
-    """An operator's order that nothing more is placed on a cluster."""
-
-    at: Moment
-    by: str
-    reason: str
-
-
-class ClusterView(Output):
-    name: str
-    kind: str
-    state: str
-    total: int
-    idle: int
-    used: int
-    background: int
-    down: int
-    errors: int
-    reason: str
-    last_heard: Moment | None
-    processes_per_node: int
-    speed: float
-    unusable: bool
-    """Whether it was given up after errors in a row, whatever else its state says."""
-    trials: int
-    """Probations that failed since."""
-    drained: DrainView | None
-    details: dict[str, Any]
+ClusterView = view_model(
+    "ClusterView", ClusterRecord, without={"note"}, elements={"drained": view_model("DrainView", Drain)}
+)
 
 
 class ClusterList(Output):
-    clusters: list[ClusterView]
+    clusters: list[ClusterView]  # type: ignore[valid-type]
 
 
 class PolicyView(Output):

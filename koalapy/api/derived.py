@@ -1,5 +1,6 @@
 """Bodies and views made of the model's dataclasses: what the model says of a field is said nowhere else."""
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, is_dataclass
 from functools import cache
@@ -16,6 +17,8 @@ from koalapy.model.job import Coallocation, Duration, Lease, NodeMemory, Pattern
 from koalapy.model.request import Bundle, Command, Environment, OwnCommand
 from koalapy.model.warning import StopWarning
 
+TIME = re.compile(r"(\w+_)?(at|since|heard|start_estimate)")
+"""Names of fields in seconds since the epoch."""
 NO_ELEMENTS: Mapping[str, Any] = {}
 
 
@@ -115,24 +118,32 @@ def body_model(
 def view_model(
     name: str,
     kind: Any,
-    about: str,
+    about: str | None = None,
     *,
     without: Collection[str] = (),
+    only: Collection[str] = (),
     only_given: bool = False,
     elements: Mapping[str, Any] = NO_ELEMENTS,
     base: type[Output] = Output,
 ) -> type[Output]:
-    """What is shown of what users said. ``only_given``: nothing that is empty."""
+    """Return the answer that shows a dataclass, or ``only`` some fields. ``about`` is its docstring by default.
+
+    ``only_given``: leave out what is empty.
+
+    A time, by its name a field such as ``at``, ``added_at`` or ``since``, is shown as a moment.
+    """
     parts: dict[str, Any] = {}
     for each in described(kind).values():
-        if each.field.given and each.name not in without:
+        if each.field.given and each.name not in without and (not only or each.name in only):
             of = _view_type(each.type, elements.get(each.name))
+            if each.type is float and TIME.fullmatch(each.name):
+                of = fields.Moment
             alias = each.json if each.json != each.name else None
             if only_given and each.default is not MISSING:
                 parts[each.name] = (of | None, Field(None, alias=alias, exclude_if=_is_default(each)))
             else:
                 parts[each.name] = (_or_none(each, of), Field(..., alias=alias))
-    return create_model(name, __base__=base, __doc__=about, **parts)
+    return create_model(name, __base__=base, __doc__=kind.__doc__ if about is None else about, **parts)
 
 
 def _plain_default(each: Described) -> Any:

@@ -13,7 +13,8 @@ from starlette.requests import ClientDisconnect
 
 from koalapy.api.access import Caller, Id
 from koalapy.api.agents import Tokens, refusal
-from koalapy.api.fields import Cluster, FileName, Input, LogicalName, Moment, Output, Text
+from koalapy.api.derived import view_model
+from koalapy.api.fields import Cluster, FileName, Input, LogicalName, Output, Text
 from koalapy.api.jobs import MAX_PAGE_SIZE
 from koalapy.api.problems import declared, problem
 from koalapy.api.routes import api_router
@@ -23,7 +24,9 @@ from koalapy.daemon.files.files import Files
 from koalapy.daemon.files.results import Results
 from koalapy.daemon.observability.audit import about
 from koalapy.model.errors import NotFoundError, ProblemCode
-from koalapy.model.replica import Replica, ReplicaState
+from koalapy.model.replica import Replica
+from koalapy.model.request import Bundle
+from koalapy.ports import StoredResult
 
 TAR = "application/x-tar"
 BODY = {"requestBody": {"required": True, "content": {TAR: {"schema": {"type": "string", "format": "binary"}}}}}
@@ -58,21 +61,13 @@ class ReplicaChoice(Input):
     cluster: Cluster | None = None
 
 
-class ReplicaView(Output):
+_Replica = view_model("_Replica", Replica, without={"parts"})
+
+
+class ReplicaView(_Replica):  # type: ignore[misc, valid-type]
     """A replica; ``size`` in bytes, ``parts`` the number of entries of a folder, null for a file."""
 
-    name: str
-    cluster: str
-    path: str
-    size: int
-    checksum: str
-    """SHA-256."""
     parts: Annotated[int | None, BeforeValidator(_count)]
-    state: ReplicaState
-    reason: str
-    """Why it is not good."""
-    added_at: Moment
-    verified_at: Moment
 
 
 class ReplicaList(Output):
@@ -93,24 +88,8 @@ class VerifiedList(Output):
     replicas: list[VerifiedView]
 
 
-class BundleView(Output):
-    """An archive of a submitter's own files; ``size`` in bytes, ``id`` its SHA-256."""
-
-    id: str
-    size: int
-    files: int
-    """Regular files in it."""
-
-
-class ResultView(Output):
-    """What one component has brought."""
-
-    job: int
-    generation: int
-    rank: int
-    cluster: str
-    size: int
-    files: int
+BundleView = view_model("BundleView", Bundle)
+ResultView = view_model("ResultView", StoredResult, without={"at"})
 
 
 def files_router(files: Files, bundles: Bundles, results: Results) -> APIRouter:

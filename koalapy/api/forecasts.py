@@ -1,25 +1,87 @@
-"""The routes that say what will become of those who wait."""
+"""The routes that answer why a job waits, and what will become of it."""
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import yaml
 from fastapi import APIRouter, Query, Request
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from koalapy.api.access import Caller, Id
-from koalapy.api.fields import MAX_ID, Input, Moment, Name, Output, Seconds, Text, seconds
+from koalapy.api.derived import view_model
+from koalapy.api.fields import MAX_ID, Input, Name, Output, Seconds, Text, as_json, seconds
+from koalapy.api.job_views import job_view
 from koalapy.api.problems import declared
 from koalapy.api.routes import api_router, cancel_on_disconnect
 from koalapy.api.submission import JobSubmission
 from koalapy.config.strict_yaml import DuplicateKey, load_yaml
 from koalapy.daemon.forecast.forecasts import Forecasts, IfSubmitted
-from koalapy.daemon.jobs.jobs import Jobs
+from koalapy.daemon.jobs.jobs import JobRecord, Jobs
 from koalapy.model.bounds import MAX_NODES
 from koalapy.model.errors import UsageError
-from koalapy.model.job import MAX_DURATION, JobState
+from koalapy.model.explanation import Explanation, PastReason
+from koalapy.model.job import MAX_DURATION, Job, JobSpec
+from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.request import MAX_NAME_LENGTH
 from koalapy.model.wording import days
-from koalapy.simulation.twin import HORIZON, Change, Interval
+from koalapy.policies.registry import DEFAULTS
+from koalapy.simulation.twin import HORIZON, Change, Expected, Forecast, Interval
+
+
+def _submission_of(spec: object) -> object:
+    """A job as it would be submitted, without what has its default."""
+    if not isinstance(spec, JobSpec):
+        return spec
+    if spec.policy == DEFAULTS[spec.request.type]:
+        spec = replace(spec, policy="")
+    view = as_json(job_view(JobRecord(Job(0, spec, 0.0), "")))
+    submission = JobSubmission.model_validate({name: view[name] for name in JobSubmission.model_fields})
+    return submission.model_dump(mode="json", exclude_defaults=True, by_alias=True)
+
+
+PlacedComponentView = view_model("PlacedComponentView", PlacedComponent, without={"sources", "transfer_time"})
+PlacementView = view_model("PlacementView", Placement, without={"advice"}, elements={"components": PlacedComponentView})
+
+
+class ChangeView(Output):
+    """The smallest change with which the job would be placed at once."""
+
+    field: str
+    """Of the submission; empty when submitting it again as it is would do."""
+    value: Any
+    text: str
+    submission: Annotated[JobSubmission, BeforeValidator(_submission_of)] = Field(validation_alias="spec")
+    """The job as changed, for POST /api/v1/jobs; without the fields that have their defaults."""
+    placement: PlacementView  # type: ignore[valid-type]
+
+
+ExplanationView = view_model(
+    "ExplanationView",
+    Explanation,
+    elements={
+        "reasons": view_model("PastReasonView", PastReason),
+        "smallest_change": ChangeView,
+        "placement": PlacementView,
+    },
+)
+
+
+def explain_router(service: Jobs) -> APIRouter:
+    """Why a job waits, or is where it is, and what would become of a submission."""
+    router = api_router("jobs")
+
+    @router.get("/jobs/{job}/explain", response_model=ExplanationView, response_model_exclude_unset=True)
+    async def explain_job(job: Id, caller: Caller) -> Any:
+        """Why a job waits, and what would start it; why it is where it is; or how it ended."""
+        return await service.explain(job, caller)
+
+    @router.post("/explain", response_model=ExplanationView, response_model_exclude_unset=True, responses=declared(409))
+    async def explain_submission(submission: JobSubmission, caller: Caller) -> Any:
+        """Where a job would go if it were submitted now, and why not elsewhere. Nothing is stored."""
+        return await service.explain_submission(submission.to_model(), caller)
+
+    return router
+
 
 Pair = Annotated[Text, Field(max_length=2 * MAX_NAME_LENGTH)]
 """NAME=VALUE."""
@@ -119,62 +181,19 @@ def _seconds(text: str) -> float:
     return value
 
 
-class IntervalView(Output):
-    """Seconds from now: in one of ten cases less than ``low``, in one more than ``high``."""
-
-    low: float
-    middle: float
-    high: float
-
-
-class ExpectedView(Output):
-    """What becomes of a job."""
-
-    job: int
-    state: JobState
-    """Now."""
-    starts: IntervalView | None
-    """Null of one that has started, and of one that did in no simulation; in simulations in which it did not, it counts
-    as if it started at the horizon."""
-    ends: IntervalView | None
-    """As ``starts``."""
-    runs: IntervalView | None
-    """From its start to its end; null as ``starts``."""
-    not_run: float
-    """The fraction of the simulations in which it did not come to its end."""
-    basis: str
-    """What its run time is estimated by."""
-
-
-class ForecastView(Output):
-    at: Moment
-    horizon: float
-    """Seconds that were simulated."""
-    draws: int
-    """How often it was simulated, with run times drawn anew."""
-    mean_wait: IntervalView | None
-    """Of the jobs that wait now, until they start; null when none do. Those that do not before the horizon are not in
-    it."""
-    mean_response: IntervalView | None
-    """The same, until they end."""
-    started: IntervalView | None
-    """How many of them start before the horizon; null when none wait."""
-    utilisation: float
-    """Of all nodes, until the last is over."""
-    jobs: list[ExpectedView]
-    """Those that are not over, without those that are held."""
+ForecastView = view_model("ForecastView", Forecast)
 
 
 class WhatIfView(Output):
-    as_it_is: ForecastView
-    changed: ForecastView | None
+    as_it_is: ForecastView  # type: ignore[valid-type]
+    changed: ForecastView | None  # type: ignore[valid-type]
     """Null when no change was asked for."""
 
 
 class JobForecastView(Output):
     ready: bool
     """False when it takes longer than one was to wait: it will be known a little later."""
-    expected: ExpectedView | None
+    expected: Expected | None
     """Null of a job that is held or over, and of one that came within the last minute."""
 
 
@@ -183,9 +202,9 @@ class IfSubmittedView(Output):
 
     at_once: bool
     """Whether it would be placed at once."""
-    starts: IntervalView | None
+    starts: Interval | None
     """Of zeros where it would start at once; null where it is not known, and where it starts in no simulation."""
-    ends: IntervalView | None
+    ends: Interval | None
     """Null where it is not known, and where the job would start at once."""
     not_run: float | None
     """The fraction of the simulations in which it did not come to its end; null where nothing was simulated."""

@@ -1,6 +1,11 @@
-"""What stands before every route: who may come in, and how large a body may be."""
+"""Who may come in: the hosts, tokens and cookies that requests show, and how large a body may be."""
 
 import asyncio
+import re
+import socket
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from math import ceil
 
 from fastapi.responses import JSONResponse
@@ -10,14 +15,155 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from koalapy.api.access import AGENTS, admit, identity_of, note_session, session_of
 from koalapy.api.addresses import client_address
-from koalapy.api.cookie import LOGIN, cookie_of
-from koalapy.api.hosts import Hosts
 from koalapy.api.problems import problem
-from koalapy.api.shown import ShownTokens, unauthorized
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.auth.pace import Pace
-from koalapy.model.errors import ProblemCode
+from koalapy.model.errors import ProblemCode, SiteUnavailable, TokenRefused
 from koalapy.model.identity import Identity
+
+_HOST = re.compile(r"(?:\[(?P<six>[^\[\]]+)\]|(?P<name>[^\[\]:/@\s]+))(?::\d{0,5})?")
+
+
+class Hosts:
+    """Admits IP addresses, ``localhost``, the names given, and this machine's own."""
+
+    def __init__(self, names: Iterable[str] = (), own: Callable[[], Iterable[str]] | None = None) -> None:
+        self._names = {"localhost", *(_plain(name) for name in names)}
+        self._ask_own = own or own_names
+        self._own: asyncio.Future[frozenset[str]] | None = None
+        """Asked for once, when it matters first: the name service may be slow."""
+
+    async def admits(self, header: str) -> bool:
+        """Whether a ``Host`` header names this daemon."""
+        parts = _HOST.fullmatch(header.strip())
+        if parts is None:
+            return False
+        if (address := parts["six"]) is not None:
+            return _is_address(IPv6Address, address)
+        if _is_address(IPv4Address, parts["name"]):
+            return True
+        name = _plain(parts["name"])
+        return name in self._names or name in await self._own_names()
+
+    async def _own_names(self) -> frozenset[str]:
+        if self._own is None:
+            ask = self._ask_own
+            self._own = asyncio.ensure_future(asyncio.to_thread(lambda: frozenset(_plain(name) for name in ask())))
+        return await asyncio.shield(self._own)
+
+
+def own_names() -> set[str]:
+    """What this machine is called, by itself and by the name service."""
+    host = socket.gethostname()
+    names = {host, host.partition(".")[0]}
+    try:
+        canonical, aliases, _ = socket.gethostbyaddr(host)
+    except (OSError, UnicodeError):
+        return names
+    return names | {canonical, *aliases}
+
+
+def _plain(name: str) -> str:
+    return name.lower().rstrip(".")
+
+
+@lru_cache(256)
+def _is_address(kind: type[IPv4Address] | type[IPv6Address], text: str) -> bool:
+    try:
+        kind(text)
+    except AddressValueError:
+        return False
+    return True
+
+
+LOGIN = "/login"
+"""Where a form may be sent without being logged in."""
+STATE_SPAN = 600.0
+"""Seconds that somebody has at a provider."""
+
+
+def _name(scope: Scope, what: str) -> str:
+    """One for each daemon: browsers do not tell the ports of a host apart."""
+    prefix = "__Host-" if scope["scheme"] == "https" else ""
+    port = Headers(scope=scope).get("host", "").rpartition(":")[2]
+    return "_".join(filter(None, (f"{prefix}koala", what, port if port.isdecimal() else "")))
+
+
+def cookie_of(scope: Scope, what: str = "") -> str:
+    """A cookie of this daemon's: of a browser's login, or ``what`` is named; empty without one, and of two.
+
+    Whatever others of the same host have the browser keep, in whatever form, neither hides it nor stands for it.
+    """
+    given = Headers(scope=scope).getlist("cookie")
+    if len(given) != 1:
+        return ""
+    pairs = (each.partition("=") for each in given[0].split(";"))
+    found = [value.strip() for name, _, value in pairs if name.strip() == _name(scope, what)]
+    return found[0] if len(found) == 1 else ""
+
+
+def login_cookie(scope: Scope, token: str, seconds: float) -> str:
+    """The header that gives a browser a login; with no seconds left, the one that takes it away."""
+    return _cookie(scope, "", token, seconds, "Strict")
+
+
+def state_cookie(scope: Scope, state: str) -> str:
+    """The header by which a browser is known again that comes back from a provider, whose page leads it here."""
+    return _cookie(scope, "state", state, STATE_SPAN, "Lax")
+
+
+def _cookie(scope: Scope, what: str, value: str, seconds: float, site: str) -> str:
+    secure = "; Secure" if scope["scheme"] == "https" else ""
+    return f"{_name(scope, what)}={value}; Max-Age={int(seconds)}; Path=/; HttpOnly; SameSite={site}{secure}"
+
+
+class ShownTokens:
+    """Whoever guesses is not listened to after a while. That keeps none out whose token cannot be guessed."""
+
+    def __init__(self, identities: Identities, pace: Pace) -> None:
+        self._identities, self._pace = identities, pace
+
+    async def identity(self, address: str, shown: str) -> Identity | JSONResponse:
+        """Who shows a token, from an address."""
+        if not shown:
+            return unauthorized()
+        why = ""
+        identity = self._identities.of(shown)
+        if identity is None:
+            try:
+                identity = await self._identities.verify(shown)
+            except TokenRefused as error:
+                why = error.message
+            except SiteUnavailable as error:
+                return problem(error.code, error.message, hint=error.hint, headers={"Retry-After": "10"})
+        if identity is not None and not identity.guessable:
+            return identity
+        if wait := self._pace.guessing(address):
+            return problem(
+                ProblemCode.TOO_MANY_WRONG_TOKENS,
+                f"too many tokens that nobody has were shown from {address}",
+                hint="see that no program there shows an old one",
+                headers={"Retry-After": str(ceil(wait))},
+            )
+        if identity is None:
+            self._pace.failed(address)
+            return unauthorized(why)
+        return identity
+
+    def of_browser(self, shown: str) -> Identity | None:
+        """Who shows a token by a cookie: of those that were made for browsers no one can guess any."""
+        identity = self._identities.of(shown) if shown else None
+        return identity if identity is not None and identity.token is not None else None
+
+
+def unauthorized(why: str = "") -> JSONResponse:
+    return problem(
+        ProblemCode.NOT_LOGGED_IN,
+        f"no valid token was shown: {why}" if why else "no valid token was shown",
+        hint="set KOALA_TOKEN, or send Authorization: Bearer TOKEN",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
 
 READING = ("GET", "HEAD", "OPTIONS")
 """Methods that change nothing."""

@@ -1,68 +1,35 @@
-"""The routes of the daemon's health."""
+"""The routes of the daemon's health: checks, and alerts."""
 
+from dataclasses import asdict
 from typing import Any, Literal
 
 from fastapi import APIRouter, Query, Request
 
-from koalapy.api.access import identity_of
-from koalapy.api.fields import Output, Problem, as_json
+from koalapy.api.access import Caller, identity_of
+from koalapy.api.derived import view_model
+from koalapy.api.fields import Moment, Output, Problem
 from koalapy.api.problems import RETRY_AFTER, problem
-from koalapy.daemon.alerts.health import CheckName, HealthMonitor, Readiness
+from koalapy.api.routes import api_router
+from koalapy.daemon.alerts.alerts import Alerts
+from koalapy.daemon.alerts.health import Check, HealthMonitor, HealthReport, Readiness
+from koalapy.model.alert import Alert
 from koalapy.model.errors import ProblemCode
 
-
-class DiskView(Output):
-    """Room on a disk in bytes, and how many files more may be made there, where that has a limit."""
-
-    what: str
-    path: str
-    free: int
-    size: int
-    files: int | None
-
-
-class Health(Output):
-    """Jobs are counted as they are stored: whoever looks at one after that sees nothing older."""
-
-    status: Literal["ok", "degraded"]
-    ready: bool
-    """Whether jobs and actions are taken."""
-    problems: list[str]
-    """What is wrong with the daemon itself."""
-    disks: list[DiskView]
-    """Where the daemon writes."""
-    version: str
-    epoch: int
-    queued: int
-    active: int
-    clusters: dict[str, str]
-
-
-class CheckView(Output):
-    """One thing that was looked at."""
-
-    name: CheckName
-    cluster: str | None
-    """Whose agent or resource manager it is."""
-    ok: bool
-    needed: bool
-    """Whether the daemon is not ready without."""
-    reason: str
-    """What is wrong with it, or soon will be; empty when nothing is."""
+Health = view_model("Health", HealthReport)
 
 
 class ReadinessView(Output):
     """Whether jobs and actions are taken, and what that was seen by."""
 
     ready: bool
-    checks: list[CheckView]
+    checks: list[Check]
 
 
 class NotReady(Problem):
     """The same as a problem, whose ``detail`` has the reasons."""
 
     ready: Literal[False] = False
-    checks: list[CheckView] = []
+    checks: list[Check] = []
 
 
 class Liveness(Output):
@@ -108,7 +75,7 @@ def health_router(
 
 
 def _refusal(readiness: Readiness) -> Any:
-    checks = [as_json(CheckView.model_validate(check)) for check in readiness.checks]
+    checks = [asdict(check) for check in readiness.checks]
     return problem(
         ProblemCode.NOT_READY,
         "; ".join(readiness.reasons),
@@ -116,3 +83,26 @@ def _refusal(readiness: Readiness) -> Any:
         headers={"Retry-After": f"{RETRY_AFTER:.0f}"},
         more={"ready": False, "checks": checks},
     )
+
+
+AlertView = view_model("AlertView", Alert)
+
+
+class AlertList(Output):
+    alerts: list[AlertView]  # type: ignore[valid-type]
+    """The most urgent first."""
+    looked_at: Moment | None
+    """When it was last looked for them; null before the first time."""
+
+
+def alerts_router(alerts: Alerts) -> APIRouter:
+    """What is wrong now."""
+    router = api_router("health", "/alerts")
+
+    @router.get("", response_model=AlertList)
+    async def list_alerts(caller: Caller) -> Any:
+        """What is wrong now, why, and what helps: operators are told all, others what concerns the clusters and their
+        own jobs."""
+        return {"alerts": alerts.told_to(caller), "looked_at": alerts.looked_at}
+
+    return router

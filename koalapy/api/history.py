@@ -1,4 +1,4 @@
-"""The route of history: what has become of jobs by days or weeks, of the grid, clusters, users and policies."""
+"""The routes of history: what has become of jobs by days or weeks, and who gains by sharing."""
 
 import csv
 import io
@@ -8,18 +8,20 @@ from datetime import date
 from enum import StrEnum
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import StreamingResponse
 from pydantic import TypeAdapter
 
 from koalapy.api import fields as of_api
 from koalapy.api.access import Caller
-from koalapy.api.fields import Output
-from koalapy.api.routes import api_router, json_list, text_of
+from koalapy.api.fields import Moment, Output
+from koalapy.api.routes import api_router, cancel_on_disconnect, json_list, text_of
+from koalapy.daemon.forecast.sharing import Sharing
 from koalapy.daemon.jobs.history import History, HistoryLine
 from koalapy.model.errors import ForbiddenError
 from koalapy.model.history import Kind, Step
 from koalapy.model.identity import Identity, Role
+from koalapy.simulation.sharing import LeftOut, SiteShare, Verdict
 
 
 class Format(StrEnum):
@@ -116,3 +118,31 @@ def as_csv(lines: Sequence[HistoryLine]) -> str:
 def _cell(value: object) -> object:
     """What spreadsheets would take for a formula is none."""
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+
+
+class SharingView(Output):
+    first: date
+    last: date
+    start: Moment
+    end: Moment
+    every_site: Verdict
+    """``better`` where no site is worse off and one is better; ``unclear`` where that cannot be told of all."""
+    sites: list[SiteShare]
+    left_out: list[LeftOut]
+
+
+def sharing_router(service: Sharing, history: History) -> APIRouter:
+    """Who gains by sharing."""
+    router = api_router("history", "/sharing")
+
+    @router.get("", response_model=SharingView)
+    async def show_sharing(request: Request, first: First = None, last: Last = None) -> Any:
+        """Whether every site is better off for taking part: the response times of its own users' jobs as they were, and
+        as they would have been on that site by itself, which is simulated. Of jobs that were submitted in these days
+        and are over; it takes some seconds."""
+        span = history.span(first, last)
+        report = await cancel_on_disconnect(request, service.report(span))
+        told = {name: getattr(report, name) for name in ("start", "end", "every_site", "sites", "left_out")}
+        return SharingView.model_validate({"first": span.first, "last": span.last, **told})
+
+    return router

@@ -1,29 +1,39 @@
-"""The routes of jobs."""
+"""The routes of jobs: submit them, look at them, follow them, and act on them."""
 
-from dataclasses import fields as fields_of
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi.responses import StreamingResponse
+from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import Field
 
 from koalapy.api import fields
 from koalapy.api.access import Caller, Id
-from koalapy.api.derived import view_model
-from koalapy.api.fields import Moment, Output
-from koalapy.api.problems import declared
-from koalapy.api.redaction import as_others_see
+from koalapy.api.fields import Input, Output, Problem, as_json
+from koalapy.api.job_views import (
+    AttemptList,
+    JobPage,
+    JobView,
+    JobWithTimeline,
+    Timeline,
+    TimelineView,
+    attempt_view,
+    job_view,
+    job_with_timeline,
+    listed_for,
+)
+from koalapy.api.problems import declared, problem_of
 from koalapy.api.routes import api_router, json_list
 from koalapy.api.submission import JobSubmission
-from koalapy.daemon.jobs.jobs import JobRecord, Jobs
-from koalapy.model.errors import ForbiddenError, NotFoundError, ProblemCode
+from koalapy.daemon.jobs.bulk_actions import ActionResult
+from koalapy.daemon.jobs.changes import TOPICS, Changes, Topic
+from koalapy.daemon.jobs.jobs import JobChange, Jobs
+from koalapy.model.errors import ForbiddenError, NotFoundError, ProblemCode, StoreUnavailable
 from koalapy.model.identity import Identity, Role
-from koalapy.model.job import FINAL_STATES, Attempt, ComponentState, Job, JobSpec, JobState
-from koalapy.model.listing import listed_job
-from koalapy.model.request import ComponentRequest, FlexibleRequest, InputFile
+from koalapy.model.job import FINAL_STATES, Job, JobState, Priority
 from koalapy.model.wording import listed
 from koalapy.ports import JobFilter
 from koalapy.validation.permissions import may_see_all_of
@@ -42,285 +52,7 @@ Where = Annotated[fields.Text, Query(max_length=100, description="only jobs whos
 Before = Annotated[int | None, Query(ge=1, le=fields.MAX_ID, description="only jobs with smaller ids")]
 Component = Annotated[int | None, Query(ge=0, lt=2**31, description="the output of this component only")]
 Last = Annotated[int | None, Query(ge=1, lt=2**31, description="only the last so many attempts")]
-LISTED = {"application", "home_site", "launcher", "name", "owner", "policy", "priority", "request", "walltime"}
-"""Fields of a job's specification that lists show."""
 LOCATION = {"Location": {"description": "where the job is", "schema": {"type": "string"}}}
-
-
-JobInputView = view_model("JobInputView", InputFile, "An input of every component.", without={"part"})
-ComponentInputView = view_model(
-    "ComponentInputView",
-    InputFile,
-    "An input of one component; only what was given.",
-    without={"distribution"},
-    only_given=True,
-)
-RequestedComponentView = view_model(
-    "RequestedComponentView",
-    ComponentRequest,
-    "A component as it was asked for; only what was given.",
-    only_given=True,
-    elements={"inputs": ComponentInputView},
-)
-FlexibleView = view_model("FlexibleView", FlexibleRequest, "A flexible request.")
-
-
-class ComponentsView(Output):
-    """A fixed or non-fixed request."""
-
-    type: Literal["fixed", "nonfixed"]
-    components: list[RequestedComponentView]  # type: ignore[valid-type]
-
-
-class _PlacedView(Output):
-    index: int
-    cluster: str
-    size: int
-    node_class: str
-    """Which of its cluster's nodes it gets, by the name of their class; empty: any."""
-    state: str
-    hosts: list[str]
-    exit_code: int | None
-    error: str
-
-
-class _StageView(Output):
-    """The files that are brought to a component."""
-
-    sources: list[str]
-    """Where each of its inputs comes from, in their order."""
-    staging_since: Moment | None
-    """When its files were ordered to its cluster; null when none must be brought before it can start."""
-    stage_size: int
-    """Bytes that must be brought, as far as known."""
-    staged: int
-    """Of these, bytes that are there."""
-    staged_at: Moment | None
-
-
-class ComponentView(_StageView, _PlacedView):
-    lrm_job: str | None
-    unknown_since: Moment | None
-    """When its cluster was last heard of, while that is out of reach; it may run on."""
-    lost_at: Moment | None
-    """When it is certainly over, so that the job may be tried again, if its cluster stays out of reach; null: only when
-    the cluster or an operator says so."""
-    lease: float | None
-    """Seconds of the daemon's silence after which it ends; null: silence does not end it."""
-
-
-class AttemptComponentView(_StageView, _PlacedView):
-    """A component of an attempt, with its own times.
-
-    ``rank`` is its place in the placement. One whose claim failed is ``superseded`` by another of the same rank.
-    """
-
-    rank: int
-    state: ComponentState
-    infrastructure: bool
-    submitted_at: Moment | None
-    claimed_at: Moment | None
-    warned_at: Moment | None
-    """When its program was told by the signal of ``warning`` that it will be stopped."""
-    ended_at: Moment | None
-    file_site: str | None
-    transfer_time: float
-    superseded: bool
-
-
-class TimelineView(Output):
-    at: Moment
-    actor: str
-    """The user whose doing it was, if it was one's."""
-    event: str
-    state: JobState
-    reason: str
-    generation: int
-    component: int | None
-    cluster: str | None
-
-
-class _Spans(Output):
-    """In seconds, as semantics 12 has them."""
-
-    queue_time: float | None
-    wait_time: float | None
-    startup_overhead: float | None
-    response_time: float | None
-    start_delay: float | None
-    """How much later than first estimated the last attempt was to start."""
-
-
-class _Head(Output):
-    id: int
-    redacted: bool
-    """Whether it is somebody else's, so that most of it is left out."""
-    state: JobState
-    reason: str
-    exit_code: int | None
-
-
-class ListedComponentView(Output):
-    """A component of the last attempt, as lists show it."""
-
-    index: int
-    cluster: str
-    size: int
-    node_class: str
-    state: str
-    exit_code: int | None
-
-
-_requests: Any = Annotated[ComponentsView | FlexibleView, Field(discriminator="type")]
-_Spec = view_model("JobView", JobSpec, "", elements={"inputs": JobInputView, "request": _requests}, base=_Head)
-
-
-class _Standing(_Spans):
-    """Where a job stands; times are ISO 8601 in UTC, spans are in seconds."""
-
-    submitted_at: Moment
-    placed_at: Moment | None
-    started_at: Moment | None
-    ended_at: Moment | None
-    generation: int
-    restarts: int
-    retry_at: Moment | None
-    """When a queued job whose attempts kept failing is tried again; null while it is in its placement queue."""
-    placement_tries: int
-    claiming_tries: int
-
-
-class JobView(_Standing, _Spec):  # type: ignore[misc, valid-type]
-    """A job and where it stands; times are ISO 8601 in UTC, spans are in seconds."""
-
-    components: list[ComponentView]
-
-
-_Listed = view_model(
-    "ListedJob",
-    JobSpec,
-    "",
-    without={each.name for each in fields_of(JobSpec)} - LISTED,
-    elements={"request": _requests},
-    base=_Head,
-)
-
-
-class ListedJobView(_Standing, _Listed):  # type: ignore[misc, valid-type]
-    """A job as lists show it, without its commands, variables and files: ``GET /jobs/{job}`` shows those."""
-
-    program: str
-    """The beginning of the first word of its command."""
-    components: list[ListedComponentView]
-
-
-class JobWithTimeline(JobView):
-    timeline: list[TimelineView]
-
-
-class JobPage(Output):
-    jobs: list[ListedJobView]
-    """As many as asked for, or fewer where they are large or many had to be looked at for them."""
-    next: str | None
-    """Where the next page is; null on the last."""
-
-
-class Timeline(Output):
-    timeline: list[TimelineView]
-
-
-class AttemptView(_Spans):
-    """One try to run a job; spans are measured as those of the job."""
-
-    generation: int
-    placed_at: Moment
-    start_estimate: Moment | None
-    claim_at: Moment | None
-    barrier_at: Moment | None
-    launched_at: Moment | None
-    ended_at: Moment | None
-    end_reason: str
-    exit_code: int | None
-    components: list[AttemptComponentView]
-
-
-class AttemptList(Output):
-    attempts: list[AttemptView]
-    """In order; ``generation`` counts them from 1."""
-
-
-def job_view(record: JobRecord) -> JobView:
-    """All of it, for those who may see that."""
-    view: JobView = JobView.model_validate(_told_of(record))
-    return view
-
-
-def seen_by(caller: Identity, record: JobRecord) -> JobView:
-    """As much of it as somebody may see."""
-    told = _told_of(record) if may_see_all_of(caller, record.job) else _told_of_others(record)
-    view: JobView = JobView.model_validate(told)
-    return view
-
-
-def listed_for(caller: Identity, record: JobRecord) -> ListedJobView:
-    """Return a job as the caller may see it in a list."""
-    is_theirs = may_see_all_of(caller, record.job)
-    seen = record if is_theirs else as_others_see(record)
-    job = listed_job(seen.job)
-    told = _told_of(JobRecord(job, seen.reason), ListedJobView)
-    view: ListedJobView = ListedJobView.model_validate(
-        told | {"redacted": not is_theirs, "program": job.spec.command[0]}
-    )
-    return view
-
-
-def _told_of_others(record: JobRecord) -> dict[str, Any]:
-    return _told_of(as_others_see(record)) | {"redacted": True}
-
-
-def _told_of(record: JobRecord, view: type[Output] = JobView) -> dict[str, Any]:
-    job, attempt = record.job, record.job.attempt
-    return (
-        _attributes(view, job.spec)
-        | _attributes(view, job)
-        | {
-            "redacted": False,
-            "reason": record.reason,
-            "components": attempt.gang if attempt else (),
-            **_spans(job, job.placed_at, job.started_at, job.ended_at, attempt),
-        }
-    )
-
-
-def attempt_view(job: Job, attempt: Attempt) -> AttemptView:
-    """Its spans are what the job's would be had it been the last."""
-    spans = _spans(job, attempt.placed_at, attempt.barrier_at, attempt.ended_at, attempt)
-    return AttemptView.model_validate(_attributes(AttemptView, attempt) | spans)
-
-
-def _attributes(view: type[Output], value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in _names_in_both(view, value.__class__)}
-
-
-@cache
-def _names_in_both(view: type[Output], kind: type[Any]) -> tuple[str, ...]:
-    return tuple(name for name in view.model_fields if hasattr(kind, name))
-
-
-def _spans(
-    job: Job, placed: float | None, ready: float | None, ended: float | None, attempt: Attempt | None
-) -> dict[str, float | None]:
-    return {
-        "queue_time": _span(job.submitted_at, placed),
-        "wait_time": _span(job.submitted_at, ready),
-        "startup_overhead": _span(placed, ready),
-        "response_time": _span(job.submitted_at, ended),
-        "start_delay": _span(job.first_start_estimate, attempt.start_estimate) if attempt else None,
-    }
-
-
-def _span(start: float | None, end: float | None) -> float | None:
-    return None if start is None or end is None else round(max(0.0, end - start), 6)
 
 
 def jobs_router(service: Jobs) -> APIRouter:
@@ -372,6 +104,8 @@ def jobs_router(service: Jobs) -> APIRouter:
         return await json_list("jobs", texts, {"next": address})
 
     _add_views(router, service)
+    _add_actions(router, service)
+    _add_events(router, service)
     return router
 
 
@@ -381,9 +115,8 @@ def _add_views(router: APIRouter, service: Jobs) -> None:
         """One job with its timeline; with ``wait``, as soon as it is over or the time has passed. Of others' jobs users
         see no timeline, and little else (``redacted``)."""
         record = await (service.wait(job, wait) if wait else service.get(job))
-        if not may_see_all_of(caller, record.job):
-            return JobWithTimeline.model_validate(_told_of_others(record) | {"timeline": []})
-        return JobWithTimeline.model_validate(_told_of(record) | {"timeline": await service.timeline(job)})
+        is_theirs = may_see_all_of(caller, record.job)
+        return job_with_timeline(record, await service.timeline(job) if is_theirs else None)
 
     @router.get("/{job}/timeline", response_model=Timeline)
     async def show_timeline(job: Id) -> Any:
@@ -450,3 +183,193 @@ def _next_page(which: JobFilter, active: bool, states: list[JobState]) -> str:
     if states:
         query["state"] = [str(state) for state in states]
     return f"/api/v1/jobs?{urlencode(query, doseq=True)}"
+
+
+MAX_JOBS = 1000
+"""Jobs that may be acted on at once."""
+Chosen = Annotated[list[fields.JobId], Field(min_length=1, max_length=MAX_JOBS)]
+
+
+class Why(Input):
+    """Why somebody acts on a job."""
+
+    reason: fields.Reason = ""
+
+
+class CancelWhy(Why):
+    """Why a job is to end, and whether its program has the grace before that which it asked for."""
+
+    warn: bool = False
+
+
+class CancelOrder(CancelWhy):
+    """Which jobs are to end, and why."""
+
+    jobs: Chosen
+
+
+class HoldOrder(Why):
+    """Which jobs are not to be placed for now, and why."""
+
+    jobs: Chosen
+
+
+class ReleaseOrder(Input):
+    """Which jobs may be placed again."""
+
+    jobs: Chosen
+
+
+class PriorityOrder(Why):
+    """Which jobs are to have another priority, and why."""
+
+    jobs: Chosen
+    priority: Priority
+
+
+class CancelledJob(Output):
+    """What became of one job: its state now, or what stood against it."""
+
+    job: int
+    state: JobState | None
+    """``cancelled``, or what it is until all its nodes are given back; null where there is a problem."""
+    problem: Problem | None
+
+
+class CancelledJobs(Output):
+    jobs: list[CancelledJob]
+    """Each job once, in the order that they were given in."""
+
+
+class ChangedJob(CancelledJob):
+    """What became of one job: how it is now, or what stood against it."""
+
+    priority: Priority | None
+    """Null where there is a problem."""
+
+
+class ChangedJobs(Output):
+    jobs: list[ChangedJob]
+    """Each job once, in the order that they were given in."""
+
+
+def _add_actions(router: APIRouter, service: Jobs) -> None:
+    acted = declared(409)
+    bulk = service.bulk
+
+    @router.post("/cancel", response_model=CancelledJobs)
+    async def cancel_jobs(order: CancelOrder, caller: Caller) -> Any:
+        """End many jobs at once, each by itself: one that cannot be ended keeps no other from it.
+
+        One that is cancelled already is told as such, so that the same request may be sent again.
+        """
+        done = await bulk.cancel(order.jobs, caller, order.reason, warn=order.warn)
+        return {"jobs": [_cancelled(each) for each in done]}
+
+    @router.post("/hold", response_model=ChangedJobs)
+    async def hold_jobs(order: HoldOrder, caller: Caller) -> Any:
+        """Keep many queued jobs from being placed, each by itself; one that is held already is told as such."""
+        return {"jobs": [_changed(done) for done in await bulk.hold(order.jobs, caller, order.reason)]}
+
+    @router.post("/release", response_model=ChangedJobs)
+    async def release_jobs(order: ReleaseOrder, caller: Caller) -> Any:
+        """Let many held jobs be placed again, each by itself; one that is queued is told as such."""
+        return {"jobs": [_changed(done) for done in await bulk.release(order.jobs, caller)]}
+
+    @router.post("/priority", response_model=ChangedJobs)
+    async def set_priority(order: PriorityOrder, caller: Caller) -> Any:
+        """Give many jobs that wait another priority, each by itself. Each keeps its place by when it came: in the other
+        queue it stands where it would had it been submitted so."""
+        done = await bulk.set_priority(order.jobs, order.priority, caller, order.reason)
+        return {"jobs": [_changed(each) for each in done]}
+
+    @router.post("/{job}/cancel", response_model=JobView, responses=acted)
+    async def cancel_job(job: Id, caller: Caller, why: CancelWhy | None = None) -> Any:
+        """End a job, at once or with a warning; it is ``cancelled`` when all its nodes are given back."""
+        given = why or CancelWhy()
+        return job_view(await service.cancel(job, caller, given.reason, warn=given.warn))
+
+    @router.post("/{job}/hold", response_model=JobView, responses=acted)
+    async def hold_job(job: Id, caller: Caller, why: Why | None = None) -> Any:
+        """Keep a queued job from being placed."""
+        return job_view(await service.hold(job, caller, why.reason if why else ""))
+
+    @router.post("/{job}/release", response_model=JobView, responses=acted)
+    async def release_job(job: Id, caller: Caller) -> Any:
+        """Let a held job be placed again."""
+        return job_view(await service.release(job, caller))
+
+
+def _cancelled(done: ActionResult) -> dict[str, Any]:
+    state = done.record.job.state if done.record else None
+    return {"job": done.job, "state": state, "problem": problem_of(done.error) if done.error else None}
+
+
+def _changed(done: ActionResult) -> dict[str, Any]:
+    return _cancelled(done) | {"priority": done.record.job.spec.priority if done.record else None}
+
+
+LastVersion = Annotated[
+    fields.Text, Header(alias="Last-Event-ID", max_length=100, description="the last event that was seen")
+]
+LastId = Annotated[int, Header(alias="Last-Event-ID", ge=0, description="the last event that was seen")]
+
+
+class GridChange(Output):
+    """What kinds of things have changed since the event before; what has become of them is to be looked at."""
+
+    topics: list[Topic]
+    """Empty where nothing has: for what only ages."""
+
+
+def _add_events(router: APIRouter, service: Jobs) -> None:
+    async def changes(job: Id, last: LastId = 0) -> AsyncIterator[JobChange]:
+        """Of a job that there is: a stream that has begun cannot be refused any more."""
+        await service.get(job)
+        return service.changes(job, last)
+
+    @router.get(
+        "/{job}/events",
+        response_class=EventSourceResponse,
+        responses={200: {"description": "events `timeline` and `job`"}},
+    )
+    async def follow_job(
+        changes: Annotated[AsyncIterator[JobChange], Depends(changes)],
+    ) -> AsyncIterator[ServerSentEvent]:
+        """A job's timeline, and the job itself whenever it changes, also by files that arrive, until it is over.
+
+        An event `timeline` has a line of the timeline and its number as `id`, with which to go on after a break
+        (`Last-Event-ID`); an event `job` is the job as it is then.
+        """
+        try:
+            async for change in changes:
+                for number, entry in change.timeline:
+                    yield ServerSentEvent(
+                        event="timeline", data=as_json(TimelineView.model_validate(entry)), id=str(number)
+                    )
+                yield ServerSentEvent(event="job", data=as_json(job_view(change.record)))
+        except (StoreUnavailable, NotFoundError):
+            return  # Who follows a job that is not over comes again, and goes on where this ended; or it is gone.
+
+
+def changes_router(changes: Changes) -> APIRouter:
+    """The stream of the whole grid, for those who show how things stand."""
+    router = api_router("clusters", "/events")
+
+    @router.get("", response_class=EventSourceResponse, responses={200: {"description": "events `changed`"}})
+    async def follow_grid(last: LastVersion = "") -> AsyncIterator[ServerSentEvent]:
+        """An event `changed` whenever jobs or clusters have, at most once a second, and every ten seconds at least.
+
+        The first comes at once, but for who goes on after a break (`Last-Event-ID`) in which nothing changed. What
+        changes all the time is told of more seldom while looking at it costs much.
+        """
+        if not last:
+            yield _grid_change(frozenset(TOPICS), changes.version)
+        async for topics in changes.follow(last):
+            yield _grid_change(topics, changes.version)
+
+    return router
+
+
+def _grid_change(topics: frozenset[Topic], version: str) -> ServerSentEvent:
+    return ServerSentEvent(event="changed", data=as_json(GridChange(topics=sorted(topics))), id=version)

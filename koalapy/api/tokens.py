@@ -1,6 +1,7 @@
-"""The routes of tokens: made, listed and revoked, by administrators all, by others their own."""
+"""The routes of callers: who they are, their tokens, and what they may have."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Path, Query
 from pydantic import Field
@@ -11,8 +12,10 @@ from koalapy.api.fields import Input, Moment, Output
 from koalapy.api.problems import declared
 from koalapy.api.routes import api_router
 from koalapy.daemon.auth.identities import DEFAULT_SPAN, Identities, TokenOrder
+from koalapy.daemon.auth.login_codes import SPAN, LoginCodes
+from koalapy.daemon.jobs.limits import LimitsInUse
 from koalapy.daemon.observability.audit import about
-from koalapy.model.errors import ForbiddenError
+from koalapy.model.errors import ConflictError, ForbiddenError
 from koalapy.model.identity import Role
 from koalapy.ports import StoredToken
 
@@ -106,5 +109,102 @@ def tokens_router(identities: Identities) -> APIRouter:
     async def revoke_token(caller: Caller, token: Id) -> Any:
         """The same of one."""
         return {"tokens": [_view(each) for each in await identities.revoke([token], caller)]}
+
+    return router
+
+
+NOTE = "for a browser"
+
+
+class Whoami(Output):
+    """Who calls, and by what they are known."""
+
+    user: str
+    role: Role
+    how: str
+    groups: list[str]
+    expires_at: Moment | None
+
+
+class LoginCode(Output):
+    """What logs a browser in, once and within a minute."""
+
+    path: str
+    """Of this daemon."""
+    expires_in: float
+    """Seconds."""
+
+
+class LoggedOut(Output):
+    user: str
+
+
+def login_router(identities: Identities, codes: LoginCodes) -> APIRouter:
+    """Ask who one is, and log out."""
+    router = api_router("tokens", "")
+
+    @router.get("/whoami", response_model=Whoami)
+    async def whoami(caller: Caller) -> Any:
+        """Who you are to the daemon, what you may do, how it knows you, and until when."""
+        return {name: getattr(caller, name) for name in Whoami.model_fields}
+
+    @router.post("/logout", response_model=LoggedOut, responses=declared(404, 409))
+    async def logout(caller: Caller) -> Any:
+        """Have the token that is shown hold no longer, at once."""
+        if caller.token is None:
+            raise ConflictError(f"{caller.how} is no login that can end", hint="it is taken out where it was given")
+        await identities.revoke([caller.token], caller)
+        return {"user": caller.user}
+
+    @router.post("/login-codes", response_model=LoginCode)
+    async def create_login_code(caller: Caller) -> Any:
+        """Have a browser logged in as who asks, without a token being told: by an address that is good once."""
+        about(detail=NOTE)
+        return {"path": f"/login?{urlencode({'code': codes.make(caller)})}", "expires_in": SPAN}
+
+    return router
+
+
+LimitsOf = Annotated[fields.Name | None, Query(min_length=1, description="of this user; by default of who asks")]
+
+
+class LimitView(Output):
+    """Bytes, nodes, node-hours, jobs, or requests in a second, by its name."""
+
+    name: str
+    limit: float
+    used: float | None
+    """Null of what is not added up, as requests."""
+
+
+class ScopeView(Output):
+    """Limits of a user, or of a group, all of whose members share them."""
+
+    kind: Literal["user", "group"]
+    name: str
+    limits: list[LimitView]
+
+
+class LimitsView(Output):
+    user: str
+    scopes: list[ScopeView]
+    """None where nothing is limited."""
+    contact: str
+    """Where more is asked for."""
+
+
+def limits_router(limits: LimitsInUse) -> APIRouter:
+    """What a user may have, and has."""
+    router = api_router("tokens", "/limits")
+
+    @router.get("", response_model=LimitsView)
+    async def show_limits(caller: Caller, user: LimitsOf = None) -> Any:
+        """The limits of who asks, and how much of each is used; operators may ask for anybody's."""
+        wanted = user or caller.user
+        if wanted != caller.user and not caller.may(Role.OPERATOR):
+            raise ForbiddenError(
+                "the limits of others are for operators", field="user", value=user, hint="leave it out"
+            )
+        return {"user": wanted, "scopes": await limits.of(wanted), "contact": limits.limits.contact}
 
     return router

@@ -17,20 +17,18 @@ from koalapy.agent.core.handover import write_handover
 from koalapy.agent.main import replica_directory
 from koalapy.api.advisor import advisor_router
 from koalapy.api.agents import Tokens, agents_router
-from koalapy.api.alerts import alerts_router
 from koalapy.api.app import create_app
 from koalapy.api.background import background_router
-from koalapy.api.events import changes_router
 from koalapy.api.files import agent_files_router, files_router
 from koalapy.api.forecasts import forecasts_router
-from koalapy.api.history import history_router
-from koalapy.api.hosts import Hosts
-from koalapy.api.limits import limits_router
+from koalapy.api.guard import Hosts, ShownTokens
+from koalapy.api.health import alerts_router
+from koalapy.api.history import history_router, sharing_router
+from koalapy.api.jobs import changes_router
 from koalapy.api.metrics import add_metrics
 from koalapy.api.network import network_router
 from koalapy.api.record import record_router
-from koalapy.api.sharing import sharing_router
-from koalapy.api.shown import ShownTokens
+from koalapy.api.tokens import limits_router
 from koalapy.config.settings import ClusterSection, Settings
 from koalapy.daemon.agents.agent_messages import TransferFeedback
 from koalapy.daemon.agents.embedded import AgentProcess, EmbeddedAgents

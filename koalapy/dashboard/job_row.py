@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from koalapy.api.redaction import as_others_see
+from koalapy.api.job_views import as_others_see
 from koalapy.daemon.jobs.jobs import JobRecord
 from koalapy.model.identity import Identity
 from koalapy.model.job import Job, JobId, JobState

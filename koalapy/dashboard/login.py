@@ -8,8 +8,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 
 from koalapy.api.access import Caller
 from koalapy.api.addresses import client_address
-from koalapy.api.cookie import LOGIN, cookie_of, login_cookie, state_cookie
-from koalapy.api.shown import ShownTokens
+from koalapy.api.guard import LOGIN, ShownTokens, cookie_of, login_cookie, state_cookie
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.auth.login_codes import LoginCodes
 from koalapy.daemon.auth.provider_login import ProviderLogins

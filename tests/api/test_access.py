@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from koalapy.api.access import ACCESS, access_of
 from koalapy.api.fields import as_json
-from koalapy.api.jobs import seen_by
-from koalapy.api.redaction import SEEN_BY_ALL
+from koalapy.api.job_views import SEEN_BY_ALL, seen_by
 from koalapy.daemon.jobs.jobs import JobRecord
 from koalapy.model.field import described
 from koalapy.model.identity import HighPriority, Identity, Role

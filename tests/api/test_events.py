@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from koalapy.api.app import create_app
-from koalapy.api.events import changes_router
+from koalapy.api.jobs import changes_router
 from koalapy.daemon.jobs.changes import TOPICS, Changes, Topic
 from koalapy.daemon.jobs.jobs import JobChange
 from koalapy.model.errors import NotFoundError, StoreUnavailable

@@ -15,7 +15,7 @@ from koalapy.api.addresses import BehindProxies
 from koalapy.api.agents import agents_router
 from koalapy.api.app import create_app
 from koalapy.api.background import background_router
-from koalapy.api.hosts import Hosts
+from koalapy.api.guard import Hosts
 from tests.cli.memory import MemoryService
 from tests.identities import administrators
 from tests.serving import AGENT_TOKENS, NO_PAGE, TOKEN, URL, Open

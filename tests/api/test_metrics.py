@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from koalapy.api import metrics
-from koalapy.api.exposition import Exposition
+from koalapy.api.metrics import Exposition
 from koalapy.daemon.observability.figures import Figures, JobFigures
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.model.identity import Identity, Role

@@ -19,8 +19,8 @@ from koalapy.api.alerts import alerts_router
 from koalapy.api.app import create_app
 from koalapy.api.files import files_router
 from koalapy.api.forecasts import forecasts_router
-from koalapy.api.limits import limits_router
 from koalapy.api.network import network_router
+from koalapy.api.tokens import limits_router
 from koalapy.cli.jobs import job_progress
 from koalapy.cli.main import main
 from koalapy.cli.timeouts import ClientTimeouts

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from koalapy.api.redaction import as_others_see
+from koalapy.api.job_views import as_others_see
 from koalapy.daemon.jobs.jobs import JobRecord
 from koalapy.model.errors import UsageError
 from koalapy.model.job import FINAL_STATES, Attempt, Component, Job, JobSpec, JobState, Priority

@@ -11,8 +11,8 @@ from fastapi import Query, Response
 from fastapi.responses import PlainTextResponse
 
 from koalapy.api.access import Caller, Id
-from koalapy.api.explain import ExplanationView
-from koalapy.api.jobs import AttemptView, JobView, TimelineView, attempt_view, seen_by
+from koalapy.api.forecasts import ExplanationView
+from koalapy.api.job_views import AttemptView, JobView, TimelineView, attempt_view, seen_by
 from koalapy.daemon.engine.services import Services
 from koalapy.daemon.jobs.output import OutputTail
 from koalapy.dashboard.dashboard import Dashboard
@@ -54,10 +54,10 @@ class JobPageView:
     attempts: Sequence[AttemptView]
     more_attempts: int
     """Earlier ones, which are not shown."""
-    explanation: ExplanationView | None
+    explanation: ExplanationView | None  # type: ignore[valid-type]
     output: Sequence[ComponentOutput]
     has_results: bool
-    timeline: Sequence[TimelineView]
+    timeline: Sequence[TimelineView]  # type: ignore[valid-type]
     earlier_lines: int
 
 

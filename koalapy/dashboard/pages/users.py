@@ -8,8 +8,7 @@ from typing import Annotated
 from fastapi import Query
 
 from koalapy.api.access import Caller
-from koalapy.api.limits import Of
-from koalapy.api.tokens import Id
+from koalapy.api.tokens import Id, LimitsOf
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.engine.services import Services
 from koalapy.daemon.forecast.slices import slices
@@ -112,7 +111,7 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities) 
         return sorted(found, key=lambda use: (-use.queued - use.active, use.user))
 
     @dashboard.page("/users", "users.html", operation="show_limits", title="Users", key="u")
-    async def users(caller: Caller, user: Of = None, every: Every = False) -> UsersView:
+    async def users(caller: Caller, user: LimitsOf = None, every: Every = False) -> UsersView:
         wanted = user or caller.user
         if wanted != caller.user and not caller.may(Role.OPERATOR):
             raise ForbiddenError(

@@ -12,9 +12,9 @@ from fastapi import APIRouter, FastAPI, Request
 from starlette.exceptions import HTTPException
 
 from koalapy.api.forecasts import forecasts_router
+from koalapy.api.history import sharing_router
 from koalapy.api.problems import install
 from koalapy.api.routes import cancel_on_disconnect
-from koalapy.api.sharing import sharing_router
 from koalapy.daemon.engine.daemon import HttpServer
 from koalapy.daemon.forecast.forecasts import Forecasts
 from koalapy.daemon.forecast.sharing import Sharing
