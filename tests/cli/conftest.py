@@ -15,10 +15,10 @@ import uvicorn
 
 from koalapy.api.advisor import advisor_router
 from koalapy.api.agents import AgentConnection, agents_router
-from koalapy.api.alerts import alerts_router
 from koalapy.api.app import create_app
 from koalapy.api.files import files_router
 from koalapy.api.forecasts import forecasts_router
+from koalapy.api.health import alerts_router
 from koalapy.api.network import network_router
 from koalapy.api.tokens import limits_router
 from koalapy.cli.jobs import job_progress
