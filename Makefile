@@ -16,7 +16,7 @@ EXTRAS := drmaa experiments matching mpi plots postgresql tracing
 LOCK = $(RELEASE)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes $(UPGRADE) \
 	--custom-compile-command 'make lock'
 
-.PHONY: help demo test test-processes test-testbed test-nightly chaos fuzz machine check format bench bench-core bench-advisor bench-dashboard screenshots bench-claiming experiment experiments experiment-live clean testbed testbed-down lock \
+.PHONY: help demo test test-processes test-testbed test-nightly chaos fuzz machine check format bench bench-core bench-advisor bench-dashboard screenshots experiment experiments experiment-live clean testbed testbed-down lock \
 	release docs
 
 help:  ## this list
@@ -121,10 +121,7 @@ bench-advisor: $(STAMP)  ## mean response times of auto against fixed policies, 
 	$(BIN)/python -m tests.benchmarks.coallocation --seeds 20
 
 experiment: $(STAMP)  ## the workload of mohamed-2005 on an embedded grid whose starts fail, under each way of claiming: about 45 minutes
-	$(BIN)/python -m tests.experiments.koala_m05 --jobs 500 --claiming atomic --claiming incremental --claiming priced --failures 0.3
-
-bench-claiming: $(STAMP)  ## atomic, incremental and priced claiming side by side on that workload, in the virtual world: ten minutes
-	$(BIN)/python -m tests.experiments.claiming_modes --seeds 12 --jobs 100
+	$(BIN)/python -m tests.experiments.koala_m05 --jobs 500 --claiming atomic --claiming incremental --failures 0.3
 
 experiment-live: $(STAMP)  ## prime, poisson and wave under three policies on the grid at KOALA_URL: about twenty minutes
 	KOALA=$(BIN)/koala docs/experiments/live/run

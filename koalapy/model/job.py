@@ -52,11 +52,10 @@ class Launcher(StrEnum):
 
 
 class ClaimingMode(StrEnum):
-    """Whether a claim starts all components at once, those it can get, or those that are worth it (semantics 5)."""
+    """Whether a claim starts all components at once or those it can get (semantics 5)."""
 
     ATOMIC = "atomic"
     INCREMENTAL = "incremental"
-    PRICED = "priced"
 
 
 class JobState(StrEnum):

@@ -28,7 +28,6 @@ from koalapy.scheduler.attempts.failures import Failures
 from koalapy.scheduler.attempts.refusals import Refusals
 from koalapy.scheduler.claims.claiming import Claiming, Nonces
 from koalapy.scheduler.claims.doubtful_nodes import DoubtfulNodes
-from koalapy.scheduler.claims.prospects import Prospects
 from koalapy.scheduler.claims.reclaiming import MakingRoom
 from koalapy.scheduler.claims.relocation import Relocation
 from koalapy.scheduler.claims.transfers import Transfers
@@ -69,9 +68,8 @@ class Scheduler:
         self._health = ClusterHealth(state)
         self._doubtful_nodes = DoubtfulNodes(state)
         making_room = MakingRoom(state, self._queues.put_first)
-        prospects = Prospects(state, self._queues)
         relocation = Relocation(state, eligibility, self._queues.reservation)
-        self._claiming = Claiming(state, self._attempts, making_room, relocation, prospects, nonces)
+        self._claiming = Claiming(state, self._attempts, making_room, relocation, nonces)
         self._refusals = refusals = Refusals(state, self._attempts, self._health, self._queues, evaluator)
         failures = Failures(state, self._attempts, self._claiming, self._health, self._doubtful_nodes, refusals)
         self._transfers = Transfers(state, self._attempts, self._claiming, failures)

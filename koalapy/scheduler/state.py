@@ -7,7 +7,6 @@ from koalapy.model.users import Accounts
 from koalapy.policies.registry import Registry
 from koalapy.scheduler.advisor.experience import Experience
 from koalapy.scheduler.attempts.lrm_waits import LrmWaits
-from koalapy.scheduler.claims.evidence import LaterStarts
 from koalapy.scheduler.cluster_status import ClusterStatus
 from koalapy.scheduler.grid import GridStatus, Links
 from koalapy.scheduler.ledger import Ledger
@@ -39,7 +38,6 @@ class SchedulerState:
         self.ledger = Ledger(self.owner_use, self.grid.touch)
         self.timers = Timers()
         self.lrm_waits = LrmWaits()
-        self.later_starts = LaterStarts()
         self.experience = experience or Experience(speeds)
         self.now = 0.0
         """The latest time that the scheduler was told."""

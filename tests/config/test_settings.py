@@ -442,7 +442,7 @@ def test_what_yaml_itself_cannot_make_a_value_of_is_refused(tmp_path: Path, text
         ("rules: {lost_after: 20}", "rules.lost_after: it follows from lease now: leave it out, and set lease"),
         ("bundle_limit: 1.5", "bundle_limit: not an integer, give a whole number"),
         ("open_metrics: maybe", "open_metrics: neither true nor false, use true or false"),
-        ("rules: {claiming: nix}", "rules.claiming: use 'atomic', 'incremental' or 'priced'"),
+        ("rules: {claiming: nix}", "rules.claiming: use 'atomic' or 'incremental'"),
         ("log_level: loud", "log_level: use 'debug', 'info', 'warning', 'error' or 'critical'"),
         ("links: [{latency: 1}]", "links[0].between: it is missing, add it"),
         ("limits_contact: [1]", "limits_contact: not a text, write it as a text, in quotes"),

@@ -62,12 +62,10 @@ class Workload:
     local_users: tuple[LocalUser, ...]
 
 
-def workload(
-    jobs: int = 500, *, every: float = 1.2, scale: float = 1.0, load: float = 1.0, seed: int = 2005
-) -> Workload:
+def workload(jobs: int = 500, *, every: float = 1.2, scale: float = 1.0, seed: int = 2005) -> Workload:
     """Jobs arrive ``every`` so many seconds on average (Poisson), each cluster's local users every 5 s times ``scale``.
 
-    ``scale`` also multiplies how long everybody's programs run; ``load`` is how many times as many local users come.
+    ``scale`` also multiplies how long all programs run.
     """
     recipe = replace(PRESETS["m05"], jobs=jobs, rate=1 / every, scale=NODES, compress=TIMES / scale, inputs=FILES)
     files = _files(random.Random(f"{seed}/files"))
@@ -78,7 +76,7 @@ def workload(
     draws = random.Random(f"{seed}/local users")
     users: list[LocalUser] = []
     for cluster in CLUSTERS:
-        pause = 5.0 * scale / load
+        pause = 5.0 * scale
         number = int(planned[-1].arrives / pause)
         arrivals = _arrivals(draws, pause, number)
         users += [LocalUser(at, cluster, draws.randint(1, 6), scale * draws.uniform(2.0, 6.0)) for at in arrivals]

@@ -10,7 +10,6 @@ from typing import Any
 from koalapy.model.cluster import Link
 from koalapy.model.errors import BusyError
 from koalapy.model.job import Attempt, Job, JobState, Token
-from koalapy.model.reports import ClusterReport
 from koalapy.model.request import ComponentRequest, NonFixedRequest
 from koalapy.scheduler.effects import Effects
 from koalapy.scheduler.rules import Rules
@@ -39,28 +38,10 @@ RULES = Rules(
 are given up, and come back by probation."""
 
 
-class SeldomSeen(Site):
-    """Its agent looks at its nodes every ``pause`` seconds: what local users did since, nobody knows."""
-
-    pause = 0.0
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._next_look = 0.0
-
-    def report(self, seen: ClusterReport | None = None) -> None:
-        if seen is None:
-            if self._clock() < self._next_look:
-                return
-            self._next_look = self._clock() + self.pause
-        super().report(seen)
-
-
 class Experiment(World):
     """A world in which components fail, and whose load is measured."""
 
-    def __init__(self, rules: Rules, failing: float, seed: int, pause: float = 0.0) -> None:
-        """``pause``: seconds for which what local users do is not known, at most."""
+    def __init__(self, rules: Rules, failing: float, seed: int) -> None:
         links = {("north", "south"): Link(bandwidth=BANDWIDTH)}
         self._failing, self._draws = failing, random.Random(seed)
         self._measured: tuple[float, int, int] = (0.0, 0, 0)
@@ -68,13 +49,7 @@ class Experiment(World):
         self.node_seconds = {"ours": 0.0, "local": 0.0}
         self.past: list[Attempt] = []
         """The attempts that were followed by others."""
-        self.site_class = type("Site", (SeldomSeen,), {"pause": pause})
         super().__init__(CLUSTERS, rules, links=links, strict=False)
-        if pause:
-            self._look_every(pause)
-
-    def _look_every(self, pause: float) -> None:
-        self.later(pause, lambda: self._look_every(pause))
 
     def take_in(self, effects: Effects) -> Effects:
         self.past += [attempt for _, attempt in effects.attempts]
@@ -154,12 +129,10 @@ def with_rules(**changes: Any) -> Rules:
     return replace(RULES, **changes)
 
 
-def run(
-    rules: Rules, *, jobs: int = 500, failing: float = FAILING, seed: int = 2005, pause: float = 0.0, load: float = 1.0
-) -> tuple[Run, Experiment]:
-    """The workload once; ``load``: how many times as many local users there are."""
-    world = Experiment(rules, failing, seed, pause)
-    plan = workload(jobs, seed=seed, load=load)
+def run(rules: Rules, *, jobs: int = 500, failing: float = FAILING, seed: int = 2005) -> tuple[Run, Experiment]:
+    """Run the workload once."""
+    world = Experiment(rules, failing, seed)
+    plan = workload(jobs, seed=seed)
     arrivals: list[tuple[float, Callable[[], None]]] = []
     arrivals += [(job.arrives, lambda job=job: world.arrives(job)) for job in plan.jobs]  # type: ignore[misc]
     arrivals += [(user.arrives, lambda user=user: world.comes(user)) for user in plan.local_users]  # type: ignore[misc]

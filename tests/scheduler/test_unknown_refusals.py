@@ -293,7 +293,7 @@ requests = st.one_of(
     wanted=st.lists(st.tuples(requests, st.sampled_from(["ada", "bob"]), st.sampled_from(Priority)), max_size=8),
     concerns=st.sampled_from(["unknown", "unsuitable"]),
     queue=st.sampled_from(["scan", "head", "fcfs"]),
-    claiming=st.sampled_from(["atomic", "incremental", "priced"]),
+    claiming=st.sampled_from(["atomic", "incremental"]),
 )
 def test_no_job_fails_beside_clusters_that_take_it(
     wanted: Sequence[tuple[Request, str, Priority]], concerns: str, queue: str, claiming: str

@@ -20,7 +20,7 @@ class Attempts:
 
     def __init__(self, state: SchedulerState) -> None:
         self._rules, self._ledger, self._grid, self._timers = state.rules, state.ledger, state.grid, state.timers
-        self._later_starts, self._sharing = state.later_starts, state.sharing
+        self._sharing = state.sharing
         self._warned: set[Token] = set()
         """Components that were told to end with a warning, until they have, or are to end at once."""
 
@@ -80,7 +80,6 @@ class Attempts:
             job, JobState.STARTING, now, "started", "every node has reported: the barrier is open", started_at=now
         )
         job = self._ledger.change_attempt(job, barrier_at=now)
-        self._later_starts.started(job.id, job.spec.request.total_size, now)
         for component in attempt.gang:
             self._ledger.command(OpenBarrier(component.cluster, job.token(component.index)))
         self._timers.forget(job.id, job.generation, *TO_THE_BARRIER)

@@ -2,7 +2,6 @@
 
 A placed job is claimed for at its JCT, and again until its JST: whatever components can start are started, if they are
 at least the fraction T of all, others are re-placed, and a job of high priority preempts low ones. ``atomic`` is T = 1.
-``priced`` holds nodes for what is not there yet only while that costs less than to let them go (``pricing.py``).
 A runner that stays queued in its LRM longer than ``claim_grace`` has lost its nodes to local users: that component's
 claim has failed, and another takes its place.
 """
@@ -18,11 +17,8 @@ from koalapy.scheduler.attempts.attempts import Attempts
 from koalapy.scheduler.claims import staging
 from koalapy.scheduler.claims.claim_try import ClaimTry
 from koalapy.scheduler.claims.preemption import Preemption
-from koalapy.scheduler.claims.prospects import Prospects
 from koalapy.scheduler.claims.reclaiming import MakingRoom
 from koalapy.scheduler.claims.relocation import Relocation
-from koalapy.scheduler.claims.terms import Bargain, Terms, held
-from koalapy.scheduler.claims.watch import Watch
 from koalapy.scheduler.effects import ClaimFailure
 from koalapy.scheduler.ledger import live
 from koalapy.scheduler.queue.try_limits import may_not_be_claimed, tries_used_up
@@ -39,18 +35,10 @@ class Claiming:
     """Decides when placed jobs are claimed for, and which of their components get nodes then."""
 
     def __init__(
-        self,
-        state: SchedulerState,
-        attempts: Attempts,
-        making_room: MakingRoom,
-        relocation: Relocation,
-        prospects: Prospects,
-        nonces: Nonces,
+        self, state: SchedulerState, attempts: Attempts, making_room: MakingRoom, relocation: Relocation, nonces: Nonces
     ) -> None:
         self._state, self._rules, self._ledger = state, state.rules, state.ledger
         self._attempts, self._making_room, self._relocation, self._nonces = attempts, making_room, relocation, nonces
-        self._bargain, self._watch = Bargain(state, prospects), Watch(state.grid)
-        state.ledger.when_over += [self._watch.forget, state.later_starts.forget]
 
     # The claiming queue
 
@@ -59,7 +47,7 @@ class Claiming:
         components = tuple(self._placed(job, index, placed, now) for index, placed in enumerate(placement.components))
         transfer_time = max(component.transfer_time for component in components)
         generation, start_estimate = job.generation + 1, now + transfer_time
-        claim_at = now + self._bargain.factor(job) * transfer_time
+        claim_at = now + self._factor(job) * transfer_time
         first = job.first_start_estimate if job.first_start_estimate is not None else start_estimate
         job = self._ledger.move(
             job,
@@ -78,7 +66,6 @@ class Claiming:
         for component in components:
             staging.begin(self._ledger, job, component, now)
         if claim_at > now:
-            self._watch.placed(job, components, now)
             self._attempts.set_deadline(job, Deadline.CLAIM, claim_at)
             return job
         return self.claim(job, now)
@@ -120,7 +107,7 @@ class Claiming:
             return job
         estimated = attempt.start_estimate
         job = self.estimate_start(job, now)
-        following = self._bargain.next_try(job, now) if live(job).start_estimate != estimated else None
+        following = self._next_try(job, now) if live(job).start_estimate != estimated else None
         if following is None:
             return self.claim(job, now)
         # Its files come later than was thought: nodes would only wait for them.
@@ -130,17 +117,6 @@ class Claiming:
         """Let the JST follow transfers that are slower than they were estimated; it is never sooner than that."""
         end = staging.expected_end(live(job), now)
         return job if end is None else self._expect_files(job, end, now)
-
-    def files_go_on(self, job: Job, now: float) -> Job:
-        """More of a job's files is there; if they come later than was thought, what it holds has another price."""
-        before = live(job).start_estimate or now
-        job = self.estimate_start(job, now)
-        if (live(job).start_estimate or now) <= before:
-            return job
-        job, terms = self._bargain.after_delay(job, now)
-        if terms.holds or terms.next_try is None:
-            return job
-        return self._claim_at(self._let_go(job, "let go: its files come later"), terms.next_try)
 
     def files_are_there(self, job: Job, now: float) -> Job:
         """All transfers are over: there is nothing to wait for with the next claiming try.
@@ -170,30 +146,41 @@ class Claiming:
         job = self._ledger.change(job, claiming_tries=job.claiming_tries + 1)
         job = self._ledger.change_attempt(job, claim_at=now)
         this = ClaimTry(self._state, self._making_room.of(job), job)
-        self._watch.looked(job, this, now)
         # 1. With too few components that are started, or can be, nothing is started.
         if this.fraction < self._threshold(job):
             self._ledger.note(job, now, "claim-try", f"{this}: fewer than wanted")
-            return self._try_again(job, this, Terms(self._bargain.next_try(job, now)), now)
+            return self._try_again(job, this, now)
         # 2. Components that cannot start where they are may go elsewhere.
         job = self._relocate(job, this, now)
-        job, terms = self._bargain.after_try(job, this, now)
-        if not terms.holds:
-            return self._try_again(self._let_go(job, "let go"), this, terms, now)
         # 3. Where that is not enough, jobs of low priority make room for one of high priority, or for one at its home.
         self._preempt(job, this, now)
         # 4. What can start is started, and waits at the barrier for the rest.
         job = self._submit(job, this, now)
         if this.blocked:
-            return self._try_again(job, this, terms, now)
+            return self._try_again(job, this, now)
         self._attempts.set_barrier_timeout(job, now)
         return job
 
     def _threshold(self, job: Job) -> float:
-        """The fraction T of the components that must be able to start."""
-        if self._bargain.mode(job) is ClaimingMode.ATOMIC:
-            return 1.0
-        return self._rules.claim_threshold if job.spec.claim_threshold is None else job.spec.claim_threshold
+        """Return T, the fraction of the components that must be able to start.
+
+        A job that sets a threshold and no mode is claimed for incrementally.
+        """
+        if job.spec.claim_threshold is not None:
+            return 1.0 if job.spec.claiming is ClaimingMode.ATOMIC else job.spec.claim_threshold
+        mode = job.spec.claiming or self._rules.claiming
+        return 1.0 if mode is ClaimingMode.ATOMIC else self._rules.claim_threshold
+
+    def _factor(self, job: Job) -> float:
+        """Return L, which each failed claim of the job lowers."""
+        return self._rules.claim_factor if job.claim_factor is None else job.claim_factor
+
+    def _next_try(self, job: Job, now: float) -> float | None:
+        """Return the JCT after a try at this moment, or None where it would be as good as the JST."""
+        start_estimate = live(job).start_estimate or now
+        following = now + self._factor(job) * (start_estimate - now)
+        later = following > now and start_estimate - following >= self._rules.claim_epsilon
+        return following if later else None
 
     def _relocate(self, job: Job, this: ClaimTry, now: float) -> Job:
         """Find other sites for components that cannot start, their transfers to be over by the JST."""
@@ -268,43 +255,35 @@ class Claiming:
 
     # What follows from a claim that has failed
 
-    def _try_again(self, job: Job, this: ClaimTry, terms: Terms, now: float) -> Job:
+    def _try_again(self, job: Job, this: ClaimTry, now: float) -> Job:
         """Another try, unless the job is to give up what it has."""
         for component in this.blocked:
             self._ledger.count_failed_claim(component.cluster, ClaimFailure.NO_ROOM)
-        where = _clusters(this.blocked)
+        where, following = _clusters(this.blocked), self._next_try(job, now)
         if not this.is_refused:
             job = self._uncounted(job)
-            if terms.next_try is None:
+            if following is None:
                 return self._return(job, f"{where} cannot be used", now)
         elif may_not_be_claimed(job, self._rules):
             return self._give_up(job, f"no room on {where}", now)
-        elif terms.next_try is None:
+        elif following is None:
             return self._give_up(job, f"no room on {where} before its start time", now)
-        return self._claim_at(job, terms.next_try)
+        return self._claim_at(job, following)
 
     def component_failed(self, job: Job, component: Component, why: ClaimFailure, reason: str, now: float) -> Job:
         """A component gets no nodes: its claim has failed, and another stands in for it at the next try."""
         self._ledger.count_failed_claim(component.cluster, why)
-        job, terms = self._bargain.after_failure(job, component, now)
+        following = self._next_try(job, now)
         if not self._state.grid[component.cluster].is_in_reach:
-            if terms.next_try is None:
+            if following is None:
                 # A try that has left others to be claimed for may be none already.
                 return self._return(job if unclaimed(job) else self._uncounted(job), reason, now)
-        elif terms.next_try is None or may_not_be_claimed(job, self._rules):
+        elif following is None or may_not_be_claimed(job, self._rules):
             return self._give_up(job, reason, now)
         self._ledger.note(job, now, CLAIM_FAILED, reason, component)
         job = self._replace(job, component, reason)
-        if not terms.holds:
-            job = self._let_go(job, "let go")
         claim_at = live(job).claim_at
-        return self._claim_at(job, terms.next_try) if claim_at is None or claim_at <= now else job
-
-    def _let_go(self, job: Job, reason: str) -> Job:
-        """Give back all nodes, and stay where it was placed."""
-        for component in held(job):
-            job = self._replace(job, component, reason)
-        return job
+        return self._claim_at(job, following) if claim_at is None or claim_at <= now else job
 
     def _replace(self, job: Job, component: Component, reason: str) -> Job:
         """A component ends, and another, to be claimed for, stands in for it."""
@@ -335,7 +314,7 @@ class Claiming:
 
     def _give_up(self, job: Job, reason: str, now: float) -> Job:
         """The claim has failed: all components are aborted, L is lowered, and the job queues again if it may."""
-        rules, factor = self._rules, self._bargain.factor(job)
+        rules, factor = self._rules, self._factor(job)
         lowered = max(min(factor, rules.claim_factor_min), factor - rules.claim_factor_step)
         job = self._ledger.change(job, claim_factor=lowered)
         if used_up := tries_used_up(job, rules):
@@ -344,7 +323,6 @@ class Claiming:
 
     def _return(self, job: Job, reason: str, now: float) -> Job:
         """Nothing came of a claim: all components are aborted, and the job queues again."""
-        self._state.later_starts.given_up(job.id, now)
         return self._attempts.end(job, JobState.QUEUED, f"{CLAIM_FAILED}: {reason}", now)
 
     def _uncounted(self, job: Job) -> Job:

@@ -49,7 +49,7 @@ class Transfers:
         if status.state == "done":
             self._done(job, live(job).components[component.index], now)
         else:
-            self._claiming.files_go_on(job, now)
+            self._claiming.estimate_start(job, now)
 
     def reconcile(self, event: InventoryReceived, now: float) -> None:
         """Hold a cluster's inventory against what is known here: what it does not know of is ordered again."""

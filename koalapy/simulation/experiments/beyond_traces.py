@@ -207,9 +207,9 @@ class Claiming(OfTraces):
 
     name = "beyond-traces-claiming"
     measure = "wait"
-    title = "claiming all components at once, those that can be had, or those that are worth it, on eight traces"
+    title = "claiming all components at once, or those that can be had, on eight traces"
     jobs = 200
-    ways = tuple(str(mode) for mode in (ClaimingMode.ATOMIC, ClaimingMode.INCREMENTAL, ClaimingMode.PRICED))
+    ways = tuple(str(mode) for mode in ClaimingMode)
     busy: ClassVar[Mapping[str, float]] = {"few local users": 0.1, "many local users": 0.3}
     settings = tuple(busy)
     how = (

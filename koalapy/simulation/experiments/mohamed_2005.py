@@ -350,8 +350,7 @@ class Figure5a(OfEachKind):
         "any more.\n\n"
         "Live, by `make experiment` on embedded clusters with times of a sixtieth and three of ten starts failing, "
         "one run of 100 jobs each had mean response times for high and low priority of 3.4 and 31.5 s with atomic "
-        "claiming, 2.8 and 20.7 s with incremental, and 3.0 and 20.4 s with priced: high priority does better "
-        "there, too."
+        "claiming, and 2.8 and 20.7 s with incremental: high priority does better there, too."
     )
 
 
