@@ -1,13 +1,15 @@
-"""A recorded life of a scheduler once more: without change it does again what it did."""
+"""Replay a record: a new scheduler is told what was recorded, and what it does is compared with what was done."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-from koalapy.model.errors import KoalaError
-from koalapy.model.job import Nonce
+from koalapy.model.errors import KoalaError, UsageError
+from koalapy.model.job import JobId, Nonce
 from koalapy.policies.registry import Registry
 from koalapy.record.beginning import Beginning
+from koalapy.record.reading import AGAIN, NOT_READ, Life, RecordFile
 from koalapy.record.recorder import TICKS
 from koalapy.record.step import Done, Step
 from koalapy.scheduler.effects import Effects
@@ -21,6 +23,69 @@ class Divergence:
     at: float
     recorded: str
     replayed: str
+
+
+@dataclass(slots=True)
+class History:
+    """What happened in the life of one daemon."""
+
+    version: str
+    began: float
+    ended: float
+    """The time of its last step."""
+    jobs: set[JobId]
+    steps: int = 0
+    placements: int = 0
+    divergence: Divergence | None = None
+    """The first difference between the replay and the record; the replay ends there."""
+
+    def take(self, step: Step, effects: Effects) -> None:
+        self.steps, self.ended = step.number, step.at
+        self.jobs.update(effects.jobs)
+        self.placements += sum(entry.event == "placed" for entry in effects.timeline)
+
+
+def replay(path: Path, policies: Registry, lost: list[str] | None = None) -> Iterator[History]:
+    """Replay each life in a record. Raise ``UsageError`` for a file that cannot be read, or names an unknown policy.
+
+    ``lost`` receives what the daemon that exported the file could not read or write of its record.
+    """
+    file = RecordFile(path)
+    if lost is not None:
+        file.lost = lost
+    for life in file.lives():
+        yield _replay_life(life, policies, path)
+
+
+def _replay_life(life: Life, policies: Registry, path: Path) -> History:
+    missing = sorted(set(life.beginning.policies) - set(policies.names()))
+    if missing:
+        raise UsageError(
+            f"{path} was written with policies that there are not here: {', '.join(missing)}",
+            field="file",
+            value=str(path),
+            hint="install them, as koala policies of the daemon",
+        )
+    began = life.beginning.now
+    history = History(life.version, began, began, {job.id for job in life.beginning.jobs})
+    try:
+        replay = Replay(life.beginning, policies)
+        for step in life.steps:
+            effects, history.divergence = replay.take(step)
+            history.take(step, effects)
+            if history.divergence is not None:
+                break
+    except KoalaError:
+        raise
+    except NOT_READ as error:
+        # No daemon writes of clusters or jobs that it does not know.
+        raise UsageError(
+            f"{path} tells after step {history.steps} of what there is not: {error!r:.100}",
+            field="file",
+            value=str(path),
+            hint=AGAIN,
+        ) from error
+    return history
 
 
 class Replay:
@@ -57,14 +122,6 @@ class Replay:
         effects = self._scheduler.take()
         told = _difference(step, Done.of(effects), tuple(refused))
         return effects, told and Divergence(step.number, step.at, *told)
-
-    def take_all(self, steps: Iterable[Step]) -> Iterator[tuple[Step, Effects, Divergence | None]]:
-        """Step by step, up to the first that differs."""
-        for step in steps:
-            effects, divergence = self.take(step)
-            yield step, effects, divergence
-            if divergence is not None:
-                return
 
 
 def _difference(step: Step, done: Done, refused: tuple[int, ...]) -> tuple[str, str] | None:

@@ -15,11 +15,11 @@ from koalapy.model.alert import AlertKind
 from koalapy.model.disk import Disk, DiskLimits
 from koalapy.policies.registry import builtin
 from koalapy.record.beginning import Beginning, KnownCluster
+from koalapy.record.replay import History, replay
 from koalapy.record.settings import Recording
 from koalapy.record.step import Step
 from koalapy.scheduler.events import PeriodicScan
 from koalapy.scheduler.rules import Rules
-from koalapy.simulation.replay import History, replay
 
 BEGAN = 1.7e9
 

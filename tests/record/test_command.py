@@ -38,33 +38,3 @@ def test_what_the_daemon_could_not_read_is_told_beside_the_rest(tmp_path: Path) 
     assert done.returncode == 1
     assert done.stdout.count("all as recorded") == 2
     assert "not all that was is in it: the daemon could not read it" in done.stderr
-
-
-def test_another_policy_places_otherwise(tmp_path: Path) -> None:
-    day = written(tmp_path / "day", a_day(jobs=20).lives)
-    done = koala(str(day), "--policy", "larger-first", "--rule", "queue=fcfs", "--json")
-    assert done.returncode == 0, done.stderr
-    derived = [life["derived"] for life in json.loads(done.stdout)["lives"]]
-    assert sum(each["elsewhere"] for each in derived) > 0
-    assert {each["policy"] for each in derived} == {"larger-first"}
-    shown = koala(str(day), "--policy", "larger-first", "--rule", "queue=fcfs")
-    assert "with the change" in shown.stdout
-    assert "placed elsewhere" in shown.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--policy", "largr-first"), "there is no policy largr-first"),
-        (("--rule", "queu=fcfs"), "there is no rule queu"),
-        (("--rule", "queue"), "'queue' is no NAME=VALUE"),
-        (("--rule", "queue=]"), "']' is no value of a rule"),
-        (("--rule", "queue=2026-99-99"), "'2026-99-99' is no value of a rule"),
-        (("--rule", "claim_grace=0"), "claim_grace cannot be 0"),
-    ],
-)
-def test_what_cannot_be_is_one_line(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
-    done = koala(str(written(tmp_path / "day", a_day(jobs=2).lives)), *arguments)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"koala: {said}")
-    assert len(done.stderr.splitlines()) == 1

@@ -11,7 +11,7 @@ import pytest
 from koalapy.model.errors import UsageError
 from koalapy.policies.registry import Registry, builtin
 from koalapy.record.reading import RecordFile
-from koalapy.simulation.replay import History, replay
+from koalapy.record.replay import History, replay
 from tests.record.days import a_day, exported, written
 
 DAY = a_day(jobs=6)
@@ -39,7 +39,7 @@ def test_each_life_is_replayed_by_itself(tmp_path: Path, pack: Callable[[bytes],
     assert len(lives) == len(DAY.lives) == 2
     assert [life.divergence for life in lives] == [None, None]
     assert sum(life.placements for life in lives) == sum(entry.event == "placed" for entry in DAY.timeline)
-    assert {**lives[0].jobs, **lives[1].jobs}.keys() == DAY.jobs.keys()
+    assert lives[0].jobs | lives[1].jobs == DAY.jobs.keys()
 
 
 def test_variables_of_programs_are_not_in_it() -> None:
