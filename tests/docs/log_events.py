@@ -37,7 +37,7 @@ def _read_lines() -> Iterator[Line]:
                 action = given.pop("action", None)
                 name = action.value if isinstance(action, ast.Constant) else ""
                 told = {new for field in given if field for new in ADDED.get(field, (field,))}
-                by = "agent" if "agents" in path.parts else "daemon"
+                by = "agent" if path.is_relative_to(CODE / "agent") else "daemon"
                 yield Line(f"{path.name}:{node.lineno}", str(name), by, level, frozenset(told))
 
 
