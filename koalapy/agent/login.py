@@ -67,8 +67,6 @@ class LoginServer:
         self._ca = ""
         self._welcome = asyncio.Event()
         """Set while the daemon has let us in."""
-        self._vouches = False
-        """Whether the daemon gives out logins."""
         self._asking: dict[str, asyncio.Future[Vouched]] = {}
         self._pace = Throttle(burst=12, interval=5.0)
         self._connections: Counter[int] = Counter()
@@ -105,7 +103,6 @@ class LoginServer:
     # What the daemon says
 
     def welcomed(self, message: Welcome) -> None:
-        self._vouches = message.vouches
         self._welcome.set()
         self._users_url = message.users_url or self._url
         self._ca = self._trust.told()
@@ -176,8 +173,6 @@ class LoginServer:
         except TimeoutError:
             away = f"the agent of {self._cluster} does not reach the daemon at {self._url}"
             raise Refused(away, "try again later") from None
-        if not self._vouches:
-            raise Refused(f"the daemon at {self._url} gives out no logins", "use a token that you were given")
         ident = uuid4().hex
         waiting: asyncio.Future[Vouched] = asyncio.get_running_loop().create_future()
         self._asking[ident] = waiting

@@ -279,8 +279,7 @@ def _describer(settings: Settings, grid: GridStatus, data_dir: Path) -> Describe
 
 def _hub(settings: Settings, stores: Stores, engine: Engine, outputs: Outputs) -> Hub:
     """The agents' connections, through which the engine sends its commands."""
-    own = (stores.jobs.instance, _nonce(), settings.output_limit)
-    terms = Terms(*own, vouches=True, users_url=settings.public_url or "")
+    terms = Terms(stores.jobs.instance, _nonce(), settings.output_limit, settings.public_url or "")
     hub = Hub(engine, outputs, terms, unreachable_after=engine.queries.rules.unreachable_after)
     engine.dispatcher = hub
     return hub

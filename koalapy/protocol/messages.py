@@ -212,18 +212,10 @@ class Welcome(Message):
     epoch: Count
     instance: Name
     life: Name = ""
-    lease: Seconds = 600.0
-    """Seconds without a word from their agent after which the runners of an agent of an earlier version end."""
     output_limit: Bytes = 64 * 1024 * 1024
     """Bytes of each component's output that the daemon keeps: half of them the head, half the tail."""
-    vouches: bool = False
-    """Whether it takes ``Vouch``: one of an earlier version would hang up."""
-    impostors: bool = False
-    """Whether it takes ``Impostor``: one of an earlier version would hang up."""
     users_url: Path = ""
     """Where users reach it, if not where the agent does."""
-    renews: bool = False
-    """Whether it answers ``RenewLease``: one of an earlier version would hang up."""
 
 
 class LeaseRenewed(Message):
@@ -339,7 +331,7 @@ class Stop(Command):
     """End a component, whatever it is doing; for one never submitted, make sure that it never will be.
 
     With a ``signal`` its program is told that first, and has ``grace`` seconds to end by itself, unless another stop
-    has none; agents of before there was this stop it at once.
+    has none.
     """
 
     type: Literal["stop"] = "stop"

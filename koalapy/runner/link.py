@@ -143,12 +143,9 @@ class Link:
             return
         self.address = self._socket.getsockname()[0]
         self._loop.watch(self._socket.fileno(), self._ready)
-        who = {"t": "hello", "component": self._settings.component_name, "node": self._settings.node}
-        if self._settings.old_secret:
-            self._put(Line(encode({**who, "secret": self._settings.old_secret, **self._hello()}).encode()))
-        else:
-            self._nonce = make_nonce()
-            self._put(Line(encode({**who, "nonce": self._nonce}).encode()))
+        self._nonce = make_nonce()
+        who = {"component": self._settings.component_name, "node": self._settings.node}
+        self._put({"t": "hello", **who, "nonce": self._nonce})
 
     def reconnect(self) -> None:
         """Nothing is heard of the agent: there may be another by now, at another place."""
@@ -157,12 +154,13 @@ class Link:
 
     def send(self, message: dict[str, Any]) -> None:
         """Send, or drop while there is no connection: whatever matters is said again after the welcome."""
-        if self._session is not None or self._settings.old_secret:
-            self._put(Line(encode(message).encode()))
+        if self._session is not None:
+            self._put(message)
 
-    def _put(self, line: Line) -> None:
+    def _put(self, message: dict[str, Any]) -> None:
         if self._socket is None:
             return
+        line = Line(encode(message).encode())
         self._outgoing += line.ended if self._session is None else self._session.seal(line)
         self._flush()
 
@@ -208,7 +206,7 @@ class Link:
             if message["t"] == "welcome":
                 self.welcomed, self._backoff = True, 0.05
             self.receive(message)
-        if self._session is None and not self._settings.old_secret and len(rest) > MAX_CHALLENGE_LENGTH:
+        if self._session is None and len(rest) > MAX_CHALLENGE_LENGTH:
             self._meet_stranger(ValueError("a line without end"))
 
     def _meet_stranger(self, error: Exception) -> None:
@@ -219,8 +217,6 @@ class Link:
 
     def _open(self, line: bytes) -> dict[str, Any] | None:
         """What our agent says, None when it has but shown that it is; ``ValueError`` when it is not."""
-        if self._settings.old_secret:
-            return dict(json.loads(line))
         if self._session is not None:
             return dict(json.loads(self._session.open(line)))
         settings = self._settings

@@ -36,7 +36,7 @@ class Block:
         except OSError:
             return
         try:
-            rest = memoryview(_sealed(secret, path, self.data or bytearray()))
+            rest = memoryview(seal_file(secret, os.path.basename(path), self.data or bytearray()))
             while rest:
                 rest = rest[os.write(file, rest) :]
         except OSError:
@@ -52,7 +52,8 @@ class Block:
         if self.data is None:
             try:
                 with open(self.path, "rb") as file:
-                    data = _opened(secret, self.path, file.read(self.size + FILE_TAG_LENGTH))
+                    sealed = file.read(self.size + FILE_TAG_LENGTH)
+                data = open_file(secret, os.path.basename(self.path), sealed)
             except (OSError, ValueError) as error:
                 data = f"\nkoala: {self.size} bytes of output are lost: cannot read {self.path}: {error}\n".encode()
             self.data = bytearray(data[: self.size].ljust(self.size, b"\n"))
@@ -64,14 +65,6 @@ class Block:
                 os.unlink(self.path)
 
 
-def _sealed(secret: bytes, path: str, data: bytearray) -> bytes | bytearray:
-    return seal_file(secret, os.path.basename(path), data) if secret else data
-
-
-def _opened(secret: bytes, path: str, data: bytes) -> bytes:
-    return open_file(secret, os.path.basename(path), data) if secret else data
-
-
 class Output:
     """The program's output from the first byte the agent has not acknowledged: in blocks, all but two of them in files
     ``SPILL.OFFSET``. What was acknowledged takes no room."""
@@ -79,7 +72,7 @@ class Output:
     def __init__(
         self,
         spill: str,
-        secret: bytes = b"",
+        secret: bytes,
         *,
         chunk: int = CHUNK,
         window: int = WINDOW,
@@ -87,7 +80,7 @@ class Output:
         memory: int = MEMORY,
         spill_limit: int = SPILL_LIMIT,
     ) -> None:
-        """``secret``: by which files are known to be ours, if the agent asks for that. All sizes are bytes."""
+        """``secret``: by which files are known to be ours. All sizes are bytes."""
         self._chunk, self._window, self._block = chunk, window, block
         self._memory, self._spill_limit = memory, spill_limit
         self.start = self.sent = self.total = 0

@@ -64,8 +64,6 @@ class Runner:
         self.loop = Loop()
         self._clock = clock
         self._silence = SilenceClock(clock(), clock)
-        self._renews = False
-        """Whether the agent says how long the daemon has been silent; else each of its words counts as the daemon's."""
         self._halted_until: float | None = None
         """By ``clock``, of a program that is halted until its lease is renewed."""
         self._lease_is_over = False
@@ -240,8 +238,7 @@ class Runner:
 
     def _renew(self) -> None:
         """Ask the agent how long the daemon has been silent, now and from time to time."""
-        if self._renews:
-            self._link.send({"t": "renew", "number": self._silence.ask()})
+        self._link.send({"t": "renew", "number": self._silence.ask()})
         self.loop.after("renew", renewal_interval(self.settings.lease), self._renew)
 
     def _lease_left(self) -> float:
@@ -301,8 +298,8 @@ class Runner:
     def _conclude_lease(self) -> None:
         if self._result is not None:
             return
-        whose = "the daemon was silent" if self._renews else "its agent was silent"
-        error = f"node {self.settings.name} ended it: its lease is over, {whose} for {self._silence.silence:.0f} s"
+        silence = f"the daemon was silent for {self._silence.silence:.0f} s"
+        error = f"node {self.settings.name} ended it: its lease is over, {silence}"
         if not self._link.welcomed:
             self._delivery_timeout = 0.0
         self.conclude(None, error, infrastructure=True)
@@ -325,11 +322,9 @@ class Runner:
     def _receive(self, message: dict[str, Any]) -> None:
         kind = message["t"]
         if kind == "welcome":
-            self.settings.lease, self._renews = message["lease"], message.get("renews", False)
+            self.settings.lease = message["lease"]
             self._renew()
         self._note_agent()
-        if not self._renews:
-            self._silence.heard_at = self._clock()
         if kind == "welcome":
             self._output.acknowledge(message["output"])
             self._output.sent, self._exit_sent = self._output.start, False
@@ -542,9 +537,8 @@ class Runner:
         self._output.save()
         own = {"host": self.settings.host, "name": self.settings.name, "output": self._output.total}
         result = encode({**(self._result or {}), **own}).encode()
-        secret = self.settings.secret
         try:
-            replace_file(path, seal_file(secret, os.path.basename(path), result) if secret else result, sync=False)
+            replace_file(path, seal_file(self.settings.secret, os.path.basename(path), result), sync=False)
         except OSError as error:
             print(f"koala runner: cannot write {path}: {error}", file=sys.stderr)
 

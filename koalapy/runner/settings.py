@@ -18,7 +18,6 @@ JOB_VARIABLES = ("LOCALD_JOB", "SLURM_JOB_ID", "JOB_ID", "PBS_JOBID", "LSB_JOBID
 """Where each says which of its jobs this is; an embedded cluster may itself be in a job of another."""
 PRIVATE_VARIABLES = (
     "KOALA_AGENT_FILE",
-    "KOALA_RUNNER_SECRET",
     "KOALA_SECRET_PIPE",
     "KOALA_LRM_PIPE",
     "KOALA_LEASE",
@@ -61,9 +60,7 @@ class Settings:
         self.name = environment.get(name) or socket.gethostname()
         self.host = environment.get(host, "")
         """Address of this node for the others of its gang; empty: the one by which it reaches its agent."""
-        self.old_secret = environment.get("KOALA_RUNNER_SECRET", "")
-        """What an agent of before has for all nodes of a component, and wants to be sent."""
-        self.secret = b"" if self.old_secret else self._take_secret(environment.get("KOALA_SECRET_PIPE"))
+        self.secret = self._take_secret(environment.get("KOALA_SECRET_PIPE"))
         self.lrm_pipe = int(environment.get("KOALA_LRM_PIPE", "-1"))
         """A pipe that ends when the resource manager that started this runner does; -1: it has none."""
         if self.lrm_pipe >= 0:

@@ -46,7 +46,7 @@ class FakeDaemon:
         self.renews = True
         """Whether it answers who asks it to renew leases."""
         self.output_limit = 64 * 1024**2
-        self.takes_output = self.takes_impostors = True
+        self.takes_output = True
         self.messages: list[dict[str, Any]] = []
         self.headers: list[str] = []
         self.inventories: list[list[dict[str, Any]]] = []
@@ -145,8 +145,8 @@ class FakeDaemon:
         return str(next(m["error"] for m in self.said("ack") if m["id"] == ident))
 
     def _welcome(self) -> dict[str, Any]:
-        own = {"epoch": self.epoch, "instance": self.instance, "life": self.life, "renews": True}
-        return {"type": "welcome", "output_limit": self.output_limit, "impostors": self.takes_impostors, **own}
+        own = {"epoch": self.epoch, "instance": self.instance, "life": self.life}
+        return {"type": "welcome", "output_limit": self.output_limit, **own}
 
     async def _serve(self, socket: ServerConnection) -> None:
         assert socket.request is not None

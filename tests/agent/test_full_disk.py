@@ -189,7 +189,7 @@ RAN = {"code": 3, "error": "", "infrastructure": False, "stopped": False, "host"
 PLAN = {"launcher": "processes", "head": T, "nodes": [], "contexts": []}
 END = {"exit_code": 3, "error": "", "infrastructure": False, "hosts": ["127.0.1.1"]}
 ENTRIES: list[dict[str, object]] = [
-    {"submit": {"size": 1, "walltime": None, "name": "x", "stage": None, "collect": [], "secret": "s3cret"}},
+    {"submit": {"size": 1, "walltime": None, "name": "x", "stage": None, "collect": []}},
     {"lrm": "77"},
     {"open": PLAN},
     {"stop": "enough"},
@@ -230,8 +230,6 @@ def test_a_folder_that_is_cut_anywhere_is_recalled_and_says_nothing_untrue(
     assert found.exit_code in (None, 3)
     assert found.error == ""
     assert found.ended <= (count >= 5)
-    if found.size:
-        assert found.old_secret == "s3cret"
     found.lrm_ended(None)
     assert found.ended
     assert found.exit_code == 3 or found.stop is not None or found.error or not ran or found.plan is None

@@ -10,11 +10,8 @@ from pathlib import Path
 import pytest
 
 from koalapy.agent.core.settings import RUNNER
-from koalapy.agent.core.spool import Spool
-from koalapy.agent.lrm.port import LrmSubmission
 from koalapy.runner.session import TAG_LENGTH, Line, Session
 from tests.agent.conftest import FakeDaemon
-from tests.agent.memory_lrm import MemoryLrm
 from tests.agent.played_runner import HERE, secret_of
 from tests.agent.test_unauthenticated import Port, serving
 
@@ -141,51 +138,6 @@ async def test_who_tries_often_is_told_of_once_in_a_while(port: Port) -> None:
     said = port.daemon.said
     await port.daemon.until(lambda: sum(told["times"] for told in said("impostor")) == 20)
     assert len(said("impostor")) < 20
-
-
-async def test_a_daemon_of_before_is_not_told(port: Port) -> None:
-    """It would hang up."""
-    port.daemon.takes_impostors = False
-    await port.daemon.leave()
-    port.daemon.inventories.clear()
-    await port.daemon.listen()
-    await port.daemon.until(lambda: bool(port.daemon.inventories))
-    await port.runner(TOKEN)
-    thief = await port.connect()
-    await thief.greet(NAME, secret_of(NAME))
-    assert await thief.read() == {"t": "refused"}
-    await port.daemon.submit("1.2.0.bb")
-    await port.daemon.reaches("1.2.0.bb", "waiting")
-    assert not port.daemon.said("impostor")
-
-
-# An agent of before
-
-
-def _of_before(directory: Path) -> None:
-    folder = Spool(directory).make("test", TOKEN)
-    folder.write(submit={"size": 2, "walltime": None, "name": "x", "stage": None, "collect": [], "secret": "5" * 32})
-    folder.write(lrm="1")
-
-
-async def test_runners_that_an_agent_of_before_began_say_hello_as_before(daemon: FakeDaemon, tmp_path: Path) -> None:
-    _of_before(tmp_path)
-    lrm = MemoryLrm()
-    lrm.take(LrmSubmission(NAME, 2, (), {}, tmp_path, tmp_path / "out"))
-    async with serving(daemon, tmp_path, lrm) as port:
-        runner = await port.connect()
-        hello = {"t": "hello", "component": NAME, "secret": "5" * 32, "node": 1, "lrm_job": "1", **HERE}
-        runner.send(**hello)
-        assert "lease" in await runner.hears("welcome")
-        runner.send(t="out", offset=0, data="aGkK")
-        assert (await runner.hears("output"))["offset"] == 3
-        for wrong in ({"secret": "6" * 32}, {"secret": ""}, {"secret": "é" * 9}, {"node": 2}, {"component": "koala-x"}):
-            liar = await port.connect()
-            liar.send(**hello | wrong)
-            assert await liar.read() == {}
-        new = await port.connect()
-        new.send(t="hello", component=NAME, node=1, nonce="0" * 64)
-        assert await new.read() == {}, "it has no secret for its nodes"
 
 
 # An agent that is none

@@ -77,7 +77,7 @@ def scene(tmp_path: Path) -> Scene:
 
 
 def test_component_ends_when_daemon_is_silent_for_lease(scene: Scene) -> None:
-    scene.leases.welcomed(renews=True)
+    scene.leases.welcomed()
     scene.is_answered()
     scene.now_s += 99.9
     assert not scene.look()
@@ -88,7 +88,7 @@ def test_component_ends_when_daemon_is_silent_for_lease(scene: Scene) -> None:
 
 
 def test_answer_counts_from_its_question(scene: Scene) -> None:
-    scene.leases.welcomed(renews=True)
+    scene.leases.welcomed()
     scene.now_s += 60
     scene.is_answered()
     assert scene.leases.silence_for(scene.component) == 60
@@ -100,24 +100,19 @@ def test_component_without_lease_never_ends_by_silence(tmp_path: Path) -> None:
     assert not scene.look()
 
 
-def test_daemon_of_earlier_version_is_not_asked(scene: Scene) -> None:
-    scene.leases.welcomed(renews=False)
-    assert scene.daemon.questions == []
-
-
 def test_another_daemon_renews_nothing_of_the_first(scene: Scene) -> None:
-    scene.leases.welcomed(renews=True)
+    scene.leases.welcomed()
     scene.is_answered()
     scene.reporter.instance = "other"
     scene.now_s += 100
-    scene.leases.welcomed(renews=True)
+    scene.leases.welcomed()
     scene.is_answered()
     assert scene.leases.silence_for(scene.component) == 100
     assert scene.look()
 
 
 def test_next_agent_goes_on_counting(scene: Scene) -> None:
-    scene.leases.welcomed(renews=True)
+    scene.leases.welcomed()
     scene.is_answered()
     scene.now_s += 70
     scene.begin()
@@ -147,7 +142,7 @@ def test_note_of_later_moment_than_now_is_none_of_the_future(tmp_path: Path) -> 
 
 
 def test_agent_that_was_stopped_asks_before_it_ends_anything(scene: Scene) -> None:
-    scene.leases.welcomed(renews=True)
+    scene.leases.welcomed()
     scene.is_answered()
     scene.leases._look_due = scene.now_s + 10
     scene.now_s += 1000
@@ -160,7 +155,7 @@ def test_agent_that_was_stopped_asks_before_it_ends_anything(scene: Scene) -> No
 
 
 def test_agent_that_was_stopped_ends_what_is_not_renewed_then(scene: Scene) -> None:
-    scene.leases.welcomed(renews=True)
+    scene.leases.welcomed()
     scene.is_answered()
     scene.leases._look_due = scene.now_s + 10
     scene.now_s += 1000
@@ -182,7 +177,7 @@ def test_runner_and_agent_count_from_no_later_moment_than_daemon(
     runner = SilenceClock(scene.now_s, lambda: scene.now_s)
     daemon_heard_at = scene.now_s  # it heard of the runner when it reported
     for to_daemon, to_agent, to_runner, pause, is_cut, is_replaced in rounds:
-        scene.leases.welcomed(renews=True)
+        scene.leases.welcomed()
         scene.now_s += to_daemon
         daemon_heard_at = daemon_heard_at if is_cut else scene.now_s
         scene.now_s += to_agent

@@ -52,7 +52,7 @@ async def serving(own: AgentSettings) -> AsyncIterator[tuple[LoginServer, StandI
     daemon = StandIn()
     server = LoginServer(own, daemon, loop_clock())  # type: ignore[arg-type]
     await server.listen()
-    server.welcomed(Welcome(epoch=1, instance="i", lease=60.0, vouches=True, users_url="https://grid:8642"))
+    server.welcomed(Welcome(epoch=1, instance="i", users_url="https://grid:8642"))
 
     def answer(vouch: Vouch) -> None:
         server.vouched(Vouched(ident=vouch.ident, token=TOKEN, user="ann", role="user", lifetime=60.0))
@@ -115,10 +115,8 @@ async def test_a_refusal_is_told_with_its_way_out(tmp_path: Path) -> None:
         daemon.answer = lambda vouch: server.lost()
         assert (await ask(own.login_sockets[0]))[1]["error"] == "the daemon hung up"
         assert "does not reach the daemon" in (await ask(own.login_sockets[0]))[1]["error"]
-        server.welcomed(Welcome(epoch=1, instance="i", lease=60.0))
-        greeting, answer = await ask(own.login_sockets[0])
-        assert greeting["url"] == "http://127.0.0.1:1"
-        assert "gives out no logins" in answer["error"]
+        server.welcomed(Welcome(epoch=1, instance="i"))
+        assert (await ask(own.login_sockets[0]))[0]["url"] == "http://127.0.0.1:1"
 
 
 async def test_a_daemon_that_hangs_is_told(tmp_path: Path) -> None:

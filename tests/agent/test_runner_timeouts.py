@@ -40,9 +40,6 @@ class Handler:
     def admit(self, runner: RunnerConnection, here: dict[str, Any]) -> bool:
         return True
 
-    def admit_old(self, runner: RunnerConnection, hello: dict[str, Any]) -> bool:
-        return False
-
     def forged(self, runner: RunnerConnection) -> None:
         raise AssertionError
 

@@ -25,7 +25,7 @@ MAX_SHOWN = 400
 OWN, OTHERS, PEER = "1.1.0.aa", "2.1.0.bb", "2.1.1.bb"
 """The attacker's component, and a gang of two that has nothing to do with it."""
 COMPONENTS = [f"koala-test-{token}" for token in (OWN, OTHERS, PEER)]
-HELLOS = (runner_messages.Hello, runner_messages.OldHello, runner_messages.Here)
+HELLOS = (runner_messages.Hello, runner_messages.Here)
 SAID = (
     runner_messages.Here,
     runner_messages.Out,

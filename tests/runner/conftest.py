@@ -75,9 +75,8 @@ class FakeNode:
 class FakeAgent:
     """Accepts runners, delivers what they have for each other, and can go away and come back."""
 
-    def __init__(self, directory: Path, lease: float | None = 60, *, renews: bool = False) -> None:
-        """``renews``: whether it says how long the daemon has been silent; one of an earlier version does not."""
-        self.directory, self.lease, self.renews = directory, lease, renews
+    def __init__(self, directory: Path, lease: float | None = 60) -> None:
+        self.directory, self.lease = directory, lease
         self.silence: float | None = 0.0
         """What it says of that."""
         self.nodes: dict[tuple[str, int], FakeNode] = {}
@@ -140,8 +139,7 @@ class FakeAgent:
         writer.write(session.seal(Line(b'{"t":"challenge","nonce":"n"}')))
         node.hellos.append(json.loads(session.open((await reader.readline()).rstrip(b"\n"))))
         node.writer, node.session = writer, session
-        told = {"renews": True} if self.renews else {}
-        node.send(t="welcome", lease=self.lease, output=len(node.output), **told)
+        node.send(t="welcome", lease=self.lease, output=len(node.output))
         try:
             while (line := await reader.readline()) and node.writer is writer:
                 node.take(json.loads(session.open(line.rstrip(b"\n"))))

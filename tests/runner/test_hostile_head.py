@@ -221,7 +221,7 @@ async def test_traced_mpi_daemon_is_halted_when_its_lease_ended_while_the_runner
     agent: FakeAgent, tmp_path: Path, *, renewed: bool
 ) -> None:
     gate = tmp_path / "gate"
-    agent.renews, agent.lease = True, None
+    agent.lease = None
     nodes = [await agent.start("7.1.0", 0, "127.0.1.1", **MPI_ENVIRONMENT)]
     agent.lease = LEASE
     nodes.append(await agent.start("7.1.1", 0, "127.0.2.1", **MPI_ENVIRONMENT))

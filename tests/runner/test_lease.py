@@ -31,7 +31,7 @@ def pid_of(node: FakeNode) -> bytes:
 
 @pytest.mark.processes
 async def test_runner_with_agent_ends_program_when_daemon_is_silent_for_lease(tmp_path: Path) -> None:
-    agent = FakeAgent(tmp_path, lease=1.0, renews=True)
+    agent = FakeAgent(tmp_path, lease=1.0)
     node = await started(agent, STUBBORN)
     agent.silence = 100.0
     end = await node.expect("exit")
@@ -45,7 +45,7 @@ async def test_runner_with_agent_ends_program_when_daemon_is_silent_for_lease(tm
 @pytest.mark.processes
 async def test_runner_without_agent_ends_program_after_lease(tmp_path: Path) -> None:
     """The agent is stopped, or the node is cut off: nothing is answered any more."""
-    agent = FakeAgent(tmp_path, lease=1.0, renews=True)
+    agent = FakeAgent(tmp_path, lease=1.0)
     node = await started(agent, STUBBORN)
     pid = pid_of(node)
     await agent.leave()
@@ -55,7 +55,7 @@ async def test_runner_without_agent_ends_program_after_lease(tmp_path: Path) -> 
 
 @pytest.mark.processes
 async def test_program_is_warned_when_its_lease_is_over(tmp_path: Path) -> None:
-    agent = FakeAgent(tmp_path, lease=1.0, renews=True)
+    agent = FakeAgent(tmp_path, lease=1.0)
     node = await started(agent, WARNED, lease_warning={"signal": "USR1", "grace": 60.0})
     agent.silence = None
     end = await node.expect("exit")
@@ -66,7 +66,7 @@ async def test_program_is_warned_when_its_lease_is_over(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 async def test_runner_without_lease_goes_on_while_daemon_is_silent(tmp_path: Path) -> None:
-    agent = FakeAgent(tmp_path, lease=None, renews=True)
+    agent = FakeAgent(tmp_path, lease=None)
     gate = tmp_path / "gate"
     node = await started(agent, ["sh", "-c", f"echo $$; while [ ! -e {gate} ]; do sleep 0.05; done"])
     agent.silence = 1e6
@@ -78,7 +78,7 @@ async def test_runner_without_lease_goes_on_while_daemon_is_silent(tmp_path: Pat
 @pytest.mark.processes
 async def test_runner_stopped_beyond_lease_kills_program_that_is_not_renewed(tmp_path: Path) -> None:
     """It is halted first, for its next attempt may run by then."""
-    agent = FakeAgent(tmp_path, lease=0.5, renews=True)
+    agent = FakeAgent(tmp_path, lease=0.5)
     node = await started(agent, STUBBORN)
     assert node.process is not None
     node.process.send_signal(signal.SIGSTOP)
@@ -104,7 +104,7 @@ def state_of(pid: bytes) -> str:
 @pytest.mark.processes
 async def test_runner_stopped_in_the_grace_after_its_lease_counts_it_all_the_same(tmp_path: Path) -> None:
     """The daemon does: the next attempt may run by then."""
-    agent = FakeAgent(tmp_path, lease=1.0, renews=True)
+    agent = FakeAgent(tmp_path, lease=1.0)
     node = await started(agent, STUBBORN, lease_warning={"signal": "USR1", "grace": 8.0})
     agent.silence = None
     await node.expect("warned")
@@ -127,7 +127,7 @@ async def test_runner_ends_program_at_walltime_whatever_is_left_of_its_grace(
     tmp_path: Path, command: list[str]
 ) -> None:
     """The daemon counts the walltime, whether or not a warning began before it lost its agent."""
-    agent = FakeAgent(tmp_path, lease=None, renews=True)
+    agent = FakeAgent(tmp_path, lease=None)
     node = await started(agent, command, walltime=3.0)
     pid = pid_of(node)
     clock = SilenceClock(0.0)
@@ -144,7 +144,7 @@ async def test_runner_ends_program_at_walltime_whatever_is_left_of_its_grace(
 
 @pytest.mark.processes
 async def test_runner_ends_program_at_walltime_without_agent(tmp_path: Path) -> None:
-    agent = FakeAgent(tmp_path, lease=None, renews=True)
+    agent = FakeAgent(tmp_path, lease=None)
     node = await started(agent, STUBBORN, walltime=1.0)
     node.ack_exit = False
     end = await node.expect("exit")

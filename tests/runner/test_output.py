@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 
 from koalapy.runner import output as output_module
 from koalapy.runner.output import BLOCK, MEMORY, Output
+from koalapy.runner.session import FILE_TAG_LENGTH
+
+SECRET = b"secret"
 
 
 @given(st.integers(0, 2**32))
 def test_every_byte_arrives_once_and_what_is_acknowledged_takes_no_room(seed: int) -> None:
     chance = random.Random(seed)
     with TemporaryDirectory() as folder:
-        store = Output(f"{folder}/output.0", block=64, memory=256, window=100, chunk=30)
+        store = Output(f"{folder}/output.0", SECRET, block=64, memory=256, window=100, chunk=30)
         written, heard, acknowledged = b"", b"", 0
         for _ in range(60):
             match chance.randrange(4):
@@ -32,7 +35,7 @@ def test_every_byte_arrives_once_and_what_is_acknowledged_takes_no_room(seed: in
                     store.acknowledge(acknowledged)
                 case 3:  # another connection
                     store.sent, heard = store.start, heard[: store.start]
-            on_disk = sum(path.stat().st_size for path in Path(folder).iterdir())
+            on_disk = sum(path.stat().st_size - FILE_TAG_LENGTH for path in Path(folder).iterdir())
             assert on_disk <= len(written) - acknowledged + 2 * 164
         while len(heard) < len(written):
             for offset, data in store.chunks():
@@ -48,7 +51,7 @@ def test_the_program_waits_where_there_is_no_room(tmp_path: Path, monkeypatch: p
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(output_module.os, "write", full)
-    store, written = Output(f"{tmp_path}/output.0"), bytearray()
+    store, written = Output(f"{tmp_path}/output.0", SECRET), bytearray()
     while not store.full:
         written += b"%09d\n" % len(written) * 6000
         store.append(bytes(written[store.total :]))
@@ -64,14 +67,14 @@ def test_the_program_waits_where_there_is_no_room(tmp_path: Path, monkeypatch: p
 
 def test_no_more_is_spilled_than_the_limit(tmp_path: Path) -> None:
     limit = 4 * MEMORY
-    store = Output(f"{tmp_path}/output.0", spill_limit=limit)
+    store = Output(f"{tmp_path}/output.0", SECRET, spill_limit=limit)
     while not store.full:
         store.append(b"x" * 65536)
     assert MEMORY < sum(path.stat().st_size for path in tmp_path.iterdir()) <= limit + BLOCK
 
 
 def test_a_spill_that_somebody_removed_is_told_in_its_place(tmp_path: Path) -> None:
-    store = Output(f"{tmp_path}/output.0")
+    store = Output(f"{tmp_path}/output.0", SECRET)
     for _ in range(4 * BLOCK // 65536):
         store.append(b"x" * 65536)
     (gone, *_) = sorted(tmp_path.iterdir())

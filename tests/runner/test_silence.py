@@ -78,11 +78,8 @@ async def test_a_runner_looks_for_another_agent_when_the_one_it_had_says_nothing
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("renews", [False, True])
-async def test_a_runner_that_was_stopped_does_not_take_that_for_its_agents_silence(
-    tmp_path: Path, renews: bool
-) -> None:
-    agent = FakeAgent(tmp_path, lease=3.0, renews=renews)
+async def test_a_runner_that_was_stopped_does_not_take_that_for_its_agents_silence(tmp_path: Path) -> None:
+    agent = FakeAgent(tmp_path, lease=3.0)
     await agent.listen()
     node = await agent.start("7.1.0", 0, "127.0.1.1")
     node.send(**plan([node], waits_for(tmp_path / "gate")))

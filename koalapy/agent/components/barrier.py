@@ -3,14 +3,13 @@
 import asyncio
 import base64
 import contextlib
-import hmac
 from collections.abc import Coroutine
 from hashlib import sha256
 from typing import Any
 
 import structlog
 
-from koalapy.agent.components.component import Component, Node
+from koalapy.agent.components.component import Component
 from koalapy.agent.core.impostors import Impostors
 from koalapy.agent.core.leases import Leases
 from koalapy.agent.core.lrm_jobs import LrmJobs
@@ -31,14 +30,8 @@ PROGRAM_PHASES = ("opened", "running")
 """Phases of a runner that was told its plan, until its program has ended."""
 OPEN_BATCH_SIZE = 64
 """Runners that are let go before others are listened to: a plan of a thousand nodes is 100 kB to each."""
-AGENT_SILENCE_LIMIT = 600.0
-"""Seconds of our silence after which runners end that an agent of before there were leases has begun."""
 RETURN_TIMEOUT = 15.0
 """Seconds that runners have to find an agent that was restarted."""
-
-
-def _digest(life: str) -> str:
-    return sha256(life.encode()).hexdigest()
 
 
 class Barrier:
@@ -109,7 +102,7 @@ class Barrier:
     def challenge(self, runner: RunnerConnection, hello: dict[str, Any]) -> tuple[Session, str] | None:
         name, index = hello["component"], hello["node"]
         component = self._reporter.components.get(name)
-        if component is not None and (component.old_secret or index >= component.size):
+        if component is not None and index >= component.size:
             log.warning("a runner of a node that is none", action="runner-refused", component=name, node=index)
             return None
         secret = self._secrets.of(name, index)
@@ -122,25 +115,6 @@ class Barrier:
     def forged(self, runner: RunnerConnection) -> None:
         if component := self._reporter.components.get(runner.component):
             self._impostors.seen(component, runner.node, "forged", runner.address)
-
-    def admit_old(self, runner: RunnerConnection, hello: dict[str, Any]) -> bool:
-        component = self._reporter.components.get(hello["component"])
-        secret = component.old_secret.encode() if component else b""
-        if component is None or not secret or not hmac.compare_digest(secret, hello["secret"].encode()):
-            if component is None:
-                log.warning(
-                    "a runner of nobody", action="runner-refused", component=hello["component"], node=hello["node"]
-                )
-            else:
-                self._impostors.seen(component, hello["node"], "forged", runner.address)
-            return False
-        if hello["node"] >= component.size:
-            log.warning(
-                "a runner of a node that is none", action="runner-refused", component=component.name, node=hello["node"]
-            )
-            return False
-        runner.component, runner.node = component.name, hello["node"]
-        return self._admit(component, runner, hello)
 
     def admit(self, runner: RunnerConnection, here: dict[str, Any]) -> bool:
         component = self._reporter.components.get(runner.component)
@@ -157,23 +131,15 @@ class Barrier:
         runner.send({"t": "refused"})
         self._jobs.polls.soon()
 
-    def _is_another(self, node: Node, hello: dict[str, Any]) -> bool:
-        """Whether it is not the runner that has the place."""
-        if "life" in hello:
-            return node.life not in ("", _digest(hello["life"]))
-        lrm_job = hello["lrm_job"]
-        return bool(node.runner is not None and lrm_job != node.lrm_job and lrm_job and node.lrm_job)
-
     def _admit(self, component: Component, runner: RunnerConnection, hello: dict[str, Any]) -> bool:
         index = runner.node
-        node, lrm_job = component.nodes[index], hello["lrm_job"]
-        if self._is_another(node, hello):
+        node, lrm_job, life = component.nodes[index], hello["lrm_job"], sha256(hello["life"].encode()).hexdigest()
+        if node.life not in ("", life):
             self._impostors.seen(component, index, "second", runner.address, lrm_job)
             runner.send({"t": "refused"})
             self._jobs.polls.soon()
             return False
-        node.lrm_job = lrm_job
-        node.life = _digest(hello["life"]) if "life" in hello else ""
+        node.lrm_job, node.life = lrm_job, life
         earlier, node.runner, node.exit = node.runner, runner, None
         if awaited := self._absent.pop((component.name, index), None):
             awaited.cancel()
@@ -183,10 +149,7 @@ class Barrier:
         node.phase = node.phase if node.phase == "ended" else hello["phase"]
         node.warned |= hello["warned"]
         received = component.output.greet(index, hello["start"])
-        if component.renews:
-            runner.send({"t": "welcome", "lease": component.lease, "renews": True, "output": received})
-        else:
-            runner.send({"t": "welcome", "lease": AGENT_SILENCE_LIMIT, "output": received})
+        runner.send({"t": "welcome", "lease": component.lease, "output": received})
         if component.stop is not None or component.error:
             runner.send(component.stopping)
         elif component.plan is None and node.phase in PROGRAM_PHASES:

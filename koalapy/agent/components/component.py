@@ -69,10 +69,6 @@ class Component:
     """Bytes of its output that the daemon keeps."""
     lease: float | None = None
     """Seconds of the daemon's silence after which it ends; None: never for that reason."""
-    renews: bool = True
-    """Whether its runners ask for the daemon's silence; those that an agent of before began count ours."""
-    old_secret: str = ""
-    """What its runners show, if an agent of before began it."""
     lrm_job: str | None = None
     submitted_at: float = 0.0
     """When the resource manager had taken it (loop's clock): earlier snapshots say nothing about it."""
@@ -115,8 +111,6 @@ class Component:
         """As its folder remembers it, after a restart of the agent."""
         known = folder.entries()
         submitted = known.get("submit", {})
-        if old_secret := submitted.get("secret", ""):
-            folder.secret_of = None
         own = cls(
             instance,
             token,
@@ -131,8 +125,7 @@ class Component:
             submitted.get("output_limit", DEFAULT_OUTPUT_LIMIT),
             clock=clock,
         )
-        own.old_secret = old_secret
-        own.lease, own.renews = submitted.get("lease"), "lease" in submitted
+        own.lease = submitted.get("lease")
         own.lrm_job, own.plan, own.stop = known.get("lrm"), known.get("open"), known.get("stop")
         own.grace = Grace.recall(known.get("grace"))
         for node, life in zip(own.nodes, known.get("lives", ()), strict=False):

@@ -298,7 +298,6 @@ class Agent:
             **self._settings.environment,
             **({"KOALA_STAGE": str(stage)} if stage else {}),
             "KOALA_AGENT_FILE": str(self._address_file),
-            **({"KOALA_RUNNER_SECRET": component.old_secret} if component.old_secret else {}),
             "KOALA_COMPONENT_TOKEN": component.token,
             "KOALA_COMPONENT_NAME": component.name,
             "KOALA_LEASE": "none" if component.lease is None else f"{component.lease:g}",
@@ -315,7 +314,7 @@ class Agent:
             modules=self._settings.modules,
             user=component.user,
             node_class=component.node_class,
-            secrets=() if component.old_secret else self._secrets.all_of(component.name, component.size),
+            secrets=self._secrets.all_of(component.name, component.size),
         )
 
     # What the daemon says
@@ -365,10 +364,9 @@ class Agent:
         self._welcomed = True
         self._epoch, self._life = message.epoch, message.life
         self._reporter.instance = message.instance
-        self._leases.welcomed(renews=message.renews)
+        self._leases.welcomed()
         self._output_limit = message.output_limit
         self._logins.welcomed(message)
-        self._impostors.is_daemon_told = message.impostors
         self._expired.heard()
         self._greeting = asyncio.create_task(self._take_stock())
 

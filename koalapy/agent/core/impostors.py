@@ -21,8 +21,6 @@ class Impostors:
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
-        self.is_daemon_told = False
-        """Whether the daemon takes what we have to say: one of before would hang up."""
         self._seen: dict[str, Impostor | None] = {}
         """By the name of the component, what is still to be told, while nothing is to be told at once."""
 
@@ -43,6 +41,6 @@ class Impostors:
             return
         self._seen[name] = None
         log.warning("somebody claims to be a runner", action="impostor", **impostor.model_dump(exclude={"type"}))
-        if self.is_daemon_told and name == lrm_name(self._reporter.instance, impostor.token):
+        if name == lrm_name(self._reporter.instance, impostor.token):
             self._reporter.uplink.put(impostor)
         asyncio.get_running_loop().call_later(MIN_INTERVAL, lambda: self._tell(name, self._seen.get(name)))

@@ -52,9 +52,9 @@ class Leases:
         self._asked_at = -inf
         self._look_due = self._spared_until = -inf
 
-    def welcomed(self, *, renews: bool) -> None:
-        """Begin to ask the daemon that has let us in, if it answers."""
-        self._may_ask = renews
+    def welcomed(self) -> None:
+        """Begin to ask the daemon that has let us in."""
+        self._may_ask = True
         self.renew()
 
     def lost(self) -> None:

@@ -189,17 +189,10 @@ def _is_whole(line: bytes) -> bool:
 
 
 def _parse_line(line: bytes) -> dict[str, Any]:
-    """Return the entry of a line; one of an earlier version has no checksum. Raise ``DamagedJournal``."""
-    match = _CHECKED_LINE.fullmatch(line)
-    if match is not None and not _is_whole(line):
+    """Return the entry of a line. Raise ``DamagedJournal`` if it is not as it was written."""
+    if not _is_whole(line):
         raise DamagedJournal(f"the checksum of {line[:60]!r} is wrong")
-    try:
-        entry = json.loads(line if match is None else match[1])
-    except ValueError as error:
-        raise DamagedJournal(f"{line[:60]!r} is no entry") from error
-    if not isinstance(entry, dict):
-        raise DamagedJournal(f"{line[:60]!r} is no entry")
-    return entry
+    return dict(json.loads(line.rpartition(b" ")[0]))
 
 
 def write_error(path: Path, error: OSError) -> str:

@@ -40,22 +40,6 @@ class Here(RunnerMessage):
     """Whether its program was told that it will be stopped."""
 
 
-class OldHello(RunnerMessage):
-    """What runners say that an agent of before has begun: all at once, the secret of the whole component with it."""
-
-    t: Literal["hello"]
-    component: Name
-    secret: Name
-    node: Nodes
-    host: Host
-    name: Name
-    phase: Literal["waiting", "opened", "running", "ending", "ended"]
-    lrm_job: Name = ""
-    start: Bytes = 0
-    """Where its output begins."""
-    warned: bool = False
-
-
 class Out(RunnerMessage):
     t: Literal["out"]
     offset: Bytes
@@ -114,11 +98,9 @@ class RunnerResult(RunnerMessage):
     output: Bytes | None = None
 
 
-_result: TypeAdapter[RunnerResult] = TypeAdapter(RunnerResult)
 _message: TypeAdapter[RunnerMessage] = TypeAdapter(
     Annotated[Here | Out | Running | Warned | Ending | Renew | Relay | Exit, Field(discriminator="t")]
 )
-_hello: TypeAdapter[Hello | OldHello] = TypeAdapter(Hello | OldHello)
 
 
 def parse_message(line: bytes) -> dict[str, Any]:
@@ -128,9 +110,9 @@ def parse_message(line: bytes) -> dict[str, Any]:
 
 def parse_hello(line: bytes) -> dict[str, Any]:
     """The first message on a connection, from anybody; ``ValueError`` when it is none."""
-    return _hello.validate_python(json.loads(line)).model_dump()
+    return Hello.model_validate(json.loads(line)).model_dump()
 
 
 def parse_result(content: bytes) -> dict[str, Any]:
     """A result that was left; ``ValueError`` when it is none."""
-    return _result.validate_python(json.loads(content)).model_dump(exclude_unset=True)
+    return RunnerResult.model_validate(json.loads(content)).model_dump(exclude_unset=True)

@@ -64,10 +64,6 @@ class RunnerHandler(Protocol):
         """Whether a runner that has shown who it is gets its place."""
         ...
 
-    def admit_old(self, runner: "RunnerConnection", hello: dict[str, Any]) -> bool:
-        """The same of one that sends its secret, as an agent of before has told it."""
-        ...
-
     def forged(self, runner: "RunnerConnection") -> None:
         """Somebody has said what the runner that he claims to be did not say."""
 
@@ -196,9 +192,7 @@ class RunnerConnection(asyncio.Protocol):
             self._settle(admitted=here["t"] == "here" and self._handler.admit(self, here))
 
     def _greet(self, hello: dict[str, Any]) -> None:
-        if "secret" in hello:
-            self._settle(admitted=self._handler.admit_old(self, hello))
-        elif (challenge := self._handler.challenge(self, hello)) is not None:
+        if (challenge := self._handler.challenge(self, hello)) is not None:
             self._session, nonce = challenge
             self.send({"t": "challenge", "nonce": nonce})
         else:

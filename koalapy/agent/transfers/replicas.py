@@ -42,7 +42,7 @@ class Wanted(BaseModel):
     part: str | None = None
     size: int = Field(ge=0)
     encrypted: bool = False
-    """Whether who pulls it can, and will, have it come encrypted; agents of earlier versions do not say so."""
+    """Whether the puller wants it to come encrypted."""
 
     def place(self) -> Path:
         """``SiteRejected`` when the part is no entry of a folder."""

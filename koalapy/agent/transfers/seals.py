@@ -27,7 +27,7 @@ def seal_of(descriptor: int) -> tuple[str, float]:
     """Of an open file or folder, and when it was last changed (seconds since the epoch); ``OSError``.
 
     It has two words. The first goes by the time of change that can be set (``touch -r``, ``rsync --inplace --times``),
-    as the whole seal of earlier versions does; the second by the time of change of anything, which the kernel sets.
+    the second by the time of change of anything, which the kernel sets.
     """
     digest, kernels, changed = hashlib.sha256(), hashlib.sha256(), 0
     for name, found in _entries(descriptor, MAX_DEPTH):
@@ -118,13 +118,12 @@ class Seals:
             self._known = {str(place): [str(seal), str(checksum)] for place, (seal, checksum) in stored.items()}
 
     def hold(self, place: Path, seal: str, checksum: str) -> bool:
-        """Whether what has this seal had that checksum when it was read; one of an earlier version is believed."""
+        """Return whether what has this seal had that checksum when it was read."""
         with self._lock:
-            return self._known.get(str(place)) in ([seal, checksum], [settable_part(seal), checksum])
+            return self._known.get(str(place)) == [seal, checksum]
 
     def renew(self, place: Path, seal: str, checksum: str) -> None:
-        """It has this seal now, by what we did to it ourselves, or because an earlier version made the one that is
-        kept."""
+        """Replace the seal of what was read, after a change of its rights by the agent itself."""
         with self._lock:
             if self._known.get(str(place)) != [seal, checksum]:
                 self._known.pop(str(place), None)

@@ -36,13 +36,7 @@ class Terms:
     instance: str
     life: str
     output_limit: int
-    vouches: bool = False
-    """Whether logins are given out to those for whom agents vouch."""
-    impostors: bool = True
-    """Whether agents may tell of those who claimed to be runners."""
     users_url: str = ""
-    renews: bool = True
-    """Whether agents may ask it to renew leases."""
 
 
 @dataclass(frozen=True, slots=True)

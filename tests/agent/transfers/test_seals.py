@@ -1,9 +1,6 @@
 """Replicas that programs read where they lie: verified whenever anything about them has changed, and read-only."""
 
-import hashlib
-import json
 import os
-import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -175,23 +172,6 @@ async def test_one_whose_names_or_rights_others_have_changed_is_read_once_more(
         north.stage(wanted, token=token)
         await north.comes_to("done", token)
     assert read == [str(path)] * 3, "first, with the link, and without it"
-
-
-@pytest.mark.usefixtures("settled")
-async def test_seals_of_an_earlier_version_are_believed_and_replaced(north: FileSite, read: list[str]) -> None:
-    path = old(north.make("data"))
-    wanted, found = north.input(path), path.stat()
-    kind = f"{stat.S_IFREG} {found.st_ino} {found.st_size} {found.st_mtime_ns}"
-    seal = hashlib.sha256(f"\0{kind}\0".encode()).hexdigest()
-    await north.stop()
-    (north.directory / "seals.json").write_text(json.dumps({str(path): [seal, wanted.checksum]}))
-    north.start()
-    north.stage(wanted)
-    await north.comes_to("done")
-    assert read == []
-    in_place_with_its_times_kept(path)
-    north.stage(wanted, token=U)
-    assert "it was changed" in (await north.comes_to("failed", U)).error
 
 
 async def test_what_was_changed_just_now_is_read_again(north: FileSite, read: list[str]) -> None:
