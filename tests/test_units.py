@@ -13,8 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from koalapy.agent.accounts.accounts import Account
-from koalapy.agent.accounts.run_as import RunAs, Way
+from koalapy.agent.accounts.accounts import Account, RunAs, Way
 from tests.needs import CONFINEMENT, ROOT, SYSTEMD, needs
 
 UNITS = Path(__file__).parents[1] / "deploy" / "systemd"

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from koalapy.agent.accounts.run_as import Way, way_here
+from koalapy.agent.accounts.accounts import Way, way_here
 from koalapy.agent.core.agent import run_agent
 from koalapy.agent.core.directory_lock import lock_directory
 from koalapy.agent.core.handover import take_handover

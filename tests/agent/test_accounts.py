@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agent.accounts import run_as
-from koalapy.agent.accounts.accounts import Account, Accounts, own_name
-from koalapy.agent.accounts.run_as import RunAs, Way, environment_of
+from koalapy.agent.accounts import accounts as module
+from koalapy.agent.accounts.accounts import Account, Accounts, RunAs, Way, environment_of, own_name
 from koalapy.agent.core.settings import AgentSettings, SiteSettings
 from koalapy.agent.main import _check_identity
 from koalapy.config.settings import ClusterSection
@@ -132,10 +131,10 @@ def test_nothing_of_the_agents_own_environment_is_handed_on() -> None:
 
 def test_what_speaks_with_other_sites_has_none_of_the_agents_rights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1503)
-    monkeypatch.setattr(run_as, "_may_change_account", lambda: True)
-    assert run_as.plain("rsync", "-x")[1:] == ["--inh-caps", "-all", "--ambient-caps", "-all", "--", "rsync", "-x"]
-    monkeypatch.setattr(run_as, "_may_change_account", lambda: False)
-    assert run_as.plain("rsync", "-x") == ["rsync", "-x"]
+    monkeypatch.setattr(module, "_may_change_account", lambda: True)
+    assert module.plain("rsync", "-x")[1:] == ["--inh-caps", "-all", "--ambient-caps", "-all", "--", "rsync", "-x"]
+    monkeypatch.setattr(module, "_may_change_account", lambda: False)
+    assert module.plain("rsync", "-x") == ["rsync", "-x"]
 
 
 @pytest.mark.processes

@@ -5,9 +5,8 @@ import json
 from pathlib import Path
 from typing import Any, cast
 
-from koalapy.agent.components.barrier import OPEN_BATCH_SIZE, Barrier
+from koalapy.agent.components.barrier import OPEN_BATCH_SIZE, Barrier, Impostors
 from koalapy.agent.components.component import Component
-from koalapy.agent.core.impostors import Impostors
 from koalapy.agent.core.lrm_jobs import LrmJobs
 from koalapy.agent.core.reporter import Reporter
 from koalapy.agent.core.spool import Spool

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.agent.components.component import Component
-from koalapy.agent.core import disk_sync
-from koalapy.agent.core.disk_sync import DiskSync
-from koalapy.agent.core.spool import DamagedJournal, Folder, Spool
+from koalapy.agent.core import spool as spool_module
+from koalapy.agent.core.spool import DamagedJournal, DiskSync, Folder, Spool
 from koalapy.agent.lrm.local.adapter import LocalLrm
 from tests.agent.conftest import FakeDaemon, Site
 from tests.agent.memory_agent import serving
@@ -121,7 +120,7 @@ async def test_nothing_follows_from_what_is_not_on_the_disk(
     monkeypatch: pytest.MonkeyPatch, site: Site, daemon: FakeDaemon
 ) -> None:
     """Neither a job in the resource manager, nor a word to the daemon, nor a program."""
-    real, room = disk_sync.sync, threading.Event()
+    real, room = spool_module.sync, threading.Event()
     waiting = threading.Event()
 
     def slow(path: Path) -> None:
@@ -129,7 +128,7 @@ async def test_nothing_follows_from_what_is_not_on_the_disk(
         assert room.wait(DEADLINE)
         real(path)
 
-    monkeypatch.setattr(disk_sync, "sync", slow)
+    monkeypatch.setattr(spool_module, "sync", slow)
     lrm = LocalLrm(site.cluster, "koala-")
     await lrm.open()
     submitted = await daemon.submit(T)
@@ -151,7 +150,7 @@ async def test_nothing_follows_from_what_is_not_on_the_disk(
 
 async def test_waiting_for_the_disk_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr(disk_sync, "sync", synced.append)
+    monkeypatch.setattr(spool_module, "sync", synced.append)
     together = DiskSync()
     files = [tmp_path / str(number) for number in range(20)]
     for path in files:
@@ -171,7 +170,7 @@ async def test_what_the_disk_refuses_late_is_told_to_who_waits_for_it(
         if path.name == "journal":
             raise OSError(122, "Disk quota exceeded")
 
-    monkeypatch.setattr(disk_sync, "sync", refuse)
+    monkeypatch.setattr(spool_module, "sync", refuse)
     spool = Spool(tmp_path)
     folder, other = spool.make("test", T), spool.make("test", "8.1.0")
     folder.write(stop="x")

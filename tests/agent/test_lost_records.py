@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.agent.components.component import Component
-from koalapy.agent.components.lost_records import REPORTED_FOR, LostRecords
+from koalapy.agent.core.reporter import REPORTED_FOR, LostRecords
 from koalapy.agent.core.spool import DamagedJournal, Folder, Spool
 from koalapy.model.reports import MAX_LOST_RECORDS
 from tests.agent.conftest import FakeDaemon, Site, alive

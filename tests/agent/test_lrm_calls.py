@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import koalapy
-from koalapy.agent.core import lrm_calls
-from koalapy.agent.core.lrm_calls import CallRecord
+from koalapy.agent.core import lrm_health
+from koalapy.agent.core.lrm_health import CallRecord
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from koalapy.model.reports import ClusterReport, LrmCalls, LrmOperation, Versions
 from koalapy.protocol import messages as wire
@@ -69,16 +69,16 @@ async def test_that_a_job_is_refused_is_an_answer(
 
 
 async def test_the_longest_call_is_forgotten_after_a_while_and_the_sum_is_not() -> None:
-    await pass_time(-asyncio.get_running_loop().time() % lrm_calls.LARGEST_SPAN)
+    await pass_time(-asyncio.get_running_loop().time() % lrm_health.LARGEST_SPAN)
     record = CallRecord(loop_clock())
 
     async def long() -> None:
         await pass_time(8.0)
 
     await record.measured(LrmOperation.SNAPSHOT, long())
-    await pass_time(lrm_calls.LARGEST_SPAN)
+    await pass_time(lrm_health.LARGEST_SPAN)
     assert record.told() == (LrmCalls("snapshot", 1, 0, 8.0, 8.0),)
-    await pass_time(lrm_calls.LARGEST_SPAN)
+    await pass_time(lrm_health.LARGEST_SPAN)
     assert record.told() == (LrmCalls("snapshot", 1, 0, 8.0, 0.0),)
 
 

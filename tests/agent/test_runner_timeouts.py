@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.agent.runners.runner_timeouts import SLEEP_SLICE, sleep_awake
+from koalapy.agent.core.lrm_jobs import SLEEP_SLICE, sleep_awake
 from koalapy.agent.runners.runners import RunnerConnection, RunnerServer
 from koalapy.runner.session import Line, Session
 

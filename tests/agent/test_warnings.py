@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from koalapy.agent.components import grace
-from koalapy.agent.components.grace import Grace
+from koalapy.agent.components import component
+from koalapy.agent.components.component import Grace
 from koalapy.protocol.messages import Open, Stop, from_daemon
 from tests.agent.conftest import FakeDaemon, Site
 
@@ -136,8 +136,8 @@ def test_an_agent_of_before_reads_a_stop_and_a_plan_without_their_warnings() -> 
 
 def test_grace_left_is_counted_since_boot_and_never_longer_than_the_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(grace.time, "time", lambda: 9e9)
-    monkeypatch.setattr(grace.time, "clock_gettime", lambda _: now)
+    monkeypatch.setattr(component.time, "time", lambda: 9e9)
+    monkeypatch.setattr(component.time, "clock_gettime", lambda _: now)
     begun = Grace.begin("TERM", 30.0)
     assert begun is not None
     assert Grace.recall(begun.noted()) == begun

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from koalapy.agent.accounts.run_as import Way
+from koalapy.agent.accounts.accounts import Way
 from koalapy.agent.components.job_folders import COMMAND, JobFolders
 from koalapy.agent.core.environment import RESOURCE_MANAGERS_BEGIN, inherited
 from koalapy.agent.core.settings import AgentSettings

@@ -5,25 +5,26 @@ import base64
 import contextlib
 from collections.abc import Coroutine
 from hashlib import sha256
-from typing import Any
+from typing import Any, Literal
 
 import structlog
 
-from koalapy.agent.components.component import Component
-from koalapy.agent.core.impostors import Impostors
+from koalapy.agent.components.component import Component, lrm_name
 from koalapy.agent.core.leases import Leases
-from koalapy.agent.core.lrm_jobs import LrmJobs
+from koalapy.agent.core.lrm_jobs import LrmJobs, sleep_awake
 from koalapy.agent.core.reporter import RECORD_LOST, Reporter
 from koalapy.agent.core.spool import write_error
 from koalapy.agent.runners.runner_secrets import RunnerSecrets
-from koalapy.agent.runners.runner_timeouts import sleep_awake
 from koalapy.agent.runners.runners import RunnerConnection
 from koalapy.model.job import is_token, of_one_attempt
-from koalapy.protocol.messages import Relay
+from koalapy.protocol.messages import Impostor, Relay
 from koalapy.runner.session import Session, make_nonce
 
 log = structlog.get_logger()
 
+MIN_INTERVAL = 60.0
+"""Seconds between two words to the daemon about one component: who tries often is told of with the number of tries."""
+How = Literal["forged", "second"]
 RECONNECT_TIMEOUT = 5.0
 """Seconds after which a runner that lost its connection counts as lost."""
 PROGRAM_PHASES = ("opened", "running")
@@ -32,6 +33,36 @@ OPEN_BATCH_SIZE = 64
 """Runners that are let go before others are listened to: a plan of a thousand nodes is 100 kB to each."""
 RETURN_TIMEOUT = 15.0
 """Seconds that runners have to find an agent that was restarted."""
+
+
+class Impostors:
+    """Tells of each at once, and of the next ones of the same component after a while, together."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._seen: dict[str, Impostor | None] = {}
+        """By the name of the component, what is still to be told, while nothing is to be told at once."""
+
+    def seen(self, component: Component, node: int, how: How, address: str, lrm_job: str = "") -> None:
+        waiting = self._seen.get(component.name)
+        times = waiting.times + 1 if waiting is not None else 1
+        impostor = Impostor(
+            token=component.token, node=node, how=how, address=address, lrm_job=lrm_job, times=min(times, 10**9)
+        )
+        if component.name in self._seen:
+            self._seen[component.name] = impostor
+        else:
+            self._tell(component.name, impostor)
+
+    def _tell(self, name: str, impostor: Impostor | None) -> None:
+        if impostor is None:
+            self._seen.pop(name, None)
+            return
+        self._seen[name] = None
+        log.warning("somebody claims to be a runner", action="impostor", **impostor.model_dump(exclude={"type"}))
+        if name == lrm_name(self._reporter.instance, impostor.token):
+            self._reporter.uplink.put(impostor)
+        asyncio.get_running_loop().call_later(MIN_INTERVAL, lambda: self._tell(name, self._seen.get(name)))
 
 
 class Barrier:

@@ -1,10 +1,10 @@
 """One component as its agent knows it: what was decided, what its runners said, what the resource manager says."""
 
-from dataclasses import dataclass, field
+import time
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from koalapy.agent.components.grace import Grace
 from koalapy.agent.components.outputlog import DEFAULT_OUTPUT_LIMIT, OutputLog
 from koalapy.agent.core.spool import RUNNER_LOG, Folder
 from koalapy.agent.lrm.port import Fault, LrmJob, LrmJobState
@@ -18,6 +18,40 @@ KILLED_BY_KILL = 128 + 9
 KILLED_BY_TERM = 128 + 15
 RESULT_ENTRY = "result.{node}"
 """The journal's entry with the result of a node's runner."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grace:
+    """What a program is told, the seconds that it has from then on, and when they are over.
+
+    The end is counted from the boot of the machine: a step of its clock changes nothing, and neither does a new agent.
+    """
+
+    signal: str
+    seconds: float
+    until: float
+
+    @classmethod
+    def begin(cls, signal: str, seconds: float) -> "Grace | None":
+        """From now on; None where there is none."""
+        return cls(signal, seconds, _since_boot() + seconds) if signal and seconds > 0 else None
+
+    @classmethod
+    def recall(cls, noted: dict[str, Any] | None) -> "Grace | None":
+        return cls(**noted) if noted else None
+
+    @property
+    def left(self) -> float:
+        """Seconds; no more than there were, whatever the clock says."""
+        return max(0.0, min(self.seconds, self.until - _since_boot()))
+
+    def noted(self) -> dict[str, Any]:
+        """As it is written down."""
+        return asdict(self)
+
+
+def _since_boot() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def lrm_name(instance: str, token: str) -> str:

@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 
 import koalapy
 from koalapy.agent.accounts.account_process import AccountProcess
-from koalapy.agent.accounts.accounts import PLAIN, Account, Accounts
-from koalapy.agent.accounts.run_as import RunAs, Way, environment_of
+from koalapy.agent.accounts.accounts import PLAIN, Account, Accounts, RunAs, Way, environment_of
 from koalapy.agent.core.environment import inherited
 from koalapy.agent.core.settings import AgentSettings, SiteSettings
 from koalapy.agent.core.spool import RUNNER_LOG, Folder

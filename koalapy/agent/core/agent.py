@@ -11,18 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 import structlog
 
 import koalapy
-from koalapy.agent.components.barrier import Barrier
-from koalapy.agent.components.component import Component
-from koalapy.agent.components.grace import Grace
+from koalapy.agent.components.barrier import Barrier, Impostors
+from koalapy.agent.components.component import Component, Grace
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.components.job_places import JobPlaces
 from koalapy.agent.components.open_mpi import OpenMpi, open_mpi_here
 from koalapy.agent.components.outputlog import DEFAULT_OUTPUT_LIMIT
 from koalapy.agent.core.background import Background
-from koalapy.agent.core.daemons import Daemons
+from koalapy.agent.core.daemons import Daemons, ExpiredDaemons
 from koalapy.agent.core.disks import DiskWatch
-from koalapy.agent.core.expired_daemons import ExpiredDaemons
-from koalapy.agent.core.impostors import Impostors
 from koalapy.agent.core.leases import Leases
 from koalapy.agent.core.lrm_jobs import LrmJobs
 from koalapy.agent.core.questions import Questions

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import structlog
 
-from koalapy.agent.components.component import Component
-from koalapy.agent.components.grace import Grace
+from koalapy.agent.components.component import Component, Grace
 from koalapy.agent.core.reporter import Reporter
 from koalapy.protocol.messages import LeaseRenewed, RenewLease
 from koalapy.runner.lease import SilenceClock, renewal_interval

@@ -4,23 +4,58 @@ import base64
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+import structlog
+
 from koalapy.agent.components.component import Component, lrm_name
-from koalapy.agent.components.lost_records import LostRecords
 from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSnapshot
 from koalapy.agent.runners.uplink import Uplink
 from koalapy.model.bounds import NOTICES
 from koalapy.model.disk import Disk
 from koalapy.model.job import ComponentState, is_token
-from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, LrmCalls, StageStatus, Versions
+from koalapy.model.reports import (
+    MAX_LOST_RECORDS,
+    ClusterReport,
+    ComponentStatus,
+    Inventory,
+    LrmCalls,
+    StageStatus,
+    Versions,
+)
 from koalapy.protocol.messages import Output
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
+log = structlog.get_logger()
+
+REPORTED_FOR = 3600.0
+"""Seconds for which the loss of a record is reported."""
 RECORD_LOST = "the agent has lost its record"
-EMPTY_REPORT = ClusterReport(total=0, idle=0)
 RESEND_INTERVAL = 10.0
 """Seconds without an acknowledgement after which output is sent again: the daemon may have had no room for it."""
 DELIVERY_TIMEOUT = 300.0
 """Seconds for which the output of a component that has ended is offered to a daemon that is there and takes nothing."""
+
+
+class LostRecords:
+    """Tokens of components whose records are missing or damaged."""
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._lost_at: dict[str, float] = {}
+
+    def add(self, token: str, reason: str) -> None:
+        """Record and log the loss of a component's record, once for each component."""
+        if token not in self._lost_at:
+            self._lost_at[token] = self._clock.monotonic()
+            log.error("a component's record is lost", action="record-lost", token=token, reason=reason)
+
+    def tokens(self) -> tuple[str, ...]:
+        """Return the tokens of the records that were lost in the last hour, at most ``MAX_LOST_RECORDS``."""
+        horizon = self._clock.monotonic() - REPORTED_FOR
+        self._lost_at = {token: at for token, at in self._lost_at.items() if at > horizon}
+        return tuple(self._lost_at)[-MAX_LOST_RECORDS:]
+
+
+EMPTY_REPORT = ClusterReport(total=0, idle=0)
 
 
 class Reporter:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from koalapy.agent.components.regular_files import open_regular, read_regular
+from koalapy.agent.core.spool import open_regular, read_regular
 
 SEGMENT_SIZE = 1024 * 1024
 """Bytes after which a new segment begins."""

@@ -1,13 +1,18 @@
-"""What an agent must still know after a crash: a folder for each component, with a journal of what was decided."""
+"""What an agent must still know after a crash: a folder for each component, with a journal of what was decided.
 
+Programs may write into these folders, too: only regular files are opened, and no link is followed.
+"""
+
+import asyncio
 import contextlib
 import errno
 import json
 import os
 import re
+import stat
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,17 +20,18 @@ from typing import Any
 
 import structlog
 
-from koalapy.agent.components.regular_files import open_regular, read_regular
-from koalapy.agent.core.disk_sync import DiskSync, sync
 from koalapy.agent.runners.runner_messages import parse_result
 from koalapy.agent.transfers.trees import remove_tree
 from koalapy.runner.account_files import LOG_END as LAST_LINE_WINDOW
 from koalapy.runner.account_files import MAX_RESULT
 from koalapy.runner.account_files import RUNNER_LOG as RUNNER_LOG
+from koalapy.runner.collected import CONTENT
 from koalapy.runner.session import FILE_TAG_LENGTH, open_file
 
 log = structlog.get_logger()
 
+_WRITING = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_CHUNK = 1024 * 1024
 REMOVED_SUFFIX = ".forgotten"
 """Ends the name of a folder that is being removed."""
 MAX_JOURNAL = 64 * 1024 * 1024
@@ -35,6 +41,107 @@ DAMAGED_JOURNAL = "journal.damaged"
 _CHECKED_LINE = re.compile(rb"(.*) ([0-9a-f]{8})", re.DOTALL)
 LAST_HEARD_FILE = "heard"
 """A file of each daemon instance: its time is when the daemon was last heard of."""
+
+
+def read_regular(path: Path, most: int, *, end: bool = False) -> bytes:
+    """A file; ``end``: the last of it. What is no file, or has more bytes, is an ``OSError``."""
+    descriptor = os.open(path, CONTENT)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or (found.st_size > most and not end):
+            raise _odd(path)
+        with open(descriptor, "rb", buffering=0, closefd=False) as file:
+            if end:
+                file.seek(max(0, found.st_size - most))
+            pieces, left = [], most
+            while left and (data := file.read(min(left, _CHUNK))):
+                pieces.append(data)
+                left -= len(data)
+            return b"".join(pieces)
+    finally:
+        os.close(descriptor)
+
+
+def open_regular(path: Path, flags: int = 0) -> int:
+    """The descriptor of a file to write, only ours to read where it is made; what is no file is an ``OSError``."""
+    descriptor = os.open(path, _WRITING | os.O_CREAT | flags, 0o600)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _odd(path)
+    return descriptor
+
+
+def _odd(path: Path) -> OSError:
+    return OSError(errno.EINVAL, "it is nothing that we or a runner leave", str(path))
+
+
+class DiskSync:
+    """Knows which files and folders were written since they were last on the disk.
+
+    Those who wait share a round, and while one is under way the next one gathers: a burst costs few of them.
+    """
+
+    def __init__(self) -> None:
+        self._dirty: dict[Path, None] = {}
+        self._failed: dict[Path, OSError] = {}
+        self._asked = self._done = 0
+        self._round: asyncio.Task[None] | None = None
+
+    def written(self, *paths: Path) -> None:
+        """Something was written to these: files, or folders in which names came or went."""
+        self._dirty.update(dict.fromkeys(paths))
+        self._asked += 1
+
+    async def synced(self) -> None:
+        """Return when all that was written before is on the disk, or cannot be brought there."""
+        wanted = self._asked
+        while self._done < wanted:
+            if self._round is None or self._round.done():
+                self._round = asyncio.create_task(self._sync())
+            await asyncio.shield(self._round)
+
+    def problem(self, folder: Path) -> OSError | None:
+        """Why something in a folder could not be brought to the disk."""
+        return next((error for path, error in self._failed.items() if folder in (path, path.parent)), None)
+
+    async def _sync(self) -> None:
+        upto, paths = self._asked, list(self._dirty)
+        self._dirty = {}
+        errors = await asyncio.gather(*(asyncio.to_thread(_sync, path) for path in paths))
+        for path, error in zip(paths, errors, strict=True):
+            if error is None:
+                self._failed.pop(path, None)
+            else:
+                self._failed[path] = error
+        self._done = upto
+
+    def forget(self, folder: Path) -> None:
+        """It was removed."""
+        for path in _within(folder, self._failed):
+            del self._failed[path]
+
+
+def _within(folder: Path, paths: Iterable[Path]) -> list[Path]:
+    return [path for path in paths if folder in (path, path.parent)]
+
+
+def _sync(path: Path) -> OSError | None:
+    try:
+        sync(path)
+    except FileNotFoundError:
+        return None  # removed meanwhile
+    except OSError as error:
+        return error
+    return None
+
+
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk; ``OSError``."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe in its place is not waited at
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 class DamagedJournal(ValueError):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from koalapy.agent.accounts.run_as import plain
+from koalapy.agent.accounts.accounts import plain
 from koalapy.agent.transfers.tunnel import CERTIFICATE, HOST, PORT
 
 Encrypts = Callable[[str], bool]

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import structlog
 from pydantic import BaseModel, Field
 
-from koalapy.agent.accounts.run_as import plain
+from koalapy.agent.accounts.accounts import plain
 from koalapy.agent.core.questions import ASKER
 from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.agent.transfers.encryption import Encrypts, TransferIdentity, always

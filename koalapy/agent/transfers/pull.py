@@ -18,8 +18,7 @@ from koalapy.agent.transfers import rsync
 from koalapy.agent.transfers.digest import Content, GrowingDigest, measure
 from koalapy.agent.transfers.encryption import Encrypts, always
 from koalapy.agent.transfers.exports import RSYNC, Route
-from koalapy.agent.transfers.stage_error import Fault, StageError, site_error
-from koalapy.agent.transfers.turns import Turns
+from koalapy.agent.transfers.sharing import Fault, StageError, Turns, site_error
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from koalapy.protocol.messages import StageFile
 from koalapy.system.clock import SYSTEM_CLOCK, Clock

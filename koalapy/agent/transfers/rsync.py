@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from koalapy.agent.accounts.run_as import plain
+from koalapy.agent.accounts.accounts import plain
 from koalapy.agent.transfers.encryption import through_tunnel
 from koalapy.agent.transfers.exports import RSYNC, Route
 

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from koalapy.agent.components.component import Component
 from koalapy.agent.components.job_folders import JobFolders
-from koalapy.agent.core.disk_sync import DiskSync
 from koalapy.agent.core.questions import Questions
 from koalapy.agent.core.reporter import Reporter
 from koalapy.agent.core.settings import AgentSettings
+from koalapy.agent.core.spool import DiskSync
 from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.agent.transfers.daemon_files import DaemonFiles
 from koalapy.agent.transfers.exports import Exports, missing_programs

@@ -1,19 +1,83 @@
-"""One pull for all stages that want the same: the first brings it, the others copy it from there.
-
-Whoever copies verifies what came of it, as after a pull, for a program may have written to its input. So nobody depends
-on anybody: if there is nothing to be copied, or something else, it is pulled.
-"""
+"""How stages share the pulls of a site: whose turn it is, one pull for all that want the same, and how one fails."""
 
 import asyncio
+import errno
+import itertools
+from bisect import insort
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Literal
 
-from koalapy.agent.transfers.stage_error import StageError
 from koalapy.protocol.messages import StageFile
 
+Fault = Literal["site", "source", "file"]
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 Content = tuple[str, str, str | None, str, int]
 """A replica, or an entry of it, as the catalogue has it. The checksum alone would not do: empty files have that of
 empty folders."""
+
+
+class StageError(Exception):
+    """It will not go on: ``fault`` says whom to blame, ``source`` and ``file`` which cluster and logical file."""
+
+    def __init__(self, message: str, fault: Fault, *, source: str = "", file: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.fault: Fault = fault
+        self.source = source
+        self.file = file
+
+
+def site_error(cluster: str, error: OSError) -> StageError:
+    """A file of ours could not be made or written."""
+    what = "there is no room left" if error.errno in FULL else "a file cannot be written"
+    return StageError(f"{what} on {cluster}: {error.strerror or error}", "site")
+
+
+class Turns:
+    """Given in the order of arrival; who was cut and comes again still goes before all that came later."""
+
+    def __init__(self, limit: int) -> None:
+        self._free = limit
+        self._places = itertools.count()
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+
+    def arrive(self) -> int:
+        """A place in the order, for as many turns as it takes."""
+        return next(self._places)
+
+    @asynccontextmanager
+    async def turn(self, place: int) -> AsyncIterator[None]:
+        """Wait, however long it takes, and have a turn until the end of the block."""
+        await self._wait(place)
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _wait(self, place: int) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        given = asyncio.get_running_loop().create_future()
+        insort(self._waiting, (place, given))
+        try:
+            await given
+        except asyncio.CancelledError:
+            if given.cancelled():
+                self._waiting.remove((place, given))
+            else:
+                self._pass_on()  # It was given in the very moment in which nobody wanted it any more.
+            raise
+
+    def _pass_on(self) -> None:
+        """To whoever has waited longest. One that gave up in this moment has not left the line yet."""
+        for index, (_, given) in enumerate(self._waiting):
+            if not given.done():
+                del self._waiting[index]
+                given.set_result(None)
+                return
+        self._free += 1
 
 
 def content_of(file: StageFile) -> Content:

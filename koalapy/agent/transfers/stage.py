@@ -15,11 +15,9 @@ from typing import Any, Protocol, TypeVar
 
 import structlog
 
-from koalapy.agent.core.disk_sync import DiskSync
 from koalapy.agent.core.questions import Questions
-from koalapy.agent.core.spool import Folder
+from koalapy.agent.core.spool import DiskSync, Folder
 from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
-from koalapy.agent.transfers.bundle import BadBundle, unpack
 from koalapy.agent.transfers.daemon_files import DaemonBusy, DaemonFiles
 from koalapy.agent.transfers.digest import GrowingDigest
 from koalapy.agent.transfers.encryption import Encrypts, always
@@ -29,10 +27,8 @@ from koalapy.agent.transfers.replicas import Replicas, Wanted
 from koalapy.agent.transfers.roots import CONTENT, is_plain_name
 from koalapy.agent.transfers.rsync import is_alive, kill_orphans
 from koalapy.agent.transfers.seals import make_read_only
-from koalapy.agent.transfers.sharing import SharedTasks, content_of
-from koalapy.agent.transfers.stage_error import StageError, site_error
-from koalapy.agent.transfers.trees import copy_tree, remove_tree
-from koalapy.agent.transfers.turns import Turns
+from koalapy.agent.transfers.sharing import SharedTasks, StageError, Turns, content_of, site_error
+from koalapy.agent.transfers.trees import BadBundle, copy_tree, remove_tree, unpack
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from koalapy.model.reports import StageState, StageStatus, TransferMeasurement
 from koalapy.protocol.messages import Stage, StageBundle, StageFile

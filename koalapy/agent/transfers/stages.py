@@ -12,17 +12,15 @@ import structlog
 from pydantic import ValidationError
 
 from koalapy.agent.components.job_folders import JobFolders
-from koalapy.agent.core.disk_sync import DiskSync
 from koalapy.agent.core.questions import Questions
-from koalapy.agent.core.spool import DamagedJournal, Folder
+from koalapy.agent.core.spool import DamagedJournal, DiskSync, Folder
 from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.agent.transfers.daemon_files import DaemonFiles
 from koalapy.agent.transfers.encryption import Encrypts, always
 from koalapy.agent.transfers.exports import RSYNC
 from koalapy.agent.transfers.replicas import Replicas
-from koalapy.agent.transfers.sharing import SharedTasks
+from koalapy.agent.transfers.sharing import SharedTasks, Turns
 from koalapy.agent.transfers.stage import Means, StageRun
-from koalapy.agent.transfers.turns import Turns
 from koalapy.model.errors import SiteError
 from koalapy.model.reports import StageStatus
 from koalapy.protocol.messages import Stage, StageFile

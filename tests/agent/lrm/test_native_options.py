@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agent.accounts.accounts import Accounts
-from koalapy.agent.accounts.run_as import RunAs
+from koalapy.agent.accounts.accounts import Accounts, RunAs
 from koalapy.agent.core.settings import SiteSettings
 from koalapy.agent.lrm.drmaa.adapter import DrmaaLrm
 from koalapy.agent.lrm.drmaa.control import DrmaaControl

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agent.accounts.accounts import Account, Accounts
-from koalapy.agent.accounts.run_as import RunAs, Way
+from koalapy.agent.accounts.accounts import Account, Accounts, RunAs, Way
 from koalapy.agent.components.component import Component, lrm_name
 from koalapy.agent.components.job_folders import PROGRAM, JobFolders
 from koalapy.agent.core.agent import Agent

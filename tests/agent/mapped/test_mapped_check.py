@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agent.accounts.run_as import Way
+from koalapy.agent.accounts.accounts import Way
 from koalapy.agent.check.accounts import check_accounts
 from koalapy.agent.check.node import CHECKED, TrialOutput, _not_the_same, check_runner
 from koalapy.agent.core.settings import RUNNER, AgentSettings

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from koalapy.agent.transfers import stage, stages
-from koalapy.agent.transfers.bundle import BadBundle, unpack
 from koalapy.agent.transfers.daemon_files import DaemonFiles
 from koalapy.agent.transfers.stage import StageRun
-from koalapy.agent.transfers.trees import remove_tree
+from koalapy.agent.transfers.trees import BadBundle, remove_tree, unpack
 from koalapy.model.errors import SiteRejected
 from koalapy.protocol.messages import Stage, StageBundle
 from tests.agent.transfers.conftest import INSTANCE, FileSite, T

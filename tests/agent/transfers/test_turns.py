@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from koalapy.agent.transfers.turns import Turns
+from koalapy.agent.transfers.sharing import Turns
 
 
 class Runner:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from koalapy.agent.accounts.run_as import RunAs, Way, environment_of
+from koalapy.agent.accounts.accounts import RunAs, Way, environment_of
 from koalapy.agent.lrm.drmaa.codes import DrmaaEnding
 from koalapy.agent.lrm.drmaa.control import DrmaaControl
 from koalapy.agent.lrm.port import Finding, LrmSubmission

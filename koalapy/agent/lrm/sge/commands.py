@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from koalapy.agent.accounts.run_as import RunAs
+from koalapy.agent.accounts.accounts import RunAs
 from koalapy.agent.core.environment import inherited
 from koalapy.agent.lrm.commands import COMMAND_TIMEOUT, CommandResult
 from koalapy.agent.lrm.sge.states import AccountingRecord, read_accounting

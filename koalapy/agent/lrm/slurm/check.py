@@ -3,7 +3,7 @@
 import re
 from collections.abc import AsyncIterator, Sequence
 
-from koalapy.agent.accounts.run_as import RunAs
+from koalapy.agent.accounts.accounts import RunAs
 from koalapy.agent.lrm.port import Finding
 from koalapy.agent.lrm.slurm.answers import SlurmNode
 from koalapy.agent.lrm.slurm.commands import ask

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from koalapy.agent.accounts.run_as import RunAs
+from koalapy.agent.accounts.accounts import RunAs
 from koalapy.agent.core.environment import inherited
 from koalapy.agent.lrm.commands import CommandResult, printed_job
 from koalapy.agent.lrm.port import Finding, LrmSubmission

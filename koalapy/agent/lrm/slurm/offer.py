@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from koalapy.agent.accounts.run_as import RunAs
+from koalapy.agent.accounts.accounts import RunAs
 from koalapy.agent.lrm.slurm.answers import SlurmNode
 from koalapy.agent.lrm.slurm.commands import ask
 from koalapy.agent.lrm.slurm.counts import read_count

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.agent.accounts.accounts import Account, Accounts
-from koalapy.agent.accounts.run_as import RunAs, Way
+from koalapy.agent.accounts.accounts import Account, Accounts, RunAs, Way
 from koalapy.agent.core.settings import SiteSettings
 from koalapy.agent.lrm.drmaa.accounts import IDLE_TIMEOUT, DrmaaAccounts, drmaa_control
 from koalapy.agent.lrm.drmaa.codes import DrmaaEnding
