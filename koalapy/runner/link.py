@@ -113,9 +113,15 @@ class Link:
     Whoever is at its other end is told nothing, and obeyed in nothing, before he has shown to be our agent.
     """
 
-    def __init__(self, loop: Loop, settings: Settings, hello: Callable[[], dict[str, Any]]) -> None:
-        self._loop, self._settings, self._hello = loop, settings, hello
-        """What we say of ourselves once we know who hears it."""
+    def __init__(
+        self,
+        loop: Loop,
+        settings: Settings,
+        hello: Callable[[], dict[str, Any]],
+        receive: Callable[[dict[str, Any]], None],
+    ) -> None:
+        """``hello`` describes this runner to an agent that has proved its identity."""
+        self._loop, self._settings, self._hello, self._receive = loop, settings, hello, receive
         self._socket: socket.socket | None = None
         self._nonce = ""
         self._session: Session | None = None
@@ -127,7 +133,6 @@ class Link:
         self.welcomed = False
         self.address = ""
         """This node's own, as far as the connection tells."""
-        self.receive: Callable[[dict[str, Any]], None] = lambda message: None
 
     def connect(self) -> None:
         try:
@@ -205,7 +210,7 @@ class Link:
                 continue
             if message["t"] == "welcome":
                 self.welcomed, self._backoff = True, 0.05
-            self.receive(message)
+            self._receive(message)
         if self._session is None and len(rest) > MAX_CHALLENGE_LENGTH:
             self._meet_stranger(ValueError("a line without end"))
 

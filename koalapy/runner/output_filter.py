@@ -6,8 +6,7 @@ import re
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from koalapy.runner.plan import Plan
-    from koalapy.runner.role import Node
+    from koalapy.runner.plan import Node, Plan
 
 NOISE = re.compile(
     rb"\[[^\[\]\n]*\] (?:plm:[sr]sh: Warning: setpgid\([^\n]*\n(?:[ \t]*\n)*"

@@ -1,4 +1,4 @@
-"""The gang as one of its nodes sees it."""
+"""The gang as one of its nodes sees it, and what a node does in it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,29 @@ from koalapy.runner.settings import Settings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Protocol
+
+    from koalapy.runner.exec_guard import ExecGuard
+    from koalapy.runner.link import Loop
+    from koalapy.runner.settings import Settings
+
+    class Node(Protocol):
+        """The runner, as far as a role needs it; ``Runner`` documents the methods."""
+
+        settings: Settings
+        loop: Loop
+        environment: dict[str, str]
+
+        def spawn(
+            self, command: list[str], environment: dict[str, str] | None = None, guard: ExecGuard | None = None
+        ) -> int: ...
+        def make_folder(self) -> str: ...
+        def report_running(self) -> None: ...
+        def relay(self, token: str, node: int, payload: dict[str, Any]) -> None: ...
+        def show(self, output: bytes) -> None: ...
+        def say(self, line: str) -> None: ...
+        def conclude(self, code: int | None, error: str = "", *, infrastructure: bool = False) -> None: ...
+
 
 PLAIN = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.:%-]{0,254}", re.ASCII)
 """An address: other nodes say what theirs are, and they stand in names of files and on mpirun's command line."""
@@ -79,3 +101,46 @@ class Plan:
             words += [":"] if words else []
             words += ["--host", hosts, "-np", str(sum(n["slots"] for n in nodes)), *LAUNCHER]
         return words
+
+
+class Role:
+    """What a node does once the barrier is open."""
+
+    def __init__(self, runner: Node, plan: Plan) -> None:
+        self._runner, self._plan = runner, plan
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def relayed(self, sender: tuple[str, int], payload: dict[str, Any]) -> None:
+        """Handle what another node of the gang says."""
+
+    def child_ended(self, pid: int, code: int) -> None:
+        raise NotImplementedError
+
+    def is_starter(self, pid: int) -> bool:
+        """Return whether a process starts the program and is no part of it."""
+        return False
+
+    def filter_output(self, output: bytes) -> bytes:
+        """Return what the user is to see now of what came from the program."""
+        return output
+
+    def rest_of_output(self, *, stopped: bool) -> bytes:
+        """Return what the user is to see of the output held back, at the end; ``stopped`` if the agent ended it."""
+        return b""
+
+    def close(self) -> None:
+        """Cancel alarms and close files."""
+
+
+class Single(Role):
+    """Run the program once on this node (launcher ``processes``)."""
+
+    def start(self) -> None:
+        self._pid = self._runner.spawn(self._plan.context["command"])
+        self._runner.report_running()
+
+    def child_ended(self, pid: int, code: int) -> None:
+        if pid == self._pid:
+            self._runner.conclude(code if code >= 0 else 128 - code)

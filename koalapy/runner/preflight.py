@@ -5,8 +5,9 @@ from __future__ import annotations
 import socket
 from collections import Counter
 from collections.abc import Callable
+from itertools import islice, product
 
-from koalapy.runner.networks import other_routes, own_choices
+from koalapy.runner.networks import own_networks
 from koalapy.runner.parameters import rank_ports
 from koalapy.runner.plan import PLAIN, Plan
 from koalapy.runner.probe import ProbeListener, ProbeRound
@@ -14,10 +15,13 @@ from koalapy.runner.settings import Failure
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from koalapy.runner.role import Node
+    from koalapy.runner.plan import Node
 
+MAX_ROUTES = 6
+"""That are tried when nodes do not reach each other: each takes seconds when it fails."""
 RESEND_INTERVAL = 2.0
 READY_TIMEOUT = 30.0
 CANNOT_REACH = "cannot reach node"
@@ -264,3 +268,42 @@ class Preflight:
 
     def _cluster(self, index: int) -> str:
         return str(self._plan.nodes[index]["cluster"])
+
+
+def own_choices(plan: Plan, environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    """(network, address) of all this node may be known by; empty when there is nothing to choose.
+
+    That is so where the profile says it, within one cluster, and on loopback.
+    """
+    host = plan.me["host"]
+    several = len({node["cluster"] for node in plan.nodes}) > 1
+    if environment.get("KOALA_MPI_INTERFACE") or host.startswith("127.") or not several:
+        return []
+    return own_networks()
+
+
+def other_routes(plan: Plan, choices: Mapping[int, Sequence[Sequence[str]]]) -> list[tuple[list[str], list[str]]]:
+    """Other routes, as (networks, addresses of the plan's nodes): all nodes of a cluster by one network.
+
+    ``choices`` are those of each node. Routes by one network that all have come first.
+    """
+    clusters: dict[str, list[int]] = {}
+    for index, node in enumerate(plan.nodes):
+        clusters.setdefault(node["cluster"], []).append(index)
+    by_node = {index: {known[0]: known[1] for known in found} for index, found in choices.items()}
+    common = {
+        cluster: [n for n in by_node[nodes[0]] if all(n in by_node[index] for index in nodes)] or [""]
+        for cluster, nodes in clusters.items()
+    }
+    routes = sorted(product(*common.values()), key=lambda networks: len({*networks}))
+    found = (_hosts(plan, dict(zip(clusters, networks)), by_node) for networks in routes)
+    current = [node["host"] for node in plan.nodes]
+    return list(islice((route for route in found if route[1] != current), MAX_ROUTES))
+
+
+def _hosts(
+    plan: Plan, networks: Mapping[str, str], by_node: Mapping[int, Mapping[str, str]]
+) -> tuple[list[str], list[str]]:
+    """Where a cluster has no choice its nodes keep their addresses."""
+    hosts = [by_node[index].get(networks[node["cluster"]], node["host"]) for index, node in enumerate(plan.nodes)]
+    return sorted({*networks.values()} - {""}), hosts

@@ -24,9 +24,8 @@ from koalapy.runner.lease import SilenceClock, boot_time, renewal_interval
 from koalapy.runner.link import MAX_LAG, Link, Loop, encode
 from koalapy.runner.openmpi import Follower, Head
 from koalapy.runner.output import Output
-from koalapy.runner.plan import Plan
+from koalapy.runner.plan import Plan, Role, Single
 from koalapy.runner.processes import Processes, conceal, require_program
-from koalapy.runner.role import Single
 from koalapy.runner.session import seal_file
 from koalapy.runner.settings import Failure, SecretGone, Settings
 
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from koalapy.runner.exec_guard import ExecGuard
-    from koalapy.runner.role import Role
 
 PROGRAM_GRACE = 1.0
 STOP_GRACE = 2.0
@@ -95,8 +93,7 @@ class Runner:
         self._delivery_timeout: float | None = None
         """Seconds for which the result waits for the agent; None: ``agent_timeout``."""
         self._status: int | None = None
-        self._link = Link(self.loop, settings, self._hello)
-        self._link.receive = self._receive
+        self._link = Link(self.loop, settings, self._hello, self._receive)
         self._reading, self._writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(self._writing, True)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.runner.daemon_parameters import REQUIRED, SHARED, check_parameters, select_parameters
+from koalapy.runner.parameters import REQUIRED, SHARED, check_parameters, select_parameters
 from koalapy.runner.settings import Failure
 
 SECTION = "clusters.south.mpi"

@@ -14,7 +14,7 @@ def test_link_reconnected_while_a_retry_is_due_connects_once(tmp_path: Path) -> 
     """A second connection would begin with the session of the first, and the agent hang up on it."""
     loop, file = Loop(), tmp_path / "agent.json"
     settings = SimpleNamespace(agent_file=str(file), component_name="koala-test-7.1.0", node=0)
-    link = Link(loop, cast(Settings, settings), dict[str, Any])
+    link = Link(loop, cast(Settings, settings), dict[str, Any], lambda message: None)
     link.connect()  # there is no file: it is tried again soon
     with socket.create_server(("127.0.0.1", 0)) as agent:
         host, port = agent.getsockname()

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.runner.networks import MAX_ROUTES, other_routes
 from koalapy.runner.plan import Plan
-from koalapy.runner.preflight import is_sound
+from koalapy.runner.preflight import MAX_ROUTES, is_sound, other_routes
 from tests.needs import NAMESPACES
 from tests.runner.conftest import DEADLINE, MPI_ENVIRONMENT, FakeAgent, FakeNode
 from tests.runner.test_openmpi import run

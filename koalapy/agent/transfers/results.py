@@ -18,8 +18,7 @@ from koalapy.agent.transfers.daemon_files import DaemonFiles
 from koalapy.agent.transfers.roots import shown
 from koalapy.agent.transfers.stages import Stages
 from koalapy.model.errors import SiteRejected, SiteUnavailable
-from koalapy.runner.collected import TooDeep, write_archive
-from koalapy.runner.patterns import Patterns
+from koalapy.runner.collected import Patterns, TooDeep, write_archive
 
 log = structlog.get_logger()
 
