@@ -22,7 +22,7 @@ from koalapy.agent.core.daemons import Daemons, ExpiredDaemons
 from koalapy.agent.core.disks import DiskWatch
 from koalapy.agent.core.leases import Leases
 from koalapy.agent.core.lrm_jobs import LrmJobs
-from koalapy.agent.core.questions import Questions
+from koalapy.agent.core.questions import Handler, Questions
 from koalapy.agent.core.reporter import RECORD_LOST, Reporter
 from koalapy.agent.core.settings import RUNNER, AgentSettings
 from koalapy.agent.core.spool import RUNNER_LOG, Spool, write_error
@@ -32,6 +32,10 @@ from koalapy.agent.lrm.port import Lrm, LrmSnapshot, LrmSubmission
 from koalapy.agent.runners.runner_secrets import RunnerSecrets
 from koalapy.agent.runners.runners import RunnerServer
 from koalapy.agent.runners.uplink import Uplink
+from koalapy.agent.transfers.exports import Exports, missing_programs
+from koalapy.agent.transfers.replicas import Replicas
+from koalapy.agent.transfers.roots import Roots
+from koalapy.agent.transfers.seals import Seals
 from koalapy.agent.transfers.service import FileService
 from koalapy.model.errors import SiteError
 from koalapy.model.job import ComponentState, is_token, parse_token
@@ -121,13 +125,41 @@ class Agent:
         self._uplink = Uplink(
             settings.endpoint, settings.token, self._hello, self._spool.disk_sync.synced, settings.trust, clock
         )
-        self._reporter = Reporter(self._uplink, clock)
-        self._runners = RunnerServer(settings.runner_host, self._address_file, is_public=folders.are_many)
-        self._questions = Questions(self._uplink, clock)
-        self._files = FileService(
-            settings, self._questions, self._reporter, self._reporter.publish, self._spool.disk_sync, folders, timeouts
+        self._reporter = Reporter(
+            self._uplink,
+            clock,
+            Versions(agent=koalapy.__version__),
+            stages=lambda instance: self._files.stages.statuses(instance),
+            ended=lambda component: self._files.ended(component),
+            lacks=missing_programs,
+            calls=lambda: self._jobs.calls(),
         )
-        self._reporter.versions = Versions(agent=koalapy.__version__)
+        self._runners = RunnerServer(settings.runner_host, self._address_file, is_public=folders.are_many)
+        replicas = Replicas(
+            Roots(settings.cluster, settings.replica_directories), Seals(settings.directory / "seals.json")
+        )
+        exports = Exports(
+            replicas,
+            settings.directory / "exports",
+            settings.transfer_address,
+            settings.transfer_port,
+            settings.encrypts,
+            timeouts,
+        )
+        background = Background(
+            lrm, settings.kind, settings.directory / "background", refused=self._accounts.acts_as_root, clock=clock
+        )
+        handlers: dict[str, Handler] = {
+            "stat": replicas.stat,
+            "export": exports.export,
+            "unexport": exports.unexport,
+            "background": background.start,
+            "background-stop": background.stop,
+        }
+        self._questions = Questions(self._uplink, handlers, clock)
+        self._files = FileService(
+            settings, replicas, exports, self._questions, self._reporter, self._spool.disk_sync, folders, timeouts
+        )
         self._places = JobPlaces(folders, self._files.stages, self._reporter)
         self._jobs = LrmJobs(
             lrm,
@@ -142,11 +174,6 @@ class Agent:
         self._impostors = Impostors(self._reporter)
         self._leases = Leases(settings.directory, self._reporter, self._jobs.end, clock)
         self._barrier = Barrier(self._reporter, self._jobs, self._secrets, self._impostors, self._leases)
-        background = Background(
-            lrm, settings.kind, settings.directory / "background", refused=self._accounts.acts_as_root, clock=clock
-        )
-        self._questions.answer_with("background", background.start)
-        self._questions.answer_with("background-stop", background.stop)
         self._logins = LoginServer(settings, self._uplink, clock)
         self._expired = ExpiredDaemons(
             self._spool, self._reporter, self._jobs, self._files, settings.forget_after, timeouts.expiry_check_s

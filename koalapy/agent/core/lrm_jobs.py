@@ -125,7 +125,8 @@ class LrmJobs:
         self._places, self._stop_timeout = places, stop_timeout
         self._timeouts, self._clock = timeouts, clock
         self._health = LrmHealth(self._tell, timeouts, clock)
-        reporter.calls = self._health.calls.told
+        self.calls = self._health.calls.told
+        """Return how the resource manager answered until now."""
         self._leftovers = Leftovers(clock)
         self.polls = PollSchedule(poll_interval, reporter.live.values, timeouts, clock)
         self._hang_ups = HangUpTimeouts(self._spawn)

@@ -31,9 +31,9 @@ Handler = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, object]]]
 class Questions:
     """Asks and answers over the agent's connection to the daemon."""
 
-    def __init__(self, uplink: Uplink, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._uplink, self._clock = uplink, clock
-        self._handlers: dict[str, Handler] = {}
+    def __init__(self, uplink: Uplink, handlers: Mapping[str, Handler], clock: Clock = SYSTEM_CLOCK) -> None:
+        """``handlers`` by the kind of question that each answers."""
+        self._uplink, self._handlers, self._clock = uplink, handlers, clock
         self._asking: dict[str, asyncio.Future[Answer]] = {}
         self._answering: dict[str, asyncio.Task[None]] = {}
 
@@ -41,10 +41,6 @@ class Questions:
     def are_new(self) -> bool:
         """Whether the daemon, or we, came only just now: other agents may still be on their way to it."""
         return self._clock.monotonic() - self._uplink.online_since < RECONNECT_ALLOWANCE
-
-    def answer_with(self, what: str, handler: Handler) -> None:
-        """Have questions of one kind answered."""
-        self._handlers[what] = handler
 
     async def ask(
         self, cluster: str, what: str, payload: Mapping[str, object], timeout: float = ANSWER_TIMEOUT

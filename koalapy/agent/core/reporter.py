@@ -55,33 +55,37 @@ class LostRecords:
         return tuple(self._lost_at)[-MAX_LOST_RECORDS:]
 
 
-EMPTY_REPORT = ClusterReport(total=0, idle=0)
+EMPTY_REPORT, NO_VERSIONS = ClusterReport(total=0, idle=0), Versions()
 
 
 class Reporter:
     """All components, and how much of each the daemon knows on this connection."""
 
-    def __init__(self, uplink: Uplink, clock: Clock = SYSTEM_CLOCK) -> None:
-        self.uplink, self._clock = uplink, clock
+    def __init__(
+        self,
+        uplink: Uplink,
+        clock: Clock = SYSTEM_CLOCK,
+        versions: Versions = NO_VERSIONS,
+        *,
+        stages: Callable[[str], list[StageStatus]] = lambda instance: [],
+        ended: Callable[[Component], object] = lambda component: None,
+        lacks: Callable[[], list[str]] = list,
+        calls: Callable[[], tuple[LrmCalls, ...]] = tuple,
+    ) -> None:
+        """``stages`` returns the stages of a daemon, ``lacks`` the programs missing on this host, ``calls`` how the
+        resource manager answered until now. ``ended`` is called, perhaps several times, with an ended component."""
+        self.uplink, self._clock, self.versions = uplink, clock, versions
+        self._stages, self._ended, self._lacks, self._calls = stages, ended, lacks, calls
         self.components: dict[str, Component] = {}
         """By the name their jobs have in the resource manager."""
         self.live: dict[str, Component] = {}
         """Those that have not ended."""
         self.instance = ""
-        self.stages: Callable[[str], list[StageStatus]] = lambda instance: []
-        """The stages of a daemon, for the inventory."""
-        self.ended: Callable[[Component], object] = lambda component: None
-        """Called, perhaps several times, with a component that has ended."""
         self.notices: list[str] = []
         """What people should know of the cluster beside its counts."""
-        self.lacks: Callable[[], list[str]] = list
-        """Programs that are missing on this host now."""
         self.disks: list[Disk] = []
         """Where we write."""
         self.lost_records = LostRecords(clock)
-        self.versions = Versions()
-        self.calls: Callable[[], tuple[LrmCalls, ...]] = tuple
-        """How the resource manager answered until now."""
         self.low: list[str] = []
         self.full = ""
         """Which of them have little room, and which have none, so that nothing may be started."""
@@ -120,7 +124,7 @@ class Reporter:
         self._ready = True
         statuses = [self._status(c) for c in own]
         components = (*statuses, *(self._stray_statuses(snapshot) if snapshot is not None else ()))
-        stages = tuple(self.stages(self.instance))
+        stages = tuple(self._stages(self.instance))
         self.uplink.put(Inventory(components, whole=snapshot is not None, stages=stages))
         self._reported = None
         if snapshot is not None:
@@ -138,7 +142,7 @@ class Reporter:
         """Send a component's status if it is another than the last one sent, and with its end what came in last."""
         if component.ended:
             self.live.pop(component.name, None)
-            self.ended(component)
+            self._ended(component)
             self.publish_output(component)
         if not self._ready or component.instance != self.instance:
             return
@@ -206,16 +210,16 @@ class Reporter:
                 holding=self._holding(snapshot),
                 problem=problem,
                 notices=tuple(NOTICES.cut((*self.notices, *self.low))),
-                lacks=frozenset(self.lacks()),
+                lacks=frozenset(self._lacks()),
                 disks=tuple(self.disks),
                 versions=self.versions,
-                calls=self.calls(),
+                calls=self._calls(),
                 node_classes=snapshot.node_classes,
                 lost_records=self.lost_records.tokens(),
             )
         else:
             known = self._reported or EMPTY_REPORT
-            report = replace(known, problem=problem, versions=self.versions, calls=self.calls())
+            report = replace(known, problem=problem, versions=self.versions, calls=self._calls())
         if anyway or report != self._reported:
             self._reported = report
             self.uplink.put(report)

@@ -5,7 +5,8 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,15 @@ import structlog
 from pydantic import ValidationError
 
 from koalapy.agent.core.questions import Questions
+from koalapy.agent.core.spool import DiskSync
 from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.agent.transfers import rsync
+from koalapy.agent.transfers.daemon_files import DaemonFiles
 from koalapy.agent.transfers.digest import Content, GrowingDigest, measure
 from koalapy.agent.transfers.encryption import Encrypts, always
 from koalapy.agent.transfers.exports import RSYNC, Route
-from koalapy.agent.transfers.sharing import Fault, StageError, Turns, site_error
+from koalapy.agent.transfers.replicas import Replicas
+from koalapy.agent.transfers.sharing import Fault, SharedTasks, StageError, Turns, site_error
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from koalapy.protocol.messages import StageFile
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
@@ -33,6 +37,13 @@ FINAL_FAULTS = ("unconfigured", "no-rsync", "address", "unknown", "invalid", "in
 SHARE = 10
 """A folder is measured no more often than that part of the time allows."""
 
+MAX_DIGESTS = 16
+"""Checksums computed at once while files come, besides one for each pull that has its turn."""
+MAX_BUNDLES = 16
+"""Bundles fetched at once."""
+MAX_REPLICAS = 16
+"""Replicas on this site that are looked at for programs at once; each may have to be read."""
+
 NOTHING = Content(0, "")
 
 
@@ -44,29 +55,43 @@ class TooMuch(Exception):
     """More has come than there should be: it is not what was wanted."""
 
 
+@dataclass(kw_only=True)
+class Means:
+    """What every stage of a cluster uses; ``pulls`` is how many may run at once."""
+
+    cluster: str
+    replicas: Replicas
+    questions: Questions
+    daemon_files: DaemonFiles
+    pulls: int
+    disk_sync: DiskSync | None = None
+    encrypts: Encrypts = always
+    timeouts: AgentTimeouts = DEFAULT_TIMEOUTS
+    clock: Clock = SYSTEM_CLOCK
+    rsync_program: str = RSYNC
+    shared_tasks: SharedTasks = field(default_factory=SharedTasks)
+
+    def __post_init__(self) -> None:
+        self.turns = Turns(self.pulls)
+        # A daemon that hangs, or a replica that has to be read again, must not keep all threads of the agent waiting.
+        self.digest_threads = ThreadPoolExecutor(MAX_DIGESTS + self.pulls, "digest")
+        self.bundle_threads = ThreadPoolExecutor(MAX_BUNDLES, "bundle")
+        self.replica_threads = ThreadPoolExecutor(MAX_REPLICAS, "replica")
+
+    def close(self) -> None:
+        for pool in (self.digest_threads, self.bundle_threads, self.replica_threads):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
 class Pull:
     """Brings one file or folder into ``folder``, which is its own and is kept over restarts of the agent."""
 
-    def __init__(
-        self,
-        file: StageFile,
-        cluster: str,
-        folder: Path,
-        questions: Questions,
-        threads: Executor,
-        turns: Turns,
-        place: int,
-        progress: Callable[[], object],
-        encrypts: Encrypts = always,
-        timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
-        clock: Clock = SYSTEM_CLOCK,
-        rsync_program: str = RSYNC,
-    ) -> None:
-        self._timeouts, self._clock, self._rsync = timeouts, clock, rsync_program
-        self._encrypted = encrypts(file.source)
-        self._file, self._cluster, self._folder = file, cluster, folder
-        self._questions, self._threads, self._progress = questions, threads, progress
-        self._turns, self._place = turns, place
+    def __init__(self, file: StageFile, folder: Path, place: int, progress: Callable[[], object], means: Means) -> None:
+        """``place`` in the order of pulls; ``progress`` is called all the while."""
+        self._file, self._folder, self._place, self._progress = file, folder, place, progress
+        self._questions, self._timeouts, self._clock = means.questions, means.timeouts, means.clock
+        self._means, self._cluster = means, means.cluster
+        self._encrypted = means.encrypts(file.source)
         self._name = file.part if file.part is not None else Path(file.path).name
         self._kind = ""
         self._digest: GrowingDigest | None = None
@@ -112,7 +137,7 @@ class Pull:
             before = self.there
             try:
                 # Who waits for a turn has no ticket: those that a source gives out are few.
-                async with self._turns.turn(self._place):
+                async with self._means.turns.turn(self._place):
                     await self._once()
                 return
             except TooMuch:
@@ -159,7 +184,7 @@ class Pull:
         began = self._clock.monotonic()
         self._expect_first(began)
         try:
-            outcome = await rsync.pull(route, self._name, self._folder, self._tick, self._rsync)
+            outcome = await rsync.pull(route, self._name, self._folder, self._tick, self._means.rsync_program)
         except rsync.RsyncMissing as error:
             words = "there is no rsync on its head node: install it there"
             raise StageError(f"{self._cluster} cannot pull files: {words}", "site") from error
@@ -219,7 +244,7 @@ class Pull:
 
     def _follow(self) -> None:
         self._digest = GrowingDigest(self._folder / self._name)
-        self._digesting = asyncio.get_running_loop().run_in_executor(self._threads, self._digest.follow)
+        self._digesting = asyncio.get_running_loop().run_in_executor(self._means.digest_threads, self._digest.follow)
 
     def _stop_digest(self) -> None:
         if self._digest is not None and self._digesting is not None:
@@ -236,7 +261,8 @@ class Pull:
                 content = NOTHING
             self._digest = self._digesting = None
         else:
-            content = await asyncio.get_running_loop().run_in_executor(self._threads, _measure, self._folder)
+            threads = self._means.digest_threads
+            content = await asyncio.get_running_loop().run_in_executor(threads, _measure, self._folder)
         return (content.size, content.checksum) == (self._file.size, self._file.checksum)
 
     async def _blame(self) -> StageError:

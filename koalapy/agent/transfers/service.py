@@ -1,7 +1,5 @@
 """The agent's side of files as a whole: joins its parts."""
 
-from collections.abc import Callable
-
 from koalapy.agent.components.component import Component
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.questions import Questions
@@ -10,11 +8,10 @@ from koalapy.agent.core.settings import AgentSettings
 from koalapy.agent.core.spool import DiskSync
 from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.agent.transfers.daemon_files import DaemonFiles
-from koalapy.agent.transfers.exports import Exports, missing_programs
+from koalapy.agent.transfers.exports import Exports
+from koalapy.agent.transfers.pull import Means
 from koalapy.agent.transfers.replicas import Replicas
 from koalapy.agent.transfers.results import Collector
-from koalapy.agent.transfers.roots import Roots
-from koalapy.agent.transfers.seals import Seals
 from koalapy.agent.transfers.stages import Stages
 
 
@@ -24,42 +21,28 @@ class FileService:
     def __init__(
         self,
         settings: AgentSettings,
+        replicas: Replicas,
+        exports: Exports,
         questions: Questions,
         reporter: Reporter,
-        finished: Callable[[Component], object],
         disk_sync: DiskSync,
         folders: JobFolders,
         timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
-        """``finished`` is called with components that have nothing more to send."""
-        self._reporter, self._finished = reporter, finished
+        self._replicas, self._exports, self._reporter = replicas, exports, reporter
         daemon_files = DaemonFiles(settings.url, settings.cluster, settings.token, settings.trust)
-        roots = Roots(settings.cluster, settings.replica_directories)
-        self._replicas = replicas = Replicas(roots, Seals(settings.directory / "seals.json"))
-        exports = settings.directory / "exports"
-        ways = (settings.transfer_address, settings.transfer_port)
-        self._exports = Exports(replicas, exports, *ways, settings.encrypts, timeouts)
-        self.stages = Stages(
-            settings.cluster,
-            settings.stages,
-            replicas,
-            questions,
-            daemon_files,
-            reporter.publish_stage,
-            self._is_in_use,
-            settings.transfer_limit,
-            disk_sync,
-            folders,
-            settings.encrypts,
-            timeouts,
+        means = Means(
+            cluster=settings.cluster,
+            replicas=replicas,
+            questions=questions,
+            daemon_files=daemon_files,
+            pulls=settings.transfer_limit,
+            disk_sync=disk_sync,
+            encrypts=settings.encrypts,
+            timeouts=timeouts,
         )
+        self.stages = Stages(settings.stages, means, reporter.publish_stage, self._is_in_use, folders)
         self.collector = Collector(daemon_files, self.stages, self._collected, self._is_in_reach, folders, timeouts)
-        questions.answer_with("stat", replicas.stat)
-        questions.answer_with("export", self._exports.export)
-        questions.answer_with("unexport", self._exports.unexport)
-        reporter.stages = self.stages.statuses
-        reporter.lacks = missing_programs
-        reporter.ended = self.ended
 
     def ended(self, component: Component) -> None:
         """Collect what it has; its stage may go when nobody needs it any more."""
@@ -74,7 +57,7 @@ class FileService:
         await self._exports.close()
 
     def _collected(self, component: Component) -> None:
-        self._finished(component)
+        self._reporter.publish(component)
         self.ended(component)
 
     def _is_in_reach(self, instance: str) -> bool:

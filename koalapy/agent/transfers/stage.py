@@ -8,31 +8,26 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
-from koalapy.agent.core.questions import Questions
-from koalapy.agent.core.spool import DiskSync, Folder
-from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
-from koalapy.agent.transfers.daemon_files import DaemonBusy, DaemonFiles
+from koalapy.agent.components.job_folders import JobFolders
+from koalapy.agent.core.spool import Folder
+from koalapy.agent.transfers.daemon_files import DaemonBusy
 from koalapy.agent.transfers.digest import GrowingDigest
-from koalapy.agent.transfers.encryption import Encrypts, always
-from koalapy.agent.transfers.exports import RSYNC
-from koalapy.agent.transfers.pull import Pull
-from koalapy.agent.transfers.replicas import Replicas, Wanted
+from koalapy.agent.transfers.pull import Means, Pull
+from koalapy.agent.transfers.replicas import Wanted
 from koalapy.agent.transfers.roots import CONTENT, is_plain_name
 from koalapy.agent.transfers.rsync import is_alive, kill_orphans
 from koalapy.agent.transfers.seals import make_read_only
-from koalapy.agent.transfers.sharing import SharedTasks, StageError, Turns, content_of, site_error
+from koalapy.agent.transfers.sharing import StageError, content_of, site_error
 from koalapy.agent.transfers.trees import BadBundle, copy_tree, remove_tree, unpack
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from koalapy.model.reports import StageState, StageStatus, TransferMeasurement
 from koalapy.protocol.messages import Stage, StageBundle, StageFile
-from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 log = structlog.get_logger()
 Made = TypeVar("Made")
@@ -46,41 +41,27 @@ MAX_COPY_TRIES = 2
 """So many stages are asked for a copy, the newest first: programs may have written to all of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Means:
-    """What every stage of a cluster uses."""
+class AccountsStage:
+    """A stage that is to be the folder of an account. All methods raise ``SiteError``."""
 
-    cluster: str
-    replicas: Replicas
-    questions: Questions
-    daemon_files: DaemonFiles
-    threads: Executor
-    """For checksums of what is on its way."""
-    bundle_threads: Executor
-    replica_threads: Executor
-    """For replicas on this site, which may have to be read again."""
-    turns: Turns
-    shared_tasks: SharedTasks
-    copies: Callable[[StageFile], Sequence[Path]]
-    """Where stages have the same content, the newest last."""
-    disk_sync: DiskSync | None
-    encrypts: Encrypts = always
-    timeouts: AgentTimeouts = DEFAULT_TIMEOUTS
-    clock: Clock = SYSTEM_CLOCK
-    rsync_program: str = RSYNC
-
-
-class StageOwner(Protocol):
-    """The account whose folder a stage is to be, where that is not the agent's own. ``SiteError``."""
+    def __init__(self, folders: JobFolders, user: str, instance: str, token: str) -> None:
+        self._folders, self._user, self._instance, self._token = folders, user, instance, token
 
     async def give(self, folder: Path) -> None:
-        """Let it have what is in a folder of ours."""
+        """Copy what is in a folder of the agent to the account's."""
+        self._folders.run_as.accounts.admit(self._user)
+        await self._folders.give(self._user, folder, self._place)
 
-    async def take_away(self) -> None: ...
+    async def take_away(self) -> None:
+        await self._folders.remove(self._user, self._place)
+
+    @property
+    def _place(self) -> Path:
+        return self._folders.stage(self._user, self._instance, self._token)
 
 
 class StageRun:
-    """A stage on its way, or there. ``own`` is our notebook and workshop, ``folder`` what the component gets."""
+    """A stage on its way, or there."""
 
     def __init__(
         self,
@@ -89,9 +70,14 @@ class StageRun:
         own: Path,
         means: Means,
         changed: Callable[["StageRun"], object],
-        owner: StageOwner | None = None,
+        copies: Callable[[StageFile], Sequence[Path]],
+        owner: AccountsStage | None = None,
     ) -> None:
-        self.owner = owner
+        """``own`` holds the journal and what is on its way, ``folder`` is what the component gets.
+
+        ``copies`` says where stages have the same content, the newest last.
+        """
+        self.owner, self._find_copies = owner, copies
         self.token = order.token
         self.folder = folder
         self._own, self._journal = own, Folder(own, means.disk_sync)
@@ -283,7 +269,7 @@ class StageRun:
         tried: set[Path] = set()
         while True:
             async with self._means.shared_tasks.alone(file):
-                found = [place for place in self._means.copies(file) if place not in tried]
+                found = [place for place in self._find_copies(file) if place not in tried]
                 if not found or len(tried) == MAX_COPY_TRIES:
                     await self._pull_in(index, file)
                     return
@@ -294,20 +280,8 @@ class StageRun:
             tried.add(found[-1])
 
     async def _pull_in(self, index: int, file: StageFile) -> None:
-        pull = self._pull = Pull(
-            file,
-            self._means.cluster,
-            self._own / f"input-{index}",
-            self._means.questions,
-            self._means.threads,
-            self._means.turns,
-            self._place,
-            lambda: self._changed(self),
-            self._means.encrypts,
-            self._means.timeouts,
-            self._means.clock,
-            self._means.rsync_program,
-        )
+        place = self._own / f"input-{index}"
+        pull = self._pull = Pull(file, place, self._place, lambda: self._changed(self), self._means)
         await self._take(index, file, await pull.run())
         self._moved.append(TransferMeasurement(file.source, pull.moved, pull.seconds, pull.flowed, pull.flowing))
         self._pull = None
@@ -322,7 +296,7 @@ class StageRun:
     async def _copy(self, file: StageFile, found: Path, place: Path) -> bool:
         """Whether there is what is wanted at the place now; else there is nothing."""
         await self._make(remove_tree, place)  # There is something only when we had come so far before a restart.
-        if await self._make(self._copy_right, file, found, place, threads=self._means.threads):
+        if await self._make(self._copy_right, file, found, place, threads=self._means.digest_threads):
             return True
         await self._make(remove_tree, place)
         return False
@@ -389,7 +363,7 @@ class StageRun:
         """Whether what came is what was wanted; goes on until the daemon has handed out all or refuses."""
         pause, waited = self._means.timeouts.transfer_retry_s, 0.0
         digest = GrowingDigest(path)
-        digesting = asyncio.get_running_loop().run_in_executor(self._means.threads, digest.follow)
+        digesting = asyncio.get_running_loop().run_in_executor(self._means.digest_threads, digest.follow)
         try:
             while True:
                 try:

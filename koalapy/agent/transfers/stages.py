@@ -5,105 +5,43 @@ import os
 import re
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import structlog
 from pydantic import ValidationError
 
 from koalapy.agent.components.job_folders import JobFolders
-from koalapy.agent.core.questions import Questions
-from koalapy.agent.core.spool import DamagedJournal, DiskSync, Folder
-from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
-from koalapy.agent.transfers.daemon_files import DaemonFiles
-from koalapy.agent.transfers.encryption import Encrypts, always
-from koalapy.agent.transfers.exports import RSYNC
-from koalapy.agent.transfers.replicas import Replicas
-from koalapy.agent.transfers.sharing import SharedTasks, Turns
-from koalapy.agent.transfers.stage import Means, StageRun
+from koalapy.agent.core.spool import DamagedJournal, Folder
+from koalapy.agent.transfers.pull import Means
+from koalapy.agent.transfers.stage import AccountsStage, StageRun
 from koalapy.model.errors import SiteError
 from koalapy.model.reports import StageStatus
 from koalapy.protocol.messages import Stage, StageFile
-from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 log = structlog.get_logger()
 
 STATUS_INTERVAL = 0.5
 """Seconds between two words on how far a transfer is, at least."""
-DIGEST_THREADS = 16
-"""For checksums that are computed while files come, besides one for each pull that has its turn."""
-BUNDLE_THREADS = 16
-"""How many bundles are fetched at once; a daemon that hangs must not keep all threads of the agent waiting."""
-REPLICA_THREADS = 16
-"""How many replicas on this site are looked at for programs at once; each may have to be read."""
 PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 Key = tuple[str, str]
 """Daemon instance and token."""
 
 
-class AccountsStage:
-    """A stage that is to be the folder of an account."""
-
-    def __init__(self, folders: JobFolders, user: str, instance: str, token: str) -> None:
-        self._folders, self._user, self._instance, self._token = folders, user, instance, token
-
-    async def give(self, folder: Path) -> None:
-        self._folders.run_as.accounts.admit(self._user)
-        await self._folders.give(self._user, folder, self._place)
-
-    async def take_away(self) -> None:
-        await self._folders.remove(self._user, self._place)
-
-    @property
-    def _place(self) -> Path:
-        return self._folders.stage(self._user, self._instance, self._token)
-
-
 class Stages:
-    """Carries out ``Stage`` and ``Unstage``. ``tell`` sends a status of an instance's; ``in_use`` says whether a
+    """Carries out ``Stage`` and ``Unstage``. ``publish`` sends a status of an instance's; ``in_use`` says whether a
     component still has a stage as its own."""
 
     def __init__(
         self,
-        cluster: str,
         directory: Path,
-        replicas: Replicas,
-        questions: Questions,
-        daemon_files: DaemonFiles,
+        means: Means,
         publish: Callable[[str, StageStatus], bool],
         in_use: Callable[[str, str], bool],
-        pulls: int,
-        disk_sync: DiskSync | None = None,
         folders: JobFolders | None = None,
-        encrypts: Encrypts = always,
-        timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
-        *,
-        clock: Clock = SYSTEM_CLOCK,
-        rsync_program: str = RSYNC,
     ) -> None:
-        """``pulls`` is how many may run at once."""
-        self._directory = directory
-        self._pools = (
-            ThreadPoolExecutor(DIGEST_THREADS + pulls, "digest"),
-            ThreadPoolExecutor(BUNDLE_THREADS, "bundle"),
-            ThreadPoolExecutor(REPLICA_THREADS, "replica"),
-        )
-        self._means = Means(
-            cluster,
-            replicas,
-            questions,
-            daemon_files,
-            *self._pools,
-            Turns(pulls),
-            SharedTasks(),
-            self._copies,
-            disk_sync,
-            encrypts,
-            timeouts,
-            clock,
-            rsync_program,
-        )
+        self._directory, self._means = directory, means
         self._publish_status, self._in_use = publish, in_use
         self._folders = folders or JobFolders.alone()
         self._stages: dict[Key, StageRun] = {}
@@ -204,8 +142,7 @@ class Stages:
         """Stop all transfers; they are gone on with by the next agent."""
         await asyncio.gather(*(run.end() for run in self._stages.values()))
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for pool in self._pools:
-            pool.shutdown(wait=False, cancel_futures=True)
+        self._means.close()
 
     def _copies(self, wanted: StageFile) -> list[Path]:
         return [place for run in self._stages.values() for place in run.copies(wanted)]
@@ -221,7 +158,7 @@ class Stages:
         user = self._folders.run_as.accounts.acting(order.local_user)
         has_owner = bool(user) or self._folders.are_many
         owner = AccountsStage(self._folders, user, instance, order.token) if has_owner else None
-        run = StageRun(order, folder, own, self._means, lambda run: self._publish(instance, run), owner)
+        run = StageRun(order, folder, own, self._means, partial(self._publish, instance), self._copies, owner)
         earlier = self._stages.get((instance, order.token))
         if earlier is not None:
             # A token comes again only for a component that never started its program there: nobody uses that folder.

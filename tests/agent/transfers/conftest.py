@@ -17,6 +17,7 @@ from koalapy.agent.core.timeouts import AgentTimeouts
 from koalapy.agent.transfers.daemon_files import DaemonFiles
 from koalapy.agent.transfers.digest import measure
 from koalapy.agent.transfers.exports import RSYNC, Exports
+from koalapy.agent.transfers.pull import Means
 from koalapy.agent.transfers.replicas import Replicas
 from koalapy.agent.transfers.roots import Roots
 from koalapy.agent.transfers.seals import Seals
@@ -120,33 +121,28 @@ class FileSite:
         self.start(rsync_program, **limits)
 
     def start(self, rsync_program: str = RSYNC, **limits: int) -> None:
-        self.questions = Questions(WireEnd(self.name, self.wire))  # type: ignore[arg-type]
         replicas = Replicas(
             Roots(self.name, [self.replicas]), Seals(self.directory / "seals.json", self.clock), self.clock
         )
         self.exports = Exports(
             replicas, self.directory / "exports", "127.0.0.1", None, lambda _: self.encrypts, self.timeouts, **limits
         )
-        self.stages = Stages(
-            self.name,
-            self.directory / "stages",
-            replicas,
-            self.questions,
-            self.daemon_files,
-            self._tell,
-            lambda instance, token: token in self.used,
-            self.pulls,
+        handlers = {"stat": replicas.stat, "export": self.exports.export, "unexport": self.exports.unexport}
+        self.questions = Questions(WireEnd(self.name, self.wire), handlers)  # type: ignore[arg-type]
+        self.means = Means(
+            cluster=self.name,
+            replicas=replicas,
+            questions=self.questions,
+            daemon_files=self.daemon_files,
+            pulls=self.pulls,
             encrypts=lambda _: self.encrypts,
             timeouts=self.timeouts,
             clock=self.clock,
             rsync_program=rsync_program,
         )
-        for what, handler in {
-            "stat": replicas.stat,
-            "export": self.exports.export,
-            "unexport": self.exports.unexport,
-        }.items():
-            self.questions.answer_with(what, handler)
+        self.stages = Stages(
+            self.directory / "stages", self.means, self._tell, lambda instance, token: token in self.used
+        )
         self.wire.sites[self.name] = self
 
     async def stop(self) -> None:

@@ -697,17 +697,7 @@ async def test_names_are_told_and_who_hears_none_of_them_is_no_trouble(
 async def test_an_old_look_does_not_have_the_last_word(north: FileSite, south: FileSite, tmp_path: Path) -> None:
     (tmp_path / "came").mkdir()
     (tmp_path / "came" / "data").write_bytes(b"content\n")
-    means = north.stages._means
-    one = Pull(
-        south.input(south.make("data")),
-        "north",
-        tmp_path / "came",
-        means.questions,
-        means.threads,
-        means.turns,
-        0,
-        lambda: None,
-    )
+    one = Pull(south.input(south.make("data")), tmp_path / "came", 0, lambda: None, north.means)
     one._looking = old = asyncio.get_running_loop().create_future()
     looking = asyncio.create_task(one._measure_now())
     for _ in range(5):
