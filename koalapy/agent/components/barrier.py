@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import contextlib
-from collections.abc import Coroutine
 from hashlib import sha256
 from typing import Any, Literal
 
@@ -19,6 +18,7 @@ from koalapy.agent.runners.runners import RunnerConnection
 from koalapy.model.job import is_token, of_one_attempt
 from koalapy.protocol.messages import Impostor, Relay
 from koalapy.runner.session import Session, make_nonce
+from koalapy.system.tasks import BackgroundTasks
 
 log = structlog.get_logger()
 
@@ -77,12 +77,12 @@ class Barrier:
         """Nodes whose runners should be there and are not: they have a while to come back."""
         self._output_failed: set[str] = set()
         """Names of components whose output could not be written."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     def open(self, component: Component, plan: dict[str, Any]) -> None:
         """Let a component's runners start the program; those that are away get it when they are back."""
         component.folder.write(open=plan, lives=[node.life for node in component.nodes])
-        self._spawn(self._open(component, plan))
+        self._tasks.spawn(self._open(component, plan))
 
     async def _open(self, component: Component, plan: dict[str, Any]) -> None:
         try:
@@ -104,11 +104,6 @@ class Barrier:
         component.fail(error)
         self._reporter.publish(component)
         self._jobs.end(component)
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def relay(self, message: Relay) -> None:
         """Pass on what the daemon has from a runner elsewhere for one of ours."""
@@ -269,7 +264,7 @@ class Barrier:
             return  # it stays, and sends again what it has, until that is kept
         result = {k: message[k] for k in ("code", "error", "infrastructure", "stopped", "warned")}
         component.node_ended(runner.node, {**result, "host": node.host, "name": node.name})
-        self._spawn(self._let_go(component, runner))
+        self._tasks.spawn(self._let_go(component, runner))
         self._reporter.publish_output(component)
         self._reporter.publish(component)
         if component.infrastructure:

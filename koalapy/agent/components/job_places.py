@@ -1,7 +1,7 @@
 """Where each component works: handed to its account before it begins, and taken back when it is over."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
@@ -11,6 +11,7 @@ from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.reporter import Reporter
 from koalapy.agent.transfers.stages import Stages
 from koalapy.model.errors import SiteError, SiteUnavailable
+from koalapy.system.tasks import BackgroundTasks
 
 log = structlog.get_logger()
 
@@ -25,7 +26,7 @@ class JobPlaces:
     def __init__(self, folders: JobFolders, stages: Stages, reporter: Reporter) -> None:
         self._folders, self._stages, self._reporter = folders, stages, reporter
         self._taking_back: dict[str, asyncio.Task[None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     def work(self, component: Component) -> Path:
         """``SiteRejected`` for an account that can have no folder."""
@@ -55,7 +56,7 @@ class JobPlaces:
     def look(self, component: Component) -> None:
         """See whether its runners have left anything already: an agent that was away does not know."""
         if not component.fetched:
-            self._spawn(self._fetch(component))
+            self._tasks.spawn(self._fetch(component))
 
     async def _fetch(self, component: Component) -> None:
         for attempt in range(1, FETCH_TRIES + 1):
@@ -79,7 +80,7 @@ class JobPlaces:
     def remove(self, component: Component) -> None:
         """Nobody wants it any more."""
         if component.user:
-            self._spawn(self._remove(component))
+            self._tasks.spawn(self._remove(component))
 
     async def _remove(self, component: Component) -> None:
         try:
@@ -113,13 +114,8 @@ class JobPlaces:
         return stages | {self.work(component).name for component in own}
 
     async def close(self) -> None:
-        tasks = [*self._tasks, *self._taking_back.values()]
+        tasks = [*self._tasks.running, *self._taking_back.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._folders.close()
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

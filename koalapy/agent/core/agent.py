@@ -65,6 +65,7 @@ from koalapy.protocol.messages import (
 from koalapy.runner.folders import sweep
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 from koalapy.system.systemd import ServiceManager
+from koalapy.system.tasks import BackgroundTasks
 
 log = structlog.get_logger()
 
@@ -188,7 +189,7 @@ class Agent:
         """Whether the daemon on this connection has said who it is."""
         self._output_limit = DEFAULT_OUTPUT_LIMIT
         self._greeting: asyncio.Task[None] | None = None
-        self._confirming: set[asyncio.Task[None]] = set()
+        self._confirming = BackgroundTasks()
 
     async def run(self, manager: ServiceManager) -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(MAX_THREADS, "agent"))
@@ -351,8 +352,7 @@ class Agent:
         self._jobs.polls.await_nodes(awaited=False)
         if self._greeting is not None:
             self._greeting.cancel()
-        for confirming in self._confirming:
-            confirming.cancel()
+        self._confirming.cancel()
 
     def _received(self, message: FromDaemon) -> None:
         if not self._welcomed and not isinstance(message, Welcome):
@@ -426,9 +426,7 @@ class Agent:
         if not message.look:
             self._uplink.put(Confirmed(sequence=message.sequence), urgent=True)
             return
-        confirming = asyncio.create_task(self._confirm(message.sequence))
-        self._confirming.add(confirming)
-        confirming.add_done_callback(self._confirming.discard)
+        self._confirming.spawn(self._confirm(message.sequence))
 
     async def _confirm(self, sequence: int) -> None:
         """What runners have sent may not have been read yet, above all when we were stopped for a while."""

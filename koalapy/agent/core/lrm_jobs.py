@@ -1,7 +1,7 @@
 """A cluster's resource manager, as far as the agent uses it: submits runners, ends them, and watches."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import cast, get_args
 
 import structlog
@@ -18,14 +18,15 @@ from koalapy.agent.lrm.port import Fault, Lrm, LrmJob, LrmJobState, LrmSnapshot,
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from koalapy.model.reports import LrmOperation
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
+from koalapy.system.tasks import BackgroundTasks
 
 log = structlog.get_logger()
 
+FAULTS = get_args(Fault)
 SLEEP_SLICE = 0.5
 """Seconds."""
 HANG_UP_TIMEOUT = 10.0
 """Seconds without a word: a node that died says nothing more, and does not hang up either."""
-Spawn = Callable[[Coroutine[None, None, None]], None]
 POLL_INTERVAL = 5.0
 """Seconds between two questions that a resource manager asks by itself where it is not told of changes."""
 MAX_OPEN_PAUSE = 10.0
@@ -53,59 +54,6 @@ async def sleep_awake(seconds: float) -> None:
             left -= pause
 
 
-class ConnectTimeouts:
-    """Gives runners that run a while to connect; one that stays silent is its site's fault, as a rule its network's."""
-
-    def __init__(
-        self, address: Callable[[], str], spawn: Spawn, failed: Callable[[Component], None], timeout_s: float
-    ) -> None:
-        """``address`` says where runners are to find the agent."""
-        self._address, self._spawn, self._failed, self._timeout_s = address, spawn, failed, timeout_s
-        self._awaited: set[str] = set()
-
-    def runs(self, component: Component, nodes: Sequence[str]) -> None:
-        """Its job runs, on the nodes of these names."""
-        if not component.all_connected_once and component.name not in self._awaited:
-            self._awaited.add(component.name)
-            self._spawn(self._await(component, nodes))
-
-    async def _await(self, component: Component, nodes: Sequence[str]) -> None:
-        await sleep_awake(self._timeout_s)
-        self._awaited.discard(component.name)
-        if component.ended or component.stop is not None or component.all_connected_once:
-            return
-        heard = {node.name for node in component.nodes if node.phase}
-        where = next((name for name in nodes if name not in heard), "a node")
-        component.fail(f"the runner on {where} runs but never connected to the agent at {self._address()}")
-        self._failed(component)
-
-
-class HangUpTimeouts:
-    """Gives runners whose nodes the resource manager has back a while for their last words; then its word counts."""
-
-    def __init__(self, spawn: Spawn) -> None:
-        self._spawn = spawn
-        self._awaited: set[str] = set()
-
-    def ended(self, component: Component) -> None:
-        """Its job has ended."""
-        if component.runners and component.name not in self._awaited:
-            self._awaited.add(component.name)
-            component.send({"t": "stop"})  # its nodes are others' now
-            self._spawn(self._await(component))
-
-    async def _await(self, component: Component) -> None:
-        before = -1
-        while component.runners and before != (before := sum(runner.arrived for runner in component.runners)):
-            await sleep_awake(HANG_UP_TIMEOUT)
-        for runner in component.runners:
-            runner.close()
-        self._awaited.discard(component.name)
-
-
-FAULTS = get_args(Fault)
-
-
 class LrmJobs:
     """The jobs we have in the resource manager."""
 
@@ -129,10 +77,13 @@ class LrmJobs:
         """Return how the resource manager answered until now."""
         self._leftovers = Leftovers(clock)
         self.polls = PollSchedule(poll_interval, reporter.live.values, timeouts, clock)
-        self._hang_ups = HangUpTimeouts(self._spawn)
-        self._connects = ConnectTimeouts(address, self._spawn, self._failed, timeouts.runner_connect_s)
+        self._address = address
+        self._awaited: set[str] = set()
+        """Names of components whose runners are to connect within a time."""
+        self._hanging_up: set[str] = set()
+        """Names of components whose nodes the resource manager has back, and whose runners are still connected."""
         self._opened = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._cancelling: set[str] = set()
         self._cancelled: set[str] = set()
         """Names of live components whose jobs the resource manager was asked to end."""
@@ -160,7 +111,7 @@ class LrmJobs:
     def submit(self, component: Component, *, unsure: bool = False) -> None:
         """Submit a component's runner; ``unsure`` when that may have been done before."""
         self._leftovers.component_begins(component.name)
-        self._spawn(self._submit(component, unsure))
+        self._tasks.spawn(self._submit(component, unsure))
 
     def end(self, component: Component) -> None:
         """Have a component end: its runners if there are any, else its job."""
@@ -172,7 +123,7 @@ class LrmJobs:
             # What has begun to end by itself is let end: a cancellation that crosses it confuses Grid Engine.
             # Runners that were let go may not have found a restarted agent yet, and hold output of their program.
             started = component.plan is not None or any(node.phase for node in component.nodes)
-            self._spawn(self._cancel(component, self._stop_timeout if started else 0.0))
+            self._tasks.spawn(self._cancel(component, self._stop_timeout if started else 0.0))
 
     def forget(self, component: Component) -> None:
         """Nobody wants what is left of its job."""
@@ -182,7 +133,7 @@ class LrmJobs:
         """Follow the resource manager until cancelled."""
         try:
             await self._open()
-            self._spawn(self._listen())
+            self._tasks.spawn(self._listen())
             await self.polls.wait(FIRST_POLL_DELAY)  # whatever the resource manager has to say first
             reported_at = 0.0
             while True:
@@ -193,9 +144,8 @@ class LrmJobs:
                 await asyncio.sleep(MIN_POLL_INTERVAL)
                 await self.polls.wait()
         finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            self._tasks.cancel()
+            await self._tasks.wait()
 
     async def _open(self) -> None:
         """Open the resource manager, however long it takes until that can be done."""
@@ -256,7 +206,7 @@ class LrmJobs:
             component.lrm_job = job.id
             component.folder.note(lrm=job.id)
         if job is not None and job.state is LrmJobState.ENDED:
-            self._hang_ups.ended(component)
+            self._expect_hang_up(component)
         if component.over(job):
             if not self._places.has_taken_back(component, self.polls.soon):
                 return
@@ -270,7 +220,7 @@ class LrmJobs:
         elif job is not None:
             component.lrm_lives(job)
             if job.state is LrmJobState.RUNNING and not job.starting:
-                self._connects.runs(component, job.nodes)
+                self._expect_runners(component, job.nodes)
         self._reporter.publish(component)
 
     def _give_up(self, component: Component, job: LrmJob | None, error: Exception) -> None:
@@ -291,6 +241,37 @@ class LrmJobs:
     def _failed(self, component: Component) -> None:
         self._reporter.publish(component)
         self.end(component)
+
+    def _expect_runners(self, component: Component, nodes: Sequence[str]) -> None:
+        """Give runners on these nodes a while to connect; one that stays silent is its site's fault."""
+        if not component.all_connected_once and component.name not in self._awaited:
+            self._awaited.add(component.name)
+            self._tasks.spawn(self._await_runners(component, nodes))
+
+    async def _await_runners(self, component: Component, nodes: Sequence[str]) -> None:
+        await sleep_awake(self._timeouts.runner_connect_s)
+        self._awaited.discard(component.name)
+        if component.ended or component.stop is not None or component.all_connected_once:
+            return
+        heard = {node.name for node in component.nodes if node.phase}
+        where = next((name for name in nodes if name not in heard), "a node")
+        component.fail(f"the runner on {where} runs but never connected to the agent at {self._address()}")
+        self._failed(component)
+
+    def _expect_hang_up(self, component: Component) -> None:
+        """Give runners whose nodes the resource manager has back a while to finish; then disconnect them."""
+        if component.runners and component.name not in self._hanging_up:
+            self._hanging_up.add(component.name)
+            component.send({"t": "stop"})  # its nodes are others' now
+            self._tasks.spawn(self._await_hang_up(component))
+
+    async def _await_hang_up(self, component: Component) -> None:
+        before = -1
+        while component.runners and before != (before := sum(runner.arrived for runner in component.runners)):
+            await sleep_awake(HANG_UP_TIMEOUT)
+        for runner in component.runners:
+            runner.close()
+        self._hanging_up.discard(component.name)
 
     async def _submit(self, component: Component, unsure: bool) -> None:
         await self._opened.wait()
@@ -367,7 +348,7 @@ class LrmJobs:
         if now < self._ordered.get(job.id, 0.0) + STOP_TIMEOUT:
             return
         self._ordered = {id: at for id, at in self._ordered.items() if now < at + STOP_TIMEOUT} | {job.id: now}
-        self._spawn(self._end_now(job, by_force))
+        self._tasks.spawn(self._end_now(job, by_force))
 
     async def _end_now(self, job: LrmJob, by_force: bool) -> None:
         try:
@@ -406,8 +387,3 @@ class LrmJobs:
                 await asyncio.sleep(STOP_TIMEOUT)
         finally:
             self._cancelling.discard(component.name)
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

@@ -25,6 +25,7 @@ from koalapy.agent.transfers.replicas import Replicas, Wanted
 from koalapy.model.errors import SiteRejected
 from koalapy.runner.atomic_files import replace_file
 from koalapy.system.accept import FIRST_OF_TLS, first_byte
+from koalapy.system.tasks import BackgroundTasks
 
 log = structlog.get_logger()
 
@@ -134,7 +135,7 @@ class Exports:
         self._accepting: asyncio.Task[None] | None = None
         self._connections: set[asyncio.subprocess.Process] = set()
         """The rsync daemons."""
-        self._serving: set[asyncio.Task[None]] = set()
+        self._serving = BackgroundTasks()
 
     async def export(self, payload: Mapping[str, Any]) -> dict[str, object]:
         """Where to pull from, once it is clear that the replica is there; ``SiteError``."""
@@ -186,9 +187,8 @@ class Exports:
             await asyncio.gather(self._accepting, return_exceptions=True)
         if self._listening is not None:
             self._listening.close()
-        for task in self._serving:
-            task.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
+        self._serving.cancel()
+        await self._serving.wait()
         for process in self._connections:
             kill_group(process)
         await asyncio.gather(*(process.wait() for process in self._connections))
@@ -274,17 +274,15 @@ class Exports:
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            while len(self._serving) >= MAX_CONNECTIONS:
-                await asyncio.wait(self._serving, return_when=asyncio.FIRST_COMPLETED)
+            while len(self._serving.running) >= MAX_CONNECTIONS:
+                await asyncio.wait(self._serving.running, return_when=asyncio.FIRST_COMPLETED)
             try:
                 connection, _ = await loop.sock_accept(listening)
             except OSError as error:
                 log.warning("cannot accept a transfer", action="transfer-not-accepted", reason=str(error))
                 await asyncio.sleep(1.0)
                 continue
-            task = asyncio.create_task(self._serve(connection))
-            self._serving.add(task)
-            task.add_done_callback(self._serving.discard)
+            self._serving.spawn(self._serve(connection))
 
     async def _serve(self, connection: socket.socket) -> None:
         """Have an rsync of its own speak with one puller; it begins to read only what the configuration says now."""

@@ -4,7 +4,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from koalapy.agent.transfers.stage import AccountsStage, StageRun
 from koalapy.model.errors import SiteError
 from koalapy.model.reports import StageStatus
 from koalapy.protocol.messages import Stage, StageFile
+from koalapy.system.tasks import BackgroundTasks
 
 log = structlog.get_logger()
 
@@ -46,7 +47,7 @@ class Stages:
         self._folders = folders or JobFolders.alone()
         self._stages: dict[Key, StageRun] = {}
         self._unwanted: set[Key] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     def folder(self, instance: str, token: str) -> Path:
         """The folder of a stage."""
@@ -122,7 +123,7 @@ class Stages:
         key = instance, token
         if key in self._unwanted and not self._in_use(instance, token):
             self._unwanted.discard(key)
-            self._spawn(self._remove(self._stages.pop(key)))
+            self._tasks.spawn(self._remove(self._stages.pop(key)))
 
     def instances(self) -> set[str]:
         """The daemons that have stages here."""
@@ -141,7 +142,7 @@ class Stages:
     async def close(self) -> None:
         """Stop all transfers; they are gone on with by the next agent."""
         await asyncio.gather(*(run.end() for run in self._stages.values()))
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.wait()
         self._means.close()
 
     def _copies(self, wanted: StageFile) -> list[Path]:
@@ -163,7 +164,7 @@ class Stages:
         if earlier is not None:
             # A token comes again only for a component that never started its program there: nobody uses that folder.
             self._unwanted.discard((instance, order.token))
-            self._spawn(self._remove(earlier))
+            self._tasks.spawn(self._remove(earlier))
         self._stages[instance, order.token] = run
         return run
 
@@ -185,8 +186,3 @@ class Stages:
                     "a stage cannot be removed", action="folder-not-removed", token=run.token, reason=error.message
                 )
         await asyncio.to_thread(run.remove)
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
