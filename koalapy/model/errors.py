@@ -205,9 +205,48 @@ class SiteUnavailable(SiteError):
     default_code = ProblemCode.CLUSTER_UNAVAILABLE
 
 
-class SiteRejected(SiteError):
-    """The cluster refused; the same call will be refused again. ``fault`` is an error code, if it gave one."""
+class SiteFault(StrEnum):
+    """What the refusal of a cluster concerns. An unknown code, of a later agent, becomes ``UNKNOWN``."""
 
-    def __init__(self, message: str, *, field: str = "", value: object = None, hint: str = "", fault: str = "") -> None:
+    # A job that the resource manager refuses: see ``Fault`` of its port
+    SITE = "site"
+    JOB = "job"
+    UNSUITABLE = "unsuitable"
+    LIMIT = "limit"
+    UNKNOWN = "unknown"
+    # A replica
+    UNCONFIGURED = "unconfigured"
+    OUTSIDE = "outside"
+    MISSING = "missing"
+    IRREGULAR = "irregular"
+    UNREADABLE = "unreadable"
+    CHANGED = "changed"
+    # A transfer from the cluster
+    IN_CLEAR = "in-clear"
+    NO_RSYNC = "no-rsync"
+    ADDRESS = "address"
+    # A question
+    INVALID = "invalid"
+    REFUSED = "refused"
+    UNAVAILABLE = "unavailable"
+    LOST = "lost"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "SiteFault":
+        return cls.UNKNOWN
+
+
+class SiteRejected(SiteError):
+    """The cluster refused; the same call will be refused again."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str = "",
+        value: object = None,
+        hint: str = "",
+        fault: SiteFault = SiteFault.REFUSED,
+    ) -> None:
         super().__init__(message, field=field, value=value, hint=hint)
         self.fault = fault

@@ -29,6 +29,7 @@ from koalapy.model.bounds import (
     Seconds,
     TruncatedText,
 )
+from koalapy.model.errors import SiteFault
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus
 
 PROTOCOL = 3
@@ -123,7 +124,7 @@ class Ask(Message):
 
 
 class Answer(Message):
-    """To whom asked under ``ident``; ``error`` when there is no answer, with ``fault`` an error code.
+    """To whom asked under ``ident``; ``error`` and ``fault`` when there is no answer.
 
     From an agent ``cluster`` is who had asked; to an agent, who answers.
     """
@@ -132,7 +133,7 @@ class Answer(Message):
     ident: Name
     payload: dict[str, object] = {}
     error: TruncatedText = ""
-    fault: Name = ""
+    fault: SiteFault | None = None
     cluster: Name = ""
 
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 
 EXIT_TIMEOUT = 10.0
 MAX_HEADER = 16 * 1024
@@ -128,7 +128,7 @@ class AccountProcess(io.RawIOBase):
         if code:
             self._errors.seek(0)
             words = " ".join(self._errors.read(MAX_ERROR).decode(errors="replace").split()) or f"exit code {code}"
-            raise SiteRejected(f"as {self._who}: {words}", fault="unknown")
+            raise SiteRejected(f"as {self._who}: {words}", fault=SiteFault.UNKNOWN)
 
     def give_up(self) -> None:
         """It is not waited for any more; one that may not be killed sees that nobody reads."""
@@ -158,7 +158,7 @@ class AccountProcess(io.RawIOBase):
         return SiteUnavailable(f"what runs as {self._who} has said nothing for {self._stall_s:g} s")
 
     def _odd(self) -> SiteRejected:
-        return SiteRejected(f"what runs as {self._who} says what is not understood", fault="unknown")
+        return SiteRejected(f"what runs as {self._who} says what is not understood", fault=SiteFault.UNKNOWN)
 
 
 class Content(io.RawIOBase):

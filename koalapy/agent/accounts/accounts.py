@@ -18,7 +18,7 @@ from typing import Any
 
 from koalapy.agent.core.settings import SiteSettings
 from koalapy.agent.lrm.commands import CommandResult, RunCommand, run
-from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 
 PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 """What may go into a path and onto a command line; no number, or it might be taken for one."""
@@ -127,7 +127,7 @@ class Accounts:
         return ""
 
     def _refused(self, message: str, hint: str) -> SiteRejected:
-        return SiteRejected(message, field="account", hint=hint, fault="unsuitable")
+        return SiteRejected(message, field="account", hint=hint, fault=SiteFault.UNSUITABLE)
 
 
 def own_name(uid: int) -> str:
@@ -185,19 +185,19 @@ class RunAs:
         if self.way is Way.SUDO:
             program = shutil.which(argv[0], path=path)
             if program is None:
-                raise SiteRejected(f"there is no {argv[0]} on the agent's PATH", fault="site")
+                raise SiteRejected(f"there is no {argv[0]} on the agent's PATH", fault=SiteFault.SITE)
             return [_program("sudo"), "-n", "-u", account.name, "--", program, *argv[1:]]
         raise SiteRejected(
             "this agent may act for nobody: it is not root, has no CAP_SETUID and CAP_SETGID, and there is no sudo",
             hint="see docs/clusters.md, Whose processes",
-            fault="site",
+            fault=SiteFault.SITE,
         )
 
     def _no_rule(self, program: str, user: str, line: str) -> SiteRejected:
         return SiteRejected(
             f"sudo does not let this agent run {program} as {user}: {line.removeprefix('sudo: ')}",
             hint="see docs/clusters.md, Whose processes, for the rules that it needs",
-            fault="site",
+            fault=SiteFault.SITE,
         )
 
 

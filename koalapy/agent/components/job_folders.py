@@ -24,7 +24,7 @@ from koalapy.agent.core.settings import AgentSettings, SiteSettings
 from koalapy.agent.core.spool import RUNNER_LOG, Folder
 from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.agent.lrm.commands import RunCommand, run
-from koalapy.model.errors import SiteRejected, SiteUnavailable, UsageError
+from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable, UsageError
 from koalapy.runner.account_files import LEFT, LOG_END, MAX_RESULT, NAME
 from koalapy.runner.collected import Taker
 
@@ -95,7 +95,7 @@ class JobFolders:
     def folder(self, user: str, name: str) -> Path:
         """One of an account's."""
         if self.base is None or not PLAIN.fullmatch(user):
-            raise SiteRejected(f"{user!r} has no folder here", fault="unsuitable")
+            raise SiteRejected(f"{user!r} has no folder here", fault=SiteFault.UNSUITABLE)
         return self.base / user / name
 
     def stage(self, user: str, instance: str, token: str) -> Path:

@@ -8,7 +8,7 @@ from typing import TypeVar
 import structlog
 
 from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
-from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.model.reports import LrmCalls, LrmOperation
 from koalapy.model.wording import clock as clock_text
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
@@ -102,7 +102,7 @@ def _calls(operation: LrmOperation, tally: _Tally, now: float) -> LrmCalls:
 
 def _is_an_answer(operation: LrmOperation, error: SiteError) -> bool:
     """Whether it has said no for a reason that lies with the job or with a limit."""
-    return operation is LrmOperation.SUBMIT and isinstance(error, SiteRejected) and error.fault != "site"
+    return operation is LrmOperation.SUBMIT and isinstance(error, SiteRejected) and error.fault is not SiteFault.SITE
 
 
 class LrmHealth:

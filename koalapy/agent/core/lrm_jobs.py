@@ -278,7 +278,7 @@ class LrmJobs:
         try:
             component.lrm_job = await self._lrm_job_of(component, unsure)
         except SiteRejected as error:
-            fault: Fault = "unknown" if error.fault not in FAULTS else cast(Fault, error.fault)
+            fault = cast(Fault, error.fault.value) if error.fault in FAULTS else "unknown"
             if fault == "site":  # said first, so that no other is sent the same way
                 self._health.refused(error)
             component.fail(in_one_line(error), fault)

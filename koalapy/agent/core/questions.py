@@ -9,7 +9,7 @@ import structlog
 from pydantic import ValidationError
 
 from koalapy.agent.runners.uplink import Uplink
-from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.protocol.messages import Answer, Ask
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
@@ -81,7 +81,7 @@ class Questions:
         if error is not None:
             log.error("no answer by an error of ours", action="question-failed", what=message.what, exc_info=error)
             text = f"{type(error).__name__}: {error}"
-            refusal = Answer(ident=message.ident, cluster=message.cluster, error=text, fault="refused")
+            refusal = Answer(ident=message.ident, cluster=message.cluster, error=text, fault=SiteFault.REFUSED)
             self._uplink.put(refusal, urgent=True)
 
     async def close(self) -> None:
@@ -94,27 +94,27 @@ class Questions:
         handler = self._handlers.get(message.what)
         try:
             if handler is None:
-                raise SiteRejected(f"this agent answers no question {message.what!r}", fault="unknown")
+                raise SiteRejected(f"this agent answers no question {message.what!r}", fault=SiteFault.UNKNOWN)
             answer = answer.model_copy(
                 update={"payload": dict(await handler({**message.payload, ASKER: message.cluster}))}
             )
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            answer = answer.model_copy(update={"error": f"{where}: {first['msg']}", "fault": "invalid"})
+            answer = answer.model_copy(update={"error": f"{where}: {first['msg']}", "fault": SiteFault.INVALID})
         except SiteError as error:
             text = f"{error.message}: {error.hint}" if error.hint else error.message
-            fault = error.fault if isinstance(error, SiteRejected) else "unavailable"
-            answer = answer.model_copy(update={"error": text, "fault": fault or "refused"})
+            fault = error.fault if isinstance(error, SiteRejected) else SiteFault.UNAVAILABLE
+            answer = answer.model_copy(update={"error": text, "fault": fault})
         except OSError as error:
             log.warning("cannot answer", action="question-failed", what=message.what, reason=str(error))
-            answer = answer.model_copy(update={"error": error.strerror or str(error), "fault": "unavailable"})
+            answer = answer.model_copy(update={"error": error.strerror or str(error), "fault": SiteFault.UNAVAILABLE})
         self._uplink.put(answer, urgent=True)
 
 
 def _payload(answer: Answer) -> dict[str, Any]:
-    if answer.fault in ("unavailable", "lost"):
+    if answer.fault in (SiteFault.UNAVAILABLE, SiteFault.LOST):
         raise SiteUnavailable(answer.error or "no answer")
     if answer.error:
-        raise SiteRejected(answer.error, fault=answer.fault)
+        raise SiteRejected(answer.error, fault=answer.fault or SiteFault.REFUSED)
     return dict(answer.payload)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 from koalapy.system.limits import RUN_OUT
 
 _CHUNK = 65_536
@@ -67,7 +67,7 @@ async def run(
             raise SiteUnavailable(f"cannot run {argv[0]} now: {error.strerror}") from error
         raise SiteRejected(
             f"cannot run {argv[0]}: {error.strerror}",
-            fault="site",
+            fault=SiteFault.SITE,
             hint="install it on this host, or put it on the agent's PATH",
         ) from error
     process = asyncio.subprocess.Process(transport, protocol, loop)
@@ -117,4 +117,4 @@ def split_options(text: str) -> Sequence[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise SiteRejected(f"native_specification {text!r}: {error}", fault="site") from error
+        raise SiteRejected(f"native_specification {text!r}: {error}", fault=SiteFault.SITE) from error

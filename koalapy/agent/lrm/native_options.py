@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from koalapy.model.errors import SiteRejected
+from koalapy.model.errors import SiteFault, SiteRejected
 
 _OTHER_CLUSTERS = "leave it out: configure each Slurm cluster as a cluster of its own, with its own agent"
 _SBATCH: Mapping[str, str] = {
@@ -61,5 +61,5 @@ def _reject(word: str, remedy: str) -> None:
         field="native_specification",
         value=word,
         hint=remedy,
-        fault="site",
+        fault=SiteFault.SITE,
     )

@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from koalapy.agent.lrm.slurm.hostlist import expand
-from koalapy.model.errors import SiteRejected
+from koalapy.model.errors import SiteFault, SiteRejected
 from koalapy.model.quantities import bytes_of, bytes_text
 from koalapy.model.reports import NodeClassReport
 
@@ -96,7 +96,7 @@ class NodeGroups:
                 field="node_class",
                 value=name,
                 hint="it was another when the job was placed: it is placed again",
-                fault="limit",
+                fault=SiteFault.LIMIT,
             )
         return group
 

@@ -14,7 +14,7 @@ from typing import Literal
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.lrm.port import LrmSubmission
 from koalapy.agent.runners.runner_secrets import secret_files, write_secrets
-from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 
 Fanout = Literal["srun", "qrsh", "none"]
 
@@ -109,7 +109,7 @@ def _text(submission: LrmSubmission, fanout: Fanout, path: Path) -> str:
                 field="size",
                 value=submission.nodes,
                 hint="set the cluster's fanout to srun or qrsh",
-                fault="unsuitable",
+                fault=SiteFault.UNSUITABLE,
             )
         case "none":
             parts.append(f"KOALA_NODE_INDEX=0 exec {argv}\n")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from koalapy.agent.transfers.roots import open_entry, shown
-from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 from koalapy.model.replica import Part
 from koalapy.model.wording import is_utf8
 
@@ -58,7 +58,7 @@ def _measure_file(descriptor: int, checksum: bool, given_up: Callable[[], bool])
 
 def _measure_folder(descriptor: int, checksum: bool, depth: int, given_up: Callable[[], bool]) -> Content:
     if depth == 0:
-        raise SiteRejected(f"there are more than {MAX_DEPTH} folders within each other", fault="irregular")
+        raise SiteRejected(f"there are more than {MAX_DEPTH} folders within each other", fault=SiteFault.IRREGULAR)
     parts = tuple(_part(descriptor, name, checksum, depth, given_up) for name in _names(descriptor))
     if not checksum:
         return Content(sum(part.size for _, part in parts), "", tuple(part for _, part in parts))
@@ -72,7 +72,7 @@ def _names(descriptor: int) -> list[str]:
     names = sorted(os.listdir(descriptor))
     odd = next((name for name in names if not is_utf8(name)), None)
     if odd is not None:
-        raise SiteRejected(f"the name {odd!r} is no UTF-8", fault="irregular")
+        raise SiteRejected(f"the name {odd!r} is no UTF-8", fault=SiteFault.IRREGULAR)
     return names
 
 
@@ -92,7 +92,7 @@ def _part(folder: int, name: str, checksum: bool, depth: int, given_up: Callable
         content = _measure_file(entry, checksum, given_up)
         return "file", Part(name, content.size, content.checksum)
     except OSError as error:
-        raise SiteRejected(f"{shown(name)} cannot be read: {error.strerror}", fault="unreadable") from error
+        raise SiteRejected(f"{shown(name)} cannot be read: {error.strerror}", fault=SiteFault.UNREADABLE) from error
     finally:
         os.close(entry)
 

@@ -22,7 +22,7 @@ from koalapy.agent.core.questions import ASKER
 from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.agent.transfers.encryption import Encrypts, TransferIdentity, always
 from koalapy.agent.transfers.replicas import Replicas, Wanted
-from koalapy.model.errors import SiteRejected
+from koalapy.model.errors import SiteFault, SiteRejected
 from koalapy.runner.atomic_files import replace_file
 from koalapy.system.accept import FIRST_OF_TLS, first_byte
 from koalapy.system.tasks import BackgroundTasks
@@ -144,10 +144,10 @@ class Exports:
             raise SiteRejected(
                 f"nothing goes from here to {asker or 'others'} in clear, which is how its agent wants it",
                 hint="update that agent, or have both sides say otherwise: encrypt_transfers, or encrypted of the link",
-                fault="in-clear",
+                fault=SiteFault.IN_CLEAR,
             )
         if shutil.which(RSYNC) is None:
-            raise SiteRejected("there is no rsync on its head node: install it there", fault="no-rsync")
+            raise SiteRejected("there is no rsync on its head node: install it there", fault=SiteFault.NO_RSYNC)
         path = await asyncio.to_thread(self._replicas.check, wanted)
         folder, only = await asyncio.to_thread(self._open, path)
         try:
@@ -266,7 +266,9 @@ class Exports:
             self._listening = _listener(self._address, self._port)
         except OSError as error:
             where = f"{self._address or '*'}:{self._port or '*'}"
-            raise SiteRejected(f"cannot listen on {where} for transfers: {error.strerror}", fault="address") from error
+            raise SiteRejected(
+                f"cannot listen on {where} for transfers: {error.strerror}", fault=SiteFault.ADDRESS
+            ) from error
         shutil.rmtree(self._directory, ignore_errors=True)  # of an agent that was killed
         self._accepting = asyncio.create_task(self._accept(self._listening))
         log.info("serves files", action="files-served", address=self._address, port=self._listening.getsockname()[1])

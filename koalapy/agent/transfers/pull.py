@@ -23,7 +23,7 @@ from koalapy.agent.transfers.encryption import Encrypts, always
 from koalapy.agent.transfers.exports import RSYNC, Route
 from koalapy.agent.transfers.replicas import Replicas
 from koalapy.agent.transfers.sharing import Fault, SharedTasks, StageError, Turns, site_error
-from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.protocol.messages import StageFile
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
@@ -31,9 +31,16 @@ log = structlog.get_logger()
 
 MAX_TRIES = 6
 """How often nothing more may come before we give up; after that many pauses about 30 s have passed."""
-FILE_FAULTS = ("missing", "changed", "unreadable", "irregular", "outside")
+FILE_FAULTS = (SiteFault.MISSING, SiteFault.CHANGED, SiteFault.UNREADABLE, SiteFault.IRREGULAR, SiteFault.OUTSIDE)
 """By these words a source says that its replica is not what the catalogue has."""
-FINAL_FAULTS = ("unconfigured", "no-rsync", "address", "unknown", "invalid", "in-clear")
+FINAL_FAULTS = (
+    SiteFault.UNCONFIGURED,
+    SiteFault.NO_RSYNC,
+    SiteFault.ADDRESS,
+    SiteFault.UNKNOWN,
+    SiteFault.INVALID,
+    SiteFault.IN_CLEAR,
+)
 SHARE = 10
 """A folder is measured no more often than that part of the time allows."""
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 from koalapy.agent.transfers.digest import Content, measure
 from koalapy.agent.transfers.roots import Roots, is_plain_name, shown
 from koalapy.agent.transfers.seals import Seals, make_read_only, seal_of, settable_part
-from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 MAX_CONCURRENT_READS = 4
@@ -49,7 +49,7 @@ class Wanted(BaseModel):
         if self.part is None:
             return Path(self.path)
         if not is_plain_name(self.part):
-            raise SiteRejected(f"{self.part!r} is no entry of a folder", fault="outside")
+            raise SiteRejected(f"{self.part!r} is no entry of a folder", fault=SiteFault.OUTSIDE)
         return Path(self.path) / self.part
 
 
@@ -96,7 +96,7 @@ class Replicas:
             raise SiteRejected(
                 f"{shown(str(path))} has {len(parts):,} entries, which are too many",
                 hint="put them into folders within it",
-                fault="irregular",
+                fault=SiteFault.IRREGULAR,
             )
         return {"path": str(path), "size": content.size, "checksum": content.checksum, "parts": parts}
 
@@ -139,7 +139,7 @@ class Replicas:
             found = self._read(path, opened.descriptor, stop, changed_before)
         if (found.size, found.checksum) != (wanted.size, checksum):
             said = f"its SHA-256 begins with {found.checksum[:8]} now and not {checksum[:8]}: it was changed"
-            raise SiteRejected(f"{shown(str(path))}: {said}", fault="changed")
+            raise SiteRejected(f"{shown(str(path))}: {said}", fault=SiteFault.CHANGED)
         return path
 
     @contextmanager
@@ -162,5 +162,7 @@ class Replicas:
             if not opened.is_folder:
                 os.pread(opened.descriptor, 1, 0)
         if size != wanted.size:
-            raise SiteRejected(f"{shown(str(path))} has {size:,} bytes now and not {wanted.size:,}", fault="changed")
+            raise SiteRejected(
+                f"{shown(str(path))} has {size:,} bytes now and not {wanted.size:,}", fault=SiteFault.CHANGED
+            )
         return path

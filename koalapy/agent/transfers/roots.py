@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.model.wording import is_utf8
 from koalapy.system.limits import RUN_OUT
 
@@ -53,18 +53,18 @@ class Roots:
             raise SiteRejected(
                 f"{self._cluster} has no replica directories",
                 hint=f"set clusters.{self._cluster}.replica_directories",
-                fault="unconfigured",
+                fault=SiteFault.UNCONFIGURED,
             )
         if not path or "\0" in path or not is_utf8(path):
-            raise SiteRejected(f"{path!r} is no path", fault="outside")
+            raise SiteRejected(f"{path!r} is no path", fault=SiteFault.OUTSIDE)
         if ".." in path.split("/"):
-            raise SiteRejected(f"{shown(path)}: a path must not have '..' in it", fault="outside")
+            raise SiteRejected(f"{shown(path)}: a path must not have '..' in it", fault=SiteFault.OUTSIDE)
         folders = self.folders
         canonical = Path(os.path.realpath(folders[0] / path))
         if not any(canonical != folder and canonical.is_relative_to(folder) for folder in folders):
             where = ", ".join(map(str, self._given))
             raise SiteRejected(
-                f"{shown(path)} is not below a replica directory of {self._cluster} ({where})", fault="outside"
+                f"{shown(path)} is not below a replica directory of {self._cluster} ({where})", fault=SiteFault.OUTSIDE
             )
         return canonical
 
@@ -74,7 +74,7 @@ class Roots:
         folders = self.folders
         root = next((f for f in folders if path != f and path.is_relative_to(f)), None)
         if root is None or ".." in path.parts:
-            raise SiteRejected(f"{shown(str(path))} is not below a replica directory", fault="outside")
+            raise SiteRejected(f"{shown(str(path))} is not below a replica directory", fault=SiteFault.OUTSIDE)
         *above, name = path.relative_to(root).parts
         opened: list[int] = []
         try:
@@ -95,7 +95,7 @@ def open_entry(folder: int, name: str) -> int:
     kind = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
     if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
         what = "a symbolic link" if stat.S_ISLNK(kind) else "neither a file nor a folder"
-        raise SiteRejected(f"{shown(name)} is {what}", fault="irregular")
+        raise SiteRejected(f"{shown(name)} is {what}", fault=SiteFault.IRREGULAR)
     return os.open(name, CONTENT, dir_fd=folder)
 
 
@@ -114,5 +114,5 @@ def _rejected(path: str, error: OSError) -> SiteError:
     if error.errno in RUN_OUT:
         return SiteUnavailable(f"{path} cannot be looked at now: {error.strerror}")
     if isinstance(error, FileNotFoundError | NotADirectoryError):
-        return SiteRejected(f"{path} is not there", fault="missing")
-    return SiteRejected(f"{path} cannot be read: {error.strerror}", fault="unreadable")
+        return SiteRejected(f"{path} is not there", fault=SiteFault.MISSING)
+    return SiteRejected(f"{path} cannot be read: {error.strerror}", fault=SiteFault.UNREADABLE)

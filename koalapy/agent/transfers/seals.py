@@ -12,7 +12,7 @@ from pathlib import Path
 
 from koalapy.agent.transfers.digest import MAX_DEPTH
 from koalapy.agent.transfers.roots import CONTENT
-from koalapy.model.errors import SiteRejected
+from koalapy.model.errors import SiteFault, SiteRejected
 from koalapy.runner.atomic_files import replace_file
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
@@ -83,7 +83,7 @@ def _is_to_protect(found: os.stat_result) -> bool:
 def _folders(descriptor: int, depth: int) -> Iterator[tuple[int, list[str]]]:
     """An open folder and all below it, open while it is their turn, with what is in them."""
     if depth == 0:
-        raise SiteRejected(f"there are more than {MAX_DEPTH} folders within each other", fault="irregular")
+        raise SiteRejected(f"there are more than {MAX_DEPTH} folders within each other", fault=SiteFault.IRREGULAR)
     names = sorted(os.listdir(descriptor))
     yield descriptor, names
     for name in names:

@@ -25,7 +25,7 @@ from koalapy.agent.transfers.rsync import is_alive, kill_orphans
 from koalapy.agent.transfers.seals import make_read_only
 from koalapy.agent.transfers.sharing import StageError, content_of, site_error
 from koalapy.agent.transfers.trees import BadBundle, copy_tree, remove_tree, unpack
-from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.model.reports import StageState, StageStatus, TransferMeasurement
 from koalapy.protocol.messages import Stage, StageBundle, StageFile
 
@@ -37,6 +37,8 @@ ORPHANS_TIMEOUT = 30.0
 BUSY_TIMEOUT = 60.0
 """Seconds for which we wait for a daemon that answers but hands out no bundle; one that is away we await for ever."""
 
+USERS_FAULTS = (SiteFault.JOB, SiteFault.UNSUITABLE, SiteFault.UNKNOWN)
+"""Refusals of an account for which the job's user is to blame."""
 MAX_COPY_TRIES = 2
 """So many stages are asked for a copy, the newest first: programs may have written to all of them."""
 
@@ -205,7 +207,7 @@ class StageRun:
         try:
             await self.owner.give(self.folder)
         except SiteError as error:
-            concerns_user = isinstance(error, SiteRejected) and error.fault in ("job", "unsuitable", "unknown")
+            concerns_user = isinstance(error, SiteRejected) and error.fault in USERS_FAULTS
             raise StageError(error.message, "source" if concerns_user else "site") from error
 
     def _ran(self, task: asyncio.Task[None]) -> None:

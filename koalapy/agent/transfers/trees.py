@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from koalapy.agent.transfers.digest import MAX_DEPTH, Content, measure
 from koalapy.agent.transfers.roots import CONTENT, shown
-from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 
 CHUNK_SIZE = 1024 * 1024
 OF_NAMES = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EILSEQ)
@@ -104,7 +104,7 @@ def copy_tree(source: Path, target: Path, stop: threading.Event) -> Content:
 
 def _copy(source: Path, target: Path, depth: int, stop: threading.Event) -> None:
     if depth == 0:
-        raise SiteRejected("too many folders within each other", fault="irregular")
+        raise SiteRejected("too many folders within each other", fault=SiteFault.IRREGULAR)
     if stat.S_ISDIR(os.lstat(source).st_mode):
         target.mkdir(mode=0o700)
         for name in os.listdir(source):

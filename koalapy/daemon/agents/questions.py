@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 from koalapy.model.request import ClusterName
 from koalapy.protocol.messages import Answer, Ask
 
@@ -16,7 +16,6 @@ log = structlog.get_logger()
 ANSWER_TIMEOUT = 30.0
 """Seconds."""
 
-LOST = "lost"
 
 BETWEEN_AGENTS = frozenset({"stat", "export", "unexport"})
 """What agents may ask each other, all of it about replicas; all else is the daemon's to ask."""
@@ -55,10 +54,10 @@ class Questions:
             raise SiteUnavailable(f"{cluster} has not answered for {timeout:g} s", hint="try again") from None
         finally:
             del self._open[ident]
-        if answer.fault == LOST:
+        if answer.fault is SiteFault.LOST:
             raise SiteUnavailable(f"{cluster} was lost before it answered", hint="try again when it is back")
         if answer.error:
-            raise SiteRejected(answer.error, fault=answer.fault)
+            raise SiteRejected(answer.error, fault=answer.fault or SiteFault.REFUSED)
         return dict(answer.payload)
 
     # For the hub
@@ -66,19 +65,19 @@ class Questions:
     def asked(self, cluster: ClusterName, message: Ask) -> None:
         """An agent asks another."""
         if message.what not in BETWEEN_AGENTS:
-            error = f"agents do not ask each other for {message.what!r}"
-            self._send(cluster, Answer(ident=message.ident, error=error, fault="refused", cluster=message.cluster))
+            self._refuse(cluster, message, f"agents do not ask each other for {message.what!r}")
             return
         path = message.payload.get("path")
         if message.what in ABOUT_REPLICAS and not self._is_brought(cluster, message.cluster, str(path)):
             log.warning("an agent asks for what none of its jobs is to have", action="agent-oversteps", cluster=cluster)
-            error = f"no job on {cluster} is to have that from {message.cluster}"
-            self._send(cluster, Answer(ident=message.ident, error=error, fault="refused", cluster=message.cluster))
+            self._refuse(cluster, message, f"no job on {cluster} is to have that from {message.cluster}")
             return
         forwarded = message.model_copy(update={"cluster": cluster})
         if not self._send(message.cluster, forwarded):
-            error = f"{message.cluster} is out of reach"
-            self._send(cluster, Answer(ident=message.ident, error=error, fault="unavailable", cluster=message.cluster))
+            self._refuse(cluster, message, f"{message.cluster} is out of reach", SiteFault.UNAVAILABLE)
+
+    def _refuse(self, cluster: ClusterName, question: Ask, error: str, fault: SiteFault = SiteFault.REFUSED) -> None:
+        self._send(cluster, Answer(ident=question.ident, error=error, fault=fault, cluster=question.cluster))
 
     def answered(self, cluster: ClusterName, message: Answer) -> None:
         """An agent answers: the daemon itself, or another agent."""
@@ -93,4 +92,4 @@ class Questions:
         """An agent's connection has ended: it will not answer."""
         for asked, waiting in self._open.values():
             if asked == cluster and not waiting.done():
-                waiting.set_result(Answer(ident="", fault=LOST))
+                waiting.set_result(Answer(ident="", fault=SiteFault.LOST))

@@ -19,6 +19,7 @@ from koalapy.model.errors import (
     KoalaError,
     NotFoundError,
     ProblemCode,
+    SiteFault,
     SiteRejected,
     SiteUnavailable,
     UsageError,
@@ -41,7 +42,7 @@ MAX_NAME_LENGTH = 1000
 """Characters of a logical name."""
 FIRST = ("", "")
 """What every replica comes after, in the order of name and cluster."""
-STATES = {"missing": ReplicaState.MISSING, "changed": ReplicaState.CHANGED}
+STATES = {SiteFault.MISSING: ReplicaState.MISSING, SiteFault.CHANGED: ReplicaState.CHANGED}
 """What an agent's word for a fault makes of a replica; any other makes it unreadable."""
 
 
@@ -254,7 +255,7 @@ class Files:
         try:
             answer = await self._questions.ask(cluster, "stat", payload, READ_TIMEOUT)
         except SiteRejected as error:
-            if error.fault == "unavailable":
+            if error.fault is SiteFault.UNAVAILABLE:
                 raise SiteUnavailable(error.message, hint="try again") from error
             raise
         try:

@@ -7,7 +7,7 @@ from koalapy.agent.accounts.accounts import RunAs, Way, environment_of
 from koalapy.agent.lrm.drmaa.codes import DrmaaEnding
 from koalapy.agent.lrm.drmaa.control import DrmaaControl
 from koalapy.agent.lrm.port import Finding, LrmSubmission
-from koalapy.model.errors import SiteRejected
+from koalapy.model.errors import SiteFault, SiteRejected
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 MAX_ACCOUNTS = 64
@@ -26,7 +26,7 @@ def drmaa_control(library: str | None, run_as: RunAs) -> "DrmaaControl | DrmaaAc
             "a DRMAA library cannot be used for other accounts by rules of sudo",
             field="library",
             hint="leave the cluster's library out: commands are used then; see docs/clusters.md, Whose processes",
-            fault="site",
+            fault=SiteFault.SITE,
         )
     return DrmaaAccounts(library, run_as)
 

@@ -17,7 +17,7 @@ from koalapy.agent.lrm.polling import Polling
 from koalapy.agent.lrm.port import Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agent.lrm.script import place_script
 from koalapy.agent.lrm.slurm.commands import time_limit
-from koalapy.model.errors import SiteError, SiteRejected
+from koalapy.model.errors import SiteError, SiteFault, SiteRejected
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 EXIT_CODE_TIMEOUT = 5.0
@@ -72,7 +72,7 @@ class DrmaaLrm:
                 field="size",
                 value=submission.nodes,
                 hint="ask for fewer, or correct the cluster's nodes in the configuration",
-                fault="limit",
+                fault=SiteFault.LIMIT,
             )
         native = self._native(submission)
         script = await place_script(submission, self._fanout, self._folders)
@@ -95,7 +95,7 @@ class DrmaaLrm:
             raise SiteRejected(
                 f"whether {name} was handed in is not known: the DRMAA library failed while it was asked to",
                 hint="look for a job of that name in the cluster, and end it",
-                fault="site",
+                fault=SiteFault.SITE,
             )
         return entry.job if entry else None
 
@@ -160,7 +160,7 @@ class DrmaaLrm:
                 "this cluster wants a walltime for every job",
                 field="walltime",
                 hint="submit the job with one",
-                fault="unsuitable",
+                fault=SiteFault.UNSUITABLE,
             )
         seconds = submission.walltime or 0.0
         # Where srun starts the runners it is a Slurm, to whose library a mere number is nothing.

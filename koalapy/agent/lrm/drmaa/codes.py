@@ -7,7 +7,7 @@ from typing import Any
 
 from koalapy.agent.lrm.port import LrmJobState
 from koalapy.agent.lrm.refusals import fault_of
-from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 
 STATES: Mapping[str, LrmJobState] = {
     "undetermined": LrmJobState.UNKNOWN,
@@ -84,7 +84,7 @@ def error_of(name: str, text: str) -> SiteError:
     kind, message = ERRORS.get(name, SiteUnavailable), f"DRMAA: {line or name}"
     # Grid Engine calls a user's limit something to be tried later, as it does a master that is busy.
     if kind is SiteRejected or fault_of(message) == "limit":
-        return SiteRejected(message, value=name, fault=fault_of(message))
+        return SiteRejected(message, value=name, fault=SiteFault(fault_of(message)))
     return kind(message, value=name)
 
 
@@ -92,11 +92,13 @@ def start_error(name: str, text: str, library: str | None) -> SiteError:
     """Why there is no session, by what the worker process said as it ended."""
     line = " ".join(text.split())
     if name == "package":
-        return SiteRejected(f"the DRMAA package is missing: {line}", hint="pip install 'koalapy[drmaa]'", fault="site")
+        return SiteRejected(
+            f"the DRMAA package is missing: {line}", hint="pip install 'koalapy[drmaa]'", fault=SiteFault.SITE
+        )
     if name == "library":
         return SiteRejected(
             f"the DRMAA library {library or 'libdrmaa'} cannot be loaded: {line}",
             hint="install it (Debian for Grid Engine: gridengine-drmaa1.0) and set the cluster's library to its path",
-            fault="site",
+            fault=SiteFault.SITE,
         )
     return error_of(name, text)

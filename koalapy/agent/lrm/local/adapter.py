@@ -19,7 +19,7 @@ from koalapy.agent.lrm.local.jobs import WALLTIME_EXCEEDED
 from koalapy.agent.lrm.node_classes import KnownNode, NodeClassSettings, grouped
 from koalapy.agent.lrm.port import JOB_PREFIX, Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agent.runners.runner_secrets import secret_files, write_secrets
-from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 
 _ENDED_RETENTION = 10.0
 """Seconds for which an ended job stays in our snapshots; locald itself remembers the last 10,000."""
@@ -118,7 +118,7 @@ class LocalLrm:
             raise SiteRejected(
                 f"{self.cluster.name} is run by an agent that is not root, and starts nothing as {user}",
                 hint="run its agent as root, or set its identity to own or service",
-                fault="site",
+                fault=SiteFault.SITE,
             )
         return asdict(account)
 

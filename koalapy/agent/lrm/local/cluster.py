@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from koalapy.agent.core.environment import OPEN_MPI, inherited
 from koalapy.agent.lrm.local.processes import MARK
-from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 
 _LOCALD = Path(__file__).with_name("locald.py")
 _CANNOT_RUN = 2
@@ -61,7 +61,9 @@ class LocalCluster:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise SiteUnavailable(f"cluster {self.name}: locald does not start: {error}") from error
         if done.returncode == _CANNOT_RUN:
-            raise SiteRejected(f"cluster {self.name}: {done.stderr.decode(errors='replace').strip()}", fault="site")
+            raise SiteRejected(
+                f"cluster {self.name}: {done.stderr.decode(errors='replace').strip()}", fault=SiteFault.SITE
+            )
         if done.returncode > 0 and done.returncode != _HELD_BY_ANOTHER:
             raise SiteUnavailable(f"cluster {self.name}: locald: {done.stderr.decode(errors='replace').strip()}")
 
@@ -90,7 +92,7 @@ class LocalCluster:
             f"cluster {self.name} of {self.nodes} nodes at {self.network}: {self.directory} is held by cluster "
             f"{hello['cluster']} of {hello['nodes']} nodes at {hello.get('network', self.network)}",
             hint="end its jobs and agents first",
-            fault="site",
+            fault=SiteFault.SITE,
         )
 
     def connect(self) -> "LocalConnection":
@@ -231,4 +233,4 @@ def raise_error(reply: dict[str, Any]) -> NoReturn:
     kind, message = reply.get("kind"), str(reply["error"])
     if kind == "unavailable":
         raise SiteUnavailable(message, value=kind)
-    raise SiteRejected(message, value=kind, fault="limit" if kind == "limit" else "unknown")
+    raise SiteRejected(message, value=kind, fault=SiteFault.LIMIT if kind == "limit" else SiteFault.UNKNOWN)

@@ -26,7 +26,7 @@ from koalapy.agent.lrm.sge.qhost import read_memory, short
 from koalapy.agent.lrm.sge.qstat import Listing, QueueInstance, SgeJob, read_listing
 from koalapy.agent.lrm.sge.qsub import QsubControl
 from koalapy.agent.lrm.sge.states import DELETED, NodeState, is_broken, job_state, queue_state
-from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 LAYOUT_MAX_AGE = 60.0
@@ -92,7 +92,7 @@ class SgeLrm:
                 field="size",
                 value=submission.nodes,
                 hint="ask for fewer nodes",
-                fault="limit",
+                fault=SiteFault.LIMIT,
             )
         native = self._native(submission, layout)
         script = await place_script(submission, "qrsh", self._folders)
@@ -274,5 +274,9 @@ def _with_hint(error: SiteRejected) -> SiteRejected:
     elif "not allowed to submit" in message or "no submit host" in message or "submit host" in message:
         hint = "make this host a submit host (qconf -as)"
     return SiteRejected(
-        message, field=error.field, value=error.value, hint=hint, fault=error.fault or fault_of(message)
+        message,
+        field=error.field,
+        value=error.value,
+        hint=hint,
+        fault=SiteFault(fault_of(message)) if error.fault is SiteFault.REFUSED else error.fault,
     )

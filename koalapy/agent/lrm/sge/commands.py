@@ -12,7 +12,7 @@ from koalapy.agent.accounts.accounts import RunAs
 from koalapy.agent.core.environment import inherited
 from koalapy.agent.lrm.commands import COMMAND_TIMEOUT, CommandResult
 from koalapy.agent.lrm.sge.states import AccountingRecord, read_accounting
-from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 
 FORCED_DELETE_HINT = (
     "have a manager of Grid Engine run qdel -f; set ENABLE_FORCED_QDEL=TRUE in its qmaster_params (qconf -mconf), "
@@ -39,7 +39,7 @@ class SgeCommands:
         if found is None:
             raise SiteRejected(
                 "there is no qstat on the agent's PATH",
-                fault="site",
+                fault=SiteFault.SITE,
                 hint="install Grid Engine's commands on this host, or put their folder on the agent's PATH",
             )
         self._folder = os.path.dirname(found)
@@ -124,7 +124,7 @@ async def read_layout(commands: SgeCommands, environment: str, queue: str | None
             f"parallel environment {environment} does not give whole nodes: its allocation_rule is {rule or 'unset'}",
             hint="set allocation_rule to the slots of a node (qconf -mp)",
             value=rule,
-            fault="site",
+            fault=SiteFault.SITE,
         )
     selected = await commands.run("qselect", "-pe", environment, *(("-q", queue) if queue else ()))
     words = selected.output.decode(errors="replace").split()
@@ -133,7 +133,7 @@ async def read_layout(commands: SgeCommands, environment: str, queue: str | None
         where = f"the queue {queue} does not offer" if queue else "no queue offers"
         raise SiteRejected(
             f"{where} the parallel environment {environment}",
-            fault="site",
+            fault=SiteFault.SITE,
             hint="see qconf -sql and qconf -sq QUEUE; its pe_list must name it (qconf -mq)",
         )
     return Layout(int(rule), frozenset((queue, host) for queue, host in instances))
@@ -148,7 +148,7 @@ async def parallel_environment(commands: SgeCommands, name: str) -> dict[str, st
             f"there is no parallel environment {name}",
             field="parallel_environment",
             value=name,
-            fault="site",
+            fault=SiteFault.SITE,
             hint=f"there is {', '.join(known)}" if known else "make one with qconf -ap",
         )
     lines = (line.split(None, 1) for line in answer.output.decode(errors="replace").splitlines())

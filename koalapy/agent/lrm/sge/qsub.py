@@ -7,7 +7,7 @@ from koalapy.agent.lrm.commands import printed_job
 from koalapy.agent.lrm.port import Finding, LrmSubmission
 from koalapy.agent.lrm.refusals import fault_of
 from koalapy.agent.lrm.sge.commands import SgeCommands
-from koalapy.model.errors import SiteError, SiteRejected
+from koalapy.model.errors import SiteError, SiteFault, SiteRejected
 
 GONE = ("does not exist", "already in deletion", "registered the job")
 
@@ -30,7 +30,7 @@ class QsubControl:
         if answer.code != 0:
             words = " ".join((answer.errors or answer.output.decode(errors="replace")).split())
             text = f"qsub: {words or answer.error_line}"
-            raise SiteRejected(text, fault=fault_of(text))
+            raise SiteRejected(text, fault=SiteFault(fault_of(text)))
         return printed_job("qsub", answer)
 
     async def cancel(self, job: str, user: str = "") -> None:

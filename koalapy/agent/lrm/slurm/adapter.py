@@ -42,7 +42,7 @@ from koalapy.agent.lrm.slurm.offer import Offer, read_offer
 from koalapy.agent.lrm.slurm.refusals import fault_of_waiting, nodes_waited_for, waiting_text
 from koalapy.agent.lrm.slurm.states import NodeState, is_starting, job_end, job_state, node_starts, node_state
 from koalapy.agent.lrm.timeouts import DEFAULT_TIMEOUTS, LrmTimeouts
-from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 RESUME_TIMEOUT = 60.0
@@ -124,7 +124,7 @@ class SlurmLrm:
                 return job
             raise
         except SiteRejected as error:
-            if error.fault == "unsuitable":
+            if error.fault is SiteFault.UNSUITABLE:
                 self._offer = None  # its limits may have changed
             raise
         finally:
@@ -261,7 +261,7 @@ class SlurmLrm:
                 field="size",
                 value=submission.nodes,
                 hint=f"ask for at least {least} nodes",
-                fault="unsuitable",
+                fault=SiteFault.UNSUITABLE,
             )
         if submission.nodes > self._largest or (submission.node_class and not self._groups.groups):
             await self._nodes(offer)
@@ -272,7 +272,7 @@ class SlurmLrm:
                 field="size",
                 value=submission.nodes,
                 hint=f"ask for at most {max_nodes} nodes",
-                fault="limit",
+                fault=SiteFault.LIMIT,
             )
 
     async def _owner(self, uid: int) -> str | None:

@@ -13,7 +13,7 @@ from koalapy.agent.core.environment import inherited
 from koalapy.agent.lrm.commands import CommandResult, printed_job
 from koalapy.agent.lrm.port import Finding, LrmSubmission
 from koalapy.agent.lrm.refusals import fault_of
-from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 
 _TRANSIENT = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Connection (refused|reset|timed out)|connection failure"
@@ -57,7 +57,7 @@ def raise_error(command: str, answer: CommandResult) -> NoReturn:
         raise SiteUnavailable(f"{command}: {text}", hint="see that slurmctld and munged run and can be reached")
     lowered = text.lower()
     hint = next((hint for word, hint in _HINTS if word in lowered), "")
-    raise SiteRejected(f"{command}: {text}", hint=hint, fault=fault_of(text))
+    raise SiteRejected(f"{command}: {text}", hint=hint, fault=SiteFault(fault_of(text)))
 
 
 def error_text(command: str, answer: CommandResult) -> str:

@@ -9,7 +9,7 @@ from koalapy.agent.lrm.slurm.answers import SlurmNode
 from koalapy.agent.lrm.slurm.commands import ask
 from koalapy.agent.lrm.slurm.counts import read_count
 from koalapy.agent.lrm.slurm.hostlist import expand
-from koalapy.model.errors import SiteRejected
+from koalapy.model.errors import SiteFault, SiteRejected
 from koalapy.model.wording import listed
 
 _AVAILABLE = {"up": "UP", "down": "DOWN", "drain": "DRAIN", "inact": "INACTIVE"}
@@ -112,7 +112,7 @@ async def read_offer(run_as: RunAs, wanted: str | None, options: Sequence[str]) 
     known = await partitions(run_as)
     names = split(wanted) if wanted else [each.name for each in known.values() if each.default]
     if not names:
-        raise SiteRejected("Slurm has no default partition", hint="set the cluster's partition", fault="site")
+        raise SiteRejected("Slurm has no default partition", hint="set the cluster's partition", fault=SiteFault.SITE)
     # One that is not listed may be hidden from us all the same.
     found = tuple(known.get(name, Partition(name)) for name in names)
     reserved = option(options, "--reservation")
