@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.agent.core.questions import Questions
+from koalapy.agent.core.questions import Handler, Questions
 from koalapy.agent.core.timeouts import AgentTimeouts
 from koalapy.agent.transfers.daemon_files import DaemonFiles
 from koalapy.agent.transfers.digest import measure
@@ -127,8 +127,12 @@ class FileSite:
         self.exports = Exports(
             replicas, self.directory / "exports", "127.0.0.1", None, lambda _: self.encrypts, self.timeouts, **limits
         )
-        handlers = {"stat": replicas.stat, "export": self.exports.export, "unexport": self.exports.unexport}
-        self.questions = Questions(WireEnd(self.name, self.wire), handlers)  # type: ignore[arg-type]
+        self.handlers: dict[str, Handler] = {
+            "stat": replicas.stat,
+            "export": self.exports.export,
+            "unexport": self.exports.unexport,
+        }
+        self.questions = Questions(WireEnd(self.name, self.wire), self.handlers)  # type: ignore[arg-type]
         self.means = Means(
             cluster=self.name,
             replicas=replicas,

@@ -85,17 +85,17 @@ async def test_one_side_that_wants_it_is_enough(
         assert (folder / "input").read_bytes() == SECRET
 
 
-async def test_an_agent_of_before_is_not_pulled_from_unless_that_may_be(
+async def test_source_without_certificate_is_pulled_from_only_if_clear_is_allowed(
     north: FileSite, south: FileSite, wire: Wire
 ) -> None:
     south.encrypts = False
     real = south.exports.export
 
-    async def of_before(payload: Any) -> dict[str, object]:
+    async def in_clear(payload: Any) -> dict[str, object]:
         answer = await real({name: value for name, value in payload.items() if name in ("path", "part", "size")})
         return {name: value for name, value in answer.items() if name != "certificate"}
 
-    south.questions.answer_with("export", of_before)
+    south.handlers["export"] = in_clear
     path = south.make("set", SECRET)
     north.stage(south.input(path))
     failed = await north.comes_to("failed")
@@ -107,7 +107,7 @@ async def test_an_agent_of_before_is_not_pulled_from_unless_that_may_be(
     assert (folder / "input").read_bytes() == SECRET
 
 
-async def test_an_agent_of_before_pulls_nothing_unless_that_may_be(south: FileSite) -> None:
+async def test_pull_in_clear_is_refused_unless_allowed(south: FileSite) -> None:
     asked = {"path": str(south.make("set", SECRET)), "part": None, "size": len(SECRET), "asker": "north"}
     with pytest.raises(SiteRejected, match="nothing goes from here to north in clear") as refused:
         await south.exports.export(asked)
@@ -123,7 +123,7 @@ async def test_who_asks_is_said_by_the_daemon_alone(north: FileSite, south: File
         heard.append(payload["asker"])
         return {}
 
-    south.questions.answer_with("export", hear)
+    south.handlers["export"] = hear
     await north.questions.ask("south", "export", {"asker": "south"})
     assert heard == ["north"]
 

@@ -342,7 +342,7 @@ async def test_bytes_that_arrive_wrong_though_the_replica_is_right(north: FileSi
         south.make("other/data", b"CONTENT\n")
         return await real({**payload, "path": str(south.replicas / "other/data")})
 
-    south.questions.answer_with("export", other)  # type: ignore[arg-type]
+    south.handlers["export"] = other  # type: ignore[arg-type]
     north.stage(wanted)
     failed = await north.comes_to("failed")
     assert failed.fault == "site"
@@ -362,7 +362,7 @@ async def test_more_bytes_than_the_catalogue_has_are_not_awaited(
         gate.close_again(len(BIG) // 2)
         return await real({**payload, "size": len(BIG)})
 
-    south.questions.answer_with("export", grown)  # type: ignore[arg-type]
+    south.handlers["export"] = grown  # type: ignore[arg-type]
     gate = Gate(wire, len(BIG) // 2)
     await gate.listen()
     north.stage(wanted)
@@ -616,7 +616,7 @@ async def test_who_asks_is_answered_whatever_went_wrong(
     async def broken(payload: object) -> dict[str, object]:
         raise error
 
-    south.questions.answer_with("odd", broken)
+    south.handlers["odd"] = broken
     with pytest.raises(expected, match=r"No space left|KeyError"):
         await north.questions.ask("south", "odd", {})
     assert south.questions._answering == {}

@@ -254,7 +254,7 @@ async def test_those_that_wait_are_told_what_is_wrong_with_the_replica(north: Fi
         await go_on.wait()
         raise SiteRejected("data is not there", fault="missing")
 
-    south.questions.answer_with("export", missing)
+    south.handlers["export"] = missing
     north.stage(wanted)
     north.stage(wanted, token=U)
     await waits(north)
