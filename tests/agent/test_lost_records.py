@@ -49,13 +49,6 @@ def test_entries_with_any_byte_changed_raises_damaged_journal(
         folder.entries()
 
 
-def test_entries_of_an_earlier_version_without_checksums_are_read(tmp_path: Path) -> None:
-    (tmp_path / "journal").write_text('\n{"submit": {"size": 1}}\n\n{"lrm": "7"}\n')
-    folder = Folder(tmp_path)
-    folder.write(stop="enough")
-    assert folder.entries() == {"submit": {"size": 1}, "lrm": "7", "stop": "enough"}
-
-
 def test_component_state_without_record_of_its_size_is_not_claimed(tmp_path: Path) -> None:
     component = Component("test", T, Folder(tmp_path))
     component.lrm_job = "7"

@@ -17,7 +17,7 @@ from koalapy.agent.core.spool import Spool
 from koalapy.agent.core.timeouts import AgentTimeouts
 from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSubmission
 from koalapy.agent.runners.runners import RunnerConnection
-from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 from koalapy.model.reports import LrmOperation
 from tests.agent.conftest import FakeDaemon, Site
 from tests.agent.memory_agent import counts, loop_clock, serving
@@ -123,7 +123,7 @@ def test_very_many_words_are_cut() -> None:
 async def test_whose_fault_a_refusal_is(
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, fault: str, told: tuple[bool, str], problem: str
 ) -> None:
-    lrm.refusal = SiteRejected("no such account", hint="ask for one", fault=fault)
+    lrm.refusal = SiteRejected("no such account", hint="ask for one", fault=SiteFault(fault))
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: counts(daemon) == (2, 2, ""))
         await daemon.submit(T)
@@ -140,7 +140,7 @@ async def test_whose_fault_a_refusal_is(
 async def test_a_refusal_by_the_sites_fault_is_tried_again_some_day(
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
 ) -> None:
-    lrm.refusal = SiteRejected("no such account", fault="site")
+    lrm.refusal = SiteRejected("no such account", fault=SiteFault.SITE)
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: counts(daemon) == (2, 2, ""))
         await daemon.submit(T)

@@ -12,7 +12,7 @@ import pytest
 import koalapy
 from koalapy.agent.core import lrm_health
 from koalapy.agent.core.lrm_health import CallRecord
-from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.model.reports import ClusterReport, LrmCalls, LrmOperation, Versions
 from koalapy.protocol import messages as wire
 from tests.agent.conftest import FakeDaemon
@@ -54,8 +54,8 @@ async def told(error: SiteError | None, operation: LrmOperation = LrmOperation.S
         (None, LrmOperation.SUBMIT, 0),
         (SiteUnavailable("no answer"), LrmOperation.SUBMIT, 1),
         (SiteRejected("no such account"), LrmOperation.SUBMIT, 0),
-        (SiteRejected("too large", fault="limit"), LrmOperation.SUBMIT, 0),
-        (SiteRejected("no queue", fault="site"), LrmOperation.SUBMIT, 1),
+        (SiteRejected("too large", fault=SiteFault.LIMIT), LrmOperation.SUBMIT, 0),
+        (SiteRejected("no queue", fault=SiteFault.SITE), LrmOperation.SUBMIT, 1),
         (SiteRejected("no queue"), LrmOperation.SNAPSHOT, 1),
     ],
 )

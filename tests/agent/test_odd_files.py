@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,9 +119,11 @@ def test_what_is_not_from_a_runner_may_stay(folder: Folder, monkeypatch: pytest.
 
 
 async def test_a_record_that_a_program_wrote_keeps_no_agent_from_the_others(daemon: FakeDaemon, tmp_path: Path) -> None:
-    for token, record in (("7.1.0", '{"submit": 5}'), ("8.1.0", '{"submit": {"size": 1}, "lrm": "1"}')):
+    records: list[tuple[str, dict[str, Any]]]
+    records = [("7.1.0", {"submit": 5}), ("8.1.0", {"submit": {"size": 1}, "lrm": "1"})]
+    for token, record in records:
         (tmp_path / "test" / token).mkdir(parents=True)
-        (tmp_path / "test" / token / "journal").write_text(f"{record}\n")
+        Folder(tmp_path / "test" / token).write(**record)
     async with serving(MemoryLrm(), daemon, tmp_path):
         await daemon.until(lambda: bool(daemon.inventories))
         assert [each["token"] for each in daemon.inventories[0]] == ["8.1.0"]

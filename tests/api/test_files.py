@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from koalapy.api.submission import JobSubmission
-from koalapy.model.errors import SiteRejected
+from koalapy.model.errors import SiteFault, SiteRejected
 from tests.daemon.archives import GOOD, archive_of, pieces
 from tests.daemon.sites import Sites, sha
 from tests.serving import BUNDLE_LIMIT, Open
@@ -133,7 +133,7 @@ async def test_a_wrong_order_is_refused_by_its_field(
     open_api: Open, sites: Sites, order: Json, status: int, field: str
 ) -> None:
     sites.content |= {
-        ("north", "/etc/shadow"): SiteRejected("/etc/shadow is not below a replica directory", fault="outside"),
+        ("north", "/etc/shadow"): SiteRejected("/etc/shadow is not below a replica directory", fault=SiteFault.OUTSIDE),
         ("south", "/other"): b"other",
     }
     api = await open_api(sites=sites)

@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
-from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 
 Content = bytes | dict[str, bytes]
 
@@ -24,7 +24,7 @@ class Sites:
             raise SiteUnavailable(f"{cluster} is out of reach", hint="try again when its agent is connected")
         found = self.content.get((cluster, path))
         if found is None:
-            raise SiteRejected(f"{path} is not there", fault="missing")
+            raise SiteRejected(f"{path} is not there", fault=SiteFault.MISSING)
         if isinstance(found, SiteRejected):
             raise found
         if isinstance(found, bytes):

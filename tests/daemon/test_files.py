@@ -22,6 +22,7 @@ from koalapy.daemon.jobs.retention import Housekeeping, Retention, RetentionTime
 from koalapy.model.errors import (
     ConflictError,
     NotFoundError,
+    SiteFault,
     SiteRejected,
     SiteUnavailable,
     StoreUnavailable,
@@ -153,7 +154,10 @@ async def test_the_only_replica_may_become_another_file(world: World) -> None:
 async def test_what_cannot_be_entered_is_refused_by_its_field(
     world: World, name: str, cluster: str, path: str, field: str
 ) -> None:
-    world.sites.content |= {("north", "/m"): b"", ("south", "/secret"): SiteRejected("not below", fault="outside")}
+    world.sites.content |= {
+        ("north", "/m"): b"",
+        ("south", "/secret"): SiteRejected("not below", fault=SiteFault.OUTSIDE),
+    }
     with pytest.raises(UsageError) as refused:
         await world.files.add(name, cluster, path)
     assert refused.value.field == field
@@ -183,7 +187,7 @@ async def test_verify_finds_what_became_of_replicas(world: World) -> None:
     await world.files.add("a", "south", "/a")
     content["north", "/b"] = b"mash"
     del content["north", "/c"]
-    content["north", "/d"] = SiteRejected("/d cannot be read: Permission denied", fault="unreadable")
+    content["north", "/d"] = SiteRejected("/d cannot be read: Permission denied", fault=SiteFault.UNREADABLE)
     world.sites.away = {"south"}
     found = await world.files.verify()
     assert [(v.replica.name, v.replica.cluster, v.replica.state.value, v.problem) for v in found] == [

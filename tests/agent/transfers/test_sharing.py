@@ -13,7 +13,7 @@ import pytest
 from koalapy.agent.transfers import stage
 from koalapy.agent.transfers.digest import Content
 from koalapy.agent.transfers.trees import copy_tree
-from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 from tests.agent.transfers.conftest import INSTANCE, FileSite, Gate, SetClock, T, Wire, content_of, needs_rsync
 from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
 from tests.agent.transfers.test_stages import archive, keep, member
@@ -252,7 +252,7 @@ async def test_those_that_wait_are_told_what_is_wrong_with_the_replica(north: Fi
     async def missing(payload: Any) -> dict[str, object]:
         asked.append(payload)
         await go_on.wait()
-        raise SiteRejected("data is not there", fault="missing")
+        raise SiteRejected("data is not there", fault=SiteFault.MISSING)
 
     south.handlers["export"] = missing
     north.stage(wanted)

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agent.transfers import stage, stages
+from koalapy.agent.core.spool import Folder
+from koalapy.agent.transfers import stage
 from koalapy.agent.transfers.daemon_files import DaemonFiles
+from koalapy.agent.transfers.pull import MAX_BUNDLES
 from koalapy.agent.transfers.stage import StageRun
 from koalapy.agent.transfers.trees import BadBundle, remove_tree, unpack
 from koalapy.model.errors import SiteRejected
@@ -268,8 +270,7 @@ async def test_a_new_agent_knows_which_of_two_of_a_token_is_wanted(north: FileSi
     shutil.copytree(folder, other)
     shutil.copytree(own, own.with_name(f".{other.name}"))
     gone, stays = (folder, other) if unwanted == "first" else (other, folder)
-    with gone.with_name(f".{gone.name}").joinpath("journal").open("a") as journal:
-        journal.write('{"unwanted": true}\n')
+    Folder(gone.with_name(f".{gone.name}")).write(unwanted=True)
     north.used.add(T)
     north.start()
     north.stages.recall()
@@ -353,7 +354,7 @@ async def test_a_daemon_that_hangs_keeps_nobody_waiting_who_wants_nothing_of_it(
 
     monkeypatch.setattr(DaemonFiles, "fetch", hanging)
     try:
-        for number in range(stages.BUNDLE_THREADS + 4):
+        for number in range(MAX_BUNDLES + 4):
             north.stage(token=f"8.1.{number}", bundle=StageBundle(id="0" * 64, size=1))
         for _ in range(4):
             assert await asyncio.to_thread(entered.acquire, timeout=30)
@@ -362,7 +363,7 @@ async def test_a_daemon_that_hangs_keeps_nobody_waiting_who_wants_nothing_of_it(
         assert not goes_on.is_set()
     finally:
         goes_on.set()
-    await north.comes_to("failed", f"8.1.{stages.BUNDLE_THREADS + 3}")
+    await north.comes_to("failed", f"8.1.{MAX_BUNDLES + 3}")
 
 
 @pytest.mark.processes

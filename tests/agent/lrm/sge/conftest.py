@@ -14,7 +14,7 @@ from koalapy.agent.core.settings import SiteSettings
 from koalapy.agent.lrm.commands import CommandResult
 from koalapy.agent.lrm.port import Finding, JobControl, LrmSubmission
 from koalapy.agent.lrm.sge.adapter import SgeLrm
-from koalapy.model.errors import SiteRejected
+from koalapy.model.errors import SiteFault, SiteRejected
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 from tests.virtual_time import VirtualTimeLoop
 
@@ -73,7 +73,7 @@ class FakeGridEngine:
         if name in self._hanging:
             await self._hanging[name].wait()
         if not (self.programs / name).exists() and name not in self._answers:
-            raise SiteRejected(f"cannot run {argv[0]}: No such file or directory", fault="site")
+            raise SiteRejected(f"cannot run {argv[0]}: No such file or directory", fault=SiteFault.SITE)
         text, code = self._answers.get(asked) or self._answers.get(name, (f"{name}: nothing to say\n", 1))
         return CommandResult(code, text.encode(), "")
 

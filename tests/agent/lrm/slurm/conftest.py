@@ -15,7 +15,7 @@ from koalapy.agent.core.settings import SiteSettings
 from koalapy.agent.lrm.commands import CommandResult
 from koalapy.agent.lrm.port import JobControl
 from koalapy.agent.lrm.slurm.adapter import SlurmLrm
-from koalapy.model.errors import SiteRejected
+from koalapy.model.errors import SiteFault, SiteRejected
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 ANSWERS = Path(__file__).with_name("answers")
@@ -107,7 +107,7 @@ class FakeSlurm:
     ) -> CommandResult:
         """Answer a command, or refuse it as ``commands.run`` does when it is not installed."""
         if environment is None or shutil.which(argv[0], path=environment.get("PATH")) is None:
-            raise SiteRejected(f"cannot run {argv[0]}: No such file or directory", fault="site")
+            raise SiteRejected(f"cannot run {argv[0]}: No such file or directory", fault=SiteFault.SITE)
         command, arguments = os.path.basename(argv[0]), " ".join(argv[1:])
         self._calls.setdefault(command, []).append(arguments)
         self._environments[command] = dict(environment)
