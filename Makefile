@@ -127,8 +127,8 @@ experiment-live: $(STAMP)  ## prime, poisson and wave under three policies on th
 	KOALA=$(BIN)/koala docs/experiments/live/run
 
 experiments: $(STAMP)  ## the papers' tables and figures, and the traces beyond, in the simulated world, into docs/experiments/: under 40 minutes
-	-$(BIN)/koala experiment run --all --results docs/experiments/results
-	$(BIN)/koala experiment report --results docs/experiments/results -o docs/experiments
+	-$(BIN)/python -m experiments run --all --results docs/experiments/results
+	$(BIN)/python -m experiments report --results docs/experiments/results -o docs/experiments
 
 clean:  ## remove the environment and everything made
 	rm -rf $(VENV) $(RELEASE) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis bench.json

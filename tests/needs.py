@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.simulation.experiments.traces import default_folder
+from experiments.traces import default_folder
 from tests.confined import HEADERS
 
 SERIES_4 = Path("/usr")

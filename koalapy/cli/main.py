@@ -50,7 +50,6 @@ KOALA = Group(
             "backup": "koalapy.cli.daemon.backup:backup",
             "restore": "koalapy.cli.daemon.backup:restore",
             "workload": "koalapy.cli.workload.workload:workload_group",
-            "experiment": "koalapy.cli.experiment:experiment_group",
             "export": "koalapy.cli.daemon.record:export",
             "replay": "koalapy.cli.jobs.replay:replay",
         }.items()

@@ -8,18 +8,26 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from random import Random
 from statistics import fmean
 
 from koalapy.model.history import EndedJob
 from koalapy.model.job import JobId, JobState
 from koalapy.model.request import ClusterName
-from koalapy.simulation.block_bootstrap import mean_bounds
 
 MAX_NAMED = 100
 """Jobs of one reason that are named."""
 SLACK, SLACK_SHARE = 1.0, 0.01
 """Seconds, and the share of the time alone, within which two means are the same: whether a job is placed at once or
 half a second later, as by the daemon's own ways, is nobody's gain."""
+
+SMALLEST_SAMPLE = 10
+"""Values below which no interval is given."""
+MIN_BLOCKS, MAX_BLOCKS = 10, 500
+BLOCK_LENGTHS = (86400.0, 3600.0)
+"""Seconds of a block: the longest of which there are enough is taken."""
+RESAMPLES = 1000
+LEVEL = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,3 +234,33 @@ def _of_all(shares: Sequence[SiteShare]) -> Verdict:
     if Verdict.UNCLEAR in seen or not seen:
         return Verdict.UNCLEAR
     return Verdict.BETTER if Verdict.BETTER in seen else Verdict.SAME
+
+
+def mean_bounds(values: Sequence[tuple[float, float]], seed: str) -> tuple[float, float] | None:
+    """Return the 95 % interval of the mean of (time, value) pairs by a block bootstrap; None for too few.
+
+    Whole days are resampled, or hours where there are few days, since values of one day are not independent.
+    """
+    if len(values) < SMALLEST_SAMPLE:
+        return None
+    blocks = [(len(block), sum(block)) for block in _blocks(values)]
+    draw = Random(seed)
+    means = []
+    for _ in range(RESAMPLES):
+        drawn = draw.choices(blocks, k=len(blocks))
+        means.append(sum(total for _, total in drawn) / sum(count for count, _ in drawn))
+    means.sort()
+    tail = round(RESAMPLES * (1 - LEVEL) / 2)
+    return means[tail], means[-1 - tail]
+
+
+def _blocks(values: Sequence[tuple[float, float]]) -> list[list[float]]:
+    for span in BLOCK_LENGTHS:
+        blocks: dict[int, list[float]] = defaultdict(list)
+        for at, value in values:
+            blocks[int(at // span)].append(value)
+        if len(blocks) >= MIN_BLOCKS:
+            return list(blocks.values())
+    in_order = [value for _, value in sorted(values)]
+    size = -(-len(in_order) // MAX_BLOCKS)
+    return [in_order[start : start + size] for start in range(0, len(in_order), size)]

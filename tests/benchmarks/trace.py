@@ -7,10 +7,10 @@ import resource
 import sys
 from collections.abc import Sequence
 
+from experiments.traces import Traces, default_folder
 from koalapy.model.job import JobSpec
 from koalapy.model.request import ComponentRequest, NonFixedRequest
 from koalapy.scheduler.rules import Rules
-from koalapy.simulation.experiments.traces import Traces, default_folder
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.outcome import Outcome

@@ -20,12 +20,7 @@ from tests.cli.test_process import environment
 from tests.needs import FISH, ZSH, needs
 
 Offered = Callable[..., dict[str, str]]
-OTHERWISE = {
-    "koala workload generate": {"jobs"},
-    "koala experiment run": {"jobs"},
-    "koala check": {"user"},
-    "koala local-run": {"user"},
-}
+OTHERWISE = {"koala workload generate": {"jobs"}, "koala check": {"user"}, "koala local-run": {"user"}}
 """Names that are none of the daemon's."""
 SHELLS = ["bash", pytest.param("zsh", marks=needs(ZSH)), pytest.param("fish", marks=needs(FISH))]
 

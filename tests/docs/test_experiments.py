@@ -5,12 +5,12 @@ import re
 
 import pytest
 
-from koalapy.simulation.experiments import pages
-from koalapy.simulation.experiments.experiment import Result
-from koalapy.simulation.experiments.registry import experiments
-from koalapy.simulation.experiments.results import load, path_of
-from koalapy.simulation.experiments.runs import Outcome
-from koalapy.simulation.experiments.traces import Traces, default_folder
+from experiments import pages
+from experiments.experiment import Result
+from experiments.registry import experiments
+from experiments.results import load, path_of
+from experiments.runs import Outcome
+from experiments.traces import Traces, default_folder
 from tests.docs.blocks import ROOT
 from tests.needs import TRACES
 
@@ -47,7 +47,7 @@ def test_a_page_says_what_the_results_say(name: str) -> None:
     outcome = outcome_of(name)
     page = (FOLDER / f"{outcome.experiment.paper}.md").read_text()
     plot = f"{name}.svg" if (FOLDER / f"{name}.svg").exists() else ""
-    assert pages.section(outcome, plot) in page, "koala experiment report --results docs/experiments/results"
+    assert pages.section(outcome, plot) in page, "python -m experiments report --results docs/experiments/results"
 
 
 def test_the_index_leads_to_all_that_have_results() -> None:
@@ -69,7 +69,7 @@ def test_the_results_are_those_of_today(name: str) -> None:
 def test_no_text_has_a_value_that_was_not_filled_in() -> None:
     """A piece of a longer f-string without its ``f`` shows ``{LOCAL:.0%}`` to the reader."""
     unfilled = re.compile(r"\{[A-Za-z_][\w.]*:[^{}\s]*\}")
-    for path in sorted((ROOT / "koalapy").rglob("*.py")):
+    for path in sorted(path for folder in ("koalapy", "experiments") for path in (ROOT / folder).rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         texts = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
         pieces = [piece for text in texts for piece in text.values if isinstance(piece, ast.Constant)]

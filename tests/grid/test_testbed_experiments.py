@@ -5,17 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.simulation.experiments.experiment import Result
-from koalapy.simulation.experiments.registry import experiment_named
-from koalapy.simulation.experiments.results import Kept, load
-from koalapy.simulation.experiments.runs import Asked, run
-from koalapy.simulation.experiments.traces import Traces
-from koalapy.simulation.experiments.workers import workers
+from experiments.experiment import Result
+from experiments.registry import experiment_named
+from experiments.results import Kept, load
+from experiments.runs import Asked, run
+from experiments.traces import Traces
+from experiments.workers import workers
 from tests.grid.testbed import Testbed
 from tests.grid.world import Seen, until
 
 NAME = "lerida-2008-fig-5"
-SWEEP = f"python -m mpi4py.futures -m koalapy.simulation run {NAME} --seeds 1 --results results".split()
+SWEEP = [
+    *["env", "PYTHONPATH=/opt/experiments", "python", "-m", "mpi4py.futures", "-m", "experiments"],
+    *f"run {NAME} --seeds 1 --results results".split(),
+]
 
 
 @pytest.fixture
@@ -45,8 +48,8 @@ def test_a_sweep_over_all_clusters_gives_bit_for_bit_what_a_pool_gives_here(bed:
 
 
 def _simulates(seen: Seen) -> bool:
-    """A rank: ``mpirun`` has its words, too, and has not become Python."""
-    return "koalapy.simulation" in seen.command and "python" in seen.command[0]
+    """Return whether a process is a rank: ``mpirun`` has the same arguments, and is no Python."""
+    return "experiments" in seen.command and "python" in seen.command[0]
 
 
 def _exactly(kept: Kept | None) -> list[tuple[str, str]]:

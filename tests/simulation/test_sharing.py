@@ -15,11 +15,19 @@ from koalapy.model.request import FlexibleRequest
 from koalapy.model.sharing import SharingMode
 from koalapy.scheduler.rules import Rules
 from koalapy.simulation.alone import SharingQuestion, answer, ends_alone
-from koalapy.simulation.block_bootstrap import mean_bounds
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.outcome import JobOutcome
-from koalapy.simulation.sharing import HomeJob, SharingReport, Site, Verdict, WhyLeftOut, compare, lasts_at_home
+from koalapy.simulation.sharing import (
+    HomeJob,
+    SharingReport,
+    Site,
+    Verdict,
+    WhyLeftOut,
+    compare,
+    lasts_at_home,
+    mean_bounds,
+)
 from koalapy.simulation.simulation import Simulation
 
 START = 20_000 * DAY

@@ -111,12 +111,6 @@ def _tokens(client: Client, _: str) -> Iterable[Offer]:
         yield str(token["id"]), f"{token['user']} {token['role']} {token['note']}"
 
 
-def _experiments(client: Client, incomplete: str) -> Iterable[Offer]:
-    from koalapy.simulation.experiments.registry import experiments
-
-    return [(one.name, one.title) for one in experiments().values()]
-
-
 OFFERS: dict[str, Callable[[Client, str], Iterable[Offer]]] = {
     "jobs": _jobs(),
     "active jobs": _jobs(Client.unfinished_jobs),
@@ -127,7 +121,6 @@ OFFERS: dict[str, Callable[[Client, str], Iterable[Offer]]] = {
     "users": _users,
     "replicas": _replicas,
     "tokens": _tokens,
-    "experiments": _experiments,
 }
 
 

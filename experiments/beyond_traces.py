@@ -1,0 +1,330 @@
+"""Beyond the papers: which policy is best on the traces of eight machines."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from math import exp, log
+from statistics import fmean
+from typing import TYPE_CHECKING, ClassVar
+
+from experiments.experiment import Cell, Experiment, Result, Row, Value, by
+from experiments.intervals import mean_interval
+from experiments.trace_windows import DAS_3, MACHINES, Window, WindowJob, cut, short, window
+from experiments.traces import Traces
+from koalapy.model.cluster import Link
+from koalapy.model.job import ClaimingMode, JobSpec
+from koalapy.model.request import ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest
+from koalapy.model.sharing import SharingMode
+from koalapy.scheduler.rules import Rules
+from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
+from koalapy.simulation.jobs import PlannedJob
+from koalapy.simulation.local_users import poisson
+from koalapy.simulation.outcome import Outcome
+from koalapy.simulation.run_times import by_number_of_clusters
+from koalapy.simulation.simulation import Simulation
+from koalapy.workload.tables import markdown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ROUNDING = 1e-9
+ALL = "all"
+"""In place of a trace."""
+RULES = Rules(placement_queue_limit=1_000_000, max_restarts=None)
+HUANG_2007 = replace(
+    RULES, queue="head", queue_order="narrowest-first", aging=False, low_patience=None, restart_pause=0
+)
+
+
+class OfTraces(Experiment):
+    """Ways of doing something side by side, on the same windows of each trace, at each of some ``settings``.
+
+    The numbers are ratios to what the first way gives.
+    """
+
+    seeds = 8
+    traces = MACHINES
+    jobs: ClassVar[int]
+    """Of a window."""
+    measure: ClassVar[str] = "response time"
+    """What is compared: that, or the wait."""
+    ways: ClassVar[tuple[str, ...]]
+    settings: ClassVar[tuple[str, ...]]
+
+    def cells(self, seeds: int) -> Sequence[Cell]:
+        return [
+            Cell({"trace": trace, "setting": setting, "way": way}, seed)
+            for trace in self.traces
+            for seed in range(seeds)
+            for setting in self.settings
+            for way in self.ways
+        ]
+
+    def run(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
+        of = window(traces, str(cell["trace"]), cell.seed, self.jobs)
+        clusters = cut(of.nodes)
+        setting = str(cell["setting"])
+        fitting = tuple(job for job in of.jobs if job.nodes <= self.most_nodes(job, clusters, setting))
+        outcome = self.simulate(Window(fitting, of.nodes), clusters, setting, str(cell["way"]), cell.seed).complete()
+        return {
+            "response time": outcome.mean_response(),
+            "wait": sum(job.waited for job in outcome.jobs) / len(outcome.jobs),
+            "coallocated": sum(len(job.gang) > 1 for job in outcome.jobs) / len(outcome.jobs),
+            "utilisation": outcome.utilisation,
+            "restarts": sum(job.attempts - 1 for job in outcome.jobs),
+            "done": len(outcome.succeeded()),
+            "wide": len(of.jobs) - len(fitting),
+            **self.more(outcome, clusters),
+        }
+
+    def most_nodes(self, job: WindowJob, clusters: Mapping[str, int], setting: str) -> int:
+        """Of a job for which there is room on the grid whatever is done."""
+        return max(clusters.values())
+
+    def more(self, outcome: Outcome, clusters: Mapping[str, int]) -> Mapping[str, Value]:
+        """What else is to be known of a simulation."""
+        return {}
+
+    @abstractmethod
+    def simulate(self, of: Window, clusters: Mapping[str, int], setting: str, way: str, seed: int) -> Outcome:
+        """One window, done in one way."""
+
+    def rows(self, results: Sequence[Result]) -> list[Row]:
+        return [
+            Row(f"{short(trace)}, {setting}: {way}", None, *self._ratio(results, trace, setting, way))
+            for trace in (*self.traces, ALL)
+            for setting in self.settings
+            for way in self.ways[1:]
+        ]
+
+    def remarks(self, results: Sequence[Result]) -> str:
+        lines = [
+            [short(trace), *(self._winner(results, trace, setting) for setting in self.settings)]
+            for trace in (*self.traces, ALL)
+        ]
+        wide = sum(result.number("wide") for result in results) / len(results) / self.jobs
+        return "\n\n".join(
+            [
+                f"Which is best where (the mean is the lowest, and its interval against {self.ways[0]} holds no 1; "
+                "in brackets what is the lowest but not surely so):",
+                markdown(["trace", *self.settings], lines),
+                f"Each repetition is a stretch of {self.jobs} jobs from a place in the trace that the seed draws, from "
+                "an empty grid on; all ways get the same stretches. The machine of the trace is cut into four clusters "
+                f"as those of DAS-3. Jobs for which there is not always room are left out for all ways: {wide:.1%}.",
+                self.how,
+            ]
+        )
+
+    how: ClassVar[str]
+    """What is assumed."""
+
+    @property
+    def unit(self) -> str:  # type: ignore[override]
+        return f"mean {self.measure}, × {self.ways[0]}"
+
+    def _ratio(self, results: Iterable[Result], trace: str, setting: str, way: str) -> tuple[float, float, float]:
+        """To what the first way gives, window by window: the geometric mean, and its interval; of ``ALL`` over those
+        of every trace."""
+        of = by((one for one in results if one.has(setting=setting) and trace in (ALL, one.cell["trace"])), "way")
+        pairs = zip(of[way,], of[self.ways[0],], strict=True)
+        logarithms = [log(one.number(self.measure) / other.number(self.measure)) for one, other in pairs]
+        mean, low, high = mean_interval(logarithms)
+        return exp(mean), exp(low), exp(high)
+
+    def _winner(self, results: Sequence[Result], trace: str, setting: str) -> str:
+        found = {way: self._ratio(results, trace, setting, way) for way in self.ways}
+        if all(low == high == 1 for _, low, high in found.values()):
+            return "equal"
+        best = min(found, key=lambda way: found[way][0])
+        if best == self.ways[0]:
+            sure = all(low > 1 for way, (_, low, _) in found.items() if way != best)
+        else:
+            sure = found[best][2] < 1
+        return best if sure else f"({best})"
+
+    def figure(self, results: Sequence[Result]) -> "Figure":
+        from matplotlib.figure import Figure
+
+        from koalapy.workload.plots import LINES
+
+        figure = Figure(figsize=(9.0, 1.2 + 0.42 * len(self.traces)), layout="constrained")
+        panels = figure.subplots(1, len(self.settings), squeeze=False, sharey=True)[0]
+        for ax, setting in zip(panels, self.settings, strict=True):
+            for index, way in enumerate(self.ways[1:]):
+                found = [self._ratio(results, trace, setting, way) for trace in self.traces]
+                at = [place + 0.25 * (index - (len(self.ways) - 2) / 2) for place in range(len(self.traces))]
+                means = [mean for mean, _, _ in found]
+                errors = [[mean - low for mean, low, _ in found], [high - mean for mean, _, high in found]]
+                ax.errorbar(means, at, xerr=errors, fmt="o", color=LINES[index][0], label=way, capsize=2, markersize=4)
+            ax.axvline(1.0, color="#444444", linewidth=0.8)
+            ax.set_xscale("log")
+            ax.set_title(setting, loc="left")
+            ax.set_xlabel(f"{self.measure}, × {self.ways[0]}")
+            ax.set_yticks(range(len(self.traces)), [short(trace) for trace in self.traces])
+        panels[0].invert_yaxis()
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(self.ways) - 1)
+        return figure
+
+
+class Placement(OfTraces):
+    """Co-allocation costs run time, by the communication of the program; who waits for one cluster pays in waiting."""
+
+    name = "beyond-traces-placement"
+    title = "placing in one cluster, over as many as it takes, or as the advisor predicts, on eight traces"
+    jobs = 500
+    ways = ("worst-fit", "cluster-minimization", "auto")
+    slowdowns: ClassVar[Mapping[str, Sequence[float]]] = {
+        "little communication": (1.0, 1.1, 1.2, 1.3),
+        "much communication": (1.0, 1.5, 2.5, 3.75),
+    }
+    """Run times over one to four clusters: 3.75 is Wave's of sonmez-2010, the rest are estimates."""
+    settings = tuple(slowdowns)
+    how = (
+        "Run times are the trace's on one cluster, and over two, three and four clusters 1.1, 1.2, 1.3 times as long "
+        "with little communication, and 1.5, 2.5, 3.75 times with much. The advisor (`auto`) is told none of this: it "
+        "begins each stretch without experience, and takes a user's jobs for one application."
+    )
+
+    def simulate(self, of: Window, clusters: Mapping[str, int], setting: str, way: str, seed: int) -> Outcome:
+        grid = SimulatedGrid({name: SimulatedCluster(nodes) for name, nodes in clusters.items()})
+        specs: dict[tuple[int, int], JobSpec] = {}
+
+        def jobs() -> Iterator[PlannedJob]:
+            for job in of.jobs:
+                key = job.nodes, job.user
+                if key not in specs:
+                    whole = (ComponentRequest(job.nodes),)
+                    request = NonFixedRequest(whole) if way == "worst-fit" else FlexibleRequest(job.nodes)
+                    specs[key] = JobSpec(request, ("program",), policy=way, application=f"user-{job.user}")
+                yield PlannedJob(job.at, specs[key], job.ran)
+
+        return Simulation(grid, RULES, run_time=by_number_of_clusters(self.slowdowns[setting])).run(jobs())
+
+
+class Claiming(OfTraces):
+    """Local users take nodes that nobody has seen them take: a claim gets some of its components and not others."""
+
+    name = "beyond-traces-claiming"
+    measure = "wait"
+    title = "claiming all components at once, or those that can be had, on eight traces"
+    jobs = 200
+    ways = tuple(str(mode) for mode in ClaimingMode)
+    busy: ClassVar[Mapping[str, float]] = {"few local users": 0.1, "many local users": 0.3}
+    settings = tuple(busy)
+    how = (
+        "Jobs of four nodes and more are in four components, which worst-fit places where it will. Each component "
+        "needs a file of 3 GB, which is at one cluster for each user and comes from there at 10 MB/s: so a job has a "
+        "start ahead of it, five minutes later, and claims come before it. Agents look at their clusters "
+        "once in five minutes, so that claims find nodes taken. Local users have 10 % or 30 % of the nodes: "
+        "their jobs come at random, have a sixteenth to a quarter of a cluster, and run for ten minutes on average. "
+        "Starting takes 30 s, and one start in twenty fails."
+    )
+
+    def simulate(self, of: Window, clusters: Mapping[str, int], setting: str, way: str, seed: int) -> Outcome:
+        grid = SimulatedGrid(
+            {name: SimulatedCluster(nodes) for name, nodes in clusters.items()},
+            startup=30.0,
+            failures=0.05,
+            look_every=300.0,
+            links={pair: Link(bandwidth=10e6) for pair in combinations(sorted(clusters), 2)},
+        )
+        users = [
+            poisson(
+                {name: nodes},
+                self.busy[setting],
+                duration=of.lasts,
+                sizes=[max(1, nodes // part) for part in (16, 8, 4)],
+                lasts=600.0,
+                seed=seed,
+            )
+            for name, nodes in clusters.items()
+        ]
+        files = [(InputFile(f"data-{name}", 3_000_000_000, (name,)),) for name in clusters]
+        specs: dict[tuple[int, int], JobSpec] = {}
+
+        def jobs() -> Iterator[PlannedJob]:
+            for job in of.jobs:
+                key = job.nodes, job.user % len(files)
+                if key not in specs:
+                    parts = 4 if job.nodes >= 4 else 1
+                    sizes = [job.nodes // parts + (index < job.nodes % parts) for index in range(parts)]
+                    request = NonFixedRequest(tuple(ComponentRequest(size, inputs=files[key[1]]) for size in sizes))
+                    specs[key] = JobSpec(request, ("program",), policy="worst-fit", claiming=ClaimingMode(way))
+                yield PlannedJob(job.at, specs[key], job.ran)
+
+        local_users = sorted((user for stream in users for user in stream), key=lambda user: (user.at, user.cluster))
+        return Simulation(grid, RULES, local_users=local_users, seed=seed).run(jobs())
+
+
+class Sharing(OfTraces):
+    """Sites that give their clusters to a grid, and want their own users to be better off for it."""
+
+    name = "beyond-traces-sharing"
+    title = "each site for itself, one queue for all, or what is its own taken back, on eight traces"
+    jobs = 500
+    modes: ClassVar[Mapping[str, SharingMode]] = {
+        "independent": "independent",
+        "ordinary": "ordinary",
+        "feasible": "feasible",
+    }
+    ways = tuple(modes)
+    settings = ("even", "uneven")
+    how = (
+        "Each user has one of the four clusters as home: each by turns (even), or the smallest for half of all users "
+        "(uneven). Jobs wider than their user's home are left out, for alone it could never run them. Queues are "
+        "served narrowest first, up to the first job that does not fit, and jobs run on the fastest cluster that has "
+        "room for all of them, as in huang-2007; all clusters are equally fast."
+    )
+
+    def most_nodes(self, job: WindowJob, clusters: Mapping[str, int], setting: str) -> int:
+        return clusters[home_of(job, clusters, setting)]
+
+    def simulate(self, of: Window, clusters: Mapping[str, int], setting: str, way: str, seed: int) -> Outcome:
+        grid = SimulatedGrid({name: SimulatedCluster(nodes) for name, nodes in clusters.items()})
+        rules = replace(HUANG_2007, sharing=self.modes[way])
+        specs: dict[tuple[int, str], JobSpec] = {}
+
+        def jobs() -> Iterator[PlannedJob]:
+            for job in of.jobs:
+                key = job.nodes, home_of(job, clusters, setting)
+                if key not in specs:
+                    request = NonFixedRequest((ComponentRequest(job.nodes),))
+                    specs[key] = JobSpec(request, ("program",), policy="fastest-one", home_site=key[1])
+                yield PlannedJob(job.at, specs[key], job.ran)
+
+        return Simulation(grid, rules).run(jobs())
+
+    def more(self, outcome: Outcome, clusters: Mapping[str, int]) -> Mapping[str, Value]:
+        """The mean response time of each site's users; 0 where it has none."""
+        of = {name: [job.response for job in outcome.jobs if job.planned.spec.home_site == name] for name in clusters}
+        return {name: fmean(found) if found else 0.0 for name, found in of.items()}
+
+    def remarks(self, results: Sequence[Result]) -> str:
+        lines = []
+        for way in self.ways[1:]:
+            found = list(self._site_ratios(results, way))
+            worse = sum(one > 1 + ROUNDING for one in found)
+            lines.append([way, len(found), f"{worse / len(found):.1%}", f"{max(found):.2f}"])
+        header = ["sharing", "sites", "worse off than alone", "the worst, × alone"]
+        told = "Whether every site is better off for taking part, over all stretches:"
+        return "\n\n".join([super().remarks(results), told, markdown(header, lines)])
+
+    def _site_ratios(self, results: Sequence[Result], way: str) -> Iterator[float]:
+        """Of each site's response time to what it is alone."""
+        of = by(results, "way")
+        for one, alone in zip(of[way,], of[self.ways[0],], strict=True):
+            for site in cut(sum(DAS_3)):
+                if own := alone.number(site):
+                    yield one.number(site) / own
+
+
+def home_of(job: WindowJob, clusters: Mapping[str, int], setting: str) -> str:
+    """The same for all jobs of a user."""
+    names = list(clusters)
+    if setting == "uneven" and job.user % 2 == 0:
+        return names[-1]
+    return names[job.user // 2 % len(names)]
+
+
+EXPERIMENTS: tuple[Experiment, ...] = (Placement(), Claiming(), Sharing())

@@ -1,0 +1,99 @@
+"""The grid of Huang, Shih and Chung (2007), its users, and how its sites share their nodes."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from experiments.traces import Traces
+from koalapy.model.job import JobSpec, Launcher
+from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest
+from koalapy.model.sharing import SharingMode
+from koalapy.scheduler.rules import ReclaimedPosition, Rules
+from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
+from koalapy.simulation.jobs import PlannedJob
+from koalapy.simulation.outcome import Outcome, mean
+from koalapy.simulation.run_times import by_speed, multi_site, product
+from koalapy.simulation.simulation import Simulation
+from koalapy.workload.swf import TraceJob
+
+TRACE = "SDSC-SP2-1998-huang56490"
+SITES = (1, 2, 3, 4, 5)
+"""A site's users are those of the trace's queue of that number."""
+PROCESSORS = (8, 128, 128, 128, 50)
+TABLE_3_LOAD = (5, 4, 5, 4, 1)
+COMPLETED = 1
+ENTIRE = "entire grid"
+UNLIMITED = 1_000_000
+SELDOM = 1e8
+"""Seconds. Here nobody is scanned on schedule: whoever gets a chance is tried at once."""
+
+
+def jobs_of(traces: Traces) -> list[TraceJob]:
+    """The completed jobs, in the order of submission."""
+    return [job for job in traces.read(TRACE).jobs if job.status == COMPLETED]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How the five sites are, and how they share. ``load``: what the run times of a site's own jobs are multiplied by;
+    ``p``: what a job takes longer on several sites, where it may use such (None: it may not)."""
+
+    speed: Sequence[float]
+    load: Sequence[float] = (1, 1, 1, 1, 1)
+    policy: str = "fastest-one"
+    sharing: SharingMode = "ordinary"
+    threshold: float = 0.0
+    reclaimed: ReclaimedPosition = "place"
+    p: float | None = None
+
+    def simulate(self, jobs: Iterable[TraceJob]) -> Outcome:
+        """The narrowest job first, and nobody before it; nothing is promised, and nobody preempts (their section 3)."""
+        grid = SimulatedGrid(
+            {
+                site_name(site): SimulatedCluster(nodes, float(speed))
+                for site, nodes, speed in zip(SITES, PROCESSORS, self.speed, strict=True)
+            }
+        )
+        rules = Rules(
+            queue="fcfs",
+            queue_order="narrowest-first",
+            sharing=self.sharing,
+            speed_threshold=self.threshold,
+            reclaimed_position=self.reclaimed,
+            preemption_order="jst",
+            aging=False,
+            low_patience=None,
+            max_restarts=None,
+            placement_queue_limit=UNLIMITED,
+            scan_interval=SELDOM,
+        )
+        model = product(by_speed(grid.speeds), multi_site(self.p or 0.0))
+        return Simulation(grid, rules, run_time=model).run(self._planned(jobs))
+
+    def _planned(self, jobs: Iterable[TraceJob]) -> Iterator[PlannedJob]:
+        specs: dict[tuple[int, int], JobSpec] = {}
+        for job in jobs:
+            kind = job.queue, job.processors
+            if kind not in specs:
+                specs[kind] = self._spec(*kind)
+            yield PlannedJob(job.submitted, specs[kind], job.ran * self.load[job.queue - 1])
+
+    def _spec(self, site: int, processors: int) -> JobSpec:
+        whole = NonFixedRequest((ComponentRequest(processors),))
+        request = whole if self.p is None else FlexibleRequest(processors)
+        home = site_name(site)
+        return JobSpec(request, ("job",), policy=self.policy, home_site=home, launcher=Launcher.PROCESSES)
+
+
+def site_name(site: int) -> str:
+    return f"site {site}"
+
+
+def responses(outcome: Outcome) -> dict[str, float]:
+    """Mean response times, of all and of each site's own jobs; all jobs must have come to their ends."""
+    assert not outcome.not_run, f"{len(outcome.not_run)} jobs were not run: {outcome.not_run[0].reason}"
+    found = {ENTIRE: mean([job.response for job in outcome.jobs])}
+    for site in map(site_name, SITES):
+        own = [job.response for job in outcome.jobs if job.planned.spec.home_site == site]
+        if own:
+            found[site] = mean(own)
+    return found

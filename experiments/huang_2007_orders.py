@@ -1,0 +1,236 @@
+"""Huang, Shih and Chung (2007), Figures 2 and 3: policies with each order of the sites' speeds."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from itertools import permutations
+from statistics import fmean
+from typing import TYPE_CHECKING, ClassVar
+
+from experiments.experiment import Cell, Experiment, Parameter, Result, Row, Value
+from experiments.huang_2007_grid import ENTIRE, TABLE_3_LOAD, TRACE, Setting, jobs_of, responses
+from experiments.huang_2007_plain import mean_response
+from experiments.traces import Traces
+from koalapy.workload.swf import TraceJob
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PARTS = 32
+"""Of the trace, equally many jobs in each: one for each simulation of the many orders of speeds."""
+SPEEDS = tuple(permutations((1, 3, 5, 7, 9)))
+EQUAL = 1e-6
+"""Mean response times that differ by less than this fraction are one."""
+LOADS: Mapping[str, Sequence[float]] = {"1": (1,) * 5, "of Table 3": TABLE_3_LOAD, "12": (12,) * 5}
+READINGS: Sequence[tuple[str, float]] = tuple((load, threshold) for load in LOADS for threshold in (0.0, 1.0))
+"""Load and threshold, of which the paper tells neither."""
+CROWDED = ("12", 1.0)
+"""The one of them in which each policy loses at times."""
+
+
+class Orders(Experiment):
+    """Policies held against each other with the orders of the sites' speeds, each on a part of the trace."""
+
+    traces = (TRACE,)
+    unit = ""
+    parts: ClassVar[int] = PARTS
+    few: ClassVar[int]
+    """One of so many orders is simulated with readings of which not all are."""
+    all_of: ClassVar[Sequence[tuple[str, float]]] = ()
+    """Readings of which all are."""
+    said: ClassVar[Mapping[str, float]] = {}
+    """The paper's numbers, by the ends of rows' labels."""
+
+    @property
+    @abstractmethod
+    def policies(self) -> Sequence[str]:
+        """What is compared; the last is the adaptive one."""
+
+    @abstractmethod
+    def setting(self, policy: str, speed: Sequence[float], load: Sequence[float], threshold: float) -> Setting:
+        """What is simulated."""
+
+    def cells(self, seeds: int) -> Sequence[Cell]:
+        return [
+            Cell({"load": load, "threshold": threshold, "speeds": number, "policy": policy}, seed)
+            for seed in range(seeds)
+            for load, threshold in READINGS
+            for number in range(0, len(SPEEDS), 1 if (load, threshold) in self.all_of else self.few)
+            for policy in self.policies
+        ]
+
+    def run(self, cell: Cell, traces: Traces) -> Mapping[str, Value]:
+        jobs, number = jobs_of(traces), int(cell["speeds"])
+        size, part = -(-len(jobs) // self.parts), (number + cell.seed) % self.parts
+        load, threshold = LOADS[str(cell["load"])], float(cell["threshold"])
+        setting = self.setting(str(cell["policy"]), SPEEDS[number], load, threshold)
+        mine = jobs[part * size : (part + 1) * size]
+        return {ENTIRE: self.simulate(mine, setting) if mine else 0.0}
+
+    def simulate(self, jobs: Sequence[TraceJob], setting: Setting) -> float:
+        """The mean response time."""
+        return responses(setting.simulate(jobs))[ENTIRE]
+
+    def ratios(self, results: Sequence[Result]) -> dict[str, list[float]]:
+        """Of each policy, for each order of speeds and seed, its response time over that of the best."""
+        times: dict[tuple[Parameter, int], dict[str, float]] = {}
+        for result in results:
+            which = result.cell["speeds"], result.cell.seed
+            times.setdefault(which, {})[str(result.cell["policy"])] = result.number(ENTIRE)
+        best = {which: min(some.values()) for which, some in times.items()}
+        return {
+            policy: [some[policy] / best[which] if best[which] else 1.0 for which, some in times.items()]
+            for policy in self.policies
+        }
+
+    def of(self, results: Sequence[Result], reading: tuple[str, float]) -> dict[str, list[float]]:
+        """As ``ratios``, of one reading."""
+        load, threshold = reading
+        return self.ratios([each for each in results if each.has(load=load, threshold=threshold)])
+
+    def rows(self, results: Sequence[Result]) -> list[Row]:
+        found = []
+        for reading in READINGS:
+            ratios = self.of(results, reading)
+            for policy, own in ratios.items():
+                if own:
+                    found += self._rows(f"{_name(reading)}: {policy}", own, list(ratios.values()))
+        return found
+
+    def _rows(self, label: str, own: Sequence[float], all_ratios: Sequence[Sequence[float]]) -> list[Row]:
+        ends = {
+            f"best in so many of {len(own)}": [float(sum(ratio <= 1 + EQUAL for ratio in own))],
+            "last in so many": [float(_last(own, all_ratios))],
+            "time over that of the best, mean": own,
+            "time over that of the best, at most": [max(own)],
+        }
+        policy = label.rpartition(": ")[2]
+        return [
+            Row.of(f"{label}: {end}", values, self.said.get(f"{policy}: {end.split(' so many')[0]}"))
+            for end, values in ends.items()
+        ]
+
+    def figure(self, results: Sequence[Result]) -> "Figure | None":
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(8, 3.6), layout="constrained")
+        both = figure.subplots(1, 2)
+        for axes, reading in zip(both, (READINGS[0], CROWDED), strict=True):
+            for policy, ratios in self.of(results, reading).items():
+                axes.plot(range(1, len(ratios) + 1), sorted(ratios), label=policy)
+            axes.set(xlabel="orders of the sites' speeds, from the best on", title=_name(reading))
+        both[0].set_ylabel("response time over that of the best")
+        both[0].legend()
+        return figure
+
+    def counts(self, results: Sequence[Result], policy: str) -> str:
+        """In how many orders a policy is the best with each reading, in words."""
+        told = []
+        for reading in READINGS:
+            own = self.of(results, reading)[policy]
+            told.append(f"{sum(ratio <= 1 + EQUAL for ratio in own)} of {len(own)} with {_name(reading)}")
+        return "; ".join(told)
+
+
+def _parts_told(parts: int) -> str:
+    return (
+        f"Each order of speeds is simulated with one of {parts} equal parts of the trace, the next one for the next "
+        f"order and for the next seed: `--seeds {parts}` simulates all of it."
+    )
+
+
+def _name(reading: tuple[str, float]) -> str:
+    load, threshold = reading
+    return f"load {load}, threshold {threshold:g}"
+
+
+def _last(own: Sequence[float], all_ratios: Sequence[Sequence[float]]) -> int:
+    """How often it takes longest, and longer than the best."""
+    worst = [max(each) for each in zip(*all_ratios, strict=True)]
+    return sum(ratio > 1 + EQUAL and ratio >= most * (1 - EQUAL) for ratio, most in zip(own, worst, strict=True))
+
+
+class Figure2(Orders):
+    """One queue for all, each job on one site."""
+
+    name = "huang-2007-fig-2"
+    title = "best-fit, fastest-one and the adaptive policy, with all orders of the speeds 1, 3, 5, 7, 9"
+    policies = ("best-fit", "fastest-one", "adaptive")
+    few = 20
+    all_of: ClassVar[Sequence[tuple[str, float]]] = (CROWDED,)
+    said: ClassVar[Mapping[str, float]] = {"adaptive: last in": 0}
+
+    def setting(self, policy: str, speed: Sequence[float], load: Sequence[float], threshold: float) -> Setting:
+        return Setting(speed, load, policy, threshold=threshold)
+
+    def remarks(self, results: Sequence[Result]) -> str:
+        return (
+            f"{_parts_told(self.parts)} With load and threshold of which it does not matter much, six of the orders "
+            "are. What the paper says, what it leaves open, and the same with the whole trace: "
+            "huang-2007-fig-2-whole. The parts have the order of the policies and about their distances, not how often "
+            "each is the best: what queues up for months is not in them, and in a short stretch two policies do more "
+            f"often the very same. The adaptive policy is the best in {self.counts(results, 'adaptive')}."
+        )
+
+
+class Figure2Whole(Figure2):
+    """The same without the scheduler, which would take hours."""
+
+    name = "huang-2007-fig-2-whole"
+    title = "Figure 2 with the whole trace and each of the loads and thresholds, by a plain loop"
+    parts = 1
+    few = 10
+    all_of: ClassVar[Sequence[tuple[str, float]]] = (READINGS[0], ("of Table 3", 1.0), CROWDED)
+
+    def simulate(self, jobs: Sequence[TraceJob], setting: Setting) -> float:
+        return mean_response(jobs, setting)
+
+    def remarks(self, results: Sequence[Result]) -> str:
+        crowded = self.of(results, CROWDED)
+        means = ", ".join(f"{policy} {fmean(own or [1.0]):.3f}" for policy, own in crowded.items())
+        return (
+            "Not by the scheduler, but by its rules as a plain loop, which gives the same for the same jobs and takes "
+            "a hundredth of the time.\n\n"
+            "The paper shows some of the orders in a plot without numbers, and says that each of best-fit and "
+            "fastest-one is poor with some, and that the adaptive policy is never the last and always near to the "
+            "best. It tells neither load nor threshold, so that both are varied here. The adaptive policy is the best "
+            f"in {self.counts(results, 'adaptive')}; fastest-one in {self.counts(results, 'fastest-one')}.\n\n"
+            "**With the loads that the paper has elsewhere its picture does not come out.** The sites have five times "
+            "the trace's speed on average and 3.5 times its processors, so that at load 1 some 5 % of them are used: "
+            "hardly ever does a job wait, nothing is better than the fastest site, and the adaptive policy takes it "
+            "unless another choice lets more of those who wait start. **It comes out in part where the sites are "
+            "crowded**, at about twelve times the trace's load, and only with threshold 1: there each of the three is "
+            f"poor with some orders, the adaptive policy as well ({means} times as long as the best on average). Which "
+            "waiting jobs it counts matters there: here those that could start anywhere; counted only where the "
+            "threshold lets them, the tightest site first, it had 1.033 and fastest-one 1.044 in a trial apart from "
+            "this, and was the last with 10 of the 120 orders.\n\n"
+            "Looked at as well with some of the orders, and no nearer to the paper: one queue for each site in place "
+            "of one for all, who comes first in place of the narrowest first, a threshold of one half, the fastest of "
+            "those sites that best-fit finds equal, and an adaptive policy that takes best-fit's site where neither "
+            "lets more jobs start, which is best-fit in all but name."
+        )
+
+
+class Figure3(Orders):
+    """Jobs that no site has room for are split; each then takes 1 + p times as long."""
+
+    name = "huang-2007-fig-3"
+    title = "jobs split over sites at the price p = 2: larger-first, faster-first and the adaptive policy"
+    single = "one site, adaptive"
+    policies = (single, "larger-first", "faster-first", "adaptive")
+    parts = 2 * PARTS
+    few = 20
+    all_of: ClassVar[Sequence[tuple[str, float]]] = (CROWDED,)
+
+    def setting(self, policy: str, speed: Sequence[float], load: Sequence[float], threshold: float) -> Setting:
+        if policy == self.single:
+            return Setting(speed, load, "adaptive", threshold=threshold)
+        return Setting(speed, load, policy, threshold=threshold, p=2.0)
+
+    def remarks(self, results: Sequence[Result]) -> str:
+        return (
+            f"{_parts_told(self.parts)} With load and threshold of which it does not matter much, six of the orders "
+            "are. The paper says that to split jobs is better than not to, and that the adaptive policy is better than "
+            "the other two for each of the orders. Here it is the best of all in "
+            f"{self.counts(results, 'adaptive')}. A split job runs as fast as the slowest of its sites, which the "
+            "paper does not say; nor does it tell load and threshold: see huang-2007-fig-2."
+        )

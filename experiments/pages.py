@@ -1,0 +1,114 @@
+"""The report: one page for each paper, with tables, plots and what made them, and an index."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from experiments.papers import PAPERS
+from experiments.runs import Outcome
+from experiments.tables import repetitions, table
+from koalapy.model.errors import UsageError
+from koalapy.model.wording import duration
+
+INDEX = "README.md"
+HOW = """`python -m experiments list` names all experiments, `python -m experiments run NAME…` makes some again, and
+`make experiments` all of them, and these pages. Each is made of simulations that need nothing of each other, *cells*,
+which run over processes, or as [an MPI job over the clusters of the grid](../cli.md#experiments). The same cell gives
+the same numbers in every process and on every machine: all that is drawn is drawn by its seed. What a cell gave is
+kept in `results/`, one Parquet file for each experiment, with its parameters, seed and processor time; in the file's
+metadata is what made it: versions, the SHA-256 of each trace, and that of the source of every module that the
+experiment imports. When one of these is another one, the experiment is run again as a whole. What was run on real
+clusters is told [apart](live/README.md).
+
+In tables, *ours* is the mean over all seeds, and the interval is that in which the mean of all possible seeds lies with
+a probability of 95 % (Student). An experiment without an interval draws nothing: it gives the same each time."""
+"""On the index."""
+WARNING = "<!-- written by python -m experiments report: change the experiment, and not this page -->"
+
+
+def section(outcome: Outcome, plot: str = "") -> str:
+    """One experiment; ``plot`` is the name of its picture."""
+    experiment, kept = outcome.experiment, outcome.kept
+    assert kept is not None
+    parts = [f"## {experiment.name}", f"{experiment.title[:1].upper()}{experiment.title[1:]}."]
+    parts.append(table(experiment.rows(kept.results), experiment.unit))
+    if plot:
+        parts.append(f"![{experiment.title}]({plot})")
+    if remarks := experiment.remarks(kept.results):
+        parts.append(remarks)
+    parts.append(_how(outcome))
+    return "\n\n".join(parts)
+
+
+def _how(outcome: Outcome) -> str:
+    kept = outcome.kept
+    assert kept is not None
+    seconds = duration(sum(result.seconds for result in kept.results))
+    cells, count = len(kept.results), repetitions(outcome)
+    made = [
+        f"{count} repetitions, {cells} simulations" if count > 1 else f"{cells} simulation{'s' if cells > 1 else ''}"
+    ]
+    made += [f"{seconds} of processor time", f"koalapy {kept.made_by.koalapy}", f"source {kept.made_by.source[:12]}"]
+    made += [f"trace {name} (SHA-256 {sha[:12]})" for name, sha in kept.made_by.traces.items()]
+    return f"*Made by `python -m experiments run {outcome.experiment.name}`: {', '.join(made)}.*"
+
+
+def write(folder: Path, outcomes: Sequence[Outcome]) -> list[Path]:
+    """A page for each paper that has results, and the index; what was written. ``UsageError`` where it cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        written = [_page(folder, paper, of) for paper, of in by_paper(outcomes)]
+        index = folder / INDEX
+        index.write_text(_index(outcomes), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {error.strerror}", field="-o", hint="give another") from error
+    return [*written, index]
+
+
+def by_paper(outcomes: Iterable[Outcome]) -> Iterable[tuple[str, list[Outcome]]]:
+    """Those with results."""
+    found: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        if outcome.kept is not None:
+            found.setdefault(outcome.experiment.paper, []).append(outcome)
+    return found.items()
+
+
+def _page(folder: Path, paper: str, outcomes: Sequence[Outcome]) -> Path:
+    parts = [f"# {paper}", WARNING, f"{PAPERS[paper]}."]
+    parts.append("Made again by the production scheduler in the simulated world.")
+    parts += [section(outcome, _draw(folder, outcome)) for outcome in outcomes]
+    path = folder / f"{paper}.md"
+    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    return path
+
+
+def _draw(folder: Path, outcome: Outcome) -> str:
+    """The name of its picture; empty where it has none."""
+    import matplotlib as mpl
+
+    from koalapy.workload.plots import STYLE
+
+    assert outcome.kept is not None
+    with mpl.rc_context({**STYLE, "svg.fonttype": "none"}):
+        figure = outcome.experiment.figure(outcome.kept.results)
+        if figure is None:
+            return ""
+        name = f"{outcome.experiment.name}.svg"
+        figure.savefig(folder / name, metadata={"Date": None})
+    return name
+
+
+def _index(outcomes: Sequence[Outcome]) -> str:
+    parts = [
+        "# The papers' experiments",
+        WARNING,
+        "What the papers measured, made again by the same scheduler that places users' jobs, in a simulated world.",
+        HOW,
+    ]
+    for paper, of in by_paper(outcomes):
+        lines = [
+            f"- [{outcome.experiment.name}]({paper}.md#{outcome.experiment.name}): {outcome.experiment.title}"
+            for outcome in of
+        ]
+        parts += [f"## [{paper}]({paper}.md)", f"{PAPERS[paper]}.", "\n".join(lines)]
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,98 @@
+"""What results were made by: versions, traces, and the source of all that the experiment imports."""
+
+import ast
+import hashlib
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import koalapy
+from experiments.experiment import Experiment
+from experiments.traces import Traces
+
+PACKAGES = {"koalapy": Path(koalapy.__file__).resolve().parent, "experiments": Path(__file__).resolve().parent}
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Results of the same source and traces may stand together; by which Python they were made does not matter."""
+
+    experiment: str
+    koalapy: str
+    python: str
+    source: str
+    """SHA-256."""
+    traces: Mapping[str, str]
+    """SHA-256 by name."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Provenance) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[object, ...]:
+        return self.experiment, self.source, tuple(sorted(self.traces.items()))
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def provenance(experiment: Experiment, traces: Traces) -> Provenance:
+    """Of results that the experiment gives now."""
+    return Provenance(
+        experiment.name,
+        koalapy.__version__,
+        platform.python_version(),
+        source_hash(type(experiment).__module__),
+        {name: traces.sha256(name) for name in experiment.traces},
+    )
+
+
+@cache
+def source_hash(module: str) -> str:
+    """Hash a module, all of both packages that it imports, directly or not, and the data of experiments."""
+    found: set[Path] = set()
+    wanted = [path for path in (_file(module),) if path]
+    while wanted:
+        path = wanted.pop()
+        if path not in found:
+            found.add(path)
+            wanted += _imported(path)
+    data = PACKAGES["experiments"]
+    found |= {path for path in data.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc", ".so")}
+    whole = hashlib.sha256()
+    for path in sorted(found):
+        package = next(folder for folder in PACKAGES.values() if path.is_relative_to(folder))
+        name = path.relative_to(package.parent).as_posix()
+        whole.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return whole.hexdigest()
+
+
+@cache
+def _imported(path: Path) -> tuple[Path, ...]:
+    return tuple(file for name in _names(path) if (file := _file(name)))
+
+
+def _names(path: Path) -> Iterator[str]:
+    """Of modules, and of what may be one within a package."""
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _file(module: str) -> Path | None:
+    first, *rest = module.split(".")
+    if first not in PACKAGES or not rest:
+        return None  # the package itself has nothing but its version
+    path = PACKAGES[first].joinpath(*rest)
+    for file in (path.with_suffix(".py"), path / "__init__.py"):
+        if file.is_file():
+            return file
+    return None

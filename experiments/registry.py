@@ -1,0 +1,30 @@
+"""Which experiments there are."""
+
+from functools import cache
+from importlib import import_module
+
+from experiments.experiment import Experiment
+from koalapy.model.errors import NotFoundError
+
+MODULES = ("mohamed_2005", "huang_2007", "lerida_2008", "sonmez_2010", "beyond_traces")
+"""Of this package, one for each paper."""
+
+
+@cache
+def experiments() -> dict[str, Experiment]:
+    """All of them by name, in the order of the papers."""
+    found: dict[str, Experiment] = {}
+    for module in MODULES:
+        for experiment in import_module(f"experiments.{module}").EXPERIMENTS:
+            assert experiment.name not in found, f"two experiments are named {experiment.name}"
+            found[experiment.name] = experiment
+    return found
+
+
+def experiment_named(name: str) -> Experiment:
+    """``NotFoundError`` where there is none."""
+    try:
+        return experiments()[name]
+    except KeyError:
+        hint = "see python -m experiments list"
+        raise NotFoundError(f"there is no experiment {name!r}", field="NAME", value=name, hint=hint) from None

@@ -1,0 +1,166 @@
+"""Results on disk: each finished cell at once, and when all are, one Parquet file with what made them."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.experiment import Cell, Parameter, Result, Value
+from experiments.provenance import Provenance
+from koalapy.model.errors import ConflictError, UsageError
+
+METADATA = b"koala"
+SEED, SECONDS = "seed", "seconds"
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """All results of an experiment, in the order of its cells."""
+
+    made_by: Provenance
+    results: tuple[Result, ...]
+
+
+@contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """Have a folder of results for oneself; ``ConflictError`` where another has it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to {folder}: {error.strerror}", field="--results", hint="give another"
+        ) from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            hint = "wait for it, or give another folder by --results"
+            raise ConflictError(f"another run writes to {folder}", field="--results", hint=hint) from None
+        yield
+    finally:
+        os.close(lock)
+
+
+class Unfinished:
+    """The cells of an experiment that is under way, one line each; what a line broke off in is run again."""
+
+    def __init__(self, folder: Path, made_by: Provenance) -> None:
+        self.path = folder / f"{made_by.experiment}.cells.jsonl"
+        self._header = json.dumps(made_by.as_json())
+        self._made_by = made_by
+
+    def read(self) -> dict[str, Result]:
+        """What is there, by the keys of cells; nothing of what was made by something else."""
+        try:
+            header, *lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
+            if Provenance(**json.loads(header)) != self._made_by:
+                return {}
+        except (FileNotFoundError, ValueError, TypeError):
+            return {}
+        found = {}
+        for line in lines:
+            try:
+                told = json.loads(line)
+                result = Result(Cell(told["parameters"], told["seed"]), told["values"], told["seconds"])
+                found[result.cell.key] = result
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+                continue
+        return found
+
+    def begin(self, known: Iterable[Result]) -> None:
+        """Write down what is known already; from then on ``add``."""
+        beside = self.path.with_suffix(".new")
+        beside.write_text("\n".join([self._header, *map(_line, known), ""]), encoding="utf-8")
+        beside.replace(self.path)
+
+    def add(self, result: Result) -> None:
+        """It is there even if the machine stops now."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(_line(result) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+def _line(result: Result) -> str:
+    cell = result.cell
+    return json.dumps(
+        {
+            "parameters": dict(cell.parameters),
+            "seed": cell.seed,
+            "values": dict(result.values),
+            "seconds": result.seconds,
+        }
+    )
+
+
+def path_of(folder: Path, name: str) -> Path:
+    return folder / f"{name}.parquet"
+
+
+def save(folder: Path, kept: Kept) -> None:
+    """As one file, whole or not at all: a column for each parameter and each value, the seed and the seconds."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    parameters, values = _names([r.cell.parameters for r in kept.results]), _names([r.values for r in kept.results])
+    if twice := (set(parameters) & set(values)) | ({*parameters, *values} & {SEED, SECONDS}):
+        raise ValueError(f"{kept.made_by.experiment} has two columns {sorted(twice)}")
+    columns: dict[str, list[Any]] = {
+        **{name: [r.cell.parameters.get(name) for r in kept.results] for name in parameters},
+        SEED: [r.cell.seed for r in kept.results],
+        **{name: _numbers([r.values.get(name) for r in kept.results]) for name in values},
+        SECONDS: [r.seconds for r in kept.results],
+    }
+    told = {**kept.made_by.as_json(), "parameters": parameters, "values": values}
+    table = pa.table(columns).replace_schema_metadata({METADATA: json.dumps(told, sort_keys=True).encode()})
+    path = path_of(folder, kept.made_by.experiment)
+    beside = path.with_suffix(".new")
+    pq.write_table(table, beside, compression="zstd")
+    beside.replace(path)
+
+
+def load(folder: Path, name: str) -> Kept | None:
+    """None where there are none; ``UsageError`` where the file is damaged."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = path_of(folder, name)
+    try:
+        table = pq.read_table(path)
+        told = json.loads((table.schema.metadata or {})[METADATA])
+        parameters, values = told.pop("parameters"), told.pop("values")
+        made_by = Provenance(**told)
+        rows = table.to_pylist()
+        results = tuple(_result(row, parameters, values) for row in rows)
+    except FileNotFoundError:
+        return None
+    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        hint = "remove it, and run the experiment again"
+        raise UsageError(f"{path} holds no results of an experiment: {error}", field="--results", hint=hint) from error
+    return Kept(made_by, results)
+
+
+def _result(row: Json, parameters: Sequence[str], values: Sequence[str]) -> Result:
+    given: dict[str, Parameter] = {name: row[name] for name in parameters if row[name] is not None}
+    found: dict[str, Value] = {name: row[name] for name in values}
+    return Result(Cell(given, row[SEED]), found, row[SECONDS])
+
+
+def _names(mappings: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for mapping in mappings for name in mapping))
+
+
+def _numbers(column: list[Any]) -> list[Any]:
+    """Whole numbers among others are numbers as well."""
+    if any(isinstance(value, float) for value in column):
+        return [float(value) if isinstance(value, int) else value for value in column]
+    return column

@@ -1,0 +1,23 @@
+"""Sonmez, Mohamed and Epema (2010): what co-allocation is good for, and which policy does it best."""
+
+from experiments.experiment import Experiment
+from experiments.sonmez_2010.gains import Figure7a, Figure7b, Figure8, Table5
+from experiments.sonmez_2010.policies import Figure2, Figure6, Figure9, Figure10
+from experiments.sonmez_2010.readings import Figure9Times, Figure10Times, Table5Poisson
+from experiments.sonmez_2010.saturation import Table4, Table4ByQueue
+
+EXPERIMENTS: tuple[Experiment, ...] = (
+    Figure2(),
+    Figure6(),
+    Table4(),
+    Table4ByQueue(),
+    Figure7a(),
+    Figure7b(),
+    Table5(),
+    Table5Poisson(),
+    Figure8(),
+    Figure9(),
+    Figure9Times(),
+    Figure10(),
+    Figure10Times(),
+)

@@ -1,0 +1,67 @@
+"""What VI-C sets side by side: workloads of one application under one policy, at a utilisation of the grid."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+from experiments.experiment import Cell, Experiment, Value
+from experiments.sonmez_2010.das3 import DELFT, grid, seconds, synthetic
+from experiments.sonmez_2010.workloads import DAY, SIZES, measured, rules, split, stream, whole
+from experiments.traces import Traces
+from koalapy.model.job import JobSpec
+from koalapy.scheduler.rules import QueueMode
+from koalapy.simulation.run_times import RunTime, by_number_of_clusters
+from koalapy.simulation.simulation import Simulation
+
+
+@dataclass(frozen=True)
+class Series:
+    """An application under a policy."""
+
+    lasts: float
+    """Seconds on one cluster."""
+    run_time: RunTime
+    spec: Callable[[int], JobSpec]
+
+
+def of(application: str, spec: Callable[[int], JobSpec]) -> Series:
+    curve = seconds(application)
+    return Series(curve[0], by_number_of_clusters(curve), spec)
+
+
+def ccr(ratio: float, spec: Callable[[int], JobSpec]) -> Series:
+    """The synthetic application."""
+    return Series(*synthetic(ratio), spec)
+
+
+WF, PRIME, POISSON, WAVE, WAVE_2 = "WF", "FCM W-Prime", "FCM W-Poisson", "FCM W-Wave", "FCM W-Wave, limit 2"
+SYNTHETIC_WF = "WF, synthetic"
+RATIOS = (0.1, 0.25, 0.5, 1.0, 4.0)
+SERIES: Mapping[str, Series] = {
+    WF: of("prime", whole),  # on one cluster all three take as long
+    PRIME: of("prime", split),
+    POISSON: of("poisson", split),
+    WAVE: of("wave", split),
+    WAVE_2: of("wave", partial(split, limit=2)),
+    SYNTHETIC_WF: ccr(0.0, whole),
+    **{f"CCR {ratio:g}": ccr(ratio, split) for ratio in RATIOS},
+}
+
+
+def cell(series: str, percent: int, seed: int, queue: str = "head", startup: float = 0.0) -> Cell:
+    """``percent`` of all nodes would be used if each job ran on one cluster: the net utilisation."""
+    return Cell({"series": series, "percent": percent, "queue": queue, "startup": startup}, seed)
+
+
+class OfLoads(Experiment):
+    """Workloads of section VI: the same ones in several figures and tables."""
+
+    @staticmethod
+    def run(cell: Cell, traces: Traces) -> Mapping[str, Value]:
+        """24 hours of arrivals on the grid without Delft, which is empty at first, until the last job is over."""
+        series, where = SERIES[str(cell["series"])], grid(DELFT, float(cell["startup"]))
+        specs = {size: series.spec(size) for size in SIZES}
+        jobs = stream(specs, series.lasts, int(cell["percent"]) / 100, where.nodes, DAY, cell.seed)
+        simulation = Simulation(where, rules(cast(QueueMode, cell["queue"])), run_time=series.run_time)
+        return measured(simulation.run(jobs), DAY)

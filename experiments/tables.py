@@ -1,0 +1,90 @@
+"""The rows of experiments as text and as JSON."""
+
+from collections.abc import Sequence
+from math import isfinite
+from typing import Any
+
+from experiments.experiment import Row
+from experiments.runs import Outcome
+from koalapy.workload.tables import markdown
+
+Json = dict[str, Any]
+
+
+def table(rows: Sequence[Row], unit: str = "") -> str:
+    """In Markdown; the paper's column and the interval's are there if a row has any."""
+    has_paper, has_interval = any(row.paper is not None for row in rows), any(row.low != row.high for row in rows)
+    header = ["", *(["paper"] if has_paper else []), "ours", *(["95 % interval"] if has_interval else [])]
+    header += ["difference"] if has_paper else []
+    lines = []
+    for row in rows:
+        line = [row.label, *([number(row.paper)] if has_paper else []), number(row.ours)]
+        if has_interval:
+            line.append(f"{number(row.low)} – {number(row.high)}" if row.low != row.high else "-")
+        if has_paper:
+            line.append(difference(row))
+        lines.append(line)
+    header[0] = unit
+    return markdown(header, lines)
+
+
+def number(value: float | None) -> str:
+    """Five digits, or all of those before the point; ``-`` where there is none."""
+    if value is None or not isfinite(value):
+        return "-"
+    if value == int(value) and abs(value) < 1e15:
+        return str(int(value))
+    digits = max(0, 5 - len(str(int(abs(value))))) if abs(value) >= 1 else 4
+    return f"{value:.{digits}f}"
+
+
+def difference(row: Row) -> str:
+    """Of ours from the paper's, in percent of that."""
+    if row.paper is None or not isfinite(row.ours):
+        return "-"
+    if row.ours == row.paper:
+        return "equal"
+    return f"{(row.ours - row.paper) / abs(row.paper):+.2%}" if row.paper else number(row.ours)
+
+
+def as_json(outcomes: Sequence[Outcome]) -> Json:
+    """All rows in one list, each with the experiment it is of; and what made them."""
+    rows: list[Json] = []
+    told: list[Json] = []
+    for outcome in outcomes:
+        experiment, kept = outcome.experiment, outcome.kept
+        about: Json = {
+            "name": experiment.name,
+            "title": experiment.title,
+            "unit": experiment.unit,
+            "problems": list(outcome.problems),
+        }
+        if kept is not None:
+            rows += [
+                {
+                    "experiment": experiment.name,
+                    "label": row.label,
+                    "paper": _finite(row.paper),
+                    "ours": _finite(row.ours),
+                    "low": _finite(row.low),
+                    "high": _finite(row.high),
+                }
+                for row in experiment.rows(kept.results)
+            ]
+            about |= {
+                "cells": len(kept.results),
+                "repetitions": repetitions(outcome),
+                "seconds": round(sum(result.seconds for result in kept.results), 3),
+                "made_by": kept.made_by.as_json(),
+            }
+        told.append(about)
+    return {"rows": rows, "experiments": told}
+
+
+def repetitions(outcome: Outcome) -> int:
+    """How many seeds there are."""
+    return len({result.cell.seed for result in outcome.kept.results}) if outcome.kept else 0
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and isfinite(value) else None

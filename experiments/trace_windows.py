@@ -1,0 +1,83 @@
+"""Stretches of traces, and the machines that they are from cut into clusters: repetitions of experiments."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
+from random import Random
+
+from experiments.traces import Traces
+from koalapy.workload import swf
+
+MACHINES = (
+    "NASA-iPSC-1993-3.1-cln",
+    "KTH-SP2-1996-2.1-cln",
+    "CTC-SP2-1996-3.1-cln",
+    "SDSC-SP2-1998-4.2-cln",
+    "SDSC-BLUE-2000-4.2-cln",
+    "HPC2N-2002-2.2-cln",
+    "LLNL-Atlas-2006-2.1-cln",
+    "LLNL-Thunder-2007-1.1-cln",
+)
+DAS_3 = (85, 41, 46, 32)
+"""Nodes of the clusters of sonmez-2010: a machine is cut as that grid is."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowJob:
+    """Times in seconds; ``at`` counts from the window's beginning."""
+
+    at: float
+    nodes: int
+    ran: float
+    user: int
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Some jobs in a row, of a machine of so many nodes."""
+
+    jobs: tuple[WindowJob, ...]
+    nodes: int
+
+    @property
+    def lasts(self) -> float:
+        """Until the last job arrives."""
+        return self.jobs[-1].at
+
+
+def short(trace: str) -> str:
+    """``KTH-SP2`` of ``KTH-SP2-1996-2.1-cln``."""
+    return "-".join(trace.split("-")[:2])
+
+
+def window(traces: Traces, name: str, seed: int, jobs: int) -> Window:
+    """So many jobs from a place in the trace that the seed draws."""
+    usable, nodes = _usable(traces, name)
+    first = Random(f"{name}/{seed}").randrange(max(1, len(usable) - jobs + 1))
+    found = usable[first : first + jobs]
+    began = found[0].at
+    return Window(tuple(WindowJob(job.at - began, job.nodes, job.ran, job.user) for job in found), nodes)
+
+
+@lru_cache(maxsize=2)
+def _usable(traces: Traces, name: str) -> tuple[Sequence[WindowJob], int]:
+    """Jobs whose run time and size are known, in nodes where those have several processors."""
+    trace = traces.read(name)
+    nodes = _first_number(trace.header.get("MaxNodes", "")) or trace.processors
+    per_node = max(1.0, trace.processors / nodes)
+    jobs = swf.sort(trace.jobs).usable
+    return [WindowJob(j.submitted, ceil(j.processors / per_node), j.ran, j.user) for j in jobs], nodes
+
+
+def _first_number(text: str) -> int:
+    word = text.split(" ")[0]
+    return int(word) if word.isdecimal() else 0
+
+
+def cut(nodes: int, parts: Sequence[int] = DAS_3) -> dict[str, int]:
+    """A machine as clusters, in these proportions; each has one node at least, and what is left over has the first."""
+    whole = sum(parts)
+    sizes = [max(1, nodes * part // whole) for part in parts]
+    sizes[0] += max(0, nodes - sum(sizes))
+    return {f"cluster-{number}": size for number, size in enumerate(sizes, 1)}

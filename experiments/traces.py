@@ -1,0 +1,54 @@
+"""The workload traces that experiments are made with."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from koalapy.model.errors import UsageError
+from koalapy.workload import swf
+
+ENDING = ".swf.xz"
+VARIABLE = "KOALA_TRACES"
+
+
+def default_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """``KOALA_TRACES``, else where the traces lie beside the project."""
+    if given := environment.get(VARIABLE):
+        return Path(given)
+    return Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """A folder of traces, by their names without ``.swf.xz``."""
+
+    folder: Path
+
+    def path(self, name: str) -> Path:
+        return self.folder / f"{name}{ENDING}"
+
+    def names(self) -> list[str]:
+        """Those that are there."""
+        return sorted(path.name.removesuffix(ENDING) for path in self.folder.glob(f"*{ENDING}"))
+
+    def has(self, name: str) -> bool:
+        return self.path(name).is_file()
+
+    def read(self, name: str) -> swf.Trace:
+        """Lines that are no jobs are left out, and listed in it; the same object each time: leave it as it is."""
+        if not self.has(name):
+            hint = f"give the folder that has it, by --traces or {VARIABLE}"
+            raise UsageError(f"there is no trace {self.path(name)}", field="--traces", value=name, hint=hint)
+        return _read(self.path(name))
+
+    def sha256(self, name: str) -> str:
+        """Of the file as it is, packed."""
+        return hashlib.sha256(self.path(name).read_bytes()).hexdigest()
+
+
+@lru_cache(maxsize=2)
+def _read(path: Path) -> swf.Trace:
+    return swf.read(path, lenient=True)

@@ -1,0 +1,84 @@
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments import beyond_traces
+from experiments.beyond_traces import OfTraces, home_of
+from experiments.experiment import Result
+from experiments.trace_windows import MACHINES, WindowJob, cut, short, window
+from experiments.traces import Traces
+from tests.experiments.traces import a_trace, swf_line
+
+JOBS = 20
+EXPERIMENTS = [one for one in beyond_traces.EXPERIMENTS if isinstance(one, OfTraces)]
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Traces:
+    """Small ones in place of all that are needed."""
+    for name in MACHINES:
+        draws = Random(name)
+        drawn = [(40 * number, draws.randrange(60, 3000), draws.randrange(1, 30)) for number in range(JOBS)]
+        lines = [
+            swf_line(number, submitted=at, ran=ran, processors=wide, user=number % 9)
+            for number, (at, ran, wide) in enumerate(drawn)
+        ]
+        a_trace(tmp_path, name, lines)
+    return Traces(tmp_path)
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda one: one.name)
+def test_ways_are_compared_on_the_same_jobs(experiment: OfTraces, traces: Traces) -> None:
+    cells = [cell for cell in experiment.cells(1) if cell["trace"] == MACHINES[1]]
+    results = [Result(cell, experiment.run(cell, traces)) for cell in cells]
+    assert {result.number("done") + result.number("wide") for result in results} == {JOBS}
+    again = experiment.run(results[-1].cell, traces)
+    assert again == results[-1].values
+
+
+def test_rows_remarks_and_figures_are_made_of_all_results(traces: Traces) -> None:
+    for experiment in EXPERIMENTS:
+        one = {
+            (cell["setting"], cell["way"]): experiment.run(cell, traces)
+            for cell in experiment.cells(1)
+            if cell["trace"] == MACHINES[0]
+        }
+        results = [Result(c, one[c["setting"], c["way"]]) for c in experiment.cells(2)]
+        rows = experiment.rows(results)
+        assert len(rows) == (len(MACHINES) + 1) * len(experiment.settings) * (len(experiment.ways) - 1)
+        assert all(row.low <= row.ours <= row.high for row in rows)
+        assert experiment.figure(results).axes
+        remarks = experiment.remarks(results)
+        assert all(short(trace) in remarks for trace in MACHINES)
+
+
+def test_a_window_is_the_seeds_and_begins_at_nothing(traces: Traces) -> None:
+    first, second = (window(traces, MACHINES[0], seed, 10) for seed in (0, 1))
+    assert first == window(traces, MACHINES[0], 0, 10)
+    assert first != second
+    assert (first.jobs[0].at, len(first.jobs)) == (0.0, 10)
+    assert len(window(traces, MACHINES[0], 0, 500).jobs) == JOBS
+
+
+def test_processors_of_a_node_are_one_node(tmp_path: Path) -> None:
+    traces = a_trace(tmp_path, "smp", [swf_line(1, processors=9)], header="; MaxProcs: 1152\n; MaxNodes: 144 (of 8)\n")
+    found = window(traces, "smp", 0, 1)
+    assert (found.nodes, found.jobs[0].nodes) == (144, 2)
+
+
+@given(st.integers(4, 10**5))
+def test_no_node_is_lost_in_cutting(nodes: int) -> None:
+    clusters = cut(nodes)
+    assert sum(clusters.values()) == nodes
+    assert min(clusters.values()) >= 1
+
+
+@given(st.integers(0, 10**6), st.sampled_from(["even", "uneven"]))
+def test_a_user_has_one_home(user: int, setting: str) -> None:
+    clusters = cut(100)
+    homes = {home_of(WindowJob(at, nodes, 1.0, user), clusters, setting) for at in (0.0, 9.0) for nodes in (1, 5)}
+    assert len(homes) == 1
+    assert homes <= set(clusters)

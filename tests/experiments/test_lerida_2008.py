@@ -1,0 +1,83 @@
+"""lerida-2008's figures: their order, and that both solvers solve what the production policy makes of a grid."""
+
+from statistics import fmean
+
+import pytest
+
+from experiments import lerida_2008 as lerida
+from experiments.experiment import Cell, Experiment, Result
+from experiments.registry import experiments
+from experiments.traces import Traces
+from koalapy.model.placement import Placement
+from koalapy.model.request import FlexibleRequest
+from koalapy.policies.knowledge import Knowledge
+from koalapy.policies.matching.exact import Mode, match
+from koalapy.policies.resource_matching import ResourceMatching
+
+SEEDS = 6
+
+
+@pytest.fixture(scope="module")
+def slowdowns(tmp_path_factory: pytest.TempPathFactory) -> list[Result]:
+    traces = Traces(tmp_path_factory.mktemp("traces"))
+    figure = lerida.Figure5()
+    return [Result(cell, figure.run(cell, traces)) for cell in figure.cells(SEEDS)]
+
+
+def mean(results: list[Result], mode: Mode, pnbw: int, value: str = "SC") -> float:
+    usual = {name: lerida.USUAL[name] for name in ("uplink", "tasks", "communication")}
+    return fmean(r.number(value) for r in results if r.has(mode=mode.value, pnbw=pnbw, **usual))
+
+
+def test_the_more_is_sent_the_more_links_are_saturated_and_none_where_they_may_not_be(slowdowns: list[Result]) -> None:
+    optimal, free = ([mean(slowdowns, mode, pnbw) for pnbw in lerida.PNBW] for mode in lerida.MODES)
+    assert optimal == sorted(optimal)
+    assert optimal[0] < optimal[-1]
+    assert free == [1.0] * len(lerida.PNBW)
+
+
+def test_to_keep_links_free_never_makes_a_job_faster(slowdowns: list[Result]) -> None:
+    for pnbw in lerida.PNBW:
+        assert mean(slowdowns, Mode.OPTIMAL, pnbw, "T") <= mean(slowdowns, Mode.NON_SATURATED, pnbw, "T")
+
+
+def test_rows_and_figure_are_made_of_all_that_was_varied(slowdowns: list[Result]) -> None:
+    figure = lerida.Figure5()
+    rows = figure.rows(slowdowns)
+    assert len(rows) == len({row.label for row in rows}) == len(slowdowns) / SEEDS
+    assert {row.paper for row in rows} == {None, 1.0}
+    assert all(row.low <= row.ours <= row.high for row in rows)
+    assert figure.figure(slowdowns) is not None
+    assert all(result.values.keys().isdisjoint(result.cell.parameters) for result in slowdowns), "columns of one table"
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_it_is_the_production_policy_that_is_asked(mode: Mode) -> None:
+    cell = lerida.cell(3, mode, pnbw=75)
+    problem, known = lerida.problem_of(cell), Knowledge(communication=0.5, bandwidth=0.75 * lerida.NODE_LINK)
+    placement = ResourceMatching(mode, known).place(FlexibleRequest(32), lerida.grid_of(cell))
+    found = match(problem, mode)
+    assert isinstance(placement, Placement)
+    assert found is not None
+    assert [(c.cluster, c.node_class, c.size) for c in placement.components] == list(found.shares)
+
+
+def small(figure: Experiment) -> list[Cell]:
+    """Of each setting one with few clusters, so that it does not take long."""
+    return [cell for cell in figure.cells(1) if lerida.number(cell, "clusters") <= 4]
+
+
+@pytest.mark.parametrize("figure", [lerida.Figure7(), lerida.Figure8()])
+def test_both_solvers_are_timed(figure: Experiment, tmp_path: object) -> None:
+    results = [Result(cell, figure.run(cell, Traces(tmp_path))) for cell in small(figure)]  # type: ignore[arg-type]
+    rows = figure.rows(results)
+    assert len(rows) == len({row.label for row in rows}) == 2 * len(results)
+    assert {row.label.rpartition(": ")[2] for row in rows} == {"HiGHS", "exact"}
+    assert figure.figure(results) is not None
+    assert all(result.values.keys().isdisjoint(result.cell.parameters) for result in results), "columns of one table"
+
+
+def test_they_are_experiments_of_their_paper() -> None:
+    names = [name for name, experiment in experiments().items() if experiment.paper == "lerida-2008"]
+    assert names == [f"lerida-2008-fig-{number}" for number in (5, 6, 7, 8)]
+    assert all(experiment.remarks([]) for name, experiment in experiments().items() if name in names)

@@ -1,0 +1,103 @@
+import json
+import re
+from math import inf, nan
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments import pages, tables
+from experiments.experiment import Experiment, Row
+from experiments.papers import PAPERS
+from experiments.registry import experiments
+from experiments.runs import Asked, Outcome, run
+from experiments.traces import Traces
+from koalapy.model.errors import UsageError
+from tests.experiments.toys import Here, Squares, Traced
+
+
+@pytest.fixture
+def outcomes(tmp_path: Path) -> list[Outcome]:
+    asked: list[Experiment] = [Squares(), Traced()]
+    return run(Asked(asked, tmp_path / "results", Traces(tmp_path)), Here())
+
+
+def test_a_page_has_the_table_the_plot_the_remarks_and_what_made_them(tmp_path: Path, outcomes: list[Outcome]) -> None:
+    written = pages.write(tmp_path / "docs", outcomes)
+    assert [path.name for path in written] == ["huang-2007.md", "README.md"]
+    page = written[0].read_text()
+    assert PAPERS["huang-2007"] in page
+    assert "| square of 2 |     4 | 4.0500 | 3.4147 – 4.6853 | +1.25%" in page
+    assert "The paper has no squares." in page
+    assert "2 repetitions, 6 simulations" in page
+    assert "`python -m experiments run huang-2007-squares`" in page
+    (plot,) = re.findall(r"!\[.*\]\((.*)\)", page)
+    assert (tmp_path / "docs" / plot).read_text().startswith("<?xml")
+
+
+def test_the_index_leads_to_each_experiment_that_has_results(tmp_path: Path, outcomes: list[Outcome]) -> None:
+    pages.write(tmp_path, outcomes)
+    index = (tmp_path / pages.INDEX).read_text()
+    for page, anchor in re.findall(r"\]\(([\w.-]+)#([\w-]+)\)", index):
+        assert f"\n## {anchor}\n" in (tmp_path / page).read_text()
+    assert "#huang-2007-squares" in index
+    assert "traced" not in index
+
+
+def test_the_same_results_give_the_same_pages(tmp_path: Path, outcomes: list[Outcome]) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    pages.write(first, outcomes)
+    pages.write(second, outcomes)
+    for path in first.iterdir():
+        assert path.read_bytes() == (second / path.name).read_bytes()
+
+
+def test_a_folder_for_pages_that_cannot_be_made_is_named(tmp_path: Path, outcomes: list[Outcome]) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"cannot write to .*/file/docs: Not a directory"):
+        pages.write(tmp_path / "file" / "docs", outcomes)
+
+
+def test_each_experiment_is_of_a_known_paper() -> None:
+    assert {experiment.paper for experiment in experiments().values()} <= set(PAPERS)
+
+
+def test_json_has_all_rows_with_their_experiments_and_says_what_was_not_run(outcomes: list[Outcome]) -> None:
+    told = tables.as_json(outcomes)
+    assert told == json.loads(json.dumps(told, allow_nan=False))
+    assert [(row["experiment"], row["label"]) for row in told["rows"]] == [
+        ("huang-2007-squares", f"square of {number}") for number in (1, 2, 3)
+    ]
+    assert {"label", "paper", "ours", "low", "high"} < set(told["rows"][0])
+    squares, traced = told["experiments"]
+    assert (squares["cells"], squares["repetitions"], squares["problems"]) == (6, 2, [])
+    assert traced["problems"]
+
+
+def test_a_column_that_no_row_needs_is_left_out() -> None:
+    single, repeated = Row("a", None, 1.0, 1.0, 1.0), Row("b", 2.0, 1.0, 0.5, 1.5)
+    assert "paper" not in tables.table([single])
+    assert "interval" not in tables.table([single])
+    assert "| b    " not in tables.table([single])
+    both = tables.table([single, repeated], "hours")
+    assert [cell.strip() for cell in both.splitlines()[0].split("|")[1:-1]] == [
+        "hours",
+        "paper",
+        "ours",
+        "95 % interval",
+        "difference",
+    ]
+    assert "-50.00%" in both
+
+
+def test_numbers_that_are_none_are_dashes() -> None:
+    assert [tables.number(value) for value in (None, nan, inf, -inf)] == ["-"] * 4
+    assert tables.difference(Row("a", 0.0, 3.0, 3.0, 3.0)) == "3"
+    assert tables.difference(Row("a", 0.0, 0.0, 0.0, 0.0)) == "equal"
+    assert tables.difference(Row("a", 1.0, nan, nan, nan)) == "-"
+
+
+@given(st.floats(-1e9, 1e9))
+def test_numbers_are_near_what_they_stand_for(value: float) -> None:
+    assert float(tables.number(value)) == pytest.approx(value, rel=1e-4, abs=1e-4)

@@ -1,0 +1,227 @@
+"""Sonmez-2010: what the scheduler does in these experiments, held against the paper's text in a few lines."""
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from experiments.experiment import Result
+from experiments.sonmez_2010.das3 import DELFT, LEIDEN, by_latency, grid, links, seconds
+from experiments.sonmez_2010.loads import PRIME, SERIES, WAVE, WAVE_2, WF, OfLoads, cell
+from experiments.sonmez_2010.policies import CA, GROUPS, Figure2, Figure6, Figure9, Figure10
+from experiments.sonmez_2010.readings import (
+    COSTS,
+    ONE_CLUSTER,
+    POISSON_READINGS,
+    Cost,
+    Figure9Times,
+    Figure10Times,
+    Table5Poisson,
+)
+from experiments.sonmez_2010.saturation import Table4, is_saturated, saturates_at, share
+from experiments.sonmez_2010.workloads import SIZES, rules, stream
+from experiments.traces import Traces
+from koalapy.simulation.jobs import PlannedJob
+from koalapy.simulation.simulation import Simulation
+
+Placed = list[tuple[float, list[tuple[str, int]]]]
+"""Of each job, in the order of arrival: when, and how many nodes on which clusters."""
+
+
+def by_the_paper(jobs: Sequence[PlannedJob], idle: dict[str, int], times: Sequence[float], limit: int) -> Placed:
+    """FCM with a try at submission and service from the head of the queue at each completion; no limit: WF."""
+    queue: deque[int] = deque()
+    placed: Placed = [(-1.0, [])] * len(jobs)
+    agenda: list[tuple[float, int, int]] = [(job.at, 1, number) for number, job in enumerate(jobs)]
+    heapq.heapify(agenda)
+
+    def place(number: int, now: float) -> bool:
+        left, gang = jobs[number].spec.request.total_size, []
+        for name in sorted(idle, key=lambda name: (-idle[name], name))[: limit or 1]:
+            if left and idle[name]:
+                gang.append((name, min(idle[name], left)))
+                left -= gang[-1][1]
+        if left:
+            return False
+        for name, nodes in gang:
+            idle[name] -= nodes
+        placed[number] = now, gang
+        heapq.heappush(agenda, (now + times[len(gang) - 1], 0, number))
+        return True
+
+    while agenda:
+        now, arrives, number = heapq.heappop(agenda)
+        if not arrives:
+            for name, nodes in placed[number][1]:
+                idle[name] += nodes
+            more = bool(agenda) and agenda[0][:2] == (now, 0)  # ends of one moment are one
+            while not more and queue and place(queue[0], now):
+                queue.popleft()
+        elif not place(number, now):
+            queue.append(number)
+    return placed
+
+
+@pytest.mark.parametrize(("name", "limit"), [(WF, 0), (PRIME, 4), (WAVE, 4), (WAVE_2, 2)])
+def test_every_job_is_placed_as_the_papers_text_has_it(name: str, limit: int) -> None:
+    series, where = SERIES[name], grid(DELFT)
+    specs = {size: series.spec(size) for size in SIZES}
+    jobs = list(stream(specs, series.lasts, 0.85, where.nodes, 8000.0, seed=5))
+    outcome = Simulation(where, rules(), run_time=series.run_time).run(jobs)
+    ours = sorted(outcome.jobs, key=lambda job: job.planned.at)
+    curve = seconds({WF: "prime", PRIME: "prime"}.get(name, "wave"))
+    expected = by_the_paper(jobs, {name: each.nodes for name, each in where.clusters.items()}, curve, limit)
+    assert [(job.placed, list(job.gang)) for job in ours] == expected
+    assert any(at > job.at for (at, _), job in zip(expected, jobs, strict=True))
+
+
+def test_a_stream_uses_the_grid_as_it_says_and_has_the_same_sizes_for_all() -> None:
+    specs = {size: SERIES[PRIME].spec(size) for size in SIZES}
+    jobs = list(stream(specs, 200.0, 0.6, 204, 400_000.0, seed=1))
+    used = sum(job.spec.request.total_size * job.lasts for job in jobs) / (204 * 400_000.0)
+    assert used == pytest.approx(0.6, rel=0.03)
+    others = list(stream(specs, 180.0, 0.3, 204, 400_000.0, seed=1))
+    assert [job.spec for job in jobs[: len(others)]] == [job.spec for job in others]
+
+
+def test_a_run_tells_how_long_jobs_waited_and_what_was_used(tmp_path: Path) -> None:
+    low, high = (OfLoads.run(cell(WF, percent, 0), Traces(tmp_path)) for percent in (10, 20))
+    assert low["response"] == pytest.approx(200.0, abs=0.5)
+    assert low["co-allocated"] == 0.0
+    assert float(str(high["used"])) == pytest.approx(0.2, abs=0.03)
+    assert float(str(high["queued late"])) < 5.0
+
+
+def result(percent: int, early: float, late: float, seed: int = 0, series: str = WF) -> Result:
+    return Result(cell(series, percent, seed), {"queued early": early, "queued late": late})
+
+
+def test_a_workload_is_saturated_where_its_queue_has_grown() -> None:
+    assert is_saturated(result(85, 400.0, 600.0))
+    assert not is_saturated(result(85, 500.0, 600.0))
+    assert not is_saturated(result(85, 100.0, 300.0))
+
+
+def test_a_utilisation_is_saturated_where_half_of_the_workloads_are() -> None:
+    assert saturates_at({85: 0.4, 90: 0.9}) == 90
+    assert saturates_at({85: 0.5, 90: 0.9}) == 85
+    assert saturates_at({85: 0.1, 90: 0.2}) == 95
+    found, low, high = share([True, False, False, False])
+    assert (found, round(low, 3), round(high, 3)) == (0.25, 0.046, 0.699)
+
+
+def test_table_4_has_the_papers_intervals_and_the_share_of_seeds() -> None:
+    table = Table4()
+    cells = table.cells(2)
+    results = [Result(each, {"queued early": 1.0, "queued late": 1000.0 * (each["percent"] == 90)}) for each in cells]
+    rows = {row.label: row for row in table.rows(results)}
+    assert (rows["WF: saturated at"].ours, rows["WF: saturated at"].paper) == (90, 90)
+    assert rows["– WF at 90 %"].ours == 100.0
+    assert rows["FCM W-Wave: saturated at"].ours == 80
+
+
+def test_distant_clusters_make_wave_slower_and_all_combinations_together_give_its_curve() -> None:
+    factor = by_latency(seconds("wave"))
+    job = PlannedJob(0.0, SERIES[WAVE].spec(8), 200.0)
+
+    def of(*names: str) -> float:
+        return factor(job, [(name, 2) for name in names])
+
+    assert of("delft") == of("vrije") == 1.0
+    assert of("amsterdam", "multimedian") < of("vrije", "amsterdam") < of("vrije", "leiden") < of("vrije", "delft")
+    curve, clusters = seconds("wave"), grid(DELFT).clusters
+    assert of(*clusters) == pytest.approx(curve[3] / curve[0])
+    means = [fmean(curve[0] * of(*names) for names in combinations(clusters, count)) for count in (2, 3)]
+    assert means == pytest.approx(curve[1:3], rel=0.06)
+
+
+@pytest.mark.parametrize("cost", COSTS.values(), ids=COSTS)
+def test_whatever_counts_four_clusters_take_what_is_said_and_one_what_it_takes(cost: Cost) -> None:
+    job, near = PlannedJob(0.0, SERIES[WAVE].spec(8), ONE_CLUSTER), ("amsterdam", "multimedian")
+
+    def of(*names: str) -> float:
+        return ONE_CLUSTER * cost.run_time(job, [(name, 2) for name in names])
+
+    assert of("vrije") == ONE_CLUSTER
+    assert of(*grid(DELFT).clusters) == pytest.approx(cost.four)
+    assert of(*near) < of("vrije", "leiden") < of("vrije", "delft")
+    assert (of("vrije", *near) == pytest.approx(of("vrije", "amsterdam"))) == (cost.weigh is max and not cost.by_number)
+
+
+def test_what_the_mean_latency_costs_does_not_grow_with_the_number_of_clusters() -> None:
+    factor = COSTS["mean latency, 350 s"].run_time
+    job = PlannedJob(0.0, SERIES[WAVE].spec(8), ONE_CLUSTER)
+    two, three = (
+        factor(job, [(name, 2) for name in names])
+        for names in (("amsterdam", "vrije"), ("amsterdam", "multimedian", "vrije"))
+    )
+    assert three < two, "two near ones beside a distant one bring the mean down"
+
+
+def test_readings_of_figures_9_and_10_set_ca_beside_fcm_of_the_same_seed() -> None:
+    def values(seed: int, policy: str, percent: int) -> dict[str, float]:
+        late = 1000.0 if percent >= (80 if policy == CA else 70) else 10.0
+        return {"response": (50.0 if policy == CA else 100.0) * (1 + seed), "queued early": 10.0, "queued late": late}
+
+    ten, nine = Figure10Times(), Figure9Times()
+    of_ten, of_nine = (
+        [Result(each, values(each.seed, str(each["policy"]), int(each["percent"]))) for each in experiment.cells(2)]
+        for experiment in (ten, nine)
+    )
+    rows = {row.label: row for row in ten.rows(of_ten)}
+    for cost in COSTS:
+        assert rows[f"{cost}; with Delft: CA at 50 %"].ours == -50.0
+        assert (
+            rows[f"{cost}; with Delft: FCM saturated at"].ours,
+            rows[f"{cost}; with Delft: CA saturated at"].ours,
+        ) == (70, 80)
+    assert [row.ours for row in nine.rows(of_nine)] == [pytest.approx(-75.0)] * len(COSTS) * 2 * 3
+    assert {row.paper for row in nine.rows(of_nine)} == {-50, -230}
+
+
+def test_the_first_reading_of_poisson_is_that_of_table_5(tmp_path: Path) -> None:
+    table, traces = Table5Poisson(), Traces(tmp_path)
+    first = {each["series"]: each for each in table.cells(1) if each["reading"] == next(iter(POISSON_READINGS))}
+    assert table.run(first[WF], traces) == OfLoads.run(cell(WF, table.percent, 0), traces)
+    results = [Result(each, {"response": 95.0 if each["series"] != WF else 100.0}) for each in table.cells(2)]
+    assert [row.ours for row in table.rows(results)] == [pytest.approx(-5.0)] * len(POISSON_READINGS)
+
+
+def test_delft_and_leiden_are_never_in_one_grid_and_nothing_is_known_between_them() -> None:
+    assert (DELFT, LEIDEN) not in links()
+    assert DELFT not in grid(DELFT).clusters
+    assert grid(DELFT).nodes == 204
+    assert grid(LEIDEN).nodes == 240
+
+
+def test_equal_cells_give_equal_values(tmp_path: Path) -> None:
+    table, one = Table4(), cell(WAVE, 30, 3)
+    assert table.run(one, Traces(tmp_path)) == table.run(one, Traces(tmp_path))
+
+
+def test_figure_2_is_the_papers(tmp_path: Path) -> None:
+    figure = Figure2()
+    results = [Result(each, figure.run(each, Traces(tmp_path))) for each in figure.cells(1)]
+    assert all(row.ours == row.paper for row in figure.rows(results))
+
+
+def test_in_groups_no_job_is_spread_over_distant_clusters(tmp_path: Path) -> None:
+    figure = Figure10()
+    cells = {each["policy"]: each for each in figure.cells(1) if each["percent"] == 30 and each["grid"] == "with Delft"}
+    values = {policy: figure.run(each, Traces(tmp_path)) for policy, each in cells.items()}
+    assert float(str(values[GROUPS]["response"])) < min(float(str(each["response"])) for each in values.values()) + 1e-9
+
+
+def test_figures_6_and_9_set_each_seed_beside_the_same_jobs() -> None:
+    for figure, expected in ((Figure6(), 0.0), (Figure9(), 10.0)):
+        results = []
+        for each in figure.cells(3):
+            response = 100.0 * (1 + each.seed) + (10.0 if each.parameters.get("policy") == CA else 0.0)
+            results.append(Result(each, {"response": response, "co-allocated": 0.5}))
+        compared = [row for row in figure.rows(results) if row.paper is not None]
+        assert compared
+        assert {(row.ours, row.low, row.high) for row in compared} == {(expected, expected, expected)}
