@@ -17,15 +17,22 @@ from sqlalchemy.exc import (
     OperationalError,
     TimeoutError,
 )
+from sqlalchemy.pool import QueuePool
 
 from koalapy.model.errors import DatabaseDamaged, StoreUnavailable, UsageError
 from koalapy.store.open_files import RESTART_HINT
 from koalapy.system.private_files import private_file
 
 MEMORY = "memory:"
-"""The URL of what is kept in memory only, and so has no engine."""
+"""The URL of a database that is gone with its engine."""
 SURROGATE = re.compile(r"\\ud", re.IGNORECASE)
 """How surrogates begin in JSON, alone or in pairs."""
+SHARED_CONNECTION: dict[str, Any] = {
+    "connect_args": {"check_same_thread": False},
+    "poolclass": QueuePool,
+    "pool_size": 1,
+    "max_overflow": 0,
+}
 WRITING = {"koala_writes": True}
 """Execution options of an engine for transactions that write."""
 SNAPSHOT = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
@@ -45,7 +52,10 @@ transaction that was cut off must not keep its locks from the next try. A URL ma
 
 
 def make_engine(url: str) -> Engine:
-    """An engine for ``sqlite:///PATH`` or ``postgresql://HOST/NAME``; ``UsageError`` for anything else."""
+    """Return an engine for ``sqlite:///PATH``, ``postgresql://HOST/NAME`` or ``memory:``; else ``UsageError``."""
+    if url == MEMORY:
+        # One connection is the database: threads take turns with it.
+        return _sqlite(make_url("sqlite://"), **SHARED_CONNECTION)
     try:
         parts = make_url(url)
         kind = parts.drivername.partition("+")[0]
@@ -77,26 +87,18 @@ def _no_database(url: str) -> UsageError:
 
 
 def _dumps(value: Any) -> str:
+    """Dump a value without lone surrogates, which no message could carry."""
     text = json.dumps(value, separators=(",", ":"))
-    return json.dumps(_encodable(value), separators=(",", ":")) if SURROGATE.search(text) else text
+    if not SURROGATE.search(text):
+        return text
+    encodable = json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
+    return json.dumps(encodable, separators=(",", ":"))
 
 
-def _loads(data: str | bytes) -> Any:
-    """What a daemon that still let them in has stored must not come out again: whatever it is in could not be sent."""
-    text = data if isinstance(data, str) else data.decode()
-    value = json.loads(text)
-    return _encodable(value) if SURROGATE.search(text) else value
+JSON = {"json_serializer": _dumps}
 
 
-def _encodable(value: Any) -> Any:
-    """The same without lone surrogates."""
-    return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
-
-
-JSON = {"json_serializer": _dumps, "json_deserializer": _loads}
-
-
-def _sqlite(url: URL) -> Engine:
+def _sqlite(url: URL, **options: Any) -> Engine:
     """With a write-ahead log, so that readers never wait for the writer, and transactions that begin when we say so.
 
     What is committed is on the disk (``synchronous=FULL``): commands are sent after that, and a daemon that forgot
@@ -109,7 +111,7 @@ def _sqlite(url: URL) -> Engine:
             private_file(path)
             for beside in filter(Path.exists, (Path(f"{path}-wal"), Path(f"{path}-shm"))):
                 private_file(beside)
-    engine = create_engine(url, **JSON, pool_timeout=POOL_TIMEOUT)
+    engine = create_engine(url, **JSON, pool_timeout=POOL_TIMEOUT, **options)
 
     @event.listens_for(engine, "connect")
     def _set_up(connection: Any, _: object) -> None:

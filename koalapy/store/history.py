@@ -83,8 +83,6 @@ class SqlHistory:
         if not self._database.is_sqlite:
             return False  # PostgreSQL does it by itself
         with self._database.writing() as connection:
-            if not connection.exec_driver_sql("PRAGMA auto_vacuum").scalar_one():
-                return False  # made by an earlier version: what is free is used again
             free = int(connection.exec_driver_sql("PRAGMA freelist_count").scalar_one())
             # Python's driver takes one step of it, which is one page, whatever number it is given.
             for _ in range(min(free, self._max_freed_pages)):

@@ -1,4 +1,4 @@
-"""What is on its way to somebody: in SQL, and in memory."""
+"""Notifications that are not delivered yet."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
@@ -7,7 +7,6 @@ from sqlalchemy import Connection, delete, select
 
 from koalapy.model.notification import Notification
 from koalapy.store.database import Database, chunks, upsert
-from koalapy.store.memory import Memory
 from koalapy.store.tables import notifications as table
 
 
@@ -28,26 +27,6 @@ class SqlNotifications:
         with self._database.writing() as connection:
             for some in chunks(notifications):
                 connection.execute(delete(table).where(table.c.id.in_(some)))
-
-
-class MemoryNotifications:
-    """The same port in memory."""
-
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
-
-    def notifications(self) -> list[Notification]:
-        with self._memory.lock:
-            return [notification for _, notification in sorted(self._memory.notifications.items())]
-
-    def save_notifications(self, notifications: Sequence[Notification]) -> None:
-        with self._memory.lock:
-            self._memory.notifications |= {each.id: each for each in notifications}
-
-    def remove_notifications(self, notifications: Collection[int]) -> None:
-        with self._memory.lock:
-            for ident in notifications:
-                self._memory.notifications.pop(ident, None)
 
 
 def write_notifications(connection: Connection, notifications: Sequence[Notification]) -> None:

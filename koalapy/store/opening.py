@@ -14,21 +14,19 @@ from koalapy.ports import (
     OutputStore,
     PredictionStore,
     Saved,
-    Store,
     TokenStore,
 )
 from koalapy.store.advice import SqlAdvice
 from koalapy.store.audit import SqlAudit
 from koalapy.store.database import Database
-from koalapy.store.engine import MEMORY, make_engine
+from koalapy.store.engine import make_engine
 from koalapy.store.files import SqlFiles
 from koalapy.store.history import SqlHistory
 from koalapy.store.job_numbers import JobNumbers
 from koalapy.store.measurements import SqlMeasurements
-from koalapy.store.memory import Memory, MemoryStore
-from koalapy.store.migrate import migrate, move_output
-from koalapy.store.notifications import MemoryNotifications, SqlNotifications
-from koalapy.store.predictions import MemoryPredictions, SqlPredictions
+from koalapy.store.migrate import migrate
+from koalapy.store.notifications import SqlNotifications
+from koalapy.store.predictions import SqlPredictions
 from koalapy.store.sql import SqlStore
 from koalapy.store.tokens import SqlTokens
 
@@ -37,7 +35,7 @@ from koalapy.store.tokens import SqlTokens
 class Stores:
     """``saved`` is what the daemon before this one left; the lease is held until ``jobs`` lets go of it."""
 
-    jobs: Store
+    jobs: SqlStore
     saved: Saved
     files: FileStore
     measurements: MeasurementStore
@@ -53,28 +51,17 @@ class Stores:
 def open_stores(
     url: str, output: OutputStore, clock: Callable[[], float] = time.time, job_numbers: JobNumbers | None = None
 ) -> Stores:
-    """Open the stores. Output that an earlier version kept in the database is moved to ``output``.
+    """Open the stores and take the lease.
 
-    ``UsageError`` for what is no database, ``ConflictError`` when another daemon holds it, ``OSError`` when ``output``
-    does not take what is moved.
+    Raise ``UsageError`` for what is no database, and ``ConflictError`` when another daemon holds it.
     """
-    if url == MEMORY:
-        return stores_in_memory(Memory(), output)
     engine = make_engine(url)
     migrate(engine)
-    database = Database(engine, clock)
-    move_output(database, output)
-    return stores_in_database(database, output, job_numbers)
-
-
-def stores_in_memory(memory: Memory, output: OutputStore) -> Stores:
-    store = MemoryStore(memory)
-    same = store, store, store, store, store, store
-    return Stores(store, store.load(), *same, MemoryNotifications(memory), MemoryPredictions(memory), output)
+    return stores_in_database(Database(engine, clock), output, job_numbers)
 
 
 def stores_in_database(database: Database, output: OutputStore, job_numbers: JobNumbers | None = None) -> Stores:
-    """Of a database that has been migrated."""
+    """Return the stores of a database that has been migrated."""
     jobs = SqlStore(database, job_numbers)
     return Stores(
         jobs,

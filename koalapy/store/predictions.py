@@ -1,5 +1,4 @@
-"""What was foretold of jobs, in SQL and in memory. What came of it is not written beside: the books of jobs say that,
-however often a daemon was restarted in between."""
+"""Predictions of start, run time and end of jobs. Their outcomes are read from the tables of jobs."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -7,11 +6,9 @@ from typing import Any
 
 from sqlalchemy import RowMapping, func, select
 
-from koalapy.model.application import application_of
-from koalapy.model.job import Job, JobState
+from koalapy.model.job import JobState
 from koalapy.model.prediction import Course, Prediction, PredictionKind, PredictionSource
 from koalapy.store.database import Database, chunks, upsert
-from koalapy.store.memory import Memory
 from koalapy.store.tables import attempts, jobs, predictions, timeline
 
 TOUCHES = ("held", "released", "priority")
@@ -79,44 +76,3 @@ def _told(row: RowMapping) -> tuple[Prediction, Course]:
     values |= {"kind": PredictionKind(row["kind"]), "source": PredictionSource(row["source"])}
     course = {name: value for name, value in row.items() if name in Course.__slots__}
     return Prediction(job=row["job_id"], **values), Course(**course | {"state": JobState(row["state"])})
-
-
-class MemoryPredictions:
-    """The same port in memory."""
-
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
-
-    def add_predictions(self, made: Sequence[Prediction]) -> None:
-        memory = self._memory
-        with memory.lock:
-            known = {(each.job, each.kind, each.made_at): each for each in made if each.job in memory.jobs}
-            memory.predictions = known | memory.predictions
-
-    def predictions(
-        self, since: float, limit: int, owner: str | None = None, application: str = ""
-    ) -> list[tuple[Prediction, Course]]:
-        with self._memory.lock:
-            found = [
-                (told, self._course(told, job))
-                for told in self._memory.predictions.values()
-                if told.made_at >= since
-                and (job := self._memory.jobs[told.job])
-                and owner in (None, job.spec.owner)
-                and application in ("", application_of(job.spec))
-            ]
-        return sorted(found, key=lambda each: (-each[0].made_at, -each[0].job, each[0].kind))[:limit]
-
-    def _course(self, told: Prediction, job: Job) -> Course:
-        tried = {**self._memory.attempts[job.id], **({job.generation: job.attempt} if job.attempt else {})}
-        last = tried.get(job.generation)
-        starts = [a.barrier_at for a in tried.values() if a.generation > told.generation and a.barrier_at is not None]
-        lines = self._memory.timeline[job.id]
-        return Course(
-            job.state,
-            job.spec.walltime,
-            job.ended_at,
-            min(starts, default=None),
-            min((line.at for line in lines if line.event in TOUCHES and line.at >= told.made_at), default=None),
-            *((last.barrier_at, last.launched_at, last.ended_at, last.exit_code) if last else ()),
-        )

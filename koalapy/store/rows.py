@@ -29,10 +29,6 @@ def spec_to_json(spec: JobSpec) -> dict[str, Any]:
 
 
 def spec_from_json(data: Mapping[str, Any]) -> JobSpec:
-    """Also as earlier versions wrote it; those before 0003 knew one input of a component, as ``input``."""
-    for component in data["request"].get("components", ()):
-        if earlier := component.pop("input", None):
-            component["inputs"] = [earlier]
     return _SPEC.validate_python(data)
 
 

@@ -1,18 +1,19 @@
 """The tables; ``migrations/`` makes the same (a test proves it). Times are seconds since the epoch, as floats."""
 
 from dataclasses import fields
+from enum import StrEnum
 
 from sqlalchemy import (
     JSON,
     BigInteger,
     Boolean,
+    CheckConstraint,
     Column,
     Dialect,
     Float,
     ForeignKey,
     Index,
     Integer,
-    LargeBinary,
     MetaData,
     String,
     Table,
@@ -24,6 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeEngine
 
 from koalapy.model.history import Figures
+from koalapy.model.job import ComponentState, JobState, Priority
 
 
 class PlainText(TypeDecorator[str]):
@@ -75,12 +77,19 @@ def _plain(text: str) -> str:
 
 metadata = MetaData(
     naming_convention={
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
         "pk": "pk_%(table_name)s",
         "fk": "fk_%(table_name)s_%(column_0_name)s",
         "uq": "uq_%(table_name)s_%(column_0_name)s",
     }
 )
+
+
+def _one_of(column: str, values: type[StrEnum]) -> CheckConstraint:
+    """Make the database refuse what is none of the values."""
+    return CheckConstraint(f"{column} in ({', '.join(repr(value.value) for value in values)})", name=column)
+
 
 BigId = BigInteger().with_variant(Integer, "sqlite")
 
@@ -111,6 +120,9 @@ jobs = Table(
     Column("retry_at", Float),
     Column("refusals", JSON),
     Column("application", Plain(200), nullable=False, server_default=""),
+    _one_of("state", JobState),
+    _one_of("ending", JobState),
+    _one_of("priority", Priority),
     Index(None, "state", "id"),
     Index(None, "application", "id"),
     Index(None, "priority", "id"),
@@ -182,6 +194,7 @@ components = Table(
     Column("staged_at", Float),
     Column("warned_at", Float),
     Column("node_class", Plain(1000), nullable=False, server_default=""),
+    _one_of("state", ComponentState),
     Index(None, "cluster", "job_id"),
     Index(None, "ended_at"),
 )
@@ -278,17 +291,6 @@ submissions = Table(
     Index(None, "job_id"),
 )
 
-# Earlier versions kept output here; it is moved to files when a daemon starts.
-output = Table(
-    "output",
-    metadata,
-    Column("job_id", ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
-    Column("generation", Integer, primary_key=True),
-    Column("component", Integer, primary_key=True),
-    Column("offset", BigInteger, primary_key=True),
-    Column("data", LargeBinary, nullable=False),
-)
-
 clusters = Table(
     "clusters",
     metadata,
@@ -308,7 +310,11 @@ clusters = Table(
 )
 
 queues = Table(
-    "queues", metadata, Column("priority", Plain(8), primary_key=True), Column("scans", Integer, nullable=False)
+    "queues",
+    metadata,
+    Column("priority", Plain(8), primary_key=True),
+    Column("scans", Integer, nullable=False),
+    _one_of("priority", Priority),
 )
 
 lease = Table(

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -25,10 +24,8 @@ from koalapy.dashboard.cache import PageCache
 from koalapy.model.errors import BusyError
 from koalapy.policies.installed import policies
 from koalapy.record.beginning import People
-from koalapy.store.memory import Memory
-from koalapy.store.opening import stores_in_memory
-from koalapy.store.output import FileOutput
 from tests.daemon.test_forecasts import Clock, queries_at
+from tests.memory_stores import memory_stores
 
 WHAT_IF = (
     b"POST /api/v1/what-if HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
@@ -62,7 +59,7 @@ def forecasts(work: Work) -> APIRouter:
 
 def sharing(work: Work) -> APIRouter:
     queries, clock = queries_at(50.0), Clock()
-    history = stores_in_memory(Memory(), FileOutput(Path("unused"), 0)).history
+    history = memory_stores().history
     return sharing_router(Sharing(history, queries, clock, work), History(history, clock, queries.jobs))
 
 

@@ -13,8 +13,8 @@ from koalapy.daemon.jobs.jobs import JobChange
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import JobSpec
 from koalapy.model.request import FlexibleRequest
-from koalapy.store.memory import Memory, MemoryStore
 from tests.cli.memory import MemoryService
+from tests.memory_stores import memory_stores
 from tests.serving import URL, Open
 
 Json = dict[str, Any]
@@ -149,7 +149,7 @@ async def service() -> Waiting:
 
 
 def people() -> Identities:
-    return Identities({}, MemoryStore(Memory()))
+    return Identities({}, memory_stores().tokens)
 
 
 @pytest.mark.parametrize("path", ["/api/v1/jobs/1/logs?follow=true", "/api/v1/jobs/1/events"])

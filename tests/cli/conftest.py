@@ -28,12 +28,12 @@ from koalapy.daemon.alerts.alerts import Alerts
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.observability.audit import Audit
 from koalapy.model.alert import AlertRules
-from koalapy.store.memory import Memory, MemoryStore
 from tests.cli.memory import MemoryService
 from tests.cli.memory_advisor import MemoryAdvisor
 from tests.cli.memory_files import MemoryBundles, MemoryResults
 from tests.cli.memory_network import MemoryNetwork
 from tests.identities import administrators
+from tests.memory_stores import memory_stores
 
 TOKEN = "a-token-for-tests"
 """Shown by commands whose test is not about tokens."""
@@ -76,7 +76,7 @@ class Server:
     """Who may come in; by default as administrators who shows one of the tokens."""
     agents: dict[str, str | None] = field(default_factory=dict)
     """What each cluster's agent must show."""
-    audit: Audit = field(default_factory=lambda: Audit(MemoryStore(Memory()), time.time))
+    audit: Audit = field(default_factory=lambda: Audit(memory_stores().audit, time.time))
     port: int = 0
 
     @property

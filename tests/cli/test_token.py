@@ -6,15 +6,15 @@ from collections.abc import Iterator
 import pytest
 
 from koalapy.api.tokens import TokenView
-from koalapy.store.memory import Memory, MemoryStore
 from tests.cli.conftest import TOKEN, Koala, Server
 from tests.identities import administrators
+from tests.memory_stores import memory_stores
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
     server = Server()
-    server.identities = administrators(TOKEN, store=MemoryStore(Memory()))
+    server.identities = administrators(TOKEN, store=memory_stores().tokens)
     server.start()
     yield server
     server.end()

@@ -2,7 +2,6 @@
 
 import asyncio
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -18,9 +17,8 @@ from koalapy.record.beginning import People
 from koalapy.scheduler.queries import Queries
 from koalapy.simulation.simulation import Simulation
 from koalapy.simulation.twin import Answer, Change, Question, answer
-from koalapy.store.memory import Memory
-from koalapy.store.opening import Stores, stores_in_memory
-from koalapy.store.output import FileOutput
+from koalapy.store.opening import Stores
+from tests.memory_stores import memory_stores
 from tests.simulation.test_simulation import grid
 from tests.simulation.test_twin import crowd
 
@@ -183,7 +181,7 @@ def kept_by(stores: Stores) -> dict[tuple[int, str, float], Prediction]:
 
 
 def recording(queries: Queries, clock: Clock) -> tuple[Forecasts, Stores, TrackRecord, list[float]]:
-    stores, asked = stores_in_memory(Memory(), FileOutput(Path("unused"), 0)), list[float]()
+    stores, asked = memory_stores(), list[float]()
     jobs = {job.id: job for job in queries.jobs()}
     stores.jobs.write(Batch(at=1.0, epoch=stores.jobs.epoch, jobs=jobs))
 

@@ -12,8 +12,8 @@ from koalapy.model.history import DAY, Kind, Step
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch, ClusterRecord
-from koalapy.store.memory import Memory, MemoryStore
 from koalapy.workload import swf
+from tests.memory_stores import memory_stores
 
 THURSDAY = 20_006
 """2024-10-10, in days since the epoch."""
@@ -41,13 +41,13 @@ class Place:
     """A history of the jobs that were put in; it is noon of the Friday."""
 
     def __init__(self) -> None:
-        self.store = MemoryStore(Memory())
+        self.stores = memory_stores()
         self.active: list[Job] = []
         self.now = (THURSDAY + 1.5) * DAY
-        self.history = History(self.store, lambda: self.now, lambda: self.active, jobs_keep=3600.0)
+        self.history = History(self.stores.history, lambda: self.now, lambda: self.active, jobs_keep=3600.0)
 
     def end(self, *jobs: Job) -> None:
-        self.store.write(Batch(at=self.now, epoch=1, jobs={each.id: each for each in jobs}))
+        self.stores.jobs.write(Batch(at=self.now, epoch=1, jobs={each.id: each for each in jobs}))
 
     async def lines(self, by: Kind = Kind.GRID, step: Step = Step.DAY, **which: Any) -> list[Any]:
         span = self.history.span(which.pop("first", None), which.pop("last", None))
@@ -58,7 +58,7 @@ class Place:
 def place() -> Place:
     place = Place()
     records = [record("north", 10), record("south", 5)]
-    place.store.write(Batch(at=(THURSDAY - 1) * DAY, epoch=1, clusters=records))
+    place.stores.jobs.write(Batch(at=(THURSDAY - 1) * DAY, epoch=1, clusters=records))
     place.end(
         job(1, day=THURSDAY, hours=2, clusters={"north": 4}, state=JobState.SUCCEEDED),
         job(2, day=THURSDAY, hours=1, clusters={"north": 2, "south": 2}, state=JobState.SUCCEEDED, owner="bob"),
@@ -111,7 +111,7 @@ async def test_a_week_begins_on_monday(place: Place) -> None:
 
 async def test_days_outlive_their_jobs(place: Place) -> None:
     before = await place.lines(Kind.USER)
-    place.store.remove([1, 2, 3])
+    place.stores.history.remove([1, 2, 3])
     assert await place.lines(Kind.USER) == before
     assert [line.name for line in before] == ["ada", "bob"]
 
@@ -176,7 +176,7 @@ async def test_days_of_home_sites_are_of_their_users_jobs_wherever_these_ran(pla
 
 async def test_utilisation_of_first_day_counts_nodes_from_first_submission() -> None:
     place = Place()
-    place.store.write(Batch(at=(THURSDAY + 0.5) * DAY, epoch=1, clusters=[record("north", 10)]))
+    place.stores.jobs.write(Batch(at=(THURSDAY + 0.5) * DAY, epoch=1, clusters=[record("north", 10)]))
     first = job(1, day=THURSDAY, hours=6, clusters={"north": 10}, state=JobState.SUCCEEDED)
     place.end(first)
     place.now = (THURSDAY + 1) * DAY

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,8 @@ from koalapy.model.identity import Identity, Role
 from koalapy.model.provider import Verified
 from koalapy.model.users import User, Users
 from koalapy.ports import StoredToken
-from koalapy.store.memory import Memory, MemoryStore
+from koalapy.store.tokens import SqlTokens
+from tests.memory_stores import memory_stores
 
 OWN = "the-daemon's-own-token"
 ROOT = Identity("root", Role.ADMIN, "the daemon's own token")
@@ -27,7 +29,7 @@ class Clock:
         return self.at
 
 
-class Store(MemoryStore):
+class Store(SqlTokens):
     fails = False
     written = 0
 
@@ -42,12 +44,12 @@ class Place:
     """What outlives daemons, and the one that there is now."""
 
     def __init__(self, **more: int) -> None:
-        self.clock, self.memory, self._more = Clock(), Memory(), more
+        self.clock, self._more = Clock(), more
+        self.database = memory_stores().jobs.database
         self.start()
 
     def start(self) -> None:
-        self.memory.held = False
-        self.store = Store(self.memory)
+        self.store = Store(self.database)
         self.identities = Identities({OWN: ROOT}, self.store, USERS, self.clock, **self._more)
 
     async def made(self, order: TokenOrder = ALICE, by: Identity = ROOT) -> tuple[StoredToken, str, Identity]:
@@ -67,7 +69,7 @@ async def test_a_token_says_who_shows_it_and_is_kept_as_a_digest_only(place: Pla
     assert identity == Identity("alice", Role.OPERATOR, "token 1", ("physics",), 1, 1060.0)
     assert shown.startswith(PREFIX)
     assert len(shown) >= len(PREFIX) + 43
-    assert shown not in repr((token, identity, place.memory, vars(place.identities)))
+    assert shown not in repr((token, identity, place.store.tokens(), vars(place.identities)))
     assert (token.note, token.created_by) == ("for the crontab", "root")
 
 
@@ -356,8 +358,8 @@ async def test_what_was_made_is_found_by_what_made_it_however_long_ago_one_betwe
 
 async def test_a_token_whose_role_a_later_version_knows_is_no_token(place: Place) -> None:
     _, shown, _ = await place.made()
-    stored = place.memory.tokens[1]
-    place.memory.tokens[1] = StoredToken(**{name: getattr(stored, name) for name in stored.__slots__} | {"role": "god"})
+    [stored] = place.store.tokens()
+    place.store.save_tokens([replace(stored, role="god")])
     place.start()
     assert place.identities.of(shown) is None
 

@@ -17,10 +17,9 @@ from koalapy.model.errors import StoreUnavailable
 from koalapy.model.job import Attempt, Job, JobSpec, JobState
 from koalapy.model.notification import MailType, Notification, Reachable
 from koalapy.model.request import FlexibleRequest
-from koalapy.store.memory import Memory
-from koalapy.store.notifications import MemoryNotifications
 from koalapy.system.tls import OF_THIS_MACHINE
 from tests import signals
+from tests.memory_stores import memory_stores
 from tests.receivers import mail_server, webhook
 
 SECRET = "a-word-of-sixteen-or-more"
@@ -35,14 +34,13 @@ class Scene:
 
     def __init__(self, section: NotificationSection = SECTION) -> None:
         self.now = 1000.0
-        self.section, self.memory = section, Memory()
+        self.section, self.store = section, memory_stores().notifications
         self.tried: list[str] = []
         self.jobs: list[Job] = []
         self.answer: Callable[[Notification], Any] = lambda _: None
         self.open()
 
     def open(self) -> Notifications:
-        self.store = MemoryNotifications(self.memory)
         senders = {"mail": self, "webhook": self}
         self.notifications = Notifications(self.store, senders, self.section, lambda: self.now, lambda: self.jobs)  # type: ignore[arg-type]
         return self.notifications
@@ -118,9 +116,9 @@ async def test_what_fails_is_tried_again_ever_later_and_given_up_in_the_end(scen
     scene.answer = refuse(error)
     scene.change(job(1, JobState.SUCCEEDED), JobState.RUNNING)
     pauses: list[float] = []
-    while scene.memory.notifications:
+    while scene.store.notifications():
         await scene.settle()
-        (waiting,) = scene.memory.notifications.values() or [None]
+        (waiting,) = scene.store.notifications() or [None]
         if waiting is None:
             break
         pauses.append(waiting.next_at - scene.now)
@@ -134,7 +132,7 @@ async def test_what_fails_is_tried_again_ever_later_and_given_up_in_the_end(scen
 async def test_what_was_told_is_gone_and_what_was_not_is_there_for_the_next_daemon(scene: Scene) -> None:
     scene.change(job(1, JobState.SUCCEEDED), JobState.RUNNING)
     await scene.settle()
-    assert not scene.memory.notifications
+    assert not scene.store.notifications()
     scene.answer = refuse(NotTold("away"))
     scene.change(job(2, JobState.FAILED), JobState.RUNNING)
     await scene.settle()
@@ -145,14 +143,14 @@ async def test_what_was_told_is_gone_and_what_was_not_is_there_for_the_next_daem
     scene.now += FIRST_PAUSE
     await scene.settle()
     assert len(scene.tried) == 3
-    assert not scene.memory.notifications
+    assert not scene.store.notifications()
 
 
 async def test_what_is_refused_for_good_is_not_tried_again(scene: Scene) -> None:
     scene.answer = refuse(NotTold("no such mailbox", for_good=True))
     scene.change(job(1, JobState.SUCCEEDED), JobState.RUNNING)
     await scene.settle()
-    assert (len(scene.tried), scene.memory.notifications) == (1, {})
+    assert (len(scene.tried), scene.store.notifications()) == (1, [])
 
 
 async def test_a_mistake_of_ours_sends_nothing_twice_at_once(scene: Scene) -> None:
@@ -178,7 +176,7 @@ async def test_one_who_hangs_holds_up_nobody_else_and_what_comes_after_waits_its
     await signals.until(lambda: len(scene.tried) >= 3)
     assert sorted(scene.tried) == ["job-end to ada@example.org"] + 2 * ["job-end to bob@example.org"]
     await scene.notifications.stop()
-    assert [each.owner for each in scene.memory.notifications.values()] == ["ada", "ada"], "left to the next daemon"
+    assert [each.owner for each in scene.store.notifications()] == ["ada", "ada"], "left to the next daemon"
 
 
 async def test_a_user_has_so_much_waiting_and_is_told_so_much_in_an_hour() -> None:
@@ -186,7 +184,7 @@ async def test_a_user_has_so_much_waiting_and_is_told_so_much_in_an_hour() -> No
     for ident in range(1, 9):
         scene.change(job(ident, JobState.SUCCEEDED), JobState.RUNNING)
     scene.change(job(9, JobState.SUCCEEDED, replace(SPEC, owner="eve", mail_user="eve@example.com")), JobState.RUNNING)
-    assert len(scene.memory.notifications) == 5 + 1
+    assert len(scene.store.notifications()) == 5 + 1
     for _ in range(10):
         await scene.settle()
     assert sorted(scene.tried) == 3 * ["job-end to ada@example.org"] + ["job-end to eve@example.com"]
@@ -195,7 +193,7 @@ async def test_a_user_has_so_much_waiting_and_is_told_so_much_in_an_hour() -> No
     assert len(scene.tried) == 5
     scene.now += 1200.0
     await scene.settle()
-    assert (len(scene.tried), scene.memory.notifications) == (6, {})
+    assert (len(scene.tried), scene.store.notifications()) == (6, [])
 
 
 async def test_long_waiting_is_told_once(scene: Scene) -> None:
@@ -221,7 +219,7 @@ async def test_what_the_configuration_takes_back_is_told_nobody(scene: Scene) ->
     scene.section = replace(SECTION, mail=replace(MAIL, recipients=["@example.net"]))
     scene.open()
     await scene.settle()
-    assert (scene.tried, scene.memory.notifications) == ([], {})
+    assert (scene.tried, scene.store.notifications()) == ([], [])
 
 
 async def test_operators_are_told_although_the_database_is_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,8 @@ from koalapy.scheduler.scheduler import Scheduler
 from koalapy.scheduler.state import SchedulerState
 from koalapy.simulation.alone import SharingQuestion, answer
 from koalapy.simulation.sharing import SharingReport, Site, WhyLeftOut
-from koalapy.store.memory import Memory, MemoryStore
 from tests.daemon.test_history import THURSDAY, job, record
+from tests.memory_stores import memory_stores
 
 THAT_DAY = Span(date(2024, 10, 10), date(2024, 10, 10))
 
@@ -32,13 +32,13 @@ class Place:
     """A daemon's books and scheduler; it is noon of the Friday."""
 
     def __init__(self) -> None:
-        self.store, self.now = MemoryStore(Memory()), (THURSDAY + 1.5) * DAY
+        self.stores, self.now = memory_stores(), (THURSDAY + 1.5) * DAY
         clusters = [ClusterStatus("north", 2.0), ClusterStatus("south")]
         self.scheduler = Scheduler(SchedulerState(Rules(), builtin(), clusters), nonces=lambda: "n")
         self.asked: list[SharingQuestion] = []
         self.was_asked, self.answers = asyncio.Event(), asyncio.Event()
         self.answers.set()
-        self.sharing = Sharing(self.store, self.scheduler.queries, lambda: self.now, self._work)
+        self.sharing = Sharing(self.stores.history, self.scheduler.queries, lambda: self.now, self._work)
         self.write(clusters=[record("north", 10), record("south", 5)], at=(THURSDAY - 1) * DAY)
 
     async def _work(self, question: SharingQuestion) -> SharingReport:
@@ -48,7 +48,7 @@ class Place:
         return answer(question)
 
     def write(self, *jobs: Job, at: float | None = None, **more: Any) -> None:
-        self.store.write(Batch(at=at or self.now, epoch=1, jobs={each.id: each for each in jobs}, **more))
+        self.stores.jobs.write(Batch(at=at or self.now, epoch=1, jobs={each.id: each for each in jobs}, **more))
 
 
 @pytest.fixture
@@ -101,8 +101,8 @@ async def test_report_reads_jobs_page_by_page_up_to_its_limit(place: Place) -> N
     place.write(*(of_north(ident) for ident in range(1, 8)))
 
     def sharing(max_jobs: int) -> Sharing:
-        clock = lambda: place.now  # noqa: E731
-        return Sharing(place.store, place.scheduler.queries, clock, place._work, page_size=3, max_jobs=max_jobs)
+        parts = place.stores.history, place.scheduler.queries, lambda: place.now, place._work
+        return Sharing(*parts, page_size=3, max_jobs=max_jobs)
 
     assert (await sharing(7).report(THAT_DAY)).sites[0].jobs == 7
     with pytest.raises(UsageError, match="more than 6 jobs") as refused:
@@ -150,10 +150,10 @@ async def test_after_a_failure_the_next_one_is_worked_out(place: Place) -> None:
 @pytest.mark.processes
 async def test_it_is_worked_out_in_a_process_of_its_own(place: Place) -> None:
     place.write(*(of_north(ident) for ident in range(1, 8)))
-    apart = await Sharing(place.store, place.scheduler.queries, lambda: place.now).report(THAT_DAY)
+    apart = await Sharing(place.stores.history, place.scheduler.queries, lambda: place.now).report(THAT_DAY)
     assert apart == await place.sharing.report(THAT_DAY)
 
 
 def test_a_span_of_days_has_a_beginning_and_an_end() -> None:
-    history = History(MemoryStore(Memory()), lambda: (THURSDAY + 1.5) * DAY, list)
+    history = History(memory_stores().history, lambda: (THURSDAY + 1.5) * DAY, list)
     assert history.span(None, None, 1).seconds == ((THURSDAY + 1) * DAY, (THURSDAY + 2) * DAY)

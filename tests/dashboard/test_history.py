@@ -1,23 +1,31 @@
 """The page History, in a browser: what is drawn, the same as tables, and what is asked for by its form."""
 
+from dataclasses import asdict
+
 import httpx2
 import pytest
+from sqlalchemy import insert
 
 from koalapy.daemon.jobs.history import History
 from koalapy.dashboard.pages.history import MAX_CURVES, pictures_of
-from koalapy.model.history import DAY, Days, Figures, Key, Kind, Step
+from koalapy.model.history import DAY, Figures, Kind, Step
 from koalapy.model.identity import Role
-from koalapy.store.memory import Memory, MemoryStore
+from koalapy.store.tables import days
 from tests.dashboard.conftest import Visit
 from tests.grid.embedded import Embedded
+from tests.memory_stores import memory_stores
 
 
 async def test_those_that_had_the_most_nodes_are_drawn() -> None:
-    memory = Memory(days=Days())
-    for number in range(MAX_CURVES + 2):
-        memory.days[Key(Kind.USER, 100, f"user{number}")].add(Figures(jobs=1, ran=1, node_seconds=10.0 + number))
-    memory.days[Key(Kind.USER, 102, "user9")].add(Figures(jobs=1, failed=1))
-    history = History(MemoryStore(memory), lambda: 103 * DAY, list)
+    stores = memory_stores()
+    figures = [
+        (100, f"user{number}", Figures(jobs=1, ran=1, node_seconds=10.0 + number)) for number in range(MAX_CURVES + 2)
+    ]
+    figures.append((102, "user9", Figures(jobs=1, failed=1)))
+    with stores.jobs.database.writing() as connection:
+        rows = [{"kind": Kind.USER, "day": day, "name": name, **asdict(of)} for day, name, of in figures]
+        connection.execute(insert(days), rows)
+    history = History(stores.history, lambda: 103 * DAY, list)
     lines = (await history.table(Kind.USER, Step.DAY, history.span(None, None))).lines
     pictures, more = pictures_of(lines)
     assert more == 2

@@ -273,12 +273,12 @@ def test_the_source_is_all_that_an_experiment_imports(tmp_path: Path, monkeypatc
         "rooms/rule.py": "def rule():\n    import koalapy.deep\n",
         "deep.py": "",
         "other.py": "",
-        "simulation/curve.json": "[1]",
+        "../experiments/curve.json": "[1]",
     }.items():
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text(text)
-    monkeypatch.setattr(provenance_module, "ROOT", package)
-    monkeypatch.setattr(provenance_module, "DATA", package / "simulation")
+    data = tmp_path / "experiments"
+    monkeypatch.setattr(provenance_module, "PACKAGES", {"koalapy": package, "experiments": data})
 
     def now() -> str:
         source_hash.cache_clear()
@@ -289,7 +289,7 @@ def test_the_source_is_all_that_an_experiment_imports(tmp_path: Path, monkeypatc
         whole = now()
         (package / "other.py").write_text("changed = True\n")
         assert now() == whole
-        for name in ("paper.py", "rooms/rule.py", "rooms/__init__.py", "deep.py", "simulation/curve.json"):
+        for name in ("paper.py", "rooms/rule.py", "rooms/__init__.py", "deep.py", "../experiments/curve.json"):
             text = (package / name).read_text()
             (package / name).write_text(text + "\n")
             assert now() != whole, name

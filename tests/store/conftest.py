@@ -1,7 +1,4 @@
-"""Stores, each in a place of its own: in memory, in SQLite, and where it is installed in PostgreSQL.
-
-``stores`` are of each kind, and what every kind must do is tested with them; ``store`` is of each that speaks SQL.
-"""
+"""Stores in a database of their own: in SQLite, and where it is installed in PostgreSQL."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,9 +7,8 @@ import pytest
 
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
-from koalapy.store.memory import Memory
 from koalapy.store.migrate import migrate
-from koalapy.store.opening import Stores, stores_in_database, stores_in_memory
+from koalapy.store.opening import Stores, stores_in_database
 from koalapy.store.output import FileOutput
 from koalapy.store.sql import SqlStore
 from tests.needs import postgresql
@@ -47,27 +43,25 @@ def url_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
 
 
 OpenAll = Callable[[], Stores]
+Open = Callable[[], SqlStore]
 
 
-@pytest.fixture(params=["memory", *SQL])
-def open_stores(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenAll]:
-    """Opens all stores of one place as a new daemon would; the one before lets go of its lease first."""
-    output = FileOutput(tmp_path / "output", 1000)
-    if request.param == "memory":
-        memory, before = Memory(), list[Stores]()
+@pytest.fixture
+def open_stores(url: str, tmp_path: Path) -> Iterator[OpenAll]:
+    """Open all stores of one database as a new daemon does; the former daemon releases its lease first."""
+    output, opened = FileOutput(tmp_path / "output", 1000), list[Stores]()
 
-        def open_next() -> Stores:
-            for stores in before:
-                stores.jobs.release_lease()
-            before.append(stores_in_memory(memory, output))
-            return before[-1]
+    def open_next() -> Stores:
+        if opened:
+            opened[-1].jobs.release_lease()
+        engine = make_engine(url)
+        migrate(engine)
+        opened.append(stores_in_database(Database(engine, lambda: 1000.0), output))
+        return opened[-1]
 
-        yield open_next
-        return
-    opened = sql_stores(url_of(request.param, request, tmp_path))
-    open_store = next(opened)
-    yield lambda: stores_in_database(open_store().database, output)
-    next(opened, None)
+    yield open_next
+    for stores in opened:
+        stores.jobs.close()
 
 
 @pytest.fixture
@@ -75,35 +69,11 @@ def stores(open_stores: OpenAll) -> Stores:
     return open_stores()
 
 
-def database_of(stores: Stores) -> Database | None:
-    return stores.jobs.database if isinstance(stores.jobs, SqlStore) else None
-
-
-Open = Callable[[], SqlStore]
+@pytest.fixture
+def open_store(open_stores: OpenAll) -> Open:
+    return lambda: open_stores().jobs
 
 
 @pytest.fixture
-def open_store(url: str) -> Iterator[Open]:
-    """As ``open_stores``."""
-    yield from sql_stores(url)
-
-
-def sql_stores(url: str) -> Iterator[Open]:
-    opened: list[SqlStore] = []
-
-    def open_next() -> SqlStore:
-        if opened:
-            opened[-1].release_lease()
-        engine = make_engine(url)
-        migrate(engine)
-        opened.append(SqlStore(Database(engine, lambda: 1000.0)))
-        return opened[-1]
-
-    yield open_next
-    for store in opened:
-        store.close()
-
-
-@pytest.fixture
-def store(open_store: Open) -> SqlStore:
-    return open_store()
+def store(stores: Stores) -> SqlStore:
+    return stores.jobs

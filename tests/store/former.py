@@ -1,15 +1,14 @@
-"""What databases of each revision hold: ``revisions/NNNN.sql``, written by the code of that revision from these jobs.
+"""Data of each revision of the database: ``revisions/REVISION.sql``, written by the code of that revision.
 
-A new revision needs data of the one before it: ``python -m tests.store.former`` writes what the present one makes.
+After each change of the schema, ``python -m tests.store.former`` writes the data of the present revision.
 """
 
 import json
 import re
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from alembic.script import ScriptDirectory
 from sqlalchemy import JSON, RowMapping, Table, select, update
@@ -41,75 +40,34 @@ from koalapy.store import tables
 from koalapy.store.migrate import alembic_config
 from koalapy.store.opening import Stores, open_stores
 from koalapy.store.output import FileOutput
-from koalapy.store.sql import SqlStore
 
 REVISIONS = Path(__file__).parent / "revisions"
-SINCE = {
-    "Job": {"claim_factor": 2, "first_start_estimate": 2, "retry_at": 4, "counted_scan": 9, "refusals": 18},
-    "JobSpec": {"inputs": 3, "bundle": 3, "collect": 3, "application": 3, "communication": 3, "internal": 8}
-    | {
-        "workdir_optional": 10,
-        "mail_type": 14,
-        "mail_user": 14,
-        "webhook": 14,
-        "warning": 15,
-        "home_site": 16,
-        "lease": 20,
-    },
-    "Attempt": {"start_estimate": 2, "claim_at": 2, "nonce": 6},
-    "Component": {"submitted_at": 2, "transfer_time": 2, "replaces": 2, "superseded": 2, "sources": 3}
-    | {"staging_since": 3, "stage_size": 3, "staged": 3, "staged_at": 3, "warned_at": 15, "node_class": 16}
-    | {"lease": 20, "lost_at": 20},
-    "InputFile": {"distribution": 3, "part": 3, "target": 3},
-    "ClusterRecord": {"trials": 2, "drained": 2},
-    "Measurement": {"back": 10},
-    "Batch": {"attempts": 2, "advised": 3, "scans": 9, "notifications": 14},
-}
-"""The revision from which on databases know a field; those without have it as it is by itself."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class World:
-    """In the order in which it is written; ``output`` by job, generation and component, where it is in the database."""
+    """The contents of a database, in the order in which they are written."""
 
     batches: list[Batch]
-    output: dict[tuple[JobId, int, int], bytes]
-    replicas: list[Replica] = field(default_factory=list)
-    bundles: list[StoredBundle] = field(default_factory=list)
-    results: list[StoredResult] = field(default_factory=list)
-    measurements: list[Measurement] = field(default_factory=list)
-    removed: list[JobId] = field(default_factory=list)
+    replicas: list[Replica]
+    bundles: list[StoredBundle]
+    results: list[StoredResult]
+    measurements: list[Measurement]
+    removed: list[JobId]
 
 
-def world(revision: int, digest: Callable[[JobSpec], str], *, own_jobs_known: bool | None = None) -> World:
-    """As far as a revision knew it; ``own_jobs_known`` says whether the daemon's own jobs are marked as such."""
-
-    def make(kind: type[T], /, **values: Any) -> T:
-        names = {each.name for each in fields(kind)}  # type: ignore[arg-type]
-        since = SINCE.get(kind.__name__, {})
-        known = {name: value for name, value in values.items() if name in names and since.get(name, 1) <= revision}
-        return kind(**known)
-
-    def key(user: str, given: str) -> str:
-        return key_of(user, given) if revision >= 12 else given
-
-    if own_jobs_known is None:
-        own_jobs_known = revision >= 8
-    mesh = make(InputFile, name="climate/mesh", size=5_000_000_000, sites=("west", "south"))
-    fields_file = make(
-        InputFile, name="fields", size=300, sites=("south",), distribution="partitioned", part="part-1", target="in"
+def world() -> World:
+    """Return jobs of every state and form, with something in every table."""
+    mesh = InputFile(name="climate/mesh", size=5_000_000_000, sites=("west", "south"))
+    fields_file = InputFile(
+        name="fields", size=300, sites=("south",), distribution="partitioned", part="part-1", target="in"
     )
 
     def request_of(size: int, cluster: str | None, *inputs: InputFile, **more: Any) -> ComponentRequest:
-        names = {each.name for each in fields(ComponentRequest)}
-        given = {"input": inputs[0] if inputs else None} if "input" in names else {"inputs": inputs}
-        return ComponentRequest(size=size, cluster=cluster, **given, **more)
+        return ComponentRequest(size=size, cluster=cluster, inputs=inputs, **more)
 
-    plain = make(JobSpec, request=FlexibleRequest(3), command=("./wave", "-n", "3"), name="wave", owner="ada")
-    rich = make(
-        JobSpec,
+    plain = JobSpec(request=FlexibleRequest(3), command=("./wave", "-n", "3"), name="wave", owner="ada")
+    rich = JobSpec(
         request=FlexibleRequest(6, 2, 3, ((4, 2), (2, 2, 2))),
         command=("python", "-m", "koalapy.apps.poisson", "größe=1"),
         name="poisson 1",
@@ -133,7 +91,7 @@ def world(revision: int, digest: Callable[[JobSpec], str], *, own_jobs_known: bo
         max_claiming_tries=5,
         retry_on_exit=(75, 137),
         inputs=(mesh,),
-        bundle=Bundle("b" * 64, 12345, 3) if revision >= 3 else None,
+        bundle=Bundle("b" * 64, 12345, 3),
         collect=("*.dat", "log/*"),
         application="poisson",
         communication=0.25,
@@ -142,21 +100,19 @@ def world(revision: int, digest: Callable[[JobSpec], str], *, own_jobs_known: bo
         webhook="https://hooks.example.org/bob",
         home_site="north",
     )
-    named = make(
-        JobSpec,
+    named = JobSpec(
         request=FixedRequest(
             (
                 request_of(2, "north", mesh, command=("ocean",), environment=(("ROLE", "sea"),), output="/tmp/sea"),
-                request_of(1, "south", *((fields_file, mesh)[: 1 if revision < 3 else 2]), command=("air",)),
+                request_of(1, "south", fields_file, mesh, command=("air",)),
             )
         ),
         command=(),
         owner="cyd",
         launcher=Launcher.PROCESSES,
     )
-    sized = make(JobSpec, request=NonFixedRequest((request_of(2, None), request_of(1, None, mesh))), command=("true",))
-    own = make(
-        JobSpec,
+    sized = JobSpec(request=NonFixedRequest((request_of(2, None), request_of(1, None, mesh))), command=("true",))
+    own = JobSpec(
         request=FixedRequest((request_of(1, "north"), request_of(1, "south"))),
         command=("pingpong",),
         name="network north-south",
@@ -164,20 +120,18 @@ def world(revision: int, digest: Callable[[JobSpec], str], *, own_jobs_known: bo
         application="-",
         internal=True,
     )
-    if own_jobs_known and revision < 8:
-        own = JobSpec(**{each.name: getattr(own, each.name) for each in fields(JobSpec)} | {"internal": True})
 
     def component(index: int, cluster: str, size: int, state: ComponentState, **more: Any) -> Component:
-        return make(Component, index=index, cluster=cluster, size=size, state=state, **more)
+        return Component(index=index, cluster=cluster, size=size, state=state, **more)
 
     def attempt(generation: int, *components: Component, **more: Any) -> Attempt:
         placed = {"placed_at": 110.0, "start_estimate": 116.0, "claim_at": 115.5, "nonce": f"5eed{generation}"}
-        return make(Attempt, generation=generation, components=components, **placed | more)
+        return Attempt(generation=generation, components=components, **placed | more)
 
     def job(ident: int, spec: JobSpec, state: JobState, **more: Any) -> Job:
         generation = more["attempt"].generation if more.get("attempt") else 0
         common = {"queue_seq": ident + 100, "generation": generation, "submitted_at": 100.0 + ident}
-        return make(Job, **common | {"id": ident, "spec": spec, "state": state} | more)
+        return Job(**common | {"id": ident, "spec": spec, "state": state} | more)
 
     held = {"hosts": ("127.0.1.1", "127.0.1.2"), "lrm_job": "7", "submitted_at": 116.0, "claimed_at": 118.5}
     over = held | {"exit_code": 0, "ended_at": 140.0}
@@ -188,8 +142,7 @@ def world(revision: int, digest: Callable[[JobSpec], str], *, own_jobs_known: bo
             component(0, "north", north, ComponentState.ENDED, **over, sources=("west", "north"), transfer_time=2.5),
             component(2, "south", south, ComponentState.ENDED, **over, replaces=1, staged=300, stage_size=300),
         ]
-        if revision >= 2:
-            parts.insert(1, replaced)
+        parts.insert(1, replaced)
         return attempt(2, *parts, barrier_at=120.0, launched_at=121.0, ended_at=140.0, exit_code=0)
 
     first = attempt(
@@ -199,8 +152,7 @@ def world(revision: int, digest: Callable[[JobSpec], str], *, own_jobs_known: bo
         end_reason="infrastructure-failure: node gone",
     )
     times = {"placed_at": 110.0, "started_at": 120.0}
-    large = 2**32 - 1 if revision >= 5 else 1
-    last = ComponentState.DELIVERING if revision >= 6 else ComponentState.STOPPING
+    large = 2**32 - 1
     killed = attempt(
         1,
         component(0, "north", 6, ComponentState.ENDED, **held, ended_at=3720.5),
@@ -218,7 +170,9 @@ def world(revision: int, digest: Callable[[JobSpec], str], *, own_jobs_known: bo
     running = attempt(2, component(0, "south", 3, ComponentState.RUNNING, **held), barrier_at=120.0, launched_at=121.0)
     away = {"unknown_since": 150.0, "lease": 2400.0, "lost_at": 2604.0}
     unknown = attempt(1, component(0, "west", 3, ComponentState.RUNNING, **held, **away), barrier_at=120.0)
-    ending = attempt(1, component(0, "north", 3, last, **held, exit_code=3), barrier_at=120.0, launched_at=121.0)
+    ending = attempt(
+        1, component(0, "north", 3, ComponentState.DELIVERING, **held, exit_code=3), barrier_at=120.0, launched_at=121.0
+    )
     placed = attempt(1, component(0, "north", 2, ComponentState.PLACED, request_index=0, sources=("south",)))
     failed = attempt(1, component(0, "north", 3, ComponentState.ENDED, **over | {"exit_code": large}), barrier_at=120.0)
     refusals = ClusterRefusal("north", "no node hours left", 160.0, 2), ClusterRefusal("south", "too wide", None)
@@ -249,7 +203,7 @@ def world(revision: int, digest: Callable[[JobSpec], str], *, own_jobs_known: bo
         job(10, rich, JobState.FAILED, attempt=killed, **times, ended_at=3721.0, reason="walltime", restarts=2),
         job(11, plain, JobState.CANCELLED, ended_at=130.0, reason="by bob: not needed \N{KOALA}"),
         job(12, plain, JobState.QUEUED, attempt=first, restarts=1, retry_at=160.0, refusals=refusals),
-        *([job(13, own, JobState.CANCELLED, ended_at=131.0)] if revision >= 3 else []),
+        job(13, own, JobState.CANCELLED, ended_at=131.0),
         job(14, plain, JobState.RUNNING, attempt=ending, ending=JobState.CANCELLED, reason="cancelled", **times),
         job(20, plain, JobState.SUCCEEDED, attempt=ran(2, 1), **times, ended_at=141.0, exit_code=0),
     ]
@@ -263,12 +217,12 @@ def world(revision: int, digest: Callable[[JobSpec], str], *, own_jobs_known: bo
         Advised(8, 2, 110.0, "poisson", 2, options, "co-allocated, since it pays", 18.0),
         Advised(10, 1, 110.0, "poisson", 1, (), "the only one", None),
     ]
-    usable = make(
-        ClusterRecord, name="north", kind="slurm", state="usable", total=16, idle=0, used=0, background=0, down=0,
+    usable = ClusterRecord(
+        name="north", kind="slurm", state="usable", total=16, idle=0, used=0, background=0, down=0,
         errors=1, reason="", last_heard=99.0, processes_per_node=1, speed=1.0,
     )  # fmt: skip
-    given_up = make(
-        ClusterRecord, name="south", kind="sge", state="unusable", total=8, idle=0, used=0, background=0, down=0,
+    given_up = ClusterRecord(
+        name="south", kind="sge", state="unusable", total=8, idle=0, used=0, background=0, down=0,
         errors=3, reason="three errors", last_heard=None, processes_per_node=1, speed=1.0, unusable=True,
         note="three errors", trials=2, drained=Drain(7.0, "ops", "new switch"),
     )  # fmt: skip
@@ -280,31 +234,26 @@ def world(revision: int, digest: Callable[[JobSpec], str], *, own_jobs_known: bo
     link = {"one": "north", "other": "south", "latency": 0.25, "bandwidth": 1e6, "back": 2e6, "job": 13}
     ping = {"kind": MeasurementKind.PINGPONG, "error": ""}
     batches = [
-        make(Batch, at=100.0, epoch=1, jobs={each.id: each for each in begun}, advised=advised[:1]),
-        make(
-            Batch,
+        Batch(at=100.0, epoch=1, jobs={each.id: each for each in begun}, advised=advised[:1]),
+        Batch(
             at=150.0,
             epoch=1,
             jobs={each.id: each for each in jobs},
             timeline=timeline,
             outbox=commands,
             submitted=[
-                Submitted(key("ada", "key of 1"), 1, digest(plain)),
-                Submitted(key("bob", "key of 8"), 8, digest(rich)),
-                Submitted(key("cyd", "key of 9"), 9, digest(named)),
+                Submitted(key_of("ada", "key of 1"), 1, digest_of(plain)),
+                Submitted(key_of("bob", "key of 8"), 8, digest_of(rich)),
+                Submitted(key_of("cyd", "key of 9"), 9, digest_of(named)),
             ],
             clusters=[usable, given_up],
             scans={Priority.LOW: 9, Priority.HIGH: 3},
             advised=advised[1:],
         ),
-        make(Batch, at=151.0, epoch=1, acknowledged=[13]),
+        Batch(at=151.0, epoch=1, acknowledged=[13]),
     ]
-    output = {(8, 2, 0): b"0123456789\n" * 9, (8, 2, 2): b"\x00\xff", (6, 1, 0): b"of the first\n"}
-    if revision < 3:
-        return World(batches, output)
     return World(
         batches,
-        output if revision < 6 else {},
         [
             Replica("climate/mesh", "south", "/data/mésh -x.nc", 5_000_000_000, "c0ffee", None, added_at=1.5),
             Replica("fields", "south", "/data/f", 300, "f1", (Part("a b", 100, "aa"), Part("é", 200, "bb"))),
@@ -313,17 +262,17 @@ def world(revision: int, digest: Callable[[JobSpec], str], *, own_jobs_known: bo
         [StoredBundle("b" * 64, 12345, 3, 101.0)],
         [StoredResult(8, 2, 0, "north", 4096, 2, 141.5), StoredResult(8, 2, 2, "south", 0, 1, 141.5)],
         [
-            make(Measurement, **link, **ping, at=60.0),
-            make(Measurement, **link | {"latency": None, "bandwidth": None}, **ping | {"error": "no way"}, at=61.0),
-            make(Measurement, one="south", other="north", kind=MeasurementKind.TRANSFER, at=62.0, bandwidth=3e6),
+            Measurement(**link, **ping, at=60.0),
+            Measurement(**link | {"latency": None, "bandwidth": None}, **ping | {"error": "no way"}, at=61.0),
+            Measurement(one="south", other="north", kind=MeasurementKind.TRANSFER, at=62.0, bandwidth=3e6),
         ],
-        [20] if revision >= 8 else [],
+        [20],
     )
 
 
-def script(revision: int, rows: dict[str, list[dict[str, Any]]]) -> str:
+def script(revision: str, rows: dict[str, list[dict[str, Any]]]) -> str:
     """The rows of each table as SQL that every database reads; bytes as ``X'…'``, see ``statements``."""
-    text = f"-- What a daemon of revision {revision:04d} left.\n"
+    text = f"-- What a daemon of revision {revision} left.\n"
     for table, values in rows.items():
         if values:
             columns = ", ".join(f'"{name}"' for name in values[0])
@@ -344,8 +293,8 @@ def _literal(value: object) -> str:
     return "'" + str(value).replace("'", "''") + "'"
 
 
-def statements(revision: int, dialect: str) -> list[str]:
-    text = (REVISIONS / f"{revision:04d}.sql").read_text(encoding="utf-8")
+def statements(revision: str, dialect: str) -> list[str]:
+    text = (REVISIONS / f"{revision}.sql").read_text(encoding="utf-8")
     found = text.split("insert into")[1:]
     if dialect == "sqlite":
         return [f"insert into{statement}" for statement in found]
@@ -377,8 +326,7 @@ def _write_present() -> None:
     revision = ScriptDirectory.from_config(alembic_config()).get_current_head() or ""
     with tempfile.TemporaryDirectory() as folder:
         stores = open_stores(f"sqlite:///{folder}/koala.db", FileOutput(Path(folder) / "output", 1000))
-        assert isinstance(stores.jobs, SqlStore)
-        write(stores, world(int(revision), digest_of))
+        write(stores, world())
         with stores.jobs.database.engine.begin() as connection:
             connection.execute(
                 update(tables.lease).values(holder="elsewhere:1:1", expires_at=50.0, instance="0123abcd")
@@ -386,9 +334,10 @@ def _write_present() -> None:
             rows = {
                 table.name: [_with_json(table, row) for row in connection.execute(select(table)).mappings()]
                 for table in tables.metadata.sorted_tables
+                if table is not tables.audit_chain  # its row is there from the beginning
             }
         stores.jobs.close()
-    (REVISIONS / f"{revision}.sql").write_text(script(int(revision), rows), encoding="utf-8")
+    (REVISIONS / f"{revision}.sql").write_text(script(revision, rows), encoding="utf-8")
 
 
 def _with_json(table: Table, row: RowMapping) -> dict[str, Any]:

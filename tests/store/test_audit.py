@@ -11,7 +11,6 @@ from sqlalchemy.exc import DBAPIError
 from koalapy.model.audit import AuditCheck, AuditEntry, AuditFilter, AuditHead
 from koalapy.ports import Batch
 from koalapy.store.audit import SqlAudit
-from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
 from koalapy.store.migrate import migrate
 from koalapy.store.opening import Stores
@@ -197,22 +196,3 @@ def test_append_audit_from_several_threads_keeps_the_chain(store: SqlStore) -> N
         list(pool.map(append, range(20)))
     check = audit.check_audit(None, 1000)
     assert (check.checked, check.is_complete) == (40, True)
-
-
-def test_migration_chains_rows_of_earlier_versions(url: str) -> None:
-    engine = make_engine(url)
-    migrate(engine, "0018")
-    with engine.begin() as connection:
-        for number in (3, 4, 9):
-            row = f"({number}, {number}.25, 'ada', 'user', '', '', 'submit_job', 'job ä', 'done', '', 1)"
-            connection.exec_driver_sql(f"insert into audit values {row}")
-    migrate(engine)
-    audit = SqlAudit(Database(engine))
-    audit.append_audit([entry(20.0)])
-    check = audit.check_audit(None, 1000)
-    assert (check.checked, check.is_complete, check.last.id) == (4, True, 10)
-    refused_update = pytest.raises(DBAPIError, match="append-only")
-    with refused_update, engine.begin() as connection:
-        connection.exec_driver_sql("update audit set actor = 'eve'")
-    without_triggers(engine, "update audit set actor = 'eve' where id = 4")
-    assert "entry 4 is not" in audit.check_audit(None, 1000).problem

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 
-from sqlalchemy import func, insert, select
+from sqlalchemy import func, select
 
 from koalapy.model.advice import Advised
 from koalapy.model.job import JobSpec, JobState, TimelineEntry
@@ -12,9 +12,8 @@ from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch, MeanTimes, StoredResult, Submitted
 from koalapy.store import tables
 from koalapy.store.history import SqlHistory
-from koalapy.store.memory import MemoryStore
 from koalapy.store.opening import Stores
-from tests.store.conftest import OpenAll, database_of
+from tests.store.conftest import OpenAll
 from tests.store.test_advice import SPEC, ran
 
 OF_JOBS = [table for table in tables.metadata.sorted_tables if "job_id" in table.c and table.name != "measurements"]
@@ -39,30 +38,10 @@ def write(stores: Stores, first: int, last: int, spec: JobSpec = SPEC, ended: fl
         stores.files.save_result(StoredResult(ident, 2, 0, "north", 7, 1, 1.0))
     told = (PredictionKind.START, 1.0, PredictionSource.DAEMON, 1, 1.0, 2.0, 3.0)
     stores.predictions.add_predictions([Prediction(ident, *told) for ident in jobs])
-    if (database := database_of(stores)) is None:
-        return
-    with database.engine.begin() as connection:
-        rows = [{"job_id": ident, "generation": 2, "component": 0, "offset": 0, "data": b"x"} for ident in jobs]
-        connection.execute(insert(tables.output), rows)
 
 
 def rows_of(stores: Stores, job: int) -> dict[str, int]:
-    """Or lines and entries, where there are no tables."""
-    if isinstance(stores.jobs, MemoryStore):
-        kept = stores.jobs._memory
-        return {
-            "jobs": sum(ident == job for ident in kept.jobs),
-            "attempts": len(kept.attempts.get(job, ())),
-            "timeline": len(kept.timeline.get(job, ())),
-            "results": sum(key[0] == job for key in kept.results),
-            "predictions": sum(key[0] == job for key in kept.predictions),
-            "advice": sum(key[0] == job for key in kept.advised),
-            "submissions": sum(used.job == job for used in kept.submitted.values()),
-            "runs": sum(ident == job for ident in kept.runs),
-        }
-    database = database_of(stores)
-    assert database is not None
-    with database.engine.connect() as connection:
+    with stores.jobs.database.engine.connect() as connection:
         return {
             table.name: connection.execute(select(func.count()).where(table.c.job_id == job)).scalar_one()
             for table in OF_JOBS
@@ -110,12 +89,7 @@ def test_those_come_first_that_ended_first(stores: Stores) -> None:
 
 
 def test_what_jobs_taught_is_not_kept_for_ever_either(stores: Stores) -> None:
-    database, history = database_of(stores), stores.history
-    if database is not None:
-        history = SqlHistory(database, max_runs=3)
-    else:
-        assert isinstance(stores.jobs, MemoryStore)
-        stores.jobs._memory.max_runs = 3
+    history = SqlHistory(stores.jobs.database, max_runs=3)
     write(stores, 1, 8)
     for job in range(1, 7):
         history.remove([job])
@@ -155,12 +129,10 @@ def test_room_is_given_back_to_the_disk(stores: Stores) -> None:
     spec = JobSpec(FlexibleRequest(1), ("true", "x" * 9000), application="-")
     jobs = {ident: ran(ident, spec, ended_at=1.0) for ident in range(1, 1001)}
     stores.jobs.write(Batch(at=1.0, epoch=stores.jobs.epoch, jobs=dict(jobs)))
-    database = database_of(stores)
-    sqlite = database is not None and database.is_sqlite
-    history = stores.history if database is None else SqlHistory(database, max_freed_pages=500)
+    database = stores.jobs.database
+    sqlite, history = database.is_sqlite, SqlHistory(database, max_freed_pages=500)
 
     def pages() -> int:
-        assert database is not None
         with database.engine.connect() as connection:
             return int(connection.exec_driver_sql("PRAGMA page_count").scalar_one())
 

@@ -7,9 +7,7 @@ import pytest
 from koalapy.model.measurement import MAX_PINGPONGS, Measurement, MeasurementKind
 from koalapy.ports import MeasurementStore
 from koalapy.store.measurements import SqlMeasurements
-from koalapy.store.memory import MemoryStore
 from koalapy.store.opening import Stores
-from tests.store.conftest import database_of
 
 GOOD = Measurement("north", "south", MeasurementKind.PINGPONG, 100.0, 0.5, 1e6, 7)
 FAILED = replace(GOOD, latency=None, bandwidth=None, error="node a cannot reach node b")
@@ -19,11 +17,7 @@ VAIN = replace(FAILED, kind=MeasurementKind.INCONCLUSIVE, job=None, error="no no
 
 @pytest.fixture
 def measurements(stores: Stores) -> MeasurementStore:
-    if (database := database_of(stores)) is not None:
-        return SqlMeasurements(database, max_retained=3)
-    assert isinstance(stores.jobs, MemoryStore)
-    stores.jobs._memory.max_measurements = 3
-    return stores.measurements
+    return SqlMeasurements(stores.jobs.database, max_retained=3)
 
 
 def test_a_line_is_as_it_was_written(measurements: MeasurementStore) -> None:

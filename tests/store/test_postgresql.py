@@ -21,7 +21,6 @@ from koalapy.store.engine import make_engine, writing
 from koalapy.store.measurements import SqlMeasurements
 from koalapy.store.migrate import migrate
 from koalapy.store.sql import SqlStore
-from tests.store.conftest import Open, sql_stores
 from tests.store.jobs import a_job, batch, running
 from tests.store.postgresql import Server
 
@@ -31,16 +30,6 @@ pytestmark = pytest.mark.processes
 @pytest.fixture
 def url(server: Server) -> str:
     return server.new_database()
-
-
-@pytest.fixture
-def open_store(url: str) -> Iterator[Open]:
-    yield from sql_stores(url)
-
-
-@pytest.fixture
-def store(open_store: Open) -> SqlStore:
-    return open_store()
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg", "postgresql+psycopg2"])

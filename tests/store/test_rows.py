@@ -58,13 +58,6 @@ def test_what_is_stored_is_as_it_was_in_every_version() -> None:
     assert spec_to_json(spec) == stored
 
 
-def test_the_one_input_of_an_older_component_is_read() -> None:
-    old = {"name": "f", "size": 3, "sites": ["north"]}
-    component = {"size": 2, "cluster": None, "command": None, "environment": [], "output": None, "input": old}
-    spec = spec_from_json({"request": {"type": "nonfixed", "components": [component]}, "command": ["true"]})
-    assert spec.inputs_of(0) == (InputFile("f", 3, ("north",)),)
-
-
 def test_what_is_stored_is_held_against_no_bound() -> None:
     """A version with tighter bounds must read what another took."""
     spec = JobSpec(FlexibleRequest(0), ("a\ud800",), name="x" * 1000, max_restarts=-1, retry_on_exit=(300,))

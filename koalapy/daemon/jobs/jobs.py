@@ -13,7 +13,7 @@ from koalapy.daemon.jobs.bulk_actions import BulkActions, no_job, over_already
 from koalapy.daemon.jobs.idempotency import IdempotencyKeys
 from koalapy.daemon.jobs.output import Outputs, OutputTail
 from koalapy.daemon.observability.audit import about
-from koalapy.model.digest import digest_of, has_digest, key_of
+from koalapy.model.digest import digest_of, key_of
 from koalapy.model.errors import ConflictError, NotFoundError, ProblemCode, StoreUnavailable
 from koalapy.model.explanation import Explanation
 from koalapy.model.history import DAY
@@ -131,7 +131,7 @@ class Jobs:
             first = await self._keys.find(own)
             if first is None:
                 return await self._store_new(spec, by, (own, digest_of(spec))), True
-            if not has_digest(spec, first.digest):
+            if digest_of(spec) != first.digest:
                 raise ConflictError(
                     f"the Idempotency-Key was used for job {first.job}, which is not the same job",
                     field="Idempotency-Key",

@@ -1,6 +1,4 @@
--- What a daemon of revision 0020 left.
-insert into "audit_chain" ("one", "head_id", "head_hash", "removed_id", "removed_hash") values
-(1, 0, '', 0, '');
+-- What a daemon of revision 0001_schema left.
 insert into "bundles" ("id", "size", "files", "used_at", "owners") values
 ('bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb', 12345, 3, 101.0, '[]');
 insert into "clusters" ("name", "kind", "state", "reason", "total", "errors", "unusable", "last_heard", "note", "trials", "drained_at", "drained_by", "drained_reason") values
@@ -85,9 +83,9 @@ insert into "results" ("job_id", "generation", "rank", "cluster", "size", "files
 (8, 2, 0, 'north', 4096, 2, 141.5),
 (8, 2, 2, 'south', 0, 1, 141.5);
 insert into "submissions" ("key", "job_id", "digest", "at") values
-('ba620f687a7962b9839bbb77c3287d980af1e36eafad4b88dfa229af1bf91b1a', 1, '2:bb0a4d4592570019dd227a44a412a377d282731e4fb630c654f656e1f32a', 150.0),
-('e04e8b0c3f65c4a1138f1551efa52c7712616d155d1cd27f721878336e0f851a', 8, '2:bcb84e56a32cc9e14a9bc768bad38e6fd1e51d30bce5722ad061e4ca3722', 150.0),
-('894ded77a4187b2b8493d6d84d28304ac0ba580dcd34a3856eb423c4ff1aebe8', 9, '2:f8aef96a5ca2f0f4d9cdcf8208679ba0dabdb50e0938878b321a6c88260b', 150.0);
+('ba620f687a7962b9839bbb77c3287d980af1e36eafad4b88dfa229af1bf91b1a', 1, 'bb0a4d4592570019dd227a44a412a377d282731e4fb630c654f656e1f32ac5ad', 150.0),
+('e04e8b0c3f65c4a1138f1551efa52c7712616d155d1cd27f721878336e0f851a', 8, 'bcb84e56a32cc9e14a9bc768bad38e6fd1e51d30bce5722ad061e4ca3722eba5', 150.0),
+('894ded77a4187b2b8493d6d84d28304ac0ba580dcd34a3856eb423c4ff1aebe8', 9, 'f8aef96a5ca2f0f4d9cdcf8208679ba0dabdb50e0938878b321a6c88260b1c2a', 150.0);
 insert into "timeline" ("id", "job_id", "at", "event", "state", "reason", "generation", "component", "cluster", "actor") values
 (1, 1, 101.0, 'submitted', 'queued', '', 0, null, null, ''),
 (2, 2, 102.0, 'submitted', 'queued', '', 0, null, null, ''),

@@ -1,0 +1,12 @@
+"""Stores in memory for tests of what uses them."""
+
+from pathlib import Path
+
+from koalapy.store.engine import MEMORY
+from koalapy.store.opening import Stores, open_stores
+from koalapy.store.output import FileOutput
+
+
+def memory_stores() -> Stores:
+    """Open new stores in memory. Output is not kept."""
+    return open_stores(MEMORY, FileOutput(Path("unused"), 0))
