@@ -19,7 +19,7 @@ from koalapy.ports import (
 from koalapy.store.advice import SqlAdvice
 from koalapy.store.audit import SqlAudit
 from koalapy.store.database import Database
-from koalapy.store.engine import make_engine
+from koalapy.store.engine import MEMORY, make_engine
 from koalapy.store.files import SqlFiles
 from koalapy.store.history import SqlHistory
 from koalapy.store.job_numbers import JobNumbers
@@ -51,13 +51,13 @@ class Stores:
 def open_stores(
     url: str, output: OutputStore, clock: Callable[[], float] = time.time, job_numbers: JobNumbers | None = None
 ) -> Stores:
-    """Open the stores and take the lease.
+    """Open the stores and take the lease. In memory, numbers of jobs begin anew with each daemon.
 
     Raise ``UsageError`` for what is no database, and ``ConflictError`` when another daemon holds it.
     """
     engine = make_engine(url)
     migrate(engine)
-    return stores_in_database(Database(engine, clock), output, job_numbers)
+    return stores_in_database(Database(engine, clock), output, None if url == MEMORY else job_numbers)
 
 
 def stores_in_database(database: Database, output: OutputStore, job_numbers: JobNumbers | None = None) -> Stores:

@@ -2,23 +2,14 @@
 
 import asyncio
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sqlalchemy import insert
 
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.jobs.output import Outputs
-from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState
-from koalapy.model.request import FlexibleRequest
-from koalapy.ports import Batch, OutputPiece
-from koalapy.store import tables
-from koalapy.store.database import Database
-from koalapy.store.engine import make_engine
-from koalapy.store.migrate import migrate, move_output
+from koalapy.ports import OutputPiece
 from koalapy.store.output import FileOutput
-from koalapy.store.sql import SqlStore
 from tests.daemon.test_hub import Daemon
 from tests.daemon.test_trust import COUPLED, ON_NORTH, Grid, Opened, heard, output, when
 
@@ -94,47 +85,6 @@ async def test_output_of_long_ago_is_not_taken_for_a_new_job_of_the_same_number(
         (token,) = await grid.submit(1, ON_NORTH)
         assert token != "1.1.0.0f"
         assert await logs(grid.daemon, 1) == b""
-
-
-def test_output_in_the_database_is_moved_to_files_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also when the daemon is killed in between, again and again."""
-    engine = make_engine(f"sqlite:///{tmp_path / 'koala.db'}")
-    migrate(engine)
-    database = Database(engine)
-    store = SqlStore(database)
-    texts = {(1, 0): b"0123456789" * 100, (1, 1): b"other", (2, 0): b""}
-    parts = tuple(Component(index, "north", 1) for index in (0, 1))
-    job = Job(
-        1,
-        JobSpec(FlexibleRequest(2), ("true",)),
-        0.0,
-        JobState.RUNNING,
-        generation=1,
-        attempt=Attempt(1, parts, placed_at=0.0),
-    )
-    store.write(Batch(at=0.0, epoch=1, jobs={1: job, 2: replace(job, id=2)}))
-    with engine.begin() as connection:
-        for (ident, component), text in texts.items():
-            for offset in range(0, len(text), 7):
-                row = {"job_id": ident, "generation": 1, "component": component, "offset": offset}
-                connection.execute(insert(tables.output).values(**row, data=text[offset : offset + 7]))
-    kept = FileOutput(tmp_path / "output", 2000)
-    kept.append("1.1.0", [OutputPiece(0, b"01234")])  # as one that was killed then
-    with monkeypatch.context() as patch:
-        patch.setattr(type(database.lease), "writing", killed)
-        with pytest.raises(KeyboardInterrupt):
-            move_output(database, kept)
-    kept = FileOutput(tmp_path / "output", 2000)
-    assert move_output(database, kept) == 2
-    assert move_output(database, kept) == 0
-    for (ident, component), text in texts.items():
-        pieces = kept.read(f"{ident}.1.{component}", 0, to_the_end=True)
-        assert b"".join(piece.data for piece in pieces) == text
-    store.close()
-
-
-def killed(_: object) -> None:
-    raise KeyboardInterrupt
 
 
 async def test_who_follows_reads_what_is_new_of_whom_it_is_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
