@@ -1,5 +1,6 @@
 """Puts a daemon together: its stores and what they remember, the scheduler, and the services around it."""
 
+import asyncio
 import contextlib
 import secrets
 import sys
@@ -366,7 +367,7 @@ def _duties(settings: Settings, services: Services, engine: Engine, certificate:
         Duty("network", DUE_CHECK_INTERVAL, services.network.measure_what_is_due),
         Duty("predictions", COUNT_INTERVAL, look_at_predictions),
         *([Duty("forecast", interval, services.forecasts.watch)] if (interval := settings.forecast_interval) else []),
-        *([Duty("certificate", LOOK_INTERVAL, certificate.look_aside)] if certificate else []),
+        *([Duty("certificate", LOOK_INTERVAL, partial(asyncio.to_thread, certificate.look))] if certificate else []),
     ]
 
 

@@ -68,7 +68,8 @@ def test_a_daemon_ends_when_told_though_its_database_hangs(tmp_path: Path) -> No
 HANG_ONE_BY_ONE = """
 import asyncio, threading, time
 from koalapy.model.errors import StoreUnavailable
-from koalapy.daemon import audit, database
+from koalapy.daemon.engine import database
+from koalapy.daemon.observability import audit
 
 hang = threading.Event().wait
 

@@ -20,8 +20,7 @@ from koalapy.daemon.engine.duties import Duties, Duty
 from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.engine.watchdog import Watchdog
 from koalapy.daemon.listener.certificate import Certificate
-from koalapy.daemon.listener.connections import Connections
-from koalapy.daemon.listener.handshakes import Handshakes
+from koalapy.daemon.listener.connections import Connections, TlsServer
 from koalapy.daemon.listener.stand_in import StandIn
 from koalapy.model.errors import StoreUnavailable
 from koalapy.ports import Store
@@ -68,12 +67,11 @@ class HttpServer(uvicorn.Server):
             for server in self.servers:
                 let_wait(server)
         else:
-            # Uvicorn's own way counts a connection, and gives it its time, only once it speaks TLS.
             await super().startup([])
             for listener in sockets or ():
-                handshakes = Handshakes(self._certificate.context, self._connections, self._protocol)
-                handshakes.start(listener)
-                self.servers.append(handshakes)  # type: ignore[arg-type]
+                tls_server = TlsServer(self._certificate.context, self._connections, self._protocol)
+                tls_server.start(listener)
+                self.servers.append(tls_server)  # type: ignore[arg-type]
         self._on_started()
 
     def _protocol(self) -> asyncio.Protocol:

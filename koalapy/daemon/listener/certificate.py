@@ -1,6 +1,5 @@
-"""The daemon's certificate: read from its files, and again when these change, without a restart."""
+"""Load the daemon's certificate from its files, and again when these change, without a restart."""
 
-import asyncio
 import os
 import re
 import ssl
@@ -13,7 +12,8 @@ from pathlib import Path
 import structlog
 
 from koalapy.model.errors import UsageError
-from koalapy.system.private_files import write_private
+from koalapy.runner.atomic_files import replace_file
+from koalapy.system.private_files import FOR_OTHERS
 from koalapy.system.tls import secure
 
 log = structlog.get_logger()
@@ -23,214 +23,173 @@ LOOK_INTERVAL = 2.0
 SHOWN = "certificate.pem"
 """In the data directory: the certificate in use, by which this account's own commands and agents know the daemon."""
 MAX_SIZE = 1024 * 1024
-"""Bytes of a file."""
+"""Bytes read of a file."""
 EXPIRY_WARNING = 14 * 86400.0
 """Seconds before its end from which an alert, and each day the log, say that a certificate expires."""
+DAY = 86400.0
+GROUP_MAY_READ = 0o040
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----\s.+?-----END CERTIFICATE-----", re.DOTALL)
-_Stamp = tuple[tuple[int, int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """What the files held, and fits together."""
+class _LoadedCertificate:
+    """What the two files held, and fits together."""
 
     context: ssl.SSLContext
-    certificate: str
-    """The daemon's own, in PEM, without those that lead to its authority."""
-    expires: datetime
+    pem: str
+    """The daemon's own, without those that lead to its authority."""
+    expires_at: float
 
 
 class Certificate:
-    """What the daemon shows to those who connect now; ``context`` is what every handshake begins with."""
+    """The certificate that new connections are shown; every handshake begins with ``context``."""
 
     def __init__(self, certificate: Path, key: Path, data_dir: Path) -> None:
-        """Raises ``UsageError`` (``--tls-cert``, ``--tls-key``) for files that are of no use."""
-        self._certificate, self._key, self._data_dir = certificate, key, data_dir
-        self._stamp = self._stamp_now()
-        self._loaded = _load(certificate, key)
-        self._warned, self._complaint = 0.0, ""
-        self.context = _context()
-        # It needs one of its own, though every handshake goes on with the latest.
-        self.context.sni_callback = self._show
-        self._take(self._loaded)
-
-    @property
-    def shown(self) -> Path:
-        """Where the certificate in use stands."""
-        return self._data_dir / SHOWN
-
-    @property
-    def path(self) -> Path:
-        """The file that the certificate in use was read from."""
-        return self._certificate
+        """Raise ``UsageError`` (``--tls-cert``, ``--tls-key``) for files that are of no use."""
+        self.path, self._key = certificate, key
+        self.shown = data_dir / SHOWN
+        """The file with the certificate in use."""
+        self.complaint = ""
+        """Why changed files are not taken up; empty when the certificate in use is theirs."""
+        self._warned_at = 0.0
+        # It needs a certificate of its own, though every handshake goes on with the latest.
+        self.context = _new_context()
+        self.context.sni_callback = self._show_latest
+        self._stamps = self._read_stamps()
+        self._use(_load(certificate, key))
 
     @property
     def expires_at(self) -> float:
         """The end of the certificate in use, in seconds since the epoch."""
-        return self._loaded.expires.timestamp()
-
-    @property
-    def complaint(self) -> str:
-        """Why files that have changed are not taken up; empty when the certificate in use is theirs."""
-        return self._complaint
-
-    async def look_aside(self) -> None:
-        """The same for those who must not wait for a file system."""
-        await asyncio.to_thread(self.look)
+        return self._loaded.expires_at
 
     def look(self) -> None:
-        """Take the files up if they have changed; where something is wrong with them the log says so, and all stays."""
-        stamp = self._stamp_now()
-        if stamp != self._stamp:
+        """Take the files up if they have changed. If something is wrong with them, log it and keep the old ones."""
+        stamps = self._read_stamps()
+        if stamps == self._stamps:
+            self.complaint = ""
+        else:
             try:
-                self._take(_load(self._certificate, self._key))
+                self._use(_load(self.path, self._key))
             except UsageError as error:
-                if error.message != self._complaint:  # It is tried again at each look: they may be written just now.
+                if error.message != self.complaint:  # It is tried again at each look: they may be written just now.
                     log.error(
                         "the old certificate stays", action="certificate-refused", reason=error.message, hint=error.hint
                     )
-                self._complaint = error.message
+                self.complaint = error.message
             else:
-                log.info("the new certificate is in use", action="certificate-renewed", file=str(self._certificate))
-                self._stamp, self._complaint = stamp, ""
-        else:
-            self._complaint = ""
-        self._warn()
+                log.info("the new certificate is in use", action="certificate-renewed", file=str(self.path))
+                self._stamps, self.complaint = stamps, ""
+        self._warn_of_expiry()
 
-    def _take(self, loaded: Loaded) -> None:
+    def _use(self, loaded: _LoadedCertificate) -> None:
         try:
-            folder = os.open(self._data_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                os.close(write_private(SHOWN, folder, loaded.certificate))
-            finally:
-                os.close(folder)
+            replace_file(self.shown, loaded.pem.encode())
         except OSError as error:
             raise UsageError(
                 f"cannot write {self.shown}: {error.strerror}",
                 field="--data-dir",
-                value=str(self._data_dir),
+                value=str(self.shown.parent),
                 hint="see that there is room, and that the directory may be written",
             ) from error
-        self._loaded, self._warned = loaded, 0.0
-        self._warn()
+        self._loaded, self._warned_at = loaded, 0.0
+        self._warn_of_expiry()
 
-    def _show(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+    def _show_latest(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         connection.context = self._loaded.context
 
-    def _warn(self) -> None:
-        left = self._loaded.expires.timestamp() - time.time()
-        if left < EXPIRY_WARNING and abs(time.time() - self._warned) > 86400.0:
-            self._warned = time.time()
-            what = "the certificate has expired" if left < 0 else "the certificate expires soon"
+    def _warn_of_expiry(self) -> None:
+        now = time.time()
+        if self.expires_at - now < EXPIRY_WARNING and abs(now - self._warned_at) > DAY:
+            self._warned_at = now
             log.warning(
-                what,
+                "the certificate has expired" if self.expires_at < now else "the certificate expires soon",
                 action="certificate-expires",
-                file=str(self._certificate),
-                expires=self._loaded.expires.isoformat(),
+                file=str(self.path),
+                expires=datetime.fromtimestamp(self.expires_at, UTC).isoformat(),
             )
 
-    def _stamp_now(self) -> _Stamp:
-        """By which it is seen that a file is another, or changed."""
-        return tuple(_stamp_of(path) for path in (self._certificate, self._key))
+    def _read_stamps(self) -> list[tuple[int, ...]]:
+        """Return what tells changed or other files from those of before."""
+        stamps: list[tuple[int, ...]] = []
+        for path in (self.path, self._key):
+            try:
+                seen = path.stat()
+                stamps.append((seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns))
+            except OSError:
+                stamps.append(())
+        return stamps
 
 
-def _stamp_of(path: Path) -> tuple[int, int, int, int]:
-    try:
-        seen = path.stat()
-    except OSError:
-        return 0, 0, 0, 0
-    return seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns
-
-
-def _context() -> ssl.SSLContext:
+def _new_context() -> ssl.SSLContext:
     context = secure(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-    # Nobody goes on with a session of before: who comes now sees what certificate there is now.
+    # No session of before is resumed: each new connection sees the present certificate.
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
     return context
 
 
-def _load(certificate: Path, key: Path) -> Loaded:
-    chain = _read(certificate, "--tls-cert", is_key=False)
-    secret = _read(key, "--tls-key", is_key=True)
+def _load(certificate: Path, key: Path) -> _LoadedCertificate:
+    chain, secret = _read(certificate, "--tls-cert"), _read(key, "--tls-key")
     own = _PEM.search(chain)
     if own is None:
-        raise _wrong(
-            "--tls-cert", certificate, "holds no certificate in PEM", "give a file in PEM, the daemon's own first"
-        )
-    context = _context()
-    # What was read is what is judged and taken, whatever becomes of the files meanwhile; none of it is on a disk.
+        raise _refusal("--tls-cert", certificate, "holds no certificate in PEM", "give a file in PEM, its own first")
+    context = _new_context()
+    # What was read is what is judged and used, whatever becomes of the files meanwhile; none of it is on a disk.
     memory = os.memfd_create("tls", os.MFD_CLOEXEC)
     try:
         with open(os.dup(memory), "wb") as file:
             file.write(chain + b"\n" + secret)
-        context.load_cert_chain(f"/proc/self/fd/{memory}", password=_no_passphrase)
+        context.load_cert_chain(f"/proc/self/fd/{memory}", password=_refuse_passphrase)
     except _PassphraseNeeded:
-        raise _wrong(
-            "--tls-key", key, "has a passphrase, which nobody is here to type", "give it without one"
-        ) from None
+        raise _refusal("--tls-key", key, "has a passphrase", "give it without one") from None
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            raise _wrong(
-                "--tls-key", key, f"does not belong to {certificate}", "give the key of that certificate"
-            ) from None
-        why = (error.reason or "it holds none").lower().replace("_", " ")
-        raise _wrong(
-            "--tls-key", key, f"and {certificate} make no certificate with its key: {why}", "give both in PEM"
-        ) from None
+            what, hint = f"does not belong to {certificate}", "give the key of that certificate"
+        else:
+            why = (error.reason or "it holds none").lower().replace("_", " ")
+            what, hint = f"and {certificate} make no certificate with its key: {why}", "give both in PEM"
+        raise _refusal("--tls-key", key, what, hint) from None
     finally:
         os.close(memory)
-    return Loaded(context, own[0].decode() + "\n", _expiry(own[0], certificate))
+
+    from cryptography.x509 import load_pem_x509_certificate  # only daemons with TLS pay for it
+
+    try:
+        end = load_pem_x509_certificate(own[0]).not_valid_after_utc
+    except ValueError as error:
+        what = f"holds a certificate that cannot be read: {error}"
+        raise _refusal("--tls-cert", certificate, what, "have another one made") from error
+    return _LoadedCertificate(context, own[0].decode() + "\n", end.timestamp())
 
 
 class _PassphraseNeeded(Exception):
-    """A key cannot be read without one."""
+    """A key cannot be read without a passphrase."""
 
 
-def _no_passphrase() -> str:
+def _refuse_passphrase() -> str:
     raise _PassphraseNeeded
 
 
-def _expiry(own: bytes, path: Path) -> datetime:
-    from cryptography.x509 import load_pem_x509_certificate  # only who speaks TLS pays for it
-
-    try:
-        end = load_pem_x509_certificate(own).not_valid_after_utc
-    except ValueError as error:
-        raise _wrong(
-            "--tls-cert", path, f"holds a certificate that cannot be read: {error}", "have another one made"
-        ) from error
-    return end.astimezone(UTC)
-
-
-def _read(path: Path, field: str, *, is_key: bool) -> bytes:
+def _read(path: Path, field: str) -> bytes:
+    """Return the content of a regular file. Refuse a key that others may read; one of root's may be for our group."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             seen = os.fstat(file.fileno())
             if not stat.S_ISREG(seen.st_mode):
-                raise _wrong(field, path, "is no file", "give a file in PEM")
-            if is_key:
-                _keep_secret(path, seen)
+                raise _refusal(field, path, "is no file", "give a file in PEM")
+            is_ours, mode = seen.st_uid == os.geteuid(), stat.S_IMODE(seen.st_mode)
+            if field == "--tls-key" and not is_ours and seen.st_uid != 0:
+                what = f"belongs to another account (uid {seen.st_uid})"
+                raise _refusal(field, path, what, "give a file of this account's own")
+            if field == "--tls-key" and mode & (FOR_OTHERS if is_ours else FOR_OTHERS & ~GROUP_MAY_READ):
+                what = f"may be read by others (mode {mode:04o})"
+                raise _refusal(field, path, what, f"make another key, and chmod 600 {path}")
             return file.read(MAX_SIZE)
     except OSError as error:
-        raise _wrong(
-            field, path, f"cannot be read: {error.strerror}", "give a file that this account may read"
-        ) from error
+        what = f"cannot be read: {error.strerror}"
+        raise _refusal(field, path, what, "give a file that this account may read") from error
 
 
-def _keep_secret(path: Path, seen: os.stat_result) -> None:
-    """``UsageError`` for a key that others may read. One of root's may be for a group to read, which we are in."""
-    mode = stat.S_IMODE(seen.st_mode)
-    if seen.st_uid not in (0, os.geteuid()):
-        raise _wrong(
-            "--tls-key", path, f"belongs to another account (uid {seen.st_uid})", "give a file of this account's own"
-        )
-    for_others = 0o077 if seen.st_uid == os.geteuid() else 0o037
-    if mode & for_others:
-        raise _wrong(
-            "--tls-key", path, f"may be read by others (mode {mode:04o})", f"make another key, and chmod 600 {path}"
-        )
-
-
-def _wrong(field: str, path: Path, what: str, hint: str) -> UsageError:
+def _refusal(field: str, path: Path, what: str, hint: str) -> UsageError:
     return UsageError(f"{path} {what}", field=field, value=str(path), hint=hint)

@@ -1,9 +1,20 @@
-"""How many connections the daemon has, and for how long: who only holds one open takes it from nobody else."""
+"""Accept connections: bound their number and the time that they hold without a request, and shake hands by TLS."""
 
 import asyncio
-from typing import Protocol
+import contextlib
+import json
+import socket
+import ssl
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
+import structlog
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from koalapy.model.errors import ProblemCode
+from koalapy.system.accept import BACKLOG, FIRST_OF_TLS, first_byte
+
+log = structlog.get_logger()
 
 MAX_CONNECTIONS = 4096
 """HTTP connections, where the system allows so many."""
@@ -15,10 +26,24 @@ FILES_WANTED = 2 * MAX_CONNECTIONS + OWN_FILES
 """Open files; programs of embedded clusters inherit the limit."""
 HEADERS_TIMEOUT = 20.0
 """Seconds from the beginning of a connection, or from the last answer, until a request's headers are complete."""
+GOODBYE_TIMEOUT = 3.0
+"""Seconds in which the other side must end a TLS session, or read a refusal."""
+MAX_UNREAD = 1024 * 1024
+"""Bytes of a request in clear that are read, so that its sender gets the refusal."""
+ACCEPT_PAUSE = 0.2
+"""Seconds until the next connection is accepted after the system had no room for one."""
+PROBLEM = {
+    "type": "about:blank",
+    "title": "Bad Request",
+    "status": 400,
+    "code": ProblemCode.TLS_EXPECTED,
+    "detail": "this port speaks TLS",
+    "hint": "ask by https://",
+}
 
 
-class Held(Protocol):
-    """What keeps a connection open."""
+class OpenConnection(Protocol):
+    """A connection that counts, whatever is spoken on it."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
@@ -27,14 +52,14 @@ class Held(Protocol):
 
 
 class Connections:
-    """The HTTP connections: when there are too many, one that waits for a request makes way, the oldest first."""
+    """The HTTP connections. When there are too many, the one that has waited longest for a request is closed."""
 
     def __init__(self, files: int, headers_timeout: float = HEADERS_TIMEOUT) -> None:
         # A request may have a file open beside its connection.
         self.max_open = min(MAX_CONNECTIONS, max(2 * RESERVED, (files - OWN_FILES) // 2))
         self.headers_timeout = headers_timeout
-        self._open: set[Held] = set()
-        self._waiting: dict[Held, asyncio.TimerHandle] = {}
+        self._open: set[OpenConnection] = set()
+        self._waiting: dict[OpenConnection, asyncio.TimerHandle] = {}
         """Those without a request, and when they are closed; in the order in which they began to wait."""
 
     @property
@@ -42,41 +67,39 @@ class Connections:
         """Requests of users at a time."""
         return self.max_open - RESERVED
 
-    def protocol(self) -> type["Connection"]:
-        """What uvicorn makes for each connection."""
+    def protocol(self) -> type["HttpConnection"]:
+        """Return what uvicorn makes for each connection."""
+        return type("CountedConnection", (HttpConnection,), {"all": self})
 
-        class Counted(Connection):
-            all = self
-
-        return Counted
-
-    def opened(self, connection: Held) -> None:
+    def add(self, connection: OpenConnection) -> None:
+        """Count a new connection, which waits for a request; close the oldest such one if there are too many."""
         self._open.add(connection)
-        self.waits(connection)
+        self.expect_request(connection)
         if len(self._open) > self.max_open:
             self._close(next(iter(self._waiting)))
 
-    def waits(self, connection: Held) -> None:
-        """It has no request, or not the whole head of one: it may have until the deadline."""
+    def expect_request(self, connection: OpenConnection) -> None:
+        """Close a connection without a whole request head at the deadline."""
         if connection in self._open and connection not in self._waiting:
             self._waiting[connection] = connection.loop.call_later(self.headers_timeout, self._close, connection)
 
-    def works(self, connection: Held) -> None:
+    def begin_request(self, connection: OpenConnection) -> None:
+        """Lift the deadline: the head of a request is whole."""
         if timer := self._waiting.pop(connection, None):
             timer.cancel()
 
-    def left(self, connection: Held) -> None:
-        """It is closed, or not HTTP any more."""
-        self.works(connection)
+    def remove(self, connection: OpenConnection) -> None:
+        """Count a connection no more: it is closed, or not HTTP any more."""
+        self.begin_request(connection)
         self._open.discard(connection)
 
-    def _close(self, connection: Held) -> None:
-        self.left(connection)
+    def _close(self, connection: OpenConnection) -> None:
+        self.remove(connection)
         connection.abort()
 
 
-class Connection(HttpToolsProtocol):
-    """Uvicorn's, which waits for a request as long as it takes, but for one that tells when it waits."""
+class HttpConnection(HttpToolsProtocol):
+    """Uvicorn's protocol, which by itself waits for a request for ever, with the deadlines of ``Connections``."""
 
     all: Connections
 
@@ -85,21 +108,114 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.all.opened(self)
+        self.all.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.all.left(self)
+        self.all.remove(self)
         super().connection_lost(exc)
 
     def handle_websocket_upgrade(self) -> None:
-        self.all.left(self)
+        self.all.remove(self)
         super().handle_websocket_upgrade()
 
     def on_headers_complete(self) -> None:
-        self.all.works(self)
+        self.all.begin_request(self)
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.cycle.response_complete:  # else another request came along with it
-            self.all.waits(self)
+            self.all.expect_request(self)
+
+
+class _NewConnection:
+    """A connection on which TLS is not spoken yet."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._connection = connection
+
+    def abort(self) -> None:
+        """End what waits for the connection."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+
+class TlsServer:
+    """Accept connections and pass on those that speak TLS; uvicorn takes it for a server of asyncio's.
+
+    Uvicorn's own way counts a connection, and gives it its deadline, only once it speaks TLS.
+    """
+
+    def __init__(
+        self, context: ssl.SSLContext, connections: Connections, protocol: Callable[[], asyncio.Protocol]
+    ) -> None:
+        self._context, self._connections, self._protocol = context, connections, protocol
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, listener: socket.socket) -> None:
+        listener.setblocking(False)
+        listener.listen(BACKLOG)
+        self._start_task(self._accept(listener))
+
+    def close(self) -> None:
+        """Accept no more connections, and close those that do not speak TLS yet."""
+        for task in tuple(self._tasks):
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                log.warning("cannot take a connection in", action="connection-not-accepted", reason=str(error))
+                await asyncio.sleep(ACCEPT_PAUSE)
+            else:
+                self._start_task(self._shake_hands(connection))
+
+    async def _shake_hands(self, connection: socket.socket) -> None:
+        counted = _NewConnection(connection)
+        self._connections.add(counted)
+        is_passed_on = False
+        try:
+            connection.setblocking(False)
+            first = await first_byte(connection)
+            if first == FIRST_OF_TLS:
+                await counted.loop.connect_accepted_socket(
+                    self._protocol,
+                    connection,
+                    ssl=self._context,
+                    ssl_handshake_timeout=self._connections.headers_timeout,
+                    ssl_shutdown_timeout=GOODBYE_TIMEOUT,
+                )
+                is_passed_on = True
+            elif first:
+                async with asyncio.timeout(GOODBYE_TIMEOUT):
+                    await _refuse(connection)
+        except (OSError, TimeoutError):
+            pass  # Mistakes of clients are not logged: there may be a thousand a second.
+        finally:
+            self._connections.remove(counted)
+            if not is_passed_on:
+                connection.close()
+
+
+async def _refuse(connection: socket.socket) -> None:
+    """Answer a request in clear with how to ask."""
+    loop = asyncio.get_running_loop()
+    body = json.dumps(PROBLEM).encode()
+    head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: application/problem+json\r\nContent-Length: {len(body)}\r\n"
+    await loop.sock_sendall(connection, f"{head}Connection: close\r\n\r\n".encode() + body)
+    connection.shutdown(socket.SHUT_WR)
+    unread = MAX_UNREAD
+    while unread > 0 and (data := await loop.sock_recv(connection, 65536)):
+        unread -= len(data)

@@ -1,4 +1,4 @@
-"""Answers those who connect while the daemon's loop hangs, from a thread: that it does, and nothing else."""
+"""Answer new connections from a thread while the daemon's loop hangs: with 503, and nothing else."""
 
 import json
 import select
@@ -7,21 +7,27 @@ import ssl
 import threading
 import time
 from contextlib import suppress
-from typing import Any
 
 from koalapy.daemon.engine.timeouts import DEFAULT_TIMEOUTS, DaemonTimeouts
 from koalapy.model.errors import ProblemCode
 
-POLL = 0.2
-"""Seconds in which it is seen that the loop takes connections in again."""
+POLL_INTERVAL = 0.2
+"""Seconds between two looks whether the loop accepts connections again."""
 MAX_REQUEST_SIZE = 65536
 """Bytes up to the end of a request's headers."""
-RETRY_AFTER = 5
-"""Seconds."""
+HEAD = """HTTP/1.1 503 Service Unavailable
+Content-Type: application/problem+json
+Content-Length: {length}
+Retry-After: 5
+Cache-Control: no-store
+X-Content-Type-Options: nosniff
+Connection: close
+
+"""
 
 
 class StandIn:
-    """On the daemon's own port: who is connected already has to wait for the loop."""
+    """A thread on the daemon's own port; connections of before have to wait for the loop."""
 
     def __init__(
         self,
@@ -29,23 +35,23 @@ class StandIn:
         context: ssl.SSLContext | None = None,
         timeouts: DaemonTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
-        """``context``: where TLS is spoken."""
+        """``context``: for a port that speaks TLS."""
         self._listener, self._context, self._timeout_s = listener.dup(), context, timeouts.stand_in_request_s
-        self._serving: threading.Thread | None = None
-        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
 
     def start(self, since: float) -> None:
-        """``since``: the monotonic time at which the loop was last known to move."""
-        self._over.clear()
-        self._serving = threading.Thread(target=self._serve, args=(since,), name="stand-in", daemon=True)
-        self._serving.start()
+        """Answer from now on. ``since``: the monotonic time at which the loop was last known to move."""
+        self._stopping.clear()
+        self._thread = threading.Thread(target=self._serve, args=(since,), name="stand-in", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
-        """Leave what comes from now on to the loop."""
-        self._over.set()
-        if self._serving is not None:
-            self._serving.join()
-            self._serving = None
+        """Leave new connections to the loop."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
 
     def close(self) -> None:
         self.stop()
@@ -54,49 +60,36 @@ class StandIn:
     def _serve(self, since: float) -> None:
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
-        while not self._over.is_set():
-            if poll.poll(POLL * 1000):
-                with suppress(OSError):
-                    self._answer(self._listener.accept()[0], time.monotonic() - since)
+        while not self._stopping.is_set():
+            if poll.poll(POLL_INTERVAL * 1000):
+                with suppress(OSError), self._listener.accept()[0] as connection:
+                    connection.settimeout(self._timeout_s)
+                    silence = time.monotonic() - since
+                    if self._context is None:
+                        self._answer(connection, silence)
+                    else:
+                        with self._context.wrap_socket(connection, server_side=True) as encrypted:
+                            self._answer(encrypted, silence)
 
-    def _answer(self, accepted: socket.socket, silence: float) -> None:
-        with accepted as connection:
-            connection.settimeout(self._timeout_s)
-            if self._context is None:
-                _say(connection, silence, self._timeout_s)
+    def _answer(self, connection: socket.socket, silence: float) -> None:
+        end, request = time.monotonic() + self._timeout_s, b""
+        while b"\r\n\r\n" not in request and len(request) < MAX_REQUEST_SIZE and time.monotonic() < end:
+            if not (data := connection.recv(8192)):
                 return
-            with self._context.wrap_socket(connection, server_side=True) as speaking:
-                _say(speaking, silence, self._timeout_s)
+            request += data
+        body = _problem(silence)
+        head = HEAD.format(length=len(body)).replace("\n", "\r\n").encode()
+        connection.sendall(head + (b"" if request.startswith(b"HEAD ") else body))
+        connection.shutdown(socket.SHUT_WR)
+        # What is left unread would reset the connection, and with it the answer.
+        while time.monotonic() < end and connection.recv(8192):
+            pass
 
 
-def _say(connection: socket.socket, silence: float, timeout_s: float) -> None:
-    until, asked = time.monotonic() + timeout_s, b""
-    while b"\r\n\r\n" not in asked and len(asked) < MAX_REQUEST_SIZE and time.monotonic() < until:
-        if not (piece := connection.recv(8192)):
-            return
-        asked += piece
-    body = json.dumps(problem(silence)).encode()
-    head = [
-        "HTTP/1.1 503 Service Unavailable",
-        "Content-Type: application/problem+json",
-        f"Content-Length: {len(body)}",
-        f"Retry-After: {RETRY_AFTER}",
-        "Cache-Control: no-store",
-        "X-Content-Type-Options: nosniff",
-        "Connection: close",
-    ]
-    connection.sendall("\r\n".join([*head, "", ""]).encode() + (b"" if asked.startswith(b"HEAD ") else body))
-    connection.shutdown(socket.SHUT_WR)
-    # What is left unread would reset the connection, and with it the answer.
-    while time.monotonic() < until and connection.recv(8192):
-        pass
-
-
-def problem(silence: float) -> dict[str, Any]:
-    """What everybody is told, and who asks whether the daemon is ready in the form of that answer."""
+def _problem(silence: float) -> bytes:
+    """Return the answer to every request, also in the form of ``/readyz``."""
     reason = f"the daemon's loop has not moved for {silence:.0f} s"
-    check = {"name": "engine", "cluster": None, "ok": False, "needed": True, "reason": reason}
-    return {
+    answer = {
         "type": "about:blank",
         "title": "Service Unavailable",
         "status": 503,
@@ -106,5 +99,6 @@ def problem(silence: float) -> dict[str, Any]:
         "value": None,
         "hint": "its log says where it hangs; a service manager with a watchdog starts it again",
         "ready": False,
-        "checks": [check],
+        "checks": [{"name": "engine", "cluster": None, "ok": False, "needed": True, "reason": reason}],
     }
+    return json.dumps(answer).encode()
