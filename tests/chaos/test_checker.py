@@ -114,6 +114,18 @@ def short(job: Told, planned: Planned) -> bool:
     return job.state == "succeeded" and not planned.kind.startswith("loud")
 
 
+def failing(job: Told, planned: Planned) -> bool:
+    return planned.expected == "failed"
+
+
+def loud(job: Told, planned: Planned) -> bool:
+    return len(job.whole_output) > OUTPUT_LIMIT // 2
+
+
+def with_results(job: Told, planned: Planned) -> bool:
+    return bool(job.results)
+
+
 def own_marks(history: History, job: Told, what: str) -> list[int]:
     """Places of the marks of its last attempt."""
     marks = enumerate(history.marks)
@@ -146,6 +158,76 @@ def at(of: Callable[[Told, Planned], bool], change: Callable[[Told], Told]) -> P
     return plant
 
 
+def with_output(change: Callable[[list[bytes]], list[bytes]]) -> Plant:
+    def told(job: Told) -> Told:
+        data = b"".join(change(job.whole_output.splitlines(keepends=True)))
+        return replace(job, output={0: data}, whole_output=data)
+
+    return at(lambda job, planned: short(job, planned) and len(job.whole_output) > 64, told)
+
+
+def begins_of(history: History) -> list[int]:
+    """Return the places of the marks of ranks that begin."""
+    return [place for place, mark in enumerate(history.marks) if mark.what == "begin"]
+
+
+def at_begin(change: Callable[[Mark], Mark]) -> Plant:
+    """Change one mark of a rank that begins."""
+
+    def plant(history: History, data: st.DataObject) -> bool:
+        changed(history.marks, data.draw(st.sampled_from(begins_of(history))), change)
+        return True
+
+    return plant
+
+
+def one_more_begin(change: Callable[[Mark], Mark]) -> Plant:
+    """Add a changed copy of one mark of a rank that begins."""
+
+    def plant(history: History, data: st.DataObject) -> bool:
+        history.marks.append(change(history.marks[data.draw(st.sampled_from(begins_of(history)))]))
+        return True
+
+    return plant
+
+
+def cut_in_half(job: Told) -> Told:
+    data = job.whole_output[: OUTPUT_LIMIT // 2]
+    return replace(job, output={0: data}, whole_output=data)
+
+
+GAVE_UP = "infrastructure-failure: alder: no word (gave up after 10 restarts)"
+PLANTED |= {
+    "a_job_runs_for_ever": ("unfinished", at(succeeded, lambda job: replace(job, state="running"))),
+    "an_exit_code_is_wrong": ("verdict", at(failing, lambda job: replace(job, exit_code=99))),
+    "a_failure_without_a_reason": ("verdict", at(succeeded, lambda job: replace(job, state="failed", exit_code=None))),
+    "a_job_that_ended_in_time_exceeded_its_walltime": (
+        "verdict",
+        at(succeeded, lambda job: replace(job, state="failed", reason="walltime of 1 s exceeded", exit_code=None)),
+    ),
+    "it_gave_up_too_early": ("verdict", at(succeeded, lambda job: replace(job, state="failed", reason=GAVE_UP))),
+    "nobody_cancelled_it": ("verdict", at(succeeded, lambda job: replace(job, state="cancelled", reason="cancelled"))),
+    "the_end_of_the_output_is_lost": ("output", with_output(lambda lines: lines[:-1])),
+    "the_beginning_of_the_output_is_lost": ("output", with_output(lambda lines: lines[1:])),
+    "a_line_comes_twice": ("output", with_output(lambda lines: [*lines, lines[-1]])),
+    "somebody_elses_line_is_there": ("output", with_output(lambda lines: [*lines, line("7", 1, 0, 1, 1, 64)])),
+    "the_answer_for_all_components_lacks_something": (
+        "output",
+        at(short, lambda job: replace(job, whole_output=job.whole_output[:-1])),
+    ),
+    "the_end_of_much_output_is_lost": ("output", at(loud, cut_in_half)),
+    "a_result_is_lost": ("results", at(with_results, lambda job: replace(job, results={}))),
+    "a_lock_was_taken": ("overlap", at_begin(lambda mark: replace(mark, trouble=("node taken: x",)))),
+    "a_node_has_the_address_of_another_network": ("network", at_begin(lambda mark: replace(mark, host="127.0.1.1"))),
+    "a_rank_ran_on_another_cluster": ("unrecorded", at_begin(lambda mark: replace(mark, node="birch-1"))),
+    "a_rank_begins_twice": ("rank twice", one_more_begin(lambda mark: replace(mark, pid=7, at=1e9))),
+    "an_attempt_ran_that_nobody_knows": (
+        "unrecorded",
+        one_more_begin(lambda mark: replace(mark, generation=9, at=1e9)),
+    ),
+}
+
+
 @plants("lost")
 def a_job_is_lost(history: History, data: st.DataObject) -> bool:
     del history.told[data.draw(st.integers(0, JOBS - 1))]
@@ -172,11 +254,6 @@ def a_key_is_acknowledged_with_two_jobs(history: History, data: st.DataObject) -
     other = history.told[0].id
     changed(history.submissions, data.draw(st.integers(1, JOBS - 1)), lambda one: replace(one, ids=(*one.ids, other)))
     return True
-
-
-@plants("unfinished")
-def a_job_runs_for_ever(history: History, data: st.DataObject) -> bool:
-    return at(succeeded, lambda job: replace(job, state="running"))(history, data)
 
 
 @plants("verdict")
@@ -206,23 +283,6 @@ def a_rank_failed(history: History, data: st.DataObject) -> bool:
 
 
 @plants("verdict")
-def an_exit_code_is_wrong(history: History, data: st.DataObject) -> bool:
-    known = at(lambda job, planned: planned.expected == "failed", lambda job: replace(job, exit_code=99))
-    return known(history, data)
-
-
-@plants("verdict")
-def a_failure_without_a_reason(history: History, data: st.DataObject) -> bool:
-    return at(succeeded, lambda job: replace(job, state="failed", exit_code=None))(history, data)
-
-
-@plants("verdict")
-def a_job_that_ended_in_time_exceeded_its_walltime(history: History, data: st.DataObject) -> bool:
-    late = at(succeeded, lambda job: replace(job, state="failed", reason="walltime of 1 s exceeded", exit_code=None))
-    return late(history, data)
-
-
-@plants("verdict")
 def ample_walltime_is_exceeded(history: History, data: st.DataObject) -> bool:
     place = pick(history, data, lambda job, planned: planned.expected == "walltime")
     if place is not None:
@@ -230,17 +290,6 @@ def ample_walltime_is_exceeded(history: History, data: st.DataObject) -> bool:
         planned = replace(history.submissions[place].planned, body=body)
         changed(history.submissions, place, lambda one: replace(one, planned=planned))
     return place is not None
-
-
-@plants("verdict")
-def it_gave_up_too_early(history: History, data: st.DataObject) -> bool:
-    reason = "infrastructure-failure: alder: no word (gave up after 10 restarts)"
-    return at(succeeded, lambda job: replace(job, state="failed", reason=reason))(history, data)
-
-
-@plants("verdict")
-def nobody_cancelled_it(history: History, data: st.DataObject) -> bool:
-    return at(succeeded, lambda job: replace(job, state="cancelled", reason="cancelled"))(history, data)
 
 
 @plants("not stopped")
@@ -252,60 +301,6 @@ def a_cancelled_job_is_tried_again(history: History, data: st.DataObject) -> boo
     return place is not None
 
 
-def with_output(change: Callable[[list[bytes]], list[bytes]]) -> Plant:
-    def told(job: Told) -> Told:
-        data = b"".join(change(job.whole_output.splitlines(keepends=True)))
-        return replace(job, output={0: data}, whole_output=data)
-
-    return at(lambda job, planned: short(job, planned) and len(job.whole_output) > 64, told)
-
-
-@plants("output")
-def the_end_of_the_output_is_lost(history: History, data: st.DataObject) -> bool:
-    return with_output(lambda lines: lines[:-1])(history, data)
-
-
-@plants("output")
-def the_beginning_of_the_output_is_lost(history: History, data: st.DataObject) -> bool:
-    return with_output(lambda lines: lines[1:])(history, data)
-
-
-@plants("output")
-def a_line_comes_twice(history: History, data: st.DataObject) -> bool:
-    return with_output(lambda lines: [*lines, lines[-1]])(history, data)
-
-
-@plants("output")
-def somebody_elses_line_is_there(history: History, data: st.DataObject) -> bool:
-    return with_output(lambda lines: [*lines, line("7", 1, 0, 1, 1, 64)])(history, data)
-
-
-@plants("output")
-def the_answer_for_all_components_lacks_something(history: History, data: st.DataObject) -> bool:
-    return at(short, lambda job: replace(job, whole_output=job.whole_output[:-1]))(history, data)
-
-
-@plants("output")
-def the_end_of_much_output_is_lost(history: History, data: st.DataObject) -> bool:
-    def cut(job: Told) -> Told:
-        data = job.whole_output[: OUTPUT_LIMIT // 2]
-        return replace(job, output={0: data}, whole_output=data)
-
-    return at(lambda job, planned: len(job.whole_output) > OUTPUT_LIMIT // 2, cut)(history, data)
-
-
-@plants("results")
-def a_result_is_lost(history: History, data: st.DataObject) -> bool:
-    return at(lambda job, planned: bool(job.results), lambda job: replace(job, results={}))(history, data)
-
-
-@plants("overlap")
-def a_lock_was_taken(history: History, data: st.DataObject) -> bool:
-    begins = [place for place, mark in enumerate(history.marks) if mark.what == "begin"]
-    changed(history.marks, data.draw(st.sampled_from(begins)), lambda mark: replace(mark, trouble=("node taken: x",)))
-    return True
-
-
 @plants("overlap")
 def two_ranks_share_a_node(history: History, data: st.DataObject) -> bool:
     """Seen by the times alone: a local user's job begins while a rank is there."""
@@ -314,34 +309,6 @@ def two_ranks_share_a_node(history: History, data: st.DataObject) -> bool:
         mark = history.marks[own_marks(history, history.told[place], "end")[0]]
         history.marks.append(replace(mark, what="begin", job="local-1", generation=0, at=mark.at - 0.5, code=None))
     return place is not None
-
-
-@plants("network")
-def a_node_has_the_address_of_another_network(history: History, data: st.DataObject) -> bool:
-    begins = [place for place, mark in enumerate(history.marks) if mark.what == "begin"]
-    changed(history.marks, data.draw(st.sampled_from(begins)), lambda mark: replace(mark, host="127.0.1.1"))
-    return True
-
-
-@plants("rank twice")
-def a_rank_begins_twice(history: History, data: st.DataObject) -> bool:
-    begins = [mark for mark in history.marks if mark.what == "begin"]
-    history.marks.append(replace(data.draw(st.sampled_from(begins)), pid=7, at=1e9))
-    return True
-
-
-@plants("unrecorded")
-def an_attempt_ran_that_nobody_knows(history: History, data: st.DataObject) -> bool:
-    begins = [mark for mark in history.marks if mark.what == "begin"]
-    history.marks.append(replace(data.draw(st.sampled_from(begins)), generation=9, at=1e9))
-    return True
-
-
-@plants("unrecorded")
-def a_rank_ran_on_another_cluster(history: History, data: st.DataObject) -> bool:
-    begins = [place for place, mark in enumerate(history.marks) if mark.what == "begin"]
-    changed(history.marks, data.draw(st.sampled_from(begins)), lambda mark: replace(mark, node="birch-1"))
-    return True
 
 
 @pytest.mark.parametrize("name", PLANTED)

@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from tests.chaos.workload import CLUSTERS
 
 MPI = ("prted", "orted", "prterun", "mpirun")
@@ -57,7 +59,7 @@ def belongs(pid: int, directory: Path) -> bool:
 
 def agents(daemon: int, directory: Path) -> list[Victim]:
     """Children of the daemon; those that just begin count from when they are ``koala agent``."""
-    found = [(pid, _words(pid)) for pid in _children(daemon)]
+    found = [(child.pid, _words(child)) for child in _children(daemon)]
     named = [(pid, cluster) for pid, words in found if "agent" in words for cluster in CLUSTERS if cluster in words]
     return _victims("agent", named, directory)
 
@@ -76,8 +78,8 @@ def runners(directory: Path) -> list[Victim]:
     """Children of the resource managers that are copies of them: orphans that they adopted are not."""
     found: list[tuple[int, str]] = []
     for manager in managers(directory):
-        own = [(pid, _words(pid)) for pid in _children(manager.pid)]
-        found += [(pid, manager.cluster) for pid, words in own if any("locald.py" in word for word in words)]
+        own = [child.pid for child in _children(manager.pid) if any("locald.py" in word for word in _words(child))]
+        found += [(pid, manager.cluster) for pid in own]
         manager.close()
     return _victims("runner", found, directory)
 
@@ -86,7 +88,8 @@ def mpi_daemons(directory: Path) -> list[Victim]:
     """``mpirun`` and the MPI daemons, wherever below the runners."""
     found: list[tuple[int, str]] = []
     for runner in runners(directory):
-        found += [(pid, runner.cluster) for pid in _below(runner.pid) if _name(pid) in MPI]
+        below = _children(runner.pid, all_below=True)
+        found += [(process.pid, runner.cluster) for process in below if _name(process) in MPI]
         runner.close()
     return _victims("mpi", found, directory)
 
@@ -99,10 +102,9 @@ def _victims(kind: str, named: list[tuple[int, str]], directory: Path) -> list[V
 def everything(directory: Path) -> dict[int, str]:
     """All processes of the grid that are left, zombies apart, with their command lines."""
     found = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and int(entry) != os.getpid() and belongs(int(entry), directory):
-            words = _words(int(entry)) or [_name(int(entry))]
-            found[int(entry)] = " ".join(words)[:200]
+    for process in psutil.process_iter():
+        if process.pid != os.getpid() and belongs(process.pid, directory):
+            found[process.pid] = " ".join(_words(process) or [_name(process)])[:200]
     return found
 
 
@@ -117,27 +119,22 @@ def kill_all(directory: Path, within: float = 10.0) -> None:
         time.sleep(0.1)
 
 
-def _below(pid: int) -> list[int]:
-    found = _children(pid)
-    for one in found:
-        found += _children(one)
-    return found
+def _children(pid: int, *, all_below: bool = False) -> list[psutil.Process]:
+    with suppress(psutil.Error):
+        return psutil.Process(pid).children(recursive=all_below)
+    return []
 
 
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    with suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
-    return found
+def _words(process: psutil.Process) -> list[str]:
+    with suppress(psutil.Error):
+        return process.cmdline()
+    return []
 
 
-def _words(pid: int) -> list[str]:
-    return [os.fsdecode(word) for word in _read(pid, "cmdline").split(b"\0") if word]
-
-
-def _name(pid: int) -> str:
-    return _read(pid, "comm").decode(errors="replace").strip()
+def _name(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return process.name()
+    return ""
 
 
 def _read(pid: int, what: str) -> bytes:
