@@ -7,13 +7,13 @@ from time import process_time
 from typing import TYPE_CHECKING, Any
 
 from experiments.experiment import Cell, Experiment, Parameter, Result, Row, Value, by
+from experiments.matching_by_highs import match_by_highs
 from experiments.traces import Traces
 from koalapy.model.cluster import ClusterView, GridView, NodeClass, Uplink
 from koalapy.model.request import FlexibleRequest
 from koalapy.policies.knowledge import Knowledge
 from koalapy.policies.matching.exact import Mode, match
 from koalapy.policies.matching.problem import Matching, Problem
-from koalapy.policies.matching.reference import match_by_highs
 from koalapy.policies.resource_matching import ResourceMatching
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from statistics import median
 from time import process_time
 
+from experiments.matching_by_highs import match_by_highs
 from koalapy.policies.matching.exact import match
 from koalapy.policies.matching.problem import Kind, Matching, Problem, Site
-from koalapy.policies.matching.reference import match_by_highs
 
 GRIDS = ((16, 8), (100, 100))
 """Clusters, and nodes of each."""

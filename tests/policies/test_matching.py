@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.matching_by_highs import match_by_highs
 from koalapy.policies.matching.exact import Mode, match
 from koalapy.policies.matching.problem import Kind, Matching, Problem, Share, Site
-from koalapy.policies.matching.reference import match_by_highs
 
 OPTIMAL, NON_SATURATED, FIRST = Mode
 

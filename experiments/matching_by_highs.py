@@ -1,4 +1,4 @@
-"""The same by mixed-integer programming (lerida-2008 3), with HiGHS in the place of the paper's CPLEX.
+"""Match a job with nodes by mixed-integer programming (lerida-2008 3), with HiGHS in the place of the paper's CPLEX.
 
 It is what the exact algorithm is held against. The demand on an uplink is not linear in the number of nodes; so there
 is a binary variable for each number of nodes that a site may give.
@@ -14,7 +14,7 @@ MAX_SLOWDOWN = 1e12
 
 
 def match_by_highs(problem: Problem, mode: Mode = Mode.OPTIMAL) -> Matching | None:
-    """The best matching, by HiGHS (``koalapy[matching]``); None where there is none.
+    """The best matching, by HiGHS (``koalapy[experiments]``); None where there is none.
 
     With kinds of one node each it is the paper's model, which has a variable for each node.
     """
