@@ -7,8 +7,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -78,13 +79,19 @@ def agent(
     with lock_directory(directory, PREDECESSOR_TIMEOUT if embedded else 0.0):
         if own.replica_directories and not section.replica_directories:
             replica_directory(directory).mkdir(mode=0o700, exist_ok=True)
-        lrm = own.lrm.make(own)
+        lrm = make_lrm(own)
         try:
             uvloop.run(_agent(own, lrm, manager))
         finally:
             # What a component has left can be read with the key alone that its resource manager keeps.
             if embedded and isinstance(lrm, LocalLrm) and not any(Spool(own.directory).load()):
                 lrm.cluster.stop(if_idle=True)
+
+
+def make_lrm(settings: AgentSettings) -> Lrm:
+    """Return the adapter of a cluster's resource manager. Raise ``SiteRejected`` if a package is missing."""
+    make: Callable[[AgentSettings], Lrm] = import_module(f"koalapy.agent.lrm.{settings.kind}.adapter").make
+    return make(settings)
 
 
 def installed_configuration(places: Sequence[str] = INSTALLED_CONFIGURATIONS) -> Path | None:
@@ -296,7 +303,7 @@ def check(
     folders = {what: path for what, path in (("scratch", section.scratch), ("home", section.home)) if path}
     own_token = section.is_embedded and section.token is None
     expected = Expected(section.mpi.series, section.mpi.prefix, folders, own_token)
-    findings = asyncio.run(check_cluster(own, expected, lambda: own.lrm.make(own), user=user))
+    findings = asyncio.run(check_cluster(own, expected, lambda: make_lrm(own), user=user))
     return [_configuration_finding(cluster, config, installed), *findings]
 
 

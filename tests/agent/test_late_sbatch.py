@@ -8,7 +8,6 @@ import pytest
 from koalapy.agent.core.settings import SiteSettings
 from koalapy.agent.core.timeouts import AgentTimeouts
 from koalapy.agent.lrm.slurm.adapter import SlurmLrm
-from koalapy.agent.lrm.timeouts import LrmTimeouts
 from tests.agent.conftest import FakeDaemon
 from tests.agent.memory_agent import serving
 
@@ -61,7 +60,7 @@ async def test_one_job_is_left_of_all_that_were_sent(
         (programs / name).write_text(whole)
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
-    lrm = SlurmLrm(SiteSettings(partition="main"), timeouts=LrmTimeouts(slurm_message_s=0.05))
+    lrm = SlurmLrm(SiteSettings(partition="main"), message_timeout_s=0.05)
     async with serving(lrm, daemon, tmp_path / "agent", AgentTimeouts(submit_pause_s=0.01)):
         await daemon.until(lambda: bool(daemon.report()))
         await daemon.submit(T)

@@ -14,8 +14,7 @@ from uuid import uuid4
 
 import structlog
 
-from koalapy.agent.lrm.kinds import KINDS
-from koalapy.agent.lrm.port import Lrm, LrmSubmission
+from koalapy.agent.lrm.port import KINDS, Lrm, LrmSubmission
 from koalapy.model.errors import SiteError, SiteRejected
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo
 
 import koalapy
-from koalapy.agent.lrm.kinds import KINDS, LrmKind
 from koalapy.agent.lrm.node_classes import NodeClassSettings
+from koalapy.agent.lrm.port import KINDS, LrmKind
 from koalapy.model.disk import DiskLimits
 from koalapy.system.tls import Trust
 

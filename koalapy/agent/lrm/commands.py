@@ -1,15 +1,15 @@
-"""Running a resource manager's own commands."""
+"""Run the commands of a resource manager, and turn what they say into errors of the site."""
 
 import asyncio
 import os
 import re
-import shlex
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
+from koalapy.agent.lrm.refusals import fault_of
+from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.system.limits import RUN_OUT
 
 _CHUNK = 65_536
@@ -26,10 +26,20 @@ class CommandResult:
     errors: str
 
     @property
+    def text(self) -> str:
+        return self.output.decode(errors="replace")
+
+    @property
     def error_line(self) -> str:
-        """The first line that says something, for people."""
-        lines = [line.strip() for line in (self.errors or self.output.decode(errors="replace")).splitlines()]
+        """The first line that is not blank, of the errors or else of the output."""
+        lines = [line.strip() for line in (self.errors or self.text).splitlines()]
         return next((line for line in lines if line), f"exit code {self.code}")
+
+    def error_text(self, command: str) -> str:
+        """All that the command has printed, in one line."""
+        lines = (self.errors or self.text).splitlines()
+        texts = [re.sub(rf"^{command}: (error|fatal): ", "", line).strip() for line in lines]
+        return "; ".join(dict.fromkeys(line for line in texts if line)) or f"exit code {self.code}"
 
 
 class RunCommand(Protocol):
@@ -44,12 +54,65 @@ class RunCommand(Protocol):
     ) -> CommandResult: ...
 
 
+RunAsUser = Callable[..., Awaitable[CommandResult]]
+"""How a command is run as an account, or as the agent itself if its name is empty: ``RunAs.run``."""
+
+
+class Commands:
+    """The commands of one resource manager. All methods raise ``SiteError``."""
+
+    def __init__(
+        self,
+        run_as: RunAsUser,
+        environment: Mapping[str, str],
+        transient: re.Pattern[str],
+        hints: Sequence[tuple[str, str]],
+        unavailable_hint: str = "",
+    ) -> None:
+        """``transient``: words of errors that may pass; ``hints``: what to do, by words of the others."""
+        self.environment = environment
+        self._run_as, self._transient, self._hints = run_as, transient, hints
+        self._unavailable_hint = unavailable_hint
+
+    async def run(
+        self, command: str, *arguments: str, user: str = "", timeout: float = COMMAND_TIMEOUT
+    ) -> CommandResult:
+        """Return an answer whatever its exit code. Raise ``SiteUnavailable`` if the command may succeed later."""
+        answer = await self._run_as(user, command, *arguments, environment=self.environment, timeout=timeout)
+        if answer.code and isinstance(error := self.error(os.path.basename(command), answer), SiteUnavailable):
+            raise error
+        return answer
+
+    async def ask(self, command: str, *arguments: str, user: str = "") -> CommandResult:
+        """Return the answer of a command that has succeeded."""
+        answer = await self.run(command, *arguments, user=user)
+        if answer.code:
+            raise self.error(command, answer)
+        return answer
+
+    def error(self, command: str, answer: CommandResult, value: object = None) -> SiteError:
+        """Return what an answer means that did not succeed."""
+        if answer.code < 0:
+            return SiteUnavailable(f"{command} was killed by signal {-answer.code}")
+        text = answer.error_text(command)
+        if self._transient.search(text):
+            return SiteUnavailable(f"{command}: {text}", hint=self._unavailable_hint)
+        return self.rejection(SiteRejected(f"{command}: {text}", value=value))
+
+    def rejection(self, error: SiteRejected) -> SiteRejected:
+        """Return an error with the hint and the fault that its words tell."""
+        words = error.message.lower()
+        hint = next((hint for word, hint in self._hints if word in words), error.hint)
+        fault = fault_of(error.message) if error.fault is SiteFault.REFUSED else error.fault
+        return SiteRejected(error.message, field=error.field, value=error.value, hint=hint, fault=fault)
+
+
 async def run(
     *argv: str, environment: Mapping[str, str] | None = None, stdin: bytes = b"", timeout: float = COMMAND_TIMEOUT
 ) -> CommandResult:
-    """Run a command to its end; ``SiteRejected`` when there is none of that name, ``SiteUnavailable`` when it is late.
+    """Run a command to its end. Raise ``SiteRejected`` if it is not installed, ``SiteUnavailable`` if it is late.
 
-    A command that was given up is killed; what it asked for may have been done all the same.
+    A command that is late is killed; what it was to do may have been done all the same.
     """
     loop = asyncio.get_running_loop()
     try:
@@ -77,7 +140,7 @@ async def run(
     except TimeoutError as error:
         raise SiteUnavailable(f"{argv[0]} did not answer within {timeout:g} s") from error
     finally:
-        is_over = process.returncode is not None or _kill(process.pid)
+        is_over = process.returncode is not None or _kill_group(process.pid)
         # Our ends of its pipes: asyncio would wait until what is in them is read, and others have closed theirs.
         # Not the transport itself, which would look how the process ended before asyncio's own watcher can.
         for descriptor in range(3):
@@ -88,8 +151,8 @@ async def run(
     return CommandResult(process.returncode or 0, output, errors.decode(errors="replace"))
 
 
-def _kill(group: int) -> bool:
-    """Whether it is gone, or will be: what runs as another account may not be ours to kill."""
+def _kill_group(group: int) -> bool:
+    """Return whether it is gone, or will be: a process of another account may not be ours to kill."""
     try:
         os.killpg(group, signal.SIGKILL)
     except ProcessLookupError:
@@ -104,17 +167,8 @@ def printed_job(command: str, answer: CommandResult) -> str:
 
     A site's own texts may stand before and after it. ``SiteUnavailable`` for none or several: the job may exist.
     """
-    output = answer.output.decode(errors="replace")
-    found = re.findall(r"^[ \t]*([0-9]+)(?:[;.]\S*)?[ \t\r]*$", output, re.MULTILINE)
+    found = re.findall(r"^[ \t]*([0-9]+)(?:[;.]\S*)?[ \t\r]*$", answer.text, re.MULTILINE)
     if len(found) != 1:
-        printed = " ".join((output or answer.errors).split())[:80] or "nothing"
+        printed = " ".join((answer.text or answer.errors).split())[:80] or "nothing"
         raise SiteUnavailable(f"{command} printed {'several job numbers' if found else 'no job number'}: {printed}")
     return str(found[0])
-
-
-def split_options(text: str) -> Sequence[str]:
-    """Options from the configuration as a shell would split them; ``SiteRejected`` when it could not."""
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise SiteRejected(f"native_specification {text!r}: {error}", fault=SiteFault.SITE) from error

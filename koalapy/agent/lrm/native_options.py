@@ -1,5 +1,6 @@
-"""Reject options of a cluster's ``native_specification`` that take jobs out of the agent's sight. Pure."""
+"""Read a cluster's ``native_specification``, and reject options that take jobs out of the agent's sight. Pure."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 
 from koalapy.model.errors import SiteFault, SiteRejected
@@ -24,6 +25,14 @@ _QSUB: Mapping[str, str] = {
     "-t": "leave it out: a component is one job of Grid Engine",
     "-verify": "leave it out: no job would run",
 }
+
+
+def split_options(text: str) -> Sequence[str]:
+    """Split options of the configuration as a shell does. Raise ``SiteRejected`` for unclosed quotes."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise SiteRejected(f"native_specification {text!r}: {error}", fault=SiteFault.SITE) from error
 
 
 def reject_sbatch_options(words: Sequence[str], *, short: bool = True, **refused: str) -> None:

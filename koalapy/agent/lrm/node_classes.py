@@ -1,17 +1,16 @@
-"""Which of a cluster's nodes are alike: as its configuration says, and where that says nothing, as its resource manager
-does. Pure.
+"""Group a cluster's nodes that are alike into classes, and expand lists of their names. Pure.
 
-Nodes of a class that is configured are of that one; the others are alike if they have the same features and about the
-same memory.
+Nodes of a configured class are of that one; the others are alike if their resource manager says that they have the same
+features and about the same memory.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from koalapy.agent.lrm.slurm.hostlist import expand
 from koalapy.model.errors import SiteFault, SiteRejected
 from koalapy.model.quantities import bytes_of, bytes_text
 from koalapy.model.reports import NodeClassReport
@@ -22,6 +21,54 @@ MAX_CLASSES = 64
 
 MAX_NAME_LENGTH = 100
 """Characters, of a class that nobody has named."""
+_PART = re.compile(r"(?:[^\[\],\s]|\[[^\[\]]+\])+")
+_LIST = re.compile(rf"{_PART.pattern}(?:,{_PART.pattern})*")
+_PIECE = re.compile(r"\[([^\[\]]+)\]|([^\[\]]+)")
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+_MAX_NAMES = 100_000
+"""Names beyond which the text is no list of a cluster's nodes."""
+
+
+def expand(text: str) -> list[str]:
+    """Return all names of a host list in Slurm's short form, ``n[1-3,07],m1``. Raise ``ValueError`` for other text."""
+    if not text:
+        return []
+    if not _LIST.fullmatch(text):
+        raise _no_host_list(text)
+    names: list[str] = []
+    for part in _PART.findall(text):
+        names += _names_of_part(part)
+        if len(names) > _MAX_NAMES:
+            raise _no_host_list(text)
+    return names
+
+
+def _names_of_part(part: str) -> list[str]:
+    names = [""]
+    for numbers, plain in _PIECE.findall(part):
+        endings = _numbers(numbers) if numbers else [plain]
+        if len(names) * len(endings) > _MAX_NAMES:
+            raise _no_host_list(part)
+        names = [name + ending for name in names for ending in endings]
+    return names
+
+
+def _numbers(text: str) -> list[str]:
+    """Return each number of ``1-3,07``; leading zeros give the width."""
+    found: list[str] = []
+    for each in text.split(","):
+        matched = _RANGE.fullmatch(each)
+        if matched is None:
+            raise _no_host_list(text)
+        first, last = matched.group(1), matched.group(2) or matched.group(1)
+        if not 0 <= int(last) - int(first) < _MAX_NAMES:
+            raise _no_host_list(text)
+        found += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return found
+
+
+def _no_host_list(text: str) -> ValueError:
+    return ValueError(f"{text[:80]!r} is no list of host names")
 
 
 def _host_list(text: str) -> str:

@@ -3,25 +3,28 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+from koalapy.agent.lrm.port import Lrm
 
-class Polling:
-    """At once, then at a fixed rate, and whenever something was done or heard."""
 
-    def __init__(self, interval: float) -> None:
-        self._interval = interval
+class PolledLrm(Lrm):
+    """The part of adapters that is alike: they look at a fixed rate, and keep no key for runners."""
+
+    def __init__(self, poll_interval: float) -> None:
+        self._poll_interval = poll_interval
         self._soon = asyncio.Event()
         self._closed = False
 
-    def soon(self, after: float = 0.0) -> None:
-        """Look ``after`` seconds from now."""
+    async def close(self) -> None:
+        """End the changes."""
+        self._closed = True
+        self._soon.set()
+
+    def look_soon(self, after: float = 0.0) -> None:
+        """Have a change told ``after`` seconds from now: something was done or heard."""
         if after > 0:
             asyncio.get_running_loop().call_later(after, self._soon.set)
         else:
             self._soon.set()
-
-    def close(self) -> None:
-        self._closed = True
-        self._soon.set()
 
     async def changes(self) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
@@ -31,9 +34,12 @@ class Polling:
             yield
             now = loop.time()
             while due <= now:
-                due += self._interval
+                due += self._poll_interval
             try:
                 async with asyncio.timeout_at(due):
                     await self._soon.wait()
             except TimeoutError:
                 pass
+
+    def runners_key(self) -> bytes:
+        return b""

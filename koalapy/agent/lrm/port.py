@@ -1,7 +1,8 @@
-"""The small port behind which every local resource manager looks alike."""
+"""The port behind which every local resource manager looks alike, and what each kind of them can do."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal, Protocol
@@ -15,9 +16,27 @@ Fault = Literal["job", "unsuitable", "limit", "site", "unknown"]
 never takes its walltime or size (``unsuitable``); a limit or quota that may be gone later (``limit``); the cluster, its
 configuration, or the options that every job of koalapy has (``site``); or nothing that is known (``unknown``)."""
 
-
 Exceeded = Literal["", "walltime", "memory"]
 """The limit of a job for which its resource manager ended it: an ending of the program, and no fault of the cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class LrmKind:
+    """A kind of resource manager; its adapter is made by the function ``make`` of ``agent.lrm.KIND.adapter``."""
+
+    on_this_host: bool = False
+    """Its nodes are processes of this host: no shared file system, loopback addresses, an agent started by the daemon,
+    the account's own home and Python, and starts that fail on purpose."""
+    sees_local_users: bool = True
+    """Whether it shows the jobs of local users."""
+
+
+KINDS = {
+    "local": LrmKind(on_this_host=True),
+    "slurm": LrmKind(),
+    "sge": LrmKind(),
+    "drmaa": LrmKind(sees_local_users=False),
+}
 
 
 class LrmJobState(StrEnum):
@@ -59,6 +78,27 @@ class JobEnd:
     lost: bool = False
     reason: str = ""
     exceeded: Exceeded = ""
+
+    def of(self, job: LrmJob) -> LrmJob:
+        """Return the job as it has ended."""
+        return replace(job, exit_code=self.exit_code, lost=self.lost, reason=self.reason, exceeded=self.exceeded)
+
+
+@dataclass(frozen=True, slots=True)
+class DrmaaEnding:
+    """How a job ended as a DRMAA library tells it; all of it unknown when it only knows that the job is gone."""
+
+    job: str
+    exit_code: int | None = None
+    signal: str = ""
+    aborted: bool = False
+
+    @property
+    def signal_number(self) -> int | None:
+        """What killed it; shells, which stand between, tell of it as an exit code over 128."""
+        if self.signal:
+            return signal.Signals.__members__.get(self.signal, signal.SIGKILL).value
+        return self.exit_code - 128 if self.exit_code is not None and self.exit_code > 128 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,13 +208,10 @@ class Lrm(Protocol):
 
 
 class JobControl(Protocol):
-    """The acting half of a resource manager. Errors: ``SiteUnavailable`` (try again), ``SiteRejected`` (do not)."""
+    """The acting half of a resource manager. Errors: ``SiteUnavailable`` (try again), ``SiteRejected`` (do not).
 
-    async def open(self) -> None:
-        """Get ready to act; called once."""
-
-    async def close(self) -> None:
-        """Let go of what is held; jobs go on."""
+    What has a default here is of libraries, which have something to close and tell of ends themselves.
+    """
 
     async def submit(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
         """Submit ``script`` under the submission's name, working directory and output file; the job's id.
@@ -187,10 +224,22 @@ class JobControl(Protocol):
     async def cancel(self, job: str, user: str = "") -> None:
         """End an account's job and everything it started; one that has ended or is not known is no error."""
 
-    async def submit_error(self) -> str:
-        """Why no job could be submitted now, in one line; empty when nothing is known to be in the way. Cheap."""
-        ...
-
     async def check(self, nodes: int = 1) -> Sequence[Finding]:
         """What an operator should know of it; raises nothing."""
         ...
+
+    async def submit_error(self) -> str:
+        """Why no job could be submitted now, in one line; empty when nothing is known to be in the way. Cheap."""
+        return ""
+
+    def on_ended(self, listener: Callable[[], None]) -> None:
+        """Have a function called whenever the end of a job is reported."""
+        return
+
+    def ending(self, job: str) -> DrmaaEnding | None:
+        """How a job ended, if that was reported."""
+        return None
+
+    async def close(self) -> None:
+        """Let go of what is held; jobs go on."""
+        return

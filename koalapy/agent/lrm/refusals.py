@@ -1,31 +1,32 @@
-"""Classify the refusal of a job by the words of Slurm or Grid Engine. Pure; any text gets an answer.
+"""Refuse jobs alike in all adapters, and classify refusals by the words of Slurm or Grid Engine. Pure.
 
 One table serves commands and DRMAA libraries, so that both judge the same words alike. It has whole phrases that Slurm
 and Grid Engine print themselves: single words, such as "account", also stand in the texts of sites' own scripts, where
-they say nothing certain. What a user can choose is walltime and size; all other options are koalapy's or the cluster's.
+they say nothing certain. A user chooses walltime and size; all other options are koalapy's or the cluster's.
 """
 
 import re
+from typing import NoReturn
 
-from koalapy.agent.lrm.port import Fault
+from koalapy.model.errors import SiteFault, SiteRejected
 
 
 def _pattern(*phrases: str) -> re.Pattern[str]:
     return re.compile("|".join(phrases), re.IGNORECASE)
 
 
-_PHRASES: tuple[tuple[Fault, re.Pattern[str]], ...] = (
+_PHRASES: tuple[tuple[SiteFault, re.Pattern[str]], ...] = (
     (
-        "site",  # options that every job of koalapy has
+        SiteFault.SITE,  # options that every job of koalapy has
         _pattern(
             r"--(exclusive|mem|no-requeue|ntasks-per-node|comment|open-mode|chdir|output|job-name|parsable)\b",
             r"Memory specification can not be satisfied",
             r"Memory required by task is not available",
         ),
     ),
-    ("job", _pattern(r"Invalid --time specification", r"invalid date/time format", r"is not a time value")),
+    (SiteFault.JOB, _pattern(r"Invalid --time specification", r"invalid date/time format", r"is not a time value")),
     (
-        "unsuitable",
+        SiteFault.UNSUITABLE,
         _pattern(
             r"Requested time limit is invalid",
             r"Time limit specification required",
@@ -36,7 +37,7 @@ _PHRASES: tuple[tuple[Fault, re.Pattern[str]], ...] = (
         ),
     ),
     (
-        "limit",
+        SiteFault.LIMIT,
         _pattern(
             r"\b(QOS|Assoc)(Max|Grp)\w+",
             r"\bMax(Submit|Job|Array)\w*",
@@ -52,7 +53,7 @@ _PHRASES: tuple[tuple[Fault, re.Pattern[str]], ...] = (
         ),
     ),
     (
-        "site",
+        SiteFault.SITE,
         _pattern(
             r"invalid (parent )?account\b",
             r"invalid partition\b",
@@ -95,7 +96,17 @@ _POLICY = re.compile(r"Job violates accounting/QOS policy(\s*\([^)]*\))?")
 """What Slurm adds to every refusal for a limit; in brackets it names all that might be meant."""
 
 
-def fault_of(text: str) -> Fault:
+def fault_of(text: str) -> SiteFault:
     """Return what a refusal with these words concerns: ``unknown`` if no phrase of the table is in them."""
     text = _POLICY.sub("", text)
-    return next((fault for fault, phrases in _PHRASES if phrases.search(text)), "unknown")
+    return next((fault for fault, phrases in _PHRASES if phrases.search(text)), SiteFault.UNKNOWN)
+
+
+def reject_size(nodes: int, limit: str, hint: str, fault: SiteFault = SiteFault.LIMIT) -> NoReturn:
+    """Raise ``SiteRejected`` for a number of nodes beyond ``limit``, a sentence about the cluster."""
+    raise SiteRejected(f"{nodes} nodes asked for, but {limit}", field="size", value=nodes, hint=hint, fault=fault)
+
+
+def reject_other_job(job: str, found: str, name: str) -> NoReturn:
+    """Raise ``SiteRejected`` for a job that is not the one of ``name``, by which it was to be cancelled."""
+    raise SiteRejected(f"job {job} is {found}, not {name}: left alone", value=job)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from koalapy.agent.core.settings import AgentSettings
-from koalapy.agent.lrm.kinds import KINDS
-from koalapy.agent.lrm.port import Lrm
+from koalapy.agent.lrm.port import KINDS, Lrm
+from koalapy.agent.main import make_lrm
 from koalapy.config.settings import ClusterSection
 from koalapy.model.errors import SiteRejected
 
@@ -17,7 +17,7 @@ PORT = [name for name, method in inspect.getmembers(Lrm, inspect.isfunction) if 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_is_made_by_an_agents_settings(kind: str, tmp_path: Path) -> None:
     settings = AgentSettings("north", "http://127.0.0.1:1", "s3cret", tmp_path / "spool", kind=kind)
-    made = settings.lrm.make(settings)
+    made = make_lrm(settings)
     for name in PORT:
         ours, wanted = getattr(type(made), name), getattr(Lrm, name)
         assert inspect.signature(ours).parameters.keys() == inspect.signature(wanted).parameters.keys(), name
@@ -27,7 +27,7 @@ def test_a_kind_is_made_by_an_agents_settings(kind: str, tmp_path: Path) -> None
 def test_options_that_no_shell_could_split_are_refused_at_the_start(kind: str, tmp_path: Path) -> None:
     settings = AgentSettings("north", "http://d", "s3cret", tmp_path / "spool", kind=kind, native_specification="-l 'a")
     with pytest.raises(SiteRejected, match="native_specification"):
-        settings.lrm.make(settings)
+        make_lrm(settings)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,11 +14,10 @@ from koalapy.agent.accounts.accounts import Account, Accounts, RunAs, Way
 from koalapy.agent.components.job_folders import COMMAND, PROGRAM, JobFolders
 from koalapy.agent.core.settings import SiteSettings
 from koalapy.agent.lrm.commands import CommandResult, RunCommand, run
-from koalapy.agent.lrm.drmaa.accounts import drmaa_control
+from koalapy.agent.lrm.drmaa.control import drmaa_control
 from koalapy.agent.lrm.port import LrmJobState, LrmSubmission
 from koalapy.agent.lrm.sge.adapter import SgeLrm
-from koalapy.agent.lrm.sge.commands import SgeCommands
-from koalapy.agent.lrm.sge.qsub import QsubControl
+from koalapy.agent.lrm.sge.commands import QsubControl, SgeCommands
 from koalapy.agent.lrm.slurm.adapter import SlurmLrm
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 

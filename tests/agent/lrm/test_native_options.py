@@ -10,8 +10,7 @@ from koalapy.agent.core.settings import SiteSettings
 from koalapy.agent.lrm.drmaa.adapter import DrmaaLrm
 from koalapy.agent.lrm.drmaa.control import DrmaaControl
 from koalapy.agent.lrm.sge.adapter import SgeLrm
-from koalapy.agent.lrm.sge.commands import SgeCommands
-from koalapy.agent.lrm.sge.qsub import QsubControl
+from koalapy.agent.lrm.sge.commands import QsubControl, SgeCommands
 from koalapy.agent.lrm.slurm.adapter import SlurmLrm
 from koalapy.model.errors import SiteRejected
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.agent.lrm.drmaa.codes import error_of
+from koalapy.agent.lrm.drmaa.process import error_of
 from koalapy.agent.lrm.port import Fault
 from koalapy.agent.lrm.refusals import fault_of
-from koalapy.agent.lrm.slurm.refusals import fault_of_waiting
+from koalapy.agent.lrm.slurm.states import fault_of_waiting
 from koalapy.model.errors import SiteRejected
 
 HERE = Path(__file__).parent

@@ -1,29 +1,46 @@
 """Any resource manager with a DRMAA 1.0 library: jobs are submitted, watched and ended through it alone."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.settings import AgentSettings, SiteSettings
-from koalapy.agent.lrm.commands import split_options
-from koalapy.agent.lrm.drmaa.accounts import DrmaaAccounts, drmaa_control
-from koalapy.agent.lrm.drmaa.codes import NO_SUCH_JOB, STATES, DrmaaEnding
-from koalapy.agent.lrm.drmaa.control import DrmaaControl
-from koalapy.agent.lrm.drmaa.jobs import SubmittedJob, SubmittedJobs
-from koalapy.agent.lrm.drmaa.process import Unanswered
-from koalapy.agent.lrm.native_options import reject_qsub_options, reject_sbatch_options
-from koalapy.agent.lrm.polling import Polling
-from koalapy.agent.lrm.port import Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agent.lrm.drmaa.control import DrmaaAccounts, DrmaaControl, drmaa_control
+from koalapy.agent.lrm.drmaa.process import NO_SUCH_JOB, Unanswered
+from koalapy.agent.lrm.native_options import reject_qsub_options, reject_sbatch_options, split_options
+from koalapy.agent.lrm.polling import PolledLrm
+from koalapy.agent.lrm.port import DrmaaEnding, Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agent.lrm.refusals import reject_other_job, reject_size
 from koalapy.agent.lrm.script import place_script
 from koalapy.agent.lrm.slurm.commands import time_limit
-from koalapy.model.errors import SiteError, SiteFault, SiteRejected
+from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
+from koalapy.runner.atomic_files import replace_file
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
+STATES: Mapping[str, LrmJobState] = {
+    "undetermined": LrmJobState.UNKNOWN,
+    "queued_active": LrmJobState.QUEUED,
+    "system_on_hold": LrmJobState.QUEUED,
+    "user_on_hold": LrmJobState.QUEUED,
+    "user_system_on_hold": LrmJobState.QUEUED,
+    "running": LrmJobState.RUNNING,
+    "system_suspended": LrmJobState.RUNNING,
+    "user_suspended": LrmJobState.RUNNING,
+    "user_system_suspended": LrmJobState.RUNNING,
+    "done": LrmJobState.ENDED,
+    "failed": LrmJobState.ENDED,
+}
+_HOLDING = (LrmJobState.RUNNING, LrmJobState.UNKNOWN)
 EXIT_CODE_TIMEOUT = 5.0
 """Seconds in which an ended job's exit code may still arrive."""
 ENDED_RETENTION = 60.0
 """Seconds for which an ended job stays in our snapshots."""
+
+_ENTRY_RETENTION = 7 * 86400.0
+"""Seconds for which an ended job is remembered."""
 
 
 def make(settings: AgentSettings) -> "DrmaaLrm":
@@ -32,7 +49,72 @@ def make(settings: AgentSettings) -> "DrmaaLrm":
     return DrmaaLrm(settings, control, settings.directory.parent, folders)
 
 
-class DrmaaLrm:
+@dataclass(slots=True)
+class SubmittedJob:
+    """One job; ``job`` is None from before it is submitted until that is answered, ``ended`` the time of its end."""
+
+    name: str
+    nodes: int
+    job: str | None = None
+    ended: float = 0.0
+    cancelled: bool = False
+    exit_code: int | None = None
+    lost: bool = False
+    reason: str = ""
+    user: str = ""
+
+    def as_job(self) -> LrmJob:
+        """As it ended."""
+        code, lost = self.exit_code, self.lost
+        return LrmJob(self.job or "", self.name, LrmJobState.ENDED, (), code, lost, self.reason, user=self.user)
+
+
+class SubmittedJobs:
+    """Every method that changes something has written it when it returns; they raise ``SiteUnavailable``."""
+
+    def __init__(self, path: Path, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._path, self._clock = path, clock
+        self.entries: dict[str, SubmittedJob] = {}
+
+    def load(self) -> None:
+        try:
+            stored = json.loads(self._path.read_bytes())
+            self.entries = {name: SubmittedJob(**fields) for name, fields in stored.items()}
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise SiteUnavailable(f"cannot read {self._path}: {error}", hint="move it away") from error
+
+    def intend(self, name: str, nodes: int, user: str = "") -> None:
+        self.entries[name] = SubmittedJob(name, nodes, user=user)
+        self._write()
+
+    def submitted(self, name: str, job: str) -> None:
+        self.entries[name].job = job
+        self._write()
+
+    def forget(self, name: str) -> None:
+        self.entries.pop(name, None)
+        self._write()
+
+    def ended(self, jobs: Sequence[LrmJob]) -> None:
+        now = self._clock.now()
+        for job in jobs:
+            entry = self.entries[job.name]
+            entry.ended, entry.exit_code, entry.lost, entry.reason = now, job.exit_code, job.lost, job.reason
+        self._write()
+
+    def _write(self) -> None:
+        limit = self._clock.now() - _ENTRY_RETENTION
+        self.entries = {name: each for name, each in self.entries.items() if not 0 < each.ended < limit}
+        content = json.dumps({name: asdict(each) for name, each in self.entries.items()}).encode()
+        try:
+            replace_file(self._path, content)
+        except OSError as error:
+            raise SiteUnavailable(f"cannot write {self._path}: {error.strerror}") from error
+
+
+class DrmaaLrm(PolledLrm):
     """Knows of no jobs but ours: whatever they do not hold counts as idle."""
 
     def __init__(
@@ -44,6 +126,7 @@ class DrmaaLrm:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """In ``directory`` the names and ids of jobs submitted are written down."""
+        super().__init__(settings.poll_interval)
         self._folders, self._clock = folders or JobFolders.alone(), clock
         self._control, self._settings, self._fanout = control, settings, settings.fanout or "none"
         options = split_options(settings.native_specification)
@@ -51,29 +134,22 @@ class DrmaaLrm:
             reject_qsub_options(options)
         else:
             reject_sbatch_options(options, short=self._fanout == "srun")
-        self._polling = Polling(settings.poll_interval)
         self._table = SubmittedJobs(directory / "drmaa-jobs.json", clock)
         self._gone: dict[str, float] = {}
         """Jobs that the library calls ended or does not know, and since when; their exit codes may still come."""
 
     async def open(self) -> None:
         await asyncio.to_thread(self._table.load)
-        self._control.on_ended(self._polling.soon)
-        await self._control.open()
+        self._control.on_ended(self.look_soon)
 
     async def close(self) -> None:
-        self._polling.close()
+        await super().close()
         await self._control.close()
 
     async def submit(self, submission: LrmSubmission) -> str:
         if submission.nodes > self._settings.nodes:
-            raise SiteRejected(
-                f"{submission.nodes} nodes asked for, but the cluster has {self._settings.nodes}",
-                field="size",
-                value=submission.nodes,
-                hint="ask for fewer, or correct the cluster's nodes in the configuration",
-                fault=SiteFault.LIMIT,
-            )
+            hint = "ask for fewer, or correct the cluster's nodes in the configuration"
+            reject_size(submission.nodes, f"the cluster has {self._settings.nodes}", hint)
         native = self._native(submission)
         script = await place_script(submission, self._fanout, self._folders)
         # Written down first: after a crash in between, nobody may hand it in a second time.
@@ -86,7 +162,7 @@ class DrmaaLrm:
             await asyncio.to_thread(self._table.forget, submission.name)
             raise
         await asyncio.to_thread(self._table.submitted, submission.name, job)
-        self._polling.soon()
+        self.look_soon()
         return job
 
     async def find(self, name: str, user: str = "") -> str | None:
@@ -107,13 +183,10 @@ class DrmaaLrm:
         if known is None or known.ended:
             return
         if known.name != name:
-            raise SiteRejected(f"job {job} is {known.name}, not {name}: left alone", value=job)
+            reject_other_job(job, known.name, name)
         await self._control.cancel(job, known.user)
         known.cancelled = True
-        self._polling.soon()
-
-    def runners_key(self) -> bytes:
-        return b""
+        self.look_soon()
 
     async def snapshot(self) -> LrmSnapshot:
         asked = {entry.job: entry for entry in self._table.entries.values() if entry.job and not entry.ended}
@@ -150,9 +223,6 @@ class DrmaaLrm:
             Finding("nodes", True, f"{self._settings.nodes} by the configuration, all taken for ours"),
         ]
 
-    def changes(self) -> AsyncIterator[None]:
-        return self._polling.changes()
-
     def _native(self, submission: LrmSubmission) -> list[str]:
         text = self._settings.native_specification
         if "{walltime}" in text and submission.walltime is None:
@@ -180,19 +250,15 @@ class DrmaaLrm:
             return LrmJob(entry.job, entry.name, state, user=entry.user)
         since = self._gone.setdefault(entry.job, self._clock.monotonic())
         if ending is None and self._clock.monotonic() < since + EXIT_CODE_TIMEOUT:
-            self._polling.soon(1.0)
+            self.look_soon(1.0)
             return LrmJob(entry.job, entry.name, LrmJobState.RUNNING, user=entry.user)
         self._gone.pop(entry.job, None)
         return _ended(entry, word, ending)
 
 
-_HOLDING = (LrmJobState.RUNNING, LrmJobState.UNKNOWN)
-
-
 def _ended(entry: SubmittedJob, word: str, ending: DrmaaEnding | None) -> LrmJob:
     assert entry.job is not None
-    code = ending.exit_code if ending else None
-    number = ending.signal_number if ending else None
+    code, number = (ending.exit_code, ending.signal_number) if ending else (None, None)
     lost = True
     if entry.cancelled:
         lost, reason = False, "cancelled"

@@ -1,4 +1,7 @@
-"""The one DRMAA session that an agent has: jobs are submitted and ended through it, and it tells of their ends."""
+"""Submit and end jobs through DRMAA libraries, and say what the words of DRMAA 1.0 mean.
+
+A library acts for the account that has loaded it: each account that jobs run as has a worker process of its own.
+"""
 
 import asyncio
 import os
@@ -7,20 +10,39 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from koalapy.agent.lrm.drmaa.codes import NO_SUCH_JOB, DrmaaEnding
-from koalapy.agent.lrm.drmaa.process import Become, DrmaaProcess
-from koalapy.agent.lrm.port import Finding, LrmSubmission
-from koalapy.agent.lrm.timeouts import DEFAULT_TIMEOUTS, LrmTimeouts
-from koalapy.model.errors import SiteError, SiteRejected
+from koalapy.agent.accounts.accounts import RunAs, Way, environment_of
+from koalapy.agent.lrm.drmaa.process import DEFAULT_TIMEOUTS, NO_SUCH_JOB, Become, DrmaaProcess, DrmaaTimeouts
+from koalapy.agent.lrm.port import DrmaaEnding, Finding, JobControl, LrmSubmission
+from koalapy.model.errors import SiteError, SiteFault, SiteRejected
+from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 RETRY_INTERVAL = 30.0
 """Seconds between two tries to load a library that cannot be loaded."""
+MAX_ACCOUNTS = 64
+"""Accounts that have a worker at the same time. The least recently used one of more loses its own, and the resource
+manager itself tells how its jobs end."""
+IDLE_TIMEOUT = 300.0
+"""Seconds after which the worker of an account without jobs ends."""
 _MAX_RETAINED_ENDINGS = 1000
 _DEFAULT_LIBRARIES = ("/usr/lib/gridengine-drmaa/lib/libdrmaa.so.1.0", "/usr/lib/slurm-drmaa/lib/libdrmaa.so.1")
 
 
-class DrmaaControl:
-    """Implements ``JobControl`` over the one session that an agent has."""
+def drmaa_control(library: str | None, run_as: RunAs) -> "DrmaaControl | DrmaaAccounts":
+    """Return what submits jobs through a library. Raise ``SiteRejected`` if it cannot for several accounts."""
+    if not run_as.accounts.are_many:
+        return DrmaaControl(library)
+    if run_as.way is Way.SUDO:
+        raise SiteRejected(
+            "a DRMAA library cannot be used for other accounts by rules of sudo",
+            field="library",
+            hint="leave the cluster's library out: commands are used then; see docs/clusters.md, Whose processes",
+            fault=SiteFault.SITE,
+        )
+    return DrmaaAccounts(library, run_as)
+
+
+class DrmaaControl(JobControl):
+    """Submits and ends jobs in the one session of an account."""
 
     def __init__(
         self,
@@ -28,23 +50,20 @@ class DrmaaControl:
         *,
         contact: str = "",
         environment: Mapping[str, str] = {},
-        timeouts: LrmTimeouts = DEFAULT_TIMEOUTS,
+        timeouts: DrmaaTimeouts = DEFAULT_TIMEOUTS,
         become: Become | None = None,
     ) -> None:
         self.library = (
             library or os.environ.get("DRMAA_LIBRARY_PATH") or next(filter(os.path.exists, _DEFAULT_LIBRARIES), None)
         )
         self._process = DrmaaProcess(self.library, contact, environment, self._ended, timeouts, become)
-        self._start_wait_s = timeouts.drmaa_start_wait_s
+        self._start_wait_s = timeouts.start_wait_s
         self._listeners: list[Callable[[], None]] = []
         self._endings: dict[str, DrmaaEnding] = {}
         self._order: deque[str] = deque()
         self._error = ""
         self._retry_at = 0.0
         self._starting: asyncio.Task[None] | None = None
-
-    async def open(self) -> None:
-        """Nothing is done before the first request: a library that fails now may work later."""
 
     async def close(self) -> None:
         if self._starting is not None:
@@ -58,7 +77,8 @@ class DrmaaControl:
             name=submission.name,
             workdir=str(submission.workdir),
             output=str(submission.output),
-            native=_quoted(native),
+            # Libraries take it apart again at blanks outside of quotes.
+            native=" ".join(f'"{w}"' if any(c.isspace() for c in w) or not w else w for w in native),
         )
         return job
 
@@ -75,11 +95,9 @@ class DrmaaControl:
         return states
 
     def on_ended(self, listener: Callable[[], None]) -> None:
-        """Have it called whenever the library tells of an ended job."""
         self._listeners.append(listener)
 
     def ending(self, job: str) -> DrmaaEnding | None:
-        """What the library has told of the end of a job of this session."""
         return self._endings.get(job)
 
     async def submit_error(self) -> str:
@@ -123,6 +141,94 @@ class DrmaaControl:
             listener()
 
 
-def _quoted(native: Sequence[str]) -> str:
-    """As libraries take it apart again: at blanks outside of quotes."""
-    return " ".join(f'"{word}"' if any(c.isspace() for c in word) or not word else word for word in native)
+class DrmaaAccounts(JobControl):
+    """Submits and ends jobs as several accounts, with a ``DrmaaControl`` for each."""
+
+    def __init__(
+        self,
+        library: str | None,
+        run_as: RunAs,
+        *,
+        max_accounts: int = MAX_ACCOUNTS,
+        make_control: Callable[..., DrmaaControl] = DrmaaControl,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """``make_control`` is called as ``DrmaaControl`` is."""
+        self.library, self._run_as, self._max_accounts = library, run_as, max_accounts
+        self._make_control, self._clock = make_control, clock
+        self._own = make_control(library)
+        self._controls: dict[str, DrmaaControl] = {}
+        """Those least lately asked first."""
+        self._asked: dict[str, float] = {}
+        self._jobs: dict[str, set[str]] = {}
+        """Of each account those that are not known to have ended."""
+        self._listeners: list[Callable[[], None]] = []
+
+    async def close(self) -> None:
+        for control in (self._own, *self._controls.values()):
+            await control.close()
+
+    async def submit(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
+        control = await self._of(submission.user)
+        job = await control.submit(script, submission, native)
+        self._jobs.setdefault(submission.user, set()).add(job)
+        return job
+
+    async def cancel(self, job: str, user: str = "") -> None:
+        await (await self._of(user)).cancel(job)
+
+    async def status(self, jobs: Sequence[str], user: str = "") -> Mapping[str, str]:
+        return await (await self._of(user)).status(jobs)
+
+    def on_ended(self, listener: Callable[[], None]) -> None:
+        self._listeners.append(listener)
+        self._own.on_ended(listener)
+        for control in self._controls.values():
+            control.on_ended(listener)
+
+    def ending(self, job: str) -> DrmaaEnding | None:
+        found = (control.ending(job) for control in (self._own, *self._controls.values()))
+        return next((ending for ending in found if ending is not None), None)
+
+    async def version(self) -> str:
+        return await self._own.version()
+
+    async def submit_error(self) -> str:
+        """As for the agent's own account."""
+        await self._retire(self._max_accounts)
+        return await self._own.submit_error()
+
+    async def check(self, nodes: int = 1) -> Sequence[Finding]:
+        return await self._own.check()
+
+    async def _of(self, user: str) -> DrmaaControl:
+        if not user:
+            return self._own
+        account = await self._run_as.accounts.find(user)  # each time: it may be gone, or closed
+        control = self._controls.pop(user, None)
+        if control is None:
+            await self._retire(self._max_accounts - 1)
+
+            def become(command: Sequence[str], environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+                return self._run_as.command(account, command), environment_of(account, environment)
+
+            control = self._controls.get(user) or self._make_control(self.library, become=become)
+            self._controls.pop(user, None)
+            for listener in self._listeners:
+                control.on_ended(listener)
+        self._controls[user], self._asked[user] = control, self._clock.monotonic()
+        return control
+
+    async def _retire(self, most: int) -> None:
+        """End workers that nobody needs, and those that are too many."""
+        now = self._clock.monotonic()
+        idle = [user for user in self._controls if not self._open_jobs(user) and now > self._asked[user] + IDLE_TIMEOUT]
+        many = list(self._controls)[: max(0, len(self._controls) - most)]
+        for user in {*idle, *many}:
+            self._jobs.pop(user, None)
+            await self._controls.pop(user).close()
+
+    def _open_jobs(self, user: str) -> set[str]:
+        jobs = self._jobs.get(user, set())
+        jobs -= {job for job in jobs if self._controls[user].ending(job) is not None}
+        return jobs

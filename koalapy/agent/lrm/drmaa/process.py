@@ -9,13 +9,14 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from koalapy.agent.core.environment import RESOURCE_MANAGERS, RESOURCE_MANAGERS_BEGIN, inherited
-from koalapy.agent.lrm.drmaa.codes import ERRORS, DrmaaEnding, error_of, start_error
-from koalapy.agent.lrm.timeouts import DEFAULT_TIMEOUTS, LrmTimeouts
-from koalapy.model.errors import SiteRejected, SiteUnavailable
+from koalapy.agent.lrm.port import DrmaaEnding
+from koalapy.agent.lrm.refusals import fault_of
+from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 
 WORKER = Path(__file__).with_name("worker.py")
 EXIT_TIMEOUT = 8.0
@@ -28,8 +29,78 @@ _MAX_LINE = 16 << 20
 Become = Callable[[Sequence[str], Mapping[str, str]], tuple[list[str], dict[str, str]]]
 
 
+NO_SUCH_JOB = "InvalidJobException"
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+TRANSIENT_ERRORS = _names(
+    "AlreadyActiveSessionException DrmCommunicationException DrmsExitException DrmsInitException DrmaaException "
+    "ExitTimeoutException InternalException NoActiveSessionException NoUsage OutOfMemoryException StopIteration "
+    "TryLaterException"
+)
+"""Exceptions of the package and of the worker after which the same request may succeed; ``DrmaaException`` itself
+stands for a code that the package does not know."""
+LASTING_ERRORS = _names(
+    "AuthorizationException ConflictingAttributeValuesException DefaultContactStringException DeniedByDrmException "
+    "HoldInconsistentStateException IllegalStateException InvalidArgumentException InvalidAttributeFormatException "
+    f"InvalidAttributeValueException InvalidContactStringException {NO_SUCH_JOB} InvalidJobTemplateException "
+    "NoDefaultContactStringSelectedException ReleaseInconsistentStateException ResumeInconsistentStateException "
+    "SuspendInconsistentStateException UnsupportedAttributeException"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DrmaaTimeouts:
+    """All are seconds."""
+
+    start_s: float = 30.0
+    """How long a library may take to begin a session."""
+    request_s: float = 30.0
+    """How long a library may take to answer a request; then its process is killed."""
+    start_wait_s: float = 1.0
+    """How long a snapshot waits for the begin of a session; a later snapshot shows what the library says later."""
+    first_restart_s: float = 1.0
+    """How long a lost process is not started anew. Each loss may leave the resource manager with a client that it
+    believes in for minutes, and it takes only so many."""
+    max_restart_s: float = 60.0
+    """The same after several losses, each of which doubles it up to this."""
+    refused_s: float = 2.0
+    """How long a session that was refused in words is not asked for again: that leaves nothing behind."""
+
+
+DEFAULT_TIMEOUTS = DrmaaTimeouts()
+
+
 class Unanswered(SiteUnavailable):
-    """The request was sent, and nobody knows what became of it."""
+    """The request was sent, and it is not known whether it was done."""
+
+
+def error_of(name: str, text: str) -> SiteError:
+    """Return the site's error for one of the package's exceptions, in one line."""
+    line = " ".join(text.partition(": ")[2].split() if text.startswith("code ") else text.split())
+    message = f"DRMAA: {line or name}"
+    # Grid Engine calls a user's limit something to be tried later, as it does a master that is busy.
+    if name in LASTING_ERRORS or fault_of(message) is SiteFault.LIMIT:
+        return SiteRejected(message, value=name, fault=fault_of(message))
+    return SiteUnavailable(message, value=name)
+
+
+def start_error(name: str, text: str, library: str | None) -> SiteError:
+    """Return why there is no session, by what the worker process said as it ended."""
+    line = " ".join(text.split())
+    if name == "package":
+        message, hint = f"the DRMAA package is missing: {line}", "pip install 'koalapy[drmaa]'"
+        return SiteRejected(message, hint=hint, fault=SiteFault.SITE)
+    if name == "library":
+        return SiteRejected(
+            f"the DRMAA library {library or 'libdrmaa'} cannot be loaded: {line}",
+            hint="install it (Debian for Grid Engine: gridengine-drmaa1.0) and set the cluster's library to its path",
+            fault=SiteFault.SITE,
+        )
+    return error_of(name, text)
 
 
 class DrmaaProcess:
@@ -41,7 +112,7 @@ class DrmaaProcess:
         contact: str,
         environment: Mapping[str, str],
         ended: Callable[[DrmaaEnding], None],
-        timeouts: LrmTimeouts = DEFAULT_TIMEOUTS,
+        timeouts: DrmaaTimeouts = DEFAULT_TIMEOUTS,
         become: Become | None = None,
     ) -> None:
         """``become``: another account, by a command line and environment made of the worker's own."""
@@ -59,13 +130,13 @@ class DrmaaProcess:
         """Raises ``SiteError``; ``Unanswered`` when it may have been done all the same."""
         session = await self._started()
         try:
-            async with asyncio.timeout(self._timeouts.drmaa_request_s):
+            async with asyncio.timeout(self._timeouts.request_s):
                 answer = await session.request(operation, fields)
         except TimeoutError as error:
             session.kill()
-            raise Unanswered(f"the DRMAA library did not answer within {self._timeouts.drmaa_request_s:g} s") from error
+            raise Unanswered(f"the DRMAA library did not answer within {self._timeouts.request_s:g} s") from error
         if "error" in answer:
-            if answer["error"] not in ERRORS:
+            if answer["error"] not in TRANSIENT_ERRORS | LASTING_ERRORS:
                 raise Unanswered(f"the DRMAA package failed: {answer['error']}: {answer['text']}")
             raise error_of(answer["error"], answer["text"])
         return answer["reply"]
@@ -96,7 +167,7 @@ class DrmaaProcess:
 
     def _lost(self, session: "_Session") -> None:
         self._session = None
-        first, longest = self._timeouts.drmaa_first_restart_s, self._timeouts.drmaa_max_restart_s
+        first, longest = self._timeouts.first_restart_s, self._timeouts.max_restart_s
         lived = session.ended_at - session.began
         self._pause = first if lived > longest else min(longest, max(first, 2 * self._pause))
         self._not_before = session.ended_at + self._pause
@@ -123,7 +194,7 @@ class DrmaaProcess:
             raise SiteUnavailable(f"cannot run {sys.executable} now: {problem.strerror}") from problem
         session = _Session(process, self._ended)
         try:
-            async with asyncio.timeout(self._timeouts.drmaa_start_s):
+            async with asyncio.timeout(self._timeouts.start_s):
                 await session.greeted.wait()
         except TimeoutError:
             session.kill()
@@ -135,7 +206,7 @@ class DrmaaProcess:
         await session.over()
         if session.refusal is not None:
             error = start_error(*session.refusal, self._library)
-            self._not_before, self._reason = time.monotonic() + self._timeouts.drmaa_refused_s, error.message
+            self._not_before, self._reason = time.monotonic() + self._timeouts.refused_s, error.message
             if isinstance(error, SiteRejected):
                 self._not_before = 0.0
             raise error
@@ -226,7 +297,7 @@ class _Session:
 
     def _receive(self, message: dict[str, Any]) -> None:
         if "ended" in message:
-            self._ended(DrmaaEnding.from_notice(message["ended"]))
+            self._ended(DrmaaEnding(**message["ended"]))
         elif "hello" in message:
             self.about = message["hello"]
             self.greeted.set()

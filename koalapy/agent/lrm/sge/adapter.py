@@ -1,32 +1,38 @@
 """Grid Engine as agents see it: jobs are submitted and ended by ``JobControl``, watched with ``qstat``."""
 
+import contextlib
 import math
 import os
 import pwd
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.settings import AgentSettings, SiteSettings
-from koalapy.agent.lrm.commands import split_options
-from koalapy.agent.lrm.drmaa.accounts import DrmaaAccounts, drmaa_control
-from koalapy.agent.lrm.drmaa.control import DrmaaControl
-from koalapy.agent.lrm.native_options import reject_qsub_options
+from koalapy.agent.lrm.drmaa.control import drmaa_control
+from koalapy.agent.lrm.native_options import reject_qsub_options, split_options
 from koalapy.agent.lrm.node_classes import KnownNode, NodeGroups, grouped
-from koalapy.agent.lrm.polling import Polling
+from koalapy.agent.lrm.polling import PolledLrm
 from koalapy.agent.lrm.port import JOB_PREFIX, Finding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
-from koalapy.agent.lrm.refusals import fault_of
+from koalapy.agent.lrm.refusals import reject_other_job, reject_size
 from koalapy.agent.lrm.script import place_script
-from koalapy.agent.lrm.sge.check import findings
-from koalapy.agent.lrm.sge.commands import Layout, SgeCommands, read_layout
-from koalapy.agent.lrm.sge.endings import EndResolver
-from koalapy.agent.lrm.sge.jobs import TrackedJobs, active_job, unreachable_hosts
-from koalapy.agent.lrm.sge.qhost import read_memory, short
-from koalapy.agent.lrm.sge.qstat import Listing, QueueInstance, SgeJob, read_listing
-from koalapy.agent.lrm.sge.qsub import QsubControl
-from koalapy.agent.lrm.sge.states import DELETED, NodeState, is_broken, job_state, queue_state
-from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
+from koalapy.agent.lrm.sge.answers import (
+    DELETED,
+    Listing,
+    NodeState,
+    QueueInstance,
+    SgeJob,
+    is_broken,
+    job_state,
+    queue_state,
+    read_listing,
+    read_memory,
+    short_name,
+)
+from koalapy.agent.lrm.sge.commands import Layout, QsubControl, SgeCommands, check_grid_engine, read_layout
+from koalapy.agent.lrm.sge.jobs import EndResolver, TrackedJobs, active_job, unreachable_hosts
+from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 LAYOUT_MAX_AGE = 60.0
@@ -45,7 +51,7 @@ def make(settings: AgentSettings) -> "SgeLrm":
     return SgeLrm(settings, drmaa_control(settings.library, folders.run_as), folders=folders)
 
 
-class SgeLrm:
+class SgeLrm(PolledLrm):
     """Our jobs are those whose names begin with ``prefix``, of our own user or of those we act for; all other used
     slots are background."""
 
@@ -57,6 +63,7 @@ class SgeLrm:
         folders: JobFolders | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        super().__init__(settings.poll_interval)
         self._clock = clock
         self._folders = folders or JobFolders.alone()
         self._settings, self._control, self._extra = settings, control, split_options(settings.native_specification)
@@ -64,10 +71,9 @@ class SgeLrm:
         environments = "leave it out, and set the cluster's parallel_environment"
         reject_qsub_options(self._extra, q=queues, masterq=queues, pe=environments)
         self._commands = SgeCommands(self._folders.run_as)
-        self._polling = Polling(settings.poll_interval)
         self._jobs = TrackedJobs(prefix, pwd.getpwuid(os.geteuid()).pw_name, self._folders.accounts, clock)
         self._users = "*" if self._folders.are_many else self._jobs.owner
-        self._resolver = EndResolver(self._commands, self._jobs, control, self._polling.soon, clock)
+        self._resolver = EndResolver(self._commands, self._jobs, control, self.look_soon, clock)
         self._layout: Layout | None = None
         self._groups = NO_GROUPS
         """Its nodes by class."""
@@ -75,34 +81,27 @@ class SgeLrm:
         self._looked = False
 
     async def open(self) -> None:
-        if isinstance(self._control, DrmaaControl | DrmaaAccounts):
-            self._control.on_ended(self._polling.soon)
-        await self._control.open()
+        self._control.on_ended(self.look_soon)
 
     async def close(self) -> None:
-        self._polling.close()
+        await super().close()
         await self._resolver.close()
         await self._control.close()
 
     async def submit(self, submission: LrmSubmission) -> str:
         layout = await self._current_layout()
         if submission.nodes > len(layout.hosts):
-            raise SiteRejected(
-                f"{submission.nodes} nodes asked for, but {self._where} has {len(layout.hosts)}",
-                field="size",
-                value=submission.nodes,
-                hint="ask for fewer nodes",
-                fault=SiteFault.LIMIT,
-            )
+            where = f"queue {self._settings.queue}" if self._settings.queue else self._settings.parallel_environment
+            reject_size(submission.nodes, f"{where} has {len(layout.hosts)}", "ask for fewer nodes")
         native = self._native(submission, layout)
         script = await place_script(submission, "qrsh", self._folders)
         try:
             job = await self._control.submit(script, submission, native)
         except SiteRejected as error:
-            raise _with_hint(error) from error
+            raise self._commands.rejection(error) from error
         if submission.name.startswith(self._jobs.prefix):
             self._jobs.submitted(job, submission.name, submission.user)
-        self._polling.soon()
+        self.look_soon()
         return job
 
     async def find(self, name: str, user: str = "") -> str | None:
@@ -123,7 +122,7 @@ class SgeLrm:
         if found is None or (DELETED in found.state and not by_force):
             return
         if (found.name, self._jobs.user_of(found)) != (name, user):
-            raise SiteRejected(f"job {job} is {found.name}, not {name}: left alone", value=job)
+            reject_other_job(job, found.name, name)
         if job in self._jobs.known:
             self._jobs.known[job].cancelled = True
         if DELETED in found.state:
@@ -131,10 +130,7 @@ class SgeLrm:
             await self._commands.delete_by_force(job, user)
         else:
             await self._control.cancel(job, user)
-        self._polling.soon()
-
-    def runners_key(self) -> bytes:
-        return b""
+        self.look_soon()
 
     async def snapshot(self) -> LrmSnapshot:
         layout = await self._current_layout()
@@ -157,17 +153,9 @@ class SgeLrm:
         return await self._commands.version()
 
     async def check(self) -> Sequence[Finding]:
-        return [
-            *await findings(self._commands, self._settings.parallel_environment, self._settings.queue),
-            *await self._control.check(),
-        ]
-
-    def changes(self) -> AsyncIterator[None]:
-        return self._polling.changes()
-
-    @property
-    def _where(self) -> str:
-        return f"queue {self._settings.queue}" if self._settings.queue else self._settings.parallel_environment
+        settings = self._settings
+        found = await check_grid_engine(self._commands, settings.parallel_environment, settings.queue)
+        return [*found, *await self._control.check()]
 
     def _native(self, submission: LrmSubmission, layout: Layout) -> list[str]:
         options = ["-pe", self._settings.parallel_environment, str(submission.nodes * layout.slots)]
@@ -187,25 +175,21 @@ class SgeLrm:
             settings = self._settings
             self._layout = await read_layout(self._commands, settings.parallel_environment, settings.queue)
             self._layout_read = now
-            memory = await self._memory()
-            known = [KnownNode(host, memory.get(short(host))) for host in sorted(self._layout.hosts)]
+            memory: dict[str, int] = {}
+            with contextlib.suppress(SiteError):  # Grid Engine does not say
+                memory = read_memory((await self._commands.ask("qhost", "-xml")).output)
+            known = [KnownNode(host, memory.get(short_name(host))) for host in sorted(self._layout.hosts)]
             self._groups = grouped(known, settings.node_classes)
         return self._layout
-
-    async def _memory(self) -> dict[str, int]:
-        """Bytes of each host, by its short name; nothing where Grid Engine does not say."""
-        try:
-            return read_memory(await self._commands.ask("qhost", "-xml"))
-        except SiteError:
-            return {}
 
     async def _list(self, which: str) -> Listing:
         # Only our own user's jobs, if there is but that: the slots of all others are counted all the same.
         arguments = ("-f", "-g", "t", "-s", which, "-u", self._users, "-xml")
-        return read_listing(await self._commands.ask("qstat", *arguments))
+        return read_listing((await self._commands.ask("qstat", *arguments)).output)
 
     async def _own_jobs(self, which: str) -> Sequence[SgeJob]:
-        return read_listing(await self._commands.ask("qstat", "-s", which, "-u", self._users, "-xml")).jobs
+        answer = await self._commands.ask("qstat", "-s", which, "-u", self._users, "-xml")
+        return read_listing(answer.output).jobs
 
     async def _active(self, job: SgeJob, silent: Collection[str]) -> LrmJob:
         known = self._jobs.known[job.id]
@@ -219,7 +203,7 @@ class SgeLrm:
             answer = await self._commands.run("qstat", "-j", job, timeout=JOB_ERROR_TIMEOUT)
         except SiteUnavailable:
             return ""
-        lines = answer.output.decode(errors="replace").splitlines()
+        lines = answer.text.splitlines()
         return next((line.partition(":")[2].strip() for line in lines if line.startswith("error reason")), "")
 
 
@@ -258,25 +242,3 @@ def _best(instances: Sequence[QueueInstance], slots: int) -> NodeState:
     if total["idle"] >= slots:
         return "idle"
     return "busy" if total["idle"] + total["busy"] >= slots else "down"
-
-
-def _with_hint(error: SiteRejected) -> SiteRejected:
-    """With the way out, where Grid Engine's words leave it open."""
-    message, hint = error.message, error.hint
-    if "parallel environment" in message:
-        hint = "set the cluster's parallel_environment to one of qconf -spl"
-    elif "unknown queue" in message:
-        hint = "set the cluster's queue to one of qconf -sql"
-    elif "no suitable queues" in message:
-        hint = "see whether queue, parallel environment and native_specification go together (qsub -w v)"
-    elif "unknown resource" in message or "option" in message:
-        hint = "correct the cluster's native_specification"
-    elif "not allowed to submit" in message or "no submit host" in message or "submit host" in message:
-        hint = "make this host a submit host (qconf -as)"
-    return SiteRejected(
-        message,
-        field=error.field,
-        value=error.value,
-        hint=hint,
-        fault=SiteFault(fault_of(message)) if error.fault is SiteFault.REFUSED else error.fault,
-    )

@@ -1,18 +1,21 @@
-"""Grid Engine's own commands: where they are, and what their complaints mean."""
+"""Grid Engine's own commands: where they are, what their complaints mean, jobs submitted by them, and the check."""
 
 import asyncio
 import getpass
 import os
 import re
 import shutil
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from koalapy.agent.accounts.accounts import RunAs
 from koalapy.agent.core.environment import inherited
-from koalapy.agent.lrm.commands import COMMAND_TIMEOUT, CommandResult
-from koalapy.agent.lrm.sge.states import AccountingRecord, read_accounting
-from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
+from koalapy.agent.lrm.commands import COMMAND_TIMEOUT, CommandResult, Commands, printed_job
+from koalapy.agent.lrm.port import Finding, JobControl, LrmSubmission
+from koalapy.agent.lrm.sge.answers import AccountingRecord, queue_state, read_accounting, read_listing, short_name
+from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 
 FORCED_DELETE_HINT = (
     "have a manager of Grid Engine run qdel -f; set ENABLE_FORCED_QDEL=TRUE in its qmaster_params (qconf -mconf), "
@@ -23,18 +26,27 @@ FORCED_DELETE_TIMEOUT = 90.0
 QACCT_TIMEOUT = 60.0
 """Seconds that ``qacct`` may take: it reads the accounting of all that ever ran."""
 _OUT_OF_REACH = re.compile(r"commlib|qmaster|communication|cannot connect|can't connect|timeout", re.IGNORECASE)
+_GONE = ("does not exist", "already in deletion", "registered the job")
+_HINTS = (
+    ("parallel environment", "set the cluster's parallel_environment to one of qconf -spl"),
+    ("unknown queue", "set the cluster's queue to one of qconf -sql"),
+    ("no suitable queues", "see whether queue, parallel environment and native_specification go together (qsub -w v)"),
+    ("unknown resource", "correct the cluster's native_specification"),
+    ("option", "correct the cluster's native_specification"),
+    ("not allowed to submit", "make this host a submit host (qconf -as)"),
+    ("submit host", "make this host a submit host (qconf -as)"),
+)
 
 
-class SgeCommands:
+class SgeCommands(Commands):
     """Runs them under English words, and without a wrapper script where there is one: that costs ten times as much."""
 
     def __init__(self, run_as: RunAs) -> None:
-        self._run_as = run_as
+        super().__init__(run_as.run, inherited(prefixes=("SGE_",)) | {"LC_ALL": "C"}, _OUT_OF_REACH, _HINTS)
         self._folder: str | None = None
-        self._environment = inherited(prefixes=("SGE_",)) | {"LC_ALL": "C"}
 
     async def find(self) -> None:
-        """Find where the programs are. Raises ``SiteRejected`` when there are none."""
+        """Find where the programs are. Raise ``SiteRejected`` when there are none."""
         found = shutil.which("qstat")
         if found is None:
             raise SiteRejected(
@@ -46,8 +58,7 @@ class SgeCommands:
         root = os.environ.get("SGE_ROOT", "")
         if root and not await asyncio.to_thread(_is_program, found):
             try:
-                answer = await self._run_as.run("", f"{root}/util/arch", environment=self._environment)
-                architecture = answer.output.decode(errors="replace").strip()
+                architecture = (await super().run(f"{root}/util/arch")).text.strip()
             except SiteRejected:  # then the wrapper it is
                 return
             folder = f"{root}/bin/{architecture}"
@@ -55,41 +66,34 @@ class SgeCommands:
                 self._folder = folder
 
     async def version(self) -> str:
-        """As Grid Engine says it itself."""
-        return (await self.run("qstat", "-help")).output.decode(errors="replace").split("\n")[0].strip()
+        return (await self.run("qstat", "-help")).text.split("\n")[0].strip()
 
     async def run(
-        self, command: str, *arguments: str, timeout: float = COMMAND_TIMEOUT, user: str = ""
+        self, command: str, *arguments: str, user: str = "", timeout: float = COMMAND_TIMEOUT
     ) -> CommandResult:
-        """An answer whatever its exit code, unless the master is out of reach (``SiteUnavailable``)."""
         if self._folder is None:
             await self.find()
-        answer = await self._run_as.run(
-            user, f"{self._folder}/{command}", *arguments, environment=self._environment, timeout=timeout
-        )
-        if answer.code != 0 and _OUT_OF_REACH.search(answer.error_line):
+        return await super().run(f"{self._folder}/{command}", *arguments, user=user, timeout=timeout)
+
+    async def ask(self, command: str, *arguments: str, user: str = "") -> CommandResult:
+        """Return the answer of a command that looks; ``SiteUnavailable`` if it fails, whatever it says."""
+        answer = await self.run(command, *arguments, user=user)
+        if answer.code:
             raise SiteUnavailable(f"{command}: {answer.error_line}")
         return answer
-
-    async def ask(self, command: str, *arguments: str) -> bytes:
-        """An answer; anything else is ``SiteUnavailable``."""
-        answer = await self.run(command, *arguments)
-        if answer.code != 0:
-            raise SiteUnavailable(f"{command}: {answer.error_line}")
-        return answer.output
 
     async def delete_by_force(self, job: str, user: str) -> None:
         """Have the master forget a job that it was told to delete, as `user`; ``SiteRejected`` where it may not."""
         answer = await self.run("qdel", "-f", job, timeout=FORCED_DELETE_TIMEOUT, user=user)
-        output = answer.output.decode(errors="replace") + answer.errors
         # It exits with 1 also when it has been done.
-        if answer.code != 0 and not re.search(r"registered|forced the|has forced|has deleted|does not exist", output):
+        done = re.search(r"registered|forced the|has forced|has deleted|does not exist", answer.text + answer.errors)
+        if answer.code and not done:
             raise SiteRejected(f"qdel -f: {answer.error_line}", hint=FORCED_DELETE_HINT, value=job)
 
     async def may_delete_by_force(self) -> bool:
         """Return whether owners of jobs, or this account as a manager, may delete them with ``qdel -f``."""
-        configuration = (await self.ask("qconf", "-sconf")).decode(errors="replace")
-        managers = (await self.ask("qconf", "-sm")).decode(errors="replace").split()
+        configuration = (await self.ask("qconf", "-sconf")).text
+        managers = (await self.ask("qconf", "-sm")).text.split()
         parameters = re.search(r"^qmaster_params\s+(.*)", configuration, re.MULTILINE)
         allowed = re.search(r"ENABLE_FORCED_QDEL\s*=\s*(true|1)\b", parameters[1] if parameters else "", re.IGNORECASE)
         return bool(allowed) or getpass.getuser() in managers
@@ -99,8 +103,34 @@ class SgeCommands:
         answer = await self.run("qacct", "-o", owner, "-j", what, timeout=QACCT_TIMEOUT)
         if answer.code != 0:
             return []
-        found = read_accounting(answer.output.decode(errors="replace"))
+        found = read_accounting(answer.text)
         return [each for each in found if each.owner == owner and what in (each.job, each.name)]
+
+
+class QsubControl(JobControl):
+    """Submits jobs and ends them by ``qsub`` and ``qdel``, each as its account."""
+
+    def __init__(self, commands: SgeCommands) -> None:
+        self._commands = commands
+
+    async def submit(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
+        own = ("-terse", "-N", submission.name, "-wd", str(submission.workdir), "-o", str(submission.output), "-j", "y")
+        answer = await self._commands.run("qsub", *own, *native, str(script), user=submission.user)
+        if answer.code:
+            raise self._commands.error("qsub", answer)
+        return printed_job("qsub", answer)
+
+    async def cancel(self, job: str, user: str = "") -> None:
+        answer = await self._commands.run("qdel", job, user=user)
+        if answer.code and not any(words in answer.text + answer.errors for words in _GONE):
+            raise self._commands.error("qdel", answer, job)
+
+    async def check(self, nodes: int = 1) -> Sequence[Finding]:
+        try:
+            await self._commands.run("qsub", "-help")
+        except SiteError as error:
+            return [Finding("qsub", False, error.message, error.hint)]
+        return [Finding("qsub", True, "hands jobs in, and qdel ends them")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +157,7 @@ async def read_layout(commands: SgeCommands, environment: str, queue: str | None
             fault=SiteFault.SITE,
         )
     selected = await commands.run("qselect", "-pe", environment, *(("-q", queue) if queue else ()))
-    words = selected.output.decode(errors="replace").split()
+    words = selected.text.split()
     instances = [tuple(word.split("@", 1)) for word in words if "@" in word]
     if selected.code != 0 or not instances:
         where = f"the queue {queue} does not offer" if queue else "no queue offers"
@@ -143,7 +173,7 @@ async def parallel_environment(commands: SgeCommands, name: str) -> dict[str, st
     """Its attributes. Raises ``SiteRejected`` when there is none of that name."""
     answer = await commands.run("qconf", "-sp", name)
     if answer.code != 0:
-        known = (await commands.run("qconf", "-spl")).output.decode(errors="replace").split()
+        known = (await commands.run("qconf", "-spl")).text.split()
         raise SiteRejected(
             f"there is no parallel environment {name}",
             field="parallel_environment",
@@ -151,7 +181,7 @@ async def parallel_environment(commands: SgeCommands, name: str) -> dict[str, st
             fault=SiteFault.SITE,
             hint=f"there is {', '.join(known)}" if known else "make one with qconf -ap",
         )
-    lines = (line.split(None, 1) for line in answer.output.decode(errors="replace").splitlines())
+    lines = (line.split(None, 1) for line in answer.text.splitlines())
     return {words[0]: words[1].strip() for words in lines if len(words) == 2}
 
 
@@ -162,3 +192,73 @@ def _is_program(path: str) -> bool:
             return file.read(4) == b"\x7fELF"
     except OSError:
         return False
+
+
+async def check_grid_engine(commands: SgeCommands, environment: str, queue: str | None) -> list[Finding]:
+    """Return everything looked at, in order; what rests on something broken is left out."""
+    found: list[Finding] = []
+    try:
+        await commands.find()
+        found.append(_root())
+        await commands.ask("qconf", "-sql")
+        found.append(Finding("master", True, f"answers; {await commands.version()}"))
+        found.append(await _submit_host(commands))
+        found.append(await _slaves(commands, environment))
+        found.append(await _forced_delete(commands))
+        found += await _nodes(commands, environment, queue)
+    except SiteError as error:
+        found.append(Finding("Grid Engine", False, error.message, error.hint or "see that sge_qmaster runs"))
+    return found
+
+
+def _root() -> Finding:
+    root, cell = os.environ.get("SGE_ROOT", ""), os.environ.get("SGE_CELL", "default")
+    if os.path.exists(f"{root}/{cell}/common/bootstrap"):
+        return Finding("SGE_ROOT", True, f"{root}, cell {cell}")
+    wrong = f"there is no cell {root}/{cell}" if root else "not set"
+    return Finding("SGE_ROOT", False, wrong, "set SGE_ROOT (Debian: /var/lib/gridengine) and SGE_CELL for the agent")
+
+
+async def _submit_host(commands: SgeCommands) -> Finding:
+    hosts = (await commands.ask("qconf", "-ss")).text.split()
+    own = socket.gethostname()
+    if short_name(own) in map(short_name, hosts):
+        return Finding("submit host", True, f"{own} is one")
+    return Finding("submit host", False, f"{own} is none of {', '.join(hosts) or 'none'}", f"qconf -as {own}")
+
+
+async def _slaves(commands: SgeCommands, environment: str) -> Finding:
+    attributes = await parallel_environment(commands, environment)
+    slots, rule = attributes.get("slots", "?"), attributes.get("allocation_rule", "?")
+    found = f"{environment}: {slots} slots, {rule} on each node"
+    if attributes.get("control_slaves", "").upper() == "TRUE":
+        return Finding("parallel environment", True, found)
+    hint = f"set control_slaves TRUE (qconf -mp {environment})"
+    return Finding("parallel environment", False, f"{environment} cannot start anything on further nodes", hint)
+
+
+async def _forced_delete(commands: SgeCommands) -> Finding:
+    if await commands.may_delete_by_force():
+        return Finding("qdel -f", True, "allowed for jobs that a restarted master keeps")
+    problem = "not allowed: jobs that a restarted master keeps hold their nodes"
+    return Finding("qdel -f", False, problem, FORCED_DELETE_HINT)
+
+
+async def _nodes(commands: SgeCommands, environment: str, queue: str | None) -> Sequence[Finding]:
+    layout = await read_layout(commands, environment, queue)
+    queues = sorted({name for name, _ in layout.instances})
+    found = [Finding("queues", True, ", ".join(queues))]
+    listing = read_listing((await commands.ask("qstat", "-f", "-u", "nobody", "-xml")).output)
+    instances = [each for each in listing.instances if (each.queue, each.host) in layout.instances]
+    if odd := [each for each in instances if each.total != layout.slots]:
+        example = f"{odd[0].queue}@{odd[0].host} has {odd[0].total} slots, jobs take {layout.slots}"
+        hint = f"give them {layout.slots} slots, or a parallel environment of their own"
+        found.append(Finding("whole nodes", False, f"{len(odd)} queue instances would be shared: {example}", hint))
+    else:
+        found.append(Finding("whole nodes", True, f"{layout.slots} slots each"))
+    down = {each.host: each.states for each in instances if queue_state(each.states) == "down"}
+    words = ", ".join(f"{host} ({states})" for host, states in sorted(down.items())[:5])
+    total = len(layout.hosts)
+    state = f"{total}, of which {len(down)} are down: {words}" if down else f"{total}, all up"
+    found.append(Finding("nodes", len(down) < total, state, "see qstat -f -explain acE" if down else ""))
+    return found

@@ -4,18 +4,19 @@ import contextlib
 import os
 import pwd
 import re
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.settings import AgentSettings, SiteSettings
-from koalapy.agent.lrm.commands import CommandResult, split_options
-from koalapy.agent.lrm.drmaa.accounts import drmaa_control
-from koalapy.agent.lrm.native_options import reject_sbatch_options
-from koalapy.agent.lrm.node_classes import KnownNode, NodeGroups, grouped
-from koalapy.agent.lrm.polling import Polling
+from koalapy.agent.lrm.commands import CommandResult
+from koalapy.agent.lrm.drmaa.control import drmaa_control
+from koalapy.agent.lrm.native_options import reject_sbatch_options, split_options
+from koalapy.agent.lrm.node_classes import KnownNode, NodeGroups, expand, grouped
+from koalapy.agent.lrm.polling import PolledLrm
 from koalapy.agent.lrm.port import JOB_PREFIX, Finding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agent.lrm.refusals import reject_size
 from koalapy.agent.lrm.script import place_script
 from koalapy.agent.lrm.slurm.answers import (
     COLUMNS,
@@ -27,24 +28,24 @@ from koalapy.agent.lrm.slurm.answers import (
     read_uid,
     words_in,
 )
-from koalapy.agent.lrm.slurm.check import check_nodes, check_partition, check_version, version
-from koalapy.agent.lrm.slurm.commands import (
-    SlurmCommands,
-    ask,
-    environment,
-    error_text,
-    find_commands,
-    raise_error,
-    time_limit,
+from koalapy.agent.lrm.slurm.commands import SbatchControl, SlurmCommands, time_limit
+from koalapy.agent.lrm.slurm.offer import Offer, check_nodes, check_partition, check_version, read_offer
+from koalapy.agent.lrm.slurm.states import (
+    NodeState,
+    fault_of_waiting,
+    is_starting,
+    job_end,
+    job_state,
+    node_starts,
+    node_state,
+    nodes_waited_for,
+    waiting_text,
 )
-from koalapy.agent.lrm.slurm.hostlist import expand
-from koalapy.agent.lrm.slurm.offer import Offer, read_offer
-from koalapy.agent.lrm.slurm.refusals import fault_of_waiting, nodes_waited_for, waiting_text
-from koalapy.agent.lrm.slurm.states import NodeState, is_starting, job_end, job_state, node_starts, node_state
-from koalapy.agent.lrm.timeouts import DEFAULT_TIMEOUTS, LrmTimeouts
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
+MESSAGE_TIMEOUT_S = 10.0
+"""How long Slurm's parts wait for each other, where its configuration does not say (Slurm's own default)."""
 RESUME_TIMEOUT = 60.0
 """Seconds; Slurm's own default."""
 OFFER_MAX_AGE = 10.0
@@ -72,7 +73,7 @@ def make(settings: AgentSettings) -> "SlurmLrm":
     return SlurmLrm(settings, control, folders=folders)
 
 
-class SlurmLrm:
+class SlurmLrm(PolledLrm):
     """Our jobs are those whose names begin with ``prefix``, of our own user or of those we act for; all others' are
     background."""
 
@@ -82,19 +83,19 @@ class SlurmLrm:
         control: JobControl | None = None,
         prefix: str = JOB_PREFIX,
         folders: JobFolders | None = None,
-        timeouts: LrmTimeouts = DEFAULT_TIMEOUTS,
+        message_timeout_s: float = MESSAGE_TIMEOUT_S,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._clock = clock
-        self._folders, self._timeouts = folders or JobFolders.alone(), timeouts
-        self._run_as = self._folders.run_as
+        super().__init__(settings.poll_interval)
+        self._clock, self._message_timeout_s = clock, message_timeout_s
+        self._folders = folders or JobFolders.alone()
+        self._commands = SlurmCommands(self._folders.run_as)
         self._settings, self._extra = settings, split_options(settings.native_specification)
         reject_sbatch_options(self._extra, partition="leave it out, and set the cluster's partition")
         self._prefix = prefix
-        self._control: JobControl = control or SlurmCommands(self._options(), self._run_as)
+        self._control: JobControl = control or SbatchControl(self._options(), self._commands)
         self._offer: Offer | None = None
         self._offer_read = 0.0
-        self._polling = Polling(settings.poll_interval)
         self._known: list[KnownNode] = []
         self._groups = NodeGroups()
         """The nodes that there were at the last look, and the same by class."""
@@ -106,10 +107,10 @@ class SlurmLrm:
         """Our ended jobs at the last look."""
 
     async def open(self) -> None:
-        await self._control.open()
+        self._control.on_ended(self.look_soon)
 
     async def close(self) -> None:
-        self._polling.close()
+        await super().close()
         await self._control.close()
 
     async def submit(self, submission: LrmSubmission) -> str:
@@ -128,10 +129,10 @@ class SlurmLrm:
                 self._offer = None  # its limits may have changed
             raise
         finally:
-            self._polling.soon()
+            self.look_soon()
 
     async def find(self, name: str, user: str = "") -> str | None:
-        uid = (await self._run_as.accounts.find(user)).uid if user else os.getuid()
+        uid = (await self._folders.run_as.accounts.find(user)).uid if user else os.getuid()
         answer = await self._squeue((user,), f"--name={name}", "--format=%i|%T|%U|%j")
         found = [each for each in _lines(answer.output) if (each.name, each.user) == (name, uid)]
         if not found:
@@ -141,22 +142,15 @@ class SlurmLrm:
 
     async def settling_time(self) -> float:
         """As long as Slurm's own parts wait for each other."""
-        return (await self._configured("MessageTimeout")).get("MessageTimeout", self._timeouts.slurm_message_s)
+        return (await self._configured("MessageTimeout")).get("MessageTimeout", self._message_timeout_s)
 
     async def cancel(self, job: str, name: str, user: str = "", *, by_force: bool = False) -> None:
-        answer = await self._run_as.run(
-            "",
-            "squeue",
-            "--states=all",
-            "--noheader",
-            f"--jobs={job}",
-            "--format=%i|%T|%U|%j",
-            environment=environment(),
-        )
-        if answer.code != 0:
-            if "invalid job id" in error_text("squeue", answer).lower():
+        look = ("--states=all", "--noheader", f"--jobs={job}", "--format=%i|%T|%U|%j")
+        answer = await self._commands.run("squeue", *look)
+        if answer.code:
+            if "invalid job id" in answer.error_text("squeue").lower():
                 return
-            raise_error("squeue", answer)
+            raise self._commands.error("squeue", answer)
         for found in _lines(answer.output):
             if found.state is LrmJobState.ENDED:
                 continue
@@ -166,16 +160,16 @@ class SlurmLrm:
                 )
             self._cancelled.add(job)
             await self._control.cancel(job, user)
-            self._polling.soon()
+            self.look_soon()
 
     async def version(self) -> str:
-        return await version(self._run_as)
+        return await self._commands.version()
 
     async def check(self) -> Sequence[Finding]:
-        found = [find_commands("sinfo", "squeue", "srun")]
+        found = [self._commands.find("sinfo", "squeue", "srun")]
         if found[0].ok:
-            found.append(await check_version(self._run_as))
-            found += [each async for each in check_partition(self._run_as, self._settings.partition)]
+            found.append(await check_version(self._commands))
+            found += [each async for each in check_partition(self._commands, self._settings.partition)]
         if all(each.ok for each in found):
             smallest = 1
             try:
@@ -193,9 +187,6 @@ class SlurmLrm:
                 found.append(Finding("queue", False, error.message, error.hint or "try squeue --me by hand"))
             found += await self._control.check(smallest)
         return found
-
-    def runners_key(self) -> bytes:
-        return b""
 
     async def snapshot(self) -> LrmSnapshot:
         """Nodes first, jobs then: what has started in between counts as ours, and after an end both are asked again."""
@@ -215,10 +206,6 @@ class SlurmLrm:
         wanted = sum(each.wants for each, job in zip(found, jobs, strict=True) if job.state is LrmJobState.QUEUED)
         error = "; ".join(filter(None, (offer.error, await self._control.submit_error())))
         return replace(snapshot_of(nodes, jobs, offer, wanted, self._groups), submit_error=error)
-
-    def changes(self) -> AsyncIterator[None]:
-        """Yields at once, then at a fixed rate, and after whatever we did ourselves."""
-        return self._polling.changes()
 
     def _options(self) -> list[str]:
         """Of every job."""
@@ -256,24 +243,13 @@ class SlurmLrm:
         """
         offer = await self._current_offer()
         if submission.nodes < (least := offer.next_size(submission.nodes)):
-            raise SiteRejected(
-                f"{submission.nodes} nodes asked for, but {offer.where} gives a job at least {least}",
-                field="size",
-                value=submission.nodes,
-                hint=f"ask for at least {least} nodes",
-                fault=SiteFault.UNSUITABLE,
-            )
+            limit, hint = f"{offer.where} gives a job at least {least}", f"ask for at least {least} nodes"
+            reject_size(submission.nodes, limit, hint, SiteFault.UNSUITABLE)
         if submission.nodes > self._largest or (submission.node_class and not self._groups.groups):
             await self._nodes(offer)
         if submission.nodes > (max_nodes := min(self._total, self._largest)):
             gives = "has" if max_nodes == self._total else "gives a job at most"
-            raise SiteRejected(
-                f"{submission.nodes} nodes asked for, but {offer.where} {gives} {max_nodes}",
-                field="size",
-                value=submission.nodes,
-                hint=f"ask for at most {max_nodes} nodes",
-                fault=SiteFault.LIMIT,
-            )
+            reject_size(submission.nodes, f"{offer.where} {gives} {max_nodes}", f"ask for at most {max_nodes} nodes")
 
     async def _owner(self, uid: int) -> str | None:
         """Whose job it is, of those we act for; empty: ours."""
@@ -287,35 +263,26 @@ class SlurmLrm:
 
     async def _accounted(self, name: str, user: str) -> list[_JobLine]:
         """From Slurm's accounting; none where there is none."""
+        which = (f"--name={name}", f"--starttime={_ACCOUNTING_SINCE}", "--format=JobIDRaw,State,UID,JobName")
         try:
-            answer = await self._run_as.run(
-                user,
-                "sacct",
-                "--noheader",
-                "--parsable2",
-                "--allocations",
-                f"--name={name}",
-                f"--starttime={_ACCOUNTING_SINCE}",
-                "--format=JobIDRaw,State,UID,JobName",
-                environment=environment(),
-            )
+            answer = await self._commands.ask("sacct", "--noheader", "--parsable2", "--allocations", *which, user=user)
         except SiteError:
             return []
-        return _lines(answer.output) if answer.code == 0 else []
+        return _lines(answer.output)
 
     async def _current_offer(self) -> Offer:
         now = self._clock.monotonic()
         if self._offer is None or now > self._offer_read + OFFER_MAX_AGE:
-            self._offer = await read_offer(self._run_as, self._settings.partition, self._extra)
+            self._offer = await read_offer(self._commands, self._settings.partition, self._extra)
             self._offer_read = now
         return self._offer
 
     async def _nodes(self, offer: Offer) -> list[SlurmNode]:
         """All that jobs of ours may ever get."""
         names = [each.name for each in offer.partitions]
-        answer = await ask(self._run_as, "sinfo", "--Node", f"--partition={','.join(names)}", "--json")
+        answer = await self._commands.ask("sinfo", "--Node", f"--partition={','.join(names)}", "--json")
         if not answer.output.strip() and answer.errors.strip():
-            raise_error("sinfo", answer)
+            raise self._commands.error("sinfo", answer)
         nodes = offer.ours(read_nodes(answer.output, names))
         if not nodes:
             raise SiteUnavailable(f"sinfo shows no nodes in {offer.where}", hint="set its partition")
@@ -338,7 +305,7 @@ class SlurmLrm:
         passes over an account that it does not know, and that account's jobs must not be taken for ended ones.
         """
         names = [name or _own_account() for name in users]
-        answer = await ask(self._run_as, "squeue", f"--user={','.join(names)}", "--states=all", "--noheader", *options)
+        answer = await self._commands.ask("squeue", f"--user={','.join(names)}", "--states=all", "--noheader", *options)
         for name in re.findall(r"Invalid user: (\S+)", answer.errors):
             if name == _own_account() or await self._exists(name):
                 raise SiteUnavailable(f"squeue does not know the account {name}", hint="see getent passwd on this host")
@@ -346,7 +313,7 @@ class SlurmLrm:
 
     async def _exists(self, user: str) -> bool:
         try:
-            await self._run_as.accounts.find(user)
+            await self._folders.run_as.accounts.find(user)
         except SiteRejected:
             return False
         return True
@@ -357,7 +324,7 @@ class SlurmLrm:
         if not cut:
             return jobs
         hosts = read_hosts(
-            (await ask(self._run_as, "squeue", "--states=all", "--noheader", f"--jobs={cut}", "--format=%i|%N")).output
+            (await self._commands.ask("squeue", "--states=all", "--noheader", f"--jobs={cut}", "--format=%i|%N")).output
         )
         if missing := next((job.id for job in jobs if job.hosts_cut and job.id not in hosts), ""):
             raise SiteUnavailable(f"squeue does not say which nodes job {missing} has")
@@ -366,7 +333,7 @@ class SlurmLrm:
     async def _configured(self, *names: str) -> dict[str, float]:
         """Numbers of Slurm's configuration, as far as it tells them."""
         with contextlib.suppress(SiteError):
-            configured = (await ask(self._run_as, "scontrol", "show", "config")).output.decode(errors="replace")
+            configured = (await self._commands.ask("scontrol", "show", "config")).text
             lines = re.findall(r"^(\w+)\s*=\s*(\d+)", configured, re.MULTILINE)
             return {name: float(number) for name, number in lines if name in names}
         return {}

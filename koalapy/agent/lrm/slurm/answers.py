@@ -13,8 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from koalapy.agent.lrm.slurm.counts import read_count
-from koalapy.agent.lrm.slurm.hostlist import expand
+from koalapy.agent.lrm.node_classes import expand
 from koalapy.model.errors import SiteUnavailable
 
 _WIDTHS = {
@@ -33,6 +32,8 @@ before them, so that a text with a newline cannot pass for the line of another j
 _UNTIL_NAME = sum(_WIDTHS.values()) - _WIDTHS["Name"]
 _UNTIL_USER = _UNTIL_NAME - _WIDTHS["Reason"]
 """Bytes of a line to the end of that column."""
+_COUNT = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)([KMGTP]?)", re.ASCII)
+_UNITS = ("", "K", "M", "G", "T", "P")
 _MEMORY_UNSET = 1
 """Megabytes that Slurm tells of a node where its configuration says nothing of them."""
 
@@ -269,3 +270,12 @@ def read_hosts(answer: bytes) -> dict[str, tuple[str, ...]]:
         except ValueError as error:
             raise SiteUnavailable(f"squeue: nodes of job {job[:24]}: {error}") from None
     return found
+
+
+def read_count(text: str) -> int | None:
+    """Return a count as Slurm prints it for people (``1536``, or ``1.5K``); None for another text, as ``infinite``."""
+    matched = _COUNT.fullmatch(text.strip())
+    if matched is None:
+        return None
+    unit = 1024 ** _UNITS.index(matched[2])
+    return int(matched[1]) * unit if matched[1].isdecimal() else int(float(matched[1]) * unit)

@@ -1,19 +1,21 @@
-"""What Slurm offers to jobs with our options: partitions that are up and their limits, and a reservation's nodes."""
+"""What Slurm offers to jobs with our options (partitions, their limits, a reservation's nodes), and the check of it."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from koalapy.agent.accounts.accounts import RunAs
-from koalapy.agent.lrm.slurm.answers import SlurmNode
-from koalapy.agent.lrm.slurm.commands import ask
-from koalapy.agent.lrm.slurm.counts import read_count
-from koalapy.agent.lrm.slurm.hostlist import expand
-from koalapy.model.errors import SiteFault, SiteRejected
+from koalapy.agent.lrm.node_classes import expand
+from koalapy.agent.lrm.port import Finding
+from koalapy.agent.lrm.slurm.answers import SlurmNode, read_count
+from koalapy.agent.lrm.slurm.commands import SlurmCommands
+from koalapy.agent.lrm.slurm.states import NodeState
+from koalapy.model.errors import SiteError, SiteFault, SiteRejected
 from koalapy.model.wording import listed
 
 _AVAILABLE = {"up": "UP", "down": "DOWN", "drain": "DRAIN", "inact": "INACTIVE"}
 """What sinfo says of a partition, as ``scontrol`` and ``slurm.conf`` call it."""
+_MIN_RELEASE = (21, 8)
+"""The first release with ``sinfo --json``."""
 _WORD = re.compile(r"[^\s&|,()*]+|[&|,()]|\*\d*")
 """Of sbatch's ``--constraint``."""
 
@@ -107,25 +109,25 @@ class Offer:
         return [each for each in self.partitions if each.up]
 
 
-async def read_offer(run_as: RunAs, wanted: str | None, options: Sequence[str]) -> Offer:
+async def read_offer(commands: SlurmCommands, wanted: str | None, options: Sequence[str]) -> Offer:
     """What there is now; ``wanted`` are partitions with commas between, or else the default one. ``SiteError``."""
-    known = await partitions(run_as)
+    known = await partitions(commands)
     names = split(wanted) if wanted else [each.name for each in known.values() if each.default]
     if not names:
         raise SiteRejected("Slurm has no default partition", hint="set the cluster's partition", fault=SiteFault.SITE)
     # One that is not listed may be hidden from us all the same.
     found = tuple(known.get(name, Partition(name)) for name in names)
     reserved = option(options, "--reservation")
-    reservations, missing = await _reservations(run_as, split(reserved)) if reserved else ((), "")
+    reservations, missing = await _reservations(commands, split(reserved)) if reserved else ((), "")
     excluded, wrong = _excluded(option(options, "--exclude", "-x") or "")
     constraint = option(options, "--constraint", "-C") or ""
     return Offer(found, reservations, constraint, excluded, missing or wrong or _error(found, reservations))
 
 
-async def partitions(run_as: RunAs) -> dict[str, Partition]:
+async def partitions(commands: SlurmCommands) -> dict[str, Partition]:
     """By name. ``SiteError``."""
-    answer = await ask(run_as, "sinfo", "--all", "--noheader", "--noconvert", "--format=%P|%a|%s")
-    return read_partitions(answer.output.decode(errors="replace"))
+    answer = await commands.ask("sinfo", "--all", "--noheader", "--noconvert", "--format=%P|%a|%s")
+    return read_partitions(answer.text)
 
 
 def read_partitions(text: str) -> dict[str, Partition]:
@@ -149,7 +151,7 @@ def read_reservations(text: str, wanted: Collection[str]) -> dict[str, Reservati
     """Read those of some names from the lines of ``scontrol show reservation --oneliner``."""
     found = {}
     for line in text.splitlines():
-        fields = _fields(line)
+        fields = dict(re.findall(r"(\w+)=(\S*)", line))
         if (name := fields.get("ReservationName", "")) in wanted:
             hosts = fields.get("Nodes", "(null)")
             found[name] = Reservation(
@@ -188,11 +190,11 @@ def _excluded(hosts: str) -> tuple[frozenset[str], str]:
         return frozenset(), f"--exclude cannot be understood: {error}"
 
 
-async def _reservations(run_as: RunAs, names: Sequence[str]) -> tuple[tuple[Reservation, ...], str]:
+async def _reservations(commands: SlurmCommands, names: Sequence[str]) -> tuple[tuple[Reservation, ...], str]:
     """Those of these names, and what is wrong with the others."""
-    answer = await ask(run_as, "scontrol", "show", "reservation", "--oneliner")
+    answer = await commands.ask("scontrol", "show", "reservation", "--oneliner")
     try:
-        known = read_reservations(answer.output.decode(errors="replace"), names)
+        known = read_reservations(answer.text, names)
     except ValueError as error:
         return (), f"scontrol answered what cannot be understood: {error}"
     missing = [name for name in names if name not in known]
@@ -206,10 +208,6 @@ def _error(found: Sequence[Partition], reservations: Sequence[Reservation]) -> s
     if reservations and not any(each.active for each in reservations):
         return "; ".join(f"reservation {each.name} begins at {each.begins}" for each in reservations)
     return ""
-
-
-def _fields(line: str) -> Mapping[str, str]:
-    return dict(re.findall(r"(\w+)=(\S*)", line))
 
 
 def may_have(features: Collection[str], constraint: str) -> bool:
@@ -235,3 +233,54 @@ def _either(words: list[str], features: Collection[str], join: Callable[[Iterabl
         elif word not in ("&", ","):
             parts.append(word in features)
     return found or (bool(parts) and join(parts))
+
+
+async def check_version(commands: SlurmCommands) -> Finding:
+    """Whether Slurm is new enough."""
+    try:
+        told = await commands.version()
+    except SiteError as error:
+        return Finding("Slurm", False, error.message, error.hint or "try sinfo --version by hand")
+    found = re.search(r"(\d+)\.(\d+)", told)
+    if found is None or (int(found[1]), int(found[2])) < _MIN_RELEASE:
+        return Finding("Slurm", False, f"{told[:80]}: sinfo --json needs 21.08", "upgrade Slurm to 21.08 or later")
+    return Finding("Slurm", True, told)
+
+
+async def check_partition(commands: SlurmCommands, wanted: str | None) -> AsyncIterator[Finding]:
+    """Whether the controller answers, and whether it has the partition, or one of several that is up."""
+    try:
+        found = await partitions(commands)
+    except SiteError as error:
+        hint = error.hint or "see that slurmctld runs and that slurm.conf names it"
+        yield Finding("controller", False, error.message, hint)
+        return
+    yield Finding("controller", True, "answers")
+    names = split(wanted) if wanted else [each.name for each in found.values() if each.default]
+    missing = [name for name in names if name not in found]
+    hint = f"set the cluster's partition to one of: {', '.join(found) or 'none there'}"
+    if not names:
+        yield Finding("partition", False, "no partition is set, and Slurm has no default one", hint)
+    elif missing:
+        yield Finding("partition", False, f"there is no partition {', '.join(missing)}", hint)
+    elif not any(found[name].up for name in names):
+        hint = f"scontrol update PartitionName={names[0]} State=UP"
+        yield Finding("partition", False, f"{', '.join(names)} is not up", hint)
+    else:
+        closed = [name for name in names if not found[name].up]
+        others = f" ({', '.join(closed)} not up)" if closed else ""
+        yield Finding("partition", True, f"{', '.join(names)}{others}")
+
+
+def check_nodes(nodes: Sequence[SlurmNode], node_states: Sequence[NodeState]) -> Finding:
+    """How many there are, and what keeps some from working."""
+    down = [node for node, state in zip(nodes, node_states, strict=True) if state == "down"]
+    idle = node_states.count("idle")
+    if not down:
+        return Finding("nodes", bool(nodes), f"{len(nodes)}, {idle} idle", "" if nodes else "the partition has none")
+    first = down[0]
+    why = first.reason or "no reason given"
+    found = f"{len(nodes)}, {idle} idle, {len(down)} down: {first.name} is {'+'.join(sorted(first.words))} ({why})"
+    # A few broken nodes are a cluster's daily life; only when nothing is left is it no use.
+    hint = f"scontrol show node {first.name}; then scontrol update NodeName={first.name} State=RESUME"
+    return Finding("nodes", len(down) < len(nodes), found, hint)

@@ -1,9 +1,10 @@
-"""What Slurm's words for the states of jobs and nodes mean to us. Pure; total: any word gets an answer."""
+"""What Slurm's words mean: for the states of jobs and nodes, and for why a job waits. Pure; any word gets an answer."""
 
+import re
 from collections.abc import Set as AbstractSet
 from typing import Literal
 
-from koalapy.agent.lrm.port import JobEnd, LrmJobState
+from koalapy.agent.lrm.port import Fault, JobEnd, LrmJobState
 
 NodeState = Literal["idle", "planned", "busy", "down"]
 
@@ -42,6 +43,30 @@ _NODE_STARTS = _NODE_COMES_BACK | _set("REBOOT REBOOT_ISSUED")
 _NODE_SILENT = _set("NOT_RESPONDING NO_RESPOND")
 _NODE_RESERVED = _set("RESERVED MAINT MAINTENANCE")
 _JOB_STARTS = _set("CONFIGURING POWER_UP_NODE")
+
+_NEVER_STARTS: dict[str, Fault] = {
+    "PartitionTimeLimit": "unsuitable",
+    "QOSMaxWallDurationPerJobLimit": "unsuitable",
+    "AssocMaxWallDurationPerJobLimit": "unsuitable",
+    "InvalidAccount": "site",
+    "InvalidQOS": "site",
+    "QOSNotAllowed": "site",
+}
+_WAITS_FOR = tuple(
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"Resources$", "it waits for nodes"),
+        (r"Priority$", "jobs of higher priority come first"),
+        (r"ReqNodeNotAvail", "nodes that it needs are reserved for others, or not up"),
+        (r"QOS", "a limit of its quality of service"),
+        (r"Assoc", "a limit of its account"),
+        (r"Reservation", "its reservation has not begun, or has ended"),
+        (r"Partition(Down|Inactive)", "its partition is not up"),
+        (r"PartitionNodeLimit", "its partition gives a job fewer nodes, or too many of them are down"),
+        (r"Licenses", "it waits for a licence"),
+        (r"JobHeld", "somebody holds it"),
+    )
+)
 
 
 def job_state(words: AbstractSet[str]) -> LrmJobState:
@@ -110,3 +135,23 @@ def node_state(words: AbstractSet[str], *, reserved: bool = False) -> NodeState:
     if "IDLE" not in words or not words <= _NODE_IDLE:
         return "down"
     return "planned" if "PLANNED" in words else "idle"
+
+
+def fault_of_waiting(reason: str, *, choice: bool = False) -> Fault | None:
+    """Of a job that was taken, by the reason for which it waits; None when it may start some day. ``choice``: it may go
+    to one of several partitions, and what is said of one need not hold for the others."""
+    return None if choice and reason.startswith("Partition") else _NEVER_STARTS.get(reason)
+
+
+def waiting_text(reason: str) -> str:
+    """Why a job waits, for people; empty while Slurm has not said."""
+    if reason in ("", "None", "WaitingForScheduling"):
+        return ""
+    meant = next((words for pattern, words in _WAITS_FOR if pattern.match(reason)), "")
+    return f"Slurm says {reason}" + (f" ({meant})" if meant else "")
+
+
+def nodes_waited_for(reason: str) -> str:
+    """The nodes, in Slurm's short form, whose absence a job waits out; empty when it is not that."""
+    found = re.search(r"UnavailableNodes:(\S+)", reason)
+    return found[1] if found else ""

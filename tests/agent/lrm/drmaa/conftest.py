@@ -47,7 +47,6 @@ def library(tmp_path: Path) -> FakeLibrary:
 @pytest.fixture
 async def control(library: FakeLibrary) -> AsyncIterator[DrmaaControl]:
     made = make_control(library)
-    await made.open()
     yield made
     await made.close()
 

@@ -8,10 +8,8 @@ import pytest
 
 from koalapy.agent.accounts.accounts import Account, Accounts, RunAs, Way
 from koalapy.agent.core.settings import SiteSettings
-from koalapy.agent.lrm.drmaa.accounts import IDLE_TIMEOUT, DrmaaAccounts, drmaa_control
-from koalapy.agent.lrm.drmaa.codes import DrmaaEnding
-from koalapy.agent.lrm.drmaa.control import DrmaaControl
-from koalapy.agent.lrm.port import LrmSubmission
+from koalapy.agent.lrm.drmaa.control import IDLE_TIMEOUT, DrmaaAccounts, DrmaaControl, drmaa_control
+from koalapy.agent.lrm.port import DrmaaEnding, JobControl, LrmSubmission
 from koalapy.model.errors import SiteRejected
 from tests.virtual_time import VirtualClock, VirtualTimeLoop
 
@@ -22,7 +20,7 @@ PEOPLE = {
 }
 
 
-class FakeControl:
+class FakeControl(JobControl):
     """Hands in nothing; says as whom it would."""
 
     made: list["FakeControl"] = []  # noqa: RUF012
@@ -46,8 +44,6 @@ class FakeControl:
         assert environment["HOME"] == f"/home/{environment['USER']}"
         return f"{environment['USER']} {command[command.index('--reuid') + 1]}"
 
-    async def open(self) -> None: ...
-
     async def close(self) -> None:
         self.closed = True
 
@@ -66,9 +62,6 @@ class FakeControl:
 
     def ending(self, job: str) -> DrmaaEnding | None:
         return self.endings.get(job)
-
-    async def submit_error(self) -> str:
-        return ""
 
 
 @pytest.fixture

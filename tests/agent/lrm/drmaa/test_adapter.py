@@ -10,10 +10,9 @@ import pytest
 
 from koalapy.agent.core.settings import SiteSettings
 from koalapy.agent.lrm.drmaa.adapter import ENDED_RETENTION, DrmaaLrm
-from koalapy.agent.lrm.drmaa.codes import NO_SUCH_JOB, DrmaaEnding
 from koalapy.agent.lrm.drmaa.control import DrmaaControl
-from koalapy.agent.lrm.drmaa.process import Unanswered
-from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agent.lrm.drmaa.process import NO_SUCH_JOB, Unanswered
+from koalapy.agent.lrm.port import DrmaaEnding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from tests.virtual_time import VirtualClock, VirtualTimeLoop
 
@@ -25,7 +24,7 @@ def settings() -> SiteSettings:
     return SiteSettings(nodes=4, native_specification="-n {nodes} -t {walltime}", fanout="srun", poll_interval=0.1)
 
 
-class FakeSession:
+class FakeSession(JobControl):
     """Stands in for ``DrmaaControl``."""
 
     def __init__(self) -> None:
@@ -44,10 +43,6 @@ class FakeSession:
         self.states[ending.job], self._endings[ending.job] = state, ending
         for listener in self._listeners:
             listener()
-
-    async def open(self) -> None: ...
-
-    async def close(self) -> None: ...
 
     async def submit(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
         if self.refusal is not None:
@@ -68,9 +63,6 @@ class FakeSession:
 
     def ending(self, job: str) -> DrmaaEnding | None:
         return self._endings.get(job)
-
-    async def submit_error(self) -> str:
-        return ""
 
 
 @pytest.fixture

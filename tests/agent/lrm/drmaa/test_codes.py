@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agent.lrm.drmaa.codes import ERRORS, STATES, DrmaaEnding, error_of, start_error
-from koalapy.agent.lrm.port import LrmJobState
+from koalapy.agent.lrm.drmaa.adapter import STATES
+from koalapy.agent.lrm.drmaa.process import LASTING_ERRORS, TRANSIENT_ERRORS, error_of, start_error
+from koalapy.agent.lrm.port import DrmaaEnding, LrmJobState
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from tests.needs import DRMAA
 
@@ -37,6 +38,19 @@ EXCEPTIONS = [
     "ReleaseInconsistentState",
     "ExitTimeout",
 ]
+TRANSIENT = {
+    "Internal",
+    "DrmCommunication",
+    "NoActiveSession",
+    "OutOfMemory",
+    "DrmsInit",
+    "AlreadyActiveSession",
+    "DrmsExit",
+    "TryLater",
+    "ExitTimeout",
+    "NoUsage",
+    "StopIteration",
+}
 PS_STATES = [
     "undetermined",
     "queued_active",
@@ -76,13 +90,13 @@ def test_every_state_of_the_package_is_mapped() -> None:
 def test_every_error_of_the_package_is_mapped() -> None:
     found = classes_of("errors")
     assert len(found) > 20
-    assert found.keys() <= ERRORS.keys()
+    assert found.keys() <= LASTING_ERRORS | TRANSIENT_ERRORS
 
 
 @pytest.mark.parametrize("name", [f"{each}Exception" for each in EXCEPTIONS] + ["NoUsage", "StopIteration"])
 def test_an_error_becomes_a_sites_error_in_one_line(name: str) -> None:
     error = error_of(name, "code 17: job rejected:\n  the reason ")
-    assert isinstance(error, ERRORS[name])
+    assert isinstance(error, SiteUnavailable if name.removesuffix("Exception") in TRANSIENT else SiteRejected)
     assert (error.message, error.value) == ("DRMAA: job rejected: the reason", name)
 
 

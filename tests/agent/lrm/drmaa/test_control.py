@@ -12,10 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agent.lrm.drmaa.codes import NO_SUCH_JOB
 from koalapy.agent.lrm.drmaa.control import DrmaaControl
-from koalapy.agent.lrm.drmaa.process import Unanswered
-from koalapy.agent.lrm.timeouts import LrmTimeouts
+from koalapy.agent.lrm.drmaa.process import NO_SUCH_JOB, DrmaaTimeouts, Unanswered
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from tests.agent.lrm.conftest import eventually, is_alive
 
@@ -24,7 +22,7 @@ from .conftest import PACKAGE, FakeLibrary, make_control, submission
 pytestmark = pytest.mark.processes
 
 
-QUICK = LrmTimeouts(drmaa_first_restart_s=0.0, drmaa_max_restart_s=0.0, drmaa_refused_s=0.0)
+QUICK = DrmaaTimeouts(first_restart_s=0.0, max_restart_s=0.0, refused_s=0.0)
 
 
 async def hand_in(control: DrmaaControl, folder: Path) -> str:
@@ -148,7 +146,7 @@ async def test_a_library_that_dies_is_an_event(
 
 
 async def test_a_library_that_hangs_is_killed(library: FakeLibrary, tmp_path: Path) -> None:
-    control = make_control(library, timeouts=replace(QUICK, drmaa_request_s=2.0))
+    control = make_control(library, timeouts=replace(QUICK, request_s=2.0))
     library.will("runJob", "hang")
     with pytest.raises(Unanswered, match="did not answer within 2 s"):
         await hand_in(control, tmp_path)
@@ -217,7 +215,7 @@ async def test_an_ended_job_is_told_of(
 
 AGENT = """
 import asyncio, os, sys
-from koalapy.agent.lrm.drmaa.codes import NO_SUCH_JOB
+from koalapy.agent.lrm.drmaa.process import NO_SUCH_JOB
 from koalapy.agent.lrm.drmaa.control import DrmaaControl
 async def main():
     control = DrmaaControl(None, environment={"PYTHONPATH": sys.argv[1], "FAKE_DRMAA": sys.argv[2]})
@@ -275,7 +273,7 @@ async def test_a_library_that_works_is_no_trouble(control: DrmaaControl, library
 
 async def test_a_library_that_hangs_holds_up_nobody_who_looks_and_is_told_of(library: FakeLibrary) -> None:
     library.will("initialize", "hang")
-    control = make_control(library, timeouts=replace(QUICK, drmaa_start_wait_s=0.05, drmaa_start_s=3.0))
+    control = make_control(library, timeouts=replace(QUICK, start_wait_s=0.05, start_s=3.0))
     try:
         assert await control.submit_error() == "", "nothing is known yet"
         async with asyncio.timeout(60):

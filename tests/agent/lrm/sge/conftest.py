@@ -98,7 +98,7 @@ class FakeGridEngine:
         return [call for call in self._calls if call.startswith(command)]
 
 
-class RememberingControl:
+class RememberingControl(JobControl):
     """Hands in nothing."""
 
     def __init__(self) -> None:
@@ -106,12 +106,6 @@ class RememberingControl:
         self.cancelled: list[str] = []
         self.told = ""
         self.refusal: Exception | None = None
-
-    async def open(self) -> None:
-        pass
-
-    async def close(self) -> None:
-        pass
 
     async def submit(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
         if self.refusal is not None:

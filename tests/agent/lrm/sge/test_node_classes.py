@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from koalapy.agent.lrm.node_classes import NodeClassSettings
 from koalapy.agent.lrm.port import LrmSubmission
-from koalapy.agent.lrm.sge.qhost import read_memory
+from koalapy.agent.lrm.sge.answers import read_memory
 from koalapy.model.errors import SiteRejected
 
 from .conftest import FakeGridEngine, RememberingControl

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.agent.lrm.sge.adapter import snapshot_of
+from koalapy.agent.lrm.sge.answers import Listing, QueueInstance, SgeJob, read_listing, read_memory
 from koalapy.agent.lrm.sge.commands import Layout
-from koalapy.agent.lrm.sge.qhost import read_memory
-from koalapy.agent.lrm.sge.qstat import Listing, QueueInstance, SgeJob, read_listing
 from koalapy.model.errors import SiteUnavailable
 
 ANSWERS = Path(__file__).with_name("answers")

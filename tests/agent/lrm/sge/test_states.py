@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from koalapy.agent.lrm.port import LrmJobState
-from koalapy.agent.lrm.sge.states import (
+from koalapy.agent.lrm.port import JobEnd, LrmJobState
+from koalapy.agent.lrm.sge.answers import (
     QUEUE_STATES,
     AccountingRecord,
-    JobEnd,
     end_of,
     is_broken,
     job_state,

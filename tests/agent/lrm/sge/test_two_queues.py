@@ -9,8 +9,8 @@ import pytest
 from koalapy.agent.lrm.port import LrmSubmission
 from koalapy.agent.lrm.script import write_script
 from koalapy.agent.lrm.sge.adapter import snapshot_of
+from koalapy.agent.lrm.sge.answers import Listing, QueueInstance
 from koalapy.agent.lrm.sge.commands import Layout
-from koalapy.agent.lrm.sge.qstat import Listing, QueueInstance
 
 QUEUES = ("long.q", "short.q")
 

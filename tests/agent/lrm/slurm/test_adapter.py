@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agent.lrm.port import Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
+from koalapy.agent.lrm.port import Finding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agent.lrm.slurm.answers import read_columns
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 
@@ -425,15 +425,12 @@ async def test_changes_are_told_at_once_after_what_we_do(slurm: FakeSlurm, tmp_p
             await following
 
 
-class Recorded:
+class Recorded(JobControl):
     """A control that keeps what it is told."""
 
     def __init__(self) -> None:
         self.told: list[object] = []
         self.error_told = ""
-
-    async def open(self) -> None:
-        self.told.append("open")
 
     async def close(self) -> None:
         self.told.append("close")
@@ -471,7 +468,7 @@ async def test_a_control_hands_in_and_ends(slurm: FakeSlurm, tmp_path: Path) -> 
         "--mem=0",
     ]
     submitted = (tmp_path / "launch", "koala-x-9.1.0", [*options, "--partition=main"])
-    assert control.told == ["open", submitted, "167", "close"]
+    assert control.told == [submitted, "167", "close"]
     assert found[-1] == Finding("library", True, "there")
     assert slurm.calls("sbatch") == slurm.calls("scancel") == []
 

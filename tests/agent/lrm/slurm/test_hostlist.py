@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.agent.lrm.slurm.hostlist import expand
+from koalapy.agent.lrm.node_classes import expand
 
 
 @pytest.mark.parametrize(
