@@ -1,7 +1,7 @@
-"""Errors as problem+json: one mapping from the error tree to HTTP."""
+"""Errors as problem+json: what is wrong with a request, its code, and the way out."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, get_args
 
@@ -15,10 +15,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
-from koalapy.api.invalid import explain
+from koalapy.api import submission
 from koalapy.daemon.observability.audit import about
-from koalapy.model.errors import BusyError, KoalaError, ProblemCode
-from koalapy.model.wording import encodable
+from koalapy.model.corrections import correct
+from koalapy.model.errors import BusyError, KoalaError, ProblemCode, UsageError
+from koalapy.model.warning import WarningSignal
+from koalapy.model.wording import encodable, known_names
 
 log = structlog.get_logger()
 
@@ -171,11 +173,7 @@ async def _validation_error(request: Request, error: Exception) -> Response:
     if first["type"] == "json_invalid":
         detail = f"the body is no JSON: {first['ctx']['error']}"
         return problem(ProblemCode.INVALID_BODY, detail, field="body", hint="send one object")
-    invalid = explain(error.errors(), _body_of(request))
-    told = problem(
-        ProblemCode.INVALID_VALUE, invalid.detail, field=invalid.field, value=invalid.value, hint=invalid.hint
-    )
-    return _for_browser(request, told)
+    return await _koala_error(request, _usage_error(error.errors(), _body_of(request)))
 
 
 def _body_of(request: Request) -> type[BaseModel]:
@@ -184,3 +182,107 @@ def _body_of(request: Request) -> type[BaseModel]:
     annotation = body and body.field_info.annotation
     kinds = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
     return next((kind for kind in kinds if issubclass(kind, BaseModel)), BaseModel)
+
+
+_REQUESTS: dict[str, type[BaseModel]] = {
+    "fixed": submission.Fixed,
+    "nonfixed": submission.NonFixed,
+    "flexible": submission.Flexible,
+}
+_COMPONENTS: dict[str, type[BaseModel]] = {"fixed": submission.FixedComponent, "nonfixed": submission.NonFixedComponent}
+_KINDS = "fixed, nonfixed or flexible"
+_CORRECTIONS = {
+    "one_line": ("with characters that cannot be shown", "leave them out"),
+    "string_pattern_mismatch": ("with signs that may not be in it", "leave them out"),
+    "nul": ("with a NUL in it", "leave it out"),
+    "coallocation": ("no co-allocation", "use allowed, never, or the most clusters to combine"),
+    "duration": ("no duration", "give seconds, or units with each number: 90m, 1h30m, 1:30:00"),
+    "lease": ("no lease", "give more than 0 seconds, 40m, 1h30m, or none"),
+    "bytes": ("no number of bytes", "give bytes, or a number with a unit: 16GB, 512MiB"),
+    "bandwidth": ("no bandwidth", "give bytes per second, or a number with a unit: 1Gbit, 100MB"),
+    "warning_scope": ("with a colon", "leave out what is before it: all processes of the program get the signal"),
+    "warning_signal": ("with no signal that a program can catch", f"use {', '.join(WarningSignal)}, as TERM@30"),
+    "warning_grace": ("with no duration after its @", "give seconds, as TERM@30, or USR1@2m"),
+}
+_DURATIONS = ("walltime", "lease", "horizon", "expires")
+"""Fields whose number may also be written with units."""
+
+
+def _usage_error(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) -> UsageError:
+    """Return the most telling of pydantic's errors as one of ours; ``model`` is what the body should have been."""
+    # A misspelt field that is needed is both unknown and missing: the first says more.
+    first = next((error for error in errors if error["type"] == "extra_forbidden"), errors[0])
+    if first["loc"][-1] == "[key]":
+        return _bad_name(first)
+    field, kind, value = _field_of(first["loc"]), _kind(first), first.get("input")
+    if kind == "extra_forbidden":
+        return _refused(f"unknown field {field}", field, value, _known_beside(first["loc"], model))
+    if kind == "missing":
+        return _refused(f"{field} is required", field, hint="add it")
+    if kind == "union_tag_not_found":
+        return _refused(f"{field}.type is required", f"{field}.type", hint=f"use {_KINDS}")
+    if kind == "union_tag_invalid":
+        tag = first["ctx"]["tag"]
+        return _refused(f"{field}.type is {tag!r}", f"{field}.type", tag, f"use {_KINDS}")
+    if kind == "model_attributes_type":
+        hint = "send JSON with Content-Type: application/json" if field == "body" else "give fields and values"
+        return _refused(f"{field} is no object", field, value, hint)
+    if field in _DURATIONS and kind == "float_parsing":
+        kind = "duration"
+    wrong, hint = _CORRECTIONS.get(kind) or correct(kind, first.get("ctx"))
+    if kind in ("string_too_long", "string_too_short", "too_long") and isinstance(value, list | dict):
+        return _refused(f"{field} has {len(value)} entries", field, len(value), hint)
+    if not hint:
+        wrong = str(first["msg"])
+        return _refused(f"{field} is {_shown(value)}: {wrong[:1].lower()}{wrong[1:]}", field, value)
+    return _refused(f"{field} is {_shown(value)}{', ' if wrong else ''}{wrong}", field, value, hint)
+
+
+def _bad_name(error: Mapping[str, Any]) -> UsageError:
+    """What is wrong with a name in an object whose names are free."""
+    field, name = _field_of(error["loc"][:-2]), error.get("input")
+    wrong, hint = _CORRECTIONS.get(_kind(error)) or correct(_kind(error), error.get("ctx"))
+    return _refused(
+        f"{field} has the name {_shown(name)}, {wrong or 'which is no name'}", field, name, hint or "use another"
+    )
+
+
+def _refused(detail: str, field: str, value: object = None, hint: str = "") -> UsageError:
+    return UsageError(detail, field=field, value=value, hint=hint)
+
+
+def _kind(error: Mapping[str, Any]) -> str:
+    """What is wrong, in pydantic's words; most patterns keep nothing out but NULs."""
+    kind = str(error["type"])
+    return "nul" if kind == "string_pattern_mismatch" and "\0" in str(error.get("input")) else kind
+
+
+def _shown(value: object) -> str:
+    """A value in a sentence."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def _field_of(location: Sequence[int | str]) -> str:
+    """``("body", "request", "fixed", "components", 1, "size")`` as ``request.components[1].size``."""
+    field = ""
+    for place, part in enumerate(location):
+        is_tag = place == 2 and part in _REQUESTS and location[1] == "request"
+        if place == 0 or is_tag:
+            continue
+        field += f"[{part}]" if isinstance(part, int) else f".{part}" if field else str(part)
+    return field or str(location[0])
+
+
+def _known_beside(location: Sequence[int | str], model: type[BaseModel]) -> str:
+    """Which fields there are where an unknown one was found."""
+    tag = str(location[2]) if len(location) > 3 else ""
+    if "inputs" in location[:-1]:
+        model = submission.ComponentInput if tag in _COMPONENTS else submission.JobInput
+    elif tag in _COMPONENTS and len(location) > 4:
+        model = _COMPONENTS[tag]
+    elif tag in _REQUESTS:
+        model = _REQUESTS[tag]
+    if model is submission.NonFixedComponent and location[-1] == "cluster":
+        return "leave it out, or make the request fixed"
+    return known_names(str(location[-1]), (field.alias or name for name, field in model.model_fields.items()))

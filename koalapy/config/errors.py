@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from koalapy.model import wanted
+from koalapy.model.corrections import correct
 from koalapy.model.errors import UsageError
 from koalapy.model.field import not_none
 from koalapy.scheduler.rules import OutOfRange
@@ -20,19 +20,7 @@ PREFIX, DELIMITER = "KOALA_", "__"
 REMOVED = {("rules", "lost_after"): "it follows from lease now: leave it out, and set lease"}
 """Keys that earlier versions had, and what to do instead."""
 UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
-
-SAME = {
-    "dataclass_type": "dict_type",
-    "model_type": "dict_type",
-    "mapping_type": "dict_type",
-    "tuple_type": "list_type",
-    "set_type": "list_type",
-    "frozen_set_type": "list_type",
-    "bool_type": "bool_parsing",
-    "missing_argument": "missing",
-    "missing_keyword_only_argument": "missing",
-}
-"""Types of errors that say the same as another of a configuration."""
+MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
 
 
 def refusal(root: type[BaseModel], errors: Iterable[Mapping[str, Any]], path: Path | None) -> UsageError:
@@ -71,21 +59,13 @@ def _faults(root: type[BaseModel], error: Mapping[str, Any]) -> Iterator[tuple[L
 
 def _words(error: Mapping[str, Any]) -> str:
     """What is wrong with a value, without the value: it may be a secret."""
-    kind, context = SAME.get(error["type"], error["type"]), error.get("ctx") or {}
-    if kind in wanted.WANTED:
-        return ", ".join(wanted.WANTED[kind])
-    if kind in wanted.BOUNDS:
-        bound, words = wanted.BOUNDS[kind]
-        return f"give {words} {context[bound]:.15g}"
-    if kind in wanted.LENGTHS:
-        bound, words = wanted.LENGTHS[kind]
-        return f"give {words.format(context[bound])}"
-    if kind in ("enum", "literal_error"):
-        return f"use {context['expected']}"
-    if kind == "missing":
+    kind = error["type"]
+    if told := ", ".join(filter(None, correct(kind, error.get("ctx")))):
+        return told
+    if kind in MISSING:
         return "it is missing, add it"
     if kind == "string_pattern_mismatch":
-        return f"it is not as {context['pattern']} says"
+        return f"it is not as {error['ctx']['pattern']} says"
     return str(error["msg"]).removeprefix("Value error, ")
 
 
