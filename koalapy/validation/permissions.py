@@ -1,11 +1,12 @@
-"""What somebody may do with jobs: their own, others', and in whose name."""
+"""What a caller may do with jobs and may ask for: owners, priorities, home sites, notifications."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
-from koalapy.model.errors import ForbiddenError, ProblemCode
+from koalapy.model.errors import ForbiddenError, ProblemCode, reject
 from koalapy.model.identity import HighPriority, Identity, Role
 from koalapy.model.job import Job, JobSpec, Priority
+from koalapy.model.notification import Reachable
 from koalapy.model.users import Accounts
 from koalapy.model.wording import listed
 
@@ -95,3 +96,18 @@ def with_home_site(spec: JobSpec, by: Identity, accounts: Accounts) -> JobSpec:
             hint=f"leave it out, or ask an operator to submit it for you or to set users.{spec.owner}.home",
         )
     return spec
+
+
+def check_notifications(spec: JobSpec, reachable: Reachable) -> None:
+    """``UsageError`` for a place that is not reached from here, and for what is to be told nowhere."""
+    if spec.mail_user and (wrong := reachable.why_no_mail(spec.mail_user)):
+        named = ", ".join(reachable.recipients[:5])
+        hint = f"give one of {named}" if named else "leave it out: no notifications.mail.recipients are configured"
+        reject("mail_user", spec.mail_user, f"is refused: {wrong}", hint)
+    if spec.webhook and (wrong := reachable.why_no_webhook(spec.webhook)):
+        named = ", ".join(sorted(reachable.hosts)[:5])
+        hint = f"give one on {named}" if named else "leave it out: no notifications.webhooks are configured"
+        reject("webhook", spec.webhook, f"is refused: {wrong}", hint)
+    if spec.mail_type and not (spec.mail_user or spec.webhook):
+        told = [str(each) for each in spec.mail_type]
+        reject("mail_type", told, "is given, and nobody is to be told", "say whom by mail_user or webhook")

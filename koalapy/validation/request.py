@@ -1,10 +1,201 @@
-"""What is wrong with a request in itself, whatever clusters are like."""
+"""What is wrong with a submission in itself, whatever the clusters are: its size, fields, program and request."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
 
 from koalapy.model.cluster import check_cluster
 from koalapy.model.errors import reject
-from koalapy.model.job import JobSpec
-from koalapy.model.request import FlexibleRequest, NonFixedRequest
+from koalapy.model.field import out_of_bounds
+from koalapy.model.job import JobSpec, Launcher
+from koalapy.model.request import ComponentRequest, Environment, FlexibleRequest, NonFixedRequest
 from koalapy.validation.limits import Limits
+
+MAX_INPUTS = 10_000
+"""Inputs of all components of a job together."""
+MAX_PLAN_LENGTH = 256 * 1024 * 1024
+"""Characters of commands and variables that are sent for one job: each component is told those of all."""
+ENTRY_BYTES = 4
+"""Bytes that each text counts beside its own, so that many empty ones are not free."""
+
+
+def check_size(spec: JobSpec, limits: Limits) -> None:
+    """Components, inputs and texts, before anything is made of them or looked up for them."""
+    _check_bytes(spec, limits.max_bytes)
+    request, most = spec.request, limits.max_components
+    bound = f"more than max_components_per_job, {most}"
+    way_out = f"give at most {most}, or have the daemon's operator raise rules.max_components_per_job"
+    if isinstance(request, FlexibleRequest):
+        if request.max_components is not None and request.max_components > most:
+            reject("request.max_components", request.max_components, f"is {request.max_components}, {bound}", way_out)
+        for index, option in enumerate(request.split_options):
+            if len(option) > most:
+                field = f"request.split_options[{index}]"
+                reject(field, len(option), f"has {len(option)} components, {bound}", way_out)
+        return
+    count = len(request.components)
+    if count > most:
+        reject("request.components", count, f"has {count} components, {bound}", way_out)
+    inputs = count * len(spec.inputs) + sum(len(component.inputs) for component in request.components)
+    if inputs > MAX_INPUTS:
+        problem = f"are {inputs} of all components together"
+        reject("inputs", inputs, problem, f"give at most {MAX_INPUTS}; a folder is one input")
+    plan = count * sum(_text_length(spec, component) for component in request.components)
+    if plan > MAX_PLAN_LENGTH:
+        problem = f"and environment are too long for {count} components, each of which is told of all"
+        reject("command", plan, problem, "put long arguments and values into files")
+
+
+def _check_bytes(spec: JobSpec, most: int | None) -> None:
+    if most is None:
+        return
+    sizes = {field.name: _bytes_of(getattr(spec, field.name)) for field in fields(spec)}
+    total = sum(sizes.values())
+    if total > most:
+        largest = max(sizes, key=lambda name: sizes[name])
+        reject(
+            largest,
+            sizes[largest],
+            f"has {sizes[largest]} bytes, and the whole job {total}: more than max_bytes_per_job, {most}",
+            "put long arguments, values and lists into files and send them along (--stage), or have the daemon's "
+            "operator raise rules.max_bytes_per_job",
+        )
+
+
+def _bytes_of(value: Any) -> int:
+    """Bytes of all texts in a value, and a few for each text, entry and dataclass in it."""
+    if isinstance(value, str):
+        return len(value.encode(errors="replace")) + ENTRY_BYTES
+    if isinstance(value, tuple):
+        return sum(map(_bytes_of, value))
+    if is_dataclass(value):
+        return ENTRY_BYTES + sum(_bytes_of(getattr(value, field.name)) for field in fields(value))
+    return 0
+
+
+def _text_length(spec: JobSpec, component: ComponentRequest) -> int:
+    """Characters that tell what a component runs."""
+    variables = (*spec.environment, *component.environment)
+    return sum(map(len, component.command or spec.command)) + sum(len(name) + len(value) for name, value in variables)
+
+
+def check_fields(spec: JobSpec, limits: Limits) -> None:
+    """Numbers are within the bounds that their fields state, and patterns of results lead out of no folder."""
+    for field, value, problem, way_out in out_of_bounds(spec):
+        reject(field, value, problem, way_out)
+    for index, pattern in enumerate(spec.collect):
+        problem = ""
+        if not pattern or not pattern.isprintable():
+            problem = "which names no files"
+        elif pattern.startswith("/"):
+            problem = "which is not below the component's folder"
+        elif ".." in pattern.split("/"):
+            problem = "which leads out of the component's folder"
+        if problem:
+            hint = "give a pattern of files below the folder, as out/*.csv or **/*.log"
+            reject(f"collect[{index}]", pattern, f"is {pattern!r}, {problem}", hint)
+
+
+RESERVED_VARIABLES = frozenset(
+    f"KOALA_{name}"
+    for name in (
+        "AGENT_FILE",
+        "CLUSTER",
+        "COMPONENT",
+        "COMPONENT_NAME",
+        "COMPONENT_NODES",
+        "COMPONENT_TOKEN",
+        "GENERATION",
+        "HOST",
+        "HOSTS",
+        "JOB",
+        "LEASE",
+        "NODE",
+        "NODES",
+        "NODE_INDEX",
+        "RUNNER_SECRET",
+        "SECRET_PIPE",
+        "LRM_PIPE",
+        "SPOOL",
+        "STAGE",
+    )
+)
+"""Variables that the runner sets or reads on each node."""
+SLURM_JOB_NUMBER = re.compile(r"%\d*[jJA]")
+
+
+def check_program(spec: JobSpec, limits: Limits) -> None:
+    """Every component has a command, and commands, variables and files are such as a process can be given."""
+    _check_command("command", spec.command)
+    _check_processes(spec)
+    _check_files(spec)
+    _check_environment("environment", spec.environment)
+    if isinstance(spec.request, FlexibleRequest):
+        if not spec.command:
+            reject("command", [], "is empty", "give the program to run and its arguments")
+        return
+    for index, component in enumerate(spec.request.components):
+        field = f"request.components[{index}]"
+        _check_environment(f"{field}.environment", component.environment)
+        _check_output(f"{field}.output", component.output)
+        if component.command is not None and not component.command:
+            reject(f"{field}.command", [], "is empty", "leave it out to run the job's own command")
+        _check_command(f"{field}.command", component.command or ())
+        if component.command is None and not spec.command:
+            reject("command", [], f"is empty, and component {index} has none of its own", "give the program to run")
+
+
+def check_warning(spec: JobSpec, limits: Limits) -> None:
+    """A program is warned while it runs, and keeps nobody waiting for longer than is allowed."""
+    if spec.warning is None:
+        return
+    grace, said = spec.warning.grace, str(spec.warning)
+    if grace > limits.max_grace:
+        problem = f"is {said}, and no job may have more than {limits.max_grace:g} s between its warning and its stop"
+        reject("warning", said, problem, f"give at most {spec.warning.signal}@{limits.max_grace:g}")
+    if spec.walltime is not None and grace >= spec.walltime:
+        problem = f"is {said}, but the walltime is {spec.walltime:g} s: it would be warned before it has begun"
+        reject("warning", said, problem, "give fewer seconds, or a longer walltime")
+
+
+def _check_processes(spec: JobSpec) -> None:
+    if spec.launcher is Launcher.PROCESSES and (count := spec.processes_per_node or 1) > 1:
+        problem = f"is {count}, but the launcher processes starts the command once on each node"
+        reject("processes_per_node", count, problem, "leave it out, or use the launcher openmpi")
+
+
+def _check_files(spec: JobSpec) -> None:
+    if spec.workdir and not spec.workdir.startswith(("/", "{")):
+        problem = f"is {spec.workdir!r}, which is not the same folder on every node"
+        reject("workdir", spec.workdir, problem, "give an absolute path, or one that begins with {scratch} or {home}")
+    _check_output("output", spec.output)
+
+
+def _check_output(field: str, output: str | None) -> None:
+    if output and (pattern := SLURM_JOB_NUMBER.search(output)):
+        problem = f"is {output!r}, and {pattern[0]} stands for the job's number in Slurm only"
+        reject(field, output, problem, "write {job} in its place")
+
+
+def _check_command(field: str, command: Sequence[str]) -> None:
+    if command and not command[0]:
+        reject(f"{field}[0]", "", "is empty", "begin with the program to run")
+    for index, word in enumerate(command):
+        if "\0" in word:
+            reject(f"{field}[{index}]", word, f"is {word!r}, with a NUL in it", "leave out the NUL")
+
+
+def _check_environment(field: str, environment: Environment) -> None:
+    for name, value in environment:
+        if not name:
+            reject(field, name, "has a variable without a name", "name it, or leave it out")
+        if "=" in name or "\0" in name:
+            reject(field, name, f"has a variable named {name!r}", "use a name without '=' and NUL")
+        if name in RESERVED_VARIABLES:
+            reject(f"{field}.{name}", value, "is set by koalapy on each node", "use a variable of another name")
+        if "\0" in value:
+            reject(f"{field}.{name}", value, f"is {value!r}, with a NUL in it", "leave out the NUL")
 
 
 def check_components(spec: JobSpec, limits: Limits) -> None:

@@ -11,14 +11,17 @@ from koalapy.model.job import JobSpec
 from koalapy.model.quantities import bytes_text
 from koalapy.model.wording import listed
 from koalapy.policies.registry import DEFAULTS
-from koalapy.validation.combination import check_combination
-from koalapy.validation.fields import check_fields
-from koalapy.validation.fitting import check_fits, check_fits_together
+from koalapy.validation.fitting import check_combination, check_fits, check_fits_together
 from koalapy.validation.limits import Limits
-from koalapy.validation.program import check_program, check_warning
-from koalapy.validation.request import check_components, check_flexible
+from koalapy.validation.request import (
+    check_components,
+    check_fields,
+    check_flexible,
+    check_program,
+    check_size,
+    check_warning,
+)
 from koalapy.validation.site import check_accounts, check_clusters_share, check_folders, check_home_site
-from koalapy.validation.size import check_size
 
 
 def check_policy(spec: JobSpec, limits: Limits) -> None:

@@ -14,8 +14,7 @@ from typing import Any
 from koalapy.model.errors import UsageError
 from koalapy.model.job import JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest, Request
-from koalapy.validation.combination import check_combination
-from koalapy.validation.fitting import check_fits
+from koalapy.validation.fitting import check_combination, check_fits
 from koalapy.validation.limits import ClusterLimits, Limits
 from koalapy.workload.plan import Arrival, Json, Workload, nodes_of
 from koalapy.workload.programs import PROGRAMS, SLEEP

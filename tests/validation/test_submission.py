@@ -13,7 +13,7 @@ from koalapy.runner import settings as runtime_settings
 from koalapy.runner.plan import Plan
 from koalapy.validation import submission
 from koalapy.validation.limits import ClusterLimits, Limits
-from koalapy.validation.program import RESERVED_VARIABLES
+from koalapy.validation.request import RESERVED_VARIABLES
 from tests.policies.grids import fixed, nonfixed
 from tests.validation.submissions import GRID, POLICIES, UNKNOWN, Another, check, one, refusal, spec, split
 

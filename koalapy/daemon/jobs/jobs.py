@@ -36,9 +36,8 @@ from koalapy.scheduler.events import (
     JobSubmitted,
 )
 from koalapy.scheduler.explain.explain import explain, explain_submission
-from koalapy.validation.notifications import check_notifications
-from koalapy.validation.permissions import SubmissionRules, check_is_theirs, with_home_site
-from koalapy.validation.size import check_size
+from koalapy.validation.permissions import SubmissionRules, check_is_theirs, check_notifications, with_home_site
+from koalapy.validation.request import check_size
 from koalapy.validation.submission import check
 
 log = structlog.get_logger()
