@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from experiments.experiment import Cell, Experiment, Result, Row, Value, by
 from experiments.intervals import mean_interval
+from experiments.local_users import poisson
+from experiments.run_times import by_number_of_clusters
 from experiments.trace_windows import DAS_3, MACHINES, Window, WindowJob, cut, short, window
 from experiments.traces import Traces
 from koalapy.model.cluster import Link
@@ -19,9 +21,7 @@ from koalapy.model.sharing import SharingMode
 from koalapy.scheduler.rules import Rules
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob
-from koalapy.simulation.local_users import poisson
 from koalapy.simulation.outcome import Outcome
-from koalapy.simulation.run_times import by_number_of_clusters
 from koalapy.simulation.simulation import Simulation
 from koalapy.workload.tables import markdown
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from experiments.run_times import by_speed, multi_site, product
 from experiments.traces import Traces
 from koalapy.model.job import JobSpec, Launcher
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest
@@ -11,7 +12,6 @@ from koalapy.scheduler.rules import ReclaimedPosition, Rules
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.outcome import Outcome, mean
-from koalapy.simulation.run_times import by_speed, multi_site, product
 from koalapy.simulation.simulation import Simulation
 from koalapy.workload.swf import TraceJob
 

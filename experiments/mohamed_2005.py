@@ -7,6 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from experiments.experiment import Cell, Experiment, Result, Row, Value
+from experiments.local_users import poisson
 from experiments.traces import Traces
 from koalapy.model.cluster import Link, pair_of
 from koalapy.model.job import ClaimingMode, JobSpec, Priority
@@ -15,7 +16,6 @@ from koalapy.scheduler.effects import Effects
 from koalapy.scheduler.rules import Rules
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob
-from koalapy.simulation.local_users import poisson
 from koalapy.simulation.outcome import JobOutcome, mean
 from koalapy.simulation.simulation import Simulation
 from koalapy.workload.generate import generate

@@ -62,9 +62,8 @@ from koalapy.scheduler.owner_use import OwnerUse
 from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.scheduler import Scheduler
 from koalapy.scheduler.state import SchedulerState
-from koalapy.simulation.alone import SharingQuestion
-from koalapy.simulation.alone import answer as answer_sharing
-from koalapy.simulation.sharing import SharingReport
+from koalapy.simulation.sharing import SharingQuestion, SharingReport
+from koalapy.simulation.sharing import answer as answer_sharing
 from koalapy.simulation.twin import Answer, Question, answer
 from koalapy.store.advice import SqlAdvice
 from koalapy.store.audit import SqlAudit

@@ -7,11 +7,11 @@ from importlib import resources
 from itertools import combinations
 from typing import Any
 
+from experiments.run_times import communicating
 from koalapy.model.cluster import ClusterPair, Link, pair_of
 from koalapy.model.request import ClusterName
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
-from koalapy.simulation.jobs import PlannedJob
-from koalapy.simulation.run_times import Gang, RunTime, communicating
+from koalapy.simulation.jobs import Gang, PlannedJob, RunTime
 
 Weigh = Callable[[Sequence[float]], float]
 DELFT, LEIDEN = "delft", "leiden"

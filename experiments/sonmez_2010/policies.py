@@ -5,6 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from experiments.experiment import Cell, Experiment, Result, Row, Value, by
+from experiments.local_users import poisson
 from experiments.sonmez_2010.das3 import DELFT, LEIDEN, by_latency, grid, seconds
 from experiments.sonmez_2010.gains import curves
 from experiments.sonmez_2010.loads import POISSON, PRIME, SERIES, WAVE, WF
@@ -13,9 +14,7 @@ from experiments.traces import Traces
 from koalapy.model.job import JobSpec
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
-from koalapy.simulation.jobs import PlannedJob
-from koalapy.simulation.local_users import LocalUser, poisson
-from koalapy.simulation.run_times import RunTime
+from koalapy.simulation.jobs import LocalUser, PlannedJob, RunTime
 from koalapy.simulation.simulation import Simulation
 
 if TYPE_CHECKING:

@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import ClassVar, cast
 
 from experiments.experiment import Cell, Experiment, Result, Row, Value, by
+from experiments.run_times import by_number_of_clusters
 from experiments.sonmez_2010.das3 import DELFT, Weigh, by_latency, grid, seconds
 from experiments.sonmez_2010.loads import POISSON, WF
 from experiments.sonmez_2010.policies import CA, FCM, GRIDS, Figure9, Figure10, run
@@ -13,7 +14,7 @@ from experiments.sonmez_2010.saturation import saturates_at
 from experiments.sonmez_2010.workloads import DAY, HOUR, SIZES, measured, rules, split, stream, whole
 from experiments.traces import Traces
 from koalapy.scheduler.rules import QueueMode
-from koalapy.simulation.run_times import RunTime, by_number_of_clusters
+from koalapy.simulation.jobs import RunTime
 from koalapy.simulation.simulation import Simulation
 
 ONE_CLUSTER = seconds("wave")[0]

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from koalapy.model.job import JobId, JobState
-from koalapy.simulation.jobs import PlannedJob
-from koalapy.simulation.run_times import Gang
+from koalapy.simulation.jobs import Gang, PlannedJob
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ from koalapy.model.application import application_of
 from koalapy.model.job import Job, JobSpec
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.advisor.experience import Experience
-from koalapy.simulation.jobs import PlannedJob
-from koalapy.simulation.run_times import Gang
+from koalapy.simulation.jobs import Gang, PlannedJob
 
 ENOUGH = 3
 """So many runs of a size say more than those of all sizes."""

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import count
+from math import ceil, floor
 from random import Random
 
 from koalapy.model.errors import UsageError
@@ -24,14 +25,57 @@ from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.scheduler import Scheduler
 from koalapy.scheduler.state import SchedulerState
 from koalapy.simulation.grid import SimulatedGrid
-from koalapy.simulation.jobs import PlannedJob
-from koalapy.simulation.local_users import LocalUser
+from koalapy.simulation.jobs import Gang, LocalUser, PlannedJob, RunTime, constant
 from koalapy.simulation.moment import HAVE_NODES, IN_QUEUE, Moment
 from koalapy.simulation.outcome import JobOutcome, NotRun, Outcome
-from koalapy.simulation.regular_scans import RegularScans
-from koalapy.simulation.run_times import Gang, RunTime, constant
 from koalapy.simulation.site import Runner, Site
 from koalapy.validation.submission import check
+
+MIN_IN_VAIN = 200
+MAX_MOMENTS = 100_000
+"""At which nothing happens but scans and deadlines, before a simulation in which nothing else is going to is over."""
+
+
+class RegularScans:
+    """On schedule, as in production; ever more seldom in stretches in which nothing happens, once whoever waits has had
+    so many scans that further ones change nothing."""
+
+    def __init__(self, rules: Rules, now: float) -> None:
+        self._interval = rules.scan_interval
+        self.at = now + self._interval
+        """When the next one is."""
+        promised = ceil((rules.low_patience or 0.0) / rules.scan_interval)
+        self._enough = max(MIN_IN_VAIN, 2 * rules.aging_tries, 2 * promised)
+        """By then whoever waits was aged and promised its turn, if it ever is."""
+        self._in_vain = 0
+        """Scans since something happened."""
+        self._moments = 0
+        """As long as that."""
+
+    def skip_those_before(self, now: float) -> None:
+        """As while nobody waited."""
+        if self.at < now:
+            self.at += ceil((now - self.at) / self._interval) * self._interval
+
+    def something_happens(self, now: float) -> None:
+        """From now on they are on schedule."""
+        self._in_vain = self._moments = 0
+        if self.at - now > self._interval:
+            self.at -= floor((self.at - now) / self._interval) * self._interval
+
+    def are_enough(self) -> bool:
+        """To be asked once for each moment at which nothing else happens: whether nothing more will come of them."""
+        self._moments += 1
+        return self._in_vain >= self._enough or self._moments >= MAX_MOMENTS
+
+    def next(self, *, is_counted: Callable[[], bool]) -> None:
+        """One takes place, and the next will. ``is_counted``: whether somebody counts them, so that none may be left
+        out."""
+        self._in_vain += 1
+        beyond = self._in_vain - self._enough
+        times = 2 ** min(beyond, 32) if beyond > 0 and not is_counted() else 1
+        self.at += times * self._interval
+
 
 ENDS, ARRIVES = 0, 1
 """In which order things happen at one moment."""
@@ -227,7 +271,7 @@ class Simulation:
         if self.now >= self._next_look:
             told = self._changed
             self._next_look = self.now + self.grid.look_every
-        self._events += [site.report() for site in sorted(told, key=_name)]
+        self._events += [site.report() for site in sorted(told, key=lambda site: site.name)]
         self._changed = self._changed - told
         self._tell = set()
 
@@ -348,16 +392,14 @@ class Simulation:
 
     def _ends(self, site: Site, runner: Runner, error: str = "") -> None:
         if not runner.is_over:
-            self._tell_of(site, site.ends(runner, error), runner)
+            self._events.append(site.ends(runner, error))
+            self._count(runner)
+            self._tell_nodes_of(site)
 
     def _stop(self, site: Site, token: Token) -> None:
-        runner = site.runners.get(token)
-        self._tell_of(site, site.stopped(token), runner)
-
-    def _tell_of(self, site: Site, event: Event, ended: Runner | None) -> None:
-        if ended is not None:
-            self._count(ended)
-        self._events.append(event)
+        if runner := site.runners.get(token):
+            self._count(runner)
+        self._events.append(site.stopped(token))
         self._tell_nodes_of(site)
 
     def _count(self, runner: Runner) -> None:
@@ -435,6 +477,7 @@ class Simulation:
     def _note(self, job: Job) -> None:
         attempt = job.attempt
         assert job.ended_at is not None, "it is over"
+        first, last = job.first_start_estimate, attempt.start_estimate if attempt is not None else None
         self.outcome.jobs.append(
             JobOutcome(
                 job.id,
@@ -450,15 +493,9 @@ class Simulation:
                 job.generation,
                 job.placement_tries,
                 job.claiming_tries,
-                _start_delay(job),
+                last - first if last is not None and first is not None else 0.0,
             )
         )
-
-
-def _start_delay(job: Job) -> float:
-    attempt, first = job.attempt, job.first_start_estimate
-    last = attempt.start_estimate if attempt is not None else None
-    return last - first if last is not None and first is not None else 0.0
 
 
 def _exit_code(planned: PlannedJob, job: Job, attempt: Attempt, token: Token) -> int | None:
@@ -473,7 +510,3 @@ def gang_of(attempt: Attempt) -> Gang:
     for component in attempt.gang:
         nodes[component.cluster] = nodes.get(component.cluster, 0) + component.size
     return tuple(nodes.items())
-
-
-def _name(site: Site) -> ClusterName:
-    return site.name

@@ -11,7 +11,7 @@ from koalapy.model.job import ComponentState, JobId, Token
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, ReportedState
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.events import Event, InventoryReceived, Reported
-from koalapy.simulation.local_users import LocalUser
+from koalapy.simulation.jobs import LocalUser
 
 
 @dataclass(slots=True, eq=False)

@@ -5,20 +5,22 @@ nobody else submits anything: what is told holds if both is so.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from random import Random
 from statistics import fmean
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from koalapy.model.cluster import Drain, check_cluster
 from koalapy.model.errors import UsageError
-from koalapy.model.job import Job, JobId, JobState
+from koalapy.model.job import Job, JobId, JobSpec, JobState
 from koalapy.model.request import ClusterName
-from koalapy.model.wording import listed
+from koalapy.model.wording import known_names, listed
 from koalapy.policies.registry import Registry, builtin
 from koalapy.record.beginning import KnownCluster
-from koalapy.simulation.changes import changed_rules, is_served, placed_by
+from koalapy.scheduler.rules import Rules
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.moment import Moment, NodesNow
 from koalapy.simulation.processes import forked_map, processors
@@ -109,7 +111,9 @@ class Change:
     def _job(self, job: Job, policies: Registry, first: int) -> Job:
         if not job.waits:
             return job
-        spec = placed_by(self.policy, job.spec, policies)
+        spec = job.spec
+        if self.policy and is_served(self.policy, spec, policies):
+            spec = replace(spec, policy=self.policy, policy_options=())
         if job.id in self.walltimes:
             spec = replace(spec, walltime=self.walltimes[job.id])
         return replace(job, spec=spec, queue_seq=first if job.id == self.first else job.queue_seq)
@@ -183,11 +187,9 @@ class Answer:
     changed: Forecast | None
 
 
-def answer(question: Question, *pieces: Sequence[Job]) -> Answer:
-    """Both by the same run times, of the question's jobs and those of the pieces."""
-    beginning = question.moment.beginning
-    jobs = (*beginning.jobs, *chain.from_iterable(pieces))
-    moment, policies = replace(question.moment, beginning=replace(beginning, jobs=jobs)), question.policies()
+def answer(question: Question) -> Answer:
+    """Forecast the moment as it is and with the change, with the same run times."""
+    moment, policies = question.moment, question.policies()
     plans = [_plan(moment, Change(), policies, horizon=question.horizon)]
     if question.change:
         plans.append(_plan(moment, question.change, policies, horizon=question.horizon))
@@ -337,3 +339,24 @@ def _quantile(ordered: Sequence[float], part: float) -> float:
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def changed_rules(rules: Rules, changes: Mapping[str, Any]) -> Rules:
+    """With some parameters changed; ``UsageError`` for what is none, or is out of range."""
+    known = asdict(rules)
+    for name in changes.keys() - known.keys():
+        raise UsageError(f"there is no rule {name}", field=f"rules.{name}", value=name, hint=known_names(name, known))
+    try:
+        changed: Rules = TypeAdapter(Rules).validate_python(known | dict(changes))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]) if first["loc"] else next(iter(changes), "")
+        raise UsageError(
+            f"{name} cannot be {changes.get(name)!r}: {first['msg']}", field=f"rules.{name}", value=changes.get(name)
+        ) from error
+    return changed
+
+
+def is_served(policy: str, spec: JobSpec, policies: Registry) -> bool:
+    """Whether a policy places what the job asks for; ``UsageError`` where there is none of that name."""
+    return spec.request.type in policies.get(policy).serves

@@ -11,10 +11,9 @@ from koalapy.model.history import EndedJob
 from koalapy.model.request import ClusterName
 from koalapy.policies.registry import Registry
 from koalapy.record.lines import beginning_from_json, beginning_to_json, job_from_json, job_to_json
-from koalapy.simulation import alone, twin
-from koalapy.simulation.alone import SharingQuestion
+from koalapy.simulation import sharing, twin
 from koalapy.simulation.moment import Moment, NodesNow
-from koalapy.simulation.sharing import SharingReport
+from koalapy.simulation.sharing import SharingQuestion, SharingReport
 from koalapy.simulation.twin import Answer, Change, Question
 
 Json = Any
@@ -63,7 +62,7 @@ def answer_sharing_question(values: Iterator[Json]) -> Json:
     """Answer what ``write_sharing_question`` has written."""
     question: SharingQuestion = _from_json(SharingQuestion, next(values))
     chunks = [_from_json(Sequence[EndedJob], value) for value in values]
-    return _to_json(SharingReport, alone.answer(question, *chunks))
+    return _to_json(SharingReport, sharing.answer(question, *chunks))
 
 
 def read_sharing_report(value: Json) -> SharingReport:

@@ -7,6 +7,7 @@ import resource
 import sys
 from collections.abc import Sequence
 
+from experiments.run_times import by_speed
 from experiments.traces import Traces, default_folder
 from koalapy.model.job import JobSpec
 from koalapy.model.request import ComponentRequest, NonFixedRequest
@@ -14,7 +15,6 @@ from koalapy.scheduler.rules import Rules
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.outcome import Outcome
-from koalapy.simulation.run_times import by_speed
 from koalapy.simulation.simulation import Simulation
 
 TRACE = "SDSC-SP2-1998-huang56490"

@@ -20,8 +20,7 @@ from koalapy.scheduler.events import JobSubmitted
 from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.scheduler import Scheduler
 from koalapy.scheduler.state import SchedulerState
-from koalapy.simulation.alone import SharingQuestion, answer
-from koalapy.simulation.sharing import SharingReport, Site, WhyLeftOut
+from koalapy.simulation.sharing import SharingQuestion, SharingReport, Site, WhyLeftOut, answer
 from tests.daemon.test_history import THURSDAY, job, record
 from tests.memory_stores import memory_stores
 

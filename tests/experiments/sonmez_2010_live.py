@@ -19,12 +19,11 @@ from random import Random
 from statistics import fmean, median
 from typing import Any
 
+from experiments.local_users import poisson
 from koalapy.api.submission import JobSubmission
 from koalapy.model.cluster import Link
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
-from koalapy.simulation.jobs import PlannedJob
-from koalapy.simulation.local_users import poisson
-from koalapy.simulation.run_times import Gang
+from koalapy.simulation.jobs import Gang, PlannedJob
 from koalapy.simulation.simulation import Simulation
 from koalapy.simulation.site import Runner
 from koalapy.workload.plan import Arrival, Workload, lines

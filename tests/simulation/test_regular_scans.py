@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from koalapy.model.job import JobState, Priority
 from koalapy.scheduler.rules import Rules
-from koalapy.simulation.local_users import LocalUser
+from koalapy.simulation.jobs import LocalUser
 from koalapy.simulation.simulation import Simulation
 from tests.simulation.test_simulation import grid, job, run
 

@@ -14,17 +14,19 @@ from koalapy.model.job import JobId, JobSpec, JobState, Priority
 from koalapy.model.request import FlexibleRequest
 from koalapy.model.sharing import SharingMode
 from koalapy.scheduler.rules import Rules
-from koalapy.simulation.alone import SharingQuestion, answer, ends_alone
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import PlannedJob
 from koalapy.simulation.outcome import JobOutcome
 from koalapy.simulation.sharing import (
     HomeJob,
+    SharingQuestion,
     SharingReport,
     Site,
     Verdict,
     WhyLeftOut,
+    answer,
     compare,
+    ends_alone,
     lasts_at_home,
     mean_bounds,
 )

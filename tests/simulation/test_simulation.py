@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.local_users import poisson
+from experiments.run_times import by_number_of_clusters, by_speed, communicating, multi_site, product
 from koalapy.model.cluster import Link
 from koalapy.model.errors import UsageError
 from koalapy.model.job import Job, JobSpec, JobState, Launcher, Priority
@@ -19,10 +21,8 @@ from koalapy.scheduler.effects import Effects
 from koalapy.scheduler.events import JobSubmitted
 from koalapy.scheduler.rules import Rules
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
-from koalapy.simulation.jobs import PlannedJob
-from koalapy.simulation.local_users import LocalUser, poisson
+from koalapy.simulation.jobs import LocalUser, PlannedJob
 from koalapy.simulation.outcome import JobOutcome, Outcome
-from koalapy.simulation.run_times import by_number_of_clusters, by_speed, communicating, multi_site, product
 from koalapy.simulation.simulation import Simulation
 from koalapy.simulation.site import Site
 
@@ -273,7 +273,7 @@ def test_no_node_is_ever_in_two_hands_and_every_job_comes_to_its_end(seed: int, 
 SAME = """
 from tests.simulation.test_simulation import grid, run, stream
 from koalapy.scheduler.rules import Rules
-from koalapy.simulation.local_users import poisson
+from experiments.local_users import poisson
 users = poisson({"north": 8, "south": 4}, 0.2, duration=1000.0, lasts=30.0, seed=7)
 rules = Rules(max_restarts=None, error_threshold=1000)
 for each in run(stream(7), grid(failures=0.2, look_every=10.0), rules=rules, local_users=users, seed=7).jobs:

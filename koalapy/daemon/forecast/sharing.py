@@ -14,8 +14,7 @@ from koalapy.model.job import JobId
 from koalapy.model.request import ClusterName
 from koalapy.ports import HistoryStore
 from koalapy.scheduler.queries import Queries
-from koalapy.simulation.alone import SharingQuestion
-from koalapy.simulation.sharing import SharingReport, Site
+from koalapy.simulation.sharing import SharingQuestion, SharingReport, Site
 from koalapy.simulation.wire import answer_sharing_question, read_sharing_report, write_sharing_question
 
 MAX_JOBS = 100_000

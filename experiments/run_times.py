@@ -1,25 +1,14 @@
-"""How long a program runs where it was placed: models as values, which can be put together.
+"""Models of run times that depend on where a program was placed, as values that can be combined.
 
-Each takes a job and its gang, the clusters that it has nodes on and how many on each, and says how many times as long
-it runs as on one cluster of speed 1.
+Each returns how many times as long a job runs as on one cluster of speed 1.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite
 
 from koalapy.model.errors import UsageError
 from koalapy.model.request import ClusterName
-from koalapy.simulation.jobs import PlannedJob
-
-Gang = Sequence[tuple[ClusterName, int]]
-"""Clusters and nodes; one cluster once, however many components a job has there."""
-RunTime = Callable[[PlannedJob, Gang], float]
-"""A factor, by which ``PlannedJob.lasts`` is multiplied."""
-
-
-def constant(job: PlannedJob, gang: Gang) -> float:
-    """The same wherever it runs."""
-    return 1.0
+from koalapy.simulation.jobs import Gang, PlannedJob, RunTime
 
 
 def by_number_of_clusters(curve: Sequence[float]) -> RunTime:

@@ -1,21 +1,11 @@
-"""Local users, who go straight to the resource manager of their cluster (the background load of sonmez-2010 VI-B)."""
+"""Local users, who submit to the resource manager of their cluster (the background load of sonmez-2010 VI-B)."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from heapq import merge
 from random import Random
 
 from koalapy.model.request import ClusterName
-
-
-@dataclass(frozen=True, slots=True)
-class LocalUser:
-    """One local job: it waits in the resource manager's queue until there are nodes. Times in seconds."""
-
-    at: float
-    cluster: ClusterName
-    nodes: int
-    lasts: float
+from koalapy.simulation.jobs import LocalUser
 
 
 def poisson(
