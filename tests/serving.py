@@ -57,7 +57,7 @@ from koalapy.ports import ClusterRecord
 from koalapy.record.beginning import Beginning, KnownCluster, People
 from koalapy.record.settings import Recording
 from koalapy.scheduler.advisor.experience import Experience
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.owner_use import OwnerUse
 from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.scheduler import Scheduler

@@ -11,7 +11,7 @@ from koalapy.model.cluster import ClusterState
 from koalapy.model.reports import LrmCalls, LrmOperation
 from koalapy.model.wording import shortened
 from koalapy.ports import ClusterRecord
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.clusters import ClusterStatus
 
 
 @dataclass(frozen=True, slots=True)

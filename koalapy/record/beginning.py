@@ -12,11 +12,11 @@ from koalapy.model.request import ClusterName
 from koalapy.model.users import Accounts, Domain, User, Users
 from koalapy.policies.registry import Registry
 from koalapy.scheduler.advisor.experience import Experience
-from koalapy.scheduler.claims.claiming import Nonces
+from koalapy.scheduler.claims.claim import Nonces
 from koalapy.scheduler.cluster_conditions import HealthStatus
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.owner_use import OwnerUse
-from koalapy.scheduler.queue.budget import Clock
+from koalapy.scheduler.queue.candidates import Clock
 from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.scheduler import Scheduler
 from koalapy.scheduler.state import SchedulerState

@@ -15,7 +15,6 @@ class RecordedScheduler:
 
     def __init__(self, scheduler: Scheduler, recorder: Recorder) -> None:
         self._scheduler, self._recorder = scheduler, recorder
-        self._now = 0.0
 
     @property
     def queries(self) -> Queries:
@@ -31,8 +30,9 @@ class RecordedScheduler:
     def step(self, events: Sequence[Event], now: float) -> Effects:
         for event in events:
             self.apply(event, now)
-        self.decide(now)
-        return self.take()
+        effects = self._scheduler.step((), now)
+        self._recorder.stepped(now, effects)
+        return effects
 
     def apply(self, event: Event, now: float) -> None:
         self._recorder.told(event)
@@ -41,12 +41,3 @@ class RecordedScheduler:
         except KoalaError:
             self._recorder.refused()
             raise
-
-    def decide(self, now: float) -> None:
-        self._now = now
-        self._scheduler.decide(now)
-
-    def take(self) -> Effects:
-        effects = self._scheduler.take()
-        self._recorder.stepped(self._now, effects)
-        return effects

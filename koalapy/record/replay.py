@@ -118,8 +118,7 @@ class Replay:
                 self._scheduler.apply(event, step.at)
             except KoalaError:
                 refused.append(index)
-        self._scheduler.decide(step.at)
-        effects = self._scheduler.take()
+        effects = self._scheduler.step((), step.at)
         told = _difference(step, Done.of(effects), tuple(refused))
         return effects, told and Divergence(step.number, step.at, *told)
 

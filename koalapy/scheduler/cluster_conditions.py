@@ -1,5 +1,4 @@
-"""What may be the matter with a cluster: out of reach, failed too often, takes no more of us, or is not believed; its
-link to the others, and what is used of it."""
+"""What may be the matter with a cluster: out of reach, failed too often, full, not believed; and its uplink."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,6 +6,67 @@ from dataclasses import dataclass, field
 from koalapy.model.job import Token
 from koalapy.model.request import Request
 from koalapy.model.wording import clock, nodes
+
+HALF_LIFE = 3600.0
+"""Seconds after which a claim weighs half as much: local users of the afternoon are not those of the morning."""
+ASSUMED_START = 0.5
+"""Seconds from the submission of a runner until its nodes have reported, where nothing is known."""
+
+
+@dataclass(slots=True)
+class Faded:
+    """A sum of which each part weighs half as much after each ``HALF_LIFE``."""
+
+    _sum: float = 0.0
+    _at: float = 0.0
+
+    def add(self, amount: float, now: float) -> None:
+        if now < self._at:  # it is as old as that by now
+            self._sum += amount * _left(self._at - now)
+        else:
+            self._sum, self._at = self.at(now) + amount, now
+
+    def at(self, now: float) -> float:
+        return self._sum * _left(now - self._at) if now > self._at else self._sum
+
+
+def _left(seconds: float) -> float:
+    return float(2.0 ** -min(seconds / HALF_LIFE, 1000.0))
+
+
+@dataclass(slots=True)
+class ClaimEvidence:
+    """How the runners on one cluster fared lately; a new daemon learns it anew by a few claims."""
+
+    in_vain: int = 0
+    """Claims in a row that got nothing though the cluster reported the nodes: each lengthens the pause of a doubt."""
+    _started: Faded = field(default_factory=Faded)
+    _waited: Faded = field(default_factory=Faded)
+    """Seconds from submission until the last node had reported, of the runners that started."""
+    _failed: Faded = field(default_factory=Faded)
+
+    def started(self, waited: float, now: float) -> None:
+        """Count a runner that got its nodes after so many seconds."""
+        self._started.add(1.0, now)
+        self._waited.add(max(0.0, waited), now)
+
+    def failed(self, now: float) -> None:
+        """Count a runner that was overtaken, or broke, before all its nodes had reported."""
+        self._failed.add(1.0, now)
+
+    def claims(self, now: float) -> float:
+        """Return how many runners were counted, as far as that has not faded."""
+        return self._started.at(now) + self._failed.at(now)
+
+    def share_in_vain(self, now: float) -> float:
+        """Return the fraction of these that did not start; 0 where there are none."""
+        claims = self.claims(now)
+        return self._failed.at(now) / claims if claims else 0.0
+
+    def mean_wait(self, now: float) -> float:
+        """Return the mean seconds from submission until the nodes of a runner have reported."""
+        started = self._started.at(now)
+        return self._waited.at(now) / started if started > 0 else ASSUMED_START
 
 
 @dataclass(frozen=True, slots=True)

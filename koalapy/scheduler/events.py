@@ -10,10 +10,7 @@ from koalapy.model.request import ClusterName
 
 @dataclass(frozen=True, slots=True)
 class JobSubmitted:
-    """A checked, stored job; ``job.queue_seq`` is assigned by the scheduler.
-
-    ``by`` is the user who acted, here and below: it changes nothing, and is told in the job's timeline.
-    """
+    """A checked, stored job; the scheduler assigns its ``queue_seq``. ``by``: the user who acted, for the timeline."""
 
     job: Job
     by: str = ""
@@ -125,8 +122,8 @@ class ClusterLost:
 
 @dataclass(frozen=True, slots=True)
 class InventoryReceived:
-    """A cluster is connected and told everything it holds, or all that it knows so far if that is not the ``whole``;
-    ``undelivered``: submits it has not yet been sent."""
+    """A cluster has told everything it holds, or what it knows so far if that is not the ``whole``; ``undelivered``:
+    submits that were not sent to it yet."""
 
     cluster: ClusterName
     inventory: Inventory

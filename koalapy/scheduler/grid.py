@@ -1,12 +1,53 @@
 """What is known of all clusters, of the links between them, and of where files are."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 
 from koalapy.model.cluster import ClusterPair, ClusterState, ClusterView, GridView, Link, Uplink
 from koalapy.model.request import ClusterName
-from koalapy.scheduler.cluster_status import ClusterStatus
-from koalapy.scheduler.replica_sites import ReplicaSites
+from koalapy.scheduler.clusters import ClusterStatus
+
+Sites = tuple[ClusterName, ...]
+
+
+class ReplicaSites(Mapping[str, Sites]):
+    """The clusters that have each logical file; empty for one that is nowhere.
+
+    Changes lie over what was known before, which is copied only when they are as many as its square root.
+    """
+
+    __slots__ = ("_before", "_lately")
+
+    def __init__(self, before: Mapping[str, Sites] | None = None, lately: Mapping[str, Sites] | None = None) -> None:
+        """Neither is changed by anybody from now on."""
+        self._before = before or {}
+        self._lately = lately or {}
+
+    def __getitem__(self, name: str) -> Sites:
+        sites = self._lately.get(name)
+        return self._before[name] if sites is None else sites
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._lately or name in self._before
+
+    def __iter__(self) -> Iterator[str]:
+        return chain(self._before, (name for name in self._lately if name not in self._before))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def changed(self, sites: Mapping[str, Sites]) -> "ReplicaSites":
+        """The same with these files where they are now."""
+        lately = {**self._lately, **sites}
+        if len(lately) ** 2 <= len(self._before):
+            return ReplicaSites(self._before, lately)
+        return ReplicaSites({**self._before, **lately})
+
+    def without_gone(self, wanted: Collection[str]) -> "ReplicaSites":
+        """The same without files that are nowhere, but for those that somebody wants."""
+        return ReplicaSites({name: sites for name, sites in self.items() if sites or name in wanted})
+
 
 Links = Mapping[ClusterPair, Link]
 IdleOf = Callable[[ClusterStatus], int]
@@ -76,8 +117,7 @@ class GridStatus:
         return [self._clusters[name] for name in names if name != NONE_OF_THEM]
 
     def take_news(self) -> tuple[list[ClusterName], list[ClusterName]]:
-        """The clusters where there may be more room than when this was last asked, and those where there may be more
-        soon than was expected then."""
+        """Return the clusters with more room than when this was last called, and those that will have more soon."""
         gains: list[ClusterName] = []
         departures: list[ClusterName] = []
         for cluster in self.touched_since(self._news_taken):
@@ -105,10 +145,7 @@ class GridStatus:
     # How it is seen
 
     def view(self, idle_of: IdleOf | None = None) -> GridView:
-        """The grid as policies see it; ``idle_of`` says how many nodes of a cluster count, by default the available.
-
-        Who looks again and again in another way has a ``lens`` for it.
-        """
+        """Return the grid as policies see it; ``idle_of`` says how many nodes of a cluster count."""
         return self._available.view() if idle_of is None else self.lens(idle_of).view()
 
     def lens(self, idle_of: IdleOf) -> "Lens":
@@ -126,10 +163,7 @@ class GridStatus:
 
     @property
     def uplinks(self) -> Mapping[ClusterName, Uplink]:
-        """Each cluster's link to all others, of those of which anything is known; another object when one has changed.
-
-        One that is not configured has at least what was measured from there to any other, or back.
-        """
+        """Return bandwidth and use of the uplinks of which either is known; the same object until one changes."""
         if self._uplinks is None:
             if self._measured is None:
                 self._measured = _most_measured(self._links)
@@ -150,8 +184,7 @@ class GridStatus:
         return self._links.get((one, other)) or self._links.get((other, one)) or Link()
 
     def set_link(self, one: ClusterName, other: ClusterName, link: Link) -> None:
-        """Take in a measurement of one way; what it does not say stays as it was, but of an unreachable link nothing
-        does, either way."""
+        """Apply a measurement of one way; what it does not say stays, but an unreachable link is so both ways."""
         self._link_learned = True
         self._measured = self._uplinks = None
         self.touch(NONE_OF_THEM)

@@ -1,14 +1,13 @@
-"""The jobs a scheduler has in hand and the one way to change them: checked against the state machine, and noted.
+"""The unfinished jobs, and the one way to change them: checked against the state machine, and noted.
 
-A job in the ledger is a record that changes in place, as long as nobody outside has seen it: what was handed out by
-``share`` never changes, and the next change is made in a copy. So inside the scheduler the answer of each change is
-the job as it is now, and what it was before must be taken from it before.
+A job changes in place as long as nothing outside has seen it: what was handed out by ``share`` never changes, the next
+change is made in a copy (docs/adr/0022-jobs-change-in-place-until-they-are-seen.md).
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import TypedDict, TypeVar, Unpack
 
 from koalapy.model.advice import Advised
 from koalapy.model.errors import ConflictError
@@ -17,9 +16,12 @@ from koalapy.model.job import (
     FINAL_STATES,
     TRANSITIONS,
     Attempt,
+    ClusterRefusal,
     Component,
+    ComponentState,
     Job,
     JobId,
+    JobSpec,
     JobState,
     Priority,
     TimelineEntry,
@@ -31,6 +33,75 @@ from koalapy.scheduler.effects import AttemptFailure, ClaimFailure, Command, Eff
 from koalapy.scheduler.owner_use import OwnerUse
 
 STARTS = (SubmitComponent, OpenBarrier)
+
+
+class MoveChanges(TypedDict, total=False):
+    """The fields of a job that change, but state and reason."""
+
+    spec: JobSpec
+    generation: int
+    queue_seq: int
+    placement_tries: int
+    claiming_tries: int
+    restarts: int
+    counted_scan: int
+    claim_factor: float | None
+    first_start_estimate: float | None
+    placed_at: float | None
+    started_at: float | None
+    ended_at: float | None
+    retry_at: float | None
+    ending: JobState | None
+    exit_code: int | None
+    refusals: tuple[ClusterRefusal, ...]
+    attempt: Attempt | None
+
+
+class JobChanges(MoveChanges, total=False):
+    """The fields of a job that change."""
+
+    state: JobState
+    reason: str
+
+
+class AttemptChanges(TypedDict, total=False):
+    """The fields of an attempt that change."""
+
+    components: tuple[Component, ...]
+    start_estimate: float | None
+    claim_at: float | None
+    barrier_at: float | None
+    launched_at: float | None
+    ended_at: float | None
+    end_reason: str
+    exit_code: int | None
+
+
+class ComponentChanges(TypedDict, total=False):
+    """The fields of a component that change."""
+
+    cluster: ClusterName
+    node_class: str
+    state: ComponentState
+    superseded: bool
+    hosts: tuple[str, ...]
+    lrm_job: str | None
+    lease: float | None
+    exit_code: int | None
+    error: str
+    infrastructure: bool
+    sources: tuple[ClusterName, ...]
+    transfer_time: float
+    stage_size: int
+    staged: int
+    staging_since: float | None
+    staged_at: float | None
+    submitted_at: float | None
+    claimed_at: float | None
+    warned_at: float | None
+    ended_at: float | None
+    unknown_since: float | None
+    lost_at: float | None
 
 
 class Ledger:
@@ -55,11 +126,8 @@ class Ledger:
         self._effects = Effects()
 
     def take(self, *, share: bool) -> Effects:
-        """Return the effects since this was last called, without starts of attempts that are over already.
-
-        Such a start would be made of the job's next attempt. Where effects are not shared, the unfinished jobs in them
-        change with the next events.
-        """
+        """Return the effects since the last call, without starts of attempts that are over. Unless they are shared, the
+        unfinished jobs in them change with the next events."""
         effects, self._effects = self._effects, Effects()
         self.unsent_submits.clear()
         effects.commands = [c for c in effects.commands if not isinstance(c, STARTS) or c.token in self._tokens]
@@ -115,7 +183,7 @@ class Ledger:
         self._own.pop(job.id, None)
         return self._changed(job, before.state if before is not None else None)
 
-    def change(self, job: Job, **changes: Any) -> Job:
+    def change(self, job: Job, **changes: Unpack[JobChanges]) -> Job:
         """Change fields of a job; a new ``attempt`` ends the one before."""
         was = job.state if job.id in self.jobs else None
         job = self._owned(job)
@@ -134,7 +202,15 @@ class Ledger:
         _set(job.spec, "request", request)
 
     def move(
-        self, job: Job, state: JobState, now: float, event: str, reason: str = "", *, by: str = "", **changes: Any
+        self,
+        job: Job,
+        state: JobState,
+        now: float,
+        event: str,
+        reason: str = "",
+        *,
+        by: str = "",
+        **changes: Unpack[MoveChanges],
     ) -> Job:
         """Change the job's state, if the state machine allows it, with a timeline entry that says why."""
         if state not in TRANSITIONS[job.state]:
@@ -143,7 +219,7 @@ class Ledger:
         self.note(job, now, event, reason, by=by)
         return job
 
-    def change_attempt(self, job: Job, **changes: Any) -> Job:
+    def change_attempt(self, job: Job, **changes: Unpack[AttemptChanges]) -> Job:
         """Change fields of the live attempt, whose components only grow in number."""
         job = self._owned(job)
         attempt = live(job)
@@ -155,7 +231,7 @@ class Ledger:
         self._effects.jobs[job.id] = job
         return job
 
-    def update_component(self, job: Job, index: int, **changes: Any) -> Job:
+    def update_component(self, job: Job, index: int, **changes: Unpack[ComponentChanges]) -> Job:
         """Change one component of the live attempt."""
         job = self._owned(job)
         attempt, own = live(job), self._own[job.id]

@@ -47,8 +47,7 @@ Attempt = tuple[JobId, int]
 
 
 class Timers:
-    """A heap of deadlines. Those that mean nothing any more never come, and are removed when they are as many as the
-    others; of the rest whoever handles one looks whether it still matters."""
+    """A heap of deadlines. Void ones never come, and are removed when they are as many as the others."""
 
     def __init__(self) -> None:
         self._heap: list[Timer] = []
@@ -84,8 +83,7 @@ class Timers:
         self._of.setdefault((timer.job, timer.generation), {})[timer.seq] = timer.kind
 
     def forget(self, job: JobId, generation: int, *kinds: Deadline) -> None:
-        """Deadlines of these kinds of an attempt mean nothing any more; where none is named, it is over, and none of
-        its deadlines does."""
+        """Make deadlines of these kinds of an attempt void; all of them if no kind is named, as it is over."""
         of = self._of.pop((job, generation), None)
         if of is None:
             return

@@ -18,7 +18,7 @@ from koalapy.model.reports import StageStatus
 from koalapy.model.request import ClusterName
 from koalapy.model.warning import StopWarning
 from koalapy.policies.registry import Registry, builtin
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.effects import Command, Effects, OpenBarrier, StageComponent, StopComponent, SubmitComponent
 from koalapy.scheduler.events import ClusterConfirmed, Event, JobSubmitted, PeriodicScan, Reported
 from koalapy.scheduler.rules import Rules
@@ -109,7 +109,7 @@ class Simulation:
         self.scheduler = self._new_scheduler(policies or builtin(), moment)
         self.now = self._began = 0.0 if moment is None else moment.now
         if watch is None:
-            self.scheduler.tell_no_timelines()
+            self.scheduler.disable_timelines()
         self._draws = Random(f"{seed}/failing starts")
         self._failures = {
             name: grid.failures if each.failures is None else each.failures for name, each in grid.clusters.items()

@@ -7,7 +7,7 @@ from koalapy.model.job import Attempt, Component, ComponentState, Job, JobId, Jo
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory
 from koalapy.model.request import ComponentRequest, NonFixedRequest
 from koalapy.policies.registry import builtin
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.events import Event, InventoryReceived, JobSubmitted, Reported
 from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.scheduler import Scheduler

@@ -13,7 +13,7 @@ from koalapy.api.submission import JobSubmission
 from koalapy.model.job import Job, JobSpec
 from koalapy.model.reports import ClusterReport, Inventory
 from koalapy.policies.registry import builtin
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.events import InventoryReceived, JobSubmitted, Reported
 from koalapy.scheduler.grid import Links
 from koalapy.scheduler.rules import Rules

@@ -16,7 +16,7 @@ from koalapy.model.job import ComponentState, Job, JobId, JobSpec, JobState, Tok
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory
 from koalapy.model.request import ClusterName, ComponentRequest, NonFixedRequest
 from koalapy.policies.registry import builtin
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.effects import Effects, OpenBarrier, StopComponent, SubmitComponent
 from koalapy.scheduler.events import Event, InventoryReceived, JobSubmitted, PeriodicScan, Reported
 from koalapy.scheduler.rules import Rules

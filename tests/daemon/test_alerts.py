@@ -12,7 +12,7 @@ from koalapy.daemon.observability.timings import Timings
 from koalapy.model.alert import LET_OTHERS_GO, OPERATORS_SEE_IT, Alert, AlertKind, AlertRules, Severity
 from koalapy.model.identity import Identity, Role
 from koalapy.model.reports import ClusterReport
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.clusters import ClusterStatus
 
 RULES = AlertRules(hold=5, release=15)
 ADA, BOB = (Identity(name, Role.USER, "") for name in ("ada", "bob"))

@@ -14,7 +14,7 @@ from koalapy.dashboard.survey import Survey
 from koalapy.model.alert import Alert, AlertKind, Severity
 from koalapy.model.disk import DiskLimits
 from koalapy.model.reports import Inventory
-from koalapy.scheduler.cluster_status import NOTHING_TOLD
+from koalapy.scheduler.clusters import NOTHING_TOLD
 from tests.certificates import Authority
 from tests.daemon.test_hub import Daemon, report, running, until
 

@@ -10,7 +10,7 @@ from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, 
 from koalapy.model.request import FlexibleRequest
 from koalapy.policies.registry import builtin
 from koalapy.ports import Batch, ClusterRecord, Saved
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.events import ClusterDrained, ClusterResumed
 from koalapy.scheduler.grid import GridStatus
 from koalapy.scheduler.rules import Rules

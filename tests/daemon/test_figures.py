@@ -12,7 +12,7 @@ from koalapy.daemon.observability.instruments import Instruments
 from koalapy.model.alert import AlertRules
 from koalapy.model.disk import DiskLimits
 from koalapy.model.reports import ClusterReport, LrmCalls, Versions
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.clusters import ClusterStatus
 
 
 def seen(*clusters: ClusterStatus, now: float = 100.0) -> Any:

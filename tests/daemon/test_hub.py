@@ -27,7 +27,7 @@ from koalapy.model.wording import is_utf8
 from koalapy.policies.registry import builtin
 from koalapy.ports import ClusterRecord
 from koalapy.protocol import messages as wire
-from koalapy.scheduler.cluster_status import NOTHING_TOLD, ClusterStatus
+from koalapy.scheduler.clusters import NOTHING_TOLD, ClusterStatus
 from koalapy.scheduler.effects import MAX_STRAYS
 from koalapy.scheduler.events import JobCancelled, JobSubmitted
 from koalapy.scheduler.rules import Rules

@@ -17,7 +17,7 @@ from koalapy.daemon.network.links import (
 )
 from koalapy.model.cluster import Link, pair_of
 from koalapy.model.measurement import MAX_PINGPONGS, Measurement, MeasurementKind
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.grid import GridStatus
 
 NAMES = ("north", "south")

@@ -15,7 +15,7 @@ from koalapy.model.job import Job, JobSpec, JobState
 from koalapy.model.request import FlexibleRequest
 from koalapy.policies.registry import builtin
 from koalapy.ports import Batch
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.events import JobSubmitted
 from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.scheduler import Scheduler

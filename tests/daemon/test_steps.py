@@ -13,7 +13,7 @@ from koalapy.model.reports import ClusterReport, Inventory
 from koalapy.model.request import FlexibleRequest
 from koalapy.policies.registry import builtin
 from koalapy.ports import ClusterRecord
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.events import InventoryReceived, JobCancelled, JobSubmitted, Reported
 from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.scheduler import Scheduler

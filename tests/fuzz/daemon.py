@@ -5,7 +5,7 @@ Only the network is left out: agents are connected in memory, and users ask the 
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
@@ -21,6 +21,7 @@ from koalapy.daemon.engine import engine as engines
 from koalapy.daemon.engine.engine import WorkItem
 from koalapy.policies.registry import builtin
 from koalapy.scheduler.effects import Effects
+from koalapy.scheduler.events import Event
 from koalapy.system.local_token import TOKEN_FILE
 from koalapy.system.systemd import ServiceManager
 
@@ -51,13 +52,13 @@ class Watched:
         self.scheduler = self.engine._scheduler
         self.seen: Callable[[Effects], object] = lambda effects: None
         """Called with what each step of the scheduler leads to, before it is written."""
-        self._take, self.scheduler.take = self.scheduler.take, self._seen
+        self._step, self.scheduler.step = self.scheduler.step, self._seen
         self._ready, self._end = ready, asyncio.Event()
         self.loop: asyncio.Task[Exception | None] | None = None
         """Runs the engine; its result is the error that ended the engine."""
 
-    def _seen(self) -> Effects:
-        effects: Effects = self._take()
+    def _seen(self, events: Sequence[Event], now: float) -> Effects:
+        effects: Effects = self._step(events, now)
         self.seen(effects)
         return effects
 

@@ -17,7 +17,7 @@ from koalapy.policies.auto import MAX_WAIT, Auto
 from koalapy.policies.knowledge import PAYS_UP_TO, SURE, Capacity, Knowledge, Release, RunTimes, Slowdowns, assumed
 from koalapy.policies.log_normal import LogNormal
 from koalapy.policies.registry import builtin
-from koalapy.scheduler.queue.policy_answers import checked
+from koalapy.scheduler.queue.policy_calls import checked
 from tests.policies.grids import (
     NAMES,
     fewest_missing,

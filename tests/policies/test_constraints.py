@@ -17,6 +17,7 @@ from koalapy.model.users import Accounts
 from koalapy.policies.policy import Policy
 from koalapy.policies.registry import builtin
 from koalapy.scheduler.queue.eligibility import Eligibility
+from koalapy.scheduler.queue.policy_calls import PolicyCalls
 from koalapy.validation.limits import ClusterLimits, Limits
 from koalapy.validation.submission import check
 from tests.policies.grids import (
@@ -79,11 +80,11 @@ def policy_of(job: JobSpec) -> Policy:
 
 
 def ask(job: JobSpec, view: GridView) -> Placement | Refusal:
-    return eligibility.evaluate(policy_of(job), job, view)
+    return PolicyCalls(eligibility).evaluate(policy_of(job), job, view)
 
 
 def explained(job: JobSpec, view: GridView) -> list[tuple[str, str, int | None]]:
-    return [(r.cluster, r.reason, r.missing) for r in eligibility.explain(policy_of(job), job, view)]
+    return [(r.cluster, r.reason, r.missing) for r in PolicyCalls(eligibility).explain(policy_of(job), job, view)]
 
 
 def keeps(names: set[str], view: GridView, at_most: int | None, ratio: float | None) -> bool:
@@ -165,7 +166,7 @@ def test_so_it_would_for_worst_fit(sizes: list[int], view: GridView, at_most: in
 
 
 def check_missing(job: JobSpec, view: GridView) -> None:
-    reasons = eligibility.explain(policy_of(job), job, view)
+    reasons = PolicyCalls(eligibility).explain(policy_of(job), job, view)
     placed = isinstance(ask(job, view), Placement)
     assert [reason.cluster for reason in reasons] == ([] if placed else sorted(c.name for c in view))
     for reason in reasons:

@@ -17,6 +17,7 @@ from koalapy.policies.communication_aware import OPTIONS
 from koalapy.policies.matching.exact import Mode
 from koalapy.policies.registry import DEFAULTS, builtin
 from koalapy.scheduler.queue.eligibility import Eligibility
+from koalapy.scheduler.queue.policy_calls import PolicyCalls
 from koalapy.validation.limits import ClusterLimits, Limits
 from koalapy.validation.submission import check
 
@@ -74,7 +75,8 @@ def test_an_example_is_placed_as_the_page_says(words: str, expected: str) -> Non
     view, spec = example_grid(), spec_of(parsed(words))
     check(spec, Limits([ClusterLimits(c.name, c.total, speed=c.speed) for c in view], builtin()))
     eligibility = Eligibility({cluster.name: ClusterProfile() for cluster in view}, Accounts())
-    answer = eligibility.evaluate(builtin().resolve(spec.policy, spec.request, spec.policy_options), spec, view)
+    policy = builtin().resolve(spec.policy, spec.request, spec.policy_options)
+    answer = PolicyCalls(eligibility).evaluate(policy, spec, view)
     if expected == "waits":
         assert not isinstance(answer, Placement)
         return

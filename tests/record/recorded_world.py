@@ -10,7 +10,7 @@ from koalapy.record.lines import beginning_to_json, line, step_to_json
 from koalapy.record.recorded import RecordedScheduler
 from koalapy.record.recorder import Recorder
 from koalapy.record.step import Step
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.scheduler import Scheduler
 from tests.scheduler.world import World
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from koalapy.model.cluster import ClusterState, ClusterView, GridView
 from koalapy.model.job import ComponentState, JobState, Priority
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.owner_use import HOURS, NODES, QUEUED, OwnerUse
 from tests.scheduler import laws
 
@@ -26,7 +26,7 @@ def check_positions(world: "World") -> None:
             queue.sort(key=lambda job: laws.place_of(world, job))
             expected |= {job.id: place for place, job in enumerate(queue, 1)}
     assert len({job.queue_seq for job in jobs}) == len(jobs), "two jobs came at once"
-    assert queries.positions(jobs) == expected
+    assert queries.queues.positions(jobs) == expected
     assert {job.id: queries.position(job.id) for job in jobs} == {job.id: expected.get(job.id) for job in jobs}
     assert queries.awaited_clusters() <= world.sites.keys()
     assert bool(queries.awaited_clusters()) == bool(expected)

@@ -25,10 +25,10 @@ from koalapy.model.job import (
 )
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import FixedRequest, FlexibleRequest
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.effects import Effects, OpenBarrier, SubmitComponent
 from koalapy.scheduler.queries import Queries
-from koalapy.scheduler.queue.promise import is_promised
+from koalapy.scheduler.queue.reservation import is_promised
 from koalapy.validation.submission import check
 
 if TYPE_CHECKING:
@@ -378,7 +378,10 @@ def _whose_turn_it_is(world: "World") -> Iterator[Job]:
         queue = job.spec.priority, section_of(world, job)
         if world.rules.queue == "scan" or queue not in heads or job.id == world.queries.reservation:
             yield job
-        if world.rules.queue == "scan" or not world.queries.never_fits(job):
+        never_fits = world.rules.queue != "scan" and world.queries.policy_calls.refusal_on_empty_grid(
+            job.spec, assume_links=False
+        )
+        if not never_fits:
             heads.add(queue)
 
 

@@ -16,6 +16,7 @@ from koalapy.model.users import Accounts, Domain, User, Users
 from koalapy.policies.registry import builtin
 from koalapy.scheduler.explain.explain import explain, explain_submission
 from koalapy.scheduler.queue.eligibility import Demands, Eligibility
+from koalapy.scheduler.queue.policy_calls import PolicyCalls
 from tests.policies.grids import NAMES, grid, grids, summary
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World
@@ -32,7 +33,7 @@ ELIGIBILITY = Eligibility(dict.fromkeys(NAMES, ClusterProfile()), ACCOUNTS)
 
 def ask(request: Request, view: GridView, owner: str) -> Placement | Refusal:
     job = JobSpec(request, ("true",), owner=owner)
-    return ELIGIBILITY.evaluate(builtin().resolve("", request), job, view)
+    return PolicyCalls(ELIGIBILITY).evaluate(builtin().resolve("", request), job, view)
 
 
 def test_a_job_goes_where_its_owner_has_an_account() -> None:
@@ -71,7 +72,7 @@ def test_no_component_goes_where_its_owner_has_no_account(request: Request, view
     if isinstance(answer, Placement):
         assert closed.isdisjoint(component.cluster for component in answer.components)
         assert ELIGIBILITY.allows(job, frozenset(c.cluster for c in answer.components), view)
-    told = ELIGIBILITY.explain(builtin().resolve("", request), job, view)
+    told = PolicyCalls(ELIGIBILITY).explain(builtin().resolve("", request), job, view)
     assert isinstance(answer, Refusal) or not told
     for name in closed & {reason.cluster for reason in told}:
         (reason,) = (each for each in told if each.cluster == name)

@@ -124,7 +124,7 @@ def test_a_job_of_another_priority_stands_where_it_would_had_it_been_submitted_s
     tries = world.queries.tries(jobs[1])
     world.step([raised(jobs[1])])
     assert [world.queries.position(job) for job in jobs] == [1, 2, 1, 3]
-    assert world.queries.positions(world.job(job) for job in jobs) == dict(zip(jobs, [1, 2, 1, 3], strict=True))
+    assert world.queries.queues.positions(world.job(job) for job in jobs) == dict(zip(jobs, [1, 2, 1, 3], strict=True))
     assert world.queries.tries(jobs[1]) == tries
     world.step([JobPriorityChanged(jobs[0], Priority.LOW)])
     assert [world.queries.position(job) for job in jobs] == [1, 1, 2, 2]

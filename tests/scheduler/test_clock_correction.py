@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.request import FlexibleRequest
 from koalapy.policies.registry import builtin
-from koalapy.scheduler.attempts.clock_correction import corrected
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.rules import Rules
-from koalapy.scheduler.scheduler import Scheduler
+from koalapy.scheduler.scheduler import Scheduler, corrected
 from koalapy.scheduler.state import SchedulerState
 
 RULES = Rules(restart_pause_max=60.0)

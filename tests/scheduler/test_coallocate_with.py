@@ -18,6 +18,7 @@ from koalapy.model.request import FixedRequest, Request
 from koalapy.model.users import Accounts
 from koalapy.policies.registry import builtin
 from koalapy.scheduler.queue.eligibility import Eligibility
+from koalapy.scheduler.queue.policy_calls import PolicyCalls
 from koalapy.validation.limits import ClusterLimits, Limits
 from koalapy.validation.submission import check
 from tests.policies.grids import NAMES, grid, grids
@@ -71,11 +72,11 @@ def test_placement_by_any_policy_has_only_clusters_that_allow_each_other(
     )
     eligibility = Eligibility(profiles, Accounts())
     policy = builtin().resolve(spec.policy, request)
-    answer = eligibility.evaluate(policy, spec, view)
+    answer = PolicyCalls(eligibility).evaluate(policy, spec, view)
     if isinstance(answer, Placement):
         assert allows_pairwise(frozenset(c.cluster for c in answer.components), profiles, launcher)
     else:
-        assert eligibility.explain(policy, spec, view) or not list(view)
+        assert PolicyCalls(eligibility).explain(policy, spec, view) or not list(view)
 
 
 @given(st.sets(st.sampled_from(NAMES), min_size=1), grids(), drawn_profiles, st.sampled_from(Launcher))
@@ -95,7 +96,7 @@ def test_request_that_could_be_placed_on_the_empty_grid_is_not_refused_at_submis
     empty = grid(**{cluster.name: cluster.total for cluster in view})
     limits = Limits([ClusterLimits(c.name, c.total, profiles[c.name]) for c in empty], builtin())
     spec = JobSpec(request, ("true",), launcher=launcher)
-    answer = Eligibility(profiles, Accounts()).evaluate(builtin().resolve("", request), spec, empty)
+    answer = PolicyCalls(Eligibility(profiles, Accounts())).evaluate(builtin().resolve("", request), spec, empty)
     if isinstance(answer, Placement):
         check(spec, limits)
     elif isinstance(request, FixedRequest) and not allows_pairwise(
@@ -156,10 +157,10 @@ def test_explanation_names_the_clusters_that_may_share_a_job() -> None:
     }
     spec, view = JobSpec(flexible(5), ("true",)), grid(east=4, north=1, south=2)
     eligibility, policy = Eligibility(profiles, Accounts()), builtin().resolve("", flexible(5))
-    answer = eligibility.evaluate(policy, spec, view)
+    answer = PolicyCalls(eligibility).evaluate(policy, spec, view)
     assert isinstance(answer, Refusal)
     assert "coallocate_with keeps east and north, east and south apart" in answer.summary
-    reasons = {reason.cluster: reason.reason for reason in eligibility.explain(policy, spec, view)}
+    reasons = {reason.cluster: reason.reason for reason in PolicyCalls(eligibility).explain(policy, spec, view)}
     assert reasons["east"].endswith("; no cluster may share a job with it")
     assert reasons["north"].endswith("; only south may share a job with it")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from koalapy.model.job import ComponentState, JobId, JobState, Launcher
 from koalapy.model.lease import DEFAULT_LEASE
 from koalapy.model.reports import ComponentStatus
-from koalapy.scheduler.attempts.confirmations import CONFIRMATION_TIMEOUT
+from koalapy.scheduler.attempts.contact import CONFIRMATION_TIMEOUT
 from koalapy.scheduler.events import ClusterConfirmed, ClusterDisconnected, Reported
 from koalapy.scheduler.rules import Rules
 from tests.scheduler.laws import check_quiet

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.job import JobId, JobState, Priority
-from koalapy.scheduler.claims.doubtful_nodes import DOUBT_PAUSE, MAX_DOUBT_PAUSE
+from koalapy.scheduler.attempts.health import DOUBT_PAUSE, MAX_DOUBT_PAUSE
 from koalapy.scheduler.events import ClusterCleared, Reported
 from koalapy.scheduler.explain.explain import explain
 from koalapy.scheduler.rules import Rules

@@ -1,4 +1,4 @@
-"""What claims have shown of a cluster: chances that follow what happened, fade, and stay chances."""
+"""What claims have shown of a cluster: it follows what happened, fades, and is told to users."""
 
 from typing import Any
 
@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.scheduler.claims.evidence import ASSUMED_IN_VAIN, ASSUMED_START, HALF_LIFE, ClaimEvidence
+from koalapy.model.job import JobState
+from koalapy.scheduler.cluster_conditions import ASSUMED_START, HALF_LIFE, ClaimEvidence
+from koalapy.scheduler.explain.explain import explain
+from koalapy.scheduler.rules import Rules
+from tests.scheduler.requests import fixed
+from tests.scheduler.world import World
 
 SECONDS = st.floats(0, 1e6)
-SIZES = st.integers(0, 300)
-STARTS = st.tuples(st.just("started"), SIZES, SECONDS)
-OVERTAKEN = st.tuples(st.just("overtaken"), SIZES)
-FAILED = st.tuples(st.just("failed"), SIZES)
-EVENTS = st.one_of(STARTS, OVERTAKEN, FAILED)
-STORIES = st.lists(st.tuples(SECONDS, EVENTS), max_size=40)
+EVENTS = st.one_of(st.tuples(st.just("started"), SECONDS), st.tuples(st.just("failed")))
 
 
 def evidence_of(*story: tuple[float, tuple[Any, ...]]) -> ClaimEvidence:
@@ -25,61 +25,46 @@ def evidence_of(*story: tuple[float, tuple[Any, ...]]) -> ClaimEvidence:
     return evidence
 
 
-def answers(evidence: ClaimEvidence, size: int, now: float) -> list[float]:
-    return [evidence.chance_in_vain(size, now), evidence.mean_wait(now)]
+def answers(evidence: ClaimEvidence, now: float) -> tuple[float, float, float]:
+    return evidence.claims(now), evidence.share_in_vain(now), evidence.mean_wait(now)
 
 
 def test_evidence_without_claims_is_as_assumed() -> None:
-    evidence = ClaimEvidence()
-    assert evidence.claims(4, 0.0) == 0
-    assert answers(evidence, 4, 0.0) == pytest.approx([ASSUMED_IN_VAIN, ASSUMED_START])
+    assert answers(ClaimEvidence(), 0.0) == (0, 0, ASSUMED_START)
 
 
-@pytest.mark.parametrize("event", ["overtaken", "failed"])
-def test_evidence_of_three_runners_of_ten_in_vain_gives_three_in_ten(event: str) -> None:
-    story = [(event, 4)] * 30 + [("started", 4, 2.0)] * 70
-    evidence = evidence_of(*((0.0, each) for each in story))
-    assert evidence.chance_in_vain(4, 0.0) == pytest.approx(0.3, abs=0.01)
-    assert evidence.mean_wait(0.0) == pytest.approx(2.0)
-    assert evidence.claims(4, 0.0) == pytest.approx(100)
+def test_evidence_of_three_runners_of_ten_in_vain_gives_three_in_ten() -> None:
+    evidence = evidence_of(*[(0.0, ("failed",))] * 3, *[(0.0, ("started", 2.0))] * 7)
+    assert answers(evidence, 0.0) == pytest.approx((10, 0.3, 2.0))
 
 
-def test_evidence_of_one_size_holds_for_another_until_that_has_its_own() -> None:
-    evidence = evidence_of(*[(0.0, ("overtaken", 16))] * 50)
-    assert evidence.chance_in_vain(1, 0.0) > 0.9
-    for _ in range(20):
-        evidence.started(1, 0.1, 0.0)
-    assert evidence.chance_in_vain(1, 0.0) < 0.1
-    assert evidence.chance_in_vain(17, 0.0) > 0.9, "sixteen and seventeen are of one class"
+def test_evidence_weighs_half_after_its_half_life_and_fades_to_nothing() -> None:
+    evidence = evidence_of(*[(0.0, ("failed",))] * 8, (HALF_LIFE, ("started", 3.0)))
+    assert answers(evidence, HALF_LIFE) == pytest.approx((5, 0.8, 3.0))
+    assert evidence.claims(1e12) == pytest.approx(0)
 
 
-def test_evidence_weighs_half_after_its_half_life_and_fades_to_what_is_assumed() -> None:
-    evidence = evidence_of(*[(0.0, ("overtaken", 4))] * 8)
-    assert evidence.claims(4, HALF_LIFE) == pytest.approx(4)
-    for late in (100 * HALF_LIFE, 1e12):
-        assert answers(evidence, 4, late) == pytest.approx([ASSUMED_IN_VAIN, ASSUMED_START], rel=1e-3)
-
-
-@given(story=STORIES, size=SIZES, now=SECONDS)
-def test_evidence_of_any_story_gives_chances_that_each_event_moves_its_way(
-    story: list[tuple[float, tuple[Any, ...]]], size: int, now: float
-) -> None:
-    def after(*event: Any) -> float:
-        return evidence_of(*story, (now, event)).chance_in_vain(size, now)
-
-    evidence = evidence_of(*story)
-    chance = evidence.chance_in_vain(size, now)
-    assert 0 <= chance <= 1
-    assert evidence.mean_wait(now) >= 0
-    assert evidence.claims(size, now) >= 0
-    assert min(after("overtaken", size), after("failed", size)) >= chance - 1e-9
-    assert after("started", size, 1.0) <= chance + 1e-9
-
-
-@given(events=st.lists(EVENTS, max_size=20), now=SECONDS, data=st.data())
-def test_evidence_of_one_moment_is_independent_of_the_order(
-    events: list[tuple[Any, ...]], now: float, data: st.DataObject
+@given(events=st.lists(EVENTS, max_size=20), now=SECONDS, later=SECONDS, data=st.data())
+def test_evidence_of_one_moment_is_a_share_whatever_the_order(
+    events: list[tuple[Any, ...]], now: float, later: float, data: st.DataObject
 ) -> None:
     shuffled = data.draw(st.permutations(events))
     one, other = (evidence_of(*((now, event) for event in each)) for each in (events, shuffled))
-    assert answers(one, 4, now) == pytest.approx(answers(other, 4, now), rel=1e-6)
+    assert answers(one, now + later) == pytest.approx(answers(other, now + later), rel=1e-6)
+    assert 0 <= one.share_in_vain(now + later) <= 1
+    assert one.claims(now + later) <= len(events)
+
+
+def test_explanation_of_a_claim_tells_how_claims_fared_there() -> None:
+    world = World({"hole": 16, "other": 8}, Rules(claim_grace=2))
+    world.sites["hole"].is_black_hole = True
+    for _ in range(3):
+        world.submit(fixed(hole=2, other=2), max_claiming_tries=1)
+        world.advance(100)
+    job = world.submit(fixed(hole=2, other=2))
+    while world.state(job) is not JobState.CLAIMING:
+        world.advance(1)
+    found = explain(world.queries, world.job(job), world.timeline, world.now)
+    said = {cluster.cluster: cluster.reason for cluster in found.clusters}
+    assert said["hole"].endswith("; of claims there 100% came to nothing lately"), said["hole"]
+    assert "came to nothing" not in said["other"]

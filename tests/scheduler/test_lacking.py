@@ -69,9 +69,10 @@ def test_who_waits_for_that_is_told_so_and_goes_on_when_it_is_mended() -> None:
     world.advance(1)
     why = "north has no rsync, by which data would come"
     assert why in world.queries.waiting_reason(world.job(job))
-    assert {r.cluster: r.reason for r in world.queries.reasons(world.job(job).spec, world.queries.view(Priority.LOW))}[
-        "north"
-    ] == why  # type: ignore[arg-type]
+    assert {
+        r.cluster: r.reason
+        for r in world.queries.policy_calls.reasons(world.job(job).spec, world.queries.view(Priority.LOW))
+    }["north"] == why  # type: ignore[arg-type]
     assert "has no rsync" in world.queries.grid["north"].said
     lacks_rsync(world.sites["north"], lacks=False)
     world.settle()

@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from koalapy.scheduler.claims.least_harm import Candidate, Harm, harm_of, least_harm
+from koalapy.scheduler.claims.preemption import Candidate, Harm, harm_of, least_harm
 
 names = st.sampled_from(["north", "south", "west"])
 harms = st.builds(Harm, st.integers(0, 6), st.integers(1, 3), st.integers(1, 3))

@@ -12,7 +12,7 @@ from koalapy.model.job import JobState, Priority
 from koalapy.model.reports import ClusterReport
 from koalapy.policies.registry import builtin
 from koalapy.scheduler.cluster_conditions import ContactStatus
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.grid import MAX_TOUCHES, GridStatus, Lens
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World

@@ -6,10 +6,10 @@ import pytest
 
 from koalapy.model.job import ComponentState, JobState
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory
-from koalapy.scheduler.attempts.lrm_waits import LrmWaits
 from koalapy.scheduler.events import ClusterConfirmed, InventoryReceived, Reported
 from koalapy.scheduler.explain.explain import explain
 from koalapy.scheduler.rules import Rules
+from koalapy.scheduler.state import LrmWaits
 from tests.scheduler.requests import fixed
 from tests.scheduler.world import World
 

@@ -24,15 +24,15 @@ MAY_GROW = (
     "Scheduler._grid._touches",
     "Scheduler._state.owner_use",
     "Scheduler._state.experience",
-    "Scheduler._knowledge._waits",
+    "Scheduler._cycle._knowledge._waits",
     "Scheduler._queues._requests",
 )
 """What is kept of files, of the network, of people and of programs; and so many touches, waits and requests at most."""
 MAY_NAME = (
-    "Scheduler._timers",
+    "Scheduler._state.timers",
     "Scheduler._queues.reservation._placed",
-    "Scheduler._transfers._strays",
-    "Scheduler._components._strays",
+    "Scheduler._cycle._events._transfers._strays",
+    "Scheduler._contact._components._strays",
 )
 """Some of the jobs that are over: no more deadlines than others have, whose turn it was last, the last strays."""
 

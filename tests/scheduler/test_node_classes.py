@@ -14,7 +14,7 @@ from koalapy.model.reports import ClusterReport, NodeClassReport
 from koalapy.model.request import Request, RequestType
 from koalapy.policies.registry import builtin
 from koalapy.scheduler.cluster_conditions import ContactStatus
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.rules import Rules
 from tests.scheduler.requests import flexible
 from tests.scheduler.sites import Site

@@ -17,7 +17,8 @@ from koalapy.model.users import Accounts
 from koalapy.policies.policy import Policy
 from koalapy.policies.registry import builtin
 from koalapy.scheduler.events import PeriodicScan, Reported
-from koalapy.scheduler.queue.eligibility import BrokenPolicy, Eligibility
+from koalapy.scheduler.queue.eligibility import Eligibility
+from koalapy.scheduler.queue.policy_calls import BrokenPolicy, PolicyCalls
 from koalapy.scheduler.rules import Rules
 from koalapy.validation.limits import ClusterLimits, Limits
 from koalapy.validation.submission import check
@@ -39,7 +40,7 @@ def ask(
     policy: Policy | None = None,
 ) -> Placement | Refusal:
     spec = JobSpec(request, command or ("true",), launcher=launcher)
-    return Eligibility(profiles, Accounts()).evaluate(policy or builtin().resolve("", request), spec, view)
+    return PolicyCalls(Eligibility(profiles, Accounts())).evaluate(policy or builtin().resolve("", request), spec, view)
 
 
 def clusters(answer: Placement | Refusal) -> set[str]:
@@ -329,7 +330,8 @@ def explained(
     request: Request, view: GridView, profiles: dict[str, ClusterProfile], *command: str, policy: Policy | None = None
 ) -> list[tuple[str, str, int | None]]:
     spec = JobSpec(request, command or ("true",))
-    reasons = Eligibility(profiles, Accounts()).explain(policy or builtin().resolve("", request), spec, view)
+    calls, chosen = PolicyCalls(Eligibility(profiles, Accounts())), policy or builtin().resolve("", request)
+    reasons = calls.explain(chosen, spec, view)
     return [(reason.cluster, reason.reason, reason.missing) for reason in reasons]
 
 

@@ -11,7 +11,7 @@ from koalapy.model.cluster import Link
 from koalapy.model.errors import UsageError
 from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, Priority
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile
-from koalapy.scheduler.queue.promise import is_promised
+from koalapy.scheduler.queue.reservation import is_promised
 from koalapy.scheduler.rules import Preemption, PreemptionOrder, Rules
 from tests.scheduler.requests import fixed, flexible, nonfixed
 from tests.scheduler.world import World

@@ -1,6 +1,7 @@
 """The placement queue against a plain list that is searched anew each time."""
 
 import gc
+from functools import partial
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -9,8 +10,8 @@ from hypothesis import strategies as st
 
 from koalapy.model.job import JobSpec
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
+from koalapy.scheduler.queue.needs import NODES_ANYWHERE
 from koalapy.scheduler.queue.queue import Entry, Group, PlacementQueue
-from koalapy.scheduler.queue.wakeup import NODES_ANYWHERE
 from koalapy.scheduler.rules import QueueMode, QueueOrder
 
 Jobs = list[tuple[int, int, int]]
@@ -136,7 +137,7 @@ def test_the_first_of_each_shape_that_has_waited_is_known(acts: list[Any], wante
         order = sorted(here, key=lambda other: (here[other][1], other))
         aged = {here[other][0]: other for other in reversed(order) if here[other][2] >= wanted}
         old = {here[other][0]: other for other in reversed(order) if here[other][3] <= before}
-        has_aged = queue.first_of_each_shape(lambda entry: queue.tries(entry) >= wanted)
+        has_aged = queue.first_of_each_shape(partial(queue.has_aged, wanted))
         is_old = queue.first_of_each_shape(lambda entry: entry.submitted_at <= before)
         assert sorted(entry.job for entry in has_aged) == sorted(aged.values())
         assert sorted(entry.job for entry in is_old) == sorted(old.values())

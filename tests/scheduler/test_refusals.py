@@ -6,7 +6,7 @@ import pytest
 
 from koalapy.model.cluster import ClusterState
 from koalapy.model.job import JobState, Priority
-from koalapy.scheduler.attempts.cluster_health import LIMIT_PAUSE, MAX_LIMIT_PAUSE
+from koalapy.scheduler.attempts.health import LIMIT_PAUSE, MAX_LIMIT_PAUSE
 from koalapy.scheduler.events import ClusterCleared
 from koalapy.scheduler.explain.current_state import current_state
 from tests.scheduler.laws import check_quiet

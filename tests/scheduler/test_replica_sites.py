@@ -4,9 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.request import InputFile
-from koalapy.scheduler.cluster_status import ClusterStatus
-from koalapy.scheduler.grid import GridStatus
-from koalapy.scheduler.replica_sites import ReplicaSites, Sites
+from koalapy.scheduler.clusters import ClusterStatus
+from koalapy.scheduler.grid import GridStatus, ReplicaSites, Sites
 
 NAMES = st.sampled_from([f"file-{number}" for number in range(12)])
 SITES = st.sampled_from([(), ("north",), ("north", "south")])

@@ -8,11 +8,11 @@ from koalapy.model.cluster import Link
 from koalapy.model.job import ClaimingMode, ComponentState, JobState, Priority
 from koalapy.model.reports import ComponentStatus, StageFault, StageStatus
 from koalapy.model.request import Bundle, ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
-from koalapy.scheduler.claims.transfers import MAX_REMEMBERED_STRAYS
+from koalapy.scheduler.claims.staging import MAX_REMEMBERED_STRAYS
 from koalapy.scheduler.effects import UnstageComponent
+from koalapy.scheduler.event_handler import MAX_FILES_GONE
 from koalapy.scheduler.events import LinkMeasured, ReplicasChanged, Reported
 from koalapy.scheduler.rules import Rules
-from koalapy.scheduler.scheduler import MAX_FILES_GONE
 from tests.scheduler.laws import check_quiet
 from tests.scheduler.world import START_DELAY, World
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from koalapy.model.job import JobState, Priority
 from koalapy.model.request import Request
-from koalapy.scheduler.attempts.refusals import MAX_REFUSALS, REFUSAL_PAUSE, normalize_words
+from koalapy.scheduler.attempts.failures import MAX_REFUSALS, REFUSAL_PAUSE, normalize_words
 from koalapy.scheduler.cluster_conditions import MAX_WORDINGS, UnknownRefusals
 from koalapy.scheduler.events import ClusterCleared, ClusterDrained, ClusterResumed
 from koalapy.scheduler.explain.explain import explain

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from koalapy.model.cluster import Link, Uplink
 from koalapy.model.job import Attempt, Component, Job, JobId, JobSpec, JobState
-from koalapy.scheduler.attempts.attempt_facts import link_demand
+from koalapy.scheduler.attempts.facts import link_demand
 from koalapy.scheduler.cluster_conditions import ContactStatus
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.grid import GridStatus
 from koalapy.scheduler.rules import Rules
 from tests.scheduler.requests import flexible

@@ -28,7 +28,7 @@ from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import Request
 from koalapy.model.users import Accounts
 from koalapy.policies.registry import Registry, builtin
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.effects import (
     Command,
     Effects,

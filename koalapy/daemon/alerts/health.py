@@ -15,7 +15,7 @@ from koalapy.daemon.engine.engine import Engine
 from koalapy.model.cluster import ClusterState
 from koalapy.model.disk import Disk, DiskLimits
 from koalapy.model.request import ClusterName
-from koalapy.scheduler.cluster_status import NOTHING_TOLD, ClusterStatus
+from koalapy.scheduler.clusters import NOTHING_TOLD, ClusterStatus
 from koalapy.system.limits import disks_of, identity_of
 
 log = structlog.get_logger()

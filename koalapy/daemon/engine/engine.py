@@ -275,8 +275,7 @@ class Engine:
             if time.thread_time() >= taken_in_until:
                 break
         await self._outgrow(max((item.epoch for item in this.items), default=0))
-        self._scheduler.decide(this.now)
-        effects = self._scheduler.take()
+        effects = self._scheduler.step((), this.now)
         self.instruments.decided(effects)
         for warning in effects.warnings:
             log.error("a policy is broken", action="policy-broken", error=warning)

@@ -14,7 +14,7 @@ from koalapy.model.disk import Disk
 from koalapy.model.job import Job, JobState, Priority
 from koalapy.model.reports import LrmCalls, LrmOperation, Versions
 from koalapy.model.request import ClusterName
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.clusters import ClusterStatus
 
 OPERATIONS = frozenset(str(operation) for operation in LrmOperation)
 

@@ -16,8 +16,7 @@ from koalapy.model.job import FINAL_STATES, JobState, Priority
 from koalapy.model.placement import RefusalKind
 from koalapy.model.prediction import Outcome, PredictionKind
 from koalapy.model.request import ClusterName
-from koalapy.scheduler.claims.preemption import PREEMPTED
-from koalapy.scheduler.claims.reclaiming import RECLAIMED
+from koalapy.scheduler.claims.preemption import PREEMPTED, RECLAIMED
 from koalapy.scheduler.effects import AttemptFailure, ClaimFailure, Effects
 from koalapy.scheduler.events import Event
 

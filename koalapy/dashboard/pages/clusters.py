@@ -21,7 +21,7 @@ from koalapy.model.identity import Identity, Role
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.reports import LrmOperation, Versions
 from koalapy.model.request import ClusterName
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.queries import Queries
 from koalapy.validation.permissions import may_see_all_of
 

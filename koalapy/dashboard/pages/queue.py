@@ -168,7 +168,7 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
     finder = JobFinder(jobs, engine)
 
     async def rows_of(found: Sequence[Job], by: Identity) -> list[JobRow]:
-        positions = engine.queries.positions(found)
+        positions = engine.queries.queues.positions(found)
         rows: list[JobRow] = []
         async for some in slices(found, ROWS_AT_ONCE):
             rows += [row_of(jobs.record(job), by, positions.get(job.id)) for job in some]

@@ -150,10 +150,7 @@ class Experience:
     # What it says
 
     def shape(self, spec: JobSpec) -> tuple[object, ...]:
-        """What of a job its answers depend on, beside the job's request and inputs.
-
-        Applications of which nothing is known are all alike: there may be as many as there are jobs.
-        """
+        """Return what its answers on a job depend on beside request and inputs; all unknown applications are alike."""
         application = application_of(spec)
         return (application if self.knows(application) else "", spec.processes_per_node, spec.communication)
 

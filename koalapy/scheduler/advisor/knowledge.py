@@ -15,7 +15,7 @@ from koalapy.model.job import Job, JobId, JobSpec, parse_token
 from koalapy.model.request import ClusterName
 from koalapy.policies.knowledge import SURE, Capacity, Knowledge, Release
 from koalapy.scheduler.advisor.experience import Experience
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.grid import GridStatus
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.state import SchedulerState
@@ -113,11 +113,8 @@ class KnowledgeBuilder:
         )
 
     def _may_probe(self, spec: JobSpec, view: GridView, loaded: bool, probability: float) -> bool:
-        """Whether to co-allocate a job to find out how that goes: the less often, the less hope there is.
-
-        While others wait only after runs on one cluster, which it is held against. Such runs have the fewer of all
-        nodes at a time.
-        """
+        """Return whether to co-allocate a job to learn how that goes: the less often, the less hope there is. While
+        others wait only after runs on one cluster, which it is compared with; on the lesser part of all nodes."""
         application, size = application_of(spec), spec.request.total_size
         under_way = view.once(("probes",), lambda view: self._probes())
         between = runs_between(probability, loaded) * (1 + len(under_way.get(application, ())))
@@ -148,10 +145,7 @@ class KnowledgeBuilder:
         return {job.id for job in jobs if job is not None and len(_clusters_of(job)) > 1}
 
     def _waited(self, spec: JobSpec, view: GridView) -> float:
-        """Seconds for which a job was asked for again and again while there were nodes enough in all.
-
-        What is idle in the view counts, as far as it is idle indeed: some views are of what might be.
-        """
+        """Return the seconds for which a job was tried while as many nodes as it needs were idle."""
         now, wait = self._state.now, self._waits.get(id(spec))
         if not self.notes_waits:
             return 0.0 if wait is None else wait.until(now)

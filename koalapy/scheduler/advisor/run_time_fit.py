@@ -1,7 +1,7 @@
-"""What runs of one application say of its run times and slowdowns: each an interval, by how much the runs scatter.
+"""Estimate run times and slowdowns of one application from its runs, as intervals by how much the runs scatter.
 
-All is in logarithms. A run takes as long as its size does on one cluster, times the slowdown of where it ran, times
-whatever its input and luck make of it. A run that was killed at its walltime says "at least this long".
+All is in logarithms: a run takes as long as its size does on one cluster, times the slowdown of where it ran. A run
+that was killed at its walltime says "at least this long".
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -185,8 +185,7 @@ def _scatter(groups: Iterable[Sequence[Ran]]) -> float:
 
 @lru_cache(maxsize=20_000)
 def _ended(ran: tuple[Ran, ...]) -> tuple[float, float, int]:
-    """Of the runs that came to their end the mean, the standard deviation, and how many say so; most groups stay as
-    they were when another run has ended."""
+    """Return mean, standard deviation and degrees of freedom of the runs that ended; cached, as most groups stay."""
     logs = [run.log for run in ran if not run.killed]
     if not logs:
         return 0.0, 0.0, 0

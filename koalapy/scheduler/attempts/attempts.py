@@ -1,11 +1,22 @@
-"""An attempt from the submission of its first component to its end: what others have decided is done here."""
+"""An attempt from the submission of its first component to its end, and what its job becomes then."""
 
-from koalapy.model.job import Component, ComponentState, Job, JobState, Token
+from koalapy.model.job import Component, ComponentState, Job, JobId, JobState, Token
+from koalapy.model.quantities import bytes_text
 from koalapy.model.warning import StopWarning
-from koalapy.scheduler.attempts.attempt_facts import link_demand, program_result, walltime_ends, warning_of
+from koalapy.model.wording import listed
+from koalapy.scheduler.attempts.facts import link_demand, program_result, walltime_ends, warning_of
+from koalapy.scheduler.attempts.health import ClusterHealth
 from koalapy.scheduler.claims.preemption import is_preemptible
-from koalapy.scheduler.effects import ForgetComponent, OpenBarrier, StopComponent, SubmitComponent
+from koalapy.scheduler.effects import (
+    ForgetComponent,
+    OpenBarrier,
+    StageComponent,
+    StopComponent,
+    SubmitComponent,
+    UnstageComponent,
+)
 from koalapy.scheduler.ledger import live
+from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.state import SchedulerState
 from koalapy.scheduler.timers import Deadline
 
@@ -18,9 +29,10 @@ TO_THE_BARRIER = (Deadline.CLAIM, Deadline.CLAIM_GRACE, Deadline.BARRIER)
 class Attempts:
     """Moves components and their jobs forward, gives nodes to components and takes them back."""
 
-    def __init__(self, state: SchedulerState) -> None:
-        self._rules, self._ledger, self._grid, self._timers = state.rules, state.ledger, state.grid, state.timers
-        self._sharing = state.sharing
+    def __init__(self, state: SchedulerState, health: ClusterHealth, queues: PlacementQueues) -> None:
+        self._state, self._rules, self._ledger = state, state.rules, state.ledger
+        self._grid, self._timers, self._sharing = state.grid, state.timers, state.sharing
+        self._health, self._queues = health, queues
         self._warned: set[Token] = set()
         """Components that were told to end with a warning, until they have, or are to end at once."""
 
@@ -112,7 +124,7 @@ class Attempts:
         by: str = "",
         warn: bool = False,
     ) -> Job:
-        """The attempt is over; the job becomes ``becomes`` when every component has ended.
+        """End the attempt; the job becomes ``becomes`` when every component has ended.
 
         After a success the components end by themselves and are told so only when they linger; else at once, or with
         ``warn`` after the grace that the job has asked for.
@@ -145,8 +157,7 @@ class Attempts:
                 self._grid[component.cluster].leave(token)
 
     def stop_all(self, job: Job, warning: StopWarning | None = None, now: float = 0.0) -> Job:
-        """Stop every component that has not ended, those that run with a warning if there is one; one that was not
-        submitted has nothing to end."""
+        """Stop every component that has not ended, those that run with a warning if there is one."""
         attempt = live(job)
         for component in attempt.components:
             if component.state is ComponentState.PLACED:
@@ -161,8 +172,7 @@ class Attempts:
     def stop(
         self, job: Job, component: Component, reason: str, warning: StopWarning | None = None, now: float = 0.0
     ) -> Job:
-        """Tell a component to end: its nodes will be free soon, or ``now`` that its program is warned, after its
-        grace."""
+        """Tell a component to end: its nodes will be free soon, or after the grace of its warning."""
         token = job.token(component.index)
         self._ledger.command(StopComponent(component.cluster, token, reason, warning=warning))
         if warning is not None:
@@ -244,3 +254,99 @@ class Attempts:
             kinds = "output and results" if job.spec.collect else "output"
             what = f"of its {kinds} there is missing what had not come yet: {why}"
             self._ledger.note(job, now, "output-missing", what, component)
+
+    # The stage: the folder to which a component's files are brought, on its own cluster
+
+    def begin_staging(self, job: Job, component: Component, now: float) -> None:
+        """Have a component's files brought to its cluster."""
+        if not component.staging:
+            return
+        self._ledger.command(StageComponent(component.cluster, job.stage_token(component)))
+        files = job.spec.inputs_of(component.request_index)
+        away = [(f, s) for f, s in zip(files, component.sources, strict=False) if s != component.cluster]
+        if away:
+            what = listed([f"{file.name} ({bytes_text(file.size)}) from {source}" for file, source in away])
+            about = f", about {component.transfer_time:.3g} s" if component.transfer_time else ""
+            self._ledger.note(job, now, "transfer", f"{what} to {component.cluster}{about}", component)
+
+    def end_staging(self, job: Job, component: Component) -> None:
+        """Have a component's files removed from its cluster."""
+        if component.staging:
+            self._ledger.command(UnstageComponent(component.cluster, job.stage_token(component)))
+
+    # What becomes of the job
+
+    def settle(self, token: Token, now: float) -> None:
+        """Of the job whose component a token names."""
+        found = self._ledger.find(token)
+        if found is not None:
+            self.settle_job(found[0], now)
+
+    def settle_job(self, job: Job, now: float) -> None:
+        """When nothing of an ended attempt is left that can be waited for, the job becomes what it was to become."""
+        if job.ending is None:
+            return
+        # As a rule they end in their order: of very many, the last one tells at once.
+        if any(_must_be_awaited(job, component) for component in reversed(live(job).components)):
+            return
+        attempt = live(job)
+        for component in attempt.components:
+            if component.state is not ComponentState.ENDED:
+                self.give_up(job, component, now)
+        for component in attempt.gang:
+            self.end_staging(job, component)
+        self._timers.forget(job.id, job.generation)
+        becomes, reason = job.ending, attempt.end_reason
+        if becomes is JobState.QUEUED:
+            self._requeue(self._ledger.move(job, becomes, now, "requeued", reason, ending=None), now)
+            return
+        # A program that came to its own end was carried there by its clusters, whatever it made of it.
+        if becomes is JobState.SUCCEEDED or (becomes is JobState.FAILED and attempt.exit_code is not None):
+            for component in attempt.gang:
+                self._health.count_success(component.cluster)
+        event = str(becomes)
+        job = self._ledger.move(
+            job,
+            becomes,
+            now,
+            event,
+            reason,
+            ending=None,
+            ended_at=attempt.ended_at,
+            exit_code=attempt.exit_code,
+            retry_at=None,
+        )
+        self._state.experience.learn(job)
+
+    def _requeue(self, job: Job, now: float) -> None:
+        """Back to the placement queue, at once or after the pause that its failures have earned it."""
+        if job.retry_at is None or job.retry_at <= now:
+            self._queues.requeue(job)
+        else:
+            self.pause(job, job.retry_at)
+
+    def pause_is_over(self, job_id: JobId, at: float) -> None:
+        """A job that waited for its next try queues again, unless it was held or cancelled meanwhile."""
+        job = self._ledger.get(job_id)
+        if job is not None and job.state is JobState.QUEUED and job.retry_at == at:
+            self._queues.requeue(job)
+
+    def pause(self, job: Job, until: float) -> None:
+        """A queued job is tried again, but not before then."""
+        self._queues.pause(job)
+        self._timers.add(until, Deadline.RETRY, job=job.id)
+
+
+def _must_be_awaited(job: Job, component: Component) -> bool:
+    """Return whether the job cannot go on before this component has ended.
+
+    One that still sends output is awaited when the job is about to be over. One out of reach is awaited only if it may
+    run the program and the job is to start again: no job may live twice.
+    """
+    if component.state is ComponentState.ENDED:
+        return False
+    out_of_reach = component.unknown_since is not None
+    if component.state is ComponentState.DELIVERING:
+        return not out_of_reach and job.ending is not JobState.QUEUED
+    may_run = live(job).barrier_at is not None and not component.superseded
+    return not out_of_reach or (job.ending is JobState.QUEUED and may_run)

@@ -7,20 +7,19 @@ from koalapy.model.job import Component, ComponentState, Job, JobState, Token
 from koalapy.model.reports import ComponentStatus
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import exit_text
-from koalapy.scheduler.attempts.attempt_facts import (
+from koalapy.scheduler.attempts.attempts import Attempts
+from koalapy.scheduler.attempts.facts import (
     derived_state,
     is_launched,
     program_result,
     reporting_components,
     unknown_reason,
 )
-from koalapy.scheduler.attempts.attempts import Attempts
-from koalapy.scheduler.attempts.cluster_health import ClusterHealth
 from koalapy.scheduler.attempts.failures import Failures
-from koalapy.scheduler.claims.doubtful_nodes import DoubtfulNodes
+from koalapy.scheduler.attempts.health import ClusterHealth
 from koalapy.scheduler.effects import MAX_STRAYS, AttemptFailure, ForgetComponent, StopComponent
 from koalapy.scheduler.events import InventoryReceived
-from koalapy.scheduler.ledger import live
+from koalapy.scheduler.ledger import ComponentChanges, live
 from koalapy.scheduler.state import SchedulerState
 
 BEFORE_BARRIER = (ComponentState.SUBMITTED, ComponentState.WAITING)
@@ -33,25 +32,14 @@ BEFORE_PROGRAM = (ComponentState.WAITING, ComponentState.CLAIMED)
 class Components:
     """Takes in component snapshots; each may come twice, late, or for an attempt that is long over."""
 
-    def __init__(
-        self,
-        state: SchedulerState,
-        attempts: Attempts,
-        failures: Failures,
-        health: ClusterHealth,
-        doubtful_nodes: DoubtfulNodes,
-    ) -> None:
+    def __init__(self, state: SchedulerState, attempts: Attempts, failures: Failures, health: ClusterHealth) -> None:
         self._ledger, self._grid, self._lrm_waits = state.ledger, state.grid, state.lrm_waits
         self._attempts, self._failures, self._health = attempts, failures, health
-        self._doubtful_nodes = doubtful_nodes
         self._strays: dict[ClusterName, set[Token]] = defaultdict(set)
         """Components of no live attempt that were told to end and have not yet."""
 
     def update(self, cluster: ClusterName, status: ComponentStatus, now: float) -> Job | None:
-        """Take in one snapshot of one component; the answer is its job, which may have to be settled.
-
-        Ignore what is told of a component before its submit is sent.
-        """
+        """Apply a snapshot of a component, and return its job; ignore a component whose submit is not sent yet."""
         if status.token in self._ledger.unsent_submits:
             return None
         if status.over and status.token in self._grid[cluster].live:
@@ -133,7 +121,7 @@ class Components:
 
     def _observe(self, job: Job, component: Component, status: ComponentStatus, now: float) -> Job:
         """Keep what the snapshot says beside the state: hosts, LRM job, exit code, error."""
-        changes: dict[str, object] = {}
+        changes: ComponentChanges = {}
         if len(status.hosts) == component.size and status.hosts != component.hosts:
             changes["hosts"] = status.hosts
         if status.lrm_job is not None and status.lrm_job != component.lrm_job:
@@ -172,7 +160,7 @@ class Components:
         if status.state in ALL_THERE and component.state in BEFORE_BARRIER and all_reported:
             job = self._attempts.component_claimed(job, component, now)
             waited = now - (component.submitted_at or now)
-            self._doubtful_nodes.claim_held(component.cluster, status.token, component.size, waited, now)
+            self._health.claim_held(component.cluster, status.token, component.size, waited, now)
         if status.state is ComponentState.RUNNING:
             job = self._ledger.update_component(job, component.index, state=ComponentState.RUNNING)
         return job

@@ -1,28 +1,114 @@
-"""Contact with clusters: what follows when one is silent, and that nobody's silence is our own sleep.
+"""Contact with clusters: what follows when one is silent, or has not confirmed what it knows.
 
 A component of a silent cluster may run on. It counts as lost, so that its job may be tried again, only once it is
 certainly over: when its lease or its walltime has passed on its nodes, or an operator has declared the cluster lost
 (docs/adr/0030-a-lease-for-each-component.md).
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from math import inf
 
 from koalapy.model.errors import ConflictError
-from koalapy.model.job import Component, Job, Token
+from koalapy.model.job import Component, ComponentState, Job, Token
 from koalapy.model.lease import WALLTIME_ALLOWANCE, with_margin
-from koalapy.scheduler.attempts.attempt_facts import walltime_ends
-from koalapy.scheduler.attempts.cluster_health import ClusterHealth
+from koalapy.model.request import ClusterName
 from koalapy.scheduler.attempts.components import Components
-from koalapy.scheduler.attempts.confirmations import Confirmations
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.attempts.facts import walltime_ends
+from koalapy.scheduler.attempts.health import ClusterHealth
+from koalapy.scheduler.cluster_conditions import ContactStatus
+from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.events import ClusterLost
-from koalapy.scheduler.ledger import Ledger
+from koalapy.scheduler.ledger import live
 from koalapy.scheduler.state import SchedulerState
 from koalapy.scheduler.timers import MIN_RETRY_PAUSE, Deadline, Timer
 
 MAX_LATENESS = 1.0
 """Called so many seconds later than it had asked for, the scheduler was not listening meanwhile."""
+
+NEED_CONFIRMATION = (Deadline.CLAIM_GRACE, Deadline.BARRIER, Deadline.LAUNCH, Deadline.WALLTIME, Deadline.STOP)
+"""Deadlines that say that something has not happened."""
+CONFIRMATION_TIMEOUT = 600.0
+"""Seconds for which deadlines wait for a cluster that is heard of and does not confirm what it knows, beside
+``unreachable_after``."""
+NOT_FROM_UNREACHABLE = (Deadline.BARRIER, Deadline.STOP)
+"""Those of them that need not wait for a cluster that counts as out of reach: nothing of value is lost."""
+
+
+class Confirmations:
+    """Requests confirmations of clusters, and keeps the deadlines that wait for them."""
+
+    def __init__(self, state: SchedulerState) -> None:
+        self._rules, self._ledger, self._grid, self._timers = state.rules, state.ledger, state.grid, state.timers
+        self._waiting: defaultdict[ClusterName, list[Timer]] = defaultdict(list)
+
+    def is_awaited(self, timer: Timer, job: Job, now: float) -> bool:
+        """Whether a deadline that has passed must wait for confirmations; then it comes again when there are some."""
+        if timer.kind not in NEED_CONFIRMATION:
+            return False
+        components = live(job).components
+        if timer.kind is Deadline.CLAIM_GRACE:
+            components = (components[timer.component],)
+        concerned = [c for c in components if c.state is not ComponentState.PLACED and not c.has_ended]
+        missing = sorted({c.cluster for c in concerned if not self._has_confirmed(timer, c, now)})
+        if not missing:
+            return False
+        self._waiting[missing[0]].append(timer)
+        for name in missing:
+            self._request(self._grid[name], now)
+        return True
+
+    def _has_confirmed(self, timer: Timer, component: Component, now: float) -> bool:
+        contact = self._grid[component.cluster].contact
+        if contact.confirmed_at >= timer.at or self.has_timed_out(contact, now):
+            return True
+        return timer.kind in NOT_FROM_UNREACHABLE and not contact.connected and component.unknown_since is not None
+
+    def received(self, name: ClusterName, as_of: float) -> None:
+        """A cluster has reported all that it knew at a moment."""
+        contact = self._grid[name].contact
+        contact.confirmation_requested, contact.unconfirmed_since = False, None
+        contact.confirmed_at = max(contact.confirmed_at, as_of)
+        self.retry_deadlines(name)
+
+    def retry_deadlines(self, name: ClusterName) -> None:
+        """Deadlines that wait for a cluster are due once more: it confirmed, or is out of reach, or lost."""
+        for timer in self._waiting.pop(name, ()):
+            self._timers.postpone(timer, timer.at)
+
+    def has_timed_out(self, contact: ContactStatus, now: float) -> bool:
+        """Whether a cluster is heard of, and has been for ``CONFIRMATION_TIMEOUT`` without confirming what it knows."""
+        since = contact.unconfirmed_since
+        return contact.connected and since is not None and now >= since + self._timeout
+
+    def reconnected(self, cluster: ClusterStatus, now: float) -> None:
+        """What it was asked for before may never have arrived."""
+        cluster.contact.confirmation_requested = False
+        self.retry_deadlines(cluster.name)
+        if cluster.contact.unconfirmed_since is not None:
+            self._request(cluster, now)  # else it would stay unconfirmed for ever, with nothing to wait for
+
+    def extend(self, cluster: ClusterStatus, seconds: float) -> None:
+        """Do not count seconds in which nobody could have heard its confirmation."""
+        if cluster.contact.unconfirmed_since is not None:
+            cluster.contact.unconfirmed_since += seconds
+            self._set_timeout(cluster, cluster.contact.unconfirmed_since)
+
+    def _request(self, cluster: ClusterStatus, now: float) -> None:
+        contact = cluster.contact
+        if contact.connected and not contact.confirmation_requested:
+            contact.confirmation_requested = True
+            self._ledger.confirm(cluster.name)
+            if contact.unconfirmed_since is None:
+                contact.unconfirmed_since = now
+                self._set_timeout(cluster, now)
+
+    def _set_timeout(self, cluster: ClusterStatus, since: float) -> None:
+        self._timers.add(since + self._timeout, Deadline.LOST, cluster=cluster.name)
+
+    @property
+    def _timeout(self) -> float:
+        return CONFIRMATION_TIMEOUT + self._rules.unreachable_after
 
 
 class Contact:
@@ -31,14 +117,22 @@ class Contact:
     def __init__(
         self, state: SchedulerState, confirmations: Confirmations, components: Components, health: ClusterHealth
     ) -> None:
-        self._rules, self._grid, self._timers = state.rules, state.grid, state.timers
-        self._ledger: Ledger = state.ledger
+        self._state, self._rules, self._grid = state, state.rules, state.grid
+        self._timers, self._ledger = state.timers, state.ledger
         self._confirmations, self._components, self._health = confirmations, components, health
         self.began = -inf
         """When this daemon took up the jobs of one before it, whose clock may have been another."""
 
+    def advance_clock(self, now: float) -> float:
+        """Advance the scheduler's time, and return it: it does not go back, whatever a clock does."""
+        state = self._state
+        if now > state.now:
+            self._slept(now, state.now)
+            state.now = now
+        return state.now
+
     def made(self, cluster: ClusterStatus, now: float) -> None:
-        """A cluster has reported everything; whether that was still so when it did is another question."""
+        """Take note that a cluster has reported everything."""
         if not cluster.contact.connected and cluster.contact.silent_since is not None:
             self._confirmations.extend(cluster, now - cluster.contact.silent_since)
         cluster.contact.connected = cluster.contact.has_agent = True
@@ -47,19 +141,27 @@ class Contact:
         self._confirmations.reconnected(cluster, now)
 
     def lost(self, cluster: ClusterStatus, heard: float, now: float) -> None:
-        """A cluster was last heard of at that time."""
+        """Note when a cluster was last heard of: nothing is placed there, and its components are unknown soon."""
         cluster.contact.losses += cluster.contact.connected
         cluster.contact.connected, cluster.contact.confirmation_requested = False, False
         cluster.contact.last_heard = cluster.contact.silent_since = heard
         if cluster.outdated_since is None:
             cluster.outdated_since = heard
         self._check_at(cluster, max(now, heard + self._rules.unreachable_after))
+        self._ledger.cluster_changed(cluster.name)
 
-    def slept(self, now: float, before: float) -> None:
-        """Called at last, after ``before``: what we did not hear while we slept is nobody's silence.
+    def disconnect(self, cluster: ClusterStatus, reason: str, heard: float | None, now: float) -> None:
+        """Take note that a cluster's agent is not connected; ``heard``: when it was last heard of, if not now."""
+        contact, problem = cluster.contact, cluster.problem
+        if contact.has_agent or contact.connected or problem:
+            contact.has_agent, contact.disconnected_because = False, reason
+            self._ledger.cluster_changed(cluster.name)
+        if contact.connected or problem:
+            cluster.problem = ""
+            self.lost(cluster, now if heard is None else min(heard, now), now)
 
-        What was sent meanwhile is read first, for as long as a cluster may take to be heard of.
-        """
+    def _slept(self, now: float, before: float) -> None:
+        """Do not count as silence what was not heard while the scheduler was not called."""
         wakeup = self._timers.next_at()
         late = 0.0 if wakeup is None else now - max(wakeup, before)
         if late > MAX_LATENESS:
@@ -72,8 +174,7 @@ class Contact:
                     self._check_at(cluster, contact.silence_ignored_until)
 
     def is_overdue(self, timer: Timer, now: float) -> Iterator[Token]:
-        """Give up the components of a silent cluster that are certainly over, and lose sight of the others: their
-        tokens, whose jobs may have to be settled."""
+        """Give up components of a silent cluster that are certainly over, lose sight of others; yield all tokens."""
         cluster = self._grid[timer.cluster]
         contact = cluster.contact
         if timer.kind is Deadline.LOST:
@@ -100,8 +201,7 @@ class Contact:
             self._check_at(cluster, min(now + max(self._rules.unreachable_after, MIN_RETRY_PAUSE), *ends))
 
     def declare_lost(self, event: ClusterLost, now: float) -> Iterator[Token]:
-        """Take an operator's word that nothing of ours runs on a cluster any more; ``ConflictError`` while its agent
-        is connected, whose word counts."""
+        """Give up all components of a cluster, as an operator says; ``ConflictError`` if its agent is connected."""
         cluster = self._grid[event.cluster]
         if cluster.contact.connected:
             raise ConflictError(
@@ -131,8 +231,7 @@ class Contact:
         return max(at, since + self._rules.unreachable_after, cluster.contact.silence_ignored_until), why
 
     def _walltime_over_at(self, job: Job) -> float:
-        """When every runner has counted the walltime to its end. Times of the daemon before this one count as of the
-        moment at which this one began: its clock may have been set."""
+        """Return when every runner has counted the walltime to its end; times of an earlier daemon count as now."""
         ends = walltime_ends(job)
         if ends is None or job.spec.walltime is None:
             return inf

@@ -1,22 +1,47 @@
-"""Whose fault was it, and what follows for the job (semantics 6)."""
+"""Decide what follows from failures and refusals: whether a job is tried again, where, and what is to blame.
 
+A refused job is tried on other clusters, and fails once all have refused it (semantics 6, ADR 10). Unknown words bar it
+from the cluster for a pause that doubles; the same words for jobs of several kinds are an error of the cluster.
+"""
+
+import re
 from collections.abc import Sequence
 
-from koalapy.model.job import Component, Job, JobState
+from koalapy.model.application import application_of
+from koalapy.model.job import ClusterRefusal, Component, Job, JobId, JobState
 from koalapy.model.reports import Refusal
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import nodes
 from koalapy.scheduler.attempts.attempts import Attempts
-from koalapy.scheduler.attempts.cluster_health import ClusterHealth
-from koalapy.scheduler.attempts.refusals import Refusals
-from koalapy.scheduler.claims.claiming import Claiming
-from koalapy.scheduler.claims.doubtful_nodes import DoubtfulNodes
+from koalapy.scheduler.attempts.health import ClusterHealth
+from koalapy.scheduler.claims.claim import Claiming
 from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
 from koalapy.scheduler.ledger import live
+from koalapy.scheduler.queue.placement_queues import PlacementQueues
+from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
+from koalapy.scheduler.queue.waiting_reasons import refusal_text
 from koalapy.scheduler.state import SchedulerState
-from koalapy.scheduler.timers import doubled
+from koalapy.scheduler.timers import Deadline, doubled
 
 INFRASTRUCTURE_FAILURE = "infrastructure-failure"
+REFUSED = "refused"
+REFUSAL_PAUSE = 30.0
+"""Seconds for which a job is not tried where it was refused in unknown words; each further refusal doubles it."""
+MAX_REFUSAL_PAUSE = 3600.0
+MAX_REFUSALS = 4
+"""Refusals in unknown words, on all clusters together, after which a job that no other cluster could take fails."""
+MAX_WORDS_LENGTH = 500
+"""Characters of a refusal that are kept with a job."""
+
+_WITH_DIGITS = re.compile(r"\S*\d\S*")
+
+
+def normalize_words(words: str, names: tuple[str, ...]) -> str:
+    """Return a refusal without what differs between jobs: numbers, what contains digits, and ``names``."""
+    words = _WITH_DIGITS.sub("#", words.casefold())
+    for name in filter(None, names):
+        words = re.sub(rf"(?<!\w){re.escape(name.casefold())}(?!\w)", "#", words)
+    return " ".join(words.split())[:MAX_WORDS_LENGTH]
 
 
 class Failures:
@@ -28,28 +53,26 @@ class Failures:
         attempts: Attempts,
         claiming: Claiming,
         health: ClusterHealth,
-        doubtful_nodes: DoubtfulNodes,
-        refusals: Refusals,
+        queues: PlacementQueues,
+        evaluator: PolicyEvaluator,
     ) -> None:
         self._rules, self._ledger, self._grid, self._lrm_waits = state.rules, state.ledger, state.grid, state.lrm_waits
-        self._attempts, self._claiming, self._health, self._doubtful_nodes = attempts, claiming, health, doubtful_nodes
-        self._refusals = refusals
+        self._timers, self._accounts = state.timers, state.accounts
+        self._attempts, self._claiming, self._health = attempts, claiming, health
+        self._queues, self._evaluator = queues, evaluator
+        state.ledger.when_over.append(lambda job: self._timers.forget(job, 0, Deadline.REFUSAL))
 
     def infrastructure_failed(self, job: Job, component: Component, why: AttemptFailure, error: str, now: float) -> Job:
         """A failure that is not the program's: the whole attempt ends and the job is tried again."""
         self._ledger.count_failed_attempt(component.cluster, why)
         if component.claimed_at is None:
-            self._grid[component.cluster].evidence.failed(component.size, now)
+            self._grid[component.cluster].evidence.failed(now)
         self._ledger.note(job, now, "error", error, component)
         self._health.count_error(component.cluster, error, now)
         return self.restart(job, f"{INFRASTRUCTURE_FAILURE}: {component.cluster}: {error}", now)
 
     def limit_exceeded(self, job: Job, component: Component, error: str, now: float) -> Job:
-        """End a job of which a component exceeded a limit of its resource manager, such as that of its memory.
-
-        It is not tried again, and no cluster is to blame, also where another component has told first what came of it,
-        as of a lost MPI daemon.
-        """
+        """End a job that exceeded a limit of its resource manager, such as that of memory. No cluster is to blame."""
         reason = f"{component.cluster}: {error}"
         if (job.ending, job.reason) == (JobState.FAILED, reason):
             return job
@@ -63,9 +86,9 @@ class Failures:
     def refused(self, job: Job, component: Component, concerns: Refusal, error: str, now: float) -> Job:
         """Follow a refusal by a component's resource manager, by what it ``concerns``."""
         if concerns == "job":
-            return self._refusals.fail_job(job, component, error, now)
+            return self._fail_refused_job(job, component, error, now)
         if concerns != "limit":
-            return self._refusals.try_elsewhere(job, component, error, for_good=concerns == "unsuitable", now=now)
+            return self._try_elsewhere(job, component, error, for_good=concerns == "unsuitable", now=now)
         cluster = component.cluster
         self._health.limit_reached(cluster, component.size, error, now)
         return self._claiming.component_failed(
@@ -75,7 +98,7 @@ class Failures:
     def program_started(self, cluster: ClusterName) -> None:
         """Take a cluster on probation for mended, and what it refused in unknown words meanwhile for over."""
         if self._health.trial_succeeded(cluster):
-            self._refusals.forget_refusals(cluster, unknown_only=True)
+            self.forget_refusals(cluster, unknown_only=True)
 
     def claim_timed_out(self, job: Job, component: Component, now: float) -> Job:
         """A resource manager gave others what a component was to have: a claim that failed, and nobody's error."""
@@ -89,7 +112,7 @@ class Failures:
         else:
             why, reason = ClaimFailure.LOCAL_USERS, f"local users of {cluster} were faster"
         job = self._claiming.component_failed(job, component, why, reason, now)
-        self._doubtful_nodes.claim_failed(cluster, token, component.size, now, component.submitted_at or now)
+        self._health.claim_failed(cluster, token, component.size, now, component.submitted_at or now)
         return job
 
     def timed_out(
@@ -105,8 +128,7 @@ class Failures:
         return "; ".join(f"{cluster}: {problem}" for cluster, problem in sorted(problems.items()) if problem)
 
     def restart(self, job: Job, reason: str, now: float, *, exit_code: int | None = None) -> Job:
-        """End the attempt and try the job again, unless it has been tried too often; the first time at once, then
-        after pauses that double, so that trouble which is over in a while does not use up all tries."""
+        """End the attempt and try the job again, unless it was too often: at once, then after pauses that double."""
         rules = self._rules
         limit = job.spec.max_restarts if job.spec.max_restarts is not None else rules.max_restarts
         if limit is not None and job.restarts >= limit:
@@ -119,3 +141,77 @@ class Failures:
             plan += f", next try after {pause:.3g} s"
         job = self._ledger.change(job, restarts=number, retry_at=now + pause if pause else None)
         return self._attempts.end(job, JobState.QUEUED, f"{reason} ({plan})", now, exit_code=exit_code)
+
+    # Refusals of resource managers
+
+    def _fail_refused_job(self, job: Job, component: Component, error: str, now: float) -> Job:
+        """Fail a job whose refusal concerns it on every cluster."""
+        self._note_refusal(job, component, error, now)
+        return self._attempts.end(job, JobState.FAILED, f"{component.cluster} refused it: {error}", now)
+
+    def _try_elsewhere(self, job: Job, component: Component, error: str, *, for_good: bool, now: float) -> Job:
+        """Try a job elsewhere that a cluster has refused, ``for_good`` or in unknown words.
+
+        Where no other cluster could take the job, it waits until it may be tried again, or fails.
+        """
+        self._note_refusal(job, component, error, now)
+        is_error_of_cluster = not for_good and self._is_error_of_cluster(job, component.cluster, error, now)
+        before = {refusal.cluster: refusal for refusal in job.refusals}
+        times = before[component.cluster].times + 1 if component.cluster in before else 1
+        pause = doubled(REFUSAL_PAUSE, times - 1, MAX_REFUSAL_PAUSE)
+        until = None if for_good else now + pause
+        refusal = ClusterRefusal(component.cluster, error[:MAX_WORDS_LENGTH], until, times)
+        refusals = tuple(each for _, each in sorted((before | {component.cluster: refusal}).items()))
+        job = self._ledger.change(job, refusals=refusals, claiming_tries=max(0, job.claiming_tries - 1))
+        self._set_timer(job, refusal)
+        reason = f"{REFUSED}: {refusal_text(refusal, now)}"
+        if self._evaluator.may_be_placed(job.spec, frozenset(each.cluster for each in refusals)):
+            return self._attempts.end(job, JobState.QUEUED, reason, now)
+        unknown = [each for each in refusals if each.until is not None]
+        if not unknown or (not is_error_of_cluster and sum(each.times for each in unknown) >= MAX_REFUSALS):
+            words = "; ".join(f"{each.cluster}: {each.words}" for each in refusals)
+            reason = f"every cluster that could take it has refused it: {words}"
+            return self._attempts.end(job, JobState.FAILED, reason, now)
+        retry_at = max(now, min(each.until for each in unknown if each.until is not None))
+        job = self._ledger.change(job, retry_at=retry_at if retry_at > now else None)
+        return self._attempts.end(job, JobState.QUEUED, reason, now)
+
+    def refusal_pause_is_over(self, ident: JobId) -> None:
+        """Try a job again on a cluster that has refused it."""
+        job = self._ledger.get(ident)
+        if job is not None:
+            self._queues.bars_changed(job)
+
+    def forget_refusals(self, cluster: ClusterName, *, unknown_only: bool = False) -> None:
+        """Forget what a cluster has refused, or what of it was in unknown words: it has been mended."""
+        for job in list(self._ledger.jobs.values()):
+            left = tuple(
+                refusal
+                for refusal in job.refusals
+                if refusal.cluster != cluster or (unknown_only and refusal.until is None)
+            )
+            if left != job.refusals:
+                self._queues.bars_changed(self._ledger.change(job, refusals=left))
+
+    def restore_timers(self, job: Job) -> None:
+        """Take up the refusals of a job of an earlier life."""
+        for refusal in job.refusals:
+            self._set_timer(job, refusal)
+
+    def _note_refusal(self, job: Job, component: Component, error: str, now: float) -> None:
+        self._ledger.count_failed_attempt(component.cluster, AttemptFailure.REFUSED)
+        self._ledger.note(job, now, "error", error, component)
+
+    def _is_error_of_cluster(self, job: Job, name: ClusterName, error: str, now: float) -> bool:
+        """Return whether jobs of several kinds were refused in these words, and count that as an error if so."""
+        spec = job.spec
+        names = spec.owner, self._accounts.local_user(spec.owner, name), spec.name, application_of(spec)
+        kind = spec.owner, application_of(spec), spec.request
+        if not self._grid[name].unknown_refusals.add(normalize_words(error, names), kind):
+            return False
+        self._health.count_error(name, f"jobs of several users or kinds are refused in the same words: {error}", now)
+        return True
+
+    def _set_timer(self, job: Job, refusal: ClusterRefusal) -> None:
+        if refusal.until is not None:
+            self._timers.add(refusal.until, Deadline.REFUSAL, job=job.id)

@@ -1,42 +1,104 @@
-"""Orders for a component's stage: the folder to which its files are brought, on its own cluster."""
+"""Apply what clusters report of stages, from placement until the attempt is over (semantics 5 and 10).
 
-from koalapy.model.job import Attempt, Component, Job
+Transfers start when a job is placed; the barrier waits for them, and the JST is their estimated end. A stage is named
+by the rank of its component: a stand-in on the same cluster finds its files.
+"""
+
+from collections import OrderedDict, defaultdict
+
+from koalapy.model.job import Component, Job, Token
 from koalapy.model.quantities import bytes_text
-from koalapy.model.wording import listed
-from koalapy.scheduler.effects import StageComponent, UnstageComponent
-from koalapy.scheduler.ledger import Ledger
+from koalapy.model.reports import StageStatus
+from koalapy.model.request import ClusterName
+from koalapy.scheduler.attempts.attempts import Attempts
+from koalapy.scheduler.attempts.failures import Failures
+from koalapy.scheduler.claims.claim import Claiming
+from koalapy.scheduler.effects import AttemptFailure, StageComponent, UnstageComponent
+from koalapy.scheduler.events import InventoryReceived
+from koalapy.scheduler.ledger import live
+from koalapy.scheduler.state import SchedulerState
 
-MIN_MEASURED_SECONDS = 0.5
-"""Seconds of a transfer from which on its speed tells how long the rest will take."""
-
-
-def begin(ledger: Ledger, job: Job, component: Component, now: float) -> None:
-    """Have a component's files brought to its cluster."""
-    if not component.staging:
-        return
-    ledger.command(StageComponent(component.cluster, job.stage_token(component)))
-    files = job.spec.inputs_of(component.request_index)
-    away = [(f, s) for f, s in zip(files, component.sources, strict=False) if s != component.cluster]
-    if away:
-        what = listed([f"{file.name} ({bytes_text(file.size)}) from {source}" for file, source in away])
-        about = f", about {component.transfer_time:.3g} s" if component.transfer_time else ""
-        ledger.note(job, now, "transfer", f"{what} to {component.cluster}{about}", component)
+MAX_REMEMBERED_STRAYS = 1000
+"""Of a cluster: nobody says when such a stage is gone. How many orders there are at a time, the outbox bounds."""
 
 
-def end(ledger: Ledger, job: Job, component: Component) -> None:
-    """A component's files are not wanted any more on its cluster."""
-    if component.staging:
-        ledger.command(UnstageComponent(component.cluster, job.stage_token(component)))
+class Transfers:
+    """Takes in what clusters tell of stages; each may come twice, late, or for an attempt that is long over."""
 
+    def __init__(self, state: SchedulerState, attempts: Attempts, claiming: Claiming, failures: Failures) -> None:
+        self._ledger = state.ledger
+        self._attempts, self._claiming, self._failures = attempts, claiming, failures
+        self._strays: defaultdict[ClusterName, OrderedDict[Token, None]] = defaultdict(OrderedDict)
+        """The last stages of no live attempt that were heard of, each of which was told to end once."""
 
-def expected_end(attempt: Attempt, now: float) -> float | None:
-    """When all transfers will be over, by how far they are; None while that tells nothing."""
-    ends = (_expected_end(component, now) for component in attempt.gang)
-    return max((end for end in ends if end is not None), default=None)
+    def update(self, cluster: ClusterName, status: StageStatus, now: float) -> None:
+        """Take in one snapshot of one stage."""
+        found = self._find(status.token, cluster)
+        if found is None:
+            self._reject_stray(cluster, status)
+            return
+        job, component = found
+        if not component.awaits_files or job.ending is not None:
+            return
+        if status.state == "failed":
+            self._failed(job, component, status, now)
+            return
+        if (status.size, status.staged) != (component.stage_size, component.staged):
+            job = self._ledger.update_component(job, component.index, stage_size=status.size, staged=status.staged)
+        if status.state == "done":
+            self._done(job, live(job).components[component.index], now)
+        else:
+            self._claiming.estimate_start(job, now)
 
+    def reconcile(self, event: InventoryReceived, now: float) -> None:
+        """Hold a cluster's inventory against what is known here: what it does not know of is ordered again."""
+        known = {status.token for status in event.inventory.stages}
+        self._strays.pop(event.cluster, None)
+        for status in event.inventory.stages:
+            self.update(event.cluster, status, now)
+        for job in self._ledger.active():
+            if job.ending is not None or live(job).barrier_at is not None:
+                continue
+            for component in live(job).gang:
+                if component.cluster == event.cluster and component.staging and job.stage_token(component) not in known:
+                    job = self._ledger.update_component(
+                        job, component.index, staging_since=now, staged=0, staged_at=None
+                    )
+                    self._ledger.command(StageComponent(component.cluster, job.stage_token(component)))
 
-def _expected_end(component: Component, now: float) -> float | None:
-    if component.staging_since is None or component.staged_at is not None:
-        return None
-    passed, there, size = now - component.staging_since, component.staged, component.stage_size
-    return now + passed * (size - there) / there if passed >= MIN_MEASURED_SECONDS and 0 < there < size else None
+    def _find(self, token: Token, cluster: ClusterName) -> tuple[Job, Component] | None:
+        """The job and the component of a stage, if they are of a live attempt and the stage is where it should be."""
+        found = self._ledger.find_staged(token)
+        return found if found is not None and found[1].cluster == cluster else None
+
+    def _done(self, job: Job, component: Component, now: float) -> None:
+        job = self._ledger.update_component(job, component.index, staged_at=now, staged=component.stage_size)
+        if component.stage_size and component.staging_since is not None:
+            took = max(now - component.staging_since, 1e-3)
+            speed = f"{bytes_text(component.stage_size / took)}/s"
+            self._ledger.note(
+                job, now, "staged", f"{bytes_text(component.stage_size)} in {took:.3g} s ({speed})", component
+            )
+        if any(other.awaits_files for other in live(job).gang):
+            return
+        job = self._claiming.files_are_there(job, now)
+        self._attempts.open_barrier_if_complete(job, now)
+
+    def _failed(self, job: Job, component: Component, status: StageStatus, now: float) -> None:
+        """Only the execution site's own trouble counts as its error; a bad replica is the catalogue's."""
+        if status.fault == "site":
+            self._failures.infrastructure_failed(job, component, AttemptFailure.FILES, status.error, now)
+            return
+        self._ledger.count_failed_attempt(component.cluster, AttemptFailure.FILES)
+        self._ledger.note(job, now, "error", status.error, component)
+        self._failures.restart(job, f"transfer-failure: {status.error}", now)
+
+    def _reject_stray(self, cluster: ClusterName, status: StageStatus) -> None:
+        """Nothing of an attempt that is over may stay."""
+        strays = self._strays[cluster]
+        if status.token not in strays:
+            self._ledger.command(UnstageComponent(cluster, status.token, stray=True))
+        strays[status.token] = None
+        strays.move_to_end(status.token)
+        if len(strays) > MAX_REMEMBERED_STRAYS:
+            strays.popitem(last=False)

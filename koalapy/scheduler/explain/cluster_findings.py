@@ -11,7 +11,7 @@ from koalapy.model.job import JobId
 from koalapy.model.placement import ClusterReason, Placement
 from koalapy.model.request import ClusterName, FixedRequest, Request
 from koalapy.model.wording import clock, listed, nodes
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.explain.dry_run import Way
 
 
@@ -89,9 +89,8 @@ def lacking_by(
 
 
 def _more_idle(cluster: ClusterStatus, way: Way, wanted: int) -> int | None:
-    """How many more nodes would have to be idle for so many to be offered; None where they cannot come: those that
-    are idle already, kept for another job or in doubt, do not, nor those that others make room with, and a limit
-    stays."""
+    """Return how many more idle nodes offer so many; None where they cannot come, as they are idle, kept, in doubt or
+    beyond a limit."""
     counts = range(cluster.total - cluster.idle - way.others(cluster) + 1)
     more = bisect_left(counts, wanted, key=lambda more: way.offered(cluster, more))
     return more if more < len(counts) else None

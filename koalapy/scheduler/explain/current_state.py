@@ -7,11 +7,11 @@ from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState,
 from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.quantities import bytes_text
 from koalapy.model.wording import clock, listed, nodes
-from koalapy.scheduler.attempts.lrm_waits import LrmWaits
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.explain.cluster_findings import finding_of
 from koalapy.scheduler.grid import GridStatus
 from koalapy.scheduler.rules import Rules
+from koalapy.scheduler.state import LrmWaits
 
 
 def current_state(
@@ -166,12 +166,12 @@ def _findings(attempt: Attempt, grid: GridStatus, now: float) -> Iterator[Cluste
 
 
 def _shown_by_claims(cluster: ClusterStatus, components: Sequence[Component], now: float) -> list[str]:
-    """How claims of the size of the largest component that has no nodes yet fared there, if not all went well."""
-    size = max((c.size for c in components if c.state in NOT_CLAIMED), default=0)
-    runners, in_vain = cluster.evidence.claims(size, now), cluster.evidence.chance_in_vain(size, now)
-    if not size or runners < MIN_CLAIMS or in_vain < MIN_SHARE_IN_VAIN:
+    """Return how claims fared there lately, if not all went well and a component has no nodes yet."""
+    claims, in_vain = cluster.evidence.claims(now), cluster.evidence.share_in_vain(now)
+    awaits = any(c.state in NOT_CLAIMED for c in components)
+    if not awaits or claims < MIN_CLAIMS or in_vain < MIN_SHARE_IN_VAIN:
         return []
-    return [f"of claims for about {nodes(size)} there {in_vain:.0%} came to nothing lately"]
+    return [f"of claims there {in_vain:.0%} came to nothing lately"]
 
 
 def _from(component: Component) -> str:

@@ -9,11 +9,10 @@ from koalapy.model.job import Job, JobId, JobSpec, Priority
 from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.model.request import ClusterName
 from koalapy.model.users import NOWHERE
-from koalapy.scheduler.attempts.refusals import refusal_text
-from koalapy.scheduler.claims.preemption import with_preemption, within_limit
-from koalapy.scheduler.claims.reclaiming import taken_back
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.claims.preemption import taken_back, with_preemption, within_limit
+from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.queries import Queries
+from koalapy.scheduler.queue.waiting_reasons import refusal_text
 from koalapy.validation.limits import Limits
 from koalapy.validation.submission import check
 
@@ -57,12 +56,9 @@ class DryRun:
         """How many questions were put to policies."""
 
     def instead(self) -> "DryRun | None":
-        """Return a dry run of submissions after the job was cancelled; None where that is too much to work out.
-
-        Those who wait are tried first then, on the nodes that were kept for the job or that it stood before.
-        """
+        """Return a dry run of submissions after the job was cancelled and others were tried; None if too costly."""
         job, queries = self.job, self.queries
-        if job is None or not (self._has_reservation or queries.head(job.spec) == job.id):
+        if job is None or not (self._has_reservation or queries.queues.head(job.spec) == job.id):
             return self
         if not self._has_reservation and queries.rules.queue == "scan":
             return self
@@ -95,7 +91,7 @@ class DryRun:
     @property
     def keeper(self) -> JobId | None:
         """The other job that they are kept for."""
-        return self.queries.keeper(self.job.id if self.job is not None else None)
+        return self.queries.queues.reservation.keeper(self.job.id if self.job is not None else None)
 
     def ask(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
         """The answer of the job's policy on some view."""
@@ -105,10 +101,10 @@ class DryRun:
     def reasons(self, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
         """Return, cluster by cluster, why the job is not placed on some view."""
         if not self._barred:
-            return self.queries.reasons(spec, view)
+            return self.queries.policy_calls.reasons(spec, view)
         refused = {each.cluster: each for each in self.job.refusals} if self.job is not None else {}
         offered = view.only(frozenset(cluster.name for cluster in view if cluster.name not in self._barred))
-        reasons = {reason.cluster: reason for reason in self.queries.reasons(spec, offered)}
+        reasons = {reason.cluster: reason for reason in self.queries.policy_calls.reasons(spec, offered)}
         now = self.queries.now
         reasons |= {name: ClusterReason(name, refusal_text(refused[name], now)) for name in self._barred}
         return tuple(reasons[name] for name in sorted(reasons))
@@ -144,7 +140,7 @@ class DryRun:
             takes_all = self._has_reservation or priority is Priority.HIGH
             yield Way(
                 home,
-                lambda c, more: taken_back(c, more) - (0 if takes_all else queries.aged(c.name)),
+                lambda c, more: taken_back(c, more) - (0 if takes_all else queries.queues.reservation.aged(c.name)),
                 lambda c: c.leaving + c.reclaimable,
                 "those that it would take back",
             )
@@ -183,7 +179,7 @@ class DryRun:
         """Whether a new job is not put behind others without being looked at."""
         if self.queries.rules.queue != "fcfs":
             return True
-        return self.queries.head_before(spec, self.job.id if self.job is not None else None) is None
+        return self.queries.queues.head_before(spec, self.job.id if self.job is not None else None) is None
 
     def _is_acceptable(self, spec: JobSpec, limits: Limits) -> bool:
         try:
@@ -194,16 +190,16 @@ class DryRun:
 
 
 def _left_by_others(queries: Queries, cancelled: Job) -> GridView | None:
-    """Return the grid as a new job would be offered it once a waiting job was cancelled and the others were tried.
-
-    None where nodes would be kept for another one then, where one would have others stopped, and where more than
-    ``MAX_OTHERS`` had to be tried. The same object as ``own_view`` where the others get nothing.
-    """
+    """Return what is offered to a new job once a job was cancelled and the others were tried; None where that is not
+    worked out. Return the same object as ``own_view`` where the others get nothing."""
     view, mode, tried = queries.own_view(), queries.rules.queue, 0
     for priority in Priority:
         refused, ended = set[object](), set[int]()
         for job in queries.waiting(priority):
-            section, shape = queries.sharing.section(job.spec.home_site), queries.shape(job)
+            section, shape = (
+                queries.sharing.section(job.spec.home_site),
+                queries.queues.shape(job.spec, queries.barred(job)),
+            )
             if job.id == cancelled.id or section in ended or queries.over_limit(job.spec) is not None:
                 continue
             answer: Placement | Refusal | None = None

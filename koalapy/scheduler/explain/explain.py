@@ -9,7 +9,7 @@ from koalapy.model.job import Job, JobId, JobSpec, JobState, TimelineEntry
 from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import clock
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.explain.cluster_findings import (
     Kept,
     Lack,
@@ -31,10 +31,7 @@ MAX_CLOSED_CLUSTERS = 10
 def explain(
     queries: Queries, job: Job, timeline: Sequence[TimelineEntry], now: float, *, high_priority_allowed: bool = True
 ) -> Explanation:
-    """Why a job is where it is; ``now`` in seconds since the epoch.
-
-    ``high_priority_allowed``: whether the caller may give the job high priority, so that it may be offered.
-    """
+    """Explain why a job is where it is. ``high_priority_allowed``: whether the caller may be offered high priority."""
     known = queries.job(job.id) is not None
     if job.state is JobState.QUEUED and known:
         dry_run = DryRun(queries, job, high_priority_allowed=high_priority_allowed)
@@ -67,12 +64,12 @@ def explain_submission(
     if excess is not None:
         headline = excess.said
     elif not tried:
-        headline = f"would wait behind job {queries.head_before(spec)}"
+        headline = f"would wait behind job {queries.queues.head_before(spec)}"
     elif _is_reservation_in_the_way(dry_run, spec):
         headline = f"nodes are kept for job {dry_run.keeper}, which has waited longer"
     else:
         headline = answer.summary if isinstance(answer, Refusal) else ""
-    ahead = queries.before_new(spec)
+    ahead = queries.queues.before_new(spec)
     return replace(_waiting(dry_run, spec, answer, headline, now), position=ahead + 1, ahead=ahead)
 
 
@@ -168,8 +165,8 @@ def _must_be_placed_first(dry_run: DryRun, spec: JobSpec) -> JobId | None:
     if mode == "scan" or (job is None and mode == "head"):
         return None
     if job is None:
-        return dry_run.queries.head_before(spec)
-    head = dry_run.queries.head(spec)
+        return dry_run.queries.queues.head_before(spec)
+    head = dry_run.queries.queues.head(spec)
     return head if head != job.id else None
 
 

@@ -1,9 +1,7 @@
-"""What would start now: the largest component and the largest total, by policy, and after which end more would.
+"""Work out what would start now: the largest component and total, by policy, and after which end more would.
 
-Sizes are searched by halves, as if whatever is smaller than what starts started, too. Of policies of which that is not
-so, the sums of clusters' idle nodes are tried beside, where they change their minds.
-
-Many questions are asked, and none takes long: others may go on between any two.
+Sizes are searched by halves, as if whatever is smaller than what starts started, too; and sums of clusters' idle nodes
+are tried beside. Questions are many and short: generators yield between them.
 """
 
 from collections import Counter
@@ -84,10 +82,7 @@ def next_ends(ends: Iterable[ExpectedEnd]) -> list[ExpectedEnd]:
 
 
 def policy_rooms(queries: Queries, base: JobSpec, ends: Sequence[ExpectedEnd]) -> Iterator[PolicyRoom | None]:
-    """Of each policy, by name; None whenever others may go on.
-
-    ``base``: whose job it would be, and of what priority; ``ends`` by time.
-    """
+    """Yield the room of each policy, by name, and None whenever others may go on. ``base``: owner and priority."""
     dry_run, policies = DryRun(queries), queries.policies
     if dry_run.may_preempt(base):
         # Whom such a job may preempt is out of its way already.

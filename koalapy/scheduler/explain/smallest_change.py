@@ -1,7 +1,7 @@
-"""The smallest change of a request with which the job would be placed at once.
+"""Find the smallest change of a request with which the job would be placed at once.
 
-Candidates come in order of what they cost the user: the same nodes with fewer bounds, then a higher priority, then
-fewer nodes. Each is held against the scheduler, and the first that it would place is the answer.
+Candidates come in order of what they cost the user: the same nodes with fewer bounds, then high priority, then fewer
+nodes. The first that the scheduler would place is the answer.
 """
 
 from collections import Counter

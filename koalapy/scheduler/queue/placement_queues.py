@@ -1,6 +1,4 @@
-"""The jobs that wait to be placed: two queues, and each job's place and tries in them (semantics 4).
-
-Where home sites have queues of their own (semantics 8) these are sections of those two.
+"""The jobs that wait to be placed: two queues, with a section for each home site (semantics 4 and 8), places and tries.
 
 ``docs/scheduling.md`` has a table of a job's place in its queue: ``_enter`` and ``leave`` are that table.
 """
@@ -13,13 +11,10 @@ from dataclasses import replace
 from koalapy.model.application import application_of
 from koalapy.model.job import Job, JobId, JobSpec, Priority
 from koalapy.model.request import ClusterName, Request, shape_of
-from koalapy.scheduler.owner_use import Ask
-from koalapy.scheduler.queue.eligibility import Eligibility
-from koalapy.scheduler.queue.promise import is_promised
+from koalapy.scheduler.queue.eligibility import Eligibility, placement_limit, scan_tries_all
+from koalapy.scheduler.queue.needs import NODES_ANYWHERE, Change, Wakeup
 from koalapy.scheduler.queue.queue import Place, PlacementQueue, Shape
-from koalapy.scheduler.queue.reservation import Reservation
-from koalapy.scheduler.queue.try_limits import placement_limit, scan_tries_all
-from koalapy.scheduler.queue.wakeup import NODES_ANYWHERE, Change, Wakeup
+from koalapy.scheduler.queue.reservation import Reservation, is_promised
 from koalapy.scheduler.state import SchedulerState
 from koalapy.scheduler.timers import Deadline
 
@@ -36,7 +31,10 @@ class PlacementQueues:
         self._eligibility = eligibility
         self._use = state.owner_use
         order = state.rules.queue_order
-        self._queues = {priority: PlacementQueue(order, self._has_too_much) for priority in Priority}
+        self._queues = {
+            priority: PlacementQueue(order, lambda ask: state.owner_use.excess(ask, state.now) is not None)
+            for priority in Priority
+        }
         self.reservation = Reservation(state, self._queues)
         self._last_seq = 0
         self._first_seq = 0
@@ -74,9 +72,6 @@ class PlacementQueues:
         refused = ("refused", *sorted(barred)) if barred else ()
         return (spec.policy, *shape_of(spec.request), *demands, *spec.inputs, *learned, *own, *asked, *site, *refused)
 
-    def _has_too_much(self, ask: Ask) -> bool:
-        return self._use.excess(ask, self._state.now) is not None
-
     def requests(self) -> Iterator[Request]:
         """In the order of the queues, that of high priority first."""
         return (self._ledger.jobs[job].spec.request for queue in self._queues.values() for job in queue)
@@ -94,12 +89,7 @@ class PlacementQueues:
 
     def positions(self, jobs: Iterable[Job]) -> dict[JobId, int]:
         """The places of many at once, of those that are in a queue."""
-        wanted = list(jobs)
-        found: dict[JobId, int] = {}
-        for priority, queue in self._queues.items():
-            here = (job.id for job in wanted if job.spec.priority is priority and job.id in queue)
-            found |= {job: queue.position(job) + 1 for job in here}
-        return found
+        return {job.id: position for job in jobs if (position := self.position(job)) is not None}
 
     # Who comes and goes
 
@@ -153,8 +143,8 @@ class PlacementQueues:
         self.reservation.restore(jobs)
 
     def _enter(self, job: Job, *, anew: bool) -> None:
-        """Put a job into its queue: at the tail, to be tried at once, or to the place that it has had all the time,
-        to be tried when its turn comes in a scan, which is due."""
+        """Put a job into its queue: ``anew`` at the tail, to be tried at once, or to its old place, to be tried by a
+        scan."""
         self._pausing.discard(job.id)
         if anew:
             self._last_seq += 1
@@ -197,16 +187,13 @@ class PlacementQueues:
                 self.wakeups[priority].everybody = True  # it may have stood in others' way
             elif self._use.ask(job.spec) is not None:
                 self.wake_everybody()  # others of its owner may be barred by it, who stood in others' way
-        self._pull(job)
-        return self._ledger.change(job, placement_tries=tries) if tries != job.placement_tries else job
-
-    def _pull(self, job: Job) -> None:
-        self._queues[job.spec.priority].remove(job.id)
-        self.wakeups[job.spec.priority].jobs.discard(job.id)
+        self._queues[priority].remove(job.id)
+        self.wakeups[priority].jobs.discard(job.id)
         if self._unknown and self._learns(job.spec) and (application := application_of(job.spec)) in self._unknown:
             self._unknown[application].discard(job.id)
             if not self._unknown[application]:
                 del self._unknown[application]
+        return self._ledger.change(job, placement_tries=tries) if tries != job.placement_tries else job
 
     def _learns(self, spec: JobSpec) -> bool:
         return self._state.policies.capabilities(spec.policy).learns
@@ -221,8 +208,7 @@ class PlacementQueues:
         return None
 
     def change_priority(self, job: Job, priority: Priority) -> Job:
-        """A job that waits, or is held: if it is in a queue it goes to the other one, to where it would stand had it
-        been submitted so; its tries go with it."""
+        """Give a job another priority, and move it to its place in the other queue; its tries go with it."""
         if not (job.waits and job.id in self._queues[job.spec.priority]):
             return self._ledger.change(job, spec=replace(job.spec, priority=priority))
         job = self.leave(job)

@@ -14,8 +14,7 @@ from koalapy.model.job import JobId, JobSpec
 from koalapy.model.placement import RefusalKind
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.owner_use import Ask
-from koalapy.scheduler.queue.feasibility import Needs, needs_of
-from koalapy.scheduler.queue.wakeup import NODES_ANYWHERE, Change, Wakeup, awaited_by
+from koalapy.scheduler.queue.needs import NODES_ANYWHERE, Change, Needs, Wakeup, awaited_by, needs_of
 from koalapy.scheduler.rules import QueueMode, QueueOrder
 
 Place = tuple[int, int, int, JobId]
@@ -65,7 +64,7 @@ class Group:
                 self.behind_younger.discard(entry)
 
     def first(self, has_waited: "Callable[[Entry], bool]") -> "Entry | None":
-        """The first that has waited for long. All before it have not: so it is the first of all, or behind a younger
+        """Return the first that has waited for long; as all before it have not, it is first of all or behind a younger
         one."""
         if has_waited(first := self.entries[0]):
             return first
@@ -94,8 +93,7 @@ class Entry:
 class PlacementQueue:
     """Jobs in the order of ``seq`` (or narrowest first), grouped by shape: jobs of one shape are refused alike.
 
-    Where home sites have queues of their own these are its sections, one behind the other; all of a shape are in one.
-    It keeps nothing of jobs that have left it.
+    Queues of home sites are its sections, one behind the other. It keeps nothing of jobs that have left it.
     """
 
     def __init__(self, order: QueueOrder = "fcfs", has_too_much: Callable[[Ask], bool] = lambda _: False) -> None:
@@ -143,8 +141,8 @@ class PlacementQueue:
         section: int = 0,
         submitted_at: float = 0.0,
     ) -> None:
-        """Put a job to the place in its section that its ``seq`` gives it, the smaller the nearer to the head; ``ask``
-        is one of the shape, as is the ``home`` that may take back nodes for it."""
+        """Put a job to its place in its section, by ``seq``; ``ask`` and ``home``, which takes back nodes, are of its
+        shape."""
         group = self._groups.get(shape) or self._new_group(shape, spec, ask, home, section)
         if self._came is not None:
             self._came.add(job)
@@ -207,15 +205,12 @@ class PlacementQueue:
         jobs = self._last_scans.pop(self.scans, set())
         return sorted(jobs, key=self.place)
 
-    def tries(self, entry: Entry) -> int:
-        """How often a job here was tried."""
-        return self.scans - entry.tried_since
+    def has_aged(self, tries: int, entry: Entry) -> bool:
+        """Return whether a job here was tried so often."""
+        return self.scans - entry.tried_since >= tries
 
     def first_of_each_shape(self, has_waited: Callable[[Entry], bool]) -> list[Entry]:
-        """The first job of each shape that has waited for long, by its tries or since its submission; in their order.
-
-        None of an owner who may not have it just now: nodes that are kept for it would be of no use.
-        """
+        """Return the first job of each shape that has waited for long, in order, but of owners at their limit."""
         found = [entry for group in self._groups.values() if (entry := group.first(has_waited)) is not None]
         return sorted((entry for entry in found if not self._is_barred(entry.group)), key=lambda entry: entry.place[2])
 
@@ -334,12 +329,12 @@ class PlacementQueue:
     def scan(
         self, mode: QueueMode, glance: Callable[[], Callable[[Needs], bool]], wakeup: Wakeup = EVERYBODY
     ) -> Iterator[JobId]:
-        """Jobs from head to tail, each to be tried: who is still there when the next is asked for was refused.
+        """Yield jobs from head to tail, each to be tried: one that is still there when the next is asked for was
+        refused.
 
-        A ``glance`` at the grid tells of any needs whether nodes enough may be there for them, without asking a policy.
-        A shape refused once is refused for the rest of the scan; in the modes ``head`` and ``fcfs`` the first refusal
-        ends it for its section. Who comes to the queue meanwhile, to whatever place, is not offered. It goes on where
-        it was left, whatever happened to the queue.
+        A ``glance`` tells of any needs whether nodes enough may be idle, without asking a policy. A shape refused once
+        is refused for the rest of the scan; in the modes ``head`` and ``fcfs`` the first refusal ends it for its
+        section. Jobs that come meanwhile are not offered.
         """
         came = self._came = set()
         try:

@@ -8,32 +8,39 @@ from koalapy.model.cluster import GridView
 from koalapy.model.job import Job, JobId, JobSpec, Priority
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import ClusterName
-from koalapy.scheduler.attempts.attempt_facts import unclaimed
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.attempts.facts import unclaimed
+from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.ledger import live
-from koalapy.scheduler.queue.feasibility import IdleSummary
-from koalapy.scheduler.queue.promise import is_promised
+from koalapy.scheduler.queue.needs import IdleSummary
 from koalapy.scheduler.queue.queue import Entry, PlacementQueue
+from koalapy.scheduler.rules import Rules
 from koalapy.scheduler.state import SchedulerState
+
+
+def is_promised(job: Job, rules: Rules, now: float) -> bool:
+    """Return whether a job of low priority has waited so long, before it was placed, that jobs of high priority delay
+    it no more: it is not preempted, and nodes that are kept for it are offered to no other."""
+    if rules.low_patience is None or now - job.submitted_at < rules.low_patience:
+        return False
+    if job.spec.priority is not Priority.LOW or job.spec.internal:
+        return False
+    attempt = job.attempt if job.state.is_active else None
+    waited_until = now if attempt is None else attempt.placed_at
+    return waited_until - job.submitted_at >= rules.low_patience
+
 
 Evaluate = Callable[[JobSpec, GridView, frozenset[ClusterName]], Placement | Refusal]
 """What a job's policy answers on a view, without the clusters that have refused the job."""
 
 
 class Reservation:
-    """One at a time: that of the job that has waited longest among those that could be placed at all: of those who were
-    promised their turn, then of high priority before low.
+    """Keep nodes for one job: the one that has waited longest of those that could be placed on the grid without our
+    jobs; jobs that were promised their turn come first, then those of high priority.
 
-    A job is placed on the grid as it would be if all jobs of this scheduler had ended; as many nodes as it would have
-    on each cluster are then not offered to jobs of low priority, until it is placed. Of a shape the first of those
-    that have waited stands for it, and who could not be placed even so keeps nothing. The daemon's own jobs never hold
-    up anybody's.
-
-    Whom nodes are kept for keeps them until it is placed, also when an older one of its priority could be placed again
-    meanwhile: else one whose claims a limit refuses again and again would undo, each time, what was kept for others.
-    But who returns from a claim that failed, and could be placed at once, has lost nothing.
-
-    For who was promised its turn they are kept from everybody, jobs of high priority, too, and until they are claimed.
+    As many nodes as it would have on each cluster are not offered to jobs of low priority until it is placed, also when
+    an older job could be placed again meanwhile: else a job whose claims a limit refuses again and again would undo
+    what is kept. For a job that was promised its turn they are kept from all others until they are claimed. The
+    daemon's own jobs keep nothing.
     """
 
     def __init__(self, state: SchedulerState, queues: Mapping[Priority, PlacementQueue]) -> None:
@@ -69,8 +76,7 @@ class Reservation:
         return self.job or next(iter(self._held), None)
 
     def keeper(self, job: JobId | None) -> JobId | None:
-        """For whom nodes are kept that a job, or a new one, is not given: of that one that they are kept for, who was
-        promised its turn before."""
+        """Return the job that keeps nodes from this one, or from a new one."""
         if job is None or job != self.job:
             return self.kept_for
         first = next(iter(self._held), None)
@@ -134,8 +140,7 @@ class Reservation:
                     self._grid[name].keep_for(job.id, count)
 
     def _hold(self) -> bool:
-        """Keep nodes from everybody else for who was promised its turn, and, once it is placed, until they are claimed;
-        whether fewer are kept for somebody than before."""
+        """Keep nodes for jobs that were promised their turn, until claimed; return whether one has fewer now."""
         held = {job: nodes for job in self._held if (nodes := self._unclaimed(job))}
         if self._chosen is not None and self._is_promised:
             held[self._chosen] = self._kept
@@ -163,7 +168,10 @@ class Reservation:
         idle: IdleSummary | None = None
         for entries in self._who_waited():
             for entry in sorted(entries, key=lambda entry: [entry.job != job for job in turns]):
-                idle = idle or self._look()
+                if idle is None:  # a shape that was refused on this grid is refused while it stays as it is
+                    if (empty := self._without_ours.view()) != self._empty:
+                        self._empty, self._grids = empty, self._grids + 1
+                    idle = IdleSummary(self._empty)
                 group = entry.group
                 if group.refused_on == self._grids or not idle.may_fit(group.needs):
                     continue
@@ -186,20 +194,7 @@ class Reservation:
             yield self._queues[Priority.LOW].first_of_each_shape(self._was_promised)
         if self._rules.aging:
             for queue in self._queues.values():
-                has_aged = partial(_has_aged, queue, self._rules.aging_tries)
-                yield queue.first_of_each_shape(has_aged)
+                yield queue.first_of_each_shape(partial(queue.has_aged, self._rules.aging_tries))
 
     def _was_promised(self, entry: Entry) -> bool:
         return is_promised(self._ledger.jobs[entry.job], self._rules, self._state.now)
-
-    def _look(self) -> IdleSummary:
-        """Look at the grid without our jobs; who was refused there is refused while it stays as it is."""
-        empty = self._without_ours.view()
-        if empty != self._empty:
-            self._empty = empty
-            self._grids += 1
-        return IdleSummary(self._empty)
-
-
-def _has_aged(queue: PlacementQueue, tries: int, entry: Entry) -> bool:
-    return queue.tries(entry) >= tries

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from koalapy.model.alert import Alert, AlertKind, AlertRules, Severity
 from koalapy.model.job import Attempt, Job, JobState, Launcher
 from koalapy.model.request import ClusterName
-from koalapy.scheduler.cluster_status import ClusterStatus
+from koalapy.scheduler.clusters import ClusterStatus
 
 MAX_ENDINGS = 1000
 """Endings of one cluster that are kept, the last ones."""

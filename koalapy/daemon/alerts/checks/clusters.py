@@ -15,7 +15,7 @@ from koalapy.model.cluster import ClusterState
 from koalapy.model.disk import Disk, DiskLimits
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import clock, listed, nodes
-from koalapy.scheduler.cluster_status import NOTHING_TOLD, ClusterStatus
+from koalapy.scheduler.clusters import NOTHING_TOLD, ClusterStatus
 
 REJECTION_WINDOW = 600.0
 """Seconds for which a refused connection is told as the cause why an agent is away."""

@@ -1,11 +1,12 @@
-"""What follows from a deadline of an attempt that has passed."""
+"""Handle deadlines that have passed."""
 
 from koalapy.model.job import Component, ComponentState, Job
-from koalapy.scheduler.attempts.attempt_facts import is_program_over
 from koalapy.scheduler.attempts.attempts import Attempts
-from koalapy.scheduler.attempts.confirmations import Confirmations
+from koalapy.scheduler.attempts.contact import Confirmations, Contact
+from koalapy.scheduler.attempts.facts import is_program_over
 from koalapy.scheduler.attempts.failures import Failures
-from koalapy.scheduler.claims.claiming import Claiming
+from koalapy.scheduler.attempts.health import ClusterHealth
+from koalapy.scheduler.claims.claim import Claiming
 from koalapy.scheduler.effects import AttemptFailure
 from koalapy.scheduler.ledger import live
 from koalapy.scheduler.state import SchedulerState
@@ -15,23 +16,45 @@ RESULT_PAUSE = 5.0
 """Seconds until it is looked again whether the exit code of a program is there that has ended."""
 
 
-class AttemptDeadlines:
-    """Looks whether a deadline still matters and whether all is known that it hangs on; then it has consequences."""
+class Deadlines:
+    """Handle deadlines that have passed, if they still matter and all is known that they depend on."""
 
     def __init__(
         self,
         state: SchedulerState,
         confirmations: Confirmations,
+        contact: Contact,
         attempts: Attempts,
         claiming: Claiming,
         failures: Failures,
+        health: ClusterHealth,
     ) -> None:
         self._state, self._rules, self._timers = state, state.rules, state.timers
-        self._confirmations, self._attempts = confirmations, attempts
-        self._claiming, self._failures = claiming, failures
+        self._confirmations, self._contact, self._attempts = confirmations, contact, attempts
+        self._claiming, self._failures, self._health = claiming, failures, health
 
-    def passed(self, timer: Timer, now: float) -> Job | None:
-        """The job as its deadline has left it; None if that does not matter any more, or comes again later."""
+    def handle(self, timer: Timer, now: float) -> None:
+        """Do what follows from a deadline that has passed."""
+        match timer.kind:
+            case Deadline.UNREACHABLE | Deadline.LOST:
+                for token in self._contact.is_overdue(timer, now):
+                    self._attempts.settle(token, now)
+            case Deadline.PROBATION:
+                self._health.begin_probation(timer.cluster, timer.at)
+            case Deadline.LIMIT:
+                self._health.lift_limit(timer.cluster, timer.at)
+            case Deadline.REFUSAL:
+                self._failures.refusal_pause_is_over(timer.job)
+            case Deadline.DOUBT:
+                self._health.doubt_pause_is_over(timer.cluster, timer.at)
+            case Deadline.RETRY:
+                self._attempts.pause_is_over(timer.job, timer.at)
+            case _:
+                if (job := self._handle_of_attempt(timer, now)) is not None:
+                    self._attempts.settle_job(job, now)
+
+    def _handle_of_attempt(self, timer: Timer, now: float) -> Job | None:
+        """Return the job as its deadline has left it; None if that does not matter any more, or comes again later."""
         job = self._state.ledger.get(timer.job)
         if job is None or job.generation != timer.generation or not job.state.is_active:
             return None
@@ -84,8 +107,7 @@ class AttemptDeadlines:
         return None
 
     def _is_claim_timed_out(self, job: Job, timer: Timer, now: float) -> bool:
-        """Whether a runner waits for local users: not for the jobs whose nodes it was promised, unless those never
-        let go, nor on its own nodes, from where it has not been heard; that has limits of its own."""
+        """Return whether a runner waits for local users, not for promised nodes, or for its own to boot."""
         component = live(job).components[timer.component]
         cluster, token = self._state.grid[component.cluster], job.token(component.index)
         waited = now - max(component.submitted_at or now, cluster.left_by(token))
@@ -94,8 +116,7 @@ class AttemptDeadlines:
         return not starting and not cluster.holds(token) and (last or not cluster.still_to_leave(token))
 
     def _nodes_are_due(self, job: Job) -> float:
-        """When the nodes of a gang that had to be started first, or left by others after their grace, should have
-        reported: as long after that as others after they were asked for. 0 where none had to be."""
+        """Return when nodes that had to boot, or that others left after their grace, should have reported; else 0."""
         moments = [self._state.lrm_waits.up_by(job.token(c.index)) or 0.0 for c in live(job).gang]
         moments += [self._state.grid[c.cluster].left_by(job.token(c.index)) for c in live(job).gang]
         there_by = max(moments)

@@ -1,11 +1,14 @@
 """What follows from the components of a job's live attempt; nothing is changed here."""
 
-from koalapy.model.job import Component, ComponentState, Job, JobState, Launcher
+from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, Launcher
 from koalapy.model.warning import StopWarning
 from koalapy.model.wording import clock, listed
 from koalapy.scheduler.grid import GridStatus
 from koalapy.scheduler.ledger import live
 from koalapy.scheduler.rules import Rules
+
+MIN_MEASURED_SECONDS = 0.5
+"""Seconds of a transfer from which on its speed tells how long the rest will take."""
 
 
 def reporting_components(job: Job) -> tuple[Component, ...]:
@@ -39,8 +42,7 @@ def walltime_ends(job: Job) -> float | None:
 
 
 def warning_of(job: Job, rules: Rules) -> StopWarning | None:
-    """What the program of a job is told before it is stopped now, and its grace; None where it runs on no node, or has
-    asked for none."""
+    """Return the warning of a job that is stopped now; None if it runs on no node, or has asked for none."""
     wanted = job.spec.warning
     if wanted is None or live(job).launched_at is None:
         return None
@@ -53,8 +55,7 @@ def unclaimed(job: Job) -> list[Component]:
 
 
 def link_demand(job: Job, component: Component) -> float:
-    """Bytes per second that a component exchanges with the job's nodes on other clusters, as far as the job says so: of
-    m of its n nodes on a cluster each does with (n - m) / (n - 1) of what it exchanges in all (semantics 7)."""
+    """Return the bytes per second that a component exchanges with other clusters (semantics 7)."""
     each = job.spec.per_node_bandwidth
     if not each:
         return 0.0
@@ -85,3 +86,15 @@ def derived_state(job: Job) -> JobState:
     if attempt.barrier_at is None:
         return JobState.CLAIMING
     return JobState.STARTING if attempt.launched_at is None else JobState.RUNNING
+
+
+def expected_end_of_transfers(attempt: Attempt, now: float) -> float | None:
+    """Return when all transfers of an attempt will be over, by how far they are; None while that tells nothing."""
+    ends = []
+    for component in attempt.gang:
+        if component.staging_since is None or component.staged_at is not None:
+            continue
+        passed, there, size = now - component.staging_since, component.staged, component.stage_size
+        if passed >= MIN_MEASURED_SECONDS and 0 < there < size:
+            ends.append(now + passed * (size - there) / there)
+    return max(ends, default=None)

@@ -1,11 +1,12 @@
-"""What speaks against a cluster: errors in a row, and limits of its resource manager (semantics 6)."""
+"""What speaks against a cluster: errors in a row, limits of its resource manager (semantics 6), and doubts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+from koalapy.model.job import Token
 from koalapy.model.request import ClusterName
-from koalapy.scheduler.cluster_conditions import HealthStatus, Limit
+from koalapy.scheduler.cluster_conditions import Doubt, HealthStatus, Limit
 from koalapy.scheduler.state import SchedulerState
 from koalapy.scheduler.timers import Deadline, doubled
 
@@ -13,6 +14,10 @@ LIMIT_PAUSE = 15.0
 """Seconds for which a cluster whose resource manager told of a limit gets nothing as large, the first time;
 each further one in a row doubles that."""
 MAX_LIMIT_PAUSE = 120.0
+
+DOUBT_PAUSE = 30.0
+"""Seconds for which nodes do not count after the first claim that timed out; each further one doubles that."""
+MAX_DOUBT_PAUSE = 1800.0
 
 
 class ClusterHealth:
@@ -105,10 +110,7 @@ class ClusterHealth:
         self._ledger.cluster_changed(name)
 
     def nodes_given_back(self, name: ClusterName, now: float) -> None:
-        """Lift a limit, since a component of ours that had nodes there has ended: there may be room within it.
-
-        Not more often than each ``LIMIT_PAUSE``, whatever ends: what is beyond the limit would be refused each time.
-        """
+        """Lift a limit, as nodes of ours were given back, but not more often than each ``LIMIT_PAUSE``."""
         cluster = self._grid[name]
         if cluster.limit is None:
             return
@@ -126,9 +128,48 @@ class ClusterHealth:
             self._ledger.cluster_changed(name)
 
     def count_accepted(self, name: ClusterName) -> None:
-        """Note that a resource manager has taken a component: the next limit is a new one, and what it refuses is not
-        all."""
+        """Note that a resource manager has taken a component: the next limit is a new one."""
         cluster = self._grid[name]
         cluster.unknown_refusals.clear()
         if cluster.limit is None:
             cluster.limits = 0
+
+    # Doubts: nodes that a cluster says are idle and does not give do not count for a while (docs/adr/0012)
+
+    def claim_failed(self, cluster: ClusterName, token: Token, size: int, now: float, submitted_at: float) -> None:
+        """A component was told to end, since its resource manager kept it queued for too long."""
+        status = self._grid[cluster]
+        if not status.problem:
+            status.evidence.failed(now)
+        status.count_on_none_of(token)
+        ahead = status.largest_queued(token, size)
+        surplus, before = status.said_for_claims_like(token) - (ahead - 1), status.doubt
+        if surplus <= 0 or status.problem or not status.contact.connected:
+            return  # it does not say that it could have started
+        if before is not None:
+            surplus, ahead = max(surplus, before.nodes), min(ahead, before.size)
+        if before is None or submitted_at > before.since:
+            pause = doubled(DOUBT_PAUSE, status.evidence.in_vain, MAX_DOUBT_PAUSE)
+            status.evidence.in_vain += 1
+            asked = status.classes.asked_by(token)
+            status.doubt = Doubt(surplus, ahead, now, now + pause, node_class=asked)
+            self._timers.add(now + pause, Deadline.DOUBT, cluster=cluster)
+        else:  # one of several claims that were made before anything was known
+            status.doubt = replace(before, nodes=surplus, size=ahead)
+        self._ledger.cluster_changed(cluster)
+
+    def claim_held(self, cluster: ClusterName, token: Token, size: int, waited: float, now: float) -> None:
+        """A component has got its nodes, so many seconds after it was submitted."""
+        status = self._grid[cluster]
+        status.evidence.started(waited, now)
+        status.shown(token)
+        if status.evidence.in_vain and (status.doubt is None or size >= status.doubt.size):
+            status.doubt, status.evidence.in_vain, status.capacity_gained = None, 0, True
+            self._ledger.cluster_changed(cluster)
+
+    def doubt_pause_is_over(self, cluster: ClusterName, at: float) -> None:
+        """The nodes count again, for one claim at a time, until one holds."""
+        status = self._grid[cluster]
+        if status.doubt is not None and status.doubt.until == at:
+            status.doubt, status.capacity_gained = replace(status.doubt, is_tried=True), True
+            self._ledger.cluster_changed(cluster)

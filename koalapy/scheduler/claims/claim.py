@@ -1,29 +1,133 @@
 """Claiming: from a placement until every component has been submitted, and the way back (semantics 5).
 
-A placed job is claimed for at its JCT, and again until its JST: whatever components can start are started, if they are
-at least the fraction T of all, others are re-placed, and a job of high priority preempts low ones. ``atomic`` is T = 1.
-A runner that stays queued in its LRM longer than ``claim_grace`` has lost its nodes to local users: that component's
-claim has failed, and another takes its place.
+A placed job is claimed for at its JCT, and again until its JST: the components that can start are started if they are
+at least the fraction T of all, others are re-placed, and a job of high priority preempts low ones. A runner that stays
+queued in its LRM for ``claim_grace`` has lost its nodes to local users: another component takes its place.
 """
 
 from collections.abc import Callable
 
-from koalapy.model.job import Attempt, ClaimingMode, Component, ComponentState, Job, JobState, Nonce
+from koalapy.model.cluster import GridView
+from koalapy.model.job import Attempt, ClaimingMode, Component, ComponentState, Job, JobState, Nonce, Priority
 from koalapy.model.placement import PlacedComponent, Placement
-from koalapy.model.transfer import transfer_to
+from koalapy.model.request import ClusterName, FixedRequest
+from koalapy.model.transfer import Transfer, transfer_to
 from koalapy.model.wording import listed
-from koalapy.scheduler.attempts.attempt_facts import unclaimed
+from koalapy.policies.close_to_files import closest_site
 from koalapy.scheduler.attempts.attempts import Attempts
-from koalapy.scheduler.claims import staging
-from koalapy.scheduler.claims.claim_try import ClaimTry
-from koalapy.scheduler.claims.preemption import Preemption
-from koalapy.scheduler.claims.reclaiming import MakingRoom
-from koalapy.scheduler.claims.relocation import Relocation
+from koalapy.scheduler.attempts.facts import expected_end_of_transfers, unclaimed
+from koalapy.scheduler.claims.preemption import Preemption, Reclaiming
 from koalapy.scheduler.effects import ClaimFailure
 from koalapy.scheduler.ledger import live
-from koalapy.scheduler.queue.try_limits import may_not_be_claimed, tries_used_up
+from koalapy.scheduler.queue.eligibility import Eligibility, may_not_be_claimed, tries_used_up
+from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.state import SchedulerState
 from koalapy.scheduler.timers import Deadline
+
+
+class ClaimTry:
+    """The components of a job that can start now, and those that cannot where they are."""
+
+    def __init__(self, state: SchedulerState, preemption: Preemption | None, job: Job) -> None:
+        """``preemption`` is None for a job for which nobody makes room."""
+        self._grid, self._job = state.grid, job.id
+        self.preemption = preemption
+        self._taken: dict[ClusterName, int] = {}
+        self._taken_of: dict[tuple[ClusterName, str], int] = {}
+        """Those of which a class was asked for."""
+        self._gang_size = len(live(job).gang)
+        self.startable: list[Component] = []
+        self.blocked: list[Component] = []
+        self.preempting: list[Component] = []
+        """Of those that can start: those that wait for others to be preempted."""
+        self._closed = {c.cluster for c in unclaimed(job) if not state.grid[c.cluster].is_open}
+        """As the try begins: one on probation takes nothing more once something of the try has started there."""
+        for component in sorted(unclaimed(job), key=lambda c: (-c.size, c.rank)):
+            free = self._free_for(component)
+            if free is not None and component.size <= free:
+                self._take(component)
+            elif free is not None and preemption is not None and not component.node_class:
+                cluster = state.grid[component.cluster]
+                if component.size + self._taken.get(cluster.name, 0) <= preemption.available(cluster):
+                    self.preempting.append(component)
+                    self._take(component)
+                else:
+                    self.blocked.append(component)
+            else:
+                self.blocked.append(component)
+
+    def __str__(self) -> str:
+        return f"{self._gang_size - len(self.blocked)} of {self._gang_size} components could start"
+
+    @property
+    def fraction(self) -> float:
+        """The components that are started or can be, of all."""
+        return (self._gang_size - len(self.blocked)) / self._gang_size
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether a cluster has no room, and is in use: else no nodes were taken by others."""
+        return any(component.cluster not in self._closed for component in self.blocked)
+
+    def free(self, cluster: ClusterName) -> int | None:
+        """Return the nodes left for another component; None where there may be none, as a second one on probation."""
+        taken, probation = self._taken.get(cluster, 0), self._grid[cluster].health.probation
+        if taken and probation and not self._grid.is_all_on_trial:
+            return None
+        return self._left(cluster)
+
+    def _left(self, cluster: ClusterName) -> int | None:
+        status = self._grid[cluster]
+        if not status.is_open:
+            return None
+        return max(0, status.available - status.kept_from(self._job)) - self._taken.get(cluster, 0)
+
+    def _free_for(self, component: Component) -> int | None:
+        """Return the nodes left for a component where it was placed, of its class if it asks for one."""
+        free, name = self._left(component.cluster), component.node_class
+        if free is None or not name:
+            return free
+        taken = self._taken_of.get((component.cluster, name), 0)
+        return min(free, self._grid[component.cluster].available_of(name) - taken)
+
+    @property
+    def view(self) -> GridView:
+        """The grid as it is for another component."""
+        view = self._grid.view()
+        names = {name for name, nodes in self._taken.items() if nodes}
+        names |= {cluster.name for cluster in self._grid.clusters() if cluster.kept_from(self._job)}
+        taken = [cluster for name in sorted(names) if (cluster := view.get(name)) is not None]
+        return view.changed([cluster.with_idle(max(0, self.free(cluster.name) or 0)) for cluster in taken])
+
+    def move(self, moved: Component, left_behind: ClusterName) -> None:
+        """A component that could not start on the cluster it has left, or only by preemption, can start elsewhere."""
+        if _take_out(self.startable, moved.index):
+            _take_out(self.preempting, moved.index)
+            self._taken[left_behind] -= moved.size  # it was of no class: of those none preempts
+        else:
+            _take_out(self.blocked, moved.index)
+        self._take(moved)
+
+    def preempted_nodes(self) -> dict[ClusterName, int]:
+        """The nodes that must be there, by cluster, where some of them are to come from others."""
+        names = sorted({component.cluster for component in self.preempting})
+        return {name: sum(c.size for c in self.startable if c.cluster == name) for name in names}
+
+    def _take(self, component: Component) -> None:
+        self._taken[component.cluster] = self._taken.get(component.cluster, 0) + component.size
+        if component.node_class:
+            key = component.cluster, component.node_class
+            self._taken_of[key] = self._taken_of.get(key, 0) + component.size
+        self.startable.append(component)
+
+
+def _take_out(components: list[Component], index: int) -> bool:
+    """Take a component out by its index; whether it was there."""
+    at = next((at for at, component in enumerate(components) if component.index == index), None)
+    if at is not None:
+        del components[at]
+    return at is not None
+
 
 CLAIM_FAILED = "claim-failed"
 
@@ -35,10 +139,19 @@ class Claiming:
     """Decides when placed jobs are claimed for, and which of their components get nodes then."""
 
     def __init__(
-        self, state: SchedulerState, attempts: Attempts, making_room: MakingRoom, relocation: Relocation, nonces: Nonces
+        self,
+        state: SchedulerState,
+        attempts: Attempts,
+        queues: PlacementQueues,
+        eligibility: Eligibility,
+        nonces: Nonces,
     ) -> None:
         self._state, self._rules, self._ledger = state, state.rules, state.ledger
-        self._attempts, self._making_room, self._relocation, self._nonces = attempts, making_room, relocation, nonces
+        self._attempts, self._reservation = attempts, queues.reservation
+        self._eligibility, self._nonces = eligibility, nonces
+        self._preemption = Preemption(state)
+        sites = [cluster.name for cluster in state.grid.clusters()] if state.sharing.reclaims else []
+        self._reclaiming = {site: Reclaiming(state, site, queues.put_first) for site in sites}
 
     # The claiming queue
 
@@ -64,7 +177,7 @@ class Claiming:
             first_start_estimate=first,
         )
         for component in components:
-            staging.begin(self._ledger, job, component, now)
+            self._attempts.begin_staging(job, component, now)
         if claim_at > now:
             self._attempts.set_deadline(job, Deadline.CLAIM, claim_at)
             return job
@@ -115,14 +228,11 @@ class Claiming:
 
     def estimate_start(self, job: Job, now: float) -> Job:
         """Let the JST follow transfers that are slower than they were estimated; it is never sooner than that."""
-        end = staging.expected_end(live(job), now)
+        end = expected_end_of_transfers(live(job), now)
         return job if end is None else self._expect_files(job, end, now)
 
     def files_are_there(self, job: Job, now: float) -> Job:
-        """All transfers are over: there is nothing to wait for with the next claiming try.
-
-        But for clusters, where the daemon has just begun: of those that have not reported nobody knows the room.
-        """
+        """Claim at once after the last transfer, unless a cluster has not reported since the daemon began."""
         job = self._expect_files(job, now, now)
         claim_at, components = live(job).claim_at, unclaimed(job)
         is_early = bool(components) and claim_at is not None and claim_at > now
@@ -145,7 +255,7 @@ class Claiming:
         """One claiming try (ICP), step by step as docs/scheduling.md has them."""
         job = self._ledger.change(job, claiming_tries=job.claiming_tries + 1)
         job = self._ledger.change_attempt(job, claim_at=now)
-        this = ClaimTry(self._state, self._making_room.of(job), job)
+        this = ClaimTry(self._state, self._room_maker(job), job)
         # 1. With too few components that are started, or can be, nothing is started.
         if this.fraction < self._threshold(job):
             self._ledger.note(job, now, "claim-try", f"{this}: fewer than wanted")
@@ -162,10 +272,7 @@ class Claiming:
         return job
 
     def _threshold(self, job: Job) -> float:
-        """Return T, the fraction of the components that must be able to start.
-
-        A job that sets a threshold and no mode is claimed for incrementally.
-        """
+        """Return T, the fraction of components that must be able to start; naming one implies incremental claiming."""
         if job.spec.claim_threshold is not None:
             return 1.0 if job.spec.claiming is ClaimingMode.ATOMIC else job.spec.claim_threshold
         mode = job.spec.claiming or self._rules.claiming
@@ -186,12 +293,12 @@ class Claiming:
         """Find other sites for components that cannot start, their transfers to be over by the JST."""
         left = max(0.0, (live(job).start_estimate or now) - now)
         for component in [*this.blocked, *this.preempting]:
-            site = self._relocation.find(job, component, this.view, left)
+            site = self._other_site(job, component, this.view, left)
             if site is None:
                 continue
             cluster, transfer = site
             left_behind = component.cluster
-            staging.end(self._ledger, job, component)
+            self._attempts.end_staging(job, component)
             job = self._ledger.update_component(
                 job,
                 component.index,
@@ -206,9 +313,41 @@ class Claiming:
             )
             moved = live(job).components[component.index]
             self._ledger.note(job, now, "re-placed", f"{left_behind} had no room", moved)
-            staging.begin(self._ledger, job, moved, now)
+            self._attempts.begin_staging(job, moved, now)
             this.move(moved, left_behind)
         return job
+
+    def _other_site(
+        self, job: Job, component: Component, view: GridView, within: float
+    ) -> tuple[ClusterName, Transfer] | None:
+        """Return a site with nodes enough for a component, and its transfer of at most ``within`` seconds."""
+        spec, policies = job.spec, self._state.policies
+        if isinstance(spec.request, FixedRequest) or policies.capabilities(spec.policy).keeps_together:
+            return None
+        if spec.priority is not Priority.HIGH:
+            kept = {cluster: nodes for cluster in view.by_idle if (nodes := self._reservation.aged(cluster.name))}
+            view = view.changed([cluster.with_idle(max(0, cluster.idle - nodes)) for cluster, nodes in kept.items()])
+        asked = spec.component(component.request_index)
+        barred = job.barred_from(self._state.now)
+        others = {other.cluster for other in live(job).gang if other.index != component.index}
+        open_to_it = frozenset(
+            cluster.name
+            for cluster in view.by_idle
+            if cluster.idle >= component.size
+            and cluster.name != component.cluster
+            and cluster.name not in barred
+            and self._eligibility.allows(spec, frozenset({cluster.name, *others}), view)
+        )
+        if not open_to_it:
+            return None
+        files = asked.inputs if asked else spec.inputs
+        return closest_site(component.size, files, view.only(open_to_it), within, self._rules.assumed_bandwidth)
+
+    def _room_maker(self, job: Job) -> Preemption | None:
+        """Return what makes room for a job: preemption for high priority, else what its home site takes back."""
+        if job.spec.priority is Priority.HIGH and self._rules.preemption != "never":
+            return self._preemption
+        return self._reclaiming.get(self._state.sharing.takes_back(job.spec.home_site))
 
     def _preempt(self, job: Job, this: ClaimTry, now: float) -> None:
         """Make room for all components that are about to start on a cluster."""
@@ -228,7 +367,7 @@ class Claiming:
 
     def insist(self, job: Job, component: Component, now: float) -> None:
         """Nodes that a component was promised of jobs that were about to end are late: these make room after all."""
-        cluster, by = self._state.grid[component.cluster], self._making_room.of(job)
+        cluster, by = self._state.grid[component.cluster], self._room_maker(job)
         if by is None:
             return
         for token in cluster.overdue_for(job.token(component.index), now):

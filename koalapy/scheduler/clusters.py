@@ -4,24 +4,85 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from math import inf
 
-from koalapy.model.cluster import ClusterState, ClusterView, Drain, NodeClass
+from koalapy.model.cluster import ClusterState, ClusterView, Drain, NodeClass, of_so_many
 from koalapy.model.disk import Disk
 from koalapy.model.job import JobId, Token
 from koalapy.model.profile import ClusterProfile
-from koalapy.model.reports import ClusterReport, LrmCalls, Versions
+from koalapy.model.reports import ClusterReport, LrmCalls, NodeClassReport, Versions
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import listed
-from koalapy.scheduler.claims.evidence import ClaimEvidence
-from koalapy.scheduler.cluster_conditions import ContactStatus, Doubt, HealthStatus, Limit, UnknownRefusals, UplinkUse
-from koalapy.scheduler.node_classes import NodeClasses, is_more
+from koalapy.scheduler.cluster_conditions import (
+    ClaimEvidence,
+    ContactStatus,
+    Doubt,
+    HealthStatus,
+    Limit,
+    UnknownRefusals,
+    UplinkUse,
+)
+
+
+@dataclass(slots=True, eq=False)
+class NodeClasses:
+    """The kinds of nodes of a cluster, as its agent reported them; empty where all are alike."""
+
+    _classes: tuple[NodeClass, ...] = ()
+    _asked_for: dict[Token, str] = field(default_factory=dict)
+    """The class that a component asks for, of those that ask for one."""
+
+    def report(self, classes: tuple[NodeClassReport, ...], speed: float) -> None:
+        """Take in what its agent says; ``speed`` is the power of those of which it says none."""
+        known = {each.name: each for each in classes}.values()  # no two of one name, whatever an agent says
+        self._classes = tuple(
+            NodeClass(each.name, min(each.idle, each.total), each.power or speed, each.memory, each.total)
+            for each in known
+        )
+
+    def promise(self, token: Token, name: str) -> None:
+        """A component has asked for nodes of a class."""
+        if name:
+            self._asked_for[token] = name
+
+    def release(self, token: Token) -> None:
+        """A component has ended."""
+        self._asked_for.pop(token, None)
+
+    def asked_by(self, token: Token) -> str:
+        """The class that a component asks for; empty: none."""
+        return self._asked_for.get(token, "")
+
+    def reported_idle(self, name: str) -> int:
+        return sum(each.idle for each in self._classes if each.name == name)
+
+    def idle(
+        self, idle: int, awaiting: Mapping[Token, int], doubted: tuple[str, int] | None = None
+    ) -> tuple[NodeClass, ...]:
+        """Return the classes of so many idle nodes, less those promised or ``doubted``. A component without a class is
+        thought to get what resource managers give first."""
+        if not self._classes:
+            return ()
+        promised = dict[str, int]((doubted,) if doubted else ())
+        for token, name in self._asked_for.items():
+            promised[name] = promised.get(name, 0) + awaiting.get(token, 0)
+        left = tuple(
+            replace(each, idle=max(0, each.idle - gone)) if (gone := promised.get(each.name, 0)) else each
+            for each in self._classes
+        )
+        return of_so_many(left, idle)
+
+
+def is_more(now: tuple[NodeClass, ...], before: tuple[NodeClass, ...]) -> bool:
+    """Whether there are more nodes of some class, or of a better one."""
+    known = {(each.name, each.power, each.memory): each.idle for each in before}
+    return any(each.idle > known.get((each.name, each.power, each.memory), 0) for each in now)
+
 
 NOTHING_TOLD = "its agent is connected, and has not told yet what runs there"
 
 
 @dataclass(slots=True, eq=False)
 class ClusterStatus:
-    """One cluster. Nodes are counted, those of each class too; which ones a component gets is the cluster's own
-    business."""
+    """One cluster. Nodes are counted, by class too; which ones a component gets is the cluster's own business."""
 
     name: ClusterName
     speed: float = 1.0
@@ -170,12 +231,10 @@ class ClusterStatus:
         guest: bool = False,
         demand: float = 0.0,
     ) -> None:
-        """Nodes, of a class if it asks for one, are given to a component; they stop being available now, not when the
-        cluster says so.
+        """Give nodes to a component: they are not available from now on, whatever the cluster reports.
 
-        ``preemptible``: as long as it does not end anyway, it makes room for jobs of high priority; and, as a
-        ``guest``, for those whose home site this is. ``demand``: bytes per second that it will exchange with other
-        clusters.
+        ``preemptible``: it makes room for jobs of high priority and, as a ``guest``, for those whose home site this is.
+        ``demand``: bytes per second that it exchanges with other clusters.
         """
         self.touched(self.name)
         if size > self.idle:
@@ -279,10 +338,7 @@ class ClusterStatus:
         self.departs |= self.expected > expected
 
     def known_at(self, now: float) -> float | None:
-        """The moment of which it is known how its nodes are: agents tell each change, so that is now as a rule.
-
-        None where that was never told.
-        """
+        """Return the time as of which its nodes are known, as a rule now; None if they were never told."""
         if not self.reported:
             return None
         return now if self.outdated_since is None else min(now, self.outdated_since)
@@ -295,9 +351,7 @@ class ClusterStatus:
 
     @property
     def available(self) -> int:
-        """Nodes that may be promised now: idle as reported, less those promised to components that the report does not
-        yet count and those in doubt, and within what the resource manager takes of us.
-        """
+        """The nodes that may be promised now: idle, less those promised or in doubt, within the limit."""
         free = self._idle - self._promised  # asked of every cluster in each scan
         if self.doubt is not None:
             free -= self.doubted
@@ -322,8 +376,7 @@ class ClusterStatus:
             del self._kept[job]
 
     def kept_from(self, job: JobId | None = None) -> int:
-        """Nodes that a job is not given, idle or not, since they are kept for others; of those for whom some are kept
-        as well, for such as came before it: else two of them could keep each other waiting for ever."""
+        """Return the nodes kept from a job for others; from one that keeps some itself, only by jobs before it."""
         count = 0
         for other, kept in self._kept.items():
             if other == job:
@@ -358,9 +411,8 @@ class ClusterStatus:
         return self.doubt.nodes
 
     def said_for_claims_like(self, token: Token) -> int:
-        """Nodes that it says are idle, whatever is to be thought of that, beyond those promised to who still waits: for
-        a component that asks for a class, of that class. None where one before it waits for another class: where the
-        queue is strict, it was held up by that one, whatever is idle."""
+        """Return the nodes reported idle beyond those promised to waiting components, of the class of this one. None
+        where one before it waits for another class: a strict queue was held up by that one."""
         asked_by, asked, waiting = self.classes.asked_by, self.classes.asked_by(token), 0
         for other in self.live:
             if other == token:
@@ -373,8 +425,7 @@ class ClusterStatus:
         return (self.classes.reported_idle(asked) if asked else self._idle) - waiting
 
     def largest_queued(self, token: Token, size: int) -> int:
-        """The nodes of a component of ``size``, or of the largest that was promised some before it and has none: where
-        the queue is strict, it was held up by that one."""
+        """Return the size of the largest component that was promised nodes before this one and has none, or its own."""
         for other, its in self.live.items():
             if other == token:
                 break
@@ -429,9 +480,7 @@ class ClusterStatus:
 
     @property
     def used(self) -> int:
-        """Nodes that are neither idle, nor local users', nor down: what components of ours have, were promised and
-        will get, or what the resource manager has not let go of. A component that waits behind local users has none.
-        """
+        """The nodes that components of ours have, were promised, or that the resource manager has not let go of."""
         if not self.reported:
             return sum(self.live.values())
         return self.total - self.background - self.down - self.idle

@@ -1,0 +1,201 @@
+"""The scheduling cycle: apply what happened, choose jobs, ask their policies, claim nodes, hand out what changed."""
+
+from collections.abc import Sequence
+
+from koalapy.model.advice import advised
+from koalapy.model.job import Job, JobId
+from koalapy.model.placement import Placement, Refusal, RefusalKind
+from koalapy.model.request import ClusterName
+from koalapy.scheduler.advisor.knowledge import KnowledgeBuilder
+from koalapy.scheduler.attempts.attempts import Attempts
+from koalapy.scheduler.attempts.contact import Contact
+from koalapy.scheduler.attempts.deadlines import Deadlines
+from koalapy.scheduler.claims.claim import Claiming
+from koalapy.scheduler.effects import Effects
+from koalapy.scheduler.event_handler import EventHandler
+from koalapy.scheduler.events import Event
+from koalapy.scheduler.queue.candidates import Budget, Candidate, Candidates, Offers
+from koalapy.scheduler.queue.placement_queues import PlacementQueues
+from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
+from koalapy.scheduler.queue.queue import Group
+from koalapy.scheduler.queue.waiting_reasons import WaitingReasons
+from koalapy.scheduler.state import SchedulerState
+
+
+class Cycle:
+    """Run scheduling cycles. ``run`` is their order; each of its steps is a call of one other part."""
+
+    def __init__(
+        self,
+        state: SchedulerState,
+        contact: Contact,
+        events: EventHandler,
+        deadlines: Deadlines,
+        queues: PlacementQueues,
+        candidates: Candidates,
+        offers: Offers,
+        policies: PolicyEvaluator,
+        knowledge: KnowledgeBuilder,
+        reasons: WaitingReasons,
+        claiming: Claiming,
+        attempts: Attempts,
+        budget: Budget,
+        *,
+        keeps_effects: bool,
+    ) -> None:
+        self._state, self._ledger = state, state.ledger
+        self._contact, self._events, self._deadlines = contact, events, deadlines
+        self._queues, self._candidates, self._offers = queues, candidates, offers
+        self._policies, self._knowledge, self._reasons = policies, knowledge, reasons
+        self._claiming, self._attempts, self._budget = claiming, attempts, budget
+        self._keeps_effects = keeps_effects
+        self._in_turn: set[JobId] = set()
+        """Jobs that are about to be placed, once those are that would take back nodes."""
+        self._guest_sites: set[ClusterName] = set()
+        """The clusters where jobs of other home sites were placed in this cycle."""
+        self._refused_owners: set[Group] = set()
+        """The shapes of jobs that were tried in vain in this cycle before a guest on their home site."""
+
+    def run(self, events: Sequence[Event], now: float) -> Effects:
+        """Run one cycle, and return what has changed since the last one.
+
+        Candidates that are left when the budget is spent are tried by the next cycle, which is due at once.
+        """
+        # 1. Apply what has happened to jobs and clusters.
+        now = self._contact.advance_clock(now)
+        for event in events:
+            self._events.apply(event, now)
+        # 2. Handle the deadlines that are due.
+        for timer in self._state.timers.due(now):
+            self._deadlines.handle(timer, now)
+        # 3. Wake the jobs that may be placed by what has changed.
+        self._begin_placing()
+        # 4. Choose candidates: by priority, and by their places in the queues.
+        while (candidate := self._candidates.next()) is not None:
+            # 5. Ask the candidate's policy for a placement, on the nodes that the job may have.
+            answer = self._ask_policy(candidate, now)
+            # 6. Claim the nodes of the placement, or count the refusal.
+            if isinstance(answer, Placement):
+                self._claim(candidate.job, answer, now)
+            else:
+                self._refuse(candidate, answer, now)
+            if self._budget.is_spent:
+                break
+        # 7. Hand out what has changed, and the commands to clusters.
+        self._end_placing()
+        return self._ledger.take(share=self._keeps_effects)
+
+    def apply(self, event: Event, now: float) -> None:
+        """Apply one event before a cycle, for a caller that handles its errors."""
+        self.invalidate()
+        self._events.apply(event, self._contact.advance_clock(now))
+
+    def invalidate(self) -> None:
+        """Forget what was worked out for callers that ask."""
+        self._reasons.invalidate()
+        self._knowledge.invalidate()
+
+    def _begin_placing(self) -> None:
+        self.invalidate()
+        if first_seen := self._state.experience.take_first_seen():
+            self._queues.regroup(first_seen)
+        self._guest_sites.clear()
+        self._refused_owners.clear()
+        self._knowledge.notes_waits = True
+        self._candidates.begin_cycle()
+
+    def _end_placing(self) -> None:
+        self._knowledge.notes_waits = False
+        self.invalidate()
+
+    # Ask policies
+
+    def _ask_policy(self, candidate: Candidate, now: float) -> Placement | Refusal | None:
+        """Return the answer of the job's policy; None for a refusal that is counted already."""
+        if candidate.is_newcomer and self._candidates.is_hopeless(candidate):
+            return None
+        if candidate.job in self._queues.bounced:
+            return None
+        job = self._ledger.jobs[candidate.job]
+        if (excess := self._state.owner_use.of(job.spec, self._state.now)) is not None:
+            return Refusal(excess.said, RefusalKind.LIMIT)
+        answer = self._evaluate(job, candidate, now)
+        while isinstance(answer, Placement) and self._place_owner(job, answer, now):
+            answer = self._evaluate(job, candidate, now)
+        return answer
+
+    def _evaluate(self, job: Job, candidate: Candidate, now: float) -> Placement | Refusal:
+        """Ask the policy on what is offered, then with preemption, then on what the home site may take back."""
+        barred, offer = job.barred_from(now), candidate.offer
+        answer = self._policies.evaluate(job.spec, offer.view, barred)
+        if isinstance(answer, Refusal) and offer.with_preemption is not None:
+            answer = self._policies.evaluate(job.spec, offer.with_preemption, barred)
+        if isinstance(answer, Refusal) and (home := offer.at_home(job.spec)) is not None:
+            taken_back = self._policies.evaluate(job.spec, home, barred)
+            answer = taken_back if isinstance(taken_back, Placement) else answer
+        return answer
+
+    def _place_owner(self, guest: Job, placement: Placement, now: float) -> bool:
+        """Place a job before a guest on its home site, and return whether one was placed: one that goes home, or that
+        would take back the guest's nodes in the same cycle."""
+        sharing, priority = self._state.sharing, guest.spec.priority
+        if not sharing.reclaims:
+            return False
+        queue, offer = self._queues[priority], self._offers.ordinary[priority]
+        newcomers = {place[-1] for place in self._queues.newcomers[priority]}
+        sites = {component.cluster for component in placement.components} - {guest.spec.home_site}
+        self._in_turn.add(guest.id)
+        try:
+            for site in sorted(sites | self._guest_sites):
+                for job_id in queue.firsts(sharing.section(site), self._state.rules.queue):
+                    group = queue.group_of(job_id)
+                    may_be_tried = self._candidates.may_scan(priority) or job_id in newcomers
+                    if not may_be_tried or job_id in self._in_turn or group in self._refused_owners:
+                        continue
+                    owner, candidate = self._ledger.jobs[job_id], Candidate(job_id, offer)
+                    wanted = self._evaluate(owner, candidate, now) if offer.glance()(group.needs) else None
+                    if not isinstance(wanted, Placement):
+                        self._refused_owners.add(group)
+                    elif _is_on(owner.spec.home_site, wanted) or self._takes_back(owner, candidate, placement, now):
+                        answer = self._ask_policy(candidate, now)
+                        if not isinstance(answer, Placement):
+                            self._refuse(candidate, answer, now)
+                            return False
+                        self._claim(job_id, answer, now)
+                        return True
+        finally:
+            self._in_turn.discard(guest.id)
+        self._guest_sites |= sites
+        return False
+
+    def _takes_back(self, owner: Job, candidate: Candidate, guest: Placement, now: float) -> bool:
+        """Return whether a job would be placed only by what its home site takes back, once a guest is placed."""
+        barred, offer = owner.barred_from(now), candidate.offer
+        home = offer.at_home(owner.spec)
+        if home is None or isinstance(self._policies.evaluate(owner.spec, home, barred), Refusal):
+            return False
+        taken = [cluster for cluster in offer.view if guest.nodes_on(cluster.name)]
+        left = offer.view.changed([c.with_idle(max(0, c.idle - guest.nodes_on(c.name))) for c in taken])
+        return isinstance(self._policies.evaluate(owner.spec, left, barred), Refusal)
+
+    # Act on their answers
+
+    def _claim(self, job_id: JobId, placement: Placement, now: float) -> None:
+        self._queues.placing = job_id
+        job = self._claiming.start(self._queues.leave(self._ledger.jobs[job_id]), placement, now)
+        if placement.advice is not None:
+            self._ledger.advised(advised(job, now, placement.advice, placement.reason))
+        self._attempts.settle_job(job, now)
+        self._queues.placing = None
+        self._candidates.update_reservation()
+
+    def _refuse(self, candidate: Candidate, refusal: Refusal | None, now: float) -> None:
+        if refusal is not None:
+            self._ledger.count_refusals(refusal.kind)
+        if candidate.is_newcomer:
+            self._candidates.newcomer_refused(self._ledger.jobs[candidate.job], now)
+
+
+def _is_on(site: ClusterName, placement: Placement) -> bool:
+    """Return whether all components are on one cluster."""
+    return all(component.cluster == site for component in placement.components)

@@ -1,0 +1,186 @@
+"""Apply events to jobs and clusters; what follows from them for others is decided later in the cycle."""
+
+from dataclasses import replace
+from typing import assert_never
+
+from koalapy.model.cluster import Drain
+from koalapy.model.errors import ConflictError, NotFoundError, ProblemCode
+from koalapy.model.job import Job, JobState
+from koalapy.model.reports import ClusterReport, ComponentStatus, Report
+from koalapy.model.request import ClusterName
+from koalapy.scheduler import events as ev
+from koalapy.scheduler.attempts.attempts import Attempts
+from koalapy.scheduler.attempts.components import Components
+from koalapy.scheduler.attempts.contact import Confirmations, Contact
+from koalapy.scheduler.attempts.facts import is_program_over
+from koalapy.scheduler.attempts.failures import Failures
+from koalapy.scheduler.attempts.health import ClusterHealth
+from koalapy.scheduler.claims.staging import Transfers
+from koalapy.scheduler.clusters import ClusterStatus
+from koalapy.scheduler.queue.candidates import Candidates
+from koalapy.scheduler.queue.placement_queues import PlacementQueues
+from koalapy.scheduler.state import SchedulerState
+
+MAX_FILES_GONE = 1000
+"""Files without a replica that are remembered, whether or not a job needs them."""
+
+
+class EventHandler:
+    """Hand each event to the part of the scheduler that it concerns."""
+
+    def __init__(
+        self,
+        state: SchedulerState,
+        queues: PlacementQueues,
+        candidates: Candidates,
+        attempts: Attempts,
+        components: Components,
+        transfers: Transfers,
+        confirmations: Confirmations,
+        contact: Contact,
+        health: ClusterHealth,
+        failures: Failures,
+    ) -> None:
+        self._grid, self._ledger = state.grid, state.ledger
+        self._queues, self._candidates = queues, candidates
+        self._attempts, self._components = attempts, components
+        self._transfers, self._confirmations = transfers, confirmations
+        self._contact, self._health, self._failures = contact, health, failures
+
+    def apply(self, event: ev.Event, now: float) -> None:
+        """Apply one event. Raise ``NotFoundError`` or ``ConflictError`` for an action that is not possible now."""
+        match event:
+            case ev.Reported():  # as most are
+                self._apply_report(event.cluster, event.report, now)
+            case ev.JobSubmitted():
+                job = event.job if event.job.submitted_at <= now else replace(event.job, submitted_at=now)
+                self._ledger.note(job, now, "submitted", by=event.by)
+                self._queues.arrive(job)
+            case ev.JobCancelled():
+                self._cancel(self._job_of(event), event, now)
+            case ev.JobHeld():
+                job = self._queues.leave(self._job_of(event))
+                self._ledger.move(job, JobState.HELD, now, "held", event.reason, by=event.by)
+            case ev.JobReleased():
+                job = self._job_of(event)
+                self._queues.release(self._ledger.move(job, JobState.QUEUED, now, "released", by=event.by))
+            case ev.JobPriorityChanged():
+                job = self._job_of(event)
+                before = job.spec.priority
+                if before is not event.priority:
+                    text = f"{before} to {event.priority}" + (f": {event.reason}" if event.reason else "")
+                    job = self._queues.change_priority(job, event.priority)
+                    self._ledger.note(job, now, "priority", text, by=event.by)
+            case ev.ClusterConfirmed():
+                self._confirmations.received(event.cluster, event.as_of)
+            case ev.ClusterDisconnected():
+                self._contact.disconnect(self._grid[event.cluster], event.reason, event.heard, now)
+            case ev.AgentConnected():
+                contact = self._grid[event.cluster].contact
+                contact.has_agent, contact.agent_failed = True, ""
+                self._ledger.cluster_changed(event.cluster)
+            case ev.AgentFailed():
+                self._grid[event.cluster].contact.agent_failed = event.reason
+                self._ledger.cluster_changed(event.cluster)
+            case ev.ClusterCleared():
+                self._health.clear(event.cluster)
+                self._failures.forget_refusals(event.cluster)
+                self._grid[event.cluster].capacity_gained = True
+            case ev.ClusterDrained():
+                if event.reason or self._grid[event.cluster].drained is None:
+                    self._grid[event.cluster].drained = Drain(now, event.by, event.reason)
+                    self._ledger.cluster_changed(event.cluster)
+                if event.requeue:
+                    self._requeue_all(event, now)
+            case ev.ClusterResumed():
+                cluster = self._grid[event.cluster]
+                cluster.drained, cluster.capacity_gained = None, True
+                self._ledger.cluster_changed(event.cluster)
+            case ev.ClusterLost():
+                for token in self._contact.declare_lost(event, now):
+                    self._attempts.settle(token, now)
+                self._ledger.cluster_changed(event.cluster)
+            case ev.InventoryReceived():
+                self._apply_inventory(event, now)
+            case ev.ReplicasChanged():
+                self._grid.set_replicas({event.file: event.sites})
+                if self._grid.files_gone > MAX_FILES_GONE:
+                    jobs = self._ledger.jobs.values()
+                    self._grid.forget_files({file.name for job in jobs for file in job.spec.all_inputs})
+            case ev.LinkMeasured():
+                self._grid.set_link(event.one, event.other, event.link)
+            case ev.PeriodicScan():
+                self._candidates.plan_periodic_scan()
+            case _:
+                assert_never(event)
+
+    def _apply_report(self, cluster: ClusterName, report: Report, now: float) -> None:
+        if isinstance(report, ClusterReport):
+            self._apply_cluster_report(self._grid[cluster], report, now)
+        elif isinstance(report, ComponentStatus):
+            job = self._components.update(cluster, report, now)
+            if job is not None and job.ending is not None:
+                self._attempts.settle_job(job, now)
+        else:
+            self._transfers.update(cluster, report, now)
+            self._attempts.settle(report.token, now)
+
+    def _apply_cluster_report(self, cluster: ClusterStatus, report: ClusterReport, now: float) -> None:
+        shown = report.total, report.problem, report.notices, report.lacks
+        if shown != (cluster.total, cluster.problem, cluster.notices, cluster.lacks) or not cluster.reported:
+            self._ledger.cluster_changed(cluster.name)
+        doubt = cluster.doubt
+        cluster.report(report, now)
+        if cluster.doubt != doubt:
+            self._ledger.cluster_changed(cluster.name)
+
+    def _apply_inventory(self, event: ev.InventoryReceived, now: float) -> None:
+        cluster = self._grid[event.cluster]
+        self._contact.made(cluster, now)
+        cluster.contact.agent_failed = ""
+        cluster.capacity_gained = True
+        self._ledger.cluster_changed(cluster.name)
+        with self._health.one_event(cluster.name):
+            for token in self._components.reconcile(event, now):
+                self._attempts.settle(token, now)
+            self._transfers.reconcile(event, now)
+        for stage in event.inventory.stages:
+            self._attempts.settle(stage.token, now)
+
+    def _job_of(self, event: ev.JobCancelled | ev.JobHeld | ev.JobReleased | ev.JobPriorityChanged) -> Job:
+        """Return the job of an action. Raise ``NotFoundError`` or ``ConflictError`` if it is not possible now."""
+        job = self._ledger.get(event.job)
+        if job is None:
+            raise NotFoundError(
+                f"there is no unfinished job {event.job}", field="job", value=event.job, code=ProblemCode.JOB_NOT_FOUND
+            )
+        if isinstance(event, ev.JobHeld) and job.state is not JobState.QUEUED:
+            raise ConflictError(f"job {job.id} is {job.state}: only queued jobs can be held", hint="cancel it instead")
+        if isinstance(event, ev.JobReleased) and job.state is not JobState.HELD:
+            raise ConflictError(f"job {job.id} is {job.state}: only held jobs can be released")
+        if isinstance(event, ev.JobPriorityChanged) and not job.state.waits:
+            raise ConflictError(f"job {job.id} is {job.state}: only jobs that wait can be given another priority")
+        return job
+
+    def _cancel(self, job: Job, event: ev.JobCancelled, now: float) -> None:
+        if job.state.is_active:
+            if job.ending is None or job.ending is JobState.QUEUED:
+                ending = self._attempts.end(job, JobState.CANCELLED, event.reason, now, by=event.by, warn=event.warn)
+                self._attempts.settle_job(ending, now)
+            elif job.ending is JobState.CANCELLED and not event.warn:
+                self._attempts.end_grace(job)
+            return
+        if job.state is JobState.QUEUED:
+            job = self._queues.leave(job)
+        self._ledger.move(job, JobState.CANCELLED, now, "cancelled", event.reason, by=event.by, ended_at=now)
+
+    def _requeue_all(self, event: ev.ClusterDrained, now: float) -> None:
+        """Requeue all jobs that have nodes on a cluster; that is no restart."""
+        reason = f"drained: {event.cluster}" + (f": {event.reason}" if event.reason else " is to be empty")
+        for token in list(self._grid[event.cluster].live):
+            found = self._ledger.find(token)
+            if found is None or found[1].superseded or found[0].ending is not None:
+                continue
+            if not is_program_over(found[0], self._grid):
+                job = self._attempts.end(found[0], JobState.QUEUED, reason, now, by=event.by, warn=True)
+                self._attempts.settle_job(job, now)

@@ -1,0 +1,347 @@
+"""Choose the jobs that are tried in a cycle, in the order of their queues (semantics 4), and count their tries.
+
+A job is tried when something has changed by which it may be placed, when it arrives, and in periodic scans.
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from typing import NamedTuple
+
+from koalapy.model.cluster import GridView
+from koalapy.model.job import Job, JobId, JobSpec, JobState, Priority
+from koalapy.model.placement import RefusalKind
+from koalapy.model.sharing import Sharing
+from koalapy.scheduler.claims.preemption import taken_back, with_preemption
+from koalapy.scheduler.clusters import ClusterStatus
+from koalapy.scheduler.queue.eligibility import placement_limit, scan_tries_all
+from koalapy.scheduler.queue.needs import LIMITS, Change, IdleSummary, Needs, Wakeup, at_home, nodes_of
+from koalapy.scheduler.queue.placement_queues import PRIORITIES, PlacementQueues
+from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
+from koalapy.scheduler.queue.queue import Group
+from koalapy.scheduler.queue.reservation import Reservation
+from koalapy.scheduler.queue.waiting_reasons import WaitingReasons
+from koalapy.scheduler.state import SchedulerState
+
+See = Callable[[], GridView]
+Clock = Callable[[], float]
+"""Returns seconds since any fixed moment."""
+MAX_DOUBLINGS = 10
+
+
+class Budget:
+    """Limit how long a cycle places jobs. A scan that has to begin anew gets twice as long, so that it ends."""
+
+    def __init__(self, seconds: float, clock: Clock | None) -> None:
+        """Without a clock there is no limit."""
+        self._seconds, self._clock = seconds, clock
+        self._doublings = 0
+        self._until = inf
+
+    def begin(self) -> None:
+        """Begin a cycle."""
+        if self._clock is not None:
+            self._until = self._clock() + self._seconds * 2**self._doublings
+
+    def double(self) -> None:
+        """Double the budget: a scan that was left over begins anew."""
+        self._doublings = min(self._doublings + 1, MAX_DOUBLINGS)
+
+    def reset(self) -> None:
+        """End the doubling: nothing is left over."""
+        self._doublings = 0
+
+    @property
+    def is_spent(self) -> bool:
+        return self._clock is not None and self._clock() >= self._until
+
+
+class Offer:
+    """The nodes that are offered to jobs of one priority at the moment."""
+
+    def __init__(self, see: See, see_with_preemption: See | None, see_taken_back: See, sharing: Sharing) -> None:
+        self._see, self._see_with_preemption = see, see_with_preemption
+        self._see_taken_back, self._sharing = see_taken_back, sharing
+        self._idle = self._taken_back = IdleSummary(GridView(()))
+
+    @property
+    def view(self) -> GridView:
+        return self._see()
+
+    @property
+    def with_preemption(self) -> GridView | None:
+        """The view if jobs of low priority were preempted; None where that is not allowed."""
+        return None if self._see_with_preemption is None else self._see_with_preemption()
+
+    def at_home(self, spec: JobSpec) -> GridView | None:
+        """Return a job's home site alone, as it would be if it took back its nodes; None where it may not."""
+        home = self._sharing.takes_back(spec.home_site)
+        return self._see_taken_back().only(frozenset({home})) if home else None
+
+    def glance(self) -> Callable[[Needs], bool]:
+        """Return a quick test whether there may be nodes enough for a job's needs now, which asks no policy."""
+        widest = (self._see_with_preemption or self._see)()
+        if widest is not self._idle.view:
+            self._idle = IdleSummary(widest)
+        if not self._sharing.reclaims:
+            return self._idle.may_fit
+        taken_back = self._see_taken_back()
+        if taken_back is not self._taken_back.view:
+            self._taken_back = IdleSummary(taken_back)
+        return lambda needs: self._idle.may_fit(needs) or self._taken_back.may_take_back(needs)
+
+
+class Offers:
+    """The offers of each priority: what is not kept for others, and everything for the job that nodes are kept for."""
+
+    def __init__(self, state: SchedulerState, reservation: Reservation) -> None:
+        self._reservation, self._sharing = reservation, state.sharing
+        self._preempts = state.rules.preemption == "placement"
+        self.view_with_preemption = state.grid.lens(with_preemption).view
+        """Returns the grid as it would be if jobs of low priority made room for one of high priority."""
+        self._taken_back = {
+            kept_too: state.grid.lens(partial(self._left_if_taken_back, kept_too)).view for kept_too in (False, True)
+        }
+        self.ordinary = {priority: self._offer(priority) for priority in Priority}
+        self.everything = {priority: self._offer(priority, everything=True) for priority in Priority}
+
+    def _offer(self, priority: Priority, *, everything: bool = False) -> Offer:
+        see = self._reservation.own_view if everything else partial(self._reservation.view, priority)
+        may_preempt = priority is Priority.HIGH and self._preempts
+        # What is kept for an aged job is kept from jobs of low priority only.
+        see_taken_back = self._taken_back[everything or priority is Priority.HIGH]
+        return Offer(see, self.view_with_preemption if may_preempt else None, see_taken_back, self._sharing)
+
+    def _left_if_taken_back(self, kept_too: bool, cluster: ClusterStatus) -> int:
+        return taken_back(cluster) - (0 if kept_too else self._reservation.aged(cluster.name))
+
+
+class Candidate(NamedTuple):
+    """A job that is to be tried."""
+
+    job: JobId
+    offer: Offer
+    is_newcomer: bool = False
+    """Whether it is tried out of turn, since it has just arrived."""
+
+
+@dataclass(slots=True)
+class Scan:
+    """One pass through a queue, which goes on in the next cycle if the budget is spent before its end."""
+
+    wakeup: Wakeup
+    """The jobs that might be placed when it began."""
+    tries: Iterator[Candidate]
+
+
+class Candidates:
+    """The jobs that are left to be tried."""
+
+    def __init__(
+        self,
+        state: SchedulerState,
+        queues: PlacementQueues,
+        offers: Offers,
+        evaluator: PolicyEvaluator,
+        reasons: WaitingReasons,
+        budget: Budget,
+    ) -> None:
+        self._state, self._rules, self._ledger, self._grid = state, state.rules, state.ledger, state.grid
+        self._queues, self._offers, self._evaluator = queues, offers, evaluator
+        self._reasons, self._budget = reasons, budget
+        if state.rules.queue != "scan":
+            for priority in Priority:
+                queues[priority].never_fits = self._never_fits
+        self.is_unfinished = False
+        """Whether jobs are left to be tried by the next cycle."""
+        self._scans: dict[Priority, Scan] = {}
+        """The scans that are under way."""
+        self._periodic: deque[Iterator[None]] = deque()
+        self._scanned: Collection[Priority] = ()
+        """The queues of the periodic scan that is under way."""
+        self._high_scans = 0
+        """Periodic scans of the high queue since the last one of the low queue."""
+        self._refused_newcomers: set[Group] = set()
+        self._woken_at = 0
+        """The moment of the grid up to which its changes have woken jobs."""
+
+    def _never_fits(self, job_id: JobId) -> bool:
+        """Return whether a job would not be placed on the empty grid, by the links as they are known."""
+        spec = self._ledger.jobs[job_id].spec
+        return bool(self._evaluator.refusal_on_empty_grid(spec, assume_links=False))
+
+    def begin_cycle(self) -> None:
+        """Wake the jobs that may be placed by what has changed, and begin the budget of a cycle."""
+        self._queues.bounced.clear()
+        self._refused_newcomers.clear()
+        self._wake()
+        if self._scans and any(self._queues.wakeups[priority] for priority in self._scans if self.may_scan(priority)):
+            self._budget.double()
+        self._budget.begin()
+        self.is_unfinished = True
+
+    def plan_periodic_scan(self) -> None:
+        """Scan the high queue, and each S-th time the low one, too; a periodic scan that is under way counts as this
+        one."""
+        if self.is_unfinished and self._periodic:
+            return
+        scanned = [Priority.HIGH]
+        self._high_scans += 1
+        if self._high_scans >= self._rules.high_scans_per_low:
+            self._high_scans = 0
+            scanned.append(Priority.LOW)
+        self._periodic.append(self._periodic_scan(scanned))
+
+    def _periodic_scan(self, scanned: Collection[Priority]) -> Iterator[None]:
+        """Do one part of a periodic scan after the other, each once no job is left to be tried."""
+        self._scanned = scanned
+        self._queues.bounced.clear()
+        self.update_reservation()
+        self._queues.wake_everybody(scanned)
+        yield
+        for priority in scanned:
+            for job in self._count_scan(priority):
+                self._give_up(self._ledger.jobs[job], self._state.now)
+                if self._budget.is_spent:
+                    yield
+        self._queues.reservation.invalidate()
+        self.update_reservation()
+        yield
+        self._scanned = ()
+
+    # What has changed
+
+    def _wake(self) -> None:
+        if self._rules.queue != "scan":
+            for priority in Priority:
+                self._queues[priority].empty_grid = self._evaluator.empty_grid()
+        if self._grid.moment != self._woken_at:
+            self._woken_at = self._grid.moment
+            self._wake_by_grid()
+        if self._state.owner_use.take_freed(self._state.now):
+            self._queues.wake([LIMITS])
+        self.update_reservation()
+
+    def _wake_by_grid(self) -> None:
+        grid, queues = self._grid, self._queues
+        if self._ledger.changed_clusters:
+            queues.reservation.invalidate()
+            queues.wake_everybody()
+        if grid.take_link_learned():
+            queues.wake_everybody()
+        gains, departures = grid.take_news()
+        for cluster in gains:
+            queues.wake(nodes_of(cluster))
+        for cluster in departures:  # jobs may be placed on what is about to be free
+            queues.wake(nodes_of(cluster), [Priority.HIGH])
+            queues.wake([at_home(cluster)], [Priority.LOW])
+        if files := grid.take_files_learned():
+            queues.wake([Change("file", name) for name in files])
+
+    def update_reservation(self) -> None:
+        """Choose the job that nodes are kept for, if that may have changed, and wake those that may now have them."""
+        if self._queues.reservation.update(self._evaluator.evaluate):
+            self._queues.wake_everybody()
+
+    # The next one
+
+    def may_scan(self, priority: Priority) -> bool:
+        return self._rules.event_driven or priority in self._scanned
+
+    def next(self) -> Candidate | None:
+        """Return the next candidate; None when none is left, or when the budget is spent with counting tries."""
+        while True:
+            for priority in PRIORITIES:
+                is_due = priority in self._scans or self._queues.wakeups[priority]
+                if is_due and self.may_scan(priority) and (found := self._next_of_scan(priority)) is not None:
+                    return found
+                if self._queues.newcomers[priority] and (job := self._queues.next_newcomer(priority)) is not None:
+                    if self._rules.queue != "fcfs" or self._queues.head(job.spec) == job.id:
+                        return Candidate(job.id, self._offers.ordinary[priority], is_newcomer=True)
+                    break
+            else:
+                if not self._go_on_with_periodic_scan():
+                    self.is_unfinished = False
+                    self._budget.reset()
+                    return None
+            if self._budget.is_spent:
+                return None
+
+    def _next_of_scan(self, priority: Priority) -> Candidate | None:
+        """Return the next job of a scan, which begins anew with the jobs that were woken since it began."""
+        if self._queues.wakeups[priority]:
+            wakeup, scan = self._queues.take_wakeup(priority), self._scans.get(priority)
+            if scan is not None:
+                wakeup.add(scan.wakeup)
+            self._scans[priority] = Scan(wakeup, self._scan(priority, wakeup))
+        if (scan := self._scans.get(priority)) is None:
+            return None
+        found = next(scan.tries, None)
+        if found is None:
+            del self._scans[priority]
+        return found
+
+    def _scan(self, priority: Priority, wakeup: Wakeup) -> Iterator[Candidate]:
+        """Yield the jobs to be tried from head to tail, but first the one that nodes are kept for."""
+        queue, reservation = self._queues[priority], self._queues.reservation
+        while (reserved := reservation.job) is not None and reserved in queue:
+            yield Candidate(reserved, self._offers.everything[priority])
+            if reserved in queue:
+                break
+        offer = self._offers.ordinary[priority]
+        for job in queue.scan(self._rules.queue, offer.glance, wakeup):
+            yield Candidate(job, offer)
+        for kind, count in queue.take_refusals().items():
+            self._ledger.count_refusals(kind, count)
+
+    def _go_on_with_periodic_scan(self) -> bool:
+        while self._periodic:
+            for _ in self._periodic[0]:
+                return True
+            self._periodic.popleft()
+        return False
+
+    # Tries
+
+    def is_hopeless(self, newcomer: Candidate) -> bool:
+        """Return whether a newcomer is refused without its policy: too few nodes are idle, or its shape was refused."""
+        group = self._queues[self._ledger.jobs[newcomer.job].spec.priority].group_of(newcomer.job)
+        if group in self._refused_newcomers:
+            return True
+        if newcomer.offer.glance()(group.needs):
+            return False
+        self._ledger.count_refusals(RefusalKind.NODES)
+        return True
+
+    def newcomer_refused(self, job: Job, now: float) -> None:
+        """Count the failed try of a newcomer; newcomers of its shape are refused for the rest of the cycle."""
+        queue = self._queues[job.spec.priority]
+        self._refused_newcomers.add(queue.group_of(job.id))
+        self._count_try(job, now)
+        if self._rules.queue == "fcfs" and job.id in queue:
+            queue.judge(job.id)
+
+    def _count_scan(self, priority: Priority) -> Iterator[JobId]:
+        """Count a failed try of all jobs that are left of a scan, and yield those whose tries are used up."""
+        queue = self._queues[priority]
+        if not scan_tries_all(self._rules):
+            for head in queue.heads():
+                self._count_try(self._ledger.jobs[head], self._state.now)
+        elif len(queue):
+            used_up = queue.count_scan()
+            self._ledger.scanned(priority, queue.scans)
+            yield from (job for job in used_up if job in queue)
+
+    def _count_try(self, job: Job, now: float) -> None:
+        job = self._ledger.change(job, placement_tries=job.placement_tries + 1)
+        limit = placement_limit(job, self._rules)
+        if limit is not None and self._queues.tries(job) >= limit:
+            self._give_up(job, now)
+        else:
+            self._queues.record_tries(job)
+
+    def _give_up(self, job: Job, now: float) -> None:
+        reason = f"not placed in {placement_limit(job, self._rules)} tries: {self._reasons.of(job)}"
+        self._ledger.move(self._queues.leave(job), JobState.FAILED, now, "failed", reason, ended_at=now)

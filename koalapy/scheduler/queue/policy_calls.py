@@ -1,0 +1,537 @@
+"""Calls of policies: what a job's policy answers on a view, checked, for a policy may be anybody's code."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import islice, product
+
+from koalapy.model.bounds import MAX_NODES
+from koalapy.model.cluster import ClusterPair, ClusterState, ClusterView, GridView, Link, Uplink, of_so_many
+from koalapy.model.errors import UsageError
+from koalapy.model.job import JobSpec
+from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
+from koalapy.model.profile import lacks
+from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, Request
+from koalapy.model.transfer import immovable
+from koalapy.model.users import NOWHERE
+from koalapy.model.wording import listed, nodes
+from koalapy.policies.constraints import Constraints, capped, part_with, parts
+from koalapy.policies.knowledge import Knowledge
+from koalapy.policies.policy import Policy
+from koalapy.policies.reasons import not_usable, reason_for
+from koalapy.scheduler.advisor.knowledge import KnowledgeBuilder
+from koalapy.scheduler.queue.eligibility import Demands, Eligibility, Reasons, without_barred
+from koalapy.scheduler.queue.placement_queues import PlacementQueues
+from koalapy.scheduler.state import SchedulerState
+
+
+class BrokenPolicy(Exception):
+    """A policy answered what cannot be; ``message`` says which and what."""
+
+    def __init__(self, policy: str, problem: str) -> None:
+        self.policy = policy
+        self.message = f"policy {policy} is broken: {problem}"
+        super().__init__(self.message)
+
+
+def informed(policy: Policy, knowledge: Knowledge) -> Policy:
+    """A policy that learns, with what is known of a job."""
+    try:
+        answer: object = policy.informed(knowledge)  # type: ignore[attr-defined]
+    except Exception as error:
+        raise BrokenPolicy(policy.name, f"it raised {error!r:.200}") from error
+    if type(answer) is not type(policy) and not isinstance(answer, Policy):  # a look at a protocol takes long
+        raise BrokenPolicy(policy.name, f"informed, it was {repr(answer)[:80]}, which is no policy")
+    return answer
+
+
+def constrained(policy: Policy, request: Request, view: GridView, constraints: Constraints) -> Placement | Refusal:
+    """The policy's answer within the constraints; a refusal says if they are what is in the way."""
+    answer = checked(policy, request, view)
+    if not constraints or isinstance(answer, Refusal):
+        return answer
+    broken = constraints.broken(answer, view)
+    if not broken:
+        return answer
+    refused = ""
+    for asked, part in parts(request, answer, view, constraints):
+        other = checked(policy, asked, part)
+        if isinstance(other, Refusal):
+            refused = refused or f"{other.summary}; "
+        elif not constraints.broken(other, view):
+            return other
+    return Refusal(f"{refused}{broken}", RefusalKind.ELIGIBILITY)
+
+
+def checked(policy: Policy, request: Request, view: GridView) -> Placement | Refusal:
+    """The policy's answer, held against the request and the grid."""
+    try:
+        answer: object = policy.place(request, view)
+    except Exception as error:
+        raise BrokenPolicy(policy.name, f"it raised {error!r:.200}") from error
+    if isinstance(answer, Refusal):
+        return answer
+    if not isinstance(answer, Placement):
+        raise BrokenPolicy(policy.name, f"it answered {repr(answer)[:80]}, neither a placement nor a refusal")
+    problem = _shape_problem(answer) or _grid_problem(answer, view) or _request_problem(answer, request)
+    if problem:
+        raise BrokenPolicy(policy.name, problem)
+    return answer
+
+
+def _shape_problem(placement: Placement) -> str:
+    """What keeps an answer of another's code from being a placement at all."""
+    components: object = placement.components
+    if not isinstance(components, tuple) or not components:
+        return "it placed no components"
+    for component in components:
+        if not isinstance(component, PlacedComponent) or not isinstance(component.cluster, str):
+            return f"it placed {repr(component)[:80]}"
+        if type(component.size) is not int or component.size < 1:
+            return f"it placed a component of the size {component.size!r}"
+    return ""
+
+
+def _grid_problem(placement: Placement, view: GridView) -> str:
+    given: dict[ClusterName, int] = {}
+    for component in placement.components:
+        given[component.cluster] = given.get(component.cluster, 0) + component.size
+    for name, size in given.items():
+        cluster = view.get(name)
+        if cluster is None:
+            return f"it placed {nodes(size)} on {name}, which it was not offered"
+        if cluster.state is not ClusterState.USABLE:
+            return f"it placed {nodes(size)} on {name}, which is {cluster.state}"
+        if size > cluster.idle:
+            return f"it placed {nodes(size)} on {name}, where {cluster.idle} are idle"
+    return _class_problem(placement, view)
+
+
+def _class_problem(placement: Placement, view: GridView) -> str:
+    """Of an answer that keeps to the idle nodes of each cluster in all."""
+    given: dict[tuple[ClusterName, str], int] = {}
+    for component in placement.components:
+        if component.node_class:
+            key = component.cluster, component.node_class
+            given[key] = given.get(key, 0) + component.size
+    for (name, node_class), size in given.items():
+        cluster = view.get(name)
+        idle = {each.name: each.idle for each in cluster.node_classes} if cluster else {}
+        if size > idle.get(node_class, 0):
+            where = f"where {idle[node_class]} are idle" if node_class in idle else "which it has none of"
+            return f"it placed {nodes(size)} on {name}'s class {node_class}, {where}"
+    return ""
+
+
+def _request_problem(placement: Placement, request: Request) -> str:
+    placed = placement.components
+    if isinstance(request, FlexibleRequest):
+        return _flexible_problem(request, _flexible_sizes(placed))
+    count = len(request.components)
+    if len(placed) != count or {component.request_index for component in placed} != set(range(count)):
+        return f"it placed {len(placed)} components that are not the request's {count}, each once"
+    for component in placed:
+        index = component.request_index or 0
+        asked = request.components[index]
+        if component.size != asked.size:
+            return f"it placed component {index} with {nodes(component.size)} in place of {asked.size}"
+        if asked.cluster is not None and asked.cluster != component.cluster:
+            return f"it placed component {index} on {component.cluster} in place of {asked.cluster}"
+    return ""
+
+
+def _flexible_sizes(placed: Sequence[PlacedComponent]) -> list[int]:
+    """What the request's bounds are held against: those of one cluster's classes count as one component."""
+    by_class: dict[ClusterName, int] = {}
+    for component in placed:
+        if component.node_class:
+            by_class[component.cluster] = by_class.get(component.cluster, 0) + component.size
+    return [component.size for component in placed if not component.node_class] + list(by_class.values())
+
+
+def _flexible_problem(request: FlexibleRequest, sizes: Sequence[int]) -> str:
+    if sum(sizes) != request.total_size:
+        return f"it placed {nodes(sum(sizes))} in place of {request.total_size}"
+    if min(sizes) < request.min_component_size:
+        return f"it placed a component of {min(sizes)}, below the min_component_size of {request.min_component_size}"
+    if request.max_components is not None and len(sizes) > request.max_components:
+        return f"it placed {len(sizes)} components, above the max_components of {request.max_components}"
+    if request.split_options and sorted(sizes) not in [sorted(option) for option in request.split_options]:
+        return f"it split into {sorted(sizes, reverse=True)}, which is none of the split_options"
+    return ""
+
+
+def explained(policy: Policy, request: Request, view: GridView, constraints: Constraints) -> Reasons:
+    """Of each cluster of the view; ``BrokenPolicy`` when the policy gives invalid reasons."""
+    if not constraints:
+        return _complete(_reasons(policy, request, view), policy, view)
+    asked = request
+    if constraints.at_most is not None and isinstance(request, FlexibleRequest) and not request.split_options:
+        asked = capped(request, constraints.at_most)
+    known: dict[frozenset[ClusterName], Reasons] = {}
+    reasons: Reasons = {}
+    for cluster in view:
+        part = part_with(cluster, request, view, constraints)
+        names = frozenset(c.name for c in part)
+        if names not in known:
+            known[names] = _reasons(policy, asked, part)
+        found = known[names].get(cluster.name)
+        if found is not None:
+            beside = _beside(cluster, part, view, constraints)
+            reasons[cluster.name] = replace(found, reason=f"{found.reason}{beside}")
+    return _complete(reasons, policy, view)
+
+
+def explained_where_named(policy: Policy, request: FixedRequest, view: GridView) -> Reasons:
+    """Of the clusters that stand in the way of a fixed request; empty when none does."""
+    return _reasons(policy, request, view)
+
+
+def _reasons(policy: Policy, request: Request, view: GridView) -> Reasons:
+    try:
+        answer: object = policy.explain(request, view)
+    except Exception as error:
+        raise BrokenPolicy(policy.name, f"it raised {error!r:.200}") from error
+    if not isinstance(answer, tuple) or not all(isinstance(reason, ClusterReason) for reason in answer):
+        raise BrokenPolicy(policy.name, f"it explained with {repr(answer)[:80]}, which are no reasons")
+    return {reason.cluster: reason for reason in answer}
+
+
+def _complete(reasons: Reasons, policy: Policy, view: GridView) -> Reasons:
+    """With a word on each cluster that the policy was silent about."""
+    silent = f"policy {policy.name} does not say why not"
+    return {c.name: reasons.get(c.name) or reason_for(c, silent, None) for c in view}
+
+
+def _beside(cluster: ClusterView, part: GridView, view: GridView, constraints: Constraints) -> str:
+    """What the constraints leave to be combined with a cluster."""
+    if constraints.at_most == 1:
+        return "; coallocation allows one cluster only"
+    told = []
+    if constraints.at_most is not None:
+        told.append(f"coallocation allows {constraints.at_most} clusters")
+    unlike = sorted(c.name for c in view.by_idle if not constraints.similar([c, cluster]))
+    if unlike:
+        told.append(f"speed_ratio_min of {constraints.speed_ratio:g} rules out {listed(unlike)} beside it")
+    return "".join(f"; {text}" for text in told)
+
+
+class PolicyCalls:
+    """Call policies within what a job may have: on the clusters where it may run, within its constraints."""
+
+    def __init__(self, eligibility: Eligibility) -> None:
+        self._eligibility = eligibility
+
+    def evaluate(self, policy: Policy, spec: JobSpec, view: GridView) -> Placement | Refusal:
+        """The policy's answer; ``BrokenPolicy`` when it is none."""
+        request = spec.request
+        if isinstance(request, FixedRequest):
+            if cut_off := _unmoved_where_named(spec, request, view):
+                return Refusal(cut_off, RefusalKind.FILES)
+        elif unmoved := _unmoved(spec, view):
+            view = view.only(frozenset(c.name for c in view if c.name not in unmoved))
+            answer = self._evaluate(policy, spec, view)
+            said = "; ".join(dict.fromkeys(unmoved.values()))
+            return Refusal(f"{answer.summary}; {said}", RefusalKind.FILES) if isinstance(answer, Refusal) else answer
+        return self._evaluate(policy, spec, view)
+
+    def _evaluate(self, policy: Policy, spec: JobSpec, view: GridView) -> Placement | Refusal:
+        request, demands = spec.request, self._eligibility.demands(spec)
+        if not demands:
+            return checked(policy, request, view)
+        constraints = demands.constraints
+        if isinstance(request, FixedRequest):
+            refusal = self._eligibility.refusal_where_named(spec, request, demands)
+            return refusal or constrained(policy, request, view, constraints)
+        view, barred = without_barred(demands.barred, view)
+        view, lacking = self._eligibility.able(demands.folders, view)
+        if demands.sets:
+            answer = self._evaluate_by_sets(policy, request, view, demands)
+        else:
+            answer = constrained(policy, request, view, constraints)
+        if isinstance(answer, Refusal) and (lacking or barred):
+            why = [lacks(lacking, demands.folders)] if lacking else []
+            said = [answer.summary, *why, *self._eligibility.barred_texts(demands, barred)]
+            return Refusal("; ".join(said), RefusalKind.ELIGIBILITY)
+        return answer
+
+    def explain(self, policy: Policy, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
+        """Return why each cluster cannot serve the job now, by name; empty when the job can be placed.
+
+        Of a fixed request only the clusters that are in its way. ``missing`` is what would suffice within the
+        constraints. Of a broken policy each reason says that it is.
+        """
+        try:
+            if isinstance(self.evaluate(policy, spec, view), Placement):
+                return ()
+            if isinstance(spec.request, FixedRequest):
+                reasons = self._reasons_where_named(policy, spec, spec.request, view)
+            else:
+                reasons = self._reasons(policy, spec, view)
+        except BrokenPolicy as error:
+            reasons = {cluster.name: ClusterReason(cluster.name, error.message) for cluster in view}
+        return tuple(reasons[name] for name in sorted(reasons))
+
+    def _reasons(self, policy: Policy, spec: JobSpec, view: GridView) -> Reasons:
+        demands = self._eligibility.demands(spec) or Demands()
+        able, barred = without_barred(demands.barred, view)
+        able, lacking = self._eligibility.able(demands.folders, able)
+        reasons = {c.name: ClusterReason(c.name, not_usable(c)) for c in view if not_usable(c)}
+        reasons |= self._eligibility.barred_reasons(spec, barred)
+        if unmoved := _unmoved(spec, view):
+            able = able.only(frozenset(c.name for c in able if c.name not in unmoved))
+        for name, why in unmoved.items():
+            reasons.setdefault(name, ClusterReason(name, why))
+        for name in lacking:
+            reasons.setdefault(name, ClusterReason(name, lacks([name], demands.folders)))
+        groups = self._eligibility.groups(able, demands.sets) if demands.sets else [able]
+        for group in groups:
+            found = explained(policy, spec.request, group, demands.constraints)
+            for name in found.keys() - reasons.keys():
+                reasons[name] = found[name]
+                if len(groups) > 1:
+                    reasons[name] = replace(
+                        found[name], reason=f"{found[name].reason}; {self._eligibility.beside_text(name, demands)}"
+                    )
+        return reasons
+
+    def _reasons_where_named(self, policy: Policy, spec: JobSpec, request: FixedRequest, view: GridView) -> Reasons:
+        demands = self._eligibility.demands(spec) or Demands()
+        named = {component.cluster or "" for component in request.components}
+        if barred := demands.barred & named:
+            return self._eligibility.barred_reasons(spec, barred)
+        refusal: Placement | Refusal | None
+        refusal = self._eligibility.refusal_where_named(spec, request, demands)
+        if refusal is None and (cut_off := _unmoved_where_named(spec, request, view)):
+            refusal = Refusal(cut_off)
+        if refusal is None:
+            reasons = explained_where_named(policy, request, view)
+            if reasons:
+                return reasons
+            refusal = constrained(policy, request, view, demands.constraints)
+        return {name: ClusterReason(name, str(refusal)) for name in named}
+
+    def _evaluate_by_sets(
+        self, policy: Policy, request: Request, view: GridView, demands: Demands
+    ) -> Placement | Refusal:
+        """Ask the policy with one set of clusters that share jobs after the other, most idle nodes first."""
+        constraints = demands.constraints
+        groups = self._eligibility.groups(view, demands.sets)
+        if len(groups) < 2:
+            return constrained(policy, request, view, constraints)
+        best: Refusal | None = None
+        for group in groups:
+            answer = constrained(policy, request, group, constraints)
+            if isinstance(answer, Placement):
+                return answer
+            best = best or answer
+        assert best is not None
+        if isinstance(constrained(policy, request, view, constraints), Placement):
+            apart = self._eligibility.apart_text((cluster.name for cluster in view.by_idle), demands)
+            return Refusal(f"{best.summary}; {apart}", RefusalKind.ELIGIBILITY)
+        return best
+
+
+def _unmoved(spec: JobSpec, view: GridView) -> dict[ClusterName, str]:
+    """Return the clusters to which some input cannot be brought for want of a program, and why."""
+    if not view.cut_off or not (files := spec.all_inputs):
+        return {}
+    found = {cluster.name: immovable(cluster.name, files, view) for cluster in view}
+    return {name: why for name, why in found.items() if why}
+
+
+def _unmoved_where_named(spec: JobSpec, request: FixedRequest, view: GridView) -> str:
+    """Why some input cannot be brought to the cluster that was named for its component; empty when all can."""
+    if not view.cut_off:
+        return ""
+    needs = ((c.cluster or "", spec.inputs_of(index)) for index, c in enumerate(request.components))
+    return next(filter(None, (immovable(name, files, view) for name, files in needs)), "")
+
+
+LOOK_AHEAD = 50
+"""How many waiting requests a policy that looks ahead is shown."""
+
+
+class PolicyEvaluator:
+    """Policies by name, what jobs demand of clusters beside, and what clusters on probation are given."""
+
+    def __init__(
+        self, state: SchedulerState, eligibility: Eligibility, queues: PlacementQueues, knowledge: KnowledgeBuilder
+    ) -> None:
+        self._policies, self._grid, self._ledger = state.policies, state.grid, state.ledger
+        self._calls, self._queues, self._knowledge = PolicyCalls(eligibility), queues, knowledge
+        self._whole = self._grid.lens(lambda cluster: cluster.total - cluster.down)
+        self._assumed_bandwidth = state.rules.assumed_bandwidth
+        self._seen = self._empty = GridView(())
+        """The grid when it was last emptied, and so emptied."""
+        self._broken: set[str] = set()
+        """Policies whose invalid answers have been logged."""
+
+    def evaluate(self, spec: JobSpec, view: GridView, barred: frozenset[ClusterName] = NOWHERE) -> Placement | Refusal:
+        """What the job's policy answers on a view, without the clusters that have refused the job (``barred``)."""
+        nowhere = _had_from_nowhere(spec, view)
+        if nowhere:
+            return Refusal(nowhere, RefusalKind.FILES)
+        if barred:
+            if named := sorted(barred.intersection(_named_clusters(spec))):
+                return Refusal(f"{listed(named)} has refused it", RefusalKind.ELIGIBILITY)
+            view = view.only(frozenset(cluster.name for cluster in view if cluster.name not in barred))
+        try:
+            policy = self._policy(spec, view)
+            answer = self._calls.evaluate(policy, spec, self._looking_ahead(policy, spec, view))
+            return answer if isinstance(answer, Refusal) else self._one_trial_each(policy, spec, view, answer)
+        except UsageError as error:  # the policy was known when the job was submitted, to an earlier daemon
+            return Refusal(error.message, RefusalKind.POLICY)
+        except BrokenPolicy as error:
+            if error.policy not in self._broken:
+                self._broken.add(error.policy)
+                self._ledger.warn(error.message)
+            return Refusal(error.message, RefusalKind.POLICY)
+
+    def may_be_placed(self, spec: JobSpec, without: frozenset[ClusterName]) -> bool:
+        """Return whether a job could be placed on the empty grid ``without`` some clusters; unknown ones count as large
+        enough."""
+        if not without.isdisjoint(_named_clusters(spec)):
+            return False
+        view = self.empty_grid()
+        view = view.only(frozenset(cluster.name for cluster in view if cluster.name not in without))
+        try:
+            return isinstance(self._answer_with_links(spec, view), Placement)
+        except (UsageError, BrokenPolicy):
+            return False
+
+    def refusal_on_empty_grid(self, spec: JobSpec, *, assume_links: bool = True) -> str:
+        """Return why a job would not be placed on the empty grid; empty where it would be, or while that is not known.
+
+        ``assume_links``: assume good values for links that were not measured yet.
+        """
+        view = self.empty_grid()
+        if spec.internal or not all(cluster.total for cluster in self._grid.clusters()):
+            return ""
+        if _had_from_nowhere(spec, view) or (view.cut_off and spec.all_inputs):
+            return ""
+        try:
+            answer = self._answer_with_links(spec, view) if assume_links else self._answer(spec, view)
+        except (UsageError, BrokenPolicy):
+            return ""
+        return answer.summary if isinstance(answer, Refusal) and answer.kind is not RefusalKind.ADVICE else ""
+
+    def _answer_with_links(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
+        """Return the same as ``_answer``; where that is a refusal, as if all links were known and good."""
+        answer = self._answer(spec, view)
+        if isinstance(answer, Placement):
+            return answer
+        return self._answer(spec, replace(view, links=_assumed_links(view, self._assumed_bandwidth)))
+
+    def _answer(self, spec: JobSpec, view: GridView) -> Placement | Refusal:
+        """Return the answer of the job's policy on a view, whatever clusters are on probation."""
+        policy = self._policy(spec, view)
+        return self._calls.evaluate(policy, spec, self._looking_ahead(policy, spec, view))
+
+    def empty_grid(self) -> GridView:
+        """Return the grid with all clusters usable, nodes idle and links free; the same object while it is the same."""
+        view = self._grid.view()
+        if view is not self._seen:
+            emptied = tuple(map(_all_idle, view))
+            uplinks = {name: Uplink(uplink.capacity) for name, uplink in view.uplinks.items()}
+            empty = GridView(emptied, view.links, (), view.replicas, view.cut_off, uplinks)
+            self._seen, self._empty = view, self._empty if empty == self._empty else empty
+        return self._empty
+
+    def reasons(self, spec: JobSpec, view: GridView) -> tuple[ClusterReason, ...]:
+        """Cluster by cluster, why the job is not placed on a view; empty when it would be."""
+        nowhere = _had_from_nowhere(spec, view)
+        if nowhere:
+            return tuple(ClusterReason(cluster.name, nowhere) for cluster in view)
+        try:
+            policy = self._policy(spec, view)
+            return self._calls.explain(policy, spec, self._looking_ahead(policy, spec, view))
+        except (UsageError, BrokenPolicy) as error:
+            return (ClusterReason("", error.message),)
+
+    def _policy(self, spec: JobSpec, view: GridView) -> Policy:
+        """The job's policy; one that learns with what is known of the job."""
+        policy = self._policies.resolve(spec.policy, spec.request, spec.policy_options)
+        if not self._policies.capabilities(policy.name).learns:
+            return policy
+        return informed(policy, self._knowledge.build(spec, view))
+
+    def _looking_ahead(self, policy: Policy, spec: JobSpec, view: GridView) -> GridView:
+        """The view with the requests of others who wait, for the few policies that want to know."""
+        if not self._policies.capabilities(policy.name).looks_ahead:
+            return view
+
+        def ahead(view: GridView) -> GridView:
+            waiting = list(islice(self._queues.requests(), LOOK_AHEAD + 1))
+            if spec.request in waiting:  # its own, or one that is as good
+                waiting.remove(spec.request)
+            return view.beside(tuple(waiting[:LOOK_AHEAD]))
+
+        return view.once(("waiting beside", spec.request), ahead)
+
+    def _one_trial_each(self, policy: Policy, spec: JobSpec, view: GridView, answer: Placement) -> Placement | Refusal:
+        """Ask anew where an answer gives a cluster on probation more than one component.
+
+        If that leaves no way, and would not if all nodes were idle, a job may bring all its components as one trial.
+        """
+        if len(answer.components) == 1:
+            return answer
+        whole = answer
+        for narrow in (True, False):
+            count = Counter(component.cluster for component in answer.components)
+            crowded = {name for name, many in count.items() if many > 1 and self._grid[name].health.probation}
+            if not crowded:
+                return answer
+            largest = {n: max(c.size for c in answer.components if c.cluster == n) * narrow for n in crowded}
+            view = view.changed([c.with_idle(largest[c.name]) for c in view if c.name in largest])
+            another = self._calls.evaluate(policy, spec, self._looking_ahead(policy, spec, view))
+            if isinstance(another, Refusal):
+                return another if self._may_come_so(policy, spec, view, largest) else whole
+            answer = another
+        return answer
+
+    def _may_come_so(
+        self, policy: Policy, spec: JobSpec, offered: GridView, at_most: Mapping[ClusterName, int]
+    ) -> bool:
+        """Whether a job could be placed with so few nodes on these clusters if all others offered had theirs idle."""
+        if self._grid.is_all_on_trial:
+            return False
+        view = self._whole.view().only(frozenset(cluster.name for cluster in offered))
+        view = view.changed([c.with_idle(min(c.idle, at_most[c.name])) for c in view if c.name in at_most])
+        return isinstance(self._calls.evaluate(policy, spec, self._looking_ahead(policy, spec, view)), Placement)
+
+
+def _all_idle(cluster: ClusterView) -> ClusterView:
+    """A cluster as it would be if it was usable and nobody had nodes there."""
+    total = cluster.total or MAX_NODES
+    classes = tuple(replace(each, idle=max(each.total, each.idle)) for each in cluster.node_classes)
+    return ClusterView(cluster.name, total, total, speed=cluster.speed, node_classes=of_so_many(classes, total))
+
+
+def _assumed_links(view: GridView, bandwidth: float) -> Mapping[ClusterPair, Link]:
+    """Return all links, those of unknown latency or bandwidth as if they were measured and good."""
+    links = dict(view.links)
+    for one, other in product([cluster.name for cluster in view], repeat=2):
+        known = view.link(one, other)
+        if not known.unreachable:
+            latency = 0.0 if known.latency is None else known.latency
+            links[one, other] = Link(latency, bandwidth if known.bandwidth is None else known.bandwidth)
+    return links
+
+
+def _named_clusters(spec: JobSpec) -> frozenset[ClusterName]:
+    """The clusters that a fixed request names; empty for others."""
+    if not isinstance(spec.request, FixedRequest):
+        return NOWHERE
+    return frozenset(component.cluster or "" for component in spec.request.components)
+
+
+def _had_from_nowhere(spec: JobSpec, view: GridView) -> str:
+    """Why an input of the job can be had from no cluster at all, whatever its policy; empty when all can."""
+    for file in spec.all_inputs:
+        sites = view.sites_of(file)
+        if not sites:
+            return f"no cluster has a good replica of {file.name}"
+        if all((c := view.get(name)) is not None and c.state is ClusterState.UNREACHABLE for name in sites):
+            return f"{listed(sites, separator=' and ')}, which has {file.name}, is out of reach"
+    return ""
