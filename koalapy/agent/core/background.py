@@ -5,7 +5,6 @@ They count as background in every report, for their names do not begin as those 
 
 import asyncio
 import contextlib
-import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import structlog
+from pydantic import BaseModel, ConfigDict, Field
 
 from koalapy.agent.lrm.port import KINDS, Lrm, LrmSubmission
 from koalapy.model.errors import SiteError, SiteRejected
@@ -31,6 +31,15 @@ WALLTIME_ALLOWANCE = 60.0
 """Seconds beyond its time after which the resource manager is to end one."""
 FOLDER_RETENTION = 24 * 3600.0
 """Seconds for which a folder is kept at most: a job may wait for long before it runs."""
+
+
+class BackgroundOrder(BaseModel):
+    """Keep ``nodes`` nodes busy for ``seconds`` seconds, as soon as the resource manager has them."""
+
+    model_config = ConfigDict(strict=True)
+
+    nodes: int = Field(ge=1)
+    seconds: float = Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +61,10 @@ class Background:
         self._refused, self._clock = refused, clock
         self._lrm, self._kind, self._directory = lrm, kind, directory
         self._started: dict[str, BackgroundJob] = {}
-        self._submitting = asyncio.Lock()
-        """Who submits, or ends: what is on its way to the resource manager must be counted, and ended, too."""
+        self._lock = asyncio.Lock()
+        """Held while jobs are submitted or ended: what is on its way to the resource manager counts, too."""
 
     async def start(self, payload: Mapping[str, object]) -> dict[str, object]:
-        """Have ``nodes`` nodes busy for ``seconds`` seconds, as soon as the resource manager has them."""
         if not KINDS[self._kind].sees_local_users:
             seeing = [name for name, kind in KINDS.items() if kind.sees_local_users and not kind.on_this_host]
             raise SiteRejected(
@@ -68,11 +76,11 @@ class Background:
                 "this cluster's agent is root, and runs no jobs of its own",
                 hint="run it as an account of its own with CAP_SETUID, CAP_SETGID and CAP_KILL",
             )
-        nodes, seconds = _nodes(payload.get("nodes")), _seconds(payload.get("seconds"))
-        async with self._submitting:
-            return await self._start(nodes, seconds)
+        order = BackgroundOrder.model_validate({name: payload.get(name) for name in BackgroundOrder.model_fields})
+        async with self._lock:
+            return await self._submit(order.nodes, order.seconds)
 
-    async def _start(self, nodes: int, seconds: float) -> dict[str, object]:
+    async def _submit(self, nodes: int, seconds: float) -> dict[str, object]:
         self._forget_ended()
         now = self._clock.monotonic()
         if sum(one.until > now for one in self._started.values()) >= MAX_CONCURRENT_JOBS:
@@ -98,24 +106,21 @@ class Background:
         return {"name": name, "lrm_job": job}
 
     async def stop(self, payload: Mapping[str, object]) -> dict[str, object]:
-        """End whatever was started here and has not ended; how many jobs were told to."""
-        async with self._submitting:
-            return {"stopped": await self._stop()}
-
-    async def _stop(self) -> int:
-        self._forget_ended()
-        stopped, failed = 0, None
-        for name, started in list(self._started.items()):
-            try:
-                await self._lrm.cancel(started.job, name)
-            except SiteError as error:
-                failed = error
-                continue
-            del self._started[name]
-            stopped += 1
+        """End whatever was started here and has not ended; return how many jobs were told to."""
+        async with self._lock:
+            self._forget_ended()
+            stopped, failed = 0, None
+            for name, started in list(self._started.items()):
+                try:
+                    await self._lrm.cancel(started.job, name)
+                except SiteError as error:
+                    failed = error
+                    continue
+                del self._started[name]
+                stopped += 1
         if failed is not None:
             raise failed
-        return stopped
+        return {"stopped": stopped}
 
     def _forget_ended(self) -> None:
         """Resource managers remember ended jobs for long: what must have ended is not asked about for ever."""
@@ -128,18 +133,3 @@ class Background:
             for folder in self._directory.iterdir():
                 if folder.name not in self._started and folder.stat().st_mtime + FOLDER_RETENTION < self._clock.now():
                     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _nodes(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise SiteRejected(f"nodes is {value!r}", field="nodes", value=value, hint="give 1 or more")
-    return value
-
-
-def _seconds(value: object) -> float:
-    given = not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value)
-    if not given or not 0 < value <= MAX_SECONDS:  # type: ignore[operator]
-        raise SiteRejected(
-            f"seconds is {value!r}", field="seconds", value=value, hint=f"give more than 0 and up to {MAX_SECONDS:g}"
-        )
-    return float(value)  # type: ignore[arg-type]
