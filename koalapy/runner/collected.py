@@ -28,21 +28,17 @@ class Patterns:
 
     def __init__(self, patterns: Iterable[str]) -> None:
         found = [[part for part in pattern.split("/") if part not in ("", ".")] for pattern in patterns]
-        self._patterns = [[_part(part) for part in _plain(parts)] for parts in found if parts]
+        # One ** after another adds nothing but time. None stands for any number of folders.
+        plain = ([p for p, before in zip(parts, ("", *parts)) if (p, before) != ("**", "**")] for parts in found)
+        self._patterns = [
+            [None if part == "**" else re.compile(fnmatch.translate(part)) for part in parts]
+            for parts in plain
+            if parts
+        ]
 
     def matches(self, path: Sequence[str]) -> bool:
         """``path`` as the names of folders and, at last, the file."""
         return any(_matches(pattern, path) for pattern in self._patterns)
-
-
-def _plain(parts: Sequence[str]) -> Iterator[str]:
-    """One ``**`` after another adds nothing but time."""
-    return (part for part, before in zip(parts, ("", *parts)) if (part, before) != ("**", "**"))
-
-
-def _part(text: str) -> re.Pattern[str] | None:
-    """None for any number of folders."""
-    return None if text == "**" else re.compile(fnmatch.translate(text))
 
 
 def _matches(pattern: Sequence[re.Pattern[str] | None], path: Sequence[str]) -> bool:

@@ -98,7 +98,8 @@ class ExecGuard:
     def _handle_exec(self, pid: int) -> None:
         try:
             program = os.readlink(f"/proc/{pid}/exe")
-            words = _words_of(pid)
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")[:-1]
             is_daemon = any(name in os.path.basename(program) for name in self._names)
             if not self._daemon_pid and is_daemon and (pid == self._starter or self._argument in words):
                 self._daemon_pid = pid
@@ -131,18 +132,13 @@ class ExecGuard:
             variables = memory.read(end - begin)
             if len(variables) != end - begin:
                 raise ValueError(f"the environment of process {pid} cannot be read")
-            cleared = b"\0".join(v if self._is_allowed(v) else b"_" * len(v) for v in variables.split(b"\0"))
+            cleared = b"\0".join(
+                v if v in self._own or ALLOWED.fullmatch(v.partition(b"=")[0]) else b"_" * len(v)
+                for v in variables.split(b"\0")
+            )
             memory.seek(begin)
             if memory.write(cleared) != len(cleared):
                 raise ValueError(f"the environment of process {pid} cannot be changed")
-
-    def _is_allowed(self, variable: bytes) -> bool:
-        return variable in self._own or ALLOWED.fullmatch(variable.partition(b"=")[0]) is not None
-
-
-def _words_of(pid: int) -> list[bytes]:
-    with open(f"/proc/{pid}/cmdline", "rb") as file:
-        return file.read().split(b"\0")[:-1]
 
 
 def _ptrace(request: int, pid: int, data: int = 0) -> int:

@@ -131,9 +131,8 @@ class Installation:
         if any(glob(f"{place}*mca_{NAMING}.so") for place in places):
             return True
         libraries = [path for place in places for name in LIBRARIES for path in glob(f"{place}{name}*")]
-        return not libraries or any(_contains(path, NAMING.encode()) for path in libraries)
-
-
-def _contains(path: str, word: bytes) -> bool:
-    with open(path, "rb") as file:
-        return word in file.read()
+        for path in libraries:
+            with open(path, "rb") as file:
+                if NAMING.encode() in file.read():
+                    return True
+        return not libraries

@@ -74,7 +74,7 @@ class OutputFilter:
             self._runner.loop.after("advice", PAUSE, self._advise)
         if not self._is_clear and TRACEBACK in output:
             self._is_clear = True  # said once
-            self._runner.loop.after("hint", HINT_DELAY, self._hint)
+            self._runner.loop.after("hint", HINT_DELAY, lambda: self._runner.say(HINT.format(seconds=HINT_DELAY)))
         if any(sign in output for sign in SIGNS_OF_NOISE):
             output = NOISE.sub(b"", output)
         output, self._held = self._held + output, b""
@@ -107,6 +107,3 @@ class OutputFilter:
     def _release(self) -> None:
         held, self._held, self.has_lost = self._held, b"", False
         self._runner.show(held)
-
-    def _hint(self) -> None:
-        self._runner.say(HINT.format(seconds=HINT_DELAY))

@@ -173,7 +173,11 @@ class RunAs:
         command = self.command(account, argv, environment.get("PATH"))
         answer = await self._run_command(*command, environment=environment_of(account, environment), **options)
         if self.way is Way.SUDO and answer.code != 0 and NO_RULE.search(answer.errors):
-            raise self._no_rule(argv[0], user, answer.error_line)
+            raise SiteRejected(
+                f"sudo does not let this agent run {argv[0]} as {user}: {answer.error_line.removeprefix('sudo: ')}",
+                hint="see docs/clusters.md, Whose processes, for the rules that it needs",
+                fault=SiteFault.SITE,
+            )
         return answer
 
     def command(self, account: Account, argv: Sequence[str], path: str | None = None) -> list[str]:
@@ -190,13 +194,6 @@ class RunAs:
         raise SiteRejected(
             "this agent may act for nobody: it is not root, has no CAP_SETUID and CAP_SETGID, and there is no sudo",
             hint="see docs/clusters.md, Whose processes",
-            fault=SiteFault.SITE,
-        )
-
-    def _no_rule(self, program: str, user: str, line: str) -> SiteRejected:
-        return SiteRejected(
-            f"sudo does not let this agent run {program} as {user}: {line.removeprefix('sudo: ')}",
-            hint="see docs/clusters.md, Whose processes, for the rules that it needs",
             fault=SiteFault.SITE,
         )
 

@@ -124,7 +124,7 @@ class JobFolders:
 
     async def give(self, user: str, tree: Path, folder: Path) -> None:
         """Have an account own a copy of what was made ready for it."""
-        await self._put(user, folder, partial(_add_tree, tree))
+        await self._put(user, folder, lambda archive: archive.add(tree, arcname=".", filter=_plain))
 
     async def fetch(self, user: str, folder: Path, into: Folder, nodes: int, limit: int) -> None:
         """Take over what runners left: results that are not known yet, output, and the end of their log."""
@@ -228,12 +228,8 @@ def _add_files(files: Mapping[str, bytes], archive: tarfile.TarFile) -> None:
         archive.addfile(member, io.BytesIO(data))
 
 
-def _add_tree(tree: Path, archive: tarfile.TarFile) -> None:
-    """Files, folders, and the links to replicas that lie on this cluster: for the account to follow, and not for us."""
-    archive.add(tree, arcname=".", recursive=True, filter=_plain)
-
-
 def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Keep files, folders, and links to replicas on this cluster, which the account follows, and not the agent."""
     if member.islnk() or not (member.isfile() or member.isdir() or member.issym()):
         return None
     member.uid = member.gid = 0

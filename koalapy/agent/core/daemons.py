@@ -12,7 +12,6 @@ from typing import Any
 
 import structlog
 
-from koalapy.agent.components.component import Component
 from koalapy.agent.core.lrm_jobs import LrmJobs
 from koalapy.agent.core.reporter import Reporter
 from koalapy.agent.core.spool import Spool
@@ -134,10 +133,7 @@ class ExpiredDaemons:
                 component.folder.remove()
                 self._jobs.forget(component)
             elif component.plan is None and component.stop is None:
-                self._end(component)
+                component.stop = "its daemon has not been heard of for too long"
+                self._jobs.end(component)
+                component.folder.note(stop=component.stop)
         self._files.stages.abandon(instance)
-
-    def _end(self, component: Component) -> None:
-        component.stop = "its daemon has not been heard of for too long"
-        self._jobs.end(component)
-        component.folder.note(stop=component.stop)

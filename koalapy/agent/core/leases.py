@@ -83,7 +83,11 @@ class Leases:
         """
         silence = self._clock_of(component.instance).silence
         is_late = silence > 2 * self._interval
-        if is_late and component.instance == self._reporter.instance and self._asked_ago > ASK_AGAIN_INTERVAL:
+        if (
+            is_late
+            and component.instance == self._reporter.instance
+            and self._clock() - self._asked_at > ASK_AGAIN_INTERVAL
+        ):
             self.renew()
         return silence if isfinite(silence) else None
 
@@ -121,10 +125,6 @@ class Leases:
     def _interval(self) -> float:
         leases = [c.lease for c in self._reporter.live.values() if c.lease is not None]
         return renewal_interval(min(leases, default=None))
-
-    @property
-    def _asked_ago(self) -> float:
-        return self._clock() - self._asked_at
 
     def _silence(self, component: Component) -> float:
         """Return the silence of a component's daemon; where it is not known it counts from our own beginning."""

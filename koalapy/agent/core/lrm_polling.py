@@ -69,7 +69,7 @@ class PollSchedule:
             asyncio.get_running_loop().call_later(max(0.0, rest), self._soon_after, self._count)
 
     def _soon_after(self, number: int) -> None:
-        """Unless there was one since the poll of that number."""
+        """Ask for a poll unless there was one since the poll of that number."""
         if self._count == number:
             self.soon()
 

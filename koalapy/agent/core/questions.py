@@ -58,7 +58,9 @@ class Questions:
                 self._uplink.put(question, urgent=True)
                 done, _ = await asyncio.wait((answered,), timeout=min(REPEAT_INTERVAL, timeout))
                 if done:
-                    return _payload(answered.result())
+                    break
+            else:
+                raise SiteUnavailable(f"{cluster} has not answered for {timeout:g} s")
             raise SiteUnavailable(f"{cluster} has not answered for {timeout:g} s")
         finally:
             del self._asking[ident]

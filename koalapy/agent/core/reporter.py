@@ -105,6 +105,10 @@ class Reporter:
         """A component of a daemon: by default the one we are connected to, or were last."""
         return self.components.get(lrm_name(self.instance if instance is None else instance, token))
 
+    def is_in_reach(self, instance: str) -> bool:
+        """Return whether the agent is connected to the daemon of an instance."""
+        return self.uplink.online.is_set() and self.instance == instance
+
     def welcomed(self, problem: str) -> None:
         """A daemon has let us in; until the resource manager has been asked there is only a problem to tell, if any."""
         self._welcomed, self._reported = True, None
@@ -202,12 +206,14 @@ class Reporter:
             return
         problem = "; ".join(filter(None, (problem, self.full)))
         if snapshot is not None:
+            prefix = lrm_name(self.instance, "")
+            running = (job for job in self._ours(snapshot, prefix) if job.state is LrmJobState.RUNNING)
             report = ClusterReport(
                 total=snapshot.total,
                 idle=snapshot.idle,
                 background=snapshot.background,
                 down=snapshot.down,
-                holding=self._holding(snapshot),
+                holding=frozenset(job.name.removeprefix(prefix) for job in running),
                 problem=problem,
                 notices=tuple(NOTICES.cut((*self.notices, *self.low))),
                 lacks=frozenset(self._lacks()),
@@ -223,11 +229,6 @@ class Reporter:
         if anyway or report != self._reported:
             self._reported = report
             self.uplink.put(report)
-
-    def _holding(self, snapshot: LrmSnapshot) -> frozenset[str]:
-        prefix = lrm_name(self.instance, "")
-        running = (job for job in self._ours(snapshot, prefix) if job.state is LrmJobState.RUNNING)
-        return frozenset(job.name.removeprefix(prefix) for job in running)
 
     def _status(self, component: Component) -> ComponentStatus:
         """What to tell now: the end only when the daemon has the results and the last of the output."""

@@ -12,7 +12,7 @@ import re
 import stat
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -117,12 +117,7 @@ class DiskSync:
 
     def forget(self, folder: Path) -> None:
         """It was removed."""
-        for path in _within(folder, self._failed):
-            del self._failed[path]
-
-
-def _within(folder: Path, paths: Iterable[Path]) -> list[Path]:
-    return [path for path in paths if folder in (path, path.parent)]
+        self._failed = {p: e for p, e in self._failed.items() if folder not in (p, p.parent)}
 
 
 def _sync(path: Path) -> OSError | None:
@@ -202,10 +197,7 @@ class Folder:
                 raise
         finally:
             os.close(descriptor)
-        self._written(path, began=size == 0)
-
-    def _written(self, path: Path, *, began: bool) -> None:
-        paths = [path, self.path] if began else [path]
+        paths = [path] if size else [path, self.path]
         if self.disk_sync is not None:
             self.disk_sync.written(*paths)
         else:
@@ -226,7 +218,9 @@ class Folder:
             return known
         *lines, unfinished = content.split(b"\n")
         for line in filter(None, lines):
-            known |= _parse_line(line)
+            if not _is_whole(line):
+                raise DamagedJournal(f"the checksum of {line[:60]!r} is wrong")
+            known |= json.loads(line.rpartition(b" ")[0])
         if unfinished:
             if _is_whole(unfinished[:-1]):
                 raise DamagedJournal("the end of its last line is not as it was written")
@@ -293,13 +287,6 @@ def _line(entry: dict[str, Any]) -> bytes:
 def _is_whole(line: bytes) -> bool:
     match = _CHECKED_LINE.fullmatch(line)
     return match is not None and zlib.crc32(match[1]) == int(match[2], 16)
-
-
-def _parse_line(line: bytes) -> dict[str, Any]:
-    """Return the entry of a line. Raise ``DamagedJournal`` if it is not as it was written."""
-    if not _is_whole(line):
-        raise DamagedJournal(f"the checksum of {line[:60]!r} is wrong")
-    return dict(json.loads(line.rpartition(b" ")[0]))
 
 
 def write_error(path: Path, error: OSError) -> str:

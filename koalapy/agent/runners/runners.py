@@ -189,19 +189,16 @@ class RunnerConnection(asyncio.Protocol):
             self._greet(parse_hello(line))
         else:
             here = parse_message(line)
-            self._settle(admitted=here["t"] == "here" and self._handler.admit(self, here))
+            if here["t"] == "here" and self._handler.admit(self, here):
+                self.is_authenticated = True
+                self._connections.authenticated(self)
+            else:
+                self.close()
 
     def _greet(self, hello: dict[str, Any]) -> None:
         if (challenge := self._handler.challenge(self, hello)) is not None:
             self._session, nonce = challenge
             self.send({"t": "challenge", "nonce": nonce})
-        else:
-            self.close()
-
-    def _settle(self, *, admitted: bool) -> None:
-        if admitted:
-            self.is_authenticated = True
-            self._connections.authenticated(self)
         else:
             self.close()
 

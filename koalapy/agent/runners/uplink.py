@@ -96,12 +96,8 @@ class Uplink:
                 lost()
             if self._welcomed:  # who is turned away comes again less and less often
                 pause = MIN_RECONNECT_PAUSE
-            await self._rest(pause)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # so that not all agents come back at once
             pause = min(MAX_RECONNECT_PAUSE, pause * 2)
-
-    async def _rest(self, seconds: float) -> None:
-        """So that not all agents come back at the same moment."""
-        await asyncio.sleep(seconds * random.uniform(0.5, 1.0))
 
     def _complain(self, reason: str) -> None:
         if not self._complained:

@@ -29,11 +29,7 @@ class Content:
     parts: tuple[Part, ...] | None = None
 
 
-def _never() -> bool:
-    return False
-
-
-def measure(descriptor: int, *, checksum: bool, given_up: Callable[[], bool] = _never) -> Content:
+def measure(descriptor: int, *, checksum: bool, given_up: Callable[[], bool] = lambda: False) -> Content:
     """What an open file or folder holds; ``OSError`` when it cannot be read, ``SiteRejected`` when it is odd,
     ``SiteUnavailable`` when it was given up meanwhile.
 
@@ -59,21 +55,16 @@ def _measure_file(descriptor: int, checksum: bool, given_up: Callable[[], bool])
 def _measure_folder(descriptor: int, checksum: bool, depth: int, given_up: Callable[[], bool]) -> Content:
     if depth == 0:
         raise SiteRejected(f"there are more than {MAX_DEPTH} folders within each other", fault=SiteFault.IRREGULAR)
-    parts = tuple(_part(descriptor, name, checksum, depth, given_up) for name in _names(descriptor))
+    names = sorted(os.listdir(descriptor))
+    if odd := [name for name in names if not is_utf8(name)]:
+        raise SiteRejected(f"the name {odd[0]!r} is no UTF-8", fault=SiteFault.IRREGULAR)
+    parts = tuple(_part(descriptor, name, checksum, depth, given_up) for name in names)
     if not checksum:
         return Content(sum(part.size for _, part in parts), "", tuple(part for _, part in parts))
     digest = hashlib.sha256()
     for kind, part in parts:
         digest.update(f"{kind} {part.checksum} {part.name}\0".encode())
     return Content(sum(part.size for _, part in parts), digest.hexdigest(), tuple(part for _, part in parts))
-
-
-def _names(descriptor: int) -> list[str]:
-    names = sorted(os.listdir(descriptor))
-    odd = next((name for name in names if not is_utf8(name)), None)
-    if odd is not None:
-        raise SiteRejected(f"the name {odd!r} is no UTF-8", fault=SiteFault.IRREGULAR)
-    return names
 
 
 def _part(folder: int, name: str, checksum: bool, depth: int, given_up: Callable[[], bool]) -> tuple[str, Part]:

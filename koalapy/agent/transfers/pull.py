@@ -187,7 +187,9 @@ class Pull:
             await asyncio.to_thread(_empty, self._folder)
             self.there = 0
         if self._kind == "file" and self._digest is None:
-            self._follow()
+            self._digest = GrowingDigest(self._folder / self._name)
+            follow = self._digest.follow
+            self._digesting = asyncio.get_running_loop().run_in_executor(self._means.digest_threads, follow)
         began = self._clock.monotonic()
         self._expect_first(began)
         try:
@@ -248,10 +250,6 @@ class Pull:
         self._next_look = now + SHARE * (now - began)
 
     # Whether it is right
-
-    def _follow(self) -> None:
-        self._digest = GrowingDigest(self._folder / self._name)
-        self._digesting = asyncio.get_running_loop().run_in_executor(self._means.digest_threads, self._digest.follow)
 
     def _stop_digest(self) -> None:
         if self._digest is not None and self._digesting is not None:

@@ -42,7 +42,7 @@ class FileService:
             timeouts=timeouts,
         )
         self.stages = Stages(settings.stages, means, reporter.publish_stage, self._is_in_use, folders)
-        self.collector = Collector(daemon_files, self.stages, self._collected, self._is_in_reach, folders, timeouts)
+        self.collector = Collector(daemon_files, self.stages, self._collected, reporter.is_in_reach, folders, timeouts)
 
     def ended(self, component: Component) -> None:
         """Collect what it has; its stage may go when nobody needs it any more."""
@@ -59,9 +59,6 @@ class FileService:
     def _collected(self, component: Component) -> None:
         self._reporter.publish(component)
         self.ended(component)
-
-    def _is_in_reach(self, instance: str) -> bool:
-        return self._reporter.uplink.online.is_set() and self._reporter.instance == instance
 
     def _is_in_use(self, instance: str, token: str) -> bool:
         return any(

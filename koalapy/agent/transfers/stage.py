@@ -185,7 +185,8 @@ class StageRun:
     async def _run(self) -> None:
         try:
             self._check()
-            await self._make(self._clear_workshop)
+            await self._make(self._end_orphans)
+            await self._make(_make, self.folder)
             if self._bundle is not None and not self._unpacked:
                 await self._bring_bundle(self._bundle)
             for index, file in enumerate(self._files):
@@ -240,11 +241,6 @@ class StageRun:
     def _bad(self, file: StageFile, reason: str) -> StageError:
         return StageError(f"{file.name}: {reason}", "file", source=file.source, file=file.name)
 
-    def _clear_workshop(self) -> None:
-        """Begin with the folder as it should be."""
-        self._end_orphans()
-        _make(self.folder)
-
     def _end_orphans(self) -> None:
         """End what an agent before us may have left running."""
         orphans = kill_orphans(self._own) if self._recalled else []
@@ -276,9 +272,11 @@ class StageRun:
                     await self._pull_in(index, file)
                     return
             place = self._own / f"copy-{index}"
-            if await self._copy(file, found[-1], place):
+            await self._make(remove_tree, place)  # There is something only when we had come so far before a restart.
+            if await self._make(self._copy_right, file, found[-1], place, threads=self._means.digest_threads):
                 await self._take(index, file, place)
                 return
+            await self._make(remove_tree, place)
             tried.add(found[-1])
 
     async def _pull_in(self, index: int, file: StageFile) -> None:
@@ -294,14 +292,6 @@ class StageRun:
         self._journal.write(moving=index)
         await self._make(self._move, file, place, self._own / f"input-{index}")
         self._ready.add(index)
-
-    async def _copy(self, file: StageFile, found: Path, place: Path) -> bool:
-        """Whether there is what is wanted at the place now; else there is nothing."""
-        await self._make(remove_tree, place)  # There is something only when we had come so far before a restart.
-        if await self._make(self._copy_right, file, found, place, threads=self._means.digest_threads):
-            return True
-        await self._make(remove_tree, place)
-        return False
 
     def _copy_right(self, file: StageFile, found: Path, place: Path) -> bool:
         try:
@@ -363,13 +353,17 @@ class StageRun:
 
     async def _fetch(self, bundle: StageBundle, path: Path) -> bool:
         """Whether what came is what was wanted; goes on until the daemon has handed out all or refuses."""
+
+        def note_progress(size: int) -> None:
+            self._fetched = size
+
         pause, waited = self._means.timeouts.transfer_retry_s, 0.0
         digest = GrowingDigest(path)
         digesting = asyncio.get_running_loop().run_in_executor(self._means.digest_threads, digest.follow)
         try:
             while True:
                 try:
-                    fetch = partial(self._means.daemon_files.fetch, bundle.id, path, self._given_up, self._came)
+                    fetch = partial(self._means.daemon_files.fetch, bundle.id, path, self._given_up, note_progress)
                     await asyncio.get_running_loop().run_in_executor(self._means.bundle_threads, fetch)
                     break
                 except SiteRejected as error:
@@ -386,10 +380,6 @@ class StageRun:
         finally:
             digest.give_up()
             digesting.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody awaits it
-
-    def _came(self, there: int) -> None:
-        """Called in a thread."""
-        self._fetched = there
 
     def _unpack(self, path: Path) -> None:
         tree = self._own / "tree"

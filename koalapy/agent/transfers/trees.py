@@ -46,7 +46,7 @@ def unpack(archive: Path, into: Path, stop: threading.Event) -> None:
 
 def _unpack(opened: tarfile.TarFile, member: tarfile.TarInfo, into: Path) -> None:
     parts = [part for part in PurePosixPath(member.name).parts if part != "."]
-    if not all(_is_below(part) for part in parts):
+    if not all(part not in ("", "..") and "/" not in part and "\0" not in part for part in parts):
         raise BadBundle(f"{shown(member.name)} leads out of the folder")
     path = into.joinpath(*parts)
     if member.isdir():
@@ -56,11 +56,6 @@ def _unpack(opened: tarfile.TarFile, member: tarfile.TarInfo, into: Path) -> Non
         _write(opened, member, path)
     else:
         raise BadBundle(f"{shown(member.name)} is neither a file nor a folder")
-
-
-def _is_below(part: str) -> bool:
-    """Whether this is one name, in whatever bytes."""
-    return part not in ("", ".", "..") and "/" not in part and "\0" not in part
 
 
 def _make_folders(into: Path, parts: list[str]) -> None:
