@@ -248,9 +248,7 @@ class Barrier:
     def _note_output_error(self, component: Component) -> None:
         reason = component.output.error
         if reason and component.name not in self._output_failed:
-            log.error(
-                "no room for output: its programs wait", action="output-not-kept", token=component.token, reason=reason
-            )
+            log.error("no room for output", action="output-not-kept", token=component.token, reason=reason)
             self._output_failed.add(component.name)
         elif not reason and component.name in self._output_failed:
             log.info("there is room for output again", action="output-kept-again", token=component.token)
@@ -297,9 +295,7 @@ class Barrier:
         component = self._reporter.find(message.token, instance)
         node = component.nodes[message.node] if component and 0 <= message.node < component.size else None
         if not of_one_attempt(message.sender, message.token):
-            log.warning(
-                "a relay to another attempt", action="relay-refused", sender=message.sender, token=message.token
-            )
+            log.warning("relay to another attempt", action="relay-refused", sender=message.sender, token=message.token)
             self._undelivered(instance, message, "not to a component of the same attempt")
         elif elsewhere:
             self._reporter.uplink.put(message, urgent=True)

@@ -67,12 +67,7 @@ class JobPlaces:
                 self._reporter.publish_output(component)
                 return
             except (SiteError, OSError) as error:
-                log.warning(
-                    "what runners left cannot be had",
-                    action="left-files-lost",
-                    token=component.token,
-                    reason=str(error),
-                )
+                log.warning("left files lost", action="left-files-lost", token=component.token, reason=str(error))
                 if not isinstance(error, SiteUnavailable) or attempt == FETCH_TRIES:
                     return
             await asyncio.sleep(RETRY_DELAY)
@@ -86,12 +81,7 @@ class JobPlaces:
         try:
             await self._folders.remove(component.user, self.work(component))
         except SiteError as error:
-            log.warning(
-                "a job's folder cannot be removed",
-                action="folder-not-removed",
-                token=component.token,
-                reason=str(error),
-            )
+            log.warning("job folder stays", action="folder-not-removed", token=component.token, reason=str(error))
 
     async def tidy(self) -> None:
         """Remove what agents before us have left of accounts' folders."""
@@ -101,12 +91,7 @@ class JobPlaces:
                     if name not in self._known(user):
                         await self._folders.remove(user, self._folders.folder(user, name))
             except SiteError as error:
-                log.info(
-                    "an account's folders cannot be looked through",
-                    action="folders-not-swept",
-                    user=user,
-                    reason=str(error),
-                )
+                log.info("cannot list folders", action="folders-not-swept", user=user, reason=str(error))
 
     def _known(self, user: str) -> set[str]:
         own = [component for component in self._reporter.components.values() if component.user == user]

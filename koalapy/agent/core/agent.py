@@ -198,9 +198,7 @@ class Agent:
         await self._logins.listen()
         if self._accounts.own_uid == 0 and not self._accounts.are_many:
             hint = "run it as an account of its own, or make the cluster mapped"
-            log.warning(
-                "jobs of all users run as root", action="jobs-as-root", cluster=self._settings.cluster, hint=hint
-            )
+            log.warning("all jobs run as root", action="jobs-as-root", cluster=self._settings.cluster, hint=hint)
         log.info(
             "agent serves", action="agent-serves", cluster=self._settings.cluster, components=len(self._reporter.live)
         )
@@ -238,9 +236,7 @@ class Agent:
                 component = Component.recall(instance, token, folder, self._clock)
             except Exception as error:
                 # One folder is not to keep us from all others. What still runs is found and ended without its record.
-                log.error(
-                    "a component's record cannot be read", action="record-unreadable", token=token, exc_info=error
-                )
+                log.error("unreadable record", action="record-unreadable", token=token, exc_info=error)
                 self._reporter.lost_records.add(token, str(error))
                 folder.set_damaged_aside()
                 continue
@@ -287,9 +283,7 @@ class Agent:
         while True:
             for base in own:
                 if swept := await asyncio.to_thread(sweep, base):
-                    log.info(
-                        "folders of killed runners were removed", action="folders-swept", below=base, folders=swept
-                    )
+                    log.info("removed left folders", action="folders-swept", below=base, folders=swept)
             await asyncio.sleep(self._timeouts.sweep_interval_s)
 
     async def _watch_versions(self) -> None:

@@ -67,9 +67,7 @@ class Daemons:
             if sync:
                 sync_folder(self._directory)
         except OSError as error:
-            log.warning(
-                "cannot note what a daemon said", action="daemon-not-noted", instance=instance, reason=str(error)
-            )
+            log.warning("cannot note epoch or job", action="daemon-not-noted", instance=instance, reason=str(error))
             return False
         return True
 
@@ -102,9 +100,7 @@ class ExpiredDaemons:
             try:
                 self.remove()
             except OSError as error:
-                log.warning(
-                    "what is left of a daemon cannot be removed", action="daemon-not-forgotten", reason=str(error)
-                )
+                log.warning("cannot remove a daemon's remains", action="daemon-not-forgotten", reason=str(error))
 
     def heard(self) -> None:
         """The daemon has spoken. Where that cannot be noted we forget none too early: it is the present one."""

@@ -137,9 +137,7 @@ class RunnerConnection(asyncio.Protocol):
                     return
             self._check(self._line.size)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            log.warning(
-                "a runner's message could not be understood", action="runner-message-invalid", error=repr(error)[:300]
-            )
+            log.warning("invalid runner message", action="runner-message-invalid", error=repr(error)[:300])
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -288,11 +286,7 @@ class RunnerServer:
             if not self._is_ours() or self._file.read_bytes() != self._unwritten.encode():
                 replace_file(self._file, self._unwritten.encode(), 0o644 if self._is_public else 0o600)
         except OSError as error:
-            log.error(
-                "runners cannot be told where to report",
-                action="address-not-written",
-                reason=write_error(self._file, error),
-            )
+            log.error("address not written", action="address-not-written", reason=write_error(self._file, error))
             return
         self._unwritten = ""
 

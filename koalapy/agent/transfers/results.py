@@ -107,9 +107,7 @@ class Collector:
             except SiteUnavailable as error:
                 if waited >= (BUSY_TIMEOUT if component.stop is None else STOPPED_BUSY_TIMEOUT):
                     return error.message
-                log.info(
-                    "results cannot be sent yet", action="results-delayed", token=component.token, reason=error.message
-                )
+                log.info("results delayed", action="results-delayed", token=component.token, reason=error.message)
             except SiteRejected as error:
                 return error.message
             except TooDeep as error:

@@ -73,12 +73,7 @@ class Stages:
             try:
                 records.append((path.parent, Folder(path.parent).entries()))
             except (OSError, DamagedJournal) as error:  # the daemon orders what it still wants again
-                log.warning(
-                    "a stage's record cannot be read",
-                    action="record-unreadable",
-                    folder=str(path.parent),
-                    error=str(error),
-                )
+                log.warning("unreadable record", action="record-unreadable", folder=str(path.parent), error=str(error))
         # First those that are not wanted any more: there may be another of the same token that is.
         # The others in the order in which they came, for they wait for their turns again.
         records.sort(key=lambda record: (not record[1].get("unwanted"), record[1].get("since", 0.0)))
@@ -182,7 +177,5 @@ class Stages:
             try:
                 await run.owner.take_away()
             except SiteError as error:
-                log.warning(
-                    "a stage cannot be removed", action="folder-not-removed", token=run.token, reason=error.message
-                )
+                log.warning("stage folder stays", action="folder-not-removed", token=run.token, reason=error.message)
         await asyncio.to_thread(run.remove)
