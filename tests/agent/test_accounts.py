@@ -154,9 +154,7 @@ async def test_a_rule_that_is_missing_is_told_as_that(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.processes
-async def test_what_a_program_itself_says_is_not_taken_for_sudos(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_output_of_a_program_is_not_taken_for_sudos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, does in {"sudo": 'shift 4\n exec "$@"', "sbatch": "echo 'sbatch: error: no' >&2; exit 1"}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
         (tmp_path / name).chmod(0o755)

@@ -12,7 +12,7 @@ T = "7.1.0"
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 30, b'{"host": "\xe9\xff\xfe\x80"}', b"[]", b'{"port": 1e99}'])
-async def test_agent_with_damaged_address_file_starts_and_its_runners_find_it(
+async def test_runners_find_agent_after_its_address_file_is_damaged(
     daemon: FakeDaemon, site: Site, content: bytes
 ) -> None:
     await daemon.submit(T)

@@ -110,9 +110,7 @@ async def test_much_output_arrives_whole_before_the_end_is_told(site: Site, daem
     assert daemon.output[T] == b"".join(b"%d\n" % i for i in range(1, 400_001))
 
 
-async def test_the_output_of_one_that_was_stopped_arrives_whole_after_its_nodes_are_free(
-    site: Site, daemon: FakeDaemon
-) -> None:
+async def test_output_of_stopped_component_arrives_whole_after_its_end(site: Site, daemon: FakeDaemon) -> None:
     """As after every end of a job: the daemon stops what is left of a program that has failed."""
     daemon.takes_output = False
     await daemon.submit(T)
@@ -130,9 +128,7 @@ async def test_the_output_of_one_that_was_stopped_arrives_whole_after_its_nodes_
     assert daemon.output[T] == b"".join(b"%d\n" % i for i in range(1, 200_001)) + b"THE-END\n"
 
 
-async def test_of_long_output_head_and_tail_are_sent_and_little_is_left_in_the_spool(
-    site: Site, daemon: FakeDaemon
-) -> None:
+async def test_of_long_output_head_and_tail_are_sent_and_spool_stays_small(site: Site, daemon: FakeDaemon) -> None:
     daemon.output_limit = 100_000
     await daemon.leave()
     await daemon.listen()
@@ -210,9 +206,7 @@ async def test_what_ended_while_no_agent_was_there_is_found(site: Site, daemon: 
 
 
 @pytest.mark.parametrize("lines", [3, 300_000])
-async def test_output_that_a_runner_could_not_send_before_it_died_is_found(
-    site: Site, daemon: FakeDaemon, lines: int
-) -> None:
+async def test_output_not_sent_by_a_dead_runner_is_found(site: Site, daemon: FakeDaemon, lines: int) -> None:
     """The program ends while there is no agent, and its runner is killed before there is one."""
     await daemon.submit(T, 2)
     await daemon.reaches(T, "claimed")

@@ -32,9 +32,7 @@ async def count_looks(lrm: MemoryLrm) -> int:
     return lrm.looks - before
 
 
-async def test_what_a_foreign_job_gives_back_is_seen_while_jobs_wait_for_it(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
-) -> None:
+async def test_nodes_given_back_are_seen_while_jobs_wait(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     """The resource manager says nothing of it, and the next regular look would be in half an hour."""
     lrm.background = 2
     async with serving(lrm, daemon, tmp_path):
@@ -46,9 +44,7 @@ async def test_what_a_foreign_job_gives_back_is_seen_while_jobs_wait_for_it(
         await daemon.until(lambda: counts(daemon) == (2, 2, ""))  # within a second
 
 
-async def test_it_is_left_alone_where_nothing_can_come_back_from_others(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
-) -> None:
+async def test_lrm_without_foreign_jobs_is_not_polled_more(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: counts(daemon) == (2, 2, ""))
         await probe(daemon, 1, look=True, awaited=True)
@@ -59,9 +55,7 @@ async def test_it_is_left_alone_where_nothing_can_come_back_from_others(
 
 
 @pytest.mark.parametrize("end", ["nobody waits", "no daemon"])
-async def test_it_is_left_alone_when_nobody_waits_any_more(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, end: str
-) -> None:
+async def test_lrm_without_waiting_jobs_is_idle(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, end: str) -> None:
     lrm.background = 1
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: counts(daemon) == (2, 1, ""))

@@ -67,9 +67,7 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Room:
     return Room(monkeypatch)
 
 
-async def test_a_disk_that_fills_up_is_told_before_and_when_and_until_when(
-    room: Room, tmp_path: Path, daemon: FakeDaemon
-) -> None:
+async def test_disk_is_reported_low_then_full_then_free(room: Room, tmp_path: Path, daemon: FakeDaemon) -> None:
     async with serving(MemoryLrm(), daemon, tmp_path):
         await daemon.until(lambda: daemon.report().get("disks", []) != [])
         assert (daemon.report()["notices"], daemon.report()["problem"]) == ([], "")
@@ -104,9 +102,7 @@ async def test_an_agent_starts_on_a_full_disk_and_tells_runners_where_it_is_when
         await claim(daemon, tmp_path)
 
 
-async def test_a_disk_that_does_not_answer_is_told(
-    tmp_path: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_silent_disk_is_reported(tmp_path: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a file server that is away."""
     reading, writing = os.pipe()
     monkeypatch.setattr(disks, "disks_of", lambda folders: os.read(reading, 1) and [])

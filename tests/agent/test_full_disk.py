@@ -54,9 +54,7 @@ def acknowledged(daemon: FakeDaemon, ident: int) -> bool:
     return any(ack["id"] == ident and not ack["error"] for ack in daemon.said("ack"))
 
 
-async def test_a_component_that_cannot_be_written_down_fails_with_the_disk_named(
-    disk: FullDisk, daemon: FakeDaemon, tmp_path: Path
-) -> None:
+async def test_component_not_written_down_fails_naming_disk(disk: FullDisk, daemon: FakeDaemon, tmp_path: Path) -> None:
     async with serving(MemoryLrm(), daemon, tmp_path):
         await daemon.until(lambda: bool(daemon.inventories))
         disk.full = True
@@ -74,9 +72,7 @@ async def test_a_component_that_cannot_be_written_down_fails_with_the_disk_named
         await daemon.until(lambda: "No space left" in daemon.status(T)["error"])
 
 
-async def test_a_full_disk_is_a_problem_of_the_cluster_before_its_component_fails(
-    disk: FullDisk, daemon: FakeDaemon, tmp_path: Path
-) -> None:
+async def test_full_disk_is_cluster_problem_before_failure(disk: FullDisk, daemon: FakeDaemon, tmp_path: Path) -> None:
     """So the daemon sends no further component there, and jobs keep their restarts."""
     async with serving(MemoryLrm(), daemon, tmp_path):
         await daemon.until(lambda: bool(daemon.inventories))
@@ -93,9 +89,7 @@ async def test_a_full_disk_is_a_problem_of_the_cluster_before_its_component_fail
         await daemon.until(lambda: not daemon.report().get("problem", "none yet"))
 
 
-async def test_what_was_told_to_stop_stops_and_that_is_acknowledged_when_it_is_written(
-    disk: FullDisk, daemon: FakeDaemon, tmp_path: Path
-) -> None:
+async def test_stop_is_acknowledged_once_written(disk: FullDisk, daemon: FakeDaemon, tmp_path: Path) -> None:
     async with serving(lrm := MemoryLrm(), daemon, tmp_path):
         runner = await claim(daemon, tmp_path)
         disk.full = True
@@ -116,9 +110,7 @@ async def test_what_was_told_to_stop_stops_and_that_is_acknowledged_when_it_is_w
 
 
 @pytest.mark.processes
-async def test_nothing_follows_from_what_is_not_on_the_disk(
-    monkeypatch: pytest.MonkeyPatch, site: Site, daemon: FakeDaemon
-) -> None:
+async def test_unsynced_record_has_no_effect(monkeypatch: pytest.MonkeyPatch, site: Site, daemon: FakeDaemon) -> None:
     """Neither a job in the resource manager, nor a word to the daemon, nor a program."""
     real, room = spool_module.sync, threading.Event()
     waiting = threading.Event()
@@ -161,9 +153,7 @@ async def test_waiting_for_the_disk_is_shared(tmp_path: Path, monkeypatch: pytes
     assert len(synced) == 20, "nothing was written since"
 
 
-async def test_what_the_disk_refuses_late_is_told_to_who_waits_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_late_disk_error_is_raised_in_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a shared file system does, which finds only then that there is no room."""
 
     def refuse(path: Path) -> None:

@@ -56,9 +56,7 @@ def started(tmp_path: Path, stdin: "IO[bytes] | int") -> "subprocess.Popen[bytes
 
 
 @pytest.mark.parametrize("said", [0, 1, -1, None])
-def test_an_agent_whose_daemon_has_gone_before_it_was_there_ends(
-    tmp_path: Path, handover: bytes, said: int | None
-) -> None:
+def test_agent_ends_if_its_daemon_is_gone_at_start(tmp_path: Path, handover: bytes, said: int | None) -> None:
     """Whether it was told nothing, a part, all but the end, or all."""
     reading, writing = os.pipe()
     os.write(writing, handover[:said])

@@ -104,9 +104,7 @@ async def test_a_runner_that_lost_its_connection_comes_back(port: Port) -> None:
         await runner.hears("welcome")
 
 
-async def test_the_first_runner_of_a_node_has_the_place_after_a_restart_of_the_agent(
-    daemon: FakeDaemon, tmp_path: Path
-) -> None:
+async def test_first_runner_of_node_keeps_its_place_after_agent_restart(daemon: FakeDaemon, tmp_path: Path) -> None:
     async with serving(daemon, tmp_path) as port:
         await daemon.submit(TOKEN)
         await daemon.reaches(TOKEN, "waiting")
@@ -144,9 +142,7 @@ async def test_who_tries_often_is_told_of_once_in_a_while(port: Port) -> None:
 
 
 @pytest.mark.processes
-async def test_whoever_has_the_agents_port_learns_nothing_and_orders_nothing(
-    daemon: FakeDaemon, tmp_path: Path
-) -> None:
+async def test_stranger_at_agents_port_learns_and_orders_nothing(daemon: FakeDaemon, tmp_path: Path) -> None:
     """A real runner meets a stranger first, who sends it all that an agent might, and its agent then."""
     heard: list[bytes] = []
     came_again = asyncio.Event()

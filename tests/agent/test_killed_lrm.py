@@ -34,9 +34,7 @@ async def run_program(daemon: FakeDaemon, program: list[str]) -> None:
 
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
-async def test_runner_whose_resource_manager_is_killed_ends_its_program(
-    daemon: FakeDaemon, site: Site, program: list[str]
-) -> None:
+async def test_runner_ends_program_when_lrm_is_killed(daemon: FakeDaemon, site: Site, program: list[str]) -> None:
     await run_program(daemon, program)
     assert len(alive(daemon.output[T])) == 1
     os.kill(int((site.cluster.directory / "locald.pid").read_text()), signal.SIGKILL)
@@ -47,7 +45,7 @@ async def test_runner_whose_resource_manager_is_killed_ends_its_program(
 
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
-async def test_component_whose_resource_manager_and_runner_are_killed_ends_after_its_program(
+async def test_component_ends_when_lrm_and_runner_are_killed(
     daemon: FakeDaemon, site: Site, program: list[str]
 ) -> None:
     await run_program(daemon, program)

@@ -145,9 +145,7 @@ async def test_nobody_has_more_than_a_few_connections_or_asks_all_the_time(tmp_p
         assert len(daemon.asked) == 12
 
 
-async def test_an_agent_of_somebodys_own_vouches_for_nobody_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_agent_of_one_user_vouches_for_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(own := settings(tmp_path, identity="own")) as (_, daemon):
         assert (await ask(own.login_sockets[0]))[1]["token"] == TOKEN
         monkeypatch.setattr(login, "peer_of", lambda _: Peer(1, 4711))
@@ -156,9 +154,7 @@ async def test_an_agent_of_somebodys_own_vouches_for_nobody_else(
         assert len(daemon.asked) == 1
 
 
-async def test_an_account_that_the_host_does_not_know_is_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unknown_account_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(login, "peer_of", lambda _: Peer(1, 987_654))
     async with serving(own := settings(tmp_path)) as (_, daemon):
         assert (await ask(own.login_sockets[0]))[1]["error"] == "this host knows no account with the uid 987654"
@@ -231,9 +227,7 @@ async def test_where_it_may_not_listen_it_says_so_and_goes_on(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("identity", "runs_jobs"), [("service", True), ("own", False), ("mapped", False)])
-async def test_agent_says_whether_its_jobs_run_as_the_account_that_asks(
-    tmp_path: Path, identity: str, runs_jobs: bool
-) -> None:
+async def test_vouch_says_whether_jobs_run_as_the_account(tmp_path: Path, identity: str, runs_jobs: bool) -> None:
     async with serving(own := settings(tmp_path, identity=identity)) as (_, daemon):
         await ask(own.login_sockets[0])
         assert [vouch.runs_jobs for vouch in daemon.asked] == [runs_jobs]

@@ -55,7 +55,7 @@ def start(tmp_path: Path) -> Callable[[int], list[Output]]:
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_accepted_result_file_after_key_is_lost_has_all_output(
+def test_result_file_after_lost_key_has_all_out(
     tmp_path: Path, start: Callable[[int], list[Output]], nodes: int
 ) -> None:
     for node, output in enumerate(start(nodes)):
@@ -73,9 +73,7 @@ def test_accepted_result_file_after_key_is_lost_has_all_output(
     assert output_text.count(b"no end") == nodes
 
 
-def test_result_told_by_runner_is_recalled_after_key_is_lost(
-    tmp_path: Path, start: Callable[[int], list[Output]]
-) -> None:
+def test_reported_result_is_recalled_after_lost_key(tmp_path: Path, start: Callable[[int], list[Output]]) -> None:
     start(1)
     first = recall(tmp_path, b"old")
     first.output.take(0, 0, b"all\n")
@@ -86,9 +84,7 @@ def test_result_told_by_runner_is_recalled_after_key_is_lost(
     assert component.status().hosts == ("10.0.0.1",)
 
 
-def test_output_that_cannot_be_verified_is_told_as_missing(
-    tmp_path: Path, start: Callable[[int], list[Output]]
-) -> None:
+def test_unverified_output_is_reported_missing(tmp_path: Path, start: Callable[[int], list[Output]]) -> None:
     (output,) = start(1)
     output.append(b"some line\n" * 5)
     leave_result(tmp_path, 0, output, b"old")
@@ -99,9 +95,7 @@ def test_output_that_cannot_be_verified_is_told_as_missing(
     assert "node 0" in component.output.missing
 
 
-def test_result_file_without_all_output_says_how_much_is_missing(
-    tmp_path: Path, start: Callable[[int], list[Output]]
-) -> None:
+def test_result_without_all_output_says_what_is_missing(tmp_path: Path, start: Callable[[int], list[Output]]) -> None:
     """There was no room for the rest, and its runner has not come back."""
     (output,) = start(1)
     for line in range(3):

@@ -37,9 +37,7 @@ def written(path: Path) -> Folder:
 
 
 @given(st.data())
-def test_entries_with_any_byte_changed_raises_damaged_journal(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_entries_of_changed_journal_raise(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = written(tmp_path_factory.mktemp("component"))
     content = bytearray((folder.path / "journal").read_bytes())
     at = data.draw(st.integers(0, len(content) - 1))
@@ -81,9 +79,7 @@ def drop_plan(journal: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("damage", [empty, garble, remove_folder, remove_spool, drop_plan])
-async def test_agent_without_record_of_running_component_ends_and_reports_it(
-    daemon: FakeDaemon, site: Site, damage: Callable[[Path], None]
-) -> None:
+async def test_unrecorded_component_is_ended(daemon: FakeDaemon, site: Site, damage: Callable[[Path], None]) -> None:
     await daemon.submit(T, 2)
     await daemon.reaches(T, "claimed")
     await daemon.open(["sh", "-c", "echo $$; exec sleep 300"], T)
@@ -122,9 +118,7 @@ async def test_agent_ends_unrecorded_job_of_the_resource_manager_by_itself(daemo
         await daemon.reaches(T, "ended")
 
 
-async def test_agent_refuses_runner_of_unrecorded_component_only_if_it_knows_the_secret(
-    daemon: FakeDaemon, tmp_path: Path
-) -> None:
+async def test_runner_of_unrecorded_component_is_refused(daemon: FakeDaemon, tmp_path: Path) -> None:
     async with serving(MemoryLrm(), daemon, tmp_path):
         await daemon.until(lambda: bool(daemon.inventories))
         stranger = await PlayedRunner.connect(tmp_path)

@@ -37,9 +37,7 @@ def lrm() -> MemoryLrm:
 # Silence
 
 
-async def test_silence_is_told_while_it_lasts_and_logged_once(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
-) -> None:
+async def test_silence_of_lrm_is_reported_and_logged_once(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     with capture_logs() as logs:
         async with serving(lrm, daemon, tmp_path):
             await daemon.until(lambda: counts(daemon) == (2, 2, ""))
@@ -58,9 +56,7 @@ async def test_silence_is_told_while_it_lasts_and_logged_once(
     assert (actions.count("lrm-lost"), actions.count("lrm-back")) == (1, 1)
 
 
-async def test_a_resource_manager_that_is_silent_from_the_first(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
-) -> None:
+async def test_lrm_silent_from_the_start_is_reported(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     lrm.answering.clear()
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: bool(re.fullmatch(SILENT, counts(daemon)[2])))
@@ -137,9 +133,7 @@ async def test_whose_fault_a_refusal_is(
             assert said < len(order) - 1 - order[::-1].index("status"), "nothing else is to be sent the same way"
 
 
-async def test_a_refusal_by_the_sites_fault_is_tried_again_some_day(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
-) -> None:
+async def test_refusal_by_fault_of_site_ends_after_a_pause(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     lrm.refusal = SiteRejected("no such account", fault=SiteFault.SITE)
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: counts(daemon) == (2, 2, ""))
@@ -154,9 +148,7 @@ async def test_a_refusal_by_the_sites_fault_is_tried_again_some_day(
         await daemon.reaches("8.1.0", "waiting")
 
 
-async def test_what_takes_no_jobs_says_so_before_it_is_given_any(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
-) -> None:
+async def test_lrm_that_takes_no_jobs_is_reported_first(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     lrm.submit_error = "the DRMAA library cannot be loaded"
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: counts(daemon) == (2, 2, lrm.submit_error))
@@ -166,9 +158,7 @@ async def test_what_takes_no_jobs_says_so_before_it_is_given_any(
         await daemon.until(lambda: counts(daemon) == (2, 2, ""))
 
 
-async def test_a_job_that_was_taken_and_will_never_start_is_ended(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
-) -> None:
+async def test_job_that_will_never_start_is_ended(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: counts(daemon) == (2, 2, ""))
         await daemon.submit(T)
@@ -190,9 +180,7 @@ def ended_at_memory_limit(code: int | None = None) -> LrmJob:
 
 
 @pytest.mark.parametrize(("code", "exit_code"), [(None, 137), (137, 137), (9, 9)])
-def test_component_at_its_memory_limit_ends_by_no_fault_of_the_cluster(
-    tmp_path: Path, code: int | None, exit_code: int
-) -> None:
+def test_memory_limit_is_no_fault_of_the_cluster(tmp_path: Path, code: int | None, exit_code: int) -> None:
     own = component(tmp_path, "7")
     own.lrm_ended(ended_at_memory_limit(code))
     status = own.status()
@@ -221,9 +209,7 @@ def test_component_that_succeeded_stays_so_at_its_memory_limit(tmp_path: Path) -
 # Submissions in doubt
 
 
-async def test_what_is_taken_late_is_found_before_anything_is_handed_in_again(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
-) -> None:
+async def test_late_submission_is_found_before_another(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     lrm.refusal, lrm.late = SiteUnavailable("sbatch did not answer"), True
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: counts(daemon) == (2, 2, ""))
@@ -288,9 +274,7 @@ def test_of_several_jobs_of_one_name_one_stays(
 # What is not let go
 
 
-async def test_what_the_resource_manager_does_not_let_go_is_told_and_ended_by_force(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
-) -> None:
+async def test_lingering_job_is_reported_and_killed(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: counts(daemon) == (2, 2, ""))
         await daemon.submit(T)

@@ -59,9 +59,7 @@ async def told(error: SiteError | None, operation: LrmOperation = LrmOperation.S
         (SiteRejected("no queue"), LrmOperation.SNAPSHOT, 1),
     ],
 )
-async def test_that_a_job_is_refused_is_an_answer(
-    error: SiteError | None, operation: LrmOperation, failures: int
-) -> None:
+async def test_refusal_of_job_is_an_answer(error: SiteError | None, operation: LrmOperation, failures: int) -> None:
     calls = await told(error, operation)
     assert (calls.operation, calls.count, calls.failures) == (operation, 1, failures)
     assert calls.last_error == (error.message if error is not None and failures else "")
@@ -82,9 +80,7 @@ async def test_the_longest_call_is_forgotten_after_a_while_and_the_sum_is_not() 
     assert record.told() == (LrmCalls("snapshot", 1, 0, 8.0, 0.0),)
 
 
-async def test_calls_are_told_with_the_reports_and_make_none(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
-) -> None:
+async def test_calls_are_part_of_reports_and_make_none(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
 
     def of(operation: str) -> dict[str, Any]:
         found = [calls for calls in daemon.report().get("calls", ()) if calls["operation"] == operation]
@@ -108,9 +104,7 @@ async def test_calls_are_told_with_the_reports_and_make_none(
         assert of("snapshot")["count"] > looks
 
 
-async def test_a_resource_manager_that_stays_away_is_told_of_again_and_again(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
-) -> None:
+async def test_absent_lrm_is_reported_again_and_again(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     lrm.fault = SiteUnavailable("squeue did not answer")
     async with serving(lrm, daemon, tmp_path):
         for _ in range(3):

@@ -51,9 +51,7 @@ async def test_from_the_very_first(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path:
         await daemon.until(lambda: daemon.status("7.1.0").get("state") == "waiting")
 
 
-async def test_a_daemon_that_comes_back_is_told_of_the_trouble_at_once(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
-) -> None:
+async def test_returning_daemon_is_told_of_trouble_at_once(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     lrm.fault = NO_QUEUE
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: counts(daemon) == (0, 0, SAID))
@@ -63,9 +61,7 @@ async def test_a_daemon_that_comes_back_is_told_of_the_trouble_at_once(
         await daemon.until(lambda: counts(daemon) == (0, 0, SAID))
 
 
-async def test_later_on_the_last_counts_stand_with_the_reason(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
-) -> None:
+async def test_trouble_is_reported_with_the_last_counts(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: counts(daemon) == (2, 2, ""))
         lrm.fault = AWAY
@@ -82,9 +78,7 @@ async def test_later_on_the_last_counts_stand_with_the_reason(
         await daemon.until(lambda: counts(daemon) == (2, 2, ""))
 
 
-async def test_what_was_being_handed_in_waits_until_it_can_be_opened(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
-) -> None:
+async def test_unsure_submission_waits_for_open(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     Spool(tmp_path).make("test", "7.1.0").write(submit={"size": 1, "walltime": None, "name": "x", "secret": "s"})
     lrm.unopened = NO_QUEUE
     async with serving(lrm, daemon, tmp_path):
@@ -123,7 +117,7 @@ async def until(condition: Callable[[], bool], jobs: LrmJobs) -> None:
     await asyncio.gather(watching, return_exceptions=True)
 
 
-async def test_stop_of_started_component_waits_for_runners_not_heard_yet(
+async def test_stop_waits_for_runners_not_heard(
     lrm: MemoryLrm, jobs: tuple[LrmJobs, Component], tmp_path: Path
 ) -> None:
     """A new agent knows that they were let go; they hold the end of their program's output, and reconnect soon."""
@@ -137,9 +131,7 @@ async def test_stop_of_started_component_waits_for_runners_not_heard_yet(
     assert lrm.cancelled == [(queued.token, False)]
 
 
-async def test_an_end_is_looked_for_that_the_resource_manager_does_not_tell(
-    lrm: MemoryLrm, jobs: tuple[LrmJobs, Component]
-) -> None:
+async def test_end_that_lrm_does_not_announce_is_polled(lrm: MemoryLrm, jobs: tuple[LrmJobs, Component]) -> None:
     own, component = jobs
     own.submit(component)
 
@@ -157,9 +149,7 @@ async def test_an_end_is_looked_for_that_the_resource_manager_does_not_tell(
     assert component.error == ""
 
 
-async def test_looks_grow_rarer_and_an_idle_agent_leaves_them_to_the_resource_manager(
-    lrm: MemoryLrm, jobs: tuple[LrmJobs, Component]
-) -> None:
+async def test_polls_grow_rarer_and_stop_when_idle(lrm: MemoryLrm, jobs: tuple[LrmJobs, Component]) -> None:
     own, component = jobs
     assert own.polls.time_to_next() >= 2 * 1000.0
     component.lrm_job, component.nodes[0].phase = "1", "ended"
@@ -176,9 +166,7 @@ async def test_looks_grow_rarer_and_an_idle_agent_leaves_them_to_the_resource_ma
     assert own.polls.time_to_next() >= 2 * 1000.0
 
 
-async def test_what_the_journals_hold_is_told_though_it_does_not_answer_an_agent_that_was_restarted(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
-) -> None:
+async def test_restarted_agent_reports_journals_without_lrm(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     """Components counted as lost after a while, though their runners were heard."""
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: bool(daemon.inventories))
@@ -199,9 +187,7 @@ async def test_what_the_journals_hold_is_told_though_it_does_not_answer_an_agent
         await daemon.until(lambda: counts(daemon) == (2, 0, ""))
 
 
-async def test_without_journals_nothing_is_told_before_it_answers(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
-) -> None:
+async def test_agent_without_journals_waits_for_lrm(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     """An agent whose folder was lost knows of nothing, and that is no reason to give anything up."""
     lrm.answering.clear()
     async with serving(lrm, daemon, tmp_path):
@@ -209,9 +195,7 @@ async def test_without_journals_nothing_is_told_before_it_answers(
         assert daemon.inventories == []
 
 
-async def test_a_runner_that_cannot_even_start_is_told_with_its_last_words(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
-) -> None:
+async def test_failed_start_of_runner_quotes_its_log(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: bool(daemon.inventories))
         await daemon.submit("7.1.0", 1)
@@ -329,9 +313,7 @@ async def test_one_at_a_look_is_told_as_trouble_and_passes(
 # Runners that are not heard of
 
 
-async def test_runners_that_run_and_never_connect_are_the_sites_fault(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
-) -> None:
+async def test_runner_that_never_connects_is_fault_of_site(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: bool(daemon.inventories))
         await daemon.submit("7.1.0", 2)
@@ -344,9 +326,7 @@ async def test_runners_that_run_and_never_connect_are_the_sites_fault(
         assert said["infrastructure"]
 
 
-async def test_nodes_that_boot_are_waited_for_and_what_jobs_wait_for_is_told(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
-) -> None:
+async def test_booting_nodes_are_awaited_and_reported(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
 
     def waits() -> tuple[str, float]:
         status = daemon.status("7.1.0")
@@ -394,9 +374,7 @@ async def test_a_node_that_is_dead_does_not_hang_up_and_is_given_up_all_the_same
         runner.writer.transport.abort()
 
 
-async def test_a_node_that_is_lost_after_its_program_came_to_a_good_end_is_no_failure(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
-) -> None:
+async def test_node_lost_after_success_is_no_failure(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     async with serving(lrm, daemon, tmp_path):
         runner = await claim(daemon, tmp_path)
         await daemon.open(["true"], "7.1.0")
@@ -411,9 +389,7 @@ async def test_a_node_that_is_lost_after_its_program_came_to_a_good_end_is_no_fa
         assert (status["program_exit"], status["infrastructure"], status["error"]) == (0, False, "")
 
 
-async def test_who_goes_on_though_its_job_is_over_is_told_to_end(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
-) -> None:
+async def test_runner_of_ended_job_is_stopped(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     """Its nodes are given to others: as long as it talked, nobody would hang up."""
     async with serving(lrm, daemon, tmp_path):
         runner = await claim(daemon, tmp_path)
@@ -423,9 +399,7 @@ async def test_who_goes_on_though_its_job_is_over_is_told_to_end(
         runner.writer.transport.abort()
 
 
-async def test_what_an_earlier_daemon_asked_is_no_answer_to_the_next(
-    lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path
-) -> None:
+async def test_probe_of_earlier_daemon_is_not_confirmed(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
     """Both count their questions from 1."""
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: bool(daemon.inventories))

@@ -98,9 +98,7 @@ async def test_a_grace_that_ends_while_there_is_no_agent_is_over(site: Site, dae
 
 @pytest.mark.processes
 @pytest.mark.parametrize("more", [{}, {"signal": "USR1", "grace": LONG}])
-async def test_before_its_program_runs_a_component_is_stopped_at_once(
-    site: Site, daemon: FakeDaemon, more: dict[str, Any]
-) -> None:
+async def test_component_without_program_stops_at_once(site: Site, daemon: FakeDaemon, more: dict[str, Any]) -> None:
     await daemon.submit(T)
     await daemon.reaches(T, "claimed")
     await daemon.command("stop", T, reason="test", **more)

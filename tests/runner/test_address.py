@@ -46,9 +46,7 @@ def test_this_machines_own_addresses() -> None:
         ({"KOALA_MPI_INTERFACE": "127.0.4.0/24"}, "127.0.4.1", "node-127.0.4.1"),
     ],
 )
-async def test_a_runner_says_how_it_is_reached(
-    agent: FakeAgent, environment: dict[str, str], host: str, name: str
-) -> None:
+async def test_runner_reports_its_address(agent: FakeAgent, environment: dict[str, str], host: str, name: str) -> None:
     node = await agent.start("7.1.0", 0, "127.0.4.1", **environment)
     assert (node.hellos[0]["host"], node.hellos[0]["name"], node.hellos[0]["phase"]) == (host, name, "waiting")
 

@@ -44,9 +44,7 @@ BY_SERIES = [(5, SELECTED_5), (4, SELECTED_4)]
 
 
 @pytest.mark.parametrize(("series", "command", "selected"), [(5, COMMAND_5, SELECTED_5), (4, COMMAND_4, SELECTED_4)])
-def test_select_parameters_of_mpiruns_command_returns_the_allowed_ones(
-    series: int, command: str, selected: dict[str, str]
-) -> None:
+def test_select_parameters_returns_the_allowed_ones(series: int, command: str, selected: dict[str, str]) -> None:
     assert select_parameters(series, command) == selected
     assert check_parameters(series, selected, SECTION) == selected
 
@@ -79,9 +77,7 @@ def test_check_parameters_with_another_parameter_names_it(series: int, selected:
     "more", ["; id", "$(id)", "`id`", "\n", " --prtemca plm ssh", "|id", "&", "'", '"', "\\", "\0"]
 )
 @pytest.mark.parametrize(("series", "selected"), BY_SERIES)
-def test_check_parameters_with_a_shells_words_names_the_parameter(
-    series: int, selected: dict[str, str], more: str
-) -> None:
+def test_check_parameters_names_a_value_for_a_shell(series: int, selected: dict[str, str], more: str) -> None:
     for name, value in selected.items():
         with pytest.raises(Failure, match=rf"as the parameter {name}, which is no value of it"):
             check_parameters(series, {**selected, name: value + more}, SECTION)
@@ -120,9 +116,7 @@ TEXTS = st.text(max_size=30) | st.sampled_from([*SELECTED_5, *SELECTED_4, *SELEC
     parameters=st.dictionaries(TEXTS, TEXTS | st.integers() | st.none(), max_size=8),
     keeps_required=st.booleans(),
 )
-def test_check_parameters_of_anything_passes_only_words_without_blanks_quotes_and_options(
-    series: int, parameters: dict[str, object], keeps_required: bool
-) -> None:
+def test_check_parameters_passes_plain_words(series: int, parameters: dict[str, object], keeps_required: bool) -> None:
     valid = dict(BY_SERIES)[series] if keeps_required else {}
     try:
         checked = check_parameters(series, {**valid, **parameters}, SECTION)

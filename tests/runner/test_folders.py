@@ -129,9 +129,7 @@ def test_a_runner_removes_its_read_only_folders(left: Path) -> None:
 
 @pytest.mark.processes
 @needs(ROOT)
-def test_where_something_of_anothers_stays_the_rest_goes_and_it_is_found_again(
-    left: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_folder_with_file_of_another_user_is_found_again(left: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (path,) = left.iterdir()
     theirs = path / "pkg" / "theirs"
     theirs.mkdir(mode=0o755)

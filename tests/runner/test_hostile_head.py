@@ -59,9 +59,7 @@ async def start_pair(agent: FakeAgent, series: int, head: dict[str, str]) -> lis
 
 
 @pytest.mark.parametrize("series", SERIES)
-async def test_mpi_daemon_with_an_honest_mpirun_behind_a_script_starts_ranks(
-    agent: FakeAgent, tmp_path: Path, series: int
-) -> None:
+async def test_mpi_daemon_behind_a_script_starts_ranks(agent: FakeAgent, tmp_path: Path, series: int) -> None:
     """What the next tests change one thing of."""
     nodes = await start_pair(agent, series, write_mpirun(tmp_path / "head", series, '$options "$@"'))
     await run(agent, nodes, RANK)
@@ -72,7 +70,7 @@ async def test_mpi_daemon_with_an_honest_mpirun_behind_a_script_starts_ranks(
 
 @pytest.mark.parametrize("attack", ["another command", "another program", "exec agent"])
 @pytest.mark.parametrize("series", SERIES)
-async def test_mpi_daemon_asked_for_another_program_kills_it_before_it_begins(
+async def test_other_program_of_mpi_daemon_is_killed(
     agent: FakeAgent, tmp_path: Path, series: int, attack: str
 ) -> None:
     mark, program = tmp_path / "mark", tmp_path / "program"
@@ -98,9 +96,7 @@ async def test_mpi_daemon_asked_for_another_program_kills_it_before_it_begins(
 
 
 @pytest.mark.parametrize("series", SERIES)
-async def test_mpi_daemon_given_variables_for_the_dynamic_linker_starts_ranks_without_them(
-    agent: FakeAgent, tmp_path: Path, series: int
-) -> None:
+async def test_ranks_start_without_variables_of_the_linker(agent: FakeAgent, tmp_path: Path, series: int) -> None:
     """The linker warns of a library that is not there, as where a job of one cluster is the site's own affair."""
     script = '-x LD_PRELOAD=/of/the/head.so -x PYTHONSTARTUP=/of/the/head $options "$@"'
     nodes = await start_pair(agent, series, write_mpirun(tmp_path / "head", series, script))
@@ -126,7 +122,7 @@ async def test_mpi_daemon_given_variables_for_the_dynamic_linker_starts_ranks_wi
         ({"ess_base_vpid": 1}, "as the parameter ess_base_vpid"),
     ],
 )
-async def test_launch_request_with_another_parameter_is_refused(
+async def test_launch_with_other_parameter_is_refused(
     agent: FakeAgent, change: dict[str, object], message: str
 ) -> None:
     def meddle(_: FakeNode, payload: dict[str, Any]) -> dict[str, Any]:
@@ -164,9 +160,7 @@ async def test_mpi_daemon_of_its_own_site_is_not_traced(agent: FakeAgent) -> Non
 
 
 @pytest.mark.parametrize("series", SERIES)
-async def test_spawn_request_of_another_sites_rank_runs_nothing_on_the_head_node(
-    agent: FakeAgent, tmp_path: Path, series: int
-) -> None:
+async def test_spawn_request_of_other_site_runs_nothing(agent: FakeAgent, tmp_path: Path, series: int) -> None:
     """A site that does not lead the job makes of its rank what it likes, and asks ``mpirun`` for a program."""
     mark, program = tmp_path / "mark", tmp_path / "program.py"
     program.write_text(
@@ -217,9 +211,7 @@ async def test_mpi_daemon_that_a_script_starts_as_its_child_is_held(agent: FakeA
 
 
 @pytest.mark.parametrize("renewed", [True, False])
-async def test_traced_mpi_daemon_is_halted_when_its_lease_ended_while_the_runner_was_stopped(
-    agent: FakeAgent, tmp_path: Path, *, renewed: bool
-) -> None:
+async def test_traced_mpi_daemon_is_halted_at_end_of_lease(agent: FakeAgent, tmp_path: Path, *, renewed: bool) -> None:
     gate = tmp_path / "gate"
     agent.lease = None
     nodes = [await agent.start("7.1.0", 0, "127.0.1.1", **MPI_ENVIRONMENT)]

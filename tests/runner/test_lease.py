@@ -123,9 +123,7 @@ async def test_runner_stopped_in_the_grace_after_its_lease_counts_it_all_the_sam
 
 @pytest.mark.processes
 @pytest.mark.parametrize("command", [STUBBORN, ["sh", "-c", f"{shlex.join(STUBBORN)} & sleep 0.5; wait"]])
-async def test_runner_ends_program_at_walltime_whatever_is_left_of_its_grace(
-    tmp_path: Path, command: list[str]
-) -> None:
+async def test_runner_ends_program_at_walltime_despite_grace(tmp_path: Path, command: list[str]) -> None:
     """The daemon counts the walltime, whether or not a warning began before it lost its agent."""
     agent = FakeAgent(tmp_path, lease=None)
     node = await started(agent, command, walltime=3.0)
@@ -160,7 +158,7 @@ async def test_runner_ends_program_at_walltime_without_agent(tmp_path: Path) -> 
 
 
 @given(st.lists(st.tuples(*[st.floats(0.0, 100.0)] * 6, st.booleans()), min_size=1, max_size=20))
-def test_node_counts_from_no_later_moment_than_daemon_whatever_the_delays(
+def test_node_never_counts_from_later_moment(
     rounds: list[tuple[float, float, float, float, float, float, bool]],
 ) -> None:
     """Each question and answer is on its way for any time; each side may be stopped before it reads; some get lost."""

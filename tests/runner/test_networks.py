@@ -214,9 +214,7 @@ WHERE = ["sh", "-c", "echo $OMPI_COMM_WORLD_RANK $KOALA_HOST $KOALA_HOSTS $OMPI_
 
 @pytest.mark.processes
 @pytest.mark.mpi
-async def test_a_network_that_all_have_is_found_when_their_own_do_not_meet(
-    agent: FakeAgent, machines: Machines
-) -> None:
+async def test_common_network_is_found_if_the_first_does_not_connect(agent: FakeAgent, machines: Machines) -> None:
     nodes = [
         await node(agent, machines, "7.1.0", 0, (1, 11), (9, 11)),
         await node(agent, machines, "7.1.0", 1, (1, 12), (9, 12)),
@@ -249,9 +247,7 @@ async def test_messages_pass_by_the_network_that_was_found(agent: FakeAgent, mac
 
 
 @pytest.mark.processes
-async def test_when_no_network_will_do_the_error_is_of_the_addresses_that_people_know(
-    agent: FakeAgent, machines: Machines
-) -> None:
+async def test_error_without_network_names_the_known_addresses(agent: FakeAgent, machines: Machines) -> None:
     nodes = [
         await node(agent, machines, "7.1.0", 0, (1, 11), (9, 11)),
         await node(agent, machines, "7.1.1", 0, (2, 21), (9, 21)),

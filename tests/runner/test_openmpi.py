@@ -92,9 +92,7 @@ async def test_program_that_is_not_executable_never_reaches_mpirun(agent: FakeAg
 
 
 @pytest.mark.parametrize("lacks", [0, 1])
-async def test_a_folder_that_a_node_does_not_have_is_the_jobs_own_failure(
-    agent: FakeAgent, tmp_path: Path, lacks: int
-) -> None:
+async def test_missing_folder_is_a_failure_of_the_job(agent: FakeAgent, tmp_path: Path, lacks: int) -> None:
     nodes = await gang(agent, north=1, south=1)
     opening = plan(nodes, RANK, launcher="openmpi", workdir=str(tmp_path))
     opening["contexts"][lacks]["workdir"] = "/no/such/folder"

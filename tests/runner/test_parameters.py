@@ -74,9 +74,7 @@ def test_without_a_profile_nothing_is_said(tmp_path: Path) -> None:
     assert prepared(tmp_path, "prterun") == {}
 
 
-def test_without_a_profile_a_node_in_several_clusters_keeps_to_the_interface_by_which_it_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_node_without_profile_keeps_to_its_known_interface(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = [("lo", "127.0.0.1"), ("eth0", "192.0.2.5"), ("ib0", "198.18.0.5")]
     monkeypatch.setattr("koalapy.runner.parameters.own_addresses", lambda: own)
     names = prepared(tmp_path, "prterun", clusters=2)

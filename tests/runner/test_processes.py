@@ -59,9 +59,7 @@ async def test_program_that_is_a_folder_ends_with_126(agent: FakeAgent, tmp_path
     assert b"it is a folder; name a file in it" in node.output
 
 
-async def test_output_and_errors_come_in_order_and_are_appended_to_the_users_file(
-    agent: FakeAgent, tmp_path: Path
-) -> None:
+async def test_output_and_errors_are_appended_in_order_to_users_file(agent: FakeAgent, tmp_path: Path) -> None:
     (tmp_path / "log").write_text("before\n")
     script = ["sh", "-c", "echo one; echo two >&2; echo three"]
     node, _ = await result(agent, script, workdir=str(tmp_path), output="log")

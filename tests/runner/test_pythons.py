@@ -125,9 +125,7 @@ async def test_more_nodes_than_the_head_may_open_files_for(agent: FakeAgent, tmp
 
 
 @pytest.mark.mpi
-async def test_a_rank_that_ended_by_an_exception_while_others_wait_is_worth_a_hint(
-    agent: FakeAgent, tmp_path: Path
-) -> None:
+async def test_hint_is_given_for_an_exception_of_a_rank(agent: FakeAgent, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(ONE_RANK_FAILS)
     prefix = changed(tmp_path, IMPATIENT)

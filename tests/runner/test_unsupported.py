@@ -45,9 +45,7 @@ async def test_file_that_clusters_do_not_share_fails_on_all_ranks(agent: FakeAge
 
 
 @pytest.mark.parametrize("series", SERIES)
-async def test_ranks_of_several_have_what_mpich_fails_by_and_a_single_one_has_not(
-    agent: FakeAgent, series: int
-) -> None:
+async def test_only_jobs_of_several_ranks_refuse_mpich(agent: FakeAgent, series: int) -> None:
     nodes = await start_pair(agent, series, {})
     await run(agent, nodes, ["sh", "-c", 'echo "${PMI_PORT-none}"'])
     assert (await nodes[0].expect("exit"))["code"] == 0

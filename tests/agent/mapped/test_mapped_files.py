@@ -42,7 +42,7 @@ async def staged(daemon: FakeDaemon, daemon_files: FakeDaemonFiles, state: str =
     await daemon.staged(S, state)
 
 
-async def test_what_was_sent_along_is_the_owners_and_what_comes_back_was(
+async def test_bundle_and_results_are_the_owners(
     daemon_files: FakeDaemonFiles, daemon: FakeDaemon, mapped: MappedSite
 ) -> None:
     secret = mapped.jobs.parent / "secret"
@@ -79,7 +79,7 @@ async def test_results_of_a_folder_that_leads_elsewhere_are_the_accounts_own_to_
     assert b"root's alone" not in daemon_files.results.get(S, b"")
 
 
-async def test_a_job_that_fails_to_get_its_files_says_why(
+async def test_stage_failure_names_its_cause(
     daemon_files: FakeDaemonFiles, daemon: FakeDaemon, mapped: MappedSite
 ) -> None:
     blocked = mapped.jobs / "alice"
@@ -91,7 +91,7 @@ async def test_a_job_that_fails_to_get_its_files_says_why(
     assert status["fault"] == "source"  # a cluster does not count it as its own
 
 
-async def test_a_stage_of_nobodys_is_brought_to_nobody(
+async def test_stage_without_user_is_refused(
     daemon_files: FakeDaemonFiles, daemon: FakeDaemon, mapped: MappedSite
 ) -> None:
     for token, user in (("7.1.8", ""), ("7.1.7", "mallory"), ("7.1.6", "../alice")):

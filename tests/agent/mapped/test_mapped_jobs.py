@@ -84,9 +84,7 @@ async def test_a_job_neither_reads_nor_signals_anothers(daemon: FakeDaemon, mapp
     assert daemon.status("7.1.0")["program_exit"] == 0
 
 
-async def test_what_a_program_puts_in_place_of_its_result_hangs_and_fills_nothing(
-    daemon: FakeDaemon, mapped: MappedSite
-) -> None:
+async def test_odd_file_in_place_of_result_neither_hangs_nor_fills(daemon: FakeDaemon, mapped: MappedSite) -> None:
     spoil = (
         "rm -f runner.log; mkfifo runner.log result.7.json; truncate -s 10G output.0.99; ln -s /etc/shadow output.0.1; "
     )
@@ -144,9 +142,7 @@ async def test_a_job_that_was_stopped_ends_though_its_account_is_gone(daemon: Fa
     assert (await daemon.reaches("7.1.0", "ended"))["program_exit"] is None
 
 
-async def test_results_that_were_left_while_the_agent_was_away_are_fetched(
-    daemon: FakeDaemon, mapped: MappedSite
-) -> None:
+async def test_results_left_while_agent_was_away_are_fetched(daemon: FakeDaemon, mapped: MappedSite) -> None:
     gate = mapped.jobs.parent / "gate"
     hold = ["/bin/sh", "-c", f"until [ -e {gate} ]; do sleep 0.05; done; echo done; exit 3"]
     await daemon.submit("7.1.0", local_user="alice")

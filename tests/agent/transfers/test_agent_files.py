@@ -66,9 +66,7 @@ async def test_the_daemon_asks_about_replicas(site: Site, daemon: FakeDaemon) ->
     assert (await daemon.ask("north", "dance"))["fault"] == "unknown"
 
 
-async def test_results_come_before_the_end_is_told(
-    daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon
-) -> None:
+async def test_results_come_before_the_end(daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon) -> None:
     daemon_files.away = True
     await daemon.stage(S, replica(site, "in.txt", b"input"))
     await daemon.staged(S)
@@ -86,9 +84,7 @@ async def test_results_come_before_the_end_is_told(
     assert daemon_files.requests[-1] == f"PUT /api/v1/agents/north/results/{S} Bearer s3cret"
 
 
-async def test_results_that_are_refused_are_lost_but_no_failure(
-    daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon
-) -> None:
+async def test_refused_results_are_no_failure(daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon) -> None:
     daemon_files.refuse = 413, "more than 1 MB"
     await daemon.stage(S)
     await daemon.staged(S)
@@ -99,9 +95,7 @@ async def test_results_that_are_refused_are_lost_but_no_failure(
     assert daemon.output[T].decode() == f"koala: {why}\n"
 
 
-async def test_results_come_though_a_node_is_lost(
-    daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon
-) -> None:
+async def test_results_come_from_lost_node(daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon) -> None:
     """The agent cannot know whether the job succeeded all the same, as when a node is lost after ``mpirun`` ended."""
     await daemon.stage(S)
     await daemon.staged(S)
@@ -110,9 +104,7 @@ async def test_results_come_though_a_node_is_lost(
     assert names(daemon_files.results[S]) == {"a": b"one\n"}
 
 
-async def test_nothing_is_collected_of_what_never_ran(
-    daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon
-) -> None:
+async def test_nothing_is_collected_without_run(daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon) -> None:
     await daemon.stage(S)
     await daemon.submit(T, stage=S, collect=["*"])
     await daemon.reaches(T, "claimed")
@@ -121,9 +113,7 @@ async def test_nothing_is_collected_of_what_never_ran(
     assert daemon_files.requests == []
 
 
-async def test_a_stage_stays_while_its_program_runs(
-    daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon
-) -> None:
+async def test_stage_stays_while_program_runs(daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon) -> None:
     await daemon.stage(S)
     await daemon.staged(S)
     await daemon.submit(T, stage=S)
@@ -141,9 +131,7 @@ async def test_a_stage_stays_while_its_program_runs(
     await daemon.until(lambda: not any(site.settings.stages.iterdir()))
 
 
-async def test_a_new_agent_collects_what_the_old_one_did_not(
-    daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon
-) -> None:
+async def test_new_agent_collects_old_results(daemon_files: FakeDaemonFiles, site: Site, daemon: FakeDaemon) -> None:
     daemon_files.away = True
     await daemon.stage(S)
     await daemon.submit(T, stage=S, collect=["a"])
@@ -159,9 +147,7 @@ async def test_a_new_agent_collects_what_the_old_one_did_not(
 
 
 @needs_rsync
-async def test_an_agent_that_was_killed_goes_on_with_its_transfers(
-    tmp_path: Path, other_site: Site, daemon: FakeDaemon
-) -> None:
+async def test_killed_agent_resumes_transfers(tmp_path: Path, other_site: Site, daemon: FakeDaemon) -> None:
     site = Site(tmp_path, daemon)
     gate = Gate(daemon, len(BIG) // 2)
     await gate.listen()

@@ -128,9 +128,7 @@ async def test_a_file_that_never_came(tmp_path: Path) -> None:
         digest.follow()
 
 
-def test_a_file_that_comes_and_is_whole_right_after_it_was_looked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_digest_of_file_that_comes_right_after_a_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "f"
     digest = GrowingDigest(path)
     really = os.open

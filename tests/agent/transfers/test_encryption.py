@@ -69,9 +69,7 @@ async def test_a_large_file_comes_in_one_try(north: FileSite, south: FileSite, w
 
 
 @pytest.mark.parametrize(("to", "of"), [(True, False), (False, True)])
-async def test_one_side_that_wants_it_is_enough(
-    north: FileSite, south: FileSite, wire: Wire, to: bool, of: bool
-) -> None:
+async def test_one_side_can_demand_encryption(north: FileSite, south: FileSite, wire: Wire, to: bool, of: bool) -> None:
     """Where the source alone wants it, a puller that does not is refused, for it would not understand."""
     north.encrypts, south.encrypts = to, of
     folder = north.stage(south.input(south.make("set", SECRET)))
@@ -85,9 +83,7 @@ async def test_one_side_that_wants_it_is_enough(
         assert (folder / "input").read_bytes() == SECRET
 
 
-async def test_source_without_certificate_is_pulled_from_only_if_clear_is_allowed(
-    north: FileSite, south: FileSite, wire: Wire
-) -> None:
+async def test_source_without_certificate_needs_clear_allowed(north: FileSite, south: FileSite, wire: Wire) -> None:
     south.encrypts = False
     real = south.exports.export
 
@@ -179,9 +175,7 @@ async def test_a_ticket_of_one_kind_is_nothing_to_the_other(south: FileSite, tmp
     assert [await pull(routes[0], certificate), await pull(routes[1], "")] == [0, 0]
 
 
-async def test_no_key_and_no_password_stands_on_a_disk_or_a_command_line(
-    north: FileSite, south: FileSite, wire: Wire
-) -> None:
+async def test_no_secret_is_on_a_disk_or_a_command_line(north: FileSite, south: FileSite, wire: Wire) -> None:
     gate = Gate(wire, 100_000)
     await gate.listen()
     north.stage(south.input(south.make("set", os.urandom(3_000_000))))

@@ -63,9 +63,7 @@ async def test_a_file_comes_and_is_told_of(north: FileSite, south: FileSite) -> 
     assert sorted(os.listdir(folder)) == ["set.bin"]
 
 
-async def test_what_it_takes_to_set_a_transfer_up_is_no_part_of_how_fast_it_flows(
-    north: FileSite, south: FileSite, wire: Wire
-) -> None:
+async def test_speed_excludes_time_to_set_up_a_transfer(north: FileSite, south: FileSite, wire: Wire) -> None:
     """The gate lets some bytes through, and holds the rest back until it is opened."""
     gate = Gate(wire, len(BIG) // 2)
     await gate.listen()
@@ -81,9 +79,7 @@ async def test_what_it_takes_to_set_a_transfer_up_is_no_part_of_how_fast_it_flow
     gate.close()
 
 
-async def test_the_silence_before_a_cut_is_noticed_is_no_part_of_how_fast_it_flows(
-    north: FileSite, south: FileSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_speed_excludes_silence_of_cut(north: FileSite, south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """rsync takes half a minute for it."""
     clock = SetClock()
     await north.restart(clock=clock)
@@ -117,9 +113,7 @@ async def test_the_silence_before_a_cut_is_noticed_is_no_part_of_how_fast_it_flo
 
 
 @pytest.mark.parametrize("daemon_came", [True, False])
-async def test_a_source_that_comes_back_after_the_daemon_has_time_for_that(
-    north: FileSite, south: FileSite, wire: Wire, daemon_came: bool
-) -> None:
+async def test_source_has_time_to_come_back(north: FileSite, south: FileSite, wire: Wire, daemon_came: bool) -> None:
     """A restart of the daemon breaks all connections, and agents come back one by one: nothing begins anew for that."""
     gate = Gate(wire, len(BIG) // 2)
     await gate.listen()
@@ -261,9 +255,7 @@ async def test_progress_is_told_and_never_goes_back(north: FileSite, south: File
     gate.close()
 
 
-async def test_a_source_that_died_is_told_when_it_does_not_come_back(
-    north: FileSite, south: FileSite, wire: Wire
-) -> None:
+async def test_dead_source_is_reported(north: FileSite, south: FileSite, wire: Wire) -> None:
     gate = Gate(wire, len(BIG) // 2)
     await gate.listen()
     north.stage(south.input(south.make("big", BIG)))
@@ -350,9 +342,7 @@ async def test_bytes_that_arrive_wrong_though_the_replica_is_right(north: FileSi
 
 
 @pytest.mark.parametrize("path", ["data", "set"])
-async def test_more_bytes_than_the_catalogue_has_are_not_awaited(
-    north: FileSite, south: FileSite, wire: Wire, path: str
-) -> None:
+async def test_surplus_bytes_are_not_awaited(north: FileSite, south: FileSite, wire: Wire, path: str) -> None:
     place = south.make("set/data" if path == "set" else path)
     wanted = south.input(south.replicas / path)
     real = south.exports.export
@@ -391,7 +381,7 @@ async def test_no_room(north: FileSite, south: FileSite) -> None:
     assert "File too large" in failed.error
 
 
-async def test_without_rsync_only_files_from_elsewhere_are_missed(
+async def test_missing_rsync_fails_pulls_only(
     north: FileSite, south: FileSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away, own = south.input(south.make("data")), north.input(north.make("data"))
@@ -555,9 +545,7 @@ async def test_tickets_that_nobody_gave_back_keep_nobody_out(south: FileSite) ->
     assert list(south.exports._tickets) == [route.module for route in routes[1:]]
 
 
-async def test_a_folder_is_kept_open_while_somebody_may_still_begin_with_it(
-    south: FileSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_ticket_folder_stays_open_for_pending_login(south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one under its number would be served in its place."""
     route = await exported(south, south.make("data"))
     folder = south.exports._tickets[route.module].folder
@@ -622,9 +610,7 @@ async def test_who_asks_is_answered_whatever_went_wrong(
     assert south.questions._answering == {}
 
 
-async def test_a_site_without_file_descriptors_does_not_blame_the_replica(
-    south: FileSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_lack_of_descriptors_is_no_fault_of_replica(south: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
     path = south.make("data")
 
     def refusing(*_: object, **others: object) -> int:
@@ -684,9 +670,7 @@ async def test_of_very_many_complaints_whole_lines_are_kept(tmp_path: Path, fake
     assert len(outcome.errors) <= rsync.MAX_ERROR_LENGTH
 
 
-async def test_names_are_told_and_who_hears_none_of_them_is_no_trouble(
-    tmp_path: Path, fake_rsync: Callable[[str], str]
-) -> None:
+async def test_pull_passes_names_on_standard_input(tmp_path: Path, fake_rsync: Callable[[str], str]) -> None:
     program = fake_rsync(f"cat > {tmp_path}/heard")
     assert (await rsync.pull(ROUTE, "a b", tmp_path, lambda: False, program)).code == 0
     assert (tmp_path / "heard").read_bytes() == b"./a b\0"

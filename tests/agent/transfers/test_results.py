@@ -212,9 +212,7 @@ async def test_a_daemon_that_is_there_but_cannot_be_sent_anything_is_not_awaited
     assert "the daemon cannot be reached" in (await collecting.collect()).error
 
 
-async def test_an_error_of_ours_does_not_keep_a_job_from_ending(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_error_of_collector_lets_the_job_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("broken")
 
@@ -242,9 +240,7 @@ async def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.
         fake.close()
 
 
-async def test_who_hangs_what_collects_his_results_does_not_keep_others_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hanging_collection_delays_no_other_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs as an account, which may stop it; also when nobody wants the results any more, a thread hangs by it."""
     hung, sent = threading.Event(), []
 

@@ -76,9 +76,7 @@ CHANGES = [in_place, in_place_and_made_look_old, in_place_with_its_times_kept, b
 @pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("part", [None, "a"])
-async def test_a_replica_changed_at_equal_size_is_not_used(
-    north: FileSite, change: Callable[[Path], None], part: str | None
-) -> None:
+async def test_changed_replica_is_refused(north: FileSite, change: Callable[[Path], None], part: str | None) -> None:
     path = old(north.make("set/a").parent) if part else old(north.make("data"))
     wanted = north.input(path, part=part)
     north.stage(wanted)
@@ -92,9 +90,7 @@ async def test_a_replica_changed_at_equal_size_is_not_used(
 
 @pytest.mark.usefixtures("settled")
 @pytest.mark.parametrize("change", CHANGES)
-async def test_a_folder_in_which_a_file_was_changed_is_not_used(
-    north: FileSite, change: Callable[[Path], None]
-) -> None:
+async def test_folder_with_changed_file_is_refused(north: FileSite, change: Callable[[Path], None]) -> None:
     north.make("set/below/a")
     path = old(north.replicas / "set")
     wanted = north.input(path)
@@ -158,9 +154,7 @@ async def test_that_we_make_it_read_only_is_not_what_was_changed_just_now(north:
 
 
 @pytest.mark.usefixtures("settled")
-async def test_one_whose_names_or_rights_others_have_changed_is_read_once_more(
-    north: FileSite, read: list[str]
-) -> None:
+async def test_replica_with_changed_names_or_rights_is_read_again(north: FileSite, read: list[str]) -> None:
     path = north.make("data")
     wanted = north.input(path)
     for token, elsewhere in ((T, False), (U, True), (V, True), ("10.1.0", False), ("11.1.0", False)):
@@ -212,9 +206,7 @@ def with_a_name_elsewhere(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["data", "set/data"])
 @pytest.mark.parametrize("others", [of_another_account, with_a_name_elsewhere])
-async def test_the_rights_of_what_is_not_ours_alone_stay_as_they_are(
-    north: FileSite, name: str, others: Callable[[Path], None]
-) -> None:
+async def test_rights_of_shared_files_stay(north: FileSite, name: str, others: Callable[[Path], None]) -> None:
     """Root's agent took the right to write from other accounts' files, and from files that had a name elsewhere; what
     is done to them meanwhile shows all the same."""
     file = north.make(name)
@@ -233,9 +225,7 @@ async def test_the_rights_of_what_is_not_ours_alone_stay_as_they_are(
 @pytest.mark.processes
 @needs_rsync
 @pytest.mark.parametrize("name", ["data", "set/below/data"])
-async def test_programs_find_what_was_brought_read_only_and_it_can_be_removed(
-    north: FileSite, south: FileSite, name: str
-) -> None:
+async def test_brought_input_is_read_only_and_removable(north: FileSite, south: FileSite, name: str) -> None:
     south.make(name).chmod(0o664)
     path = south.replicas / name.split("/")[0]
     folder = north.stage(south.input(path))

@@ -41,9 +41,7 @@ async def waits(site: FileSite) -> None:
 # Turns
 
 
-async def test_no_more_is_pulled_at_once_than_is_allowed(
-    north: FileSite, south: FileSite, wire: Wire, gate: Gate
-) -> None:
+async def test_pulls_stay_within_transfer_limit(north: FileSite, south: FileSite, wire: Wire, gate: Gate) -> None:
     clock = SetClock()
     await north.restart(pulls=1, clock=clock)
     north.stage(south.input(south.make("big", BIG)))
@@ -59,9 +57,7 @@ async def test_no_more_is_pulled_at_once_than_is_allowed(
     assert (await north.comes_to("done")).moved[0].seconds == 1000.0
 
 
-async def test_a_stage_that_is_unwanted_while_it_waits_for_its_turn_leaves_no_trace(
-    north: FileSite, south: FileSite, wire: Wire, gate: Gate
-) -> None:
+async def test_unwanted_stage_leaves_its_turn(north: FileSite, south: FileSite, wire: Wire, gate: Gate) -> None:
     await north.restart(pulls=1)
     north.stage(south.input(south.make("big", BIG)))
     await gate.reached.wait()
@@ -90,9 +86,7 @@ async def test_who_was_cut_lets_others_pull_while_it_pauses(north: FileSite, sou
     assert north.stages.statuses(INSTANCE)[0].state == "running"
 
 
-async def test_a_new_agent_gives_turns_in_the_order_in_which_stages_came(
-    north: FileSite, south: FileSite, gate: Gate
-) -> None:
+async def test_new_agent_keeps_the_order_of_turns(north: FileSite, south: FileSite, gate: Gate) -> None:
     await north.restart(pulls=1)
     for number, token in enumerate(("9.1.0", "8.1.0", "10.1.0")):
         north.stage(south.input(south.make(f"data-{number}", BIG)), token=token)
@@ -115,9 +109,7 @@ async def test_a_new_agent_gives_turns_in_the_order_in_which_stages_came(
 # Sharing
 
 
-async def test_two_stages_that_want_the_same_share_one_pull(
-    north: FileSite, south: FileSite, wire: Wire, gate: Gate
-) -> None:
+async def test_equal_inputs_share_one_pull(north: FileSite, south: FileSite, wire: Wire, gate: Gate) -> None:
     wanted = south.input(south.make("big", BIG))
     folders = [north.stage(wanted)]
     await gate.reached.wait()
@@ -169,9 +161,7 @@ async def test_one_that_is_unwanted_meanwhile_harms_no_other(
     await north.until(lambda: len(os.listdir(north.directory / "stages")) == 4)
 
 
-async def test_a_new_agent_pulls_once_too_and_goes_on_where_the_old_one_was(
-    north: FileSite, south: FileSite, wire: Wire, gate: Gate
-) -> None:
+async def test_new_agent_resumes_shared_pull(north: FileSite, south: FileSite, wire: Wire, gate: Gate) -> None:
     wanted = south.input(south.make("big", BIG))
     north.stage(wanted)
     await gate.reached.wait()

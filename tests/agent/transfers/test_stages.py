@@ -200,9 +200,7 @@ async def test_a_bundle_with_a_wrong_checksum(north: FileSite, daemon_files: Fak
     assert os.listdir(folder) == []
 
 
-async def test_an_input_does_not_take_the_place_of_a_file_of_the_submitters(
-    north: FileSite, daemon_files: FakeDaemonFiles
-) -> None:
+async def test_input_named_like_bundled_file_is_refused(north: FileSite, daemon_files: FakeDaemonFiles) -> None:
     folder = north.stage(north.input(north.make("data")), bundle=keep(daemon_files, archive(member("input", b"mine"))))
     assert "something called 'input' as well" in (await north.comes_to("failed")).error
     assert (folder / "input").read_bytes() == b"mine"
@@ -341,9 +339,7 @@ async def test_a_replica_must_have_a_name(north: FileSite, path: str) -> None:
     assert "the catalogue has no such replica" in (await north.comes_to("failed")).error
 
 
-async def test_a_daemon_that_hangs_keeps_nobody_waiting_who_wants_nothing_of_it(
-    north: FileSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hanging_daemon_delays_no_stage_without_bundle(north: FileSite, monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(4))
     goes_on, entered = threading.Event(), threading.Semaphore(0)
 

@@ -89,9 +89,7 @@ def end_then_cancel(first: Runner, second: Runner) -> None:
 
 
 @pytest.mark.parametrize("happens", [cancel_waiting, cancel_then_end, end_and_cancel, end_then_cancel])
-async def test_who_gives_up_takes_no_turn_along_and_gives_none_twice(
-    had: list[str], happens: Callable[[Runner, Runner], None]
-) -> None:
+async def test_cancelled_turn_is_passed_on_once(had: list[str], happens: Callable[[Runner, Runner], None]) -> None:
     turns = Turns(1)
     first, second, third, fourth = (Runner(turns, had, name) for name in ("1", "2", "3", "4"))
     await settle()
