@@ -266,6 +266,15 @@ class Gate:
             return
 
 
+@pytest.fixture
+async def gate(wire: Wire, request: pytest.FixtureRequest) -> AsyncIterator[Gate]:
+    """Lets half of the module's ``BIG`` through to the puller."""
+    gate = Gate(wire, len(request.module.BIG) // 2)
+    await gate.listen()
+    yield gate
+    gate.close()
+
+
 def content_of(path: Path) -> tuple[int, str]:
     """Size and checksum of a file or folder."""
     if path.is_file():

@@ -16,6 +16,7 @@ from koalapy.model.errors import SiteRejected
 from tests.agent.transfers.conftest import FileSite, Gate, Logins, Wire, needs_rsync
 
 pytestmark = [needs_rsync, pytest.mark.processes]
+BIG = os.urandom(3_000_000)
 SECRET = b"nobody on the way may read this; " * 10_000
 
 
@@ -175,10 +176,8 @@ async def test_a_ticket_of_one_kind_is_nothing_to_the_other(south: FileSite, tmp
     assert [await pull(routes[0], certificate), await pull(routes[1], "")] == [0, 0]
 
 
-async def test_no_secret_is_on_a_disk_or_a_command_line(north: FileSite, south: FileSite, wire: Wire) -> None:
-    gate = Gate(wire, 100_000)
-    await gate.listen()
-    north.stage(south.input(south.make("set", os.urandom(3_000_000))))
+async def test_no_secret_is_on_a_disk_or_a_command_line(north: FileSite, south: FileSite, gate: Gate) -> None:
+    north.stage(south.input(south.make("set", BIG)))
     await gate.reached.wait()
     seen = [word for process in tunnels() for word in process.cmdline()]
     (ticket,) = south.exports._tickets.values()
@@ -187,20 +186,16 @@ async def test_no_secret_is_on_a_disk_or_a_command_line(north: FileSite, south: 
     assert not any(b"PRIVATE" in path.read_bytes() for path in south.directory.rglob("*") if path.is_file())
     gate.open.set()
     await north.comes_to("done")
-    gate.close()
     await north.until(lambda: not tunnels())
 
 
-async def test_nothing_is_left_of_a_transfer_that_is_given_up(north: FileSite, south: FileSite, wire: Wire) -> None:
-    gate = Gate(wire, 100_000)
-    await gate.listen()
-    north.stage(south.input(south.make("set", os.urandom(3_000_000))))
+async def test_nothing_is_left_of_a_transfer_that_is_given_up(north: FileSite, south: FileSite, gate: Gate) -> None:
+    north.stage(south.input(south.make("set", BIG)))
     await gate.reached.wait()
     assert len(tunnels()) == 2
     await north.stop()
     await south.stop()
     await north.until(lambda: not tunnels())
-    gate.close()
 
 
 async def test_a_puller_that_begins_and_goes_on_with_nothing_is_sent_away(south: FileSite, logins: Logins) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import os
 import random
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,6 @@ from tests.agent.transfers.test_stages import archive, keep, member
 pytestmark = [needs_rsync, pytest.mark.processes]
 U, V = "8.1.0", "9.1.0"
 BIG = random.Random(3).randbytes(2_000_000)
-
-
-@pytest.fixture
-async def gate(wire: Wire) -> AsyncIterator[Gate]:
-    found = Gate(wire, len(BIG) // 2)
-    await found.listen()
-    yield found
-    found.close()
 
 
 async def waits(site: FileSite) -> None:
