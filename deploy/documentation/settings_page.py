@@ -16,9 +16,8 @@ from pydantic.fields import FieldInfo
 
 from koalapy.config.errors import DELIMITER, PREFIX
 from koalapy.config.settings import Settings
-from koalapy.scheduler.rules import Requirement
+from koalapy.model.corrections import bounds_of
 
-BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 NUMBERS = {"float": "number", "int": "whole number", "str": "text", "bool": "true or false"}
 UNITS = {1024**4: "TiB", 1024**3: "GiB", 1024**2: "MiB"}
 SPANS = {86400: "days", 3600: "hours"}
@@ -155,12 +154,8 @@ def _bounds(constraint: Any) -> Iterator[str]:
     if isinstance(constraint, FieldInfo):
         for each in constraint.metadata:
             yield from _bounds(each)
-    elif isinstance(constraint, Requirement):
-        yield constraint.words
     elif isinstance(constraint, annotated_types.BaseMetadata):
-        for name, words in BOUNDS.items():
-            if (bound := getattr(constraint, name, None)) is not None:
-                yield f"{words} {bound:.0f}" if bound == int(bound) else f"{words} {bound:g}"
+        yield from bounds_of(constraint)
 
 
 def _default(value: Any, meaning: str) -> str:

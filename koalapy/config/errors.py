@@ -17,8 +17,6 @@ from koalapy.scheduler.rules import OutOfRange
 Location = tuple[int | str, ...]
 PREFIX, DELIMITER = "KOALA_", "__"
 """Of environment variables that say what a file may say, too."""
-REMOVED = {("rules", "lost_after"): "it follows from lease now: leave it out, and set lease"}
-"""Keys that earlier versions had, and what to do instead."""
 UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
 
@@ -44,10 +42,7 @@ def _faults(root: type[BaseModel], error: Mapping[str, Any]) -> Iterator[tuple[L
     if location[-1:] == ("[key]",):  # a name among free ones, which the message has
         location = location[:-2]
     if isinstance(cause, OutOfRange):
-        for fault in cause.faults:
-            yield (*location, fault.field), fault.value, fault.message.removeprefix(fault.field)
-    elif error["type"] in UNKNOWN_KEY and location in REMOVED:
-        yield location, error.get("input"), f": {REMOVED[location]}"
+        yield (*location, cause.field), cause.value, cause.message.removeprefix(cause.field)
     elif error["type"] in UNKNOWN_KEY:
         known = keys_beside(root, location)
         near = get_close_matches(str(location[-1]), known, 1)

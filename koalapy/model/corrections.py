@@ -1,8 +1,17 @@
 """What is wrong with a value that pydantic refuses, and the way out, in the words of this project."""
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Iterator, Mapping
+from math import inf
 from typing import Any
 
+NUMBER_BOUNDS = (
+    ("less_than_equal", "le", "at most", operator.le),
+    ("less_than", "lt", "less than", operator.lt),
+    ("greater_than_equal", "ge", "at least", operator.ge),
+    ("greater_than", "gt", "more than", operator.gt),
+)
+"""Of each: the type of pydantic's error, the name in constraints and in the error's context, words, and the test."""
 CORRECTIONS = {
     "int_type": ("not an integer", "give a whole number"),
     "int_parsing": ("not an integer", "give a whole number"),
@@ -28,10 +37,7 @@ SAME = {
 }
 """Types of errors that say the same as another."""
 BOUNDS = {
-    "less_than_equal": ("le", "give at most {}"),
-    "less_than": ("lt", "give less than {}"),
-    "greater_than_equal": ("ge", "give at least {}"),
-    "greater_than": ("gt", "give more than {}"),
+    **{kind: (name, f"give {words} {{}}") for kind, name, words, _ in NUMBER_BOUNDS},
     "string_too_long": ("max_length", "give at most {} characters"),
     "string_too_short": ("min_length", "give at least {} characters"),
     "too_long": ("max_length", "give at most {}"),
@@ -53,4 +59,14 @@ def correct(kind: str, context: Mapping[str, Any] | None) -> tuple[str, str]:
         return "", ""
     name, words = BOUNDS[kind]
     bound = (context or {})[name]
+    if bound == inf:
+        return CORRECTIONS["finite_number"]
     return "", words.format(f"{bound:.15g}" if isinstance(bound, float) else bound)
+
+
+def bounds_of(constraint: Any, broken_by: Any = None) -> Iterator[str]:
+    """Yield the bounds of a constraint of ``annotated_types`` in words: all, or those that a value breaks."""
+    for _, name, words, holds in NUMBER_BOUNDS:
+        bound = getattr(constraint, name, None)
+        if bound is not None and (broken_by is None or not holds(broken_by, bound)):
+            yield "finite" if bound == inf else f"{words} {bound:.15g}"

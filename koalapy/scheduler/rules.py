@@ -1,11 +1,12 @@
 """The parameters of the scheduler, with the defaults of the live world (semantics 4 to 6). Times in seconds."""
 
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from math import inf
 from typing import Annotated, Any, Literal, get_args
 
-from annotated_types import Le
+from annotated_types import Ge, Gt, Le, Lt
 
+from koalapy.model.corrections import bounds_of
 from koalapy.model.errors import UsageError
 from koalapy.model.job import ClaimingMode
 from koalapy.model.request import MAX_COMPONENTS
@@ -24,28 +25,14 @@ MIN_SECONDS = 0.001
 MIN_FACTOR = 0.01
 """Of what is left until the start: with less, claims would be tried thousands of times before it."""
 
-
-@dataclass(frozen=True, slots=True)
-class Requirement:
-    """What a parameter must be, in words, and whether a value is that."""
-
-    words: str
-    holds: Callable[[Any], bool]
-
-
-FINITE = Requirement("finite", lambda value: value != float("inf"))
-NOT_NEGATIVE = Requirement("at least 0", lambda value: value >= 0)
-Seconds = Annotated[float, Requirement(f"at least {MIN_SECONDS:g}", lambda value: value >= MIN_SECONDS)]
-Count = Annotated[int, Requirement("at least 1", lambda value: value >= 1)]
-Factor = Annotated[float, Requirement(f"at least {MIN_FACTOR:g} and below 1", lambda value: MIN_FACTOR <= value < 1)]
+FINITE = Lt(inf)
+Seconds = Annotated[float, Ge(MIN_SECONDS)]
+Count = Annotated[int, Ge(1)]
+Factor = Annotated[float, Ge(MIN_FACTOR), Lt(1)]
 
 
 class OutOfRange(UsageError, ValueError):
-    """Parameters that cannot be. The first is told of; ``faults`` are all of them, in order."""
-
-    def __init__(self, faults: Sequence[UsageError]) -> None:
-        super().__init__(faults[0].message, field=faults[0].field, value=faults[0].value)
-        self.faults = faults
+    """A parameter that cannot be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +46,7 @@ class Rules:
     sharing: SharingMode = "ordinary"
     """One queue for all (``ordinary``), or one for each home site: its jobs run nowhere else (``independent``), or it
     takes back its nodes for them (``feasible``)."""
-    speed_threshold: Annotated[float, NOT_NEGATIVE, FINITE] = 0.0
+    speed_threshold: Annotated[float, Ge(0), FINITE] = 0.0
     """Of the speed of its home site: clusters that have less are not for a job."""
     reclaimed_position: ReclaimedPosition = "place"
     """Where a job waits whose nodes were taken back: in its own place, or before all others of its home site."""
@@ -88,19 +75,19 @@ class Rules:
     """Without a word from a cluster's agent its components count as unknown."""
     error_threshold: Count = 3
     """After so many errors of the infrastructure in a row a cluster is ``unusable``."""
-    max_restarts: Annotated[int, Requirement("at least 0, or left out for no limit", NOT_NEGATIVE.holds)] | None = 10
+    max_restarts: Annotated[int, Ge(0)] | None = 10
     """After so many failures of the infrastructure a job fails, unless it says otherwise itself."""
-    restart_pause: Annotated[float, NOT_NEGATIVE, FINITE] = 1.0
+    restart_pause: Annotated[float, Ge(0), FINITE] = 1.0
     """Before a job's second restart; each further one doubles it, up to ``restart_pause_max``. 0 is none."""
-    restart_pause_max: Annotated[float, NOT_NEGATIVE, FINITE] = 60.0
+    restart_pause_max: Annotated[float, Ge(0), FINITE] = 60.0
     """The longest of these pauses."""
     claiming: ClaimingMode = ClaimingMode.ATOMIC
     """All of a job's components at once, or those that can be had, unless the job says otherwise itself."""
-    claim_threshold: Annotated[float, Requirement("from 0 to 1", lambda value: 0 <= value <= 1)] = 0.0
+    claim_threshold: Annotated[float, Ge(0), Le(1)] = 0.0
     """T of incremental claiming: the fraction of components that must be startable for a claim to start any."""
     claim_factor: Factor = 0.75
     """L: how much of the time left until the job start time passes before the next claiming try."""
-    claim_factor_step: Annotated[float, Requirement("at least 0 and below 1", lambda value: 0 <= value < 1)] = 0.125
+    claim_factor_step: Annotated[float, Ge(0), Lt(1)] = 0.125
     """What L is lowered by after a claim that failed in the end."""
     claim_factor_min: Factor = 0.25
     """How far L is lowered at most."""
@@ -115,7 +102,7 @@ class Rules:
     M05."""
     warning_max: Annotated[Seconds, FINITE] = 600.0
     """The longest grace that a job may ask for between its warning and its stop."""
-    assumed_bandwidth: Annotated[float, Requirement("greater than 0", lambda value: value > 0)] = 100e6
+    assumed_bandwidth: Annotated[float, Gt(0)] = 100e6
     """Bytes per second that a transfer is estimated by where the link has not been measured."""
     aging: bool = True
     """Whether a job that failed ``aging_tries`` scans keeps low-priority jobs from delaying it further."""
@@ -131,27 +118,22 @@ class Rules:
     """The longest of these pauses."""
 
     def __post_init__(self) -> None:
-        if faults := list(self._faults()):
-            raise OutOfRange(faults)
-
-    def _faults(self) -> Iterator[UsageError]:
         for field in fields(self):
             value = getattr(self, field.name)
-            for requirement in _REQUIREMENTS[field.name]:
-                if value is not None and not requirement.holds(value):
-                    yield _out_of_range(field.name, value, requirement.words)
+            for constraint in _CONSTRAINTS[field.name]:
+                if value is not None and (broken := list(bounds_of(constraint, value))):
+                    raise _out_of_range(field.name, value, " and ".join(broken))
         if self.claim_factor_min > self.claim_factor:
-            yield _out_of_range("claim_factor_min", self.claim_factor_min, f"at most claim_factor, {self.claim_factor}")
+            raise _out_of_range("claim_factor_min", self.claim_factor_min, f"at most claim_factor, {self.claim_factor}")
 
 
-def _out_of_range(name: str, value: object, requirement: str) -> UsageError:
-    return UsageError(f"{name} is {value}, but must be {requirement}", field=name, value=value)
+def _out_of_range(name: str, value: object, requirement: str) -> OutOfRange:
+    return OutOfRange(f"{name} is {value}, but must be {requirement}", field=name, value=value)
 
 
-def _requirements(kind: Any) -> list[Requirement]:
-    """Those of a parameter's type, which may be left out."""
-    found = [each for each in getattr(kind, "__metadata__", ()) if isinstance(each, Requirement)]
-    return found or [requirement for part in get_args(kind) for requirement in _requirements(part)]
+def _constraints(kind: Any) -> list[Any]:
+    """Return the constraints of a parameter's type, which may be optional."""
+    return list(getattr(kind, "__metadata__", ())) or [each for part in get_args(kind) for each in _constraints(part)]
 
 
-_REQUIREMENTS = {field.name: _requirements(field.type) for field in fields(Rules)}
+_CONSTRAINTS = {field.name: _constraints(field.type) for field in fields(Rules)}

@@ -28,15 +28,56 @@ def load_yaml(tmp_path: Path) -> Any:
     return load_values
 
 
-@pytest.mark.parametrize("name", ["jobs_keep", "internal_jobs_keep"])
-def test_how_long_jobs_are_kept_has_a_least(load_yaml: Any, name: str) -> None:
-    """What is over must not be gone before those who wait for it have seen it, nor agents have sent the last of it."""
-    for value in (0, -1, 3599, float("nan"), float("inf"), "never"):
-        with pytest.raises(UsageError) as refusal:
-            load_yaml(**{name: value})
-        assert refusal.value.field == name
-    assert load_yaml(**{name: 3600}).model_dump()[name] == 3600.0
+OUT_OF_RANGE: dict[str, list[object]] = {
+    "jobs_keep": [0, -1, 3599, float("nan"), float("inf"), "never"],
+    "internal_jobs_keep": [0, 3599, None],
+    "rules.claim_factor": [0, 1],
+    "rules.claim_factor_min": [0.9],
+    "rules.claim_factor_step": [-0.1],
+    "rules.claim_threshold": [1.01, float("nan")],
+    "rules.claim_epsilon": [-1],
+    "rules.high_scans_per_low": [0],
+    "rules.aging_tries": [0],
+    "rules.max_claiming_tries": [0],
+    "rules.probation_pause": [0, float("inf")],
+    "rules.probation_pause_max": [-1],
+    "rules.max_restarts": [-1],
+    "rules.restart_pause": [-1],
+    "rules.claiming": ["sometimes"],
+    "rules.preemption": ["always"],
+    "rules.claim_factr": [0.5],
+    "rules.aging": ["perhaps"],
+    "network.interval": [1, "soon"],
+    "network.stale_after": [0],
+    "network.parallel": [0],
+    "network.patience": [float("nan")],
+    "network.command": [[]],
+    "network.patiens": [1],
+    "clusters.north.transfer_limit": [0, 65, "many"],
+    "clusters.north.forget_after": [0, float("inf")],
+    "limits.default.nodes": [-1],
+    "limits.default.node_hours_per_day": [float("inf")],
+    "limits.users.alice.nodse": [1],
+    "limits.groups.g.requests_per_second": [0],
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [(field, value) for field in OUT_OF_RANGE for value in OUT_OF_RANGE[field]]
+)
+def test_setting_out_of_range_is_refused_by_its_field(load_yaml: Any, field: str, value: object) -> None:
+    values: Any = value
+    for name in reversed(field.split(".")):
+        values = {name: values}
+    with pytest.raises(UsageError) as refusal:
+        load_yaml(**values)
+    assert refusal.value.field == field
+    assert f"koala.yaml: {field}" in refusal.value.message
+
+
+def test_jobs_may_be_kept_for_ever_or_an_hour(load_yaml: Any) -> None:
     assert load_yaml(jobs_keep=None).jobs_keep is None
+    assert load_yaml(internal_jobs_keep=3600).internal_jobs_keep == 3600.0
 
 
 def test_every_variable_of_a_section_may_be_an_object_or_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,40 +125,10 @@ def test_rules_are_read(load_yaml: Any) -> None:
     assert {name: getattr(built, name) for name in rules} == rules
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("claim_factor", 1),
-        ("claim_factor", 0),
-        ("claim_factor_min", 0.9),
-        ("claim_factor_step", -0.1),
-        ("claim_threshold", 1.01),
-        ("claim_threshold", float("nan")),
-        ("claim_epsilon", -1),
-        ("high_scans_per_low", 0),
-        ("aging_tries", 0),
-        ("max_claiming_tries", 0),
-        ("probation_pause", 0),
-        ("probation_pause_max", -1),
-        ("max_restarts", -1),
-        ("restart_pause", -1),
-        ("claiming", "sometimes"),
-        ("preemption", "always"),
-        ("claim_factr", 0.5),
-        ("aging", "perhaps"),
-    ],
-)
-def test_a_rule_out_of_range_is_refused_by_its_name(load_yaml: Any, name: str, value: object) -> None:
-    with pytest.raises(UsageError) as refusal:
-        load_yaml(rules={name: value})
-    assert refusal.value.field == f"rules.{name}"
-    assert f"koala.yaml: rules.{name}" in refusal.value.message
-
-
 def test_rules_of_the_environment_are_refused_likewise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KOALA_RULES__CLAIM_FACTOR", "1.5")
     place = "KOALA_RULES__CLAIM_FACTOR in the environment"
-    with pytest.raises(UsageError, match=rf"^{place}: rules\.claim_factor is 1\.5, but must be at least 0\.01 "):
+    with pytest.raises(UsageError, match=rf"^{place}: rules\.claim_factor: give less than 1$"):
         load(None)
 
 
@@ -199,42 +210,6 @@ def test_how_links_are_measured(load_yaml: Any, monkeypatch: pytest.MonkeyPatch)
     assert load_yaml(network={"interval": 3600, "command": ["pp"]}).network.command == ("pp",)
     monkeypatch.setenv("KOALA_NETWORK__PATIENCE", "5")
     assert load_yaml().network.patience == 5.0
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("interval", 1),
-        ("interval", "soon"),
-        ("stale_after", 0),
-        ("parallel", 0),
-        ("patience", float("nan")),
-        ("command", []),
-        ("patiens", 1),
-    ],
-)
-def test_measuring_out_of_range_is_refused_by_its_name(load_yaml: Any, name: str, value: object) -> None:
-    with pytest.raises(UsageError) as refusal:
-        load_yaml(network={name: value})
-    assert refusal.value.field == f"network.{name}"
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("transfer_limit", 0),
-        ("transfer_limit", 65),
-        ("transfer_limit", "many"),
-        ("forget_after", 0),
-        ("forget_after", float("inf")),
-    ],
-)
-def test_a_limit_out_of_range_is_refused_by_its_name(load_yaml: Any, name: str, value: object) -> None:
-    with pytest.raises(UsageError) as refusal:
-        load_yaml(clusters={"north": {name: value}})
-    assert refusal.value.field == f"clusters.north.{name}"
-    assert f"koala.yaml: clusters.north.{name}: " in refusal.value.message
-    assert "give " in refusal.value.message
 
 
 @pytest.mark.parametrize(
@@ -323,8 +298,7 @@ def test_all_that_is_wrong_is_told_at_once_with_the_key_that_was_meant_and_the_f
     with pytest.raises(UsageError) as refused:
         load(path)
     assert refused.value.message == (
-        f"{path}: rules.claim_grace is 0.0, but must be at least 0.001; "
-        "rules.claim_factor is 2.0, but must be at least 0.01 and below 1"
+        f"{path}: rules.claim_grace: give at least 0.001; rules.claim_factor: give less than 1"
     )
 
 
@@ -383,21 +357,6 @@ def test_a_provider_whose_keys_are_on_this_machine_may_speak_plainly(load_yaml: 
 
 
 @pytest.mark.parametrize(
-    ("section", "field"),
-    [
-        ({"default": {"nodes": -1}}, "limits.default.nodes"),
-        ({"users": {"alice": {"nodse": 1}}}, "limits.users.alice.nodse"),
-        ({"groups": {"g": {"requests_per_second": 0}}}, "limits.groups.g.requests_per_second"),
-        ({"default": {"node_hours_per_day": float("inf")}}, "limits.default.node_hours_per_day"),
-    ],
-)
-def test_limits_that_are_none_are_refused_by_their_field(load_yaml: Any, section: Any, field: str) -> None:
-    with pytest.raises(UsageError) as refusal:
-        load_yaml(limits=section)
-    assert refusal.value.field == field
-
-
-@pytest.mark.parametrize(
     "name", ["", ".", "..", "../x", "a/b", "a,b", "a:b", "no rth", "-x", "_x", ".x", "north\n", "a\0", "x" * 101]
 )
 def test_a_clusters_name_is_one_plain_word(load_yaml: Any, tmp_path: Path, name: str) -> None:
@@ -439,7 +398,6 @@ def test_what_yaml_itself_cannot_make_a_value_of_is_refused(tmp_path: Path, text
         ("jobs_keep: x", "jobs_keep: not a number, give a number"),
         ("jobs_keep: 1", "jobs_keep: give at least 3600"),
         ("lease: 0", "lease: give more than 0 seconds, or none"),
-        ("rules: {lost_after: 20}", "rules.lost_after: it follows from lease now: leave it out, and set lease"),
         ("bundle_limit: 1.5", "bundle_limit: not an integer, give a whole number"),
         ("open_metrics: maybe", "open_metrics: neither true nor false, use true or false"),
         ("rules: {claiming: nix}", "rules.claiming: use 'atomic' or 'incremental'"),
