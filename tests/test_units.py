@@ -24,8 +24,8 @@ PROBE = """
 import json, mmap, os, socket, sys
 import httptools, psycopg, sqlalchemy, uvloop
 import koalapy.daemon.assembly
-from koalapy.system.hardening import conceal
-conceal()
+from koalapy.system.hardening import scrub_environment
+scrub_environment()
 def refused(attempt):
     try:
         attempt()

@@ -26,7 +26,7 @@ from koalapy.agent.lrm.port import Finding, Lrm
 from koalapy.config.logs import configure_logging, warn_of_unknown_variables, watch_out_for_crashes
 from koalapy.config.settings import ClusterSection, Settings, load
 from koalapy.model.errors import UsageError
-from koalapy.system.hardening import forget_own
+from koalapy.system.hardening import drop_own_variables
 from koalapy.system.limits import raise_limit
 from koalapy.system.login_socket import NAME as LOGIN_SOCKET
 from koalapy.system.login_socket import well_known
@@ -71,7 +71,7 @@ def agent(
     if not embedded:
         warn_of_unknown_variables()
     manager = ServiceManager.of_environment()
-    forget_own()
+    drop_own_variables()
     section = _section(cluster, settings, config)
     directory = private_directory(directory, ("spool", "lrm", "stages", "replicas"), "--directory")
     own = _settings_of_agent(cluster, settings, url, token, directory, *_addresses(section, url), trust)

@@ -14,7 +14,7 @@ import uvloop
 from koalapy.config.logs import configure_logging, warn_of_unknown_variables, watch_out_for_crashes
 from koalapy.config.settings import Settings, TlsSection, load, proxies, read_file
 from koalapy.policies.installed import policies
-from koalapy.system.hardening import forget_own
+from koalapy.system.hardening import drop_own_variables
 from koalapy.system.local_token import TOKEN_FILE
 from koalapy.system.private_files import FOR_OTHERS, private_directory
 from koalapy.system.systemd import ServiceManager
@@ -57,7 +57,7 @@ def serve(
     watch_out_for_crashes()
     warn_of_unknown_variables()
     manager = ServiceManager.of_environment()
-    forget_own()
+    drop_own_variables()
     umask = os.umask(FOR_OTHERS)
     # Imported here, so that an agent, which also comes through this module, does not pay for it.
     from koalapy.daemon.alerts.checks.configuration import ConfigurationCheck

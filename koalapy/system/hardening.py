@@ -1,35 +1,37 @@
-"""Keeps from other processes of this account, jobs among them, what a daemon or an agent was told. Linux only."""
+"""Keep what this process was told from other processes of its account, jobs among them. Linux only."""
 
 import os
 
 PR_SET_DUMPABLE = 4
-OWN = "KOALA_"
-"""How the variables begin that are ours to read, and nobody's to inherit."""
+OWN_PREFIX = "KOALA_"
+"""Begins the variables that are read here, and inherited by no child."""
 
 
-def conceal() -> None:
-    """From now on nobody but root reads this process's memory or the environment it was started with.
-
-    The kernel shows the bytes that a process was started with for as long as it lives, whatever becomes of its
-    variables; so these are copied and the bytes wiped.
-    """
+def forbid_dumps() -> None:
+    """Let only root read the memory of this process, and of those that it forks, from now on."""
     import ctypes  # not every command pays for it
 
-    for name, value in os.environb.items():
-        os.putenv(name, value)
-    start, end = _environment_bytes()
-    ctypes.memset(start, 0, end - start)
     ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
-def forget_own() -> None:
-    """Have no process that is started from here inherit our variables."""
-    for name in [name for name in os.environ if name.startswith(OWN)]:
-        del os.environ[name]
+def scrub_environment() -> None:
+    """Wipe the environment that this process was started with, and forbid dumps.
 
+    The kernel shows these bytes for as long as the process lives, whatever becomes of its variables; so the variables
+    are copied first.
+    """
+    import ctypes
 
-def _environment_bytes() -> tuple[int, int]:
-    """Where the kernel put the environment: first address, and the one after the last."""
+    for name, value in os.environb.items():
+        os.putenv(name, value)
     with open("/proc/self/stat", "rb") as stat:
         fields = stat.read().rpartition(b")")[2].split()
-    return int(fields[47]), int(fields[48])
+    start, end = int(fields[47]), int(fields[48])
+    ctypes.memset(start, 0, end - start)
+    forbid_dumps()
+
+
+def drop_own_variables() -> None:
+    """Remove our variables from what children inherit."""
+    for name in [name for name in os.environ if name.startswith(OWN_PREFIX)]:
+        del os.environ[name]

@@ -41,7 +41,7 @@ def test_the_limit_is_raised_as_far_as_that_is_allowed() -> None:
 
 
 def test_an_agent_raises_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("configure_logging", "watch_out_for_crashes", "forget_own"):
+    for name in ("configure_logging", "watch_out_for_crashes", "drop_own_variables"):
         monkeypatch.setattr(agents, name, lambda *_, **__: None)
     config = tmp_path / "koala.yaml"
     config.write_text("clusters: {north: {kind: local, nodes: 1}}\n")

@@ -16,9 +16,9 @@ import structlog
 from koalapy.agent.components.component import Component, Grace
 from koalapy.agent.core.reporter import Reporter
 from koalapy.protocol.messages import LeaseRenewed, RenewLease
+from koalapy.runner.atomic_files import replace_file
 from koalapy.runner.lease import SilenceClock, renewal_interval
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
-from koalapy.system.private_files import owner_only
 
 log = structlog.get_logger()
 
@@ -151,10 +151,7 @@ class Leases:
         path = self._directory / instance / LEASE_FILE
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
-            fresh = path.with_suffix(".new")
-            with open(fresh, "w", opener=owner_only) as file:
-                json.dump({"boot": self._boot_id, "heard_at": heard_at}, file)
-            fresh.replace(path)
+            replace_file(path, json.dumps({"boot": self._boot_id, "heard_at": heard_at}).encode(), sync=False)
         except OSError as error:
             log.warning("a lease cannot be noted", action="lease-not-noted", instance=instance, reason=str(error))
 

@@ -10,7 +10,7 @@ from koalapy.cli.client import Client
 from koalapy.cli.errors import CliError, Exit, of_koala, printable
 from koalapy.cli.terminal.arguments import Argument, Option
 from koalapy.cli.terminal.options import ABOUT_CA_FILE, DEFAULT_URL, Url
-from koalapy.system.hardening import OWN, conceal
+from koalapy.system.hardening import OWN_PREFIX, scrub_environment
 from koalapy.system.tls import CA_FILE
 
 Config = Annotated[Path | None, Option("--config", help="configuration in YAML", envvar="KOALA_CONFIG")]
@@ -37,7 +37,7 @@ def serve(
     directory = data_dir.expanduser()
     if not host:
         raise CliError("--host is empty", Exit.USAGE, "give 127.0.0.1, or 0.0.0.0 for every address of this machine")
-    conceal()
+    scrub_environment()
     from koalapy.daemon.main import Wire
     from koalapy.daemon.main import serve as run_daemon
     from koalapy.model.errors import KoalaError
@@ -62,7 +62,7 @@ def agent(
     embedded: Annotated[bool, Option("--embedded", hidden=True)] = False,
 ) -> None:
     """Run the agent of a cluster on its head node; KOALA_AGENT_TOKEN is what it shows to the daemon."""
-    conceal()
+    scrub_environment()
     from koalapy.agent.main import agent as run_agent
     from koalapy.model.errors import KoalaError
 
@@ -130,7 +130,7 @@ def local_run(
         raise CliError(f"cluster {cluster} is no embedded one", Exit.USAGE, "use its own sbatch or qsub")
     try:
         local = LocalCluster(Path(directory), cluster, found["total"])
-        own = {name: value for name, value in os.environ.items() if not name.startswith(OWN)}
+        own = {name: value for name, value in os.environ.items() if not name.startswith(OWN_PREFIX)}
         code = run(local, nodes, command, user or getpass.getuser(), own, Path.cwd())
     except KoalaError as error:
         raise of_koala(error) from error

@@ -23,7 +23,7 @@ from typing import IO, Any
 import structlog
 
 from koalapy.model.errors import BusyError
-from koalapy.system.hardening import OWN, conceal
+from koalapy.system.hardening import OWN_PREFIX, scrub_environment
 
 log = structlog.get_logger()
 
@@ -88,7 +88,7 @@ def _start_child(
     """
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", __spec__.name, f"{timeout_s}", *map(_name_of, functions)]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(OWN)}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(OWN_PREFIX)}
     try:
         with theirs:
             process = subprocess.Popen(
@@ -146,7 +146,7 @@ def _find_function(name: str) -> Function:
 
 
 def _main() -> None:
-    conceal()
+    scrub_environment()
     os.nice(NICENESS)
     timeout_s, *names = sys.argv[1:]
     limit = int(float(timeout_s)) + 1

@@ -27,11 +27,12 @@ if __name__ == "__main__":  # -I leaves out the directory of our own package
 
 from koalapy.agent.lrm.local.jobs import JobTable, LocalNode
 from koalapy.agent.lrm.local.journal import Journal
-from koalapy.agent.lrm.local.processes import MARK, adopt_orphans, conceal, end_children, kill_marked
+from koalapy.agent.lrm.local.processes import MARK, adopt_orphans, end_children, kill_marked
 from koalapy.agent.lrm.local.runs import Deadlines, Runs
 from koalapy.agent.lrm.local.server import Server
 from koalapy.agent.lrm.local.spawn import Preloaded, PreloadError, Spawner
 from koalapy.runner.atomic_files import replace_file
+from koalapy.system.hardening import forbid_dumps
 
 CANNOT_RUN = 2
 HELD_BY_ANOTHER = 3
@@ -50,7 +51,7 @@ def main() -> int:
     mark_ending = f"@{directory}"
     if os.environ.get(MARK) != mark_ending:  # so that processes forked without exec carry the mark too
         _start_again(mark_ending)
-    conceal()
+    forbid_dumps()
     os.umask(0o077)
     directory.mkdir(parents=True, exist_ok=True)
     lock = _lock(directory / "locald.pid")

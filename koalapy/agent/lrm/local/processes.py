@@ -13,7 +13,6 @@ MARK = "LOCALD_MARK"
 """Environment variable by which processes of a local cluster are known after they have lost their parents."""
 
 _PR_SET_PDEATHSIG = 1
-_PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 # Kernels without CONFIG_PROC_CHILDREN do not have the file.
@@ -30,11 +29,6 @@ def adopt_orphans() -> None:
     """From now on descendants whose parents end become children of this process."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
-
-
-def conceal() -> None:
-    """From now on nobody but root reads the memory of this process, nor of those that it forks."""
-    _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def is_below(pid: int, ancestor: int) -> bool:

@@ -6,7 +6,6 @@ import os
 import selectors
 import signal
 import socket
-import struct
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from koalapy.agent.lrm.local.jobs import JobTable, LocalJob, RequestRejected
 from koalapy.agent.lrm.local.journal import Journal
 from koalapy.agent.lrm.local.processes import is_below
 from koalapy.agent.lrm.local.runs import Deadlines, Runs
+from koalapy.system.login_socket import peer_of
 
 _MAX_LINE = 4 << 20
 _MAX_UNSENT = 64 << 20
@@ -41,8 +41,7 @@ class ClientConnection:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self.connection = connection
-        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        self.is_of_a_job = is_below(struct.unpack("3i", peer)[0], os.getpid())
+        self.is_of_a_job = is_below(peer_of(connection).pid, os.getpid())
         """Whether it belongs to a program that runs here: all that those start stays below us."""
         self.attached: list[LocalJob] = []
         """Jobs that end when the client goes."""
