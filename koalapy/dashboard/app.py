@@ -11,21 +11,20 @@ from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.engine.services import Services
 from koalapy.daemon.observability.audit import Audit
 from koalapy.dashboard.dashboard import Dashboard
-from koalapy.dashboard.files import page_files
 from koalapy.dashboard.login import BrowserLogin, WaysIn
 from koalapy.dashboard.pages.audit import add_audit
 from koalapy.dashboard.pages.clusters import add_clusters
 from koalapy.dashboard.pages.files import add_files
-from koalapy.dashboard.pages.history import add_history
+from koalapy.dashboard.pages.history import add_history, add_sharing
 from koalapy.dashboard.pages.job import add_job
 from koalapy.dashboard.pages.network import add_network
 from koalapy.dashboard.pages.now import add_now
 from koalapy.dashboard.pages.queue import add_queue
 from koalapy.dashboard.pages.room import add_room
 from koalapy.dashboard.pages.scheduler import add_scheduler
-from koalapy.dashboard.pages.sharing import add_sharing
 from koalapy.dashboard.pages.users import add_users
 from koalapy.dashboard.pages.what_if import add_what_if
+from koalapy.dashboard.rendering import page_files
 from koalapy.dashboard.survey import Surveyor
 from koalapy.model.errors import NotFoundError
 

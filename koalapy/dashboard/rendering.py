@@ -1,9 +1,16 @@
-"""Makes HTML of what a page tells: Jinja with the words and forms that all pages share."""
+"""HTML of what pages tell: Jinja with the words and forms that all pages share, and the files that pages load."""
 
+import gzip
+import hashlib
+import json
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
+from importlib import resources
+from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -11,16 +18,51 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 
 from koalapy import __version__
-from koalapy.dashboard.files import url_of
-from koalapy.dashboard.pictures.bar import bar
-from koalapy.dashboard.pictures.distribution import distribution
-from koalapy.dashboard.pictures.interval import interval
-from koalapy.dashboard.pictures.job_lanes import MEANINGS, job_lanes
-from koalapy.dashboard.pictures.node_grid import node_grid
-from koalapy.dashboard.pictures.series import series
+from koalapy.dashboard.pictures import MEANINGS, bar, distribution, interval, job_lanes, node_grid, series
 from koalapy.model.job_search import word_of
 from koalapy.model.quantities import bytes_text
 from koalapy.model.wording import clock, days, duration, nodes, three_digits
+
+TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+MANIFEST = "vendor/manifest.json"
+"""What others wrote: package, version, licence, and SHA-256 of each file."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """``name`` below ``static``."""
+
+    name: str
+    type: str
+    content: bytes
+    compressed: bytes
+    digest: str
+
+
+@cache
+def page_files() -> dict[str, PageFile]:
+    """By their names; ``ValueError`` where one that others wrote is not what the manifest says."""
+    root = resources.files("koalapy.dashboard") / "static"
+    vendored = {f"vendor/{entry['file']}": entry["sha256"] for entry in json.loads((root / MANIFEST).read_text())}
+    found = {}
+    for folder, names in (("", root), ("vendor/", root / "vendor")):
+        for each in names.iterdir():
+            name = folder + each.name
+            kind = TYPES.get(PurePosixPath(name).suffix)
+            if kind is None or not each.is_file():
+                continue
+            content = each.read_bytes()
+            digest = hashlib.sha256(content).hexdigest()
+            if folder and vendored.get(name) != digest:
+                raise ValueError(f"{name} is not what {MANIFEST} says")
+            found[name] = PageFile(name, kind, content, gzip.compress(content, mtime=0), digest[:16])
+    return found
+
+
+def url_of(name: str) -> str:
+    """Where a page finds a file: another place whenever its content is another."""
+    return f"/static/{page_files()[name].digest}/{name}"
+
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "

@@ -20,7 +20,7 @@ from koalapy.daemon.forecast.sharing import Sharing
 from koalapy.daemon.jobs.changes import Changes
 from koalapy.daemon.jobs.history import History
 from koalapy.daemon.listener.connections import OWN_FILES, Connections
-from koalapy.dashboard.cache import PageCache
+from koalapy.dashboard.dashboard import PageCache
 from koalapy.model.errors import BusyError
 from koalapy.policies.installed import policies
 from koalapy.record.beginning import People

@@ -6,8 +6,8 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.dashboard.output_text import text_of
-from koalapy.dashboard.pictures.job_lanes import MEANINGS, job_lanes, lanes_of
+from koalapy.dashboard.pages.job import text_of
+from koalapy.dashboard.pictures import MEANINGS, job_lanes, lanes_of
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState, TimelineEntry
 from koalapy.model.request import FlexibleRequest
 

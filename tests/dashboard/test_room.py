@@ -5,9 +5,7 @@ import re
 import pytest
 
 from koalapy.dashboard.pages.network import STEPS, step_of
-from koalapy.dashboard.pictures.bar import WIDTH, bar
-from koalapy.dashboard.pictures.node_grid import MAX_SQUARES, NodeCounts, node_grid
-from koalapy.dashboard.pictures.series import Point, series
+from koalapy.dashboard.pictures import BAR_WIDTH, MAX_SQUARES, NodeCounts, Point, bar, node_grid, series
 from koalapy.dashboard.rendering import rate, seconds
 from tests.dashboard.conftest import Visit
 from tests.grid.embedded import Embedded
@@ -74,7 +72,7 @@ def test_pictures_have_nothing_of_what_they_are_given_but_numbers_and_texts() ->
     assert "&lt;5e+06&gt;" in picture
     assert "nan" not in series([Point(1.0, 0.0)], "flat", rate)
     assert series([], "nothing", rate) == ""
-    assert (bar(5, 0).count("<rect"), f'width="{WIDTH}.0"' in bar(9, 3)) == (1, True)
+    assert (bar(5, 0).count("<rect"), f'width="{BAR_WIDTH}.0"' in bar(9, 3)) == (1, True)
 
 
 def test_short_spans_and_rates_are_written_for_people() -> None:

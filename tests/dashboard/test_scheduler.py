@@ -8,7 +8,7 @@ import pytest
 
 from koalapy.daemon.observability.timings import BUCKETS, MAX_RECENT, RECENT_SPAN, Timings
 from koalapy.dashboard.pages.scheduler import parameters_of, spans_of
-from koalapy.dashboard.pictures.distribution import Span, distribution, share
+from koalapy.dashboard.pictures import Span, distribution, share
 from koalapy.model.placement import RefusalKind
 from koalapy.scheduler.rules import Rules
 from tests.dashboard.conftest import Visit

@@ -6,7 +6,7 @@ import httpx2
 import pytest
 
 from koalapy.dashboard.pages.what_if import lines_of, most_of, ways_of
-from koalapy.dashboard.pictures.interval import WIDTH, interval
+from koalapy.dashboard.pictures import BAR_WIDTH, interval
 from koalapy.model.job import JobState
 from koalapy.simulation.twin import Answer, Expected, Forecast, Interval
 from tests.dashboard.conftest import Visit
@@ -41,7 +41,7 @@ def test_lines_are_those_who_wait_in_the_order_of_their_starts() -> None:
 def test_a_picture_of_an_interval_stays_within_its_frame(found: tuple[float, float, float], most: float) -> None:
     picture = interval(*found, most)
     for left, width in re.findall(r' x="([^"]+)" [^>]*?width="([^"]+)"', picture):
-        assert 0 <= float(left) <= float(left) + float(width) <= WIDTH
+        assert 0 <= float(left) <= float(left) + float(width) <= BAR_WIDTH
 
 
 def test_an_operator_asks_what_if(visit: Visit, grid: Embedded) -> None:

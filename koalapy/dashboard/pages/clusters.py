@@ -11,17 +11,16 @@ from koalapy.api.clusters import Name
 from koalapy.daemon.engine.services import Services
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.dashboard.dashboard import Dashboard, SentForm
-from koalapy.dashboard.lanes import Calls, Lane, calls_of, lane_of, problems_first
-from koalapy.dashboard.pictures.node_grid import NodeCounts
+from koalapy.dashboard.lanes import Calls, Lane, Trouble, calls_of, lane_of, problems_first, trouble_of
+from koalapy.dashboard.pictures import NodeCounts
 from koalapy.dashboard.survey import Homes, Surveyor
-from koalapy.dashboard.troubles import Trouble, trouble_of
 from koalapy.model.cluster import Drain, NodeClass, Uplink
 from koalapy.model.disk import Disk
 from koalapy.model.identity import Identity, Role
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.reports import LrmOperation, Versions
 from koalapy.model.request import ClusterName
-from koalapy.scheduler.clusters import ClusterStatus
+from koalapy.scheduler.clusters import ClusterStatus, HealthStatus
 from koalapy.scheduler.queries import Queries
 from koalapy.validation.permissions import may_see_all_of
 
@@ -57,22 +56,6 @@ class ComponentThere:
 
 
 @dataclass(frozen=True, slots=True)
-class Trust:
-    """How far a cluster is trusted: errors in a row, probation, what it is not believed."""
-
-    errors: int
-    threshold: int
-    """From so many errors on it is given up."""
-    given_up_because: str
-    on_probation: bool
-    failed_trials: int
-    probation_at: float | None
-    """When it may be tried again."""
-    limit: str
-    doubt: str
-
-
-@dataclass(frozen=True, slots=True)
 class Failures:
     """Claims and attempts since the daemon began, and what failed of them for which causes; causes that there were."""
 
@@ -92,7 +75,13 @@ class ClusterPage:
     """Who shares with whom there; nothing where jobs have no home sites."""
     troubles: Sequence[Trouble]
     drained: Drain | None
-    trust: Trust
+    health: HealthStatus
+    """Errors in a row, and probation."""
+    threshold: int
+    """From so many errors on it is given up."""
+    limit: str
+    doubt: str
+    """Why nodes that are said to be idle are not believed to be."""
     failures: Failures
     notices: Sequence[str]
     """What its agent tells people."""
@@ -112,21 +101,6 @@ class ClusterPage:
     """The nodes that may be placed on now, by what they are; none where they are not known to differ."""
     uplink: Uplink | None
     details: Mapping[str, object]
-
-
-def trust_of(cluster: ClusterStatus, threshold: int) -> Trust:
-    """As its health and what its resource manager said of limits have it."""
-    health = cluster.health
-    return Trust(
-        errors=health.errors,
-        threshold=threshold,
-        given_up_because=health.note if health.unusable else "",
-        on_probation=health.probation,
-        failed_trials=health.trials,
-        probation_at=health.probation_at,
-        limit="" if cluster.limit is None else str(cluster.limit),
-        doubt="" if cluster.doubt is None else str(cluster.doubt),
-    )
 
 
 def failures_of(instruments: Instruments, cluster: ClusterName) -> Failures:
@@ -181,7 +155,10 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: Surveyor) -
                 trouble_of(alert, queries.grid) for alert in services.alerts.told_to(caller) if alert.cluster == name
             ],
             drained=known.drained,
-            trust=trust_of(known, queries.rules.error_threshold),
+            health=replace(known.health),
+            threshold=queries.rules.error_threshold,
+            limit="" if known.limit is None else str(known.limit),
+            doubt="" if known.doubt is None else str(known.doubt),
             failures=failures_of(engine.instruments, name),
             notices=known.notices,
             lacks=sorted(known.lacks),

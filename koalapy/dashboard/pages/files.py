@@ -8,36 +8,18 @@ from fastapi import Query
 
 from koalapy.api import fields
 from koalapy.api.access import Caller
-from koalapy.api.files import After, AfterCluster
+from koalapy.api.files import After, AfterCluster, ReplicaView
 from koalapy.daemon.engine.services import Services
 from koalapy.daemon.jobs.quota import Room
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.rendering import with_query
 from koalapy.model.identity import Role
-from koalapy.model.replica import Replica, ReplicaState
 from koalapy.ports import StoredBundle
 
 MAX_BUNDLES = 200
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Ask = Annotated[fields.Text, Query(max_length=1000, description="only of this logical file")]
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaLine:
-    """A replica without the entries of a folder, of which there may be many."""
-
-    name: str
-    cluster: str
-    path: str
-    size: int
-    checksum: str
-    entries: int | None
-    """Of a folder; None for a file."""
-    state: ReplicaState
-    reason: str
-    added_at: float
-    verified_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +35,7 @@ class FilesView:
     """Users see their own bundles and results, operators all; replicas are everybody's."""
 
     name: str
-    replicas: Sequence[ReplicaLine]
+    replicas: Sequence[ReplicaView]
     next: str
     bundles: Sequence[StoredBundle]
     more_bundles: int
@@ -82,7 +64,7 @@ def add_files(dashboard: Dashboard, services: Services) -> None:
         ]
         return FilesView(
             name=name,
-            replicas=[_line(replica) for replica in page],
+            replicas=[ReplicaView.model_validate(replica) for replica in page],
             next=more if len(found) > limit else "",
             bundles=sent[:MAX_BUNDLES],
             more_bundles=max(0, len(sent) - MAX_BUNDLES),
@@ -90,18 +72,3 @@ def add_files(dashboard: Dashboard, services: Services) -> None:
             results=brought,
             result_room=results.room,
         )
-
-
-def _line(replica: Replica) -> ReplicaLine:
-    return ReplicaLine(
-        name=replica.name,
-        cluster=replica.cluster,
-        path=replica.path,
-        size=replica.size,
-        checksum=replica.checksum,
-        entries=None if replica.parts is None else len(replica.parts),
-        state=replica.state,
-        reason=replica.reason,
-        added_at=replica.added_at,
-        verified_at=replica.verified_at,
-    )

@@ -3,6 +3,7 @@
 Of others' jobs it shows what the REST API shows of them.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -17,8 +18,7 @@ from koalapy.daemon.engine.services import Services
 from koalapy.daemon.jobs.output import OutputTail
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.job_row import JobRow, row_of
-from koalapy.dashboard.output_text import text_of
-from koalapy.dashboard.pictures.job_lanes import JobLane, lanes_of
+from koalapy.dashboard.pictures import JobLane, lanes_of
 from koalapy.model.job import Job, JobState, Priority
 from koalapy.validation.permissions import may_see_all_of
 
@@ -115,3 +115,30 @@ def _actions(job: Job, *, high_priority_allowed: bool) -> list[str]:
     if job.spec.priority is Priority.HIGH:
         return [*actions, "low"]
     return [*actions, "high"] if high_priority_allowed else actions
+
+
+_COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
+_ORDERS = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+"""Invisible, they have other text shown in another order."""
+_CONTINUES = range(0x80, 0xC0)
+MAX_CUT_LINE = 4096
+"""Bytes of a line that began before: it is left out if it is no longer."""
+
+
+def text_of(data: bytes, *, begun_before: bool = False) -> str:
+    """Colours are left out, other control characters are shown as signs; lines end with ``\\n``.
+
+    ``begun_before``: there were more bytes, so that the first line, or letter, may not be whole.
+    """
+    if begun_before:
+        end = data.find(b"\n", 0, MAX_CUT_LINE)
+        data = data[end + 1 :] if end >= 0 else data.lstrip(bytes(_CONTINUES))
+    text = data.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+    text = _ORDERS.sub("\N{REPLACEMENT CHARACTER}", _COLOURS.sub("", text))
+    return "".join(_sign(letter) if letter < " " or "\x7f" <= letter <= "\x9f" else letter for letter in text)
+
+
+def _sign(letter: str) -> str:
+    if letter in "\n\t":
+        return letter
+    return chr(0x2400 + ord(letter)) if letter < " " else "\N{SYMBOL FOR DELETE}"

@@ -13,7 +13,7 @@ from koalapy.daemon.engine.services import Services
 from koalapy.daemon.network.links import LinkState
 from koalapy.daemon.network.network import LinkRecord, Network
 from koalapy.dashboard.dashboard import Dashboard, SentForm
-from koalapy.dashboard.pictures.series import Point
+from koalapy.dashboard.pictures import Point
 from koalapy.model.cluster import pair_of
 from koalapy.model.measurement import Measurement, MeasurementKind
 from koalapy.model.request import ClusterName

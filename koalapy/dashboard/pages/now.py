@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from koalapy.api.access import Caller
 from koalapy.daemon.engine.services import Services
 from koalapy.dashboard.dashboard import Dashboard
-from koalapy.dashboard.lanes import Lane, lane_of, problems_first
+from koalapy.dashboard.lanes import Lane, Trouble, lane_of, problems_first, trouble_of
 from koalapy.dashboard.survey import Surveyor
-from koalapy.dashboard.troubles import Trouble, trouble_of
 from koalapy.model.identity import Identity
 from koalapy.model.job import Job
 from koalapy.scheduler.queries import Queries

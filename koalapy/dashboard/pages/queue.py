@@ -34,27 +34,14 @@ MAX_OUTCOMES, MAX_OWN_OUTCOMES = 1000, 20
 """Of all users, and of one: nobody's acts make those of others be forgotten."""
 
 Action = Literal["cancel", "hold", "release", "high", "low"]
-TITLES: Mapping[str, str] = {
-    "cancel": "Cancel jobs",
-    "hold": "Hold jobs",
-    "release": "Release jobs",
-    "high": "Give jobs high priority",
-    "low": "Give jobs low priority",
+WORDS: Mapping[Action, tuple[str, str, str]] = {
+    "cancel": ("Cancel jobs", "Cancel", "cancels"),
+    "hold": ("Hold jobs", "Hold", "holds"),
+    "release": ("Release jobs", "Release", "releases"),
+    "high": ("Give jobs high priority", "Give high priority to", "gives high priority to"),
+    "low": ("Give jobs low priority", "Give low priority to", "gives low priority to"),
 }
-ORDERS: Mapping[str, str] = {
-    "cancel": "Cancel",
-    "hold": "Hold",
-    "release": "Release",
-    "high": "Give high priority to",
-    "low": "Give low priority to",
-}
-DOES: Mapping[str, str] = {
-    "cancel": "cancels",
-    "hold": "holds",
-    "release": "releases",
-    "high": "gives high priority to",
-    "low": "gives low priority to",
-}
+"""Of each action its title, its order, and what it does."""
 Text = Annotated[fields.Text, Query(max_length=MAX_LENGTH, description="which jobs, as user:alice state:waiting")]
 Before = Annotated[int | None, Query(ge=1, le=fields.MAX_ID, description="only jobs with smaller ids")]
 Limit = Annotated[int, Query(ge=1, le=MAX_ROWS)]
@@ -210,7 +197,7 @@ def _add_actions(dashboard: Dashboard, services: Services) -> None:
     def told(form: Form, by: Identity, action: Action, done: Sequence[ActionResult]) -> str:
         all_of_them = [_outcome(one) for one in done]
         acted, refused = [o for o in all_of_them if not o.problem], [o for o in all_of_them if o.problem]
-        view = OutcomeView(TITLES[action], acted, refused, form.get("q")[:MAX_LENGTH])
+        view = OutcomeView(WORDS[action][0], acted, refused, form.get("q")[:MAX_LENGTH])
         return f"/queue/done/{outcomes.add(by.user, view)}"
 
     @dashboard.page("/queue/done/{ident}", "queue_done.html", operation="list_jobs", title="What was done", live=False)
@@ -252,12 +239,13 @@ def _confirmation(
     action: Action, q: str, acted_on: Sequence[Job], left_out: Sequence[LeftOut], rows: Sequence[JobRow]
 ) -> ConfirmView:
     users = Counter(job.spec.owner for job in acted_on)
+    title, order, does = WORDS[action]
     return ConfirmView(
-        title=TITLES[action],
+        title=title,
         action=action,
         path="/queue/priority" if action in ("high", "low") else f"/queue/{action}",
-        effect=_effect(DOES[action], len(acted_on), len(users)),
-        order=_effect(ORDERS[action], len(acted_on), len(users)),
+        effect=_effect(does, len(acted_on), len(users)),
+        order=_effect(order, len(acted_on), len(users)),
         jobs=rows,
         shown=",".join(f"{job.id}:{job.state}" for job in acted_on),
         states=dict(Counter(str(job.state) for job in acted_on)),

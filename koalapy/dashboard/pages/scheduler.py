@@ -8,7 +8,7 @@ from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.daemon.observability.timings import BUCKETS, RECENT_SPAN, Timings
 from koalapy.dashboard.dashboard import Dashboard
-from koalapy.dashboard.pictures.distribution import Span
+from koalapy.dashboard.pictures import Span
 from koalapy.dashboard.rendering import seconds
 from koalapy.model.job import FINAL_STATES, Priority
 from koalapy.model.placement import RefusalKind

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import Query
 
 from koalapy.api.access import Caller
-from koalapy.api.tokens import Id, LimitsOf
+from koalapy.api.tokens import Id, LimitsOf, TokenView
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.engine.services import Services
 from koalapy.daemon.forecast.slices import slices
@@ -42,23 +42,6 @@ class UserUse:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenLine:
-    """A token, never itself; times are seconds since the epoch."""
-
-    id: int
-    user: str
-    role: str
-    how: str
-    note: str
-    created_at: float
-    expires_at: float | None
-    last_used_at: float | None
-    revoked_at: float | None
-    is_this: bool
-    """Whether the browser that asks has come in with it."""
-
-
-@dataclass(frozen=True, slots=True)
 class UsersView:
     """Who asks, or everybody, and of one all that there is."""
 
@@ -69,7 +52,7 @@ class UsersView:
     scopes: Sequence[ScopeInUse]
     contact: str
     """Where more is asked for."""
-    tokens: Sequence[TokenLine]
+    tokens: Sequence[TokenView]
     more_tokens: int
     every: bool
 
@@ -121,28 +104,13 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities) 
         # As by the REST API: administrators see all tokens, others their own.
         of = None if user is None and caller.may(Role.ADMIN) else wanted
         tokens = sorted(identities.list(caller, of, every=every), key=lambda token: -token.id)
-        lines = [
-            TokenLine(
-                id=token.id,
-                user=token.user,
-                role=token.role,
-                how=token.how,
-                note=token.note,
-                created_at=token.created_at,
-                expires_at=token.expires_at,
-                last_used_at=token.last_used_at,
-                revoked_at=token.revoked_at,
-                is_this=token.id == caller.token,
-            )
-            for token in tokens[:MAX_TOKENS]
-        ]
         return UsersView(
             user=wanted,
             users=found[:MAX_USERS],
             more_users=max(0, len(found) - MAX_USERS),
             scopes=await limits.of(wanted),
             contact=limits.limits.contact,
-            tokens=lines,
+            tokens=[TokenView.model_validate(token) for token in tokens[:MAX_TOKENS]],
             more_tokens=max(0, len(tokens) - MAX_TOKENS),
             every=every,
         )
