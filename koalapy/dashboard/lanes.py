@@ -15,7 +15,8 @@ from koalapy.model.job_search import word_of
 from koalapy.model.reports import LrmCalls, LrmOperation
 from koalapy.model.wording import shortened
 from koalapy.ports import ClusterRecord
-from koalapy.scheduler.clusters import ClusterStatus, GridStatus
+from koalapy.scheduler.clusters import ClusterStatus
+from koalapy.scheduler.grid import GridStatus
 
 
 @dataclass(frozen=True, slots=True)

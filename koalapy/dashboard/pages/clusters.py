@@ -20,7 +20,8 @@ from koalapy.model.identity import Identity, Role
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.reports import LrmOperation, Versions
 from koalapy.model.request import ClusterName
-from koalapy.scheduler.clusters import ClusterStatus, HealthStatus
+from koalapy.scheduler.cluster_conditions import HealthStatus
+from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.queries import Queries
 from koalapy.validation.permissions import may_see_all_of
 
