@@ -192,12 +192,10 @@ class OutputStore(Protocol):
     @property
     def limit(self) -> int:
         """Bytes of a component's output that are kept at most."""
-        ...
 
     @property
     def head(self) -> int:
         """Of these, bytes that are kept from the first on."""
-        ...
 
     def append(self, token: Token, pieces: Sequence[OutputPiece]) -> int:
         """Keep what is new of these, on the disk when this returns; how far the component's output is known now.
@@ -205,22 +203,18 @@ class OutputStore(Protocol):
         A piece is kept where the output ends, or where it would end were it not for the bytes that are missing before
         the piece; others are left for later, with those that follow.
         """
-        ...
 
     def read(self, token: Token, after: int, *, to_the_end: bool) -> list[OutputPiece]:
         """The next pieces beyond an offset, about 1 MiB of them; none when there are no more.
 
         ``to_the_end``: nothing more will come, so that bytes that are missing after the last piece are told as well.
         """
-        ...
 
     def size(self, token: Token) -> int:
         """Bytes that the component is known to have written."""
-        ...
 
     def remove(self, jobs: Collection[JobId]) -> None:
         """All that is kept of these jobs; no error where there is nothing."""
-        ...
 
 
 class Store(Protocol):
@@ -229,34 +223,28 @@ class Store(Protocol):
     @property
     def instance(self) -> str:
         """The name of what is stored here, the same for every daemon that opens it."""
-        ...
 
     @property
     def epoch(self) -> int:
         """Of the lease that is held."""
-        ...
 
     def load(self) -> Saved: ...
 
     def write(self, batch: Batch) -> None:
         """All of the batch or nothing; ``LeaseLost`` when another daemon has taken over since."""
-        ...
 
     def renew_lease(self, now: float) -> None: ...
 
     def raise_epoch(self, epoch: int) -> None:
         """Go on with a higher epoch than the lease was taken with; ``LeaseLost`` as ``write``."""
-        ...
 
     def release_lease(self) -> None:
         """Let the next daemon start at once."""
-        ...
 
     def close(self) -> None: ...
 
     def submitted(self, keys: Collection[str]) -> dict[str, Submitted]:
         """Those of the keys that were used, and for what."""
-        ...
 
     def job(self, job: JobId) -> Job | None: ...
 
@@ -264,15 +252,12 @@ class Store(Protocol):
 
     def timeline(self, job: JobId, after: int = 0, limit: int | None = None) -> list[TimelineEntry]:
         """In order: all of it, or so many lines after the first ``after``."""
-        ...
 
     def attempts(self, job: JobId, last: int | None = None) -> list[Attempt]:
         """In order: all of them, or the last so many."""
-        ...
 
     def usage(self, start: float, end: float) -> Usage:
         """From the beginning of a day on, over more than one, until now: however long it is, at the same cost."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,15 +315,12 @@ class TokenStore(Protocol):
 
     def tokens(self) -> list[StoredToken]:
         """In order of their numbers."""
-        ...
 
     def save_tokens(self, tokens: Sequence[StoredToken]) -> None:
         """All or none; each replaces that of the same number."""
-        ...
 
     def remove_tokens(self, tokens: Collection[int]) -> None:
         """Nothing is known of these any more."""
-        ...
 
 
 class NotificationStore(Protocol):
@@ -346,11 +328,9 @@ class NotificationStore(Protocol):
 
     def notifications(self) -> list[Notification]:
         """In order of their numbers."""
-        ...
 
     def save_notifications(self, notifications: Sequence[Notification]) -> None:
         """Each replaces that of the same number."""
-        ...
 
     def remove_notifications(self, notifications: Collection[int]) -> None: ...
 
@@ -362,23 +342,18 @@ class AuditStore(Protocol):
 
     def audit_entries(self, which: AuditFilter) -> list[AuditEntry]:
         """The oldest first."""
-        ...
 
     def forget_audit(self, before: float) -> int:
         """Remove the first entries, up to one that is not from before a moment; return how many these were."""
-        ...
 
     def audit_head(self) -> AuditHead:
         """Return the last entry."""
-        ...
 
     def audit_hash(self, entry: int) -> str | None:
         """Return the hash of an entry; None if the entry is not there, empty if it was removed for its age."""
-        ...
 
     def check_audit(self, after: AuditHead | None, limit: int) -> AuditCheck:
         """Check so many entries after one that was checked; None: from the first on."""
-        ...
 
 
 class AdviceStore(Protocol):
@@ -386,15 +361,12 @@ class AdviceStore(Protocol):
 
     def record(self, application: str, limit: int, owner: str | None = None) -> list[Advised]:
         """What was advised, newest first: of all applications when none is named, and of everybody's jobs."""
-        ...
 
     def applications_of(self, owner: str) -> set[str]:
         """The known ones among those of somebody's jobs."""
-        ...
 
     def runs(self, limit: int) -> list[Run]:
         """The last jobs that succeeded and whose application is known, from the oldest to the newest."""
-        ...
 
 
 class PredictionStore(Protocol):
@@ -402,13 +374,11 @@ class PredictionStore(Protocol):
 
     def add_predictions(self, made: Sequence[Prediction]) -> None:
         """All or none, but of jobs that there are; what is there of a job, kind and moment stays."""
-        ...
 
     def predictions(
         self, since: float, limit: int, owner: str | None = None, application: str = ""
     ) -> list[tuple[Prediction, Course]]:
         """The newest, of everybody's jobs and all applications where none is named, and what has come since."""
-        ...
 
 
 class FileStore(Protocol):
@@ -416,15 +386,12 @@ class FileStore(Protocol):
 
     def replicas(self) -> list[Replica]:
         """In order of name and cluster."""
-        ...
 
     def save_replicas(self, replicas: Sequence[Replica]) -> None:
         """All or none; each replaces that of the same name and cluster."""
-        ...
 
     def remove_replicas(self, name: str, clusters: Sequence[ClusterName]) -> None:
         """No error for those that are not there."""
-        ...
 
     def bundles(self) -> list[StoredBundle]: ...
 
@@ -434,28 +401,22 @@ class FileStore(Protocol):
 
     def results(self, job: JobId, generation: int) -> list[StoredResult]:
         """Of one attempt, in order of rank."""
-        ...
 
     def results_sizes(self) -> dict[str, int]:
         """Bytes of all that are kept, by the owners of their jobs."""
-        ...
 
     def save_result(self, result: StoredResult) -> int:
         """In place of what the component brought before, and of all earlier attempts; how many bytes these were."""
-        ...
 
     def old_results(self, before: float, owners: Collection[str] | None = None) -> dict[JobId, int]:
         """The jobs (of these owners) that ended before a moment and of which something is kept, those first that ended
         first, and how many bytes theirs are; ``LeaseLost`` as what writes, for files are removed by it."""
-        ...
 
     def clear_results(self, jobs: Collection[JobId]) -> int:
         """What these jobs brought is not kept any more; how many bytes that was. It is known that there was some."""
-        ...
 
     def forget_results(self, jobs: Sequence[JobId]) -> int:
         """Nothing is known of what these jobs brought any more; how many bytes that was."""
-        ...
 
 
 class HistoryStore(Protocol):
@@ -463,43 +424,33 @@ class HistoryStore(Protocol):
 
     def node_use(self, since: float) -> list[NodeUse]:
         """Nodes that users' jobs had in attempts that are over and ended since a moment, component by component."""
-        ...
 
     def days(self, which: DayFilter) -> dict[Key, Figures]:
         """What has become of jobs, by their days; of those that are gone, too."""
-        ...
 
     def first_day(self) -> int | None:
         """Of which anything is known."""
-        ...
 
     def first_submission(self) -> float | None:
         """Return when the oldest job that is kept was submitted; None without one."""
-        ...
 
     def nodes_by_day(self, until: int) -> list[tuple[int, ClusterName, int]]:
         """Days up to one, in order, in which clusters told how many nodes they have, and how many at most."""
-        ...
 
     def ended(self, after: tuple[float, JobId], until: float, limit: int) -> list[EndedJob]:
         """Users' jobs in order of their ends and numbers, beyond one of these, that ended before a moment."""
-        ...
 
     def over(self, before: float, limit: int, *, internal: bool) -> list[JobId]:
         """Jobs that ended before a moment, those that ended first: users', or the daemon's own."""
-        ...
 
     def remove(self, jobs: Sequence[JobId]) -> None:
         """All there is of these jobs; their numbers are not given again, and what they taught the advisor is kept."""
-        ...
 
     def size(self) -> int | None:
         """Bytes that the database takes up; None where that cannot be said."""
-        ...
 
     def shrink(self) -> bool:
         """Give some of the room back that is not used any more; whether there is more of it to give."""
-        ...
 
 
 class MeasurementStore(Protocol):
@@ -507,13 +458,10 @@ class MeasurementStore(Protocol):
 
     def add(self, measurement: Measurement) -> None:
         """Keep it, and the last thousand of its pair and kind."""
-        ...
 
     def latest(self) -> list[Measurement]:
         """Of each pair the newest of each kind, of transfers each way; of ping-pongs the newest that failed, and the
         newest ``MAX_PINGPONGS`` that went well. In the order in which they were added."""
-        ...
 
     def history(self, one: ClusterName, other: ClusterName, limit: int) -> list[Measurement]:
         """Of one pair, both ways, newest first."""
-        ...

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Engine, event
 
 from koalapy.store.engine import SQLITE_BUSY_TIMEOUT, make_engine
-from koalapy.store.migrate import migrate
+from koalapy.store.opening import migrate
 
 
 @cache

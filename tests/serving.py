@@ -65,7 +65,7 @@ from koalapy.scheduler.state import SchedulerState
 from koalapy.simulation.sharing import SharingQuestion, SharingReport
 from koalapy.simulation.sharing import answer as answer_sharing
 from koalapy.simulation.twin import Answer, Question, answer
-from koalapy.store.advice import SqlAdvice
+from koalapy.store.advice import SqlAdvice, SqlPredictions
 from koalapy.store.audit import SqlAudit
 from koalapy.store.database import Database
 from koalapy.store.engine import SQLITE_BUSY_TIMEOUT
@@ -73,7 +73,6 @@ from koalapy.store.files import SqlFiles
 from koalapy.store.history import SqlHistory
 from koalapy.store.measurements import SqlMeasurements
 from koalapy.store.output import FileOutput
-from koalapy.store.predictions import SqlPredictions
 from koalapy.store.sql import SqlStore
 from koalapy.store.tokens import SqlTokens
 from koalapy.validation.permissions import SubmissionRules

@@ -5,7 +5,6 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import NamedTuple
 
-from koalapy.model.application import application_of
 from koalapy.model.job import Attempt, Job, JobId, JobState, Priority
 from koalapy.model.request import ClusterName
 
@@ -204,26 +203,6 @@ def figures_of(job: Job) -> Figures:
     if attempt.start_estimate is not None and job.first_start_estimate is not None:
         figures.start_delays, figures.start_delay = 1, attempt.start_estimate - job.first_start_estimate
     return figures
-
-
-def ended_job(job: Job) -> EndedJob:
-    """Of one that is over."""
-    gang = job.attempt.gang if job.attempt else ()
-    return EndedJob(
-        id=job.id,
-        submitted_at=job.submitted_at,
-        started_at=job.started_at,
-        ended_at=job.submitted_at if job.ended_at is None else job.ended_at,
-        state=job.state,
-        owner=job.spec.owner,
-        application=application_of(job.spec),
-        priority=job.spec.priority,
-        walltime=job.spec.walltime,
-        nodes=sum(component.size for component in gang),
-        clusters=tuple(sorted({component.cluster for component in gang})),
-        placed_at=job.placed_at,
-        home_site=job.spec.home_site,
-    )
 
 
 def _is_coallocated(attempt: Attempt) -> bool:

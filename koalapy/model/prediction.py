@@ -14,8 +14,6 @@ from typing import Any
 from koalapy.model.advice import was_killed
 from koalapy.model.job import JobId, JobState
 
-PROMISED = 0.8
-"""The share of truths that are to lie within."""
 NORMAL_95 = 1.959964
 """Standard deviations to each side between which 95 % lie."""
 

@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine, RowMapping, Table
 from sqlalchemy.dialects import postgresql, sqlite
 
-from koalapy.store.engine import reading, unavailable_is_known, writing
+from koalapy.store.engine import open_files_of, reading, unavailable_is_known, writing
 from koalapy.store.lease import Lease
-from koalapy.store.open_files import open_files_of
 
 Id = TypeVar("Id", int, str)
 

@@ -4,19 +4,14 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, and_, false, func, or_, select
+from sqlalchemy import ColumnElement, Connection, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from koalapy.model.history import NAMES, DayFilter, Days, EndedJob, Figures, Key, Kind, day_of, owners, tally
-from koalapy.model.job import FINAL_STATES, JobId, JobState, Priority
-from koalapy.model.request import ClusterName
+from koalapy.model.history import NAMES, DayFilter, Days, Figures, Key, Kind, day_of, owners, tally
 from koalapy.ports import Batch, ClusterRecord
-from koalapy.store.tables import components, jobs
 from koalapy.store.tables import days as table
 
 KEYS = ("kind", "day", "name")
-BETWEEN = "\n"
-"""Names of clusters, none of which has it."""
 
 
 def add_batch(connection: Connection, batch: Batch) -> None:
@@ -77,52 +72,3 @@ def _figures(sums: Sequence[Any]) -> Figures:
     # Sums of whole numbers are Decimal with PostgreSQL.
     told = {name: value if isinstance(value, float) else int(value) for name, value in zip(NAMES, sums, strict=True)}
     return Figures(**told)  # type: ignore[arg-type]
-
-
-def nodes_by_day(connection: Connection, until: int) -> list[tuple[int, ClusterName, int]]:
-    """What is known of the clusters' sizes up to a day: the most nodes in it, of days in which that was told."""
-    query = select(table.c.day, table.c.name, table.c.nodes).order_by(table.c.day)
-    query = query.where(table.c.kind == Kind.CLUSTER.value, table.c.day <= until, table.c.nodes > 0)
-    return [(row.day, row.name, row.nodes) for row in connection.execute(query)]
-
-
-def ended_jobs(connection: Connection, after: tuple[float, JobId], until: float, limit: int) -> list[EndedJob]:
-    job, part = jobs.c, components.c
-    beyond = or_(job.ended_at > after[0], and_(job.ended_at == after[0], job.id > after[1]))
-    there = (part.job_id == job.id) & (part.generation == job.generation) & part.superseded.is_(False)
-
-    def of_parts(value: ColumnElement[Any]) -> Any:
-        return select(value).where(there).correlate(jobs).scalar_subquery()
-
-    final = [state.value for state in FINAL_STATES]
-    query = select(
-        job.id,
-        job.submitted_at,
-        job.placed_at,
-        job.started_at,
-        job.ended_at,
-        job.state,
-        job.owner,
-        job.application,
-        job.priority,
-        job.spec["walltime"].as_float().label("walltime"),
-        of_parts(func.sum(part.size)).label("nodes"),
-        of_parts(func.aggregate_strings(part.cluster, BETWEEN)).label("clusters"),
-        job.home_site,
-    ).where(job.internal == false(), job.ended_at >= after[0], beyond, job.ended_at < until, job.state.in_(final))
-    found = connection.execute(query.order_by(job.ended_at, job.id).limit(limit)).mappings()
-    return [_ended_job(row) for row in found]
-
-
-def _ended_job(row: RowMapping) -> EndedJob:
-    values = dict(row)
-    nodes, clusters = values.pop("nodes"), values.pop("clusters") or ""
-    values |= {"state": JobState(values["state"]), "priority": Priority(values["priority"])}
-    return EndedJob(**values, nodes=int(nodes or 0), clusters=tuple(sorted(set(filter(None, clusters.split(BETWEEN))))))
-
-
-def first_day(connection: Connection) -> int | None:
-    found: int | None = connection.execute(
-        select(func.min(table.c.day)).where(table.c.kind == Kind.GRID.value)
-    ).scalar()
-    return found

@@ -1,9 +1,11 @@
 """Engines for a database URL, and what their databases say in the words of ``model.errors``."""
 
 import json
+import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,57 @@ from sqlalchemy.exc import (
 from sqlalchemy.pool import QueuePool
 
 from koalapy.model.errors import DatabaseDamaged, StoreUnavailable, UsageError
-from koalapy.store.open_files import RESTART_HINT
 from koalapy.system.private_files import private_file
+
+RESTART_HINT = "stop the daemon, put the newest copy back (koala restore), and start the daemon"
+MIN_SIZE = 512
+"""Bytes that a database with a table has at least."""
+
+
+class OpenFiles:
+    """The database and its write-ahead log, by device and inode.
+
+    A connection is kept open, so that SQLite itself never removes the log and makes another one.
+    """
+
+    def __init__(self, database: Path) -> None:
+        self._anchor = sqlite3.connect(database, check_same_thread=False)
+        with closing(self._anchor.execute("SELECT count(*) FROM sqlite_master")) as cursor:
+            cursor.fetchone()
+        files = (database.absolute(), Path(f"{database.absolute()}-wal"))
+        self._identities: Mapping[Path, tuple[int, int]] = {
+            path: (found.st_dev, found.st_ino) for path in files if (found := _stat(path)) is not None
+        }
+
+    def check(self) -> None:
+        """Raise ``StoreUnavailable`` if a file is not the one that was opened, or was cut off."""
+        for path, identity in self._identities.items():
+            found = _stat(path)
+            if found is None:
+                raise StoreUnavailable(f"{path} was removed while the daemon uses it", hint=RESTART_HINT)
+            if (found.st_dev, found.st_ino) != identity:
+                raise StoreUnavailable(f"{path} was replaced while the daemon uses it", hint=RESTART_HINT)
+            if not path.name.endswith("-wal") and found.st_size < MIN_SIZE:
+                raise StoreUnavailable(f"{path} was truncated while the daemon uses it", hint=RESTART_HINT)
+
+    def close(self) -> None:
+        self._anchor.close()
+
+
+def open_files_of(engine: Engine) -> OpenFiles | None:
+    """Return the files of a database; None of one that is in memory, or on a server."""
+    name = engine.url.database
+    if engine.dialect.name != "sqlite" or not name or name == ":memory:" or name.startswith("file:"):
+        return None
+    return OpenFiles(Path(name))
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
 
 MEMORY = "memory:"
 """The URL of a database that is gone with its engine."""

@@ -1,24 +1,29 @@
 """Jobs that are over and not kept any more: taken out of the books, but for what outlives them."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import ColumnElement, RowMapping, and_, delete, func, or_, select, update
 
-from koalapy.model.history import DayFilter, EndedJob, Figures, Key
-from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobId
+from koalapy.model.history import DayFilter, EndedJob, Figures, Key, Kind
+from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobId, JobState, Priority
 from koalapy.model.limits import NodeUse
 from koalapy.model.request import ClusterName
 from koalapy.store import tables
 from koalapy.store.advice import MAX_RETAINED_RUNS, retain_runs
 from koalapy.store.database import Database
-from koalapy.store.days import days_of, ended_jobs, first_day, nodes_by_day
+from koalapy.store.days import days_of
 from koalapy.store.sql import jobs_of
-from koalapy.store.usage import THEIRS_ARE_USERS
+from koalapy.store.usage import THEIRS_ARE_USERS, USERS
 
 MAX_FREED_PAGES = 1000
 """Of SQLite's pages that are not used any more, given back to the disk in one step."""
 
-_jobs, _parts, _lease = tables.jobs.c, tables.components.c, tables.lease.c
+BETWEEN = "\n"
+"""Separates names of clusters, none of which contains it."""
+
+_jobs, _parts, _days, _lease = tables.jobs.c, tables.components.c, tables.days.c, tables.lease.c
+_FINAL = [state.value for state in FINAL_STATES]
 
 
 class SqlHistory:
@@ -44,24 +49,44 @@ class SqlHistory:
             return days_of(connection, which)
 
     def first_day(self) -> int | None:
-        with self._database.reading() as connection:
-            return first_day(connection)
+        query = select(func.min(_days.day).label("day")).where(_days.kind == Kind.GRID.value)
+        return next((row["day"] for row in self._database.rows(query)), None)
 
     def first_submission(self) -> float | None:
         rows = self._database.rows(select(_jobs.submitted_at).order_by(_jobs.id).limit(1))
         return next((row["submitted_at"] for row in rows), None)
 
     def nodes_by_day(self, until: int) -> list[tuple[int, ClusterName, int]]:
-        with self._database.reading() as connection:
-            return nodes_by_day(connection, until)
+        query = select(_days.day, _days.name, _days.nodes).order_by(_days.day)
+        query = query.where(_days.kind == Kind.CLUSTER.value, _days.day <= until, _days.nodes > 0)
+        return [(row["day"], row["name"], row["nodes"]) for row in self._database.rows(query)]
 
     def ended(self, after: tuple[float, JobId], until: float, limit: int) -> list[EndedJob]:
-        with self._database.reading() as connection:
-            return ended_jobs(connection, after, until, limit)
+        beyond = or_(_jobs.ended_at > after[0], and_(_jobs.ended_at == after[0], _jobs.id > after[1]))
+        there = (_parts.job_id == _jobs.id) & (_parts.generation == _jobs.generation) & _parts.superseded.is_(False)
+
+        def of_parts(value: ColumnElement[Any]) -> Any:
+            return select(value).where(there).correlate(tables.jobs).scalar_subquery()
+
+        query = select(
+            _jobs.id,
+            _jobs.submitted_at,
+            _jobs.placed_at,
+            _jobs.started_at,
+            _jobs.ended_at,
+            _jobs.state,
+            _jobs.owner,
+            _jobs.application,
+            _jobs.priority,
+            _jobs.spec["walltime"].as_float().label("walltime"),
+            of_parts(func.sum(_parts.size)).label("nodes"),
+            of_parts(func.aggregate_strings(_parts.cluster, BETWEEN)).label("clusters"),
+            _jobs.home_site,
+        ).where(USERS, _jobs.ended_at >= after[0], beyond, _jobs.ended_at < until, _jobs.state.in_(_FINAL))
+        return [_ended_job(row) for row in self._database.rows(query.order_by(_jobs.ended_at, _jobs.id).limit(limit))]
 
     def over(self, before: float, limit: int, *, internal: bool) -> list[JobId]:
-        final = _jobs.state.in_([state.value for state in FINAL_STATES])
-        query = select(_jobs.id).where(_jobs.internal == internal, _jobs.ended_at < before, final)
+        query = select(_jobs.id).where(_jobs.internal == internal, _jobs.ended_at < before, _jobs.state.in_(_FINAL))
         return [row["id"] for row in self._database.rows(query.order_by(_jobs.ended_at).limit(limit))]
 
     def remove(self, jobs: Sequence[JobId]) -> None:
@@ -88,3 +113,10 @@ class SqlHistory:
             for _ in range(min(free, self._max_freed_pages)):
                 connection.exec_driver_sql("PRAGMA incremental_vacuum(1)")
         return free > self._max_freed_pages
+
+
+def _ended_job(row: RowMapping) -> EndedJob:
+    values = dict(row)
+    nodes, clusters = values.pop("nodes"), values.pop("clusters") or ""
+    values |= {"state": JobState(values["state"]), "priority": Priority(values["priority"])}
+    return EndedJob(**values, nodes=int(nodes or 0), clusters=tuple(sorted(set(filter(None, clusters.split(BETWEEN))))))

@@ -12,8 +12,7 @@ from sqlalchemy import Connection, Engine, insert, inspect, select, update
 from sqlalchemy.exc import IntegrityError
 
 from koalapy.model.errors import ConflictError, LeaseLost, StoreUnavailable
-from koalapy.store.engine import unavailable_is_known
-from koalapy.store.open_files import RESTART_HINT
+from koalapy.store.engine import RESTART_HINT, unavailable_is_known
 from koalapy.store.tables import lease
 
 log = structlog.get_logger()

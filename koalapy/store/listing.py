@@ -22,6 +22,8 @@ MAX_LOOKED_AT = 6000
 
 MAX_PAGE_BYTES = 4 * 1024 * 1024
 """Bytes of rows that are read for one page; a page has one job at least."""
+EQUAL = ("owner", "name", "application", "priority", "home_site")
+"""Fields of a filter that the column of their name must equal."""
 ROW_BYTES = 400
 """Bytes that each row counts beside its texts."""
 
@@ -97,19 +99,17 @@ def _farthest(connection: Connection, sources: list[Source], before: JobId | Non
 
 
 def _sources(connection: Connection, which: JobFilter) -> list[Source]:
-    found = []
-    if which.application:
-        found.append(_in_order([jobs.c.application == which.application]))
-    if which.priority:
-        found.append(_in_order([jobs.c.priority == which.priority]))
+    found = [
+        _in_order([jobs.c[name] == value])
+        for name in ("application", "priority", "name")
+        if (value := getattr(which, name))
+    ]
     if which.least_restarts > 0:
         counts = _restart_counts(connection, which.least_restarts, which.most_restarts)
         # The second is what the index says of those that are in it, word for word.
         found.append(_in_order([(jobs.c.restarts == count) & text("restarts > 0") for count in counts]))
     if which.cluster:
         found.append(_on(which.cluster))
-    if which.name:
-        found.append(_in_order([jobs.c.name == which.name]))
     if which.home_site:
         # The second is what the index says of those that are in it, word for word.
         found.append(_in_order([(jobs.c.home_site == which.home_site) & text("home_site <> ''")]))
@@ -176,20 +176,11 @@ def _conditions(which: JobFilter) -> list[ColumnElement[bool]]:
     conditions: list[ColumnElement[bool]] = []
     if which.states:
         conditions.append(jobs.c.state.in_(which.states))
-    if which.owner:
-        conditions.append(jobs.c.owner == which.owner)
-    if which.name:
-        conditions.append(jobs.c.name == which.name)
-    if which.application:
-        conditions.append(jobs.c.application == which.application)
-    if which.priority:
-        conditions.append(jobs.c.priority == which.priority)
+    conditions += [jobs.c[name] == value for name in EQUAL if (value := getattr(which, name))]
     if which.least_restarts > 0:
         conditions.append(jobs.c.restarts >= which.least_restarts)
     if which.most_restarts is not None:
         conditions.append(jobs.c.restarts <= which.most_restarts)
-    if which.home_site:
-        conditions.append(jobs.c.home_site == which.home_site)
     if which.before is not None:
         conditions.append(jobs.c.id < which.before)
     if which.cluster:

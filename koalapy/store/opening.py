@@ -1,9 +1,18 @@
 """Opens every store that a daemon has: in the database that a URL names, and components' output beside it."""
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+from alembic import command
+from alembic.config import Config
+from alembic.script.revision import ResolutionError
+from alembic.util import CommandError
+from sqlalchemy import Connection, Engine, text
+
+from koalapy.model.errors import UsageError
 from koalapy.ports import (
     AdviceStore,
     AuditStore,
@@ -16,19 +25,80 @@ from koalapy.ports import (
     Saved,
     TokenStore,
 )
-from koalapy.store.advice import SqlAdvice
+from koalapy.store.advice import SqlAdvice, SqlPredictions
 from koalapy.store.audit import SqlAudit
 from koalapy.store.database import Database
-from koalapy.store.engine import MEMORY, make_engine
+from koalapy.store.engine import MEMORY, make_engine, unavailable_is_known, writing
 from koalapy.store.files import SqlFiles
 from koalapy.store.history import SqlHistory
 from koalapy.store.job_numbers import JobNumbers
 from koalapy.store.measurements import SqlMeasurements
-from koalapy.store.migrate import migrate
 from koalapy.store.notifications import SqlNotifications
-from koalapy.store.predictions import SqlPredictions
 from koalapy.store.sql import SqlStore
 from koalapy.store.tokens import SqlTokens
+
+LOCK_NUMBER = 0x6B6F616C61
+"""Any number, as long as every daemon of this database takes the same one."""
+UNRELEASED = re.compile(r"\d{4}")
+"""Revisions of versions before the first release, of which there is no upgrade."""
+
+
+def migrations_directory() -> Path:
+    """Where the revisions are: in the wheel beside this file, in a checkout at its top."""
+    inside = Path(__file__).parent / "migrations"
+    return inside if inside.is_dir() else Path(__file__).parents[2] / "migrations"
+
+
+def alembic_config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(migrations_directory()))
+    return config
+
+
+def migrate(engine: Engine, revision: str = "head") -> None:
+    """Upgrade to a revision; do nothing when already there.
+
+    Raise ``StoreUnavailable`` when there is no database, ``UsageError`` for one of an unreleased or a later version.
+    """
+    config = alembic_config()
+    with unavailable_is_known(), writing(engine).begin() as connection:
+        if connection.dialect.name == "postgresql":
+            _check_encoding(connection)
+            connection.execute(text("select pg_advisory_xact_lock(:number)"), {"number": LOCK_NUMBER})
+        config.attributes["connection"] = connection
+        try:
+            command.upgrade(config, revision)
+        except CommandError as error:
+            if not isinstance(error.__cause__, ResolutionError):
+                raise
+            raise _unknown_revision(str(error.__cause__.argument)) from error
+
+
+def _unknown_revision(revision: str) -> UsageError:
+    if UNRELEASED.fullmatch(revision):
+        message = f"the database has the revision {revision}, of a version of koalapy before the first release"
+        hint = (
+            "it cannot be upgraded: end its jobs with the version that made it, then name a new database, "
+            "or move this one away"
+        )
+    else:
+        message = f"the database is of a later version of koalapy (revision {revision})"
+        hint = "install that version again, or put back a copy of the database from before it"
+    return UsageError(message, field="database", value=revision, hint=hint)
+
+
+def _check_encoding(connection: Connection) -> None:
+    """Raise ``UsageError`` for a database that does not hold every text as it is."""
+    encoding: str = connection.execute(text("show server_encoding")).scalar_one()
+    if encoding != "UTF8":
+        name = connection.engine.url.database
+        raise UsageError(
+            f"the database {name} has the encoding {encoding}, which does not hold every text; it must be UTF8",
+            field="database",
+            value=encoding,
+            hint="make another with createdb --encoding=UTF8 --template=template0 NAME, name it in database, and move "
+            "what is in this one there by pg_dump --encoding=UTF8",
+        )
 
 
 @dataclass(frozen=True, slots=True)

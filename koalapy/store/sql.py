@@ -110,7 +110,12 @@ class SqlStore:
         if old:
             statement = update(tables.jobs).where(tables.jobs.c.id == bindparam("key"))
             connection.execute(statement, [rows.job_to_row(job) | {"key": job.id} for job in old])
-        self._write_attempts(connection, [(job.id, job.attempt) for job in (*new, *old) if job.attempt is not None])
+        changed = [
+            (job.id, job.attempt)
+            for job in (*new, *old)
+            if job.attempt is not None and job.attempt is not self._written.get(job.id)
+        ]
+        self._write_attempts(connection, changed)
 
     def _write_attempts(self, connection: Connection, tried: Sequence[tuple[JobId, Attempt]]) -> None:
         upsert(connection, tables.attempts, [rows.attempt_to_row(job, attempt) for job, attempt in tried])

@@ -16,7 +16,7 @@ from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
-from koalapy.store.migrate import migrate
+from koalapy.store.opening import migrate
 from koalapy.store.sql import SqlStore
 from tests.serving import Open
 

@@ -18,7 +18,7 @@ from koalapy.model.job import Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.request import FlexibleRequest
 from koalapy.store import rows, tables
 from koalapy.store.engine import make_engine, writing
-from koalapy.store.migrate import migrate
+from koalapy.store.opening import migrate
 
 ENDED, ACTIVE = 1_000_000, 10_000
 YEAR = 365 * 86400.0

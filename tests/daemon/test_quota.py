@@ -21,7 +21,7 @@ from koalapy.ports import Batch
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
 from koalapy.store.files import SqlFiles
-from koalapy.store.migrate import migrate
+from koalapy.store.opening import migrate
 from koalapy.store.sql import SqlStore
 from tests.daemon.archives import archive_of, pieces
 

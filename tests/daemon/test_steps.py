@@ -20,7 +20,7 @@ from koalapy.scheduler.scheduler import Scheduler
 from koalapy.scheduler.state import SchedulerState
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
-from koalapy.store.migrate import migrate
+from koalapy.store.opening import migrate
 from koalapy.store.sql import SqlStore
 from tests import signals
 

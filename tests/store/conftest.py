@@ -7,8 +7,7 @@ import pytest
 
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
-from koalapy.store.migrate import migrate
-from koalapy.store.opening import Stores, stores_in_database
+from koalapy.store.opening import Stores, migrate, stores_in_database
 from koalapy.store.output import FileOutput
 from koalapy.store.sql import SqlStore
 from tests.needs import postgresql

@@ -37,8 +37,7 @@ from koalapy.model.request import Bundle, ComponentRequest, FixedRequest, Flexib
 from koalapy.model.warning import StopWarning, WarningSignal
 from koalapy.ports import Batch, ClusterRecord, OutboxEntry, StoredBundle, StoredResult, Submitted
 from koalapy.store import tables
-from koalapy.store.migrate import alembic_config
-from koalapy.store.opening import Stores, open_stores
+from koalapy.store.opening import Stores, alembic_config, open_stores
 from koalapy.store.output import FileOutput
 
 REVISIONS = Path(__file__).parent / "revisions"

@@ -12,8 +12,7 @@ from koalapy.model.audit import AuditCheck, AuditEntry, AuditFilter, AuditHead
 from koalapy.ports import Batch
 from koalapy.store.audit import SqlAudit
 from koalapy.store.engine import make_engine
-from koalapy.store.migrate import migrate
-from koalapy.store.opening import Stores
+from koalapy.store.opening import Stores, migrate
 from koalapy.store.sql import SqlStore
 
 

@@ -16,8 +16,7 @@ from koalapy.model.job import JobState, TimelineEntry
 from koalapy.model.measurement import Measurement, MeasurementKind
 from koalapy.ports import Batch
 from koalapy.store.engine import make_engine
-from koalapy.store.migrate import alembic_config, migrate
-from koalapy.store.opening import open_stores
+from koalapy.store.opening import alembic_config, migrate, open_stores
 from koalapy.store.output import FileOutput
 from koalapy.store.tables import metadata
 from tests.memory_stores import memory_stores

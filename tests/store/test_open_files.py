@@ -13,7 +13,7 @@ from koalapy.model.errors import DatabaseDamaged, StoreUnavailable
 from koalapy.ports import OutputPiece
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine, unavailable_is_known
-from koalapy.store.migrate import migrate
+from koalapy.store.opening import migrate
 from koalapy.store.output import FileOutput
 from koalapy.store.sql import SqlStore
 from tests.store.jobs import a_job, batch

@@ -19,7 +19,7 @@ from koalapy.ports import JobFilter, OutboxEntry, Submitted
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine, writing
 from koalapy.store.measurements import SqlMeasurements
-from koalapy.store.migrate import migrate
+from koalapy.store.opening import migrate
 from koalapy.store.sql import SqlStore
 from tests.store.jobs import a_job, batch, running
 from tests.store.postgresql import Server

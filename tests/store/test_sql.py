@@ -21,7 +21,7 @@ from koalapy.protocol.messages import Plan, commands_frame
 from koalapy.store import listing
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
-from koalapy.store.migrate import migrate
+from koalapy.store.opening import migrate
 from koalapy.store.sql import SqlStore
 from tests.store.jobs import a_job, batch, running
 
