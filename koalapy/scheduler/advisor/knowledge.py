@@ -166,7 +166,7 @@ class KnowledgeBuilder:
             job = self._ledger.get(parse_token(token).job)
             left, age = (None, 0.0) if job is None else self._left(job, now)
             releases.append(Release(left, size, age))
-        releases.sort(key=_rank)
+        releases.sort(key=lambda each: (inf if each.seconds is None else each.seconds, each.age, each.nodes))
         return Capacity(max(0, cluster.total - cluster.background - cluster.down), tuple(releases))
 
     def _left(self, job: Job, now: float) -> tuple[float | None, float]:
@@ -191,20 +191,12 @@ def expected_end(job: Job, experience: Experience, now: float) -> float | None:
     if began is None:
         began = max(now, attempt.start_estimate or now)
     run = experience.expected(job.spec, {component.cluster for component in attempt.gang})
-    ends = [end for end in (inf if run is None else began + run, _latest(job, began)) if end > now]
-    return None if min(ends, default=inf) == inf else min(ends)
+    lasts = [seconds for seconds in (run, job.spec.walltime) if seconds is not None]
+    ends = [began + seconds for seconds in lasts if began + seconds > now]
+    return min(ends, default=None)
 
 
 def runs_between(probability: float, loaded: bool) -> float:
     """Of an application on one cluster before it is tried on several, by how probable it is that this does no harm."""
     odds = 1.0 / max(probability, 1e-3) - 1.0
     return min(MAX_RUNS_BETWEEN, max(1.0, odds**2) if loaded else max(0.0, odds - FREE_ODDS))
-
-
-def _latest(job: Job, began: float) -> float:
-    """When its walltime is over."""
-    return inf if job.spec.walltime is None else began + job.spec.walltime
-
-
-def _rank(release: Release) -> tuple[float, float, int]:
-    return inf if release.seconds is None else release.seconds, release.age, release.nodes

@@ -77,7 +77,9 @@ class Components:
             if token in reported:
                 continue
             if token in undelivered:
-                self._see_again(token, now)
+                if (found := self._ledger.find(token)) is not None and found[1].unknown_since is not None:
+                    job = self._ledger.update_component(found[0], found[1].index, unknown_since=None, lost_at=None)
+                    self._follow(job, now, f"{found[1].cluster} is back")
             elif event.inventory.whole:
                 self.lose(token, "the cluster knows nothing of it", now)
             yield token
@@ -112,12 +114,6 @@ class Components:
                 self._ledger.change(job, reason=reason)
             else:
                 self._ledger.move(job, JobState.UNKNOWN, now, str(JobState.UNKNOWN), reason)
-
-    def _see_again(self, token: Token, now: float) -> None:
-        found = self._ledger.find(token)
-        if found is not None and found[1].unknown_since is not None:
-            job = self._ledger.update_component(found[0], found[1].index, unknown_since=None, lost_at=None)
-            self._follow(job, now, f"{found[1].cluster} is back")
 
     def _observe(self, job: Job, component: Component, status: ComponentStatus, now: float) -> Job:
         """Keep what the snapshot says beside the state: hosts, LRM job, exit code, error."""
@@ -174,7 +170,9 @@ class Components:
             return self._failures.refused(job, component, status.refused, status.error, now)
         if status.exceeded and job.ending in (None, JobState.QUEUED, JobState.FAILED):
             return self._failures.limit_exceeded(job, component, status.error, now)
-        if status.infrastructure and self._may_blame(job):
+        # An infrastructure failure also overrides a failed program that it may have caused, until that is settled.
+        may_be_blamed = job.ending is None or (job.ending is JobState.FAILED and live(job).exit_code is not None)
+        if status.infrastructure and may_be_blamed:
             return self._failures.infrastructure_failed(job, component, AttemptFailure.CLUSTER, status.error, now)
         if job.ending is not None or (status.state in BEFORE_PROGRAM and status.program_exit is None):
             return job
@@ -188,20 +186,12 @@ class Components:
         if result is not None:
             ends = JobState.FAILED if result else JobState.SUCCEEDED
             return self._attempts.end(job, ends, _exit_reason(result, status.error), now, exit_code=result)
-        if status.state in ("delivering", "ended") and self._ended_too_early(job):
+        lacks_exit_code = any(c.has_ended and c.exit_code is None for c in reporting_components(job))
+        is_given_back = status.state in (ComponentState.DELIVERING, ComponentState.ENDED)
+        if is_given_back and (live(job).barrier_at is None or lacks_exit_code):
             error = status.error or "its nodes were given back before the program had ended"
             return self._failures.infrastructure_failed(job, component, AttemptFailure.ENDED_EARLY, error, now)
         return job
-
-    def _may_blame(self, job: Job) -> bool:
-        """An infrastructure failure also overrides a failed program that it may have caused, until that is settled."""
-        return job.ending is None or (job.ending is JobState.FAILED and live(job).exit_code is not None)
-
-    def _ended_too_early(self, job: Job) -> bool:
-        """Whether an exit code that is still wanted will never be reported."""
-        if live(job).barrier_at is None:
-            return True
-        return any(c.has_ended and c.exit_code is None for c in reporting_components(job))
 
     def _reject_stray(self, cluster: ClusterName, status: ComponentStatus) -> None:
         """Nothing of an old generation may live on: those that have delivered all are forgotten, others stopped."""

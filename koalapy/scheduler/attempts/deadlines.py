@@ -1,9 +1,9 @@
 """Handle deadlines that have passed."""
 
-from koalapy.model.job import Component, ComponentState, Job
+from koalapy.model.job import ComponentState, Job
 from koalapy.scheduler.attempts.attempts import Attempts
 from koalapy.scheduler.attempts.contact import Confirmations, Contact
-from koalapy.scheduler.attempts.facts import is_program_over
+from koalapy.scheduler.attempts.facts import is_program_over, only_awaits_files
 from koalapy.scheduler.attempts.failures import Failures
 from koalapy.scheduler.attempts.health import ClusterHealth
 from koalapy.scheduler.claims.claim import Claiming
@@ -78,7 +78,11 @@ class Deadlines:
             case Deadline.BARRIER:
                 claimed = (ComponentState.CLAIMED, None)
                 late = [c for c in attempt.gang if (c.state, c.unknown_since) != claimed] or [attempt.head]
-                silent = [c for c in late if not self._is_queued(job, c)]
+                queued = ComponentState.WAITING, None  # its resource manager has not given it any nodes
+                grid = self._state.grid
+                silent = [
+                    c for c in late if (c.state, c.unknown_since) != queued or grid[c.cluster].holds(job.token(c.index))
+                ]
                 if not silent:
                     return self._failures.claim_timed_out(job, late[0], now)
                 error = f"its nodes had not all reported after {rules.barrier_timeout:g} s"
@@ -100,7 +104,7 @@ class Deadlines:
                 return now + max(self._rules.claim_grace, MIN_RETRY_PAUSE)
             case Deadline.WALLTIME if is_program_over(job, self._state.grid):
                 return now + RESULT_PAUSE
-            case Deadline.BARRIER if _only_files_are_missing(job):
+            case Deadline.BARRIER if only_awaits_files(job):  # transfers have limits of their own
                 return at_barrier
             case Deadline.BARRIER if (due := self._nodes_are_due(job)) > now:
                 return min(due, at_barrier)
@@ -122,11 +126,6 @@ class Deadlines:
         there_by = max(moments)
         return there_by + self._rules.barrier_timeout if there_by else 0.0
 
-    def _is_queued(self, job: Job, component: Component) -> bool:
-        """Whether a component has no nodes because its resource manager has not given it any."""
-        waits = component.state is ComponentState.WAITING and component.unknown_since is None
-        return waits and not self._state.grid[component.cluster].holds(job.token(component.index))
-
 
 def _is_moot(timer: Timer, job: Job) -> bool:
     """Whether what a deadline was set for has happened, or is not awaited any more."""
@@ -143,11 +142,3 @@ def _is_moot(timer: Timer, job: Job) -> bool:
         case _:
             done = False
     return done or job.ending is not None
-
-
-def _only_files_are_missing(job: Job) -> bool:
-    """Whether a gang waits at the barrier for nothing but its files, whose transfers have limits of their own."""
-    gang = live(job).gang
-    return any(c.awaits_files for c in gang) and all(
-        c.state is ComponentState.CLAIMED and c.unknown_since is None for c in gang
-    )

@@ -98,3 +98,10 @@ def expected_end_of_transfers(attempt: Attempt, now: float) -> float | None:
         if passed >= MIN_MEASURED_SECONDS and 0 < there < size:
             ends.append(now + passed * (size - there) / there)
     return max(ends, default=None)
+
+
+def only_awaits_files(job: Job) -> bool:
+    """Return whether a gang waits at the barrier for nothing but its files."""
+    gang = live(job).gang
+    are_claimed = all(c.state is ComponentState.CLAIMED and c.unknown_since is None for c in gang)
+    return are_claimed and any(c.awaits_files for c in gang)

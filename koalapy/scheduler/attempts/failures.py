@@ -86,7 +86,8 @@ class Failures:
     def refused(self, job: Job, component: Component, concerns: Refusal, error: str, now: float) -> Job:
         """Follow a refusal by a component's resource manager, by what it ``concerns``."""
         if concerns == "job":
-            return self._fail_refused_job(job, component, error, now)
+            self._note_refusal(job, component, error, now)
+            return self._attempts.end(job, JobState.FAILED, f"{component.cluster} refused it: {error}", now)
         if concerns != "limit":
             return self._try_elsewhere(job, component, error, for_good=concerns == "unsuitable", now=now)
         cluster = component.cluster
@@ -143,11 +144,6 @@ class Failures:
         return self._attempts.end(job, JobState.QUEUED, f"{reason} ({plan})", now, exit_code=exit_code)
 
     # Refusals of resource managers
-
-    def _fail_refused_job(self, job: Job, component: Component, error: str, now: float) -> Job:
-        """Fail a job whose refusal concerns it on every cluster."""
-        self._note_refusal(job, component, error, now)
-        return self._attempts.end(job, JobState.FAILED, f"{component.cluster} refused it: {error}", now)
 
     def _try_elsewhere(self, job: Job, component: Component, error: str, *, for_good: bool, now: float) -> Job:
         """Try a job elsewhere that a cluster has refused, ``for_good`` or in unknown words.

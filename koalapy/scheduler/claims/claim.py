@@ -5,6 +5,7 @@ at least the fraction T of all, others are re-placed, and a job of high priority
 queued in its LRM for ``claim_grace`` has lost its nodes to local users: another component takes its place.
 """
 
+from collections import Counter
 from collections.abc import Callable
 
 from koalapy.model.cluster import GridView
@@ -29,30 +30,27 @@ class ClaimTry:
     """The components of a job that can start now, and those that cannot where they are."""
 
     def __init__(self, state: SchedulerState, preemption: Preemption | None, job: Job) -> None:
-        """``preemption`` is None for a job for which nobody makes room."""
-        self._grid, self._job = state.grid, job.id
-        self.preemption = preemption
-        self._taken: dict[ClusterName, int] = {}
-        self._taken_of: dict[tuple[ClusterName, str], int] = {}
-        """Those of which a class was asked for."""
+        """``preemption``: what makes room for the job; None if nothing does."""
+        self._grid, self._job, self.preemption = state.grid, job.id, preemption
+        self._taken = Counter[ClusterName]()
+        self._taken_of = Counter[tuple[ClusterName, str]]()
+        """Nodes of those components that ask for a class."""
         self._gang_size = len(live(job).gang)
         self.startable: list[Component] = []
         self.blocked: list[Component] = []
         self.preempting: list[Component] = []
-        """Of those that can start: those that wait for others to be preempted."""
+        """The startable components that wait for others to be preempted."""
         self._closed = {c.cluster for c in unclaimed(job) if not state.grid[c.cluster].is_open}
-        """As the try begins: one on probation takes nothing more once something of the try has started there."""
+        """As the try begins: a cluster on probation is closed once a component of the try has started there."""
         for component in sorted(unclaimed(job), key=lambda c: (-c.size, c.rank)):
-            free = self._free_for(component)
-            if free is not None and component.size <= free:
+            name, size, free = component.cluster, component.size, self._free_for(component)
+            if free is not None and size <= free:
                 self._take(component)
-            elif free is not None and preemption is not None and not component.node_class:
-                cluster = state.grid[component.cluster]
-                if component.size + self._taken.get(cluster.name, 0) <= preemption.available(cluster):
-                    self.preempting.append(component)
-                    self._take(component)
-                else:
-                    self.blocked.append(component)
+            elif free is None or preemption is None or component.node_class:
+                self.blocked.append(component)
+            elif size + self._taken[name] <= preemption.available(state.grid[name]):
+                self.preempting.append(component)
+                self._take(component)
             else:
                 self.blocked.append(component)
 
@@ -71,24 +69,22 @@ class ClaimTry:
 
     def free(self, cluster: ClusterName) -> int | None:
         """Return the nodes left for another component; None where there may be none, as a second one on probation."""
-        taken, probation = self._taken.get(cluster, 0), self._grid[cluster].health.probation
-        if taken and probation and not self._grid.is_all_on_trial:
+        if self._taken[cluster] and self._grid[cluster].health.probation and not self._grid.is_all_on_trial:
             return None
         return self._left(cluster)
 
     def _left(self, cluster: ClusterName) -> int | None:
         status = self._grid[cluster]
-        if not status.is_open:
-            return None
-        return max(0, status.available - status.kept_from(self._job)) - self._taken.get(cluster, 0)
+        left = max(0, status.available - status.kept_from(self._job)) - self._taken[cluster]
+        return left if status.is_open else None
 
     def _free_for(self, component: Component) -> int | None:
         """Return the nodes left for a component where it was placed, of its class if it asks for one."""
-        free, name = self._left(component.cluster), component.node_class
+        cluster, name = component.cluster, component.node_class
+        free = self._left(cluster)
         if free is None or not name:
             return free
-        taken = self._taken_of.get((component.cluster, name), 0)
-        return min(free, self._grid[component.cluster].available_of(name) - taken)
+        return min(free, self._grid[cluster].available_of(name) - self._taken_of[cluster, name])
 
     @property
     def view(self) -> GridView:
@@ -100,12 +96,11 @@ class ClaimTry:
         return view.changed([cluster.with_idle(max(0, self.free(cluster.name) or 0)) for cluster in taken])
 
     def move(self, moved: Component, left_behind: ClusterName) -> None:
-        """A component that could not start on the cluster it has left, or only by preemption, can start elsewhere."""
-        if _take_out(self.startable, moved.index):
-            _take_out(self.preempting, moved.index)
-            self._taken[left_behind] -= moved.size  # it was of no class: of those none preempts
-        else:
-            _take_out(self.blocked, moved.index)
+        """Note that a component which could not start, or only by preemption, can start on another cluster."""
+        if any(component.index == moved.index for component in self.startable):
+            self._taken[left_behind] -= moved.size  # it was of no class: none of those preempts
+        for components in (self.startable, self.preempting, self.blocked):
+            components[:] = [component for component in components if component.index != moved.index]
         self._take(moved)
 
     def preempted_nodes(self) -> dict[ClusterName, int]:
@@ -114,19 +109,10 @@ class ClaimTry:
         return {name: sum(c.size for c in self.startable if c.cluster == name) for name in names}
 
     def _take(self, component: Component) -> None:
-        self._taken[component.cluster] = self._taken.get(component.cluster, 0) + component.size
+        self._taken[component.cluster] += component.size
         if component.node_class:
-            key = component.cluster, component.node_class
-            self._taken_of[key] = self._taken_of.get(key, 0) + component.size
+            self._taken_of[component.cluster, component.node_class] += component.size
         self.startable.append(component)
-
-
-def _take_out(components: list[Component], index: int) -> bool:
-    """Take a component out by its index; whether it was there."""
-    at = next((at for at, component in enumerate(components) if component.index == index), None)
-    if at is not None:
-        del components[at]
-    return at is not None
 
 
 CLAIM_FAILED = "claim-failed"

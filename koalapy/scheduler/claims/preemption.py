@@ -233,8 +233,11 @@ class Preemption:
 
     def make_room(self, needed: Mapping[ClusterName, int], now: float) -> Room:
         """Choose victims for so many nodes on each cluster; none where all are too few, or need not be stopped."""
-        lacking = {name: size - _spare(self._grid[name]) for name, size in needed.items()}
-        lacking = {name: count for name, count in lacking.items() if count > 0}
+        lacking = {}
+        for name, size in needed.items():
+            expected, kept = self._grid[name].expected, self._grid[name].kept_from()
+            if (count := size - expected + min(kept, max(0, expected))) > 0:
+                lacking[name] = count
         if not lacking:
             return Room()
         held = self._held(lacking)
@@ -301,7 +304,9 @@ class Preemption:
         ends: dict[JobId, float] = {}
         for ident in held:
             job = self._ledger.jobs[ident]
-            if (end := self._surely_ends(job)) <= now + self._stopping_takes(job):
+            grace = job.spec.warning.grace if job.spec.warning else 0.0
+            # Where a claim waits for less, as all times are short, so does this.
+            if (end := self._surely_ends(job)) <= now + min(STOPPING_TAKES, self._rules.claim_grace) + grace:
                 ends[ident] = max(now, end)
         return dict(sorted(ends.items(), key=lambda each: (each[1], each[0])))
 
@@ -312,15 +317,6 @@ class Preemption:
             return 0.0
         end = walltime_ends(job)
         return inf if end is None else end
-
-    def _stopping_takes(self, job: Job) -> float:
-        """Until its nodes are there; no longer than a claim waits for local users, for where that is short all is."""
-        return min(STOPPING_TAKES, self._rules.claim_grace) + (job.spec.warning.grace if job.spec.warning else 0.0)
-
-
-def _spare(cluster: ClusterStatus) -> int:
-    """Nodes that will be there without anybody's making room. Nobody makes room for whom nodes are kept for."""
-    return cluster.expected - min(cluster.kept_from(), max(0, cluster.expected))
 
 
 def _why(chosen: Sequence[Candidate]) -> str:

@@ -33,8 +33,8 @@ class Transfers:
 
     def update(self, cluster: ClusterName, status: StageStatus, now: float) -> None:
         """Take in one snapshot of one stage."""
-        found = self._find(status.token, cluster)
-        if found is None:
+        found = self._ledger.find_staged(status.token)
+        if found is None or found[1].cluster != cluster:
             self._reject_stray(cluster, status)
             return
         job, component = found
@@ -65,11 +65,6 @@ class Transfers:
                         job, component.index, staging_since=now, staged=0, staged_at=None
                     )
                     self._ledger.command(StageComponent(component.cluster, job.stage_token(component)))
-
-    def _find(self, token: Token, cluster: ClusterName) -> tuple[Job, Component] | None:
-        """The job and the component of a stage, if they are of a live attempt and the stage is where it should be."""
-        found = self._ledger.find_staged(token)
-        return found if found is not None and found[1].cluster == cluster else None
 
     def _done(self, job: Job, component: Component, now: float) -> None:
         job = self._ledger.update_component(job, component.index, staged_at=now, staged=component.stage_size)
