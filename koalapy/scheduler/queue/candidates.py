@@ -129,10 +129,9 @@ class Candidate(NamedTuple):
 
 @dataclass(slots=True)
 class Scan:
-    """One pass through a queue, which goes on in the next cycle if the budget is spent before its end."""
+    """One pass through a queue for the jobs that were woken when it began, which may take several cycles."""
 
     wakeup: Wakeup
-    """The jobs that might be placed when it began."""
     tries: Iterator[Candidate]
 
 
@@ -151,9 +150,6 @@ class Candidates:
         self._state, self._rules, self._ledger, self._grid = state, state.rules, state.ledger, state.grid
         self._queues, self._offers, self._evaluator = queues, offers, evaluator
         self._reasons, self._budget = reasons, budget
-        if state.rules.queue != "scan":
-            for priority in Priority:
-                queues[priority].never_fits = self._never_fits
         self.is_unfinished = False
         """Whether jobs are left to be tried by the next cycle."""
         self._scans: dict[Priority, Scan] = {}
@@ -168,8 +164,7 @@ class Candidates:
         """The moment of the grid up to which its changes have woken jobs."""
 
     def _never_fits(self, job_id: JobId) -> bool:
-        """Return whether a job would not be placed on the empty grid, by the links as they are known."""
-        spec = self._ledger.jobs[job_id].spec
+        spec = self._ledger.jobs[job_id].spec  # by the links as they are known
         return bool(self._evaluator.refusal_on_empty_grid(spec, assume_links=False))
 
     def begin_cycle(self) -> None:
@@ -291,7 +286,7 @@ class Candidates:
             if reserved in queue:
                 break
         offer = self._offers.ordinary[priority]
-        for job in queue.scan(self._rules.queue, offer.glance, wakeup):
+        for job in queue.scan(self._rules.queue, offer.glance, wakeup, self._never_fits):
             yield Candidate(job, offer)
         for kind, count in queue.take_refusals().items():
             self._ledger.count_refusals(kind, count)
@@ -321,7 +316,7 @@ class Candidates:
         self._refused_newcomers.add(queue.group_of(job.id))
         self._count_try(job, now)
         if self._rules.queue == "fcfs" and job.id in queue:
-            queue.judge(job.id)
+            queue.judge(job.id, self._never_fits)
 
     def _count_scan(self, priority: Priority) -> Iterator[JobId]:
         """Count a failed try of all jobs that are left of a scan, and yield those whose tries are used up."""

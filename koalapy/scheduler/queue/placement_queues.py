@@ -24,7 +24,7 @@ MAX_SHARED_REQUESTS = 10_000
 
 
 class PlacementQueues:
-    """Who waits, where, and since when; and whom there is reason to try, which ``Scanner`` does."""
+    """The queues of both priorities, the jobs that there is reason to try, and the job that nodes are kept for."""
 
     def __init__(self, state: SchedulerState, eligibility: Eligibility) -> None:
         self._state, self._rules, self._ledger = state, state.rules, state.ledger

@@ -18,13 +18,15 @@ from koalapy.scheduler.queue.needs import NODES_ANYWHERE, Change, Needs, Wakeup,
 from koalapy.scheduler.rules import QueueMode, QueueOrder
 
 Place = tuple[int, int, int, JobId]
-"""What jobs are ordered by: section, nodes, where the narrowest come first, then ``queue_seq``; and the job itself.
-
-One whose nodes were taken back, and that waits before all others therefore, has a negative ``queue_seq``.
-"""
+"""What jobs are ordered by: section, nodes where the narrowest come first, ``queue_seq`` (negative for a job that waits
+before all others, as its nodes were taken back), and the job itself."""
 Shape = tuple[object, ...]
 """What a policy's answer to a job depends on, beside the grid."""
 EVERYBODY = Wakeup(everybody=True)
+Glance = Callable[[], Callable[[Needs], bool]]
+"""Returns a test whether nodes enough may be idle for a job's needs, which asks no policy."""
+NeverFits = Callable[[JobId], bool]
+"""Returns whether a job would not be placed on the empty grid."""
 
 
 @dataclass(slots=True, eq=False)
@@ -113,8 +115,6 @@ class PlacementQueue:
         """How many shapes scans have passed over, for they cannot be placed whatever their policies say."""
         self.empty_grid = GridView(())
         """The grid with all nodes idle, as it was last looked at."""
-        self.never_fits: Callable[[JobId], bool] = lambda _: False
-        """Whether a job would not be placed there: such a job keeps nobody waiting by its place."""
         self.scans = 0
         """Periodic scans so far: each is a failed try of every job that is still there."""
 
@@ -143,7 +143,12 @@ class PlacementQueue:
     ) -> None:
         """Put a job to its place in its section, by ``seq``; ``ask`` and ``home``, which takes back nodes, are of its
         shape."""
-        group = self._groups.get(shape) or self._new_group(shape, spec, ask, home, section)
+        group = self._groups.get(shape)
+        if group is None:
+            awaits = awaited_by(spec, is_limited=ask is not None, home=home)
+            group = self._groups[shape] = Group(shape, needs_of(spec.request, home), awaits, ask, section)
+            for change in awaits:
+                self._awaiting[change].add(group)
         if self._came is not None:
             self._came.add(job)
         place = (section, group.needs.total if self._narrowest_first and seq >= 0 else 0, seq, job)
@@ -152,13 +157,6 @@ class PlacementQueue:
         index = group.index(place)
         group.entries.insert(index, entry)
         group.compare(index)
-
-    def _new_group(self, shape: Shape, spec: JobSpec, ask: Ask | None, home: ClusterName, section: int) -> Group:
-        awaits = awaited_by(spec, is_limited=ask is not None, home=home)
-        group = self._groups[shape] = Group(shape, needs_of(spec.request, home), awaits, ask, section)
-        for change in awaits:
-            self._awaiting[change].add(group)
-        return group
 
     def remove(self, job: JobId) -> None:
         """Take a job out, if it is there."""
@@ -225,11 +223,11 @@ class PlacementQueue:
         return self._entries[job].group
 
     def before_new(self, section: int, nodes: int) -> int:
-        """How many jobs would stand before a new one of so many nodes in a section."""
-        return int(self._order.bisect_left(self._new(section, nodes)) - self._order.bisect_left(_begin(section)))
+        """Return how many jobs would stand before a new one of so many nodes in a section."""
+        new = self._place_of_new(section, nodes)
+        return int(self._order.bisect_left(new) - self._order.bisect_left(_begin(section)))
 
-    def _new(self, section: int, nodes: int) -> Place:
-        """The place of one that comes."""
+    def _place_of_new(self, section: int, nodes: int) -> Place:
         return (section, nodes if self._narrowest_first else 0, sys.maxsize, 0)
 
     def position(self, job: JobId) -> int:
@@ -245,7 +243,7 @@ class PlacementQueue:
     def head_before_new(self, section: int, nodes: int, without: JobId | None) -> JobId | None:
         """The head, a job left out, if it would stand before a new one of so many nodes."""
         found = self._head(section, () if without is None else {without})
-        return found.job if found is not None and found.place < self._new(section, nodes) else None
+        return found.job if found is not None and found.place < self._place_of_new(section, nodes) else None
 
     def heads(self) -> list[JobId]:
         """Return those of all sections, in their order; and those that stand before them and can never be placed."""
@@ -295,11 +293,11 @@ class PlacementQueue:
         """Return whether jobs of a shape keep nobody waiting, where a scan ends at the first that is refused."""
         return self.is_hopeless(group) or self._is_barred(group)
 
-    def judge(self, job: JobId) -> bool:
-        """Find out whether a job that was refused can ever be placed, and return whether it cannot."""
+    def judge(self, job: JobId, never_fits: NeverFits) -> bool:
+        """Find out whether a refused job can ever be placed on the empty grid, and return whether it cannot."""
         group = self._entries[job].group
         if group.judged_on is not self.empty_grid:
-            group.judged_on, group.never_fits = self.empty_grid, self.never_fits(job)
+            group.judged_on, group.never_fits = self.empty_grid, never_fits(job)
         return group.never_fits
 
     def _is_barred(self, group: Group) -> bool:
@@ -327,14 +325,12 @@ class PlacementQueue:
     # Scans
 
     def scan(
-        self, mode: QueueMode, glance: Callable[[], Callable[[Needs], bool]], wakeup: Wakeup = EVERYBODY
+        self, mode: QueueMode, glance: Glance, wakeup: Wakeup = EVERYBODY, never_fits: NeverFits = lambda _: False
     ) -> Iterator[JobId]:
-        """Yield jobs from head to tail, each to be tried: one that is still there when the next is asked for was
-        refused.
+        """Yield jobs from head to tail; one that is still there when the next is asked for was refused.
 
-        A ``glance`` tells of any needs whether nodes enough may be idle, without asking a policy. A shape refused once
-        is refused for the rest of the scan; in the modes ``head`` and ``fcfs`` the first refusal ends it for its
-        section. Jobs that come meanwhile are not offered.
+        A shape refused once is refused for the rest of the scan; in the modes ``head`` and ``fcfs`` the first refusal
+        ends it for its section, but of jobs that can never be placed. Jobs that come meanwhile are not offered.
         """
         came = self._came = set()
         try:
@@ -343,14 +339,12 @@ class PlacementQueue:
             else:
                 # Where the first refusal ends it, also those have to be asked that nothing has changed for.
                 for section in self._sections():
-                    yield from self._scan_heads(section, glance, came)
+                    yield from self._scan_heads(section, glance, never_fits, came)
         finally:
             if self._came is came:
                 self._came = None
 
-    def _scan_all(
-        self, groups: Collection[Group], glance: Callable[[], Callable[[Needs], bool]], came: set[JobId]
-    ) -> Iterator[JobId]:
+    def _scan_all(self, groups: Collection[Group], glance: Glance, came: set[JobId]) -> Iterator[JobId]:
         may_fit = glance()
         heap = [(group.entries[0].place, group) for group in groups if may_fit(group.needs)]
         self._refusals[RefusalKind.NODES] += len(groups) - len(heap)
@@ -372,28 +366,21 @@ class PlacementQueue:
             if entry is not None:
                 heapq.heappush(heap, (entry.place, group))
 
-    def _scan_heads(
-        self, section: int, glance: Callable[[], Callable[[Needs], bool]], came: set[JobId]
-    ) -> Iterator[JobId]:
-        """The first of a section, and the next once it has left, until one is refused that could ever be placed."""
-        entry = self._head(section, came)
-        self._refusals[RefusalKind.LIMIT] += self._barred_before(section, entry)
+    def _scan_heads(self, section: int, glance: Glance, never_fits: NeverFits, came: set[JobId]) -> Iterator[JobId]:
+        entry, first = self._head(section, came), self._order.bisect_left(_begin(section))
+        if entry is None or self._order[first] != entry.place:  # limits of owners bar those before it
+            barred = (g for g in self._groups.values() if g.section == section and self._is_barred(g))
+            self._refusals[RefusalKind.LIMIT] += sum(
+                entry is None or group.entries[0].place < entry.place for group in barred
+            )
         while entry is not None:
             if glance()(entry.group.needs):
                 yield entry.job
             else:
                 self._refusals[RefusalKind.NODES] += 1
-            if self._entries.get(entry.job) is entry and not self.judge(entry.job):
+            if self._entries.get(entry.job) is entry and not self.judge(entry.job, never_fits):
                 return
             entry = self._head(section, came)
-
-    def _barred_before(self, section: int, head: Entry | None) -> int:
-        """How many shapes of a section, of those before its head, their owners' limits keep from being placed."""
-        first = self._order.bisect_left(_begin(section))
-        if head is not None and self._order[first] == head.place:
-            return 0
-        groups = (group for group in self._groups.values() if group.section == section and self._is_barred(group))
-        return sum(head is None or group.entries[0].place < head.place for group in groups)
 
 
 def _begin(section: int) -> Place:
