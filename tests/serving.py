@@ -3,13 +3,13 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx2
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 
 from koalapy.api.advisor import advisor_router
 from koalapy.api.agents import agents_router
@@ -119,6 +119,16 @@ class Late:
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         return self._resolve()(*arguments, **options)
+
+
+def bare_application(identities: Identities, routers: Sequence[APIRouter] = (), **options: Any) -> FastAPI:
+    """Return an application without services, for what is decided before any of them is asked."""
+
+    def no_service() -> NoReturn:
+        raise LookupError("this application has no services")
+
+    nothing: Any = Late(no_service)
+    return create_app(nothing, nothing, identities, routers, **options)
 
 
 class SharedApplication:
@@ -285,7 +295,7 @@ async def serving(
     }
     loop = asyncio.create_task(engine.run())
     with application(services, open_metrics=open_metrics, of_clusters=of_clusters) as app:
-        app.state.audit, app.state.engine = services["audit"], engine
+        app.state.audit, app.state.engine, app.state.jobs = services["audit"], engine, jobs
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=shown) as client:
             yield client
     await network.stop()

@@ -6,15 +6,13 @@ import httpx2
 import pytest
 
 from koalapy.api.advisor import AdvisorRecord, AdvisorView, advisor_router
-from koalapy.api.app import create_app
 from koalapy.daemon.jobs.advisor import Verdict, verdict_on
 from koalapy.model.advice import Advised, Option, Run, Size
 from koalapy.policies.knowledge import Slowdowns
 from koalapy.policies.log_normal import LogNormal
-from tests.cli.memory import MemoryService
 from tests.cli.memory_advisor import MemoryAdvisor
 from tests.identities import administrators
-from tests.serving import TOKEN, URL, Open
+from tests.serving import TOKEN, URL, Open, bare_application
 
 WAVE = {
     "application": "wave",
@@ -68,7 +66,7 @@ async def test_the_record_tells_what_was_compared_and_how_far_off_the_prediction
         Advised(8, 1, 1000.0, "wave", 2, options, "why"),
         Advised(7, 2, 1000.0, "wave", 2, options, "why", 15.0, 20.0),
     ]
-    app = create_app(MemoryService(), MemoryService(), administrators(TOKEN), [advisor_router(memory.advisor)])
+    app = bare_application(administrators(TOKEN), [advisor_router(memory.advisor)])
     headers = {"Authorization": f"Bearer {TOKEN}"}
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=headers) as client:
         answer = await client.get("/api/v1/advisor/record", params={"application": "wave", "limit": 3})
@@ -105,7 +103,7 @@ async def test_runs_that_were_killed_are_told() -> None:
     for _ in range(4):
         memory.experience.add(Run("wave", Size(4), ("north",), 10.0))
         memory.experience.add(Run("wave", Size(4), ("north", "south"), 20.0, killed=True))
-    app = create_app(MemoryService(), MemoryService(), administrators(TOKEN), [advisor_router(memory.advisor)])
+    app = bare_application(administrators(TOKEN), [advisor_router(memory.advisor)])
     headers = {"Authorization": f"Bearer {TOKEN}"}
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=headers) as client:
         answer = await client.get("/api/v1/advisor")

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import httpx2
 import pytest
 
-from koalapy.api.app import create_app
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.auth.pace import FAILURES_AT_ONCE, Pace
 from koalapy.model.errors import SiteUnavailable, TokenRefused
@@ -13,8 +12,7 @@ from koalapy.model.identity import Identity, Role
 from koalapy.model.limits import Limits, LimitSettings, UserLimits
 from koalapy.model.provider import Verified
 from koalapy.model.users import User, Users
-from tests.cli.memory import MemoryService
-from tests.serving import URL
+from tests.serving import URL, bare_application
 
 SIGNED = "head.claims.signature"
 GUESSABLE, STRONG = "a-word-of-somebody-s", "f" * 64
@@ -44,10 +42,9 @@ class Provider:
 
 
 def api(provider: Provider | None = None, limits: LimitSettings | None = None, contact: str = "") -> httpx2.AsyncClient:
-    service = MemoryService()
     identities = Identities(FIXED, None, USERS, lambda: 1000.0, provider)
     pace = Pace(Limits(limits, USERS.groups_of, contact))
-    app = create_app(service, service, identities, pace=pace)
+    app = bare_application(identities, pace=pace)
     return httpx2.AsyncClient(transport=httpx2.ASGITransport(app, client=("192.0.2.7", 1)), base_url=URL)
 
 
@@ -79,57 +76,57 @@ async def test_it_is_verified_once() -> None:
     provider = Provider(Verified("alice", None, 2000.0))
     async with api(provider) as client:
         for _ in range(3):
-            assert (await client.get("/api/v1/jobs", headers=shows(SIGNED))).status_code == 200
+            assert (await client.get("/api/v1/whoami", headers=shows(SIGNED))).status_code == 200
     assert provider.asked == 1
 
 
 async def test_who_shows_one_that_is_not_believed_is_told_why() -> None:
     async with api(Provider(TokenRefused("The token is expired"))) as client:
-        refused = await client.get("/api/v1/jobs", headers=shows(SIGNED))
+        refused = await client.get("/api/v1/whoami", headers=shows(SIGNED))
         assert refused.status_code == 401
         assert "The token is expired" in refused.json()["detail"]
 
 
 async def test_a_provider_that_is_away_lets_nobody_in_and_keeps_nobody_else_out() -> None:
     async with api(Provider(SiteUnavailable("the keys cannot be had"))) as client:
-        refused = await client.get("/api/v1/jobs", headers=shows(SIGNED))
+        refused = await client.get("/api/v1/whoami", headers=shows(SIGNED))
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "10")
-        assert (await client.get("/api/v1/jobs", headers=shows(STRONG))).status_code == 200
+        assert (await client.get("/api/v1/whoami", headers=shows(STRONG))).status_code == 200
 
 
 async def test_without_a_provider_nothing_signed_is_believed() -> None:
     async with api() as client:
-        assert (await client.get("/api/v1/jobs", headers=shows(SIGNED))).status_code == 401
+        assert (await client.get("/api/v1/whoami", headers=shows(SIGNED))).status_code == 401
 
 
 async def test_who_guesses_is_stopped_and_keeps_nobody_out_whose_token_cannot_be_guessed() -> None:
     provider = Provider(Verified("alice", None, 2000.0))
     async with api(provider) as client:
-        assert (await client.get("/api/v1/jobs", headers=shows(GUESSABLE))).status_code == 200
+        assert (await client.get("/api/v1/whoami", headers=shows(GUESSABLE))).status_code == 200
         statuses = [
-            (await client.get("/api/v1/jobs", headers=shows(f"a-guess-{number}"))).status_code
+            (await client.get("/api/v1/whoami", headers=shows(f"a-guess-{number}"))).status_code
             for number in range(int(FAILURES_AT_ONCE) + 2)
         ]
         assert set(statuses[: int(FAILURES_AT_ONCE)]) == {401}
         assert statuses[-1] == 429
         # Also the right one, or guessing would go on.
-        refused = await client.get("/api/v1/jobs", headers=shows(GUESSABLE))
+        refused = await client.get("/api/v1/whoami", headers=shows(GUESSABLE))
         assert (refused.status_code, int(refused.headers["retry-after"]) > 0) == (429, True)
         for token in (STRONG, SIGNED):
-            assert (await client.get("/api/v1/jobs", headers=shows(token))).status_code == 200
-        assert (await client.get("/api/v1/jobs")).status_code == 401
-        assert (await client.get("/healthz", headers=shows("another-guess"))).status_code == 200
+            assert (await client.get("/api/v1/whoami", headers=shows(token))).status_code == 200
+        assert (await client.get("/api/v1/whoami")).status_code == 401
+        assert (await client.get("/livez", headers=shows("another-guess"))).status_code == 200
 
 
 async def test_a_user_who_asks_too_fast_is_told_the_limit_and_when_to_come_again() -> None:
     limits = LimitSettings(users={"bob": UserLimits(requests_per_second=0.2)})
     async with api(limits=limits, contact="write to grid@example.org") as client:
-        assert (await client.get("/api/v1/jobs", headers=shows(GUESSABLE))).status_code == 200
-        refused = await client.get("/api/v1/jobs", headers=shows(GUESSABLE))
+        assert (await client.get("/api/v1/whoami", headers=shows(GUESSABLE))).status_code == 200
+        refused = await client.get("/api/v1/whoami", headers=shows(GUESSABLE))
         told = refused.json()
         assert (refused.status_code, told["field"]) == (429, "limits.requests_per_second")
         assert (told["value"], told["hint"]) == ({"limit": 0.2}, "write to grid@example.org")
         assert "of bob is 0.2" in told["detail"]
         assert 1 <= int(refused.headers["retry-after"]) <= 5
         for _ in range(5):
-            assert (await client.get("/api/v1/jobs", headers=shows(STRONG))).status_code == 200
+            assert (await client.get("/api/v1/whoami", headers=shows(STRONG))).status_code == 200

@@ -8,16 +8,13 @@ from typing import Any
 import httpx2
 import pytest
 
-from koalapy.api.app import create_app
 from koalapy.api.jobs import changes_router
 from koalapy.daemon.jobs.changes import TOPICS, Changes, Topic
 from koalapy.daemon.jobs.jobs import JobChange
 from koalapy.model.errors import NotFoundError, StoreUnavailable
-from koalapy.model.job import JobId, JobSpec
-from koalapy.model.request import FlexibleRequest
-from tests.cli.memory import MemoryService
-from tests.identities import ADA, administrators
-from tests.serving import TOKEN, URL, Open
+from koalapy.model.job import JobId
+from tests.identities import administrators
+from tests.serving import TOKEN, URL, Open, bare_application
 
 Event = tuple[str | None, str, dict[str, Any]]
 
@@ -78,8 +75,8 @@ class Told(Changes):
 
 
 async def test_who_follows_the_grid_is_told_that_something_has_changed_and_goes_on_after_a_break() -> None:
-    changes, service = Told(), MemoryService()
-    app = create_app(service, service, administrators(TOKEN), [changes_router(changes)])
+    changes = Told()
+    app = bare_application(administrators(TOKEN), [changes_router(changes)])
 
     async def told(last: str | None) -> list[Event]:
         answer = await client.get("/api/v1/events", headers={"Last-Event-ID": last} if last else {})
@@ -98,16 +95,17 @@ async def test_who_follows_the_grid_is_told_that_something_has_changed_and_goes_
 @pytest.mark.parametrize(
     "error", [StoreUnavailable("the database does not answer"), NotFoundError("there is no job 1")]
 )
-async def test_a_stream_ends_when_the_database_does_not_answer_or_the_job_is_not_kept(error: Exception) -> None:
-    class Failing(MemoryService):
-        async def changes(self, job: JobId, last: int) -> AsyncIterator[JobChange]:
-            yield JobChange(await self.get(job), ())
-            raise error
+async def test_a_stream_ends_when_the_database_does_not_answer_or_the_job_is_not_kept(
+    open_api: Open, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    api = await open_api()
+    await api.post("/api/v1/jobs", json=body)
+    jobs = api._transport.app.state.jobs
 
-    service = Failing()
-    await service.submit(JobSpec(FlexibleRequest(1), ("true",)), ADA)
-    app = create_app(service, service, administrators(TOKEN))
-    headers = {"Authorization": f"Bearer {TOKEN}"}
-    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=headers) as client:
-        answer = await client.get("/api/v1/jobs/1/events")
+    async def failing(job: JobId, last: int) -> AsyncIterator[JobChange]:
+        yield JobChange(await jobs.get(job), ())
+        raise error
+
+    monkeypatch.setattr(jobs, "changes", failing)
+    answer = await api.get("/api/v1/jobs/1/events")
     assert [kind for _, kind, _ in parsed(answer.text)] == ["job"]

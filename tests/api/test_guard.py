@@ -13,12 +13,10 @@ from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from koalapy.api.addresses import BehindProxies
 from koalapy.api.agents import agents_router
-from koalapy.api.app import create_app
 from koalapy.api.background import background_router
 from koalapy.api.guard import Hosts
-from tests.cli.memory import MemoryService
 from tests.identities import administrators
-from tests.serving import AGENT_TOKENS, NO_PAGE, TOKEN, URL, Open
+from tests.serving import AGENT_TOKENS, NO_PAGE, TOKEN, URL, Open, bare_application
 
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 HOST_OF_A_PAGE = "evil.example"
@@ -37,8 +35,8 @@ class Hub:
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[TestClient]:
     """All routes that a daemon has but those of files, network and advisor, and those of agents."""
-    routers = [agents_router(Hub(), {"north": "the-secret-of-north"}), background_router(MemoryService(), None, True)]  # type: ignore[arg-type]
-    with TestClient(create_app(MemoryService(), MemoryService(), administrators(TOKEN), routers), URL) as client:
+    routers = [agents_router(Hub(), {"north": "the-secret-of-north"}), background_router(None, None, True)]  # type: ignore[arg-type]
+    with TestClient(bare_application(administrators(TOKEN), routers), URL) as client:
         yield client
 
 
@@ -116,7 +114,7 @@ async def test_a_slow_name_service_is_asked_once_and_for_unknown_names_only() ->
     assert asked == [1]
 
 
-@pytest.mark.parametrize("path", ["/api/v1/jobs", "/healthz", "/openapi.json", "/docs", "/nowhere"])
+@pytest.mark.parametrize("path", ["/api/v1/jobs", "/livez", "/openapi.json", "/docs", "/nowhere"])
 async def test_a_page_whose_name_was_bound_to_our_address_gets_nothing(open_api: Open, path: str) -> None:
     answer = await (await open_api()).get(path, headers={"Host": f"{HOST_OF_A_PAGE}:8642"})
     assert (answer.status_code, answer.headers["content-type"]) == (421, "application/problem+json")
@@ -137,12 +135,12 @@ async def test_a_request_names_one_host(open_api: Open, hosts: list[str]) -> Non
     scope = {
         "type": "http",
         "method": "GET",
-        "path": "/healthz",
+        "path": "/livez",
         "query_string": b"",
         "http_version": "1.1",
         "headers": [(b"host", host.encode()) for host in hosts],
     }
-    await create_app(MemoryService(), MemoryService(), administrators(TOKEN))(scope, receive, send)
+    await bare_application(administrators(TOKEN))(scope, receive, send)
     assert messages[0]["status"] == 400
 
 
@@ -159,7 +157,7 @@ def test_nothing_is_changed_without_a_token_and_no_page_is_given_leave_to_show_o
         (path, method.upper()) for path, operations in paths.items() for method in operations if method != "get"
     ]
     assert len(changing) >= 10
-    for path, method in [*changing, ("/nowhere", "POST"), ("/healthz", "POST"), ("/docs", "PUT")]:
+    for path, method in [*changing, ("/nowhere", "POST"), ("/livez", "POST"), ("/docs", "PUT")]:
         url = path.format(job=1, name="north", cluster="north", bundle="0" * 64, token="1.1.0")
         for headers in ({}, {"Origin": "http://evil.example", "Content-Type": "text/plain"}, {"Cookie": TOKEN}):
             assert daemon.request(method, url, headers=headers).status_code == 401, (method, path)
@@ -178,7 +176,7 @@ async def test_agents_may_not_change_anything_without_a_token_either(open_api: O
         assert (await api.put(f"/api/v1/agents/{cluster}/results/1.1.0", content=b"")).status_code == 401
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/openapi.json", "/docs"])
+@pytest.mark.parametrize("path", ["/livez", "/openapi.json", "/docs"])
 async def test_what_tells_no_secret_may_be_read_without_a_token(open_api: Open, path: str) -> None:
     api = await open_api(tokens=[TOKEN])
     assert (await api.get(path)).status_code == 200
@@ -186,7 +184,7 @@ async def test_what_tells_no_secret_may_be_read_without_a_token(open_api: Open, 
 
 
 async def test_without_any_token_nobody_is_let_in() -> None:
-    app = create_app(MemoryService(), MemoryService(), administrators())
+    app = bare_application(administrators())
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL) as api:
         for headers in ({}, {"Authorization": "Bearer "}, {"Authorization": "Bearer"}, BEARER):
             assert (await api.get("/api/v1/jobs", headers=headers)).status_code == 401
@@ -211,7 +209,7 @@ def test_a_page_opens_no_websocket(daemon: TestClient, headers: dict[str, str], 
 
 
 def test_the_guard_stands_before_every_websocket() -> None:
-    app = create_app(MemoryService(), MemoryService(), administrators(TOKEN))
+    app = bare_application(administrators(TOKEN))
 
     @app.websocket("/anything")
     async def anything(socket: WebSocket) -> None:
@@ -222,7 +220,8 @@ def test_the_guard_stands_before_every_websocket() -> None:
     assert refusal.value.status_code == 403
 
 
-CHANGES = ["/api/v1/jobs", "/api/v1/jobs/1/cancel", "/api/v1/clusters/north/drain", "/api/v1/nowhere", "/healthz"]
+CHANGES = ["/api/v1/jobs", "/api/v1/jobs/x/cancel", "/api/v1/clusters/north/drain?x=1", "/api/v1/nowhere", "/livez"]
+"""Paths that are refused behind the guard as well, since there are no services."""
 A_PAGES = [
     {},
     {"Content-Type": "text/plain"},
@@ -276,7 +275,7 @@ def test_nothing_is_changed_for_a_page_of_another_origin(
 def test_a_page_of_our_own_may_change_something(daemon: TestClient) -> None:
     own = {"Origin": URL, "Sec-Fetch-Site": "same-origin", "Content-Type": "application/json"}
     assert daemon.post("/api/v1/jobs", headers=BEARER | own, content=b"{}").status_code == 422
-    assert daemon.get("/api/v1/jobs", headers=BEARER | {"Origin": "http://evil.example"}).status_code == 200
+    assert daemon.get("/api/v1/whoami", headers=BEARER | {"Origin": "http://evil.example"}).status_code == 200
 
 
 def assert_safe(answer: httpx2.Response) -> None:
@@ -298,9 +297,9 @@ def assert_safe(answer: httpx2.Response) -> None:
     [("https", "grid.example.org", True), ("https", "localhost:8642", False), ("http", "grid.example.org", False)],
 )
 def test_hsts_header_is_sent_by_tls_only(scheme: str, host: str, has_hsts: bool) -> None:
-    app = create_app(MemoryService(), MemoryService(), administrators(TOKEN), hosts=HOSTS)
+    app = bare_application(administrators(TOKEN), hosts=HOSTS)
     client = TestClient(app, base_url=f"{scheme}://{host}")
-    for path in ("/healthz", "/api/v1/jobs", "/nowhere"):
+    for path in ("/livez", "/api/v1/jobs", "/nowhere"):
         assert ("strict-transport-security" in client.get(path).headers) == has_hsts
 
 
@@ -308,19 +307,19 @@ def test_every_answer_is_kept_from_caches_frames_and_guesses(daemon: TestClient)
     asked = [
         ("GET", "/docs", {}, 200),
         ("GET", "/openapi.json", {}, 200),
-        ("GET", "/healthz", {}, 200),
-        ("HEAD", "/healthz", {}, 405),
+        ("GET", "/livez", {}, 200),
+        ("HEAD", "/livez", {}, 405),
         ("GET", "/nowhere", {}, 404),
         ("GET", "/api/v1/jobs", {}, 401),
-        ("GET", "/api/v1/jobs", BEARER, 200),
+        ("GET", "/api/v1/whoami", BEARER, 200),
         ("GET", "/api/v1/nowhere", BEARER, 404),
         ("PUT", "/api/v1/jobs", BEARER | NO_PAGE, 405),
         ("OPTIONS", "/api/v1/jobs", BEARER, 204),
         ("POST", "/api/v1/jobs", BEARER, 403),
         ("POST", "/api/v1/jobs", BEARER | {"Content-Type": "application/json"}, 422),
         ("POST", "/api/v1/jobs", BEARER | {"Content-Length": "99999999"}, 403),
-        ("GET", "/healthz", {"Host": HOST_OF_A_PAGE}, 421),
-        ("GET", "/healthz", {"Content-Length": "99999999"}, 413),
+        ("GET", "/livez", {"Host": HOST_OF_A_PAGE}, 421),
+        ("GET", "/livez", {"Content-Length": "99999999"}, 413),
         ("PUT", "/api/v1/agents/north/results/1.1.0", {}, 404),
     ]
     for method, path, headers, status in asked:
@@ -333,7 +332,7 @@ def test_every_answer_is_kept_from_caches_frames_and_guesses(daemon: TestClient)
 
 
 def test_a_mistake_of_ours_and_too_many_requests_are_answered_like_all_else() -> None:
-    app = create_app(MemoryService(), MemoryService(), administrators(TOKEN), max_requests=0)
+    app = bare_application(administrators(TOKEN), max_requests=0)
 
     @app.get("/mistake")
     async def mistake() -> None:
@@ -342,7 +341,7 @@ def test_a_mistake_of_ours_and_too_many_requests_are_answered_like_all_else() ->
     with TestClient(app, URL, raise_server_exceptions=False) as client:
         assert_safe(busy := client.get("/mistake"))
         assert busy.status_code == 503
-    app = create_app(MemoryService(), MemoryService(), administrators(TOKEN))
+    app = bare_application(administrators(TOKEN))
     app.get("/mistake")(mistake)
     with TestClient(app, URL, raise_server_exceptions=False) as client:
         assert_safe(failed := client.get("/mistake", headers=BEARER))
@@ -350,10 +349,10 @@ def test_a_mistake_of_ours_and_too_many_requests_are_answered_like_all_else() ->
 
 
 async def test_who_comes_past_the_proxy_is_answered_like_all_else() -> None:
-    behind = BehindProxies(create_app(MemoryService(), MemoryService(), administrators(TOKEN)), [], encrypted=False)
+    behind = BehindProxies(bare_application(administrators(TOKEN)), [], encrypted=False)
     transport = httpx2.ASGITransport(behind, client=("192.0.2.9", 1))
     async with httpx2.AsyncClient(transport=transport, base_url=URL) as past:
-        assert_safe(refused := await past.get("/healthz"))
+        assert_safe(refused := await past.get("/livez"))
     assert refused.status_code == 403
 
 

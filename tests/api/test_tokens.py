@@ -1,25 +1,17 @@
 """Tokens over the API: made, shown once, listed, revoked, and what is open by them ends."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import httpx2
 import pytest
 
-from koalapy.api.app import create_app
-from koalapy.daemon.auth.identities import Identities, TokenOrder
-from koalapy.daemon.jobs.jobs import JobChange
-from koalapy.model.identity import Identity, Role
-from koalapy.model.job import JobSpec
-from koalapy.model.request import FlexibleRequest
-from tests.cli.memory import MemoryService
-from tests.memory_stores import memory_stores
-from tests.serving import URL, Open
+from tests.serving import Open
+from tests.signals import until
 
 Json = dict[str, Any]
-ROOT = Identity("root", Role.ADMIN, "the daemon's own token")
-HOUR = TokenOrder("alice", Role.USER, 3600.0)
+BODY = {"request": {"type": "flexible", "total_size": 1}, "command": ["true"]}
 
 
 def shows(token: str) -> dict[str, str]:
@@ -108,8 +100,7 @@ class Request:
 
     async def _send(self, message: Any) -> None:
         self.messages.append(message)
-        if message.get("body"):
-            self.began.set()
+        self.began.set()
 
     @property
     def status(self) -> int:
@@ -121,47 +112,23 @@ class Request:
         return last["type"] == "http.response.body" and not last.get("more_body", False)
 
 
-class Waiting(MemoryService):
-    """Tells when somebody waits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked = asyncio.Event()
-
-    async def wait(self, job: int, timeout: float) -> Any:
-        self.asked.set()
-        await asyncio.Event().wait()
-
-    async def changes(self, job: int, last: int) -> AsyncIterator[JobChange]:
-        yield JobChange(await self.get(job), ())
-        await asyncio.Event().wait()
-
-    async def output(self, job: int, follow: bool, component: int | None = None) -> AsyncIterator[bytes]:
-        yield b"so far\n"
-        await asyncio.Event().wait()
-
-
-@pytest.fixture
-async def service() -> Waiting:
-    service = Waiting()
-    await service.submit(JobSpec(FlexibleRequest(1), ("start", "it"), owner="alice"), ROOT)
-    return service
-
-
-def people() -> Identities:
-    return Identities({}, memory_stores().tokens)
+async def tokens_of_alice(api: httpx2.AsyncClient, number: int = 1, expires: str | float = "8h") -> list[str]:
+    """Return tokens of a user who has one job."""
+    order = {"user": "alice", "role": "user", "expires": expires}
+    made = [(await api.post("/api/v1/tokens", json=order)).json()["token"] for _ in range(number)]
+    assert (await api.post("/api/v1/jobs", json=BODY, headers=shows(made[0]))).status_code == 201
+    return made
 
 
 @pytest.mark.parametrize("path", ["/api/v1/jobs/1/logs?follow=true", "/api/v1/jobs/1/events"])
-async def test_what_is_followed_breaks_off_when_the_token_is_revoked(service: Waiting, path: str) -> None:
-    identities = people()
-    _, shown = await identities.create(HOUR, ROOT)
-    _, other = await identities.create(HOUR, ROOT)
-    app = create_app(service, service, identities)
+async def test_what_is_followed_breaks_off_when_the_token_is_revoked(open_api: Open, path: str) -> None:
+    api = await open_api()
+    shown, other = await tokens_of_alice(api, 2)
+    app = api._transport.app
     following, going_on = Request(app, path, shown), Request(app, path, other)
     for request in (following, going_on):
         await asyncio.wait_for(request.began.wait(), 30)
-    await identities.revoke([1], ROOT)
+    await api.post("/api/v1/tokens/1/revoke")
     await asyncio.wait_for(following.answer, 30)
     assert following.status == 200
     assert not following.is_whole, "nobody takes it for all there is"
@@ -169,57 +136,55 @@ async def test_what_is_followed_breaks_off_when_the_token_is_revoked(service: Wa
     going_on.answer.cancel()
 
 
-async def test_who_waits_for_a_job_is_told_that_the_token_holds_no_longer(service: Waiting) -> None:
-    identities = people()
-    _, shown = await identities.create(HOUR, ROOT)
-    waiting = Request(create_app(service, service, identities), "/api/v1/jobs/1?wait=60", shown)
-    await asyncio.wait_for(service.asked.wait(), 30)
-    await identities.revoke([1], ROOT)
+async def test_who_waits_for_a_job_is_told_that_the_token_holds_no_longer(open_api: Open) -> None:
+    api = await open_api()
+    (shown,) = await tokens_of_alice(api)
+    engine = api._transport.app.state.engine
+    waiting = Request(api._transport.app, "/api/v1/jobs/1?wait=60", shown)
+    await until(lambda: engine._watchers)
+    await api.post("/api/v1/tokens/1/revoke")
     await asyncio.wait_for(waiting.answer, 30)
     assert (waiting.status, waiting.is_whole) == (401, True)
 
 
-async def test_who_waits_is_told_as_well_when_the_token_expires(service: Waiting) -> None:
-    identities = people()
-    _, shown = await identities.create(TokenOrder("alice", Role.USER, 0.5), ROOT)
-    waiting = Request(create_app(service, service, identities), "/api/v1/jobs/1?wait=60", shown)
+async def test_who_waits_is_told_as_well_when_the_token_expires(open_api: Open) -> None:
+    api = await open_api()
+    (shown,) = await tokens_of_alice(api, expires=0.5)
+    waiting = Request(api._transport.app, "/api/v1/jobs/1?wait=60", shown)
     await asyncio.wait_for(waiting.answer, 30)
     assert waiting.status == 401
 
 
-async def test_a_client_that_goes_away_is_no_token_that_ends(service: Waiting) -> None:
-    identities = people()
-    _, shown = await identities.create(HOUR, ROOT)
-    waiting = Request(create_app(service, service, identities), "/api/v1/jobs/1?wait=60", shown)
-    await asyncio.wait_for(service.asked.wait(), 30)
+async def test_a_client_that_goes_away_is_no_token_that_ends(open_api: Open) -> None:
+    api = await open_api()
+    (shown,) = await tokens_of_alice(api)
+    waiting = Request(api._transport.app, "/api/v1/jobs/1?wait=60", shown)
+    await until(lambda: api._transport.app.state.engine._watchers)
     waiting.answer.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting.answer
     assert waiting.messages == []
 
 
-async def test_what_is_being_changed_is_not_left_half_done() -> None:
+async def test_what_is_being_changed_is_not_left_half_done(open_api: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """An action that has begun when its token is revoked goes on to its end."""
+    api = await open_api()
+    (shown,) = await tokens_of_alice(api)
+    jobs, began, go_on = api._transport.app.state.jobs, asyncio.Event(), asyncio.Event()
+    submit = jobs.submit
 
-    class Slow(MemoryService):
-        began, go_on = asyncio.Event(), asyncio.Event()
+    async def slow(*arguments: Any) -> Any:
+        began.set()
+        await go_on.wait()
+        return await submit(*arguments)
 
-        async def submit(self, spec: JobSpec, by: Identity, idempotency_key: str | None = None) -> Any:
-            self.began.set()
-            await self.go_on.wait()
-            return await super().submit(spec, by, idempotency_key)
-
-    service, identities = Slow(), people()
-    _, shown = await identities.create(HOUR, ROOT)
-    app = create_app(service, service, identities)
-    body = {"request": {"type": "flexible", "total_size": 1}, "command": ["true"]}
-    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=shows(shown)) as api:
-        submitting = asyncio.create_task(api.post("/api/v1/jobs", json=body))
-        await asyncio.wait_for(service.began.wait(), 30)
-        await identities.revoke([1], ROOT)
-        service.go_on.set()
-        assert (await submitting).status_code == 201
-        assert (await api.get("/api/v1/jobs")).status_code == 401
+    monkeypatch.setattr(jobs, "submit", slow)
+    submitting = asyncio.create_task(api.post("/api/v1/jobs", json=BODY, headers=shows(shown)))
+    await asyncio.wait_for(began.wait(), 30)
+    await api.post("/api/v1/tokens/1/revoke")
+    go_on.set()
+    assert (await submitting).status_code == 201
+    assert (await api.get("/api/v1/jobs", headers=shows(shown))).status_code == 401
 
 
 async def test_what_is_wrong_with_a_users_name_is_told(open_api: Open) -> None:
