@@ -1,17 +1,17 @@
-"""The commands that look at one job, or act on some."""
+"""``koala show``, ``cancel``, ``hold``, ``release`` and ``priority``: look at a job, or act on some."""
 
 import sys
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable
+from typing import Annotated
 
-from koalapy.cli.client import FINAL, Client, refused
-from koalapy.cli.errors import CliError, Exit, printable, refuse_together
 from koalapy.cli.terminal.arguments import Argument, Option
-from koalapy.cli.terminal.options import DEFAULT_URL, AsJson, Job, Jobs, Token, Url, Why, show_json
+from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Job, Jobs, Why, refuse_together, show_json
+from koalapy.client.client import FINAL, Client, Json, refused
+from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.job import Priority
 
 QueuedJobs = Annotated[list[int], Argument(help="ids of jobs", completes="queued jobs")]
-PATIENCE = 3.0
-"""Seconds that a job's page waits to be told when it will start."""
+FORECAST_TIMEOUT_S = 3.0
 HeldJobs = Annotated[list[int], Argument(help="ids of jobs", completes="held jobs")]
 
 
@@ -20,8 +20,7 @@ def show(
     attempts: Annotated[int, Option(help="how many attempts to chart, the last ones", min=1, max=10**6)] = 5,
     follow: Annotated[bool, Option("-f", "--follow", help="first show how its files come")] = False,
     as_json: AsJson = False,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
+    daemon: Daemon = DAEMON,
 ) -> None:
     """Everything about one job: where it is, and what happened to it.
 
@@ -32,7 +31,7 @@ def show(
     from koalapy.cli.terminal import tables
 
     refuse_together(json=as_json, follow=follow)
-    client = Client(url, token)
+    client = daemon.client()
     if follow:
         transfers.follow(client, job)
     found = client.get(f"/api/v1/jobs/{job}")
@@ -47,13 +46,13 @@ def show(
 
 
 def _expected(client: Client, job: int) -> str:
-    """When it will start, if that can be told soon."""
+    """Return when the job will start, if the daemon answers soon."""
     from koalapy.cli.jobs.what_if import span
 
     try:
-        told = client.get(f"/api/v1/jobs/{job}/forecast", wait=PATIENCE)["expected"]
+        told = client.get(f"/api/v1/jobs/{job}/forecast", wait=FORECAST_TIMEOUT_S)["expected"]
     except CliError:
-        return ""  # what was asked for has been told
+        return ""  # the page of the job has been printed
     if told is None or told["starts"] is None:
         return ""
     return f"expected to start in {span(told['starts'])}, by {told['basis']}"
@@ -63,63 +62,43 @@ def cancel(
     jobs: Jobs,
     reason: Why = "",
     warn: Annotated[bool, Option("--warn", help="with the signal and grace that they asked for")] = False,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
+    daemon: Daemon = DAEMON,
 ) -> int:
     """End jobs; a running one gives all its nodes back."""
-    worst = Exit.OK
-    for one in Client(url, token).act("cancel", jobs, reason=reason, **({"warn": True} if warn else {})):
-        if problem := one["problem"]:
-            worst = max(worst, _told(problem))
-        else:
-            print(f"job {one['job']} {'cancelled' if one['state'] in FINAL else 'is being cancelled'}")
-    return worst
+    orders: dict[str, str | bool] = {"reason": reason} | ({"warn": True} if warn else {})
+    results = daemon.client().act("cancel", jobs, **orders)
+    return _print_results(results, lambda one: "cancelled" if one["state"] in FINAL else "is being cancelled")
 
 
-def _told(problem: dict[str, Any]) -> Exit:
-    error = refused(problem)
-    print(f"koala: {error}", file=sys.stderr)
-    return error.code
-
-
-def hold(jobs: QueuedJobs, reason: Why = "", url: Url = DEFAULT_URL, token: Token = None) -> int:
+def hold(jobs: QueuedJobs, reason: Why = "", daemon: Daemon = DAEMON) -> int:
     """Keep queued jobs from being placed."""
-    return _act("hold", jobs, {"reason": reason}, Client(url, token))
+    return _print_results(daemon.client().act("hold", jobs, reason=reason), lambda one: str(one["state"]))
 
 
-def release(jobs: HeldJobs, url: Url = DEFAULT_URL, token: Token = None) -> int:
+def release(jobs: HeldJobs, daemon: Daemon = DAEMON) -> int:
     """Let held jobs be placed again."""
-    return _act("release", jobs, None, Client(url, token))
+    return _print_results(daemon.client().act("release", jobs), lambda one: str(one["state"]))
 
 
 def priority(
     priority: Annotated[Priority, Argument(help="what they are to have")],
     jobs: QueuedJobs,
     reason: Why = "",
-    url: Url = DEFAULT_URL,
-    token: Token = None,
+    daemon: Daemon = DAEMON,
 ) -> int:
     """Give jobs that wait another priority; each keeps its place by when it came."""
-    worst = Exit.OK
-    for one in Client(url, token).act("priority", jobs, priority=priority, reason=reason):
-        if problem := one["problem"]:
-            worst = max(worst, _told(problem))
-        else:
-            print(f"job {one['job']} {one['state']}, {one['priority']} priority")
-    return worst
+    results = daemon.client().act("priority", jobs, priority=priority, reason=reason)
+    return _print_results(results, lambda one: f"{one['state']}, {one['priority']} priority")
 
 
-def _act(action: str, jobs: list[int], body: dict[str, Any] | None, client: Client) -> Exit:
-    """Act on each job, and go on after errors; the worst of them is the exit code."""
+def _print_results(results: Iterable[Json], change: Callable[[Json], str]) -> int:
+    """Print what has become of each job; return the worst exit code."""
     worst = Exit.OK
-    for job in jobs:
-        try:
-            now = client.post(f"/api/v1/jobs/{job}/{action}", body)
-        except CliError as error:
+    for one in results:
+        if one["problem"]:
+            error = refused(one["problem"])
             print(f"koala: {error}", file=sys.stderr)
             worst = max(worst, error.code)
-            if error.code is Exit.UNREACHABLE:
-                break
         else:
-            print(f"job {job} {now['state']}")
+            print(f"job {one['job']} {change(one)}")
     return worst

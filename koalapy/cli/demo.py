@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from koalapy.cli.client import FINAL, Client
-from koalapy.cli.errors import CliError, Exit
 from koalapy.cli.terminal import tables
+from koalapy.client.client import FINAL, Client, Json
+from koalapy.client.errors import CliError, Exit
 
 NODES = 6
 PROGRAM = ["python", "-m", "koalapy.apps.poisson"]
@@ -24,7 +24,6 @@ END_TIMEOUT = 30.0
 """Seconds in which everything ends that was told to."""
 
 T = TypeVar("T")
-Json = dict[str, Any]
 
 
 def run_demo(keep: bool) -> int:

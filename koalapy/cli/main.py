@@ -4,11 +4,17 @@ import errno
 import sys
 
 from koalapy import __version__
-from koalapy.cli.errors import EPILOG, CliError, Exit
 from koalapy.cli.terminal.arguments import Group, Lazy, run
 from koalapy.cli.terminal.streams import OutputLost, give_up_standard_streams, open_standard_streams
-from koalapy.cli.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
+from koalapy.client.errors import CliError, Exit, of_koala
+from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
+from koalapy.model.errors import KoalaError
 
+EPILOG = (
+    "Exit codes: 0 done · 1 failed · 2 wrong usage or a request that can never work · 3 not found · "
+    "4 not allowed now · 5 daemon unreachable · 6 timeout · 130 interrupted. "
+    "With --wait, and for koala wait: the job's own exit code."
+)
 KOALA = Group(
     "One parallel job over several clusters at the same moment.",
     {
@@ -49,7 +55,7 @@ KOALA = Group(
             "demo": "koalapy.cli.daemon.processes:demo",
             "backup": "koalapy.cli.daemon.backup:backup",
             "restore": "koalapy.cli.daemon.backup:restore",
-            "workload": "koalapy.cli.workload.workload:workload_group",
+            "workload": "koalapy.cli.workload:workload_group",
             "export": "koalapy.cli.daemon.record:export",
             "replay": "koalapy.cli.jobs.replay:replay",
         }.items()
@@ -78,12 +84,13 @@ def main(timeouts: ClientTimeouts = DEFAULT_TIMEOUTS) -> None:
 def _run(timeouts: ClientTimeouts) -> int:
     try:
         return run("koala", KOALA, sys.argv[1:], __version__, timeouts)
-    except CliError as error:
+    except (CliError, KoalaError) as error:
+        refused = of_koala(error) if isinstance(error, KoalaError) else error
         try:
-            print(f"koala: {error}", file=sys.stderr)
+            print(f"koala: {refused}", file=sys.stderr)
         except OutputLost:  # the exit code is all that is left to tell it by
             give_up_standard_streams()
-        return error.code
+        return refused.code
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from koalapy.api.network import network_router
 from koalapy.api.tokens import limits_router
 from koalapy.cli.jobs import job_progress
 from koalapy.cli.main import main
-from koalapy.cli.timeouts import ClientTimeouts
+from koalapy.client.timeouts import ClientTimeouts
 from koalapy.daemon.alerts.alerts import Alerts
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.observability.audit import Audit

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import replace
 
 from koalapy.daemon.alerts.health import HealthReport
@@ -49,6 +49,18 @@ class MemoryActions:
             except NotFoundError as error:
                 done.append(ActionResult(job, error=error))
         return done
+
+    async def hold(self, jobs: Sequence[JobId], by: Identity, reason: str) -> Sequence[ActionResult]:
+        return [await self._changed(job, self._service.hold(job, by, reason)) for job in jobs]
+
+    async def release(self, jobs: Sequence[JobId], by: Identity) -> Sequence[ActionResult]:
+        return [await self._changed(job, self._service.release(job, by)) for job in jobs]
+
+    async def _changed(self, job: JobId, change: Awaitable[JobRecord]) -> ActionResult:
+        try:
+            return ActionResult(job, await change)
+        except NotFoundError as error:
+            return ActionResult(job, error=error)
 
     async def set_priority(
         self, jobs: Sequence[JobId], priority: Priority, by: Identity, reason: str

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.cli.auth import logins, saved_logins
-from koalapy.cli.auth.access import Access
-from koalapy.cli.auth.saved_logins import Login
-from koalapy.cli.daemon import agent_socket
-from koalapy.cli.errors import CliError, Exit
-from koalapy.cli.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
+from koalapy.client import agent_socket, logins
+from koalapy.client.access import Access
+from koalapy.client.errors import CliError, Exit
+from koalapy.client.logins import Login
+from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.system.login_socket import DIRECTORY, Peer
 from tests.cli.conftest import FAST
 from tests.needs import ROOT, needs
@@ -68,7 +67,7 @@ def listening(path: Path, *lines: object) -> Iterator[list[bytes]]:
 
 
 def found(url: str | None, well_known: Path = DIRECTORY) -> Login:
-    login = logins.find(url, well_known)
+    login = logins.find(url, well_known=well_known)
     assert login is not None
     return login
 
@@ -110,11 +109,11 @@ def test_commands_that_come_together_share_one_login(tmp_path: Path, monkeypatch
 
 def test_what_others_may_read_or_is_damaged_is_no_login(tmp_path: Path) -> None:
     login = Login("http://a:1", TOKEN, "ann", "user", "north", "/s", 0.0, 1e12)
-    saved_logins.save(login)
+    logins.save(login)
     (kept,) = (tmp_path / "state" / "koala").glob("logins-*/[!.]*")
-    assert saved_logins.of_url("http://a:1") == login
+    assert logins.of_url("http://a:1") == login
     kept.chmod(0o644)
-    assert saved_logins.of_url("http://a:1") is None
+    assert logins.of_url("http://a:1") is None
     kept.chmod(0o600)
     whole = json.loads(kept.read_text())
     for damaged in (
@@ -127,19 +126,19 @@ def test_what_others_may_read_or_is_damaged_is_no_login(tmp_path: Path) -> None:
         "[" * 9999,
     ):
         kept.write_text(damaged)
-        assert saved_logins.valid() == []
+        assert logins.valid() == []
     kept.write_text(json.dumps({**whole, "url": "http://b:1"}))
-    assert saved_logins.of_url("http://a:1") is None, "an entry is for the daemon that it names"
+    assert logins.of_url("http://a:1") is None, "an entry is for the daemon that it names"
     kept.parent.chmod(0o777)
     kept.write_text(json.dumps(whole))
-    assert saved_logins.valid() == []
+    assert logins.valid() == []
 
 
 def test_a_login_is_renewed_before_it_ends_and_kept_where_that_cannot_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, now = tmp_path / "a.sock", [1000.0]
-    monkeypatch.setattr(saved_logins.time, "time", lambda: now[0])
+    monkeypatch.setattr(logins.time, "time", lambda: now[0])
     monkeypatch.setenv(agent_socket.VARIABLE, str(path))
     with listening(path, GREETING, ANSWER) as heard:
         logins.find(None)
@@ -260,7 +259,7 @@ def test_agents_of_several_daemons_are_not_chosen_between(tmp_path: Path) -> Non
     other = {**GREETING, "cluster": "east", "url": "http://127.0.0.1:7777"}
     with listening(tmp_path / "a.sock", GREETING, ANSWER), listening(tmp_path / "b.sock", other, ANSWER):
         with pytest.raises(CliError, match="set KOALA_URL") as error:
-            logins.find(None, tmp_path)
+            logins.find(None, well_known=tmp_path)
         assert "http://127.0.0.1:7777 and http://127.0.0.1:9999" in error.value.message
         assert found("http://127.0.0.1:7777", tmp_path).cluster == "east"
 
@@ -269,7 +268,7 @@ def test_a_refusal_is_the_answer_unless_another_agent_gives_a_login(tmp_path: Pa
     no = {"error": "the account ann of north belongs to nobody", "hint": "ask the grid's administrators"}
     with listening(tmp_path / "a.sock", GREETING, no):
         with pytest.raises(CliError, match="gives no login: the account ann of north belongs to nobody; ask"):
-            logins.find(None, tmp_path)
+            logins.find(None, well_known=tmp_path)
         with listening(tmp_path / "b.sock", {**GREETING, "cluster": "east"}, ANSWER):
             assert found(None, tmp_path).cluster == "east"
 

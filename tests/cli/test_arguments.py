@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.cli.errors import CliError, Exit
 from koalapy.cli.main import KOALA
 from koalapy.cli.terminal.arguments import Argument, Group, Option, run
+from koalapy.client.errors import CliError, Exit
 from tests.cli.conftest import Koala
 
 CALLS: list[dict[str, Any]] = []

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from koalapy.cli.daemon.audit import _line
-from koalapy.cli.errors import Exit
+from koalapy.client.errors import Exit
 from tests.cli.conftest import Koala
 
 
@@ -36,7 +36,7 @@ def test_it_is_filtered_and_told_as_json_lines(koala: Koala) -> None:
     assert [(one["actor"], one["action"], one["outcome"], one["times"]) for one in found] == [
         ("ada", "submit_job", "done", 1),
         ("ada", "submit_job", "done", 1),
-        ("ada", "hold_job", "done", 1),
+        ("ada", "hold_jobs", "done", 1),
     ]
     assert len(koala("audit-log", "--action", "hold_job").out.splitlines()) == 1
 

@@ -315,7 +315,7 @@ def test_the_queue(koala: Koala) -> None:
 def test_queue_with_more_newer_waiting_jobs_than_the_limit_shows_all_running_jobs(
     koala: Koala, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("koalapy.cli.client.MAX_PAGE_SIZE", 2)
+    monkeypatch.setattr("koalapy.client.client.MAX_PAGE_SIZE", 2)
     for _ in range(5):
         koala(*FLEXIBLE, "start")
     for _ in range(4):
@@ -369,7 +369,7 @@ def test_folding_loses_nothing_and_fits(text: str, columns: int) -> None:
 
 
 def test_a_long_queue_is_listed_whole(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("koalapy.cli.client.MAX_PAGE_SIZE", 2)
+    monkeypatch.setattr("koalapy.client.client.MAX_PAGE_SIZE", 2)
     for _ in range(5):
         koala(*FLEXIBLE, "program")
     assert koala("queue", "-q").out.split() == ["5", "4", "3", "2", "1"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from koalapy.cli.terminal import completion
-from koalapy.cli.timeouts import ClientTimeouts
+from koalapy.client.timeouts import ClientTimeouts
 from tests.cli.conftest import PATIENT, Koala, Server
 from tests.cli.terminal import Terminal
 from tests.cli.test_documented import COMMANDS

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koalapy.cli.client import Client
-from koalapy.cli.errors import CliError, Exit
-from koalapy.cli.http import CONNECTION_ERRORS, Connection
+from koalapy.client.client import Client
+from koalapy.client.errors import CliError, Exit
+from koalapy.client.http import CONNECTION_ERRORS, Connection
 from tests.cli.conftest import Koala
 
 Play = Callable[[socket.socket], None]

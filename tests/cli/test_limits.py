@@ -6,8 +6,8 @@ from http.client import HTTPMessage
 
 import pytest
 
-from koalapy.cli.client import _refusal
-from koalapy.cli.http import Answer
+from koalapy.client.client import _refusal
+from koalapy.client.http import Answer
 from koalapy.daemon.jobs.limits import LimitInUse, ScopeInUse
 from koalapy.model.limits import Limits
 from tests.cli.conftest import Koala, Server
@@ -50,14 +50,9 @@ def test_of_whom_nothing_is_limited_that_is_said(koala: Koala) -> None:
     assert koala("limits", "--user", "bob").out == "nothing is limited of bob\n"
 
 
-def test_who_asked_too_fast_asks_again_and_who_has_too_much_does_not() -> None:
-    problem = {
-        "status": 429,
-        "detail": "the limit requests_per_second of ada is 1",
-        "field": "limits.requests_per_second",
-    }
-    for field, passes in (("limits.requests_per_second", True), ("", False)):
-        body = json.dumps(problem | {"field": field}).encode()
-        headers = HTTPMessage()
-        headers["Retry-After"] = "1"
-        assert _refusal(Answer(429, headers, body)).is_passing is passes
+@pytest.mark.parametrize(("code", "is_passing"), [("rate-limit-exceeded", True), ("limit-exceeded", False)])
+def test_refusal_of_too_many_requests_is_passing_but_that_of_a_limit_is_not(code: str, is_passing: bool) -> None:
+    body = json.dumps({"status": 429, "detail": "the limit requests_per_second of ada is 1", "code": code}).encode()
+    headers = HTTPMessage()
+    headers["Retry-After"] = "1"
+    assert _refusal(Answer(429, headers, body)).is_passing is is_passing

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.cli.client import Client
+from koalapy.client.client import Client
 from koalapy.system.local_token import Registration
 from tests.cli.conftest import TOKEN, Server
 

@@ -11,7 +11,7 @@ import pytest
 
 from koalapy.cli.terminal.progress import Counted, Progress, Transfer
 from koalapy.cli.terminal.screen import ERASE, Block
-from koalapy.cli.timeouts import ClientTimeouts
+from koalapy.client.timeouts import ClientTimeouts
 from tests.cli.conftest import Koala, Server
 from tests.cli.terminal import Terminal
 from tests.cli.test_job_progress import STORY

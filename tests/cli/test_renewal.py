@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from koalapy.cli.http import Connection
-from koalapy.cli.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
+from koalapy.client.http import Connection
+from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.daemon.listener.certificate import Certificate
 from koalapy.system.tls import Trust
 from tests.certificates import Authority, Pair

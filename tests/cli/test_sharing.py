@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.cli.client import Client
+from koalapy.client.client import Client
 from tests.cli.conftest import Koala
 
 Json = dict[str, Any]
@@ -38,11 +38,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Json]:
     """What the daemon is asked; it tells ``FOUND``."""
     asked: list[Json] = []
 
-    def get(self: Client, path: str, **query: Any) -> Json:
+    def get(self: Client, path: str, *, patient: bool, **query: Any) -> Json:
         asked.append({"path": path, **query})
         return FOUND
 
-    monkeypatch.setattr(Client, "get_patiently", get)
+    monkeypatch.setattr(Client, "get", get)
     return asked
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from koalapy.cli.errors import CliError, Exit
 from koalapy.cli.jobs.job_options import coallocation_of, environment_of
 from koalapy.cli.jobs.submission import body_of, request_of
+from koalapy.client.errors import CliError, Exit
 from tests.cli.conftest import Koala
 
 

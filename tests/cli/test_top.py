@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import pytest
 
-from koalapy.cli.client import Client
-from koalapy.cli.errors import Exit
 from koalapy.cli.terminal.top import Top, alert_lines
-from koalapy.cli.timeouts import ClientTimeouts
+from koalapy.client.client import Client
+from koalapy.client.errors import Exit
+from koalapy.client.timeouts import ClientTimeouts
 from koalapy.daemon.auth.identities import Identities
 from koalapy.model.identity import Identity, Role
 from tests.cli.conftest import TOKEN, Koala, Server
@@ -25,7 +25,7 @@ from tests.identities import administrators
 
 FAST = """
 from koalapy.cli.main import main
-from koalapy.cli.timeouts import ClientTimeouts
+from koalapy.client.timeouts import ClientTimeouts
 main(ClientTimeouts(min_look_pause_s=0.05, min_live_look_pause_s=0.05))
 """
 TOP = [sys.executable, "-c", FAST, "top"]

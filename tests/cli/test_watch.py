@@ -18,7 +18,7 @@ from tests.identities import administrators
 
 FAST = """
 from koalapy.cli.main import main
-from koalapy.cli.timeouts import ClientTimeouts
+from koalapy.client.timeouts import ClientTimeouts
 main(ClientTimeouts(min_look_pause_s=0.05, min_live_look_pause_s=0.05))
 """
 KOALA = [sys.executable, "-c", FAST]

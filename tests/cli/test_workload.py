@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.cli.workload.workload_run import line_of, request_for
+from koalapy.cli.workload.run import line_of, request_for
 from koalapy.workload.plan import Arrival, Workload, lines, nodes_of
 from koalapy.workload.run import Progress
 from tests.cli.conftest import Koala, Server
@@ -203,10 +203,10 @@ def test_a_daemon_that_cannot_load_clusters_is_told_before_anything_is_submitted
     [
         (("run", "/nowhere"), "cannot read /nowhere"),
         (("run", "/dev/null"), "/dev/null is empty"),
-        (("run", "/dev/null", "--plots", "gif"), "--plots is 'gif'"),
+        (("run", "/dev/null", "--plots", "gif"), "Invalid value for '--plots': 'gif'; known: none, png, svg"),
         (("run", "/dev/null", "--background", "2"), "--background"),
         (("report", "/nowhere"), "cannot read /nowhere/report.json"),
-        (("report", "/nowhere", "--plots", "pdf"), "--plots is 'pdf'"),
+        (("report", "/nowhere", "--plots", "pdf"), "Invalid value for '--plots': 'pdf'"),
     ],
 )
 def test_wrong_usage_is_one_line(koala: Koala, arguments: tuple[str, ...], said: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.cli.client import Client
+from koalapy.client.client import Client
 from koalapy.model.errors import UsageError
 from koalapy.system import local_token as credentials
 from koalapy.system.local_token import Registration, checked_token, find_token, own_token, register_directory
@@ -156,7 +156,7 @@ def test_a_daemon_is_found_by_its_address_while_it_lives(state: Path) -> None:
 
 KILLED = """
 import os, sys
-from koalapy.cli.client import Client
+from koalapy.client.client import Client
 from koalapy.system.local_token import Registration
 registration = Registration(sys.argv[1], [("127.0.0.1", 8642)])
 print("registered", flush=True)

@@ -1,27 +1,27 @@
-"""The commands of who one is to the daemon: ``login``, ``logout``, ``whoami``."""
+"""``koala login``, ``logout`` and ``whoami``."""
 
 import os
 import sys
 from datetime import datetime
 from typing import Annotated
 
-from koalapy.cli.auth import logins, saved_logins
-from koalapy.cli.auth.access import Access, given_url
-from koalapy.cli.auth.saved_logins import Login
-from koalapy.cli.client import Client
-from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.cli.terminal.arguments import Option
-from koalapy.cli.terminal.options import DEFAULT_URL, AsJson, Token, Url, show_json
+from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Url, show_json
+from koalapy.client import logins
+from koalapy.client.access import Access
+from koalapy.client.agent_socket import Login
+from koalapy.client.client import Client
+from koalapy.client.errors import CliError, Exit, printable
 
 
-def login(url: Url = DEFAULT_URL) -> None:
+def login(url: Url = None) -> None:
     """Have the agent of this head node say who you are, and keep the login that the daemon gives you for it.
 
     Every command does so by itself when it needs to.
     """
-    made = logins.log_in(given_url(url))
+    made = logins.log_in(url and url.rstrip("/"), Daemon().timeouts)
     if made is None:
-        where = f" leads to {url}" if given_url(url) else " is on this host"
+        where = f" leads to {url}" if url else " is on this host"
         hint = "log in on a head node; commands of the daemon's own account need no login, others KOALA_TOKEN"
         raise CliError(f"no cluster's agent{where}", Exit.UNREACHABLE, hint)
     print(printable(f"logged in at {made.url} as {_who(made)}"))
@@ -30,11 +30,10 @@ def login(url: Url = DEFAULT_URL) -> None:
 
 
 def logout(
-    url: Url = DEFAULT_URL, every: Annotated[bool, Option("--all", help="at every daemon where you are")] = False
+    url: Url = None, every: Annotated[bool, Option("--all", help="at every daemon where you are")] = False
 ) -> int:
     """End your login, at the daemon and here. The next command on a head node logs in again."""
-    wanted = given_url(url)
-    kept = [login for login in saved_logins.valid() if every or wanted in (None, login.url)]
+    kept = [login for login in logins.valid() if every or url is None or url.rstrip("/") == login.url]
     if len(kept) > 1 and not every:
         urls = " and ".join(login.url for login in kept)
         raise CliError(f"you are logged in at {urls}", Exit.USAGE, "say where with --url, or --all")
@@ -42,7 +41,7 @@ def logout(
         print("you are not logged in")
     worst = Exit.OK
     for login in kept:
-        saved_logins.forget(login.url)
+        logins.forget(login.url)
         try:
             Client(login.url, None, Access(login.url, login.token, login.ca)).post("/api/v1/logout")
         except CliError as error:
@@ -55,14 +54,16 @@ def logout(
     return worst
 
 
-def whoami(as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
+def whoami(as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """Who you are to the daemon, what you may do, how it knows you, and until when."""
-    client = Client(url, token)
+    from koalapy.cli.terminal.tables import moment_text
+
+    client = daemon.client()
     found = client.get("/api/v1/whoami")
     if as_json:
         show_json(found)
         return
-    until = f", until {found['expires_at'].partition('.')[0].replace('T', ' ')}" if found["expires_at"] else ""
+    until = f", until {moment_text(found['expires_at'])}" if found["expires_at"] else ""
     groups = f", in {', '.join(found['groups'])}" if found["groups"] else ""
     print(printable(f"{found['user']}, {found['role']}{groups}, known by {found['how']}{until}, at {client.url}"))
 

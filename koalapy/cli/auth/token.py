@@ -1,15 +1,14 @@
-"""The commands for tokens: made, listed and revoked."""
+"""``koala token``: make, list and revoke tokens."""
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
-from koalapy.cli.client import Client
-from koalapy.cli.errors import CliError, Exit, printable, refuse_together
 from koalapy.cli.terminal.arguments import Argument, Group, Option
-from koalapy.cli.terminal.options import DEFAULT_URL, AsJson, Token, Url, show_json
+from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, refuse_together, show_json
+from koalapy.cli.terminal.tables import moment_text, table
+from koalapy.client.client import Json
+from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.identity import Role
-
-Json = dict[str, Any]
 
 
 def create(
@@ -21,8 +20,7 @@ def create(
     note: Annotated[str, Option(help="what it is for", may_be_empty=True)] = "",
     quiet: Annotated[bool, Option("-q", "--quiet", help="print the token only")] = False,
     as_json: AsJson = False,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
+    daemon: Daemon = DAEMON,
 ) -> None:
     """Make a token for the API and the commands. It is shown once, and kept nowhere but as a digest."""
     refuse_together(json=as_json, quiet=quiet)
@@ -30,7 +28,7 @@ def create(
     body: Json = {"note": note, **{name: value for name, value in given.items() if value is not None}}
     if expires is not None:
         body["expires"] = None if expires == "never" else expires
-    made = Client(url, token).post("/api/v1/tokens", body)
+    made = daemon.client().post("/api/v1/tokens", body)
     if as_json:
         show_json(made)
     elif quiet:
@@ -46,16 +44,13 @@ def list_(
     user: Annotated[str | None, Option(help="only those of this user", completes="users")] = None,
     every: Annotated[bool, Option("--all", help="also those that expired or were revoked of late")] = False,
     as_json: AsJson = False,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
+    daemon: Daemon = DAEMON,
 ) -> None:
     """The tokens that hold: your own, and for administrators everybody's."""
-    answer = Client(url, token).get("/api/v1/tokens", user=user, all="true" if every else None)
+    answer = daemon.client().get("/api/v1/tokens", user=user, all="true" if every else None)
     if as_json:
         show_json(answer)
         return
-    from koalapy.cli.terminal.tables import table
-
     header = ["ID", "USER", "ROLE", "BY", "CREATED", "EXPIRES", "LAST USE", *(["REVOKED"] if every else []), "NOTE"]
     print(table(header, [_row(one, every=every) for one in answer["tokens"]]))
     if not answer["tokens"]:
@@ -64,21 +59,20 @@ def list_(
 
 def _row(one: Json, *, every: bool) -> list[object]:
     times = ["created_at", "expires_at", "last_used_at", *(["revoked_at"] if every else [])]
-    moments = [one[name].partition(".")[0].replace("T", " ") if one[name] else "-" for name in times]
+    moments = [moment_text(one[name]) for name in times]
     return [one["id"], one["user"], one["role"], one["created_by"], *moments, one["note"] or one["how"] or "-"]
 
 
 def revoke(
     tokens: Annotated[list[int] | None, Argument(help="numbers of tokens", completes="tokens")] = None,
     every: Annotated[bool, Option("--all", help="all that were ever made, by administrators")] = False,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
+    daemon: Daemon = DAEMON,
 ) -> None:
     """Have tokens hold no longer, at once, with all that were made by them, and end what is open by them."""
     if bool(tokens) == every:
         raise CliError("which tokens?", Exit.USAGE, "give their numbers, or --all")
     order: Json = {"all": True} if every else {"tokens": tokens}
-    for one in Client(url, token).post("/api/v1/tokens/revoke", order)["tokens"]:
+    for one in daemon.client().post("/api/v1/tokens/revoke", order)["tokens"]:
         print(printable(f"token {one['id']} of {one['user']} is revoked"))
 
 

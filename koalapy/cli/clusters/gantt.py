@@ -3,15 +3,13 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
 
 from rich.cells import cell_len
 
-from koalapy.cli.errors import printable
 from koalapy.cli.terminal.width import cut, left
+from koalapy.client.client import Json
+from koalapy.client.errors import printable
 from koalapy.model.wording import clock
-
-Json = dict[str, Any]
 
 MEANINGS = {
     "queued": "queued",

@@ -1,51 +1,43 @@
-"""The commands for the grid: its clusters, what an operator does with them, and how well they are used."""
+"""``koala clusters`` and ``koala metrics``: clusters, what an operator does with them, and how well they are used."""
 
 import sys
 from typing import Annotated, Any
 
-from koalapy.cli.client import Client
-from koalapy.cli.errors import CliError, Exit, refuse_together
 from koalapy.cli.terminal import tables
 from koalapy.cli.terminal.arguments import Argument, Group, Option
-from koalapy.cli.terminal.options import DEFAULT_URL, AsJson, Token, Url, Watch, show_json
+from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Watch, print_answer, refuse_together
+from koalapy.client.client import Client
+from koalapy.client.errors import CliError, Exit
 from koalapy.model.wording import nodes
 
 Name = Annotated[str, Argument(help="the cluster", completes="clusters")]
 
 
-def clusters(watch: Watch = False, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
+def clusters(watch: Watch = False, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """Show the clusters and their nodes."""
-    client = Client(url, token)
+    client = daemon.client()
     if watch:
         from koalapy.cli.terminal.watching import watch as watch_clusters
 
         refuse_together(watch=True, json=as_json)
         watch_clusters(client, _look, tables.clusters)
-    answer = client.get("/api/v1/clusters")
-    if as_json:
-        show_json(answer)
-    else:
-        print(tables.clusters(answer["clusters"]))
+    print_answer(client.get("/api/v1/clusters"), as_json, lambda answer: tables.clusters(answer["clusters"]))
 
 
 def _look(client: Client) -> list[dict[str, Any]]:
-    """When they were heard of last is no change."""
+    """Return the clusters without the times of their last reports, whose change is not shown."""
     found = client.get("/api/v1/clusters")["clusters"]
     return [{**cluster, "last_heard": None} for cluster in found]
 
 
-def show(name: Name, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
+def show(name: Name, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """Show one cluster: its nodes, by class where they differ, and its link to the others."""
-    found = Client(url, token).cluster(name)
-    if as_json:
-        show_json(found)
-    else:
-        print(tables.cluster(found))
+    print_answer(daemon.client().cluster(name), as_json, tables.cluster)
 
 
-def clear(name: Name, url: Url = DEFAULT_URL, token: Token = None) -> None:
+def clear(name: Name, daemon: Daemon = DAEMON) -> None:
     """Use a cluster again that was given up after errors."""
-    cluster = Client(url, token).act_on_cluster(name, "clear")
+    cluster = daemon.client().act_on_cluster(name, "clear")
     print(f"cluster {name} is {cluster['state']}")
 
 
@@ -55,19 +47,18 @@ def drain(
     requeue: Annotated[
         bool, Option("--requeue", help="stop the jobs there, with their warning; they queue again")
     ] = False,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
+    daemon: Daemon = DAEMON,
 ) -> None:
     """Place nothing more on a cluster; running jobs go on. Again: with the new reason."""
     order = {"reason": reason} | ({"requeue": True} if requeue else {})
-    cluster = Client(url, token).act_on_cluster(name, "drain", order)
+    cluster = daemon.client().act_on_cluster(name, "drain", order)
     left = f"; jobs still have {nodes(cluster['used'])} there" if cluster["used"] else ""
     print(f"cluster {name} is drained{left}")
 
 
-def resume(name: Name, url: Url = DEFAULT_URL, token: Token = None) -> None:
+def resume(name: Name, daemon: Daemon = DAEMON) -> None:
     """Use a drained cluster again."""
-    cluster = Client(url, token).act_on_cluster(name, "resume")
+    cluster = daemon.client().act_on_cluster(name, "resume")
     print(f"cluster {name} is {cluster['state']}")
 
 
@@ -75,13 +66,12 @@ def lost(
     name: Name,
     reason: Annotated[str, Option("--reason", help="why; shown to everybody", may_be_empty=True)] = "",
     yes: Annotated[bool, Option("--yes", help="do not ask whether it is certain")] = False,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
+    daemon: Daemon = DAEMON,
 ) -> None:
     """Declare that nothing of koalapy's runs any more on a cluster that is out of reach; its jobs are tried again."""
     if not yes:
         _confirm_lost(name)
-    Client(url, token).act_on_cluster(name, "lost", {"reason": reason})
+    daemon.client().act_on_cluster(name, "lost", {"reason": reason})
     print(f"cluster {name} is lost: its jobs are tried again")
 
 
@@ -103,18 +93,13 @@ def _confirm_lost(name: str) -> None:
 def metrics(
     since: Annotated[float, Option(help="over how many seconds until now")] = 3600.0,
     as_json: AsJson = False,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
+    daemon: Daemon = DAEMON,
 ) -> None:
     """How well the clusters are used, and how long jobs wait.
 
     USED are nodes of this scheduler's jobs, BACKGROUND those that the clusters' own users have, past the scheduler.
     """
-    answer = Client(url, token).get("/api/v1/metrics", since=since)
-    if as_json:
-        show_json(answer)
-    else:
-        print(tables.metrics(answer))
+    print_answer(daemon.client().get("/api/v1/metrics", since=since), as_json, tables.metrics)
 
 
 clusters_group = Group(

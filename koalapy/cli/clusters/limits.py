@@ -1,14 +1,13 @@
-"""The command for limits: what one may have, and has."""
+"""``koala limits``: what a user may have, and has."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from koalapy.cli.client import Client
-from koalapy.cli.errors import printable
 from koalapy.cli.terminal.arguments import Option
-from koalapy.cli.terminal.options import DEFAULT_URL, AsJson, Token, Url, show_json
+from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, print_answer
+from koalapy.cli.terminal.tables import table
+from koalapy.client.client import Json
+from koalapy.client.errors import printable
 from koalapy.model.quantities import bytes_text
-
-Json = dict[str, Any]
 
 
 def limits(
@@ -16,23 +15,18 @@ def limits(
         str | None, Option(help="whose; default: your own; of others for operators", completes="users")
     ] = None,
     as_json: AsJson = False,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
+    daemon: Daemon = DAEMON,
 ) -> None:
     """What you may have at most, and how much of it you have."""
-    answer = Client(url, token).get("/api/v1/limits", user=user)
-    if as_json:
-        show_json(answer)
-        return
-    from koalapy.cli.terminal.tables import table
+    print_answer(daemon.client().get("/api/v1/limits", user=user), as_json, _page)
 
+
+def _page(answer: Json) -> str:
     rows = [_row(scope, limit) for scope in answer["scopes"] for limit in scope["limits"]]
     if not rows:
-        print(printable(f"nothing is limited of {answer['user']}"))
-        return
-    print(table(["OF", "LIMIT", "USED", "AT MOST"], rows))
-    if answer["contact"]:
-        print("\n" + printable(f"more: {answer['contact']}"))
+        return printable(f"nothing is limited of {answer['user']}")
+    contact = "\n\n" + printable(f"more: {answer['contact']}") if answer["contact"] else ""
+    return table(["OF", "LIMIT", "USED", "AT MOST"], rows) + contact
 
 
 def _row(scope: Json, limit: Json) -> list[object]:

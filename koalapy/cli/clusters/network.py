@@ -3,17 +3,15 @@
 import sys
 import time
 from contextlib import closing, suppress
-from typing import Annotated, Any
+from typing import Annotated
 
-from koalapy.cli.client import Client, in_path
 from koalapy.cli.clusters.network_matrix import history_table, measurement_text, network_page
-from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.cli.jobs.job_progress import WaitReporter
 from koalapy.cli.terminal.arguments import Argument, Group, Option
-from koalapy.cli.terminal.options import DEFAULT_URL, AsJson, Timeout, Token, Url, show_json
+from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Timeout, show_json
 from koalapy.cli.terminal.width import terminal_size
-
-Json = dict[str, Any]
+from koalapy.client.client import Client, Json, in_path
+from koalapy.client.errors import CliError, Exit, printable
 
 POLL_INTERVAL = 0.5
 """Seconds between two looks at what is under way."""
@@ -21,9 +19,9 @@ ABSENCE_TIMEOUT = 60.0
 """Seconds for which the daemon may be away while it is waited for."""
 
 
-def network(as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
+def network(as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """Show bandwidth and latency between and within the clusters, as they are known."""
-    answer = Client(url, token).get("/api/v1/network")
+    answer = daemon.client().get("/api/v1/network")
     if as_json:
         show_json(answer)
     else:
@@ -38,11 +36,10 @@ def measure(
     wait: Annotated[bool, Option("--wait/--no-wait", help="until all is measured")] = True,
     timeout: Timeout = None,
     as_json: AsJson = False,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
+    daemon: Daemon = DAEMON,
 ) -> int:
     """Measure the links within and between clusters by MPI ping-pongs, which are jobs of low priority."""
-    client = Client(url, token)
+    client = daemon.client()
     deadline = None if timeout is None else time.monotonic() + timeout
     order = {"clusters": clusters} if clusters else None
     asked = client.post("/api/v1/network/measure", order)
@@ -150,11 +147,10 @@ def history(
     other: Annotated[str, Argument(help="another, or the same for the network within it", completes="clusters")],
     limit: Annotated[int, Option(help="how many lines at most", min=1, max=1000)] = 20,
     as_json: AsJson = False,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
+    daemon: Daemon = DAEMON,
 ) -> None:
     """What was measured between two clusters, newest first."""
-    client = Client(url, token)
+    client = daemon.client()
     answer = client.get(_history(one, other), limit=limit)
     if as_json:
         show_json(answer)

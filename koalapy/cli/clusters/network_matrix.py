@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 from rich.cells import cell_len
 
-from koalapy.cli.errors import printable
 from koalapy.cli.terminal.tables import table
 from koalapy.cli.terminal.width import left, right
+from koalapy.client.client import Json
+from koalapy.client.errors import printable
 from koalapy.model.wording import clock, duration, three_digits
-
-Json = dict[str, Any]
 
 UNMEASURED = "–"
 UNREACHABLE = "unreachable"

@@ -1,16 +1,15 @@
 """``koala sharing``: whether every site is better off for taking part in the grid."""
 
 from datetime import UTC, date, datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated
 
-from koalapy.cli.client import Client
-from koalapy.cli.errors import CliError, Exit
 from koalapy.cli.terminal.arguments import Group, Option
-from koalapy.cli.terminal.options import DEFAULT_URL, AsJson, Token, Url, show_json
-from koalapy.cli.terminal.tables import table
+from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, print_answer
+from koalapy.cli.terminal.tables import signed_duration, table
+from koalapy.client.client import Json
+from koalapy.client.errors import CliError, Exit
 from koalapy.model.wording import duration, listed
 
-Json = dict[str, Any]
 MAX_DAYS = 36_500
 HEADER = ("SITE", "NODES", "JOBS", "ELSEWHERE", "TOO WIDE", "IN THE GRID", "ALONE", "GAIN", "BETWEEN", "IT IS")
 ANSWERS = {
@@ -25,8 +24,7 @@ def report(
     days: Annotated[int, Option(help="of jobs submitted in so many days until the last, in UTC", min=1)] = 30,
     last: Annotated[str | None, Option(help="the last day, as 2026-11-30; default: today")] = None,
     as_json: AsJson = False,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
+    daemon: Daemon = DAEMON,
 ) -> None:
     """Is every site better off? Response times of each site's own users in the grid, and on their site by itself.
 
@@ -35,11 +33,8 @@ def report(
     """
     until = _day(last) if last else datetime.now(UTC).date()
     first = until - timedelta(days=min(days - 1, MAX_DAYS, (until - date.min).days))
-    found = Client(url, token).get_patiently("/api/v1/sharing", first=first.isoformat(), last=until.isoformat())
-    if as_json:
-        show_json(found)
-    else:
-        print(_page(found))
+    found = daemon.client().get("/api/v1/sharing", patient=True, first=first.isoformat(), last=until.isoformat())
+    print_answer(found, as_json, _page)
 
 
 def _day(text: str) -> date:
@@ -54,34 +49,20 @@ def _page(found: Json) -> str:
     worse = listed([site["site"] for site in sites if site["verdict"] == "worse"])
     parts = [ANSWERS[found["every_site"]].format(worse=worse), table(HEADER, [_row(site) for site in sites])]
     if found["left_out"]:
-        parts.append("\n".join(["Jobs that do not count:", *(f"  {_left_out(each)}" for each in found["left_out"])]))
+        lines = [
+            f"  {each['count']} {each['why']}: {listed([str(job) for job in each['jobs']], each['count'])}"
+            for each in found["left_out"]
+        ]
+        parts.append("\n".join(["Jobs that do not count:", *lines]))
     return "\n\n".join(parts)
 
 
 def _row(site: Json) -> list[object]:
-    low, high = site["low"], site["high"]
-    return [
-        site["site"],
-        site["nodes"],
-        site["jobs"],
-        site["elsewhere"],
-        site["too_wide"],
-        duration(site["grid"]),
-        duration(site["alone"]),
-        _signed(site["gain"]),
-        "-" if low is None else f"{_signed(low)} and {_signed(high)}",
-        site["verdict"] if site["jobs"] else "-",
-    ]
-
-
-def _signed(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    return f"{'-' if seconds < 0 else '+'}{duration(abs(seconds))}"
-
-
-def _left_out(each: Json) -> str:
-    return f"{each['count']} {each['why']}: {listed([str(job) for job in each['jobs']], each['count'])}"
+    low, high = signed_duration(site["low"]), signed_duration(site["high"])
+    counts = [site[name] for name in ("site", "nodes", "jobs", "elsewhere", "too_wide")]
+    between = "-" if site["low"] is None else f"{low} and {high}"
+    times = [duration(site["grid"]), duration(site["alone"]), signed_duration(site["gain"]), between]
+    return [*counts, *times, site["verdict"] if site["jobs"] else "-"]
 
 
 sharing_group = Group("Show who gains by the grid.", {"report": report})

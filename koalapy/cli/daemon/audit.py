@@ -2,14 +2,13 @@
 
 import json
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
-from koalapy.cli.client import MAX_PAGE_SIZE, Client
-from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.cli.terminal.arguments import Option
-from koalapy.cli.terminal.options import DEFAULT_URL, Token, Url
+from koalapy.cli.terminal.options import DAEMON, Daemon
+from koalapy.client.client import MAX_PAGE_SIZE, Client, Json
+from koalapy.client.errors import CliError, Exit, printable
 
-Json = dict[str, Any]
 POLL_INTERVAL = 2.0
 """Seconds between two questions for what is new."""
 
@@ -24,15 +23,14 @@ def audit_log(
     known_head: Annotated[
         str | None, Option("--known-head", help="with --verify: an earlier last entry, ID:HASH, that must be there")
     ] = None,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
+    daemon: Daemon = DAEMON,
 ) -> int:
     """Tell administrators who changed what, from where, and who was refused, the oldest first."""
     if verify:
-        return _verify(Client(url, token), known_head)
+        return _verify(daemon.client(), known_head)
     if known_head is not None:
         raise CliError("--known-head is given without --verify", Exit.USAGE, "add --verify")
-    client, after = Client(url, token), 0
+    client, after = daemon.client(), 0
     query: Json = {"since": since, "user": user, "action": action, "limit": MAX_PAGE_SIZE}
     while True:
         page = client.get("/api/v1/audit", after=after, **query)

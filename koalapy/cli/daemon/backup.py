@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Annotated
 
 from koalapy.cli.daemon.processes import DATA, AgentConfig
-from koalapy.cli.errors import of_koala, printable
 from koalapy.cli.terminal.arguments import Argument, Option
+from koalapy.client.errors import printable
 
 DataDir = Annotated[Path, Option("--data-dir", envvar="KOALA_DATA_DIR", help="the daemon's data")]
 
@@ -24,19 +24,12 @@ def backup(
     The folder is for this account alone: tokens are in it. koala restore DIR puts it back.
     """
     from koalapy.daemon.backup import make_backup
-    from koalapy.model.errors import KoalaError
 
-    try:
-        made = make_backup(directory, data_dir.expanduser(), config, files_only=files_only)
-    except KoalaError as error:
-        raise of_koala(error) from error
+    made = make_backup(directory, data_dir.expanduser(), config, files_only=files_only)
     database = f"database of {made.database_size:,} bytes" if made.database == "sqlite" else "no database"
     configuration = made.configuration or "no configuration"
-    print(
-        printable(
-            f"backup in {directory}: {database}, {made.files} files of {made.files_size:,} bytes, {configuration}"
-        )
-    )
+    files = f"{made.files} files of {made.files_size:,} bytes"
+    print(printable(f"backup in {directory}: {database}, {files}, {configuration}"))
 
 
 def restore(
@@ -50,13 +43,9 @@ def restore(
     Tokens that were revoked since the backup hold again: koala token revoke --all ends every one.
     """
     from koalapy.daemon.backup import restore_backup
-    from koalapy.model.errors import KoalaError
 
     where = data_dir.expanduser()
-    try:
-        made, displaced = restore_backup(directory, where, config, replace=replace)
-    except KoalaError as error:
-        raise of_koala(error) from error
+    made, displaced = restore_backup(directory, where, config, replace=replace)
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(made.made_at))
     print(printable(f"restored {made.files} files of {at} to {where}"))
     if made.database != "sqlite":

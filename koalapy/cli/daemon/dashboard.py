@@ -7,10 +7,9 @@ from html import escape
 from pathlib import Path
 from typing import Annotated
 
-from koalapy.cli.client import Client
-from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.cli.terminal.arguments import Option
-from koalapy.cli.terminal.options import DEFAULT_URL, Token, Url
+from koalapy.cli.terminal.options import DAEMON, Daemon
+from koalapy.client.errors import CliError, Exit, printable
 from koalapy.system.local_token import open_own_folder, state_directory
 from koalapy.system.private_files import write_private
 
@@ -18,12 +17,10 @@ PAGE = "dashboard.html"
 
 
 def dashboard(
-    open_it: Annotated[bool, Option("--open", help="in a browser of this machine")] = False,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
+    open_it: Annotated[bool, Option("--open", help="in a browser of this machine")] = False, daemon: Daemon = DAEMON
 ) -> None:
     """An address that logs a browser in as you: good once, and for a minute."""
-    client = Client(url, token)
+    client = daemon.client()
     found = client.post("/api/v1/login-codes")
     where = f"{client.url}{found['path']}"
     if not open_it:

@@ -7,32 +7,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Annotated, cast
 
-from koalapy.cli.client import Client
-from koalapy.cli.errors import CliError, Exit
 from koalapy.cli.terminal.arguments import Option
-from koalapy.cli.terminal.options import DEFAULT_URL, Token, Url
+from koalapy.cli.terminal.options import DAEMON, Daemon
 from koalapy.cli.terminal.progress import Progress, Transfer
 from koalapy.cli.terminal.streams import ProgramOutput
+from koalapy.client.errors import CliError, Exit
 
 
 def export(
     output: Annotated[Path | None, Option("-o", "--output", help="the file; compressed if it ends in .gz")] = None,
     since: Annotated[float, Option(help="daemons that lived within so many seconds until now")] = 86400.0,
     until: Annotated[float, Option(help="up to so many seconds before now")] = 0.0,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
+    daemon: Daemon = DAEMON,
 ) -> None:
     """Write what the scheduler was told and did: koala export -o day.gz; then koala replay day.gz
 
     For operators. Each daemon's life is written from its beginning on. Commands of jobs are in it; variables of
     programs are not.
     """
-    pieces = Client(url, token).text("/api/v1/record", {"since": since, "until": until})
+    pieces = daemon.client().text("/api/v1/record", {"since": since, "until": until})
     if output is None:
-        printed = ProgramOutput()
-        for piece in pieces:
-            printed.write(piece)
-        printed.end()
+        ProgramOutput().copy(pieces)
         return
     if not output.name or output.is_dir():
         raise CliError(f"{output} is a folder", Exit.USAGE, "name a file in it: --output day.gz")

@@ -1,33 +1,32 @@
 """The commands for files: where input files are, and what jobs brought."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from koalapy.cli.client import FINAL, MAX_PAGE_SIZE, Client
-from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.cli.files import unpacking
 from koalapy.cli.terminal.arguments import Argument, Group, Option
-from koalapy.cli.terminal.options import DEFAULT_URL, AsJson, Job, Token, Url, show_json
+from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Job, show_json
 from koalapy.cli.terminal.progress import Progress, Transfer, waiting_for
 from koalapy.cli.terminal.tables import table
+from koalapy.client.client import FINAL, MAX_PAGE_SIZE, Client, Json
+from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.quantities import bytes_text
 from koalapy.model.wording import listed
 
-Json = dict[str, Any]
 Name = Annotated[str, Argument(help="the logical file", completes="replicas")]
 OptionalName = Annotated[str | None, Argument(help="the logical file; default: all", completes="replicas")]
 Cluster = Annotated[str | None, Option("--cluster", help="only on this cluster", completes="clusters")]
 Place = Annotated[str, Argument(metavar="CLUSTER:PATH", help="a file or folder on a cluster, by its absolute path")]
 
 
-def add(name: Name, place: Place, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
+def add(name: Name, place: Place, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """Enter a file or folder on a cluster in the catalogue: koala replicas add climate/2026.nc north:/data/2026.nc"""
     cluster, colon, path = place.partition(":")
     if not colon or not cluster or not path:
         raise CliError(f"{place!r} is no CLUSTER:PATH", Exit.USAGE, f"write it as north:/data/{name}")
     order = {"name": name, "cluster": cluster, "path": path}
     with waiting_for(f"{cluster} reads {path}"):
-        replica = Client(url, token).post("/api/v1/replicas", order, patient=True)
+        replica = daemon.client().post("/api/v1/replicas", order, patient=True)
     if as_json:
         show_json(replica)
         return
@@ -36,9 +35,9 @@ def add(name: Name, place: Place, as_json: AsJson = False, url: Url = DEFAULT_UR
     print(printable(said))
 
 
-def list_(name: OptionalName = None, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
+def list_(name: OptionalName = None, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """Show the catalogue, in order of name and cluster."""
-    replicas = _catalogue(Client(url, token), name)
+    replicas = _catalogue(daemon.client(), name)
     if as_json:
         show_json({"replicas": replicas})
     else:
@@ -58,16 +57,12 @@ def _catalogue(client: Client, name: str | None) -> list[Json]:
 
 
 def verify(
-    name: OptionalName = None,
-    cluster: Cluster = None,
-    as_json: AsJson = False,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
+    name: OptionalName = None, cluster: Cluster = None, as_json: AsJson = False, daemon: Daemon = DAEMON
 ) -> None:
     """Look again at what the catalogue has; what is not good any more is not used until it is good again."""
     choice = {key: value for key, value in (("name", name), ("cluster", cluster)) if value is not None}
     with waiting_for(f"{cluster or 'every cluster'} reads {name or 'all its files'}"):
-        answer = Client(url, token).post("/api/v1/replicas/verify", choice, patient=True)
+        answer = daemon.client().post("/api/v1/replicas/verify", choice, patient=True)
     if as_json:
         show_json(answer)
     else:
@@ -78,11 +73,9 @@ def verify(
         raise CliError(f"not all are good: {told}", Exit.FAILED, "see the reasons above" if not as_json else "")
 
 
-def remove(
-    name: Name, cluster: Cluster = None, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None
-) -> None:
+def remove(name: Name, cluster: Cluster = None, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """Take a logical file out of the catalogue; the files on the clusters stay where they are."""
-    answer = Client(url, token).delete("/api/v1/replicas", name=name, cluster=cluster)
+    answer = daemon.client().delete("/api/v1/replicas", name=name, cluster=cluster)
     if as_json:
         show_json(answer)
         return
@@ -117,8 +110,7 @@ def fetch(
     to: Annotated[Path | None, Option(help="folder for the files; default: job-JOB")] = None,
     force: Annotated[bool, Option("--force", help="overwrite files that are there")] = False,
     as_json: AsJson = False,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
+    daemon: Daemon = DAEMON,
 ) -> None:
     """Bring here what a job's components brought together (koala submit --collect)."""
     folder = to or Path(f"job-{job}")
@@ -126,7 +118,7 @@ def fetch(
         raise CliError(
             f"{folder} is there already", Exit.USAGE, "--force overwrites its files; --to takes another folder"
         )
-    client = Client(url, token)
+    client = daemon.client()
     found = client.get(f"/api/v1/jobs/{job}")
     try:
         got = Transfer(f"fetches into {folder}")

@@ -3,19 +3,17 @@
 import sys
 import time
 from datetime import UTC, datetime
-from typing import Any
 
 from rich.cells import cell_len
 
-from koalapy.cli.client import Client
-from koalapy.cli.errors import printable
 from koalapy.cli.terminal.screen import Block
 from koalapy.cli.terminal.tables import seconds_since
 from koalapy.cli.terminal.width import left
-from koalapy.cli.timeouts import TimeIsUp
+from koalapy.client.client import Client, Json
+from koalapy.client.errors import printable
+from koalapy.client.timeouts import TimeIsUp
 from koalapy.model.quantities import bytes_text
 
-Json = dict[str, Any]
 BAR_COLUMNS = 20
 """Characters."""
 POLL_INTERVAL = 0.5

@@ -9,7 +9,7 @@ from io import BufferedReader, RawIOBase
 from pathlib import Path
 from typing import IO, Any
 
-from koalapy.cli.errors import CliError, Exit
+from koalapy.client.errors import CliError, Exit
 
 PIECE = 1024 * 1024
 

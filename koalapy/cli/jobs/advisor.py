@@ -2,53 +2,42 @@
 
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Annotated, Any
+from typing import Annotated
 
-from koalapy.cli.client import Client
 from koalapy.cli.terminal.arguments import Group, Option
-from koalapy.cli.terminal.options import DEFAULT_URL, AsJson, Token, Url, show_json
-from koalapy.cli.terminal.tables import table
+from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, print_answer
+from koalapy.cli.terminal.tables import signed_duration, table
+from koalapy.client.client import Json
 from koalapy.model.wording import duration
 
-Json = dict[str, Any]
 KINDS = {"start": "start", "end": "end", "run-time": "run time", "advised": "run time by auto"}
 
 
-def advisor(as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
+def advisor(as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """Show how long applications run on one cluster and on several, and what is decided for them."""
-    answer = Client(url, token).get("/api/v1/advisor")
-    if as_json:
-        show_json(answer)
-    else:
-        print(applications_table(answer["applications"]))
+    print_answer(daemon.client().get("/api/v1/advisor"), as_json, applications_table)
 
 
 def record(
     application: Annotated[str, Option("--application", help="of this application only")] = "",
     limit: Annotated[int, Option("--limit", help="how many, the newest", min=1, max=1000)] = 20,
     as_json: AsJson = False,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
+    daemon: Daemon = DAEMON,
 ) -> None:
     """Show what was advised and foretold, against what came.
 
     WITHIN is the share of truths within the interval, to be 80 %, and in brackets what it may be in the long run.
     """
-    answer = Client(url, token).get("/api/v1/advisor/record", application=application, limit=limit)
-    if as_json:
-        show_json(answer)
-    else:
-        print(record_table(answer["record"]))
-        if answer["coverage"]:
-            print(f"\n{coverage_table(answer['coverage'])}")
+    answer = daemon.client().get("/api/v1/advisor/record", application=application, limit=limit)
+    print_answer(answer, as_json, record_page)
 
 
-def applications_table(found: Sequence[Json]) -> str:
-    """One line for each size and set of clusters; the verdict with the first of each application."""
-    if not found:
+def applications_table(answer: Json) -> str:
+    """Return a line for each size and set of clusters; the verdict with the first of each application."""
+    if not answer["applications"]:
         return "nothing is known yet: no job whose program has a name has run to its end"
     rows = []
-    for application in found:
+    for application in answer["applications"]:
         name, verdict = application["application"], application["verdict"]
         for runs in application["runs"]:
             per_node = runs["processes_per_node"]
@@ -64,25 +53,24 @@ def applications_table(found: Sequence[Json]) -> str:
     return table(["APPLICATION", "NODES", "CLUSTERS", "RUNS", "TIME", "SLOWDOWN", "VERDICT"], rows)
 
 
+def record_page(answer: Json) -> str:
+    page = record_table(answer["record"])
+    return f"{page}\n\n{coverage_table(answer['coverage'])}" if answer["coverage"] else page
+
+
 def record_table(found: Sequence[Json]) -> str:
-    """The newest first; below, how far off predictions were on the whole."""
+    """Return the newest first, and below how far off predictions were on the whole."""
     if not found:
         return "the policy auto has placed no job yet"
     rows = [
         [
-            given["job"],
-            given["at"],
-            given["application"] or "-",
-            given["clusters"],
-            _seconds(given["predicted"]),
-            _seconds(given["actual"]),
-            _percent(given["error"]),
+            *(given["job"], given["at"], given["application"] or "-", given["clusters"]),
+            *(_seconds(given["predicted"]), _seconds(given["actual"]), _formatted(given["error"], "+.0%")),
             given["reason"],
         ]
         for given in found
     ]
-    header = ["JOB", "PLACED", "APPLICATION", "CLUSTERS", "PREDICTED", "ACTUAL", "ERROR", "REASON"]
-    shown = table(header, rows)
+    shown = table(["JOB", "PLACED", "APPLICATION", "CLUSTERS", "PREDICTED", "ACTUAL", "ERROR", "REASON"], rows)
     errors = [abs(given["error"]) for given in found if given["error"] is not None]
     if not errors:
         return shown
@@ -90,43 +78,22 @@ def record_table(found: Sequence[Json]) -> str:
     return f"{shown}\n\nPredictions of {times} were off by {fmean(errors):.0%} on average."
 
 
+COVERAGE = "FORETOLD,LAST,DECIDED,JOBS,WITHIN,EARLY,LATE,MEDIAN ERROR,BIAS,OPEN,CENSORED"
+
+
 def coverage_table(found: Sequence[Json]) -> str:
-    """How right predictions were, by kind and period; a period that has no more than the one before is left out."""
+    """Return how right predictions were, by kind and period. Leave out a period without more than the one before."""
     rows, before = [], None
-    for told in found:
-        same = [told[name] for name in ("kind", "predictions", "open", "censored")]
+    for each in found:
+        same = [each[name] for name in ("kind", "predictions", "open", "censored")]
         if same == before or not any(same[1:]):
             continue
         before = same
-        rows.append(
-            [
-                KINDS[told["kind"]],
-                f"{told['days']:g} d",
-                told["predictions"],
-                told["jobs"],
-                _share(told),
-                _part(told["early"]),
-                _part(told["late"]),
-                "-" if told["median_error"] is None else duration(told["median_error"]),
-                _signed(told["bias"]),
-                told["open"],
-                told["censored"],
-            ]
-        )
-    header = [
-        "FORETOLD",
-        "LAST",
-        "DECIDED",
-        "JOBS",
-        "WITHIN",
-        "EARLY",
-        "LATE",
-        "MEDIAN ERROR",
-        "BIAS",
-        "OPEN",
-        "CENSORED",
-    ]
-    return table(header, rows)
+        median = "-" if each["median_error"] is None else duration(each["median_error"])
+        shares = (_share(each), _formatted(each["early"], ".0%"), _formatted(each["late"], ".0%"))
+        counts = (KINDS[each["kind"]], f"{each['days']:g} d", each["predictions"], each["jobs"])
+        rows.append([*counts, *shares, median, signed_duration(each["bias"]), each["open"], each["censored"]])
+    return table(COVERAGE.split(","), rows)
 
 
 def _share(told: Json) -> str:
@@ -134,14 +101,6 @@ def _share(told: Json) -> str:
         return "-"
     low, high = told["within_between"]
     return f"{told['within']:.0%} ({low:.0%} to {high:.0%})"
-
-
-def _part(share: float | None) -> str:
-    return "-" if share is None else f"{share:.0%}"
-
-
-def _signed(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{'-' if seconds < 0 else '+'}{duration(abs(seconds))}"
 
 
 def _between(bounds: Sequence[float], form: str) -> str:
@@ -152,8 +111,8 @@ def _seconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds:.1f} s"
 
 
-def _percent(error: float | None) -> str:
-    return "-" if error is None else f"{error:+.0%}"
+def _formatted(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
 
 
 advisor_group = Group("Show what the policy auto has learned, or its record.", {"record": record}, default=advisor)

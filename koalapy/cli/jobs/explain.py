@@ -1,32 +1,27 @@
 """The answers to "why?": ``koala explain``, and ``koala submit --dry-run``."""
 
 import os
-from typing import Any
 
-from koalapy.cli.client import Client
-from koalapy.cli.errors import CliError, printable
 from koalapy.cli.jobs.resubmit import command_for
 from koalapy.cli.jobs.submission import in_terms_of_options
 from koalapy.cli.jobs.what_if import span
-from koalapy.cli.terminal.options import DEFAULT_URL, AsJson, Job, Token, Url, show_json
+from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Job, print_answer
 from koalapy.cli.terminal.progress import waiting_for
-from koalapy.cli.terminal.tables import table
+from koalapy.cli.terminal.tables import moment_text, table
+from koalapy.client.client import Client, Json
+from koalapy.client.errors import CliError, printable
 
-Json = dict[str, Any]
 MAX_HISTORY_LINES = 10
 """Lines of the history that are shown; ``--json`` has more."""
 
 
-def explain(job: Job, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None) -> None:
+def explain(job: Job, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """Why a job waits, and what would start it now; or why it is where it is.
 
     IDLE are the nodes that this job could be given, of all; LACKS is how many more would do on that cluster alone.
     """
-    found = Client(url, token).get(f"/api/v1/jobs/{job}/explain")
-    if as_json:
-        show_json(found)
-    else:
-        print(page(found))
+    found = daemon.client().get(f"/api/v1/jobs/{job}/explain")
+    print_answer(found, as_json, page)
 
 
 def dry_run(client: Client, body: Json, options: Json, *, as_json: bool) -> None:
@@ -36,10 +31,7 @@ def dry_run(client: Client, body: Json, options: Json, *, as_json: bool) -> None
     except CliError as error:
         raise in_terms_of_options(error, body, options) from error
     found["expected"] = _expected(client, body)
-    if as_json:
-        show_json(found)
-    else:
-        print(page(found))
+    print_answer(found, as_json, page)
 
 
 def _expected(client: Client, body: Json) -> Json:
@@ -134,8 +126,5 @@ def _way_out(change: Json, job: int | None) -> str:
 
 
 def _history(reasons: list[Json]) -> str:
-    rows = [
-        [reason["at"][:19].replace("T", " "), reason["event"], reason["reason"]]
-        for reason in reasons[-MAX_HISTORY_LINES:]
-    ]
+    rows = [[moment_text(reason["at"]), reason["event"], reason["reason"]] for reason in reasons[-MAX_HISTORY_LINES:]]
     return table(["TIME (UTC)", "EVENT", "WHY"], rows)

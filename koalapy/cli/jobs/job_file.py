@@ -3,11 +3,10 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
-from koalapy.cli.errors import CliError, Exit
+from koalapy.client.client import Json
+from koalapy.client.errors import CliError, Exit
 
-Json = dict[str, Any]
 STANDARD_INPUT = "-"
 """As a file's name."""
 MAX_SIZE = 1024 * 1024

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from types import GenericAlias
 from typing import Annotated, Any, get_args, get_origin
 
-from koalapy.cli.errors import CliError, Exit
 from koalapy.cli.terminal.arguments import Option
+from koalapy.client.client import Json
+from koalapy.client.errors import CliError, Exit
 from koalapy.model.field import described, split
 from koalapy.model.job import Coallocation, Duration, JobSpec, Lease, NodeMemory, PerNodeBandwidth, PolicyOptions
 from koalapy.model.request import Bundle, Environment, Inputs
 from koalapy.model.warning import StopWarning
 
-Json = dict[str, Any]
 INPUT_OPTION = re.compile("whole|partitioned|as=(.*)", re.DOTALL)
 
 

@@ -7,18 +7,15 @@ import json
 import re
 import threading
 from collections.abc import Iterator
-from typing import Any
 
-from koalapy.cli.client import FINAL, Client
-from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.cli.terminal.progress import Progress
 from koalapy.cli.terminal.screen import Block
-from koalapy.cli.terminal.server_events import events
 from koalapy.cli.terminal.tables import seconds_since
-from koalapy.cli.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
+from koalapy.client.client import FINAL, Client, Json, events
+from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.model.wording import duration
 
-Json = dict[str, Any]
 RETRY_DELAY = 1.0
 """Seconds until a daemon that is away is asked again."""
 RUNS = ("running", *FINAL)

@@ -4,16 +4,15 @@ import json
 import sys
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
-from koalapy.cli.client import Client
-from koalapy.cli.errors import printable, refuse_together
 from koalapy.cli.terminal import tables
 from koalapy.cli.terminal.arguments import Option
-from koalapy.cli.terminal.options import DEFAULT_URL, AsJson, Token, Url, Watch, show_json
+from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Watch, refuse_together, show_json
+from koalapy.client.client import Client, Json
+from koalapy.client.errors import printable
 from koalapy.model.job import JobState
 
-Json = dict[str, Any]
 Look = Callable[[Client], tuple[list[Json], bool]]
 """Gives the jobs, and whether there are more."""
 
@@ -37,8 +36,7 @@ def queue(
     form: Annotated[Format, Option("-o", "--output", help="how to print")] = Format.TABLE,
     watch: Watch = False,
     as_json: AsJson = False,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
+    daemon: Daemon = DAEMON,
 ) -> None:
     """List jobs: yours that are not over, or what the options ask for.
 
@@ -52,7 +50,7 @@ def queue(
     refuse_together(json=is_json, quiet=quiet, output=form in (Format.WIDE, Format.NDJSON))
     mine = True if not user and not everyone else None
     query = {"mine": mine, "owner": user, "name": name, "cluster": cluster, "home_site": home_site}
-    client = Client(url, token)
+    client = daemon.client()
 
     def look(client: Client) -> tuple[list[Json], bool]:
         jobs, more = client.jobs(limit, state=state, **query) if state else client.unfinished_jobs(limit, **query)

@@ -3,18 +3,16 @@
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from koalapy.cli.errors import CliError, Exit, of_koala, printable
 from koalapy.cli.terminal.arguments import Argument, Option
 from koalapy.cli.terminal.options import show_json
 from koalapy.cli.terminal.progress import waiting_for
-from koalapy.model.errors import KoalaError
+from koalapy.client.client import Json
+from koalapy.client.errors import CliError, Exit, printable
 
 if TYPE_CHECKING:
     from koalapy.record.replay import History
-
-Json = dict[str, Any]
 
 
 def replay(
@@ -29,11 +27,8 @@ def replay(
     from koalapy.record.replay import replay
 
     found, lost = [], list[str]()
-    try:
-        with waiting_for(f"replays {file}"):
-            found += [_told(history) for history in replay(file, policies(), lost)]
-    except KoalaError as error:
-        raise of_koala(error) from error
+    with waiting_for(f"replays {file}"):
+        found += [_told(history) for history in replay(file, policies(), lost)]
     if as_json:
         show_json({"file": str(file), "lives": found, "lost": lost})
     else:

@@ -1,12 +1,10 @@
 """A submission as the command that makes it."""
 
 import shlex
-from typing import Any
 
 from koalapy.cli.jobs.job_options import JOB_FIELDS, form_of
 from koalapy.cli.jobs.submission import brings_files
-
-Json = dict[str, Any]
+from koalapy.client.client import Json
 
 
 def command_for(body: Json, here: str) -> str | None:

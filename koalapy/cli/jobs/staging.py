@@ -13,9 +13,9 @@ from io import BufferedRandom
 from pathlib import Path
 from typing import BinaryIO
 
-from koalapy.cli.client import Client
-from koalapy.cli.errors import CliError, Exit
 from koalapy.cli.terminal.progress import Counted, Progress, Transfer, waiting_for
+from koalapy.client.client import Client
+from koalapy.client.errors import CliError, Exit
 from koalapy.model.wording import is_utf8
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

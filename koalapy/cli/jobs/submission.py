@@ -4,14 +4,12 @@ import getpass
 import os
 import re
 from pathlib import Path
-from typing import Any
 
-from koalapy.cli.errors import CliError, Exit
 from koalapy.cli.jobs import job_file
 from koalapy.cli.jobs.job_options import JOB_FIELDS, number
+from koalapy.client.client import Json
+from koalapy.client.errors import CliError, Exit
 from koalapy.model.wording import is_utf8
-
-Json = dict[str, Any]
 
 
 def _numbers(option: str, text: str) -> list[int]:
@@ -151,9 +149,3 @@ def in_terms_of_options(error: CliError, body: Json, options: Json) -> CliError:
     else:
         return error
     return CliError(f"{named}{error.message[len(field) :]}", error.code, error.hint, field)
-
-
-def nodes_of(request: Json) -> int:
-    if request["type"] == "flexible":
-        return int(request["total_size"])
-    return sum(int(component["size"]) for component in request["components"])

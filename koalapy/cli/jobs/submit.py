@@ -6,17 +6,15 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from koalapy.cli.client import Client
-from koalapy.cli.errors import CliError, Exit, printable, refuse_together
 from koalapy.cli.jobs import submission
 from koalapy.cli.jobs.job_options import JOB_OPTIONS, read_options
 from koalapy.cli.terminal.arguments import Argument, Option, Options
-from koalapy.cli.terminal.options import DEFAULT_URL, AsJson, Timeout, Token, Url, show_json
+from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Timeout, refuse_together, show_json
+from koalapy.client.client import Client, Json, nodes_of
+from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.wording import nodes
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -44,8 +42,7 @@ def submit(
     timeout: Timeout = None,
     quiet: Annotated[bool, Option("-q", "--quiet", help="print the bare id")] = False,
     as_json: AsJson = False,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
+    daemon: Daemon = DAEMON,
 ) -> int | None:
     """Submit a job: koala submit --flexible 6 -- python -m koalapy.apps.poisson"""
     refuse_together(json=as_json, quiet=quiet)
@@ -57,7 +54,7 @@ def submit(
     body = submission.body_of(file, options | {"stage": stage}, environment)
     options["bundle"] = paths = submission.paths_to_stage(body, None if stage else file, stage)
     deadline = None if timeout is None else time.monotonic() + timeout
-    client = Client(url, token)
+    client = daemon.client()
     if dry_run:
         _dry_run(
             client,
@@ -107,7 +104,7 @@ def _submit(client: Client, body: Json, options: Json, paths: list[str], key: st
 
 def _announce(job: Json, wait: bool) -> None:
     request = job["request"]
-    kind = f"{request['type']}, {nodes(submission.nodes_of(request))}, {job['priority']} priority"
+    kind = f"{request['type']}, {nodes(nodes_of(request))}, {job['priority']} priority"
     # The program's output goes to standard output alone when it is waited for.
     print(printable(f"Submitted job {job['id']}: {kind}"), file=sys.stderr if wait else sys.stdout, flush=True)
     if not wait and sys.stdout.isatty():

@@ -2,18 +2,17 @@
 
 import sys
 import time
-from typing import Annotated, Any
+from typing import Annotated
 
-from koalapy.cli.client import FINAL, Absence, Client
-from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.cli.files import transfers
 from koalapy.cli.jobs.job_progress import ProgressReporter
 from koalapy.cli.terminal.arguments import Option
-from koalapy.cli.terminal.options import DEFAULT_URL, AsJson, Job, Jobs, Timeout, Token, Url, show_json
+from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Job, Jobs, Timeout, show_json
 from koalapy.cli.terminal.streams import ProgramOutput
-from koalapy.cli.timeouts import TimeIsUp, until
+from koalapy.client.client import FINAL, Absence, Client, Json
+from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.timeouts import TimeIsUp, until
 
-Json = dict[str, Any]
 RETRY_DELAY = 0.5
 """Seconds until a daemon that is away is asked again for a job's output."""
 
@@ -86,11 +85,10 @@ def logs(
     follow: Annotated[bool, Option("-f", "--follow", help="as it comes, until the job is over")] = False,
     component: Annotated[int | None, Option(help="of this component only")] = None,
     raw: Annotated[bool, Option("--raw", help="with control codes, such as colours, on a terminal")] = False,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
+    daemon: Daemon = DAEMON,
 ) -> None:
     """Print the output of a job."""
-    client = Client(url, token)
+    client = daemon.client()
     try:
         if follow:
             with ProgressReporter(client, job, from_the_first=False):
@@ -103,7 +101,7 @@ def logs(
 
 def _follow_logs(client: Client, job: int, component: int | None, raw: bool) -> None:
     """Until the job is over, also while its daemon is away; what it missed meanwhile is said."""
-    absence, output = Absence(), ProgramOutput(raw=raw)
+    absence, output = Absence(client), ProgramOutput(raw=raw)
     while True:
         shown = False
         try:
@@ -113,7 +111,7 @@ def _follow_logs(client: Client, job: int, component: int | None, raw: bool) -> 
             output.end()
             return
         except CliError as error:
-            absence.tolerate(error, answered=client.has_answered)
+            absence.tolerate(error)
             if shown:
                 break  # what comes anew has begun from its beginning
         client.timeouts.sleep(RETRY_DELAY)
@@ -128,11 +126,9 @@ def _print_logs(client: Client, job: int, follow: bool, component: int | None, r
     output.end()
 
 
-def wait(
-    jobs: Jobs, timeout: Timeout = None, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = None
-) -> int:
+def wait(jobs: Jobs, timeout: Timeout = None, as_json: AsJson = False, daemon: Daemon = DAEMON) -> int:
     """Wait until jobs are over; exit with the code of the first that did not succeed."""
-    client = Client(url, token)
+    client = daemon.client()
     deadline = None if timeout is None else time.monotonic() + timeout
     try:
         over = [_wait_for(client, job, deadline) for job in jobs]

@@ -1,15 +1,14 @@
 """``koala what-if``: what will become of those who wait, as it is or if something was otherwise."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from koalapy.cli.client import Client
 from koalapy.cli.terminal.arguments import Option
-from koalapy.cli.terminal.options import DEFAULT_URL, AsJson, Token, Url, show_json
+from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, print_answer
 from koalapy.cli.terminal.progress import waiting_for
 from koalapy.cli.terminal.tables import table
+from koalapy.client.client import Json
 from koalapy.model.wording import days, duration
 
-Json = dict[str, Any]
 MAX_LINES = 20
 """Jobs that are shown; ``--json`` has all."""
 
@@ -24,8 +23,7 @@ def what_if(
     walltime: Annotated[list[str] | None, Option(help="of a job that waits, as 17=90m")] = None,
     horizon: Annotated[str, Option(help="how far to look ahead, as 24h")] = "30d",
     as_json: AsJson = False,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
+    daemon: Daemon = DAEMON,
 ) -> None:
     """When will those who wait start, and when if something was otherwise? koala what-if --drain north
 
@@ -43,11 +41,8 @@ def what_if(
         "horizon": horizon,
     }
     with waiting_for("simulates"):
-        found = Client(url, token).post("/api/v1/what-if", body, patient=True)
-    if as_json:
-        show_json(found)
-    else:
-        print(_page(found))
+        found = daemon.client().post("/api/v1/what-if", body, patient=True)
+    print_answer(found, as_json, _page)
 
 
 def _page(found: Json) -> str:

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import click
 from click.core import ParameterSource
 
-from koalapy.cli.errors import CliError, Exit
+from koalapy.client.errors import CliError, Exit
 from koalapy.model.wording import known_names
 
 Function = Callable[..., int | None]

@@ -7,7 +7,6 @@ What it has is only offered where a shell takes it for one plain word.
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import click
 from click.shell_completion import (
@@ -19,14 +18,11 @@ from click.shell_completion import (
     add_completion_class,
 )
 
-from koalapy.cli.client import Client
-from koalapy.cli.errors import CliError, printable
-from koalapy.cli.jobs.submission import nodes_of
-from koalapy.cli.terminal.options import DEFAULT_URL
-from koalapy.cli.timeouts import TimeIsUp, command_timeouts, until
+from koalapy.client.client import Client, Json, nodes_of
+from koalapy.client.errors import CliError, printable
+from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts, TimeIsUp, until
 from koalapy.model.wording import nodes
 
-Json = dict[str, Any]
 Offer = tuple[str, str]
 """A word, and what is said of it."""
 MAX_JOBS = 100
@@ -44,8 +40,9 @@ def complete(what: str, context: click.Context, given: click.Parameter, incomple
     already = context.params.get(given.name or "") or ()
     there = {str(one) for one in already} if isinstance(already, tuple) else set()
     try:
-        with context.scope(cleanup=False), until(time.monotonic() + command_timeouts().completion_s):
-            client = Client(context.params.get("url") or DEFAULT_URL, context.params.get("token"))
+        timeouts = context.find_object(ClientTimeouts) or DEFAULT_TIMEOUTS
+        with context.scope(cleanup=False), until(time.monotonic() + timeouts.completion_s):
+            client = Client(context.params.get("url"), context.params.get("token"), timeouts=timeouts)
             offered = [one for one in OFFERS[what](client, incomplete) if one[0].startswith(incomplete)]
     except (CliError, TimeIsUp, KeyError, TypeError, ValueError):
         return []

@@ -1,25 +1,69 @@
 """Options and arguments that several commands have."""
 
 import json
-from typing import Annotated, Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+import click
 
 from koalapy.cli.terminal.arguments import Argument, Option
+from koalapy.cli.terminal.screen import Block
+from koalapy.client.access import DEFAULT_URL
+from koalapy.client.client import Client
+from koalapy.client.errors import CliError, Exit
+from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.system.tls import CA_FILE
 
-DEFAULT_URL = "http://127.0.0.1:8642"
-MAX_WAIT_SECONDS = 10**9
-"""Seconds."""
+T = TypeVar("T")
+MAX_WAIT_S = 10**9
 
 ABOUT_CA_FILE = "PEM file of authorities, one of which signed the daemon's certificate"
 CA = Option("--ca-file", envvar=CA_FILE, help=ABOUT_CA_FILE)
-Url = Annotated[str, Option("--url", envvar="KOALA_URL", help="where the daemon is", beside=CA)]
-Token = Annotated[str | None, Option("--token", envvar="KOALA_TOKEN", help="what to show it")]
+ABOUT_URL = f"where the daemon is; default: {DEFAULT_URL}"
 AsJson = Annotated[bool, Option("--json", help="the daemon's JSON, for programs")]
+Url = Annotated[str | None, Option("--url", envvar="KOALA_URL", help=ABOUT_URL, beside=CA)]
 Watch = Annotated[bool, Option("--watch", help="go on showing it as it changes, until Ctrl-C")]
 Job = Annotated[int, Argument(help="the job's id", completes="jobs")]
 Jobs = Annotated[list[int], Argument(help="ids of jobs", completes="active jobs")]
-Timeout = Annotated[float | None, Option("--timeout", help="seconds to wait at most", min=0, max=MAX_WAIT_SECONDS)]
+Timeout = Annotated[float | None, Option("--timeout", help="seconds to wait at most", min=0, max=MAX_WAIT_S)]
 Why = Annotated[str, Option("--reason", help="why; kept in the job's timeline", may_be_empty=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Daemon:
+    """Which daemon a command talks to, and what it shows to it."""
+
+    url: Url = None
+    token: Annotated[str | None, Option("--token", envvar="KOALA_TOKEN", help="what to show it")] = None
+
+    @property
+    def timeouts(self) -> ClientTimeouts:
+        """The timeouts that ``koalapy.cli.main.main`` was given."""
+        context = click.get_current_context(silent=True)
+        return (context.find_object(ClientTimeouts) if context else None) or DEFAULT_TIMEOUTS
+
+    def client(self) -> Client:
+        return Client(self.url, self.token, timeouts=self.timeouts, report=Block.report)
+
+
+DAEMON = Daemon()
+"""The default of commands' parameters, for which the command line makes another."""
+
+
+def refuse_together(**given: bool) -> None:
+    """Raise ``CliError`` if two of the options are given, of which the second would be ignored."""
+    options = [f"--{name.replace('_', '-')}" for name, is_given in given.items() if is_given]
+    if len(options) > 1:
+        raise CliError(f"{options[1]} and {options[0]} cannot be given together", Exit.USAGE, "drop one")
+
+
+def print_answer(answer: T, as_json: bool, page: Callable[[T], str]) -> None:
+    """Print an answer of the daemon as JSON, or as the page that is made of it."""
+    if as_json:
+        show_json(answer)
+    else:
+        print(page(answer))
 
 
 def show_json(value: Any) -> None:

@@ -1,15 +1,13 @@
 """A line on standard error that says how far something long has come."""
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import IO
+from typing import IO, Self
 
-from koalapy.cli.errors import printable
 from koalapy.cli.terminal.screen import Block
-from koalapy.cli.terminal.width import can_redraw
-from koalapy.cli.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
+from koalapy.client.errors import printable
+from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.model.quantities import bytes_text
 from koalapy.model.wording import duration
 
@@ -24,13 +22,13 @@ class Progress(Block):
         self, describe: Callable[[], str], *, plain: bool = True, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS
     ) -> None:
         super().__init__()
-        in_place = can_redraw(sys.stderr)
+        in_place = self.is_in_place
         self._describe, self._prefix = describe, "" if in_place else "koala: "
         self._delay = timeouts.progress_delay_s if in_place else timeouts.plain_interval_s
         self._interval = timeouts.redraw_interval_s if in_place else timeouts.plain_interval_s
         self._is_used, self._stopped = in_place or plain, threading.Event()
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> Self:
         super().__enter__()
         if self._is_used:
             threading.Thread(target=self._run, daemon=True).start()

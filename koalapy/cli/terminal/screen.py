@@ -11,7 +11,7 @@ import tty
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from koalapy.cli.terminal.width import can_redraw, cut, terminal_size
 
@@ -51,16 +51,16 @@ class Block:
     _current: "Block | None" = None
 
     def __init__(self, *, leaves_lines: bool = False) -> None:
-        self._in_place, self._leaves_lines = can_redraw(sys.stderr), leaves_lines
+        self.is_in_place, self._leaves_lines = can_redraw(sys.stderr), leaves_lines
         self._shown: list[str] = []
         self._is_over = False
 
-    def __enter__(self) -> "Block":
+    def __enter__(self) -> Self:
         self._outer, Block._current = Block._current, self
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._leaves_lines and self._in_place and self._shown:
+        if self._leaves_lines and self.is_in_place and self._shown:
             print(file=sys.stderr, flush=True)
             self._shown = []
         self.end()
@@ -70,7 +70,7 @@ class Block:
         with Block._lock, suppress(OSError):  # standard error is closed
             if self._is_over:
                 return
-            if self._in_place:
+            if self.is_in_place:
                 columns, rows = terminal_size(sys.stderr) or (80, 24)
                 lines = fitting(lines, columns - 1, rows - 1)
                 if lines != self._shown:
@@ -88,7 +88,7 @@ class Block:
             self._erase()
 
     def _erase(self) -> None:
-        if self._in_place and self._shown:
+        if self.is_in_place and self._shown:
             with suppress(OSError):
                 up = f"\x1b[{len(self._shown) - 1}A" if len(self._shown) > 1 else ""
                 sys.stderr.write(f"\r{up}\x1b[J")

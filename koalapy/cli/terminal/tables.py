@@ -4,18 +4,16 @@ import shutil
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 from rich.cells import cell_len
 
 from koalapy.cli.clusters.gantt import chart
-from koalapy.cli.errors import printable
-from koalapy.cli.jobs.submission import nodes_of
 from koalapy.cli.terminal.width import folded, left, terminal_size
+from koalapy.client.client import Json, nodes_of
+from koalapy.client.errors import printable
 from koalapy.model.quantities import bytes_text
 from koalapy.model.wording import clock, duration, nodes
 
-Json = dict[str, Any]
 QUEUE = ("ID", "NAME", "USER", "PRI", "STATE", "NODES", "TIME", "CLUSTERS", "REASON")
 CLUSTERS = ("NAME", "KIND", "STATE", "TOTAL", "IDLE", "USED", "BACKGROUND", "DOWN", "ERRORS", "REASON")
 """Headers of tables."""
@@ -52,6 +50,15 @@ def seconds_since(start: str, end: str | None) -> float:
 
 def _span(start: str, end: str) -> float:
     return max(0.0, (_moment(end) - _moment(start)).total_seconds())
+
+
+def signed_duration(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{'-' if seconds < 0 else '+'}{duration(abs(seconds))}"
+
+
+def moment_text(moment: str | None) -> str:
+    """Return a moment of the API to the second, or a dash."""
+    return moment.partition(".")[0].replace("T", " ") if moment else "-"
 
 
 def _moment(text: str) -> datetime:

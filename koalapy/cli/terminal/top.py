@@ -8,22 +8,20 @@ from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
 from threading import Thread
-from typing import Annotated, Any
+from typing import Annotated
 
-from koalapy.cli.client import Client
-from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.cli.files import transfers
 from koalapy.cli.jobs import explain
-from koalapy.cli.jobs.submission import nodes_of
 from koalapy.cli.terminal import tables
 from koalapy.cli.terminal.arguments import Option
-from koalapy.cli.terminal.options import DEFAULT_URL, Token, Url
+from koalapy.cli.terminal.options import DAEMON, Daemon
 from koalapy.cli.terminal.screen import BOLD, REVERSE, Line, Screen
 from koalapy.cli.terminal.watching import TICK_S, Feed
 from koalapy.cli.terminal.width import can_redraw, folded
+from koalapy.client.client import Client, Json, nodes_of
+from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.wording import nodes
 
-Json = dict[str, Any]
 EXPLAINED = ("queued", "held", "placed", "claiming", "unknown")
 """States of jobs whose page begins with an explanation."""
 MAX_ALERTS = 3
@@ -37,8 +35,7 @@ MAX_LINE_LENGTH = 2000
 def top(
     everyone: Annotated[bool, Option("--all", help="begin with the jobs of all users")] = False,
     limit: Annotated[int, Option(help="how many waiting jobs at most, the newest", min=1, max=2000)] = 200,
-    url: Url = DEFAULT_URL,
-    token: Token = None,
+    daemon: Daemon = DAEMON,
 ) -> None:
     """Show what is wrong, the clusters, the queue and one job, live, on the whole terminal.
 
@@ -47,7 +44,7 @@ def top(
     if not (sys.stdin.isatty() and can_redraw(sys.stdout) and can_redraw(sys.stderr)):
         raise CliError("koala top needs a terminal of its own", Exit.USAGE, "elsewhere, koala queue --watch")
     screen = Screen(reads_keys=True)
-    view = Top(Client(url, token), everyone=everyone, limit=limit, wake=screen.wake)
+    view = Top(daemon.client(), everyone=everyone, limit=limit, wake=screen.wake)
     try:
         with screen.open():
             while not view.is_over:

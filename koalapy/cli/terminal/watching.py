@@ -8,11 +8,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Generic, NoReturn, TypeVar
 
-from koalapy.cli.client import Client
-from koalapy.cli.errors import CliError, Exit, printable
 from koalapy.cli.terminal.screen import Block, Line, Screen
-from koalapy.cli.terminal.server_events import events
 from koalapy.cli.terminal.width import can_redraw
+from koalapy.client.client import Client, events
+from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.wording import duration
 
 T = TypeVar("T")

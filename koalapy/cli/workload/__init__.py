@@ -1,1 +1,12 @@
 """Commands that generate, run and measure workloads."""
+
+from koalapy.cli.terminal.arguments import Group, Lazy
+
+workload_group = Group(
+    "Make workloads, run them, and tell how it went.",
+    {
+        "generate": Lazy("koalapy.cli.workload.generate:generate"),
+        "run": Lazy("koalapy.cli.workload.run:run"),
+        "report": Lazy("koalapy.cli.workload.report:report"),
+    },
+)

@@ -1,4 +1,4 @@
-"""How the command ends: exit codes, and errors in one line."""
+"""How a command ends: exit codes, and errors in one line."""
 
 from enum import IntEnum
 from http import HTTPStatus
@@ -26,20 +26,6 @@ class Exit(IntEnum):
     UNREACHABLE = 5
     TIMEOUT = 6
     INTERRUPTED = 130
-
-
-EPILOG = (
-    "Exit codes: 0 done · 1 failed · 2 wrong usage or a request that can never work · 3 not found · "
-    "4 not allowed now · 5 daemon unreachable · 6 timeout · 130 interrupted. "
-    "With --wait, and for koala wait: the job's own exit code."
-)
-
-
-def refuse_together(**given: bool) -> None:
-    """``CliError`` for the first two options that are given, of which the second would be ignored."""
-    options = [f"--{name.replace('_', '-')}" for name, is_given in given.items() if is_given]
-    if len(options) > 1:
-        raise CliError(f"{options[1]} and {options[0]} cannot be given together", Exit.USAGE, "drop one")
 
 
 class CliError(Exception):
@@ -71,12 +57,12 @@ class CliError(Exception):
 
 
 def printable(text: str) -> str:
-    """One line for a terminal, whatever the text holds."""
+    """Return a text as one line without control characters."""
     return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
 
 
 def of_koala(error: KoalaError) -> CliError:
-    """An error of koalapy's own as one of this command."""
+    """Return an error of koalapy as one of a command."""
     code = next((code for kind, code in CODE_OF_ERROR.items() if isinstance(error, kind)), Exit.FAILED)
     return CliError(error.message, code, error.hint)
 

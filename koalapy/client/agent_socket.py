@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from koalapy.cli.auth.saved_logins import Login
-from koalapy.cli.errors import CliError, Exit
-from koalapy.cli.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
+from koalapy.client.errors import CliError, Exit
+from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.system.local_token import checked_token
 from koalapy.system.login_socket import DIRECTORY, MAX_LINE, NAME, address, open_folder, peer_of
 
@@ -28,6 +27,45 @@ OWN_AGENTS = "~/.local/share/koala/clusters"
 RETRY_PAUSE = 0.02
 """Seconds."""
 ROOT = 0
+RENEWAL_SHARE = 0.9
+"""Share of its lifetime after which a login is renewed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """A token that a head node's agent got for this account."""
+
+    url: str
+    token: str
+    user: str
+    role: str
+    cluster: str
+    """The cluster of the agent."""
+    socket: str
+    """The socket of the agent."""
+    made_at: float
+    """Seconds since the epoch."""
+    lifetime: float
+    """Seconds."""
+    ca: str = ""
+    """Certificates in PEM by which the daemon is known."""
+
+    @property
+    def ends_at(self) -> float:
+        return self.made_at + self.lifetime
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether it has not ended by this machine's clock. A clock that was set back ends it, too."""
+        return 0 <= time.time() - self.made_at < self.lifetime
+
+    @property
+    def is_due(self) -> bool:
+        """Whether to renew it."""
+        return time.time() - self.made_at > self.lifetime * RENEWAL_SHARE
+
+    def __repr__(self) -> str:
+        return f"Login({self.user} at {self.url})"
 
 
 @dataclass(frozen=True, slots=True)

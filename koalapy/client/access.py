@@ -1,40 +1,42 @@
-"""What a command shows to its daemon: a token that it was given, that of this account's own daemon, or a login.
+"""What a client shows to its daemon: a token that it was given, that of this account's own daemon, or a login.
 
-A login is made silently: kept from an earlier command, or asked of the agent of this head node. Each token is shown
-only to the daemon that it is for.
+A login is found without a question to the user: saved by an earlier command, or requested from the agent of this head
+node. Each token is shown only to the daemon that it is for.
 """
 
 import os
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
-import click
-from click.core import ParameterSource
-
-from koalapy.cli.errors import CliError, Exit, of_koala
-from koalapy.cli.http import PORTS
+from koalapy.client.errors import CliError, Exit, of_koala
+from koalapy.client.http import PORTS
+from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.model.errors import UsageError
 from koalapy.system.local_token import Found, address_of, find_token
 from koalapy.system.tls import CA_FILE, OF_THIS_MACHINE, Trust, check_encrypted, is_this_machine
 
+DEFAULT_URL = "http://127.0.0.1:8642"
 LOCALHOST = ("127.0.0.1", "::1")
 _WHERE = "it is in tokens of the daemon's configuration, or in the file token of its data directory"
 
 
 class Access:
-    """To one daemon; ``ValueError`` for a URL that is none, ``CliError`` when a login was refused."""
+    """Access to one daemon. Raise ``ValueError`` for a URL that is none, and ``CliError`` if a login is refused."""
 
-    def __init__(self, url: str, shown: str | None, ca: str = "") -> None:
-        """``shown``: the token that was given, if any; ``ca``: certificates by which the daemon is known."""
-        self.parts = _parsed(url)
-        self.token, self.ca = showable(shown, given_by("token", "--token", "KOALA_TOKEN")) if shown else "", ca
+    def __init__(
+        self, url: str | None, shown: str | None, ca: str = "", timeouts: ClientTimeouts = DEFAULT_TIMEOUTS
+    ) -> None:
+        """``shown``: the token that was given, if any; ``ca``: certificates in PEM by which the daemon is known."""
+        self.parts, self._timeouts, self.ca, self.token = _parsed(url or DEFAULT_URL), timeouts, ca, ""
+        if shown:
+            self.token = showable(shown, "KOALA_TOKEN" if os.environ.get("KOALA_TOKEN") == shown else "--token")
         self.pinned: Path | None = None
-        """Where the certificate of this account's own daemon stands, which it must show itself."""
+        """The certificate file of this account's own daemon, if the daemon must show exactly that certificate."""
         self._renews = False
         self.hint = f"correct KOALA_TOKEN or --token: {_WHERE}"
-        """What to do when the daemon does not let us in."""
+        """What to do when the daemon refuses the token."""
         if not shown:
-            self._find()
+            self._find(is_url_given=url is not None)
         elif (known := _own_daemon(self.parts))[1].certificate:
             self.parts, self.pinned = known[0], known[1].certificate
         if self.token:
@@ -47,7 +49,7 @@ class Access:
 
     @property
     def url(self) -> str:
-        """As it may be shown: a name and a password in it are for the daemon, or what stands before it."""
+        """The URL without a name and a password, which are for the daemon or a proxy in front of it."""
         return self.parts._replace(netloc=self.parts.netloc.rpartition("@")[2]).geturl()
 
     @property
@@ -55,14 +57,14 @@ class Access:
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     def renew(self) -> bool:
-        """Get another login in place of one that the daemon does not take any more; False when there is none."""
+        """Get another login in place of one that the daemon refuses; return whether there is one."""
         if not self._renews:
             return False
-        from koalapy.cli.auth import logins
+        from koalapy.client import logins
 
         logins.forget(self.url, self.token)
         try:
-            login = logins.find(self.url)
+            login = logins.find(self.url, self._timeouts)
         except CliError as error:
             self.hint = str(error)
             return False
@@ -71,20 +73,20 @@ class Access:
         self.token = login.token
         return True
 
-    def _find(self) -> None:
+    def _find(self, *, is_url_given: bool) -> None:
         self.parts, found = _own_daemon(self.parts)
         if found.token:
             self.token, self.pinned = found.token, found.certificate
             self.hint = f"this account's own daemon there has another; set KOALA_TOKEN: {_WHERE}"
             return
         # Not every command has a head node's agent beside it, and pays for what asks it.
-        from koalapy.cli.auth import logins
+        from koalapy.client import logins
 
-        given, silent = given_url(self.url), ""
+        silent = ""
         try:
-            login = logins.find(given)
+            login = logins.find(self.url if is_url_given else None, self._timeouts)
         except logins.SilentAgentsError as error:
-            if given is None:
+            if not is_url_given:
                 raise
             # One that was killed leaves its socket behind, and may have led elsewhere.
             login, silent = None, f"{error}; "
@@ -94,7 +96,7 @@ class Access:
             self.hint = "koala login asks for another login"
 
     def _check_encrypted(self) -> None:
-        """``CliError`` where the token would go over a network in clear."""
+        """Raise ``CliError`` if the token would go over a network in clear."""
         try:
             check_encrypted(self.parts)
         except UsageError as error:
@@ -103,7 +105,7 @@ class Access:
                 raise of_koala(error) from error
 
     def _trust(self) -> Trust:
-        """This account's own daemon is known by its very certificate, any other by an authority."""
+        """Return what a certificate must be: that of this account's own daemon, or of an authority for any other."""
         if self.pinned is not None:
             return Trust(pinned=self.pinned)
         given = os.environ.get(CA_FILE)
@@ -118,9 +120,9 @@ class Access:
 
 
 def showable(token: str, where: str) -> str:
-    """A token as a header takes it, without the end of the line of a file; ``CliError`` where it comes from otherwise.
+    """Return a token without the end of the line of its file. Raise ``CliError``, without the token, for any other.
 
-    What it is must not be told, whatever is wrong with it.
+    ``where``: the option or variable that it comes from.
     """
     word = token.strip()
     if not word:
@@ -129,20 +131,6 @@ def showable(token: str, where: str) -> str:
         hint = "a token has letters, digits and signs of ASCII only: give it as it was printed"
         raise CliError(f"{where} is no token", Exit.USAGE, hint)
     return word
-
-
-def given_by(name: str, option: str, variable: str) -> str:
-    """Where the value of a command's option comes from."""
-    context = click.get_current_context(silent=True)
-    is_variable = context is not None and context.get_parameter_source(name) is ParameterSource.ENVIRONMENT
-    return variable if is_variable else option
-
-
-def given_url(url: str) -> str | None:
-    """Which daemon the user said is meant; None when that is a command's own default."""
-    context = click.get_current_context(silent=True)
-    is_default = context is not None and context.get_parameter_source("url") is ParameterSource.DEFAULT
-    return None if is_default else url.rstrip("/")
 
 
 def _parsed(url: str) -> SplitResult:
@@ -159,10 +147,10 @@ def _parsed(url: str) -> SplitResult:
 
 
 def _own_daemon(parts: SplitResult) -> tuple[SplitResult, Found]:
-    """Where this account's daemon serves that a URL leads to, and its token.
+    """Return the address of this account's daemon at a URL, and its token.
 
-    A name may lead anywhere, so that a token is shown to addresses only. Of ``localhost`` it is known which these are.
-    One that speaks TLS is asked by it, whatever the URL says.
+    A name may lead anywhere, so that a token is shown to addresses only; those of ``localhost`` are known. A daemon
+    that speaks TLS gets ``https``, whatever the URL says.
     """
     host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
     for address in LOCALHOST if host == "localhost" else ():

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Protocol
 from urllib.parse import SplitResult, unquote, urlencode, urlsplit
 
-from koalapy.cli.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
+from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.system.tls import OF_THIS_MACHINE, Trust
 
 CHUNK_SIZE = 64 * 1024

@@ -1,16 +1,16 @@
-"""The daemon's REST API as the commands use it."""
+"""The routes of a daemon's REST API as methods, with retries, and its problems as errors."""
 
+import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
-from koalapy.cli.auth.access import Access
-from koalapy.cli.errors import CODE_OF_STATUS, CliError, Exit, printable
-from koalapy.cli.http import CONNECTION_ERRORS, Answer, Connection, Readable
-from koalapy.cli.terminal.screen import Block
-from koalapy.cli.timeouts import ClientTimeouts, command_timeouts
+from koalapy.client.access import Access
+from koalapy.client.errors import CODE_OF_STATUS, CliError, Exit, printable
+from koalapy.client.http import CONNECTION_ERRORS, Answer, Connection, Readable
+from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.model.errors import ProblemCode
 from koalapy.model.job import ACTIVE_STATES, WAITING_STATES
 from koalapy.model.wording import is_utf8
@@ -20,87 +20,54 @@ Json = dict[str, Any]
 FINAL = ("succeeded", "failed", "cancelled")
 MAX_PAGE_SIZE = 1000
 MAX_ACTIVE_JOBS = 10_000
-"""Jobs with nodes, or about to get them, that are listed at most."""
-LONG_POLL = 20.0
-"""Seconds for which the daemon is asked to hold a question."""
-ANSWER_TIMEOUT = LONG_POLL + 20
-"""Seconds."""
-ABSENCE_TIMEOUT = 60.0
-"""Seconds for which a daemon that has answered before may be away: jobs go on without it."""
+"""Maximum number of listed jobs that have nodes, or are about to get them."""
+LONG_POLL_S = 20.0
+"""Time for which the daemon is asked to hold a request until a job is over."""
+ANSWER_TIMEOUT_S = LONG_POLL_S + 20
+ABSENCE_TIMEOUT_S = 60.0
+"""Time for which a daemon that has answered before may be away: jobs go on without it."""
 
 
-class Absence:
-    """That of a daemon, or of its database, while somebody waits for a job."""
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-        self._reported = False
-
-    def tolerate(self, error: CliError, *, answered: bool) -> None:
-        """Go on; raises ``error`` when nothing may be hoped for: ``answered`` says whether the daemon ever did.
-
-        One that answers 503 is there and tries for itself, however long that takes.
-        """
-        now = time.monotonic()
-        if not error.is_passing:
-            raise error
-        if error.code is Exit.UNREACHABLE:
-            self._since = self._since or now
-            if not answered or now - self._since > ABSENCE_TIMEOUT:
-                raise error
-        if not self._reported:
-            Block.report(f"koala: {printable(error.message)}; still waiting")
-            self._reported = True
-
-    def over(self) -> None:
-        """It has answered."""
-        self._since, self._reported = None, False
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 class Client:
-    """Talks to one daemon; every failure is a ``CliError``.
-
-    What it shows to it is found by ``Access``.
-    """
+    """Talks to one daemon. Every failure is a ``CliError``."""
 
     def __init__(
-        self, url: str, token: str | None, access: Access | None = None, timeouts: ClientTimeouts | None = None
+        self,
+        url: str | None,
+        token: str | None,
+        access: Access | None = None,
+        timeouts: ClientTimeouts = DEFAULT_TIMEOUTS,
+        report: Callable[[str], None] = _print,
     ) -> None:
-        """``timeouts``: by default those of the running command."""
-        self._answered = False
-        self.timeouts = timeouts or command_timeouts()
+        """``url``: None for the default one; ``report`` prints a line that says for what the client waits."""
+        self.has_answered, self.timeouts, self.report = False, timeouts, report
         try:
-            self._access = access or Access(url, token)
-            found = self._access
+            self._access = found = access or Access(url, token, timeouts=timeouts)
             self.http = Connection(
-                found.parts, found.headers, by_proxy=found.by_proxy, trust=found.trust, timeouts=self.timeouts
+                found.parts, found.headers, by_proxy=found.by_proxy, trust=found.trust, timeouts=timeouts
             )
         except ValueError as error:
             raise CliError(f"{url} is no URL: {error}", Exit.USAGE, "set --url or KOALA_URL") from error
         self.url = self._access.url
 
-    @property
-    def has_answered(self) -> bool:
-        return self._answered
-
-    def get(self, path: str, **query: Any) -> Json:
-        return self._json("GET", path, query=_said(query))
-
-    def get_patiently(self, path: str, **query: Any) -> Json:
-        """The same of what takes its time to be worked out."""
-        return self._json("GET", path, query=_said(query), timeout=None)
+    def get(self, path: str, *, patient: bool = False, **query: Any) -> Json:
+        """``patient``: wait for the answer however long it takes. Empty values of the query are left out."""
+        return self._json("GET", path, query=query, timeout=None if patient else ANSWER_TIMEOUT_S)
 
     def post(
         self, path: str, body: Json | None = None, headers: dict[str, str] | None = None, *, patient: bool = False
     ) -> Json:
-        """A ``patient`` one waits for the answer however long it takes."""
-        return self._json("POST", path, body=body, headers=headers, timeout=None if patient else ANSWER_TIMEOUT)
+        return self._json("POST", path, body=body, headers=headers, timeout=None if patient else ANSWER_TIMEOUT_S)
 
     def delete(self, path: str, **query: Any) -> Json:
-        return self._json("DELETE", path, query={k: v for k, v in query.items() if v is not None})
+        return self._json("DELETE", path, query=query)
 
     def submit(self, body: Json, key: str) -> Json:
-        """Submit once, however often it has to be sent: the key makes a repetition harmless."""
+        """Submit a job, again while the daemon is away for a moment. The key makes a repetition harmless."""
         for pause in (0.2, 0.5, 1.0):
             try:
                 return self.post("/api/v1/jobs", body, {"Idempotency-Key": key})
@@ -111,42 +78,40 @@ class Client:
         return self.post("/api/v1/jobs", body, {"Idempotency-Key": key})
 
     def act(self, action: str, jobs: list[int], **order: str | bool) -> Iterator[Json]:
-        """What becomes of each of many jobs, some at a time; ``order`` is what the action wants beside them."""
+        """Yield the result of an action for each of many jobs; ``order``: the fields of the action."""
         for start in range(0, len(jobs), MAX_PAGE_SIZE):
             some = {"jobs": jobs[start : start + MAX_PAGE_SIZE], **order}
             yield from self.post(f"/api/v1/jobs/{action}", some)["jobs"]
 
     def wait(self, job: int, deadline: float | None) -> Json:
-        """The job when it is over; ``CliError`` when that is not so at ``deadline`` (monotonic seconds).
+        """Return the job when it is over. Raise ``CliError`` at ``deadline`` (monotonic seconds).
 
-        A daemon that has answered before and goes away is waited for, and one whose database does not answer: the job
-        goes on without them. It is said once on standard error.
+        Wait also while a daemon that has answered before is away, and while its database does not answer.
         """
-        absence = Absence()
-        state = "unknown"
+        absence, state = Absence(self), "unknown"
         while True:
             asked = time.monotonic()
-            # The first answer comes at once, so that a daemon that was never there is told from one that went away.
-            left = LONG_POLL if self._answered else 0.0
+            # The first answer comes at once, which tells a daemon that was never there from one that went away.
+            left = LONG_POLL_S if self.has_answered else 0.0
             if deadline is not None:
                 left = max(0.0, min(left, deadline - asked))
             try:
                 found = self.get(f"/api/v1/jobs/{job}", wait=left)
                 state = found["state"]
-                absence.over()
+                absence.end()
                 if state in FINAL:
                     return found
             except CliError as error:
-                absence.tolerate(error, answered=self._answered)
-                left = LONG_POLL if deadline is None else max(0.0, deadline - asked)
+                absence.tolerate(error)
+                left = LONG_POLL_S if deadline is None else max(0.0, deadline - asked)
             now = time.monotonic()
             if deadline is not None and now >= deadline:
                 raise CliError(f"job {job} is still {state}", Exit.TIMEOUT, f"it goes on: koala wait {job}")
-            # A daemon that is about to end answers at once, and one that is away does not wait either.
+            # A daemon that is about to end answers at once, and one that is away does not hold the request either.
             self.timeouts.sleep(max(0.0, min(0.2, left) - (now - asked)))
 
     def attempts(self, job: int, last: int) -> list[Json]:
-        """The last tries to run a job, in order."""
+        """Return the last attempts of a job, in order."""
         found: list[Json] = self.get(f"/api/v1/jobs/{job}/attempts", last=last)["attempts"]
         return found
 
@@ -157,7 +122,7 @@ class Client:
         return self.post(f"/api/v1/clusters/{in_path(name)}/{action}", body)
 
     def jobs(self, limit: int, **query: Any) -> tuple[list[Json], bool]:
-        """The newest jobs, page by page, and whether there are more."""
+        """Return the newest jobs, and whether there are more."""
         found: list[Json] = []
         while True:
             page = self.get("/api/v1/jobs", limit=min(limit - len(found), MAX_PAGE_SIZE), **query)
@@ -179,34 +144,33 @@ class Client:
         return active + [job for job in waiting if job["id"] not in active_ids], has_more
 
     def logs(self, job: int, follow: bool, component: int | None) -> Iterator[bytes]:
-        """The output of a job, piece by piece."""
+        """Yield the output of a job."""
         query: Json = {"follow": follow} | ({} if component is None else {"component": component})
-        return self._pieces(f"/api/v1/jobs/{job}/logs", query, None if follow else LONG_POLL)
+        return self._pieces(f"/api/v1/jobs/{job}/logs", query, None if follow else LONG_POLL_S)
 
     def events(self, job: int, last: int) -> Iterator[bytes]:
-        """What happens to a job as it happens, after the event of that number, as server-sent events."""
+        """Yield the server-sent events of a job that follow the event of this number."""
         return self._pieces(f"/api/v1/jobs/{job}/events", {}, None, {"Last-Event-ID": str(last)})
 
     def grid_events(self, last: str, timeout: float) -> Iterator[bytes]:
-        """That something in the grid has changed, after the event of that id; it broke off where so many seconds
-        nothing comes."""
+        """Yield the server-sent events of the grid that follow the event of this id, until a silence of ``timeout``."""
         headers = {"Last-Event-ID": last} if last else {}
         return self._pieces("/api/v1/events", {}, timeout, headers)
 
     def text(self, path: str, query: Json) -> Iterator[bytes]:
-        """What is told as text, piece by piece."""
-        return self._pieces(path, query, LONG_POLL)
+        """Yield an answer that is text."""
+        return self._pieces(path, query, LONG_POLL_S)
 
     def another(self) -> "Client":
-        """One of its own for another thread."""
-        return Client(self.url, None, self._access, self.timeouts)
+        """Return a client of the same daemon for another thread."""
+        return Client(self.url, None, self._access, self.timeouts, self.report)
 
     def results(self, job: int) -> Iterator[bytes]:
-        """The archive of what a job brought, piece by piece."""
-        return self._pieces(f"/api/v1/jobs/{job}/results", {}, LONG_POLL)
+        """Yield the archive of a job's results."""
+        return self._pieces(f"/api/v1/jobs/{job}/results", {}, LONG_POLL_S)
 
     def has_bundle(self, bundle: str) -> bool:
-        """Whether the daemon has the archive of this SHA-256; it then keeps it for a while."""
+        """Return whether the daemon has the archive of this SHA-256. The daemon then keeps it for a while."""
         try:
             self.get(f"/api/v1/bundles/{bundle}")
         except CliError as error:
@@ -216,7 +180,7 @@ class Client:
         return True
 
     def upload(self, archive: Readable, size: int) -> Json:
-        """Give the daemon an archive of so many bytes."""
+        """Send the daemon an archive of ``size`` bytes."""
         headers = {"Content-Type": "application/x-tar", "Content-Length": str(size)}
         return self._json("POST", "/api/v1/bundles", content=archive, headers=headers, timeout=None)
 
@@ -231,7 +195,7 @@ class Client:
                         continue
                     if status >= HTTPStatus.BAD_REQUEST:
                         raise self._refusal(Answer(status, told, b"".join(pieces)))
-                    began = self._answered = True
+                    began = self.has_answered = True
                     yield from pieces
                     return
         except CONNECTION_ERRORS as error:
@@ -240,8 +204,9 @@ class Client:
                 raise CliError(said, Exit.UNREACHABLE, "try again") from error
             raise self._unreachable(error) from error
 
-    def _json(self, method: str, path: str, timeout: float | None = ANSWER_TIMEOUT, **more: Any) -> Json:
+    def _json(self, method: str, path: str, timeout: float | None = ANSWER_TIMEOUT_S, **more: Any) -> Json:
         try:
+            more["query"] = {k: v for k, v in more.get("query", {}).items() if v not in (None, "", [], ())}
             answer = self.http.request(method, path, timeout=timeout, **more)
             if answer.status == HTTPStatus.UNAUTHORIZED and self._renewed(more.get("content")):
                 answer = self.http.request(method, path, timeout=timeout, **more)
@@ -251,7 +216,7 @@ class Client:
             raise _no_unicode(error, more) from error
         if answer.status >= HTTPStatus.BAD_REQUEST:
             raise self._refusal(answer)
-        self._answered = True
+        self.has_answered = True
         try:
             body = answer.json()
         except ValueError:
@@ -261,7 +226,7 @@ class Client:
         return body
 
     def _renewed(self, content: Readable | None = None) -> bool:
-        """Whether there is another login to show, with what was read of ``content`` to be read again."""
+        """Get another login; return whether there is one. ``content`` is rewound, to be sent again."""
         if not self._access.renew():
             return False
         self.http.show(self._access.headers)
@@ -282,8 +247,54 @@ class Client:
         return error
 
 
+class Absence:
+    """The absence of a client's daemon, or of its database, while a command waits for a job."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._since: float | None = None
+        self._reported = False
+
+    def tolerate(self, error: CliError) -> None:
+        """Report the absence once, or raise the error if waiting is no use.
+
+        A daemon that answers 503 is there, and is waited for without limit.
+        """
+        now = time.monotonic()
+        if not error.is_passing:
+            raise error
+        if error.code is Exit.UNREACHABLE:
+            self._since = self._since or now
+            if not self._client.has_answered or now - self._since > ABSENCE_TIMEOUT_S:
+                raise error
+        if not self._reported:
+            self._client.report(f"koala: {printable(error.message)}; still waiting")
+            self._reported = True
+
+    def end(self) -> None:
+        self._since, self._reported = None, False
+
+
+def events(pieces: Iterator[bytes]) -> Iterator[dict[str, str]]:
+    """Yield the fields of each server-sent event: ``event``, ``data``, ``id``. Comments are left out."""
+    rest = b""
+    for piece in pieces:
+        *whole, rest = (rest + piece).split(b"\n\n")
+        for event in whole:
+            fields = dict(line.split(": ", 1) for line in event.decode().splitlines() if not line.startswith(":"))
+            if fields:
+                yield fields
+
+
+def nodes_of(request: Json) -> int:
+    """Return the number of nodes of a request."""
+    if request["type"] == "flexible":
+        return int(request["total_size"])
+    return sum(int(component["size"]) for component in request["components"])
+
+
 def in_path(name: str) -> str:
-    """A name as one part of a path; ``CliError`` for what no URL takes."""
+    """Return a name as one part of a path. Raise ``CliError`` for a name that no URL takes."""
     if not is_utf8(name):
         raise CliError(f"the name {name[:60]!r} is no UTF-8", Exit.USAGE, "write it in UTF-8")
     return quote(name, safe="")
@@ -330,7 +341,3 @@ def refused(problem: Json) -> CliError:
     error.status = status
     error.problem = next((code for code in ProblemCode if code == problem.get("code")), None)
     return error
-
-
-def _said(query: Json) -> Json:
-    return {name: value for name, value in query.items() if value not in (None, "", [], ())}

@@ -41,14 +41,6 @@ class ClientTimeouts:
 DEFAULT_TIMEOUTS = ClientTimeouts()
 
 
-def command_timeouts() -> ClientTimeouts:
-    """Return the timeouts that ``koalapy.cli.main.main`` was given, or the default outside a command."""
-    import click  # here, since the modules that only need the class do not need it
-
-    context = click.get_current_context(silent=True)
-    return (context.find_object(ClientTimeouts) if context else None) or DEFAULT_TIMEOUTS
-
-
 class TimeIsUp(BaseException):
     """The deadline has passed."""
 

@@ -1,0 +1,212 @@
+"""``koala workload generate``: from options to a recipe, and from that to a file of jobs."""
+
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+
+from koalapy.cli.terminal.arguments import Option
+from koalapy.cli.terminal.options import DAEMON, Daemon
+from koalapy.cli.terminal.progress import waiting_for
+from koalapy.cli.workload.report import write
+from koalapy.client.errors import CliError, Exit
+from koalapy.config.strict_yaml import DuplicateKey, load_yaml
+from koalapy.workload import generate as made_workloads
+from koalapy.workload import plan, swf
+from koalapy.workload.recipe import DEFAULT, PRESETS, GridSize, Recipe, form_for
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeOptions:
+    """Aspects of jobs, each in place of the preset's; the fields are those of ``Recipe``."""
+
+    jobs: Annotated[int | None, Option(help="how many")] = None
+    duration: Annotated[float | None, Option(help="seconds of arrivals")] = None
+    rate: Annotated[float | None, Option(help="jobs per second, on average")] = None
+    utilisation: Annotated[float | None, Option(help="fraction of the grid to use, in place of a rate")] = None
+    sizes: Annotated[str | None, Option(help="nodes of a job, drawn from: 8,16,32")] = None
+    components: Annotated[str | None, Option(help="nonfixed: how many components, drawn from: 3,4,6")] = None
+    least: Annotated[int | None, Option(help="nonfixed: nodes of a component, at least")] = None
+    request: Annotated[str | None, Option(help="nonfixed or flexible; default: as the policy serves")] = None
+    policy: Annotated[str | None, Option(help="placement policy of every job", completes="policies")] = None
+    priorities: Annotated[str | None, Option(help="drawn from, with weights: high:1,low:3")] = None
+    applications: Annotated[str | None, Option(help="drawn from, with weights: prime:2,wave")] = None
+    arguments: Annotated[list[str] | None, Option(help="of an application: wave='--steps 400'")] = None
+    estimates: Annotated[list[str] | None, Option("--estimate", help="seconds an application takes: wave=6")] = None
+    run_times: Annotated[str | None, Option(help="seconds of sleep, uniformly: 30-192")] = None
+    inputs: Annotated[str | None, Option(help="logical files, of which each job reads one: a,b")] = None
+    scale: Annotated[float | None, Option(help="times the sizes; default: as large a part of the grid")] = None
+    compress: Annotated[float | None, Option(help="how many times as fast everything goes")] = None
+    fields: Annotated[list[str] | None, Option("--field", help="of every submission: claiming=incremental")] = None
+
+
+def generate(
+    options: RecipeOptions,
+    preset: Annotated[str | None, Option(help="m05, s10-vi or s10-vii: the papers' workloads")] = None,
+    trace: Annotated[
+        Path | None, Option("--swf", help="arrivals, sizes and run times of a trace; also .gz and .xz")
+    ] = None,
+    status: Annotated[int | None, Option(help="of a trace: only jobs of this status; 1: completed")] = None,
+    keep_zero: Annotated[bool, Option("--keep-zero", help="of a trace: jobs of run time 0, too")] = False,
+    clusters: Annotated[str | None, Option(help="for which grid: north:4,south:4; default: the daemon's")] = None,
+    seed: Annotated[int, Option(help="the same seed gives the same workload")] = 1,
+    output: Annotated[Path | None, Option("-o", "--output", help="the file; default: standard output")] = None,
+    daemon: Daemon = DAEMON,
+) -> None:
+    """Make a workload file: koala workload generate --preset s10-vi --jobs 50 -o wave.jsonl"""
+    if trace is not None and (options.rate is not None or options.utilisation is not None):
+        raise CliError("--swf brings its own arrivals", Exit.USAGE, "leave out --rate and --utilisation")
+    recipe = recipe_of(preset, options, is_trace=trace is not None)
+    grid = GridSize(clusters_of(clusters)) if clusters is not None else _grid_of_daemon(daemon, recipe)
+    with waiting_for(f"makes a workload{f' of {trace.name}' if trace else ''}"):
+        if trace is None:
+            made = made_workloads.generate(recipe, grid, seed)
+        else:
+            made = made_workloads.from_trace(
+                recipe, swf.read(trace), grid, seed, status=status, keep_zero=keep_zero, name=trace.name
+            )
+    header = {"preset": preset, **made.header} if preset else made.header
+    text = "\n".join(plan.lines(plan.Workload(header, made.jobs))) + "\n"
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        write(output, text, Exit.USAGE, "give another -o")
+    span = f"{made.lasts:.0f} s" if made.lasts < 7200 else f"{made.lasts / 3600:.1f} h"
+    print(f"{len(made.jobs)} jobs over {span}{f' in {output}' if output else ''}", file=sys.stderr)
+    if left_out := made.header.get("trace", {}).get("left_out"):
+        reasons = ", ".join(f"{number} {why}" for why, number in left_out.items())
+        hint = "; --keep-zero keeps those of run time 0" if swf.ZERO in left_out else ""
+        print(f"koala: of {trace} are left out: {reasons}{hint}", file=sys.stderr)
+
+
+def _grid_of_daemon(daemon: Daemon, recipe: Recipe) -> GridSize:
+    """Return the daemon's grid; an empty one where the daemon is away and the recipe needs none."""
+    try:
+        found = daemon.client().get("/api/v1/clusters")["clusters"]
+    except CliError as error:
+        if recipe.rate is not None and recipe.scale is not None:
+            return GridSize()
+        hint = "give --clusters north:4,south:4; or start a daemon, or set KOALA_URL"
+        raise CliError(f"the grid is not known: {error.message}", error.code, hint) from error
+    return GridSize({cluster["name"]: cluster["total"] for cluster in found if cluster["total"]})
+
+
+def recipe_of(preset: str | None, options: RecipeOptions, *, is_trace: bool) -> Recipe:
+    """Return the preset, or the plain recipe, with the options in place of its own values."""
+    if preset is not None and preset not in PRESETS:
+        raise CliError(f"--preset is {preset!r}", Exit.USAGE, f"known: {', '.join(PRESETS)}")
+    recipe = PRESETS[preset] if preset else DEFAULT
+    readers: dict[str, Callable[[Any], Any]] = {
+        "sizes": lambda text: _numbers("--sizes", text),
+        "components": lambda text: _numbers("--components", text),
+        "priorities": lambda text: _weights("--priorities", text),
+        "applications": lambda text: _weights("--applications", text),
+        "arguments": _arguments,
+        "estimates": _estimates,
+        "run_times": _run_times,
+        "inputs": _names,
+        "fields": _fields,
+    }
+    given = {field.name: getattr(options, field.name) for field in fields(options)}
+    changes = {
+        name: readers[name](value) if name in readers else value
+        for name, value in given.items()
+        if value not in (None, [])
+    }
+    if "fields" in changes:
+        changes["fields"] = (*recipe.fields, *changes["fields"])
+    form = changes.get("request") or form_for(changes.get("policy", ""), recipe.request)
+    if form not in ("nonfixed", "flexible"):
+        raise CliError(f"--request is {form!r}", Exit.USAGE, "give nonfixed or flexible")
+    # Jobs or duration bounds a workload: the one that is given replaces the other one of the recipe.
+    if is_trace or "duration" in changes or "jobs" in changes:
+        changes = {"jobs": None, "duration": None} | changes
+    if is_trace and "scale" not in changes:
+        changes["scale"] = None
+    return replace(recipe, **changes | {"request": form})
+
+
+def clusters_of(text: str) -> dict[str, int]:
+    """Read ``north:4,south:4``."""
+    found = {}
+    for part in text.split(","):
+        name, colon, nodes = part.strip().rpartition(":")
+        if not colon or not name or not nodes.isdecimal() or int(nodes) < 1:
+            raise CliError(f"--clusters is {text!r}", Exit.USAGE, "give names and nodes: --clusters north:4,south:4")
+        found[name] = int(nodes)
+    return found
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise CliError(f"{option} is {text!r}", Exit.USAGE, f"give numbers: {option} 2,4") from None
+
+
+def _weights(option: str, text: str) -> tuple[tuple[str, float], ...]:
+    found = []
+    for part in text.split(","):
+        name, colon, weight = part.strip().partition(":")
+        found.append((name, _number(option, text, weight) if colon else 1.0))
+    return tuple(found)
+
+
+def _number(option: str, text: str, number: str) -> float:
+    try:
+        return float(number)
+    except ValueError:
+        raise CliError(f"{option} is {text!r}: {number!r} is no number", Exit.USAGE, "write it as 2 or 0.5") from None
+
+
+def _pair(option: str, text: str, example: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise CliError(f"{option} is {text!r}", Exit.USAGE, f"give NAME=VALUE: {option} {example}")
+    return name, value
+
+
+def _arguments(texts: list[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    found = []
+    for text in texts:
+        name, words = _pair("--arguments", text, "wave='--steps 400'")
+        try:
+            found.append((name, tuple(shlex.split(words))))
+        except ValueError as error:
+            raise CliError(f"--arguments is {text!r}: {error}", Exit.USAGE, "quote as for a shell") from None
+    return tuple(found)
+
+
+def _estimates(texts: list[str]) -> tuple[tuple[str, float], ...]:
+    pairs = [(text, *_pair("--estimate", text, "wave=6")) for text in texts]
+    return tuple((name, _number("--estimate", text, value)) for text, name, value in pairs)
+
+
+def _run_times(text: str) -> tuple[float, float]:
+    low, dash, high = text.partition("-")
+    first = _number("--run-times", text, low)
+    return first, _number("--run-times", text, high) if dash else first
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(","))
+    if not all(names):
+        raise CliError(f"--inputs is {text!r}", Exit.USAGE, "give logical names: --inputs a,b")
+    return names
+
+
+def _fields(texts: list[str]) -> tuple[tuple[str, Any], ...]:
+    found = []
+    for text in texts:
+        name, value = _pair("--field", text, "claiming=incremental")
+        try:
+            found.append((name, load_yaml(value)))
+        except DuplicateKey as error:
+            raise CliError(f"--field is {text!r}: {error}", Exit.USAGE) from None
+        except yaml.YAMLError:
+            raise CliError(f"--field is {text!r}", Exit.USAGE, "write the value in YAML or JSON") from None
+    return tuple(found)

@@ -1,0 +1,110 @@
+"""``koala workload report``, and the files of reports in folders: JSON, a page, and plots."""
+
+import json
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+from koalapy.cli.terminal.arguments import Argument, Option
+from koalapy.cli.terminal.options import AsJson, show_json
+from koalapy.cli.terminal.streams import without_control_codes
+from koalapy.client.client import Json
+from koalapy.client.errors import CliError, Exit
+from koalapy.workload import compare, tables
+
+
+class Plots(StrEnum):
+    PNG = "png"
+    SVG = "svg"
+    NONE = "none"
+
+
+PlotsOption = Annotated[Plots, Option("--plots", help="the form of plots")]
+
+
+def report(
+    directories: Annotated[list[Path], Argument(metavar="DIR...", help="reports of runs; the first is the base")],
+    output: Annotated[Path | None, Option("-o", "--output", help="folder to write it to, with plots")] = None,
+    plots: PlotsOption = Plots.PNG,
+    as_json: AsJson = False,
+) -> None:
+    """Show the report of a run again, or compare several: koala workload report wf.report fcm.report -o compared"""
+    found = [(directory.name or str(directory), load(directory)) for directory in directories]
+    if output is not None:
+        make_folder(output)
+    if len(found) == 1:
+        name, shown = found[0]
+        text = save(output, shown, plots, name)
+    else:
+        shown, text = save_comparison(output, found, plots)
+    if as_json:
+        show_json(shown)
+    else:
+        print(without_control_codes(text), end="")
+
+
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CliError(f"cannot make {folder}: {error.strerror}", Exit.USAGE, "give another directory") from error
+
+
+def load(folder: Path) -> Json:
+    """The report in a folder."""
+    path = folder / "report.json"
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        hint = "give folders that koala workload run has written"
+        raise CliError(f"cannot read {path}: {error.strerror}", Exit.USAGE, hint) from error
+    except ValueError as error:
+        raise CliError(f"{path} is no JSON: {error}", Exit.USAGE, "run the workload again") from error
+    if not isinstance(told, dict) or told.get("koala_workload_report") != 1:
+        raise CliError(f"{path} is no report of a workload", Exit.USAGE, "run the workload again")
+    return told
+
+
+def save(folder: Path | None, told: Json, form: Plots, name: str) -> str:
+    """The page of one run; with a folder, it, ``report.json`` and the plots are written there."""
+    title = compare.label_of(told, name)
+    text = tables.report(told, f"Workload run: {title}")
+    if folder is not None:
+        write(folder / "report.json", json.dumps(told, indent=1) + "\n")
+        text = _page(text, folder, [(title, told)], form)
+        write(folder / "report.md", text)
+    return text
+
+
+def save_comparison(folder: Path | None, found: Sequence[tuple[str, Json]], form: Plots) -> tuple[Json, str]:
+    """The same of several runs side by side; nothing is written where there is no folder."""
+    told = compare.compare(found)
+    text = tables.comparison(told)
+    if folder is not None:
+        runs = [(run["label"], report) for run, (_, report) in zip(told["runs"], found, strict=True)]
+        text = _page(text, folder, runs, form)
+        write(folder / "comparison.json", json.dumps(told, indent=1) + "\n")
+        write(folder / "comparison.md", text)
+    return told, text
+
+
+def _page(text: str, folder: Path, runs: Sequence[tuple[str, Json]], form: Plots) -> str:
+    """The page with the plots below."""
+    if form is Plots.NONE:
+        return text
+    try:
+        from koalapy.workload import plots
+    except ImportError:
+        print("koala: no plots without matplotlib: pip install 'koalapy[plots]'", file=sys.stderr)
+        return text
+    drawn = plots.draw(runs, folder, form.value)
+    return text + "".join(f"\n![{path.stem}]({path.name})\n" for path in drawn)
+
+
+def write(path: Path, text: str, code: Exit = Exit.FAILED, hint: str = "make room, or give another") -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CliError(f"cannot write {path}: {error.strerror}", code, hint) from error

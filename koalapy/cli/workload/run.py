@@ -1,0 +1,218 @@
+"""``koala workload run``: a run's daemon over REST, and what a run shows on the screen."""
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+from koalapy.cli.terminal.arguments import Argument, Option
+from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, show_json
+from koalapy.cli.terminal.progress import waiting_for
+from koalapy.cli.terminal.screen import Block
+from koalapy.cli.terminal.streams import without_control_codes
+from koalapy.cli.workload.report import Plots, PlotsOption, make_folder, save
+from koalapy.client.client import Client, Json, in_path
+from koalapy.client.errors import CliError, Exit, printable
+from koalapy.workload.daemon import Away, Busy, Refused
+from koalapy.workload.plan import parse
+from koalapy.workload.recipe import form_for
+from koalapy.workload.run import Options, Progress, Run
+
+PLAIN_INTERVAL_S = 10.0
+"""Time between two lines of progress where there is no terminal."""
+MAX_ACTIVE_JOBS = 200_000
+SERVER_ERRORS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How a run goes; the fields are those of ``koalapy.workload.run.Options``."""
+
+    background: Annotated[float, Option(help="fraction of nodes for local users, as 0.2", min=0, max=0.9)] = 0.0
+    background_seconds: Annotated[float, Option(help="mean run time of their jobs", min=1, max=200)] = 20.0
+    background_nodes: Annotated[int | None, Option(help="most nodes of one; default: a quarter", min=1)] = None
+    seed: Annotated[int, Option(help="of the background load")] = 1
+    interval: Annotated[float, Option(help="seconds between two looks", min=0.1)] = 1.0
+    patience: Annotated[float, Option(help="seconds for which the daemon may be away", min=0)] = 600.0
+    timeout: Annotated[float | None, Option(help="seconds for the whole run", min=0)] = None
+    cancel_on_interrupt: Annotated[bool, Option("--cancel-on-interrupt", help="on Ctrl-C, end its jobs")] = False
+
+
+def run(
+    file: Annotated[Path, Argument(help="a workload, made with koala workload generate")],
+    options: RunOptions,
+    directory: Annotated[Path | None, Option(help="for the report; default: FILE.report")] = None,
+    policy: Annotated[
+        str | None, Option(help="placement policy for every job, in place of the file's", completes="policies")
+    ] = None,
+    overwrite: Annotated[bool, Option("--overwrite", help="even if there is a report")] = False,
+    plots: PlotsOption = Plots.PNG,
+    as_json: AsJson = False,
+    daemon: Daemon = DAEMON,
+) -> int:
+    """Run a workload against the daemon, and write a report: koala workload run wave.jsonl --background 0.2"""
+    folder = directory or file.with_name(f"{file.name}.report")
+    if (folder / "report.json").exists() and not overwrite:
+        raise CliError(f"{folder} has a report already", Exit.USAGE, "give another --directory, or --overwrite")
+    try:
+        with file.open(encoding="utf-8") as lines:
+            workload = parse(lines, str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise CliError(f"cannot read {file}: {reason}", Exit.USAGE, "koala workload generate -o FILE") from error
+    make_folder(folder)
+    rest = RestDaemon(client := daemon.client(), policy)
+    rest.check(options.background)
+    with ProgressDisplay() as display:
+        sleep = client.timeouts.sleep
+        report = Run(
+            workload, rest, Options(**asdict(options)), tell=display.tell, show=display.show, sleep=sleep
+        ).run()
+    with waiting_for("writes the report"):
+        text = save(folder, report, plots, folder.name)
+    if as_json:
+        show_json({name: report[name] for name in ("run", "summary", "utilisation", "by_application", "by_size")})
+    else:
+        print(without_control_codes(text), end="")
+    print(f"koala: the report is in {folder}", file=sys.stderr)
+    return ended_with(report)
+
+
+def ended_with(told: Json) -> Exit:
+    """How the command ends: interrupted, out of time, with jobs that did not succeed, or well."""
+    reason = told["run"]["interrupted"]
+    if reason == "interrupted":
+        return Exit.INTERRUPTED
+    if reason:
+        return Exit.TIMEOUT if reason.startswith("not done") else Exit.UNREACHABLE
+    return Exit.OK if set(told["summary"]["states"]) <= {"succeeded"} else Exit.FAILED
+
+
+@contextmanager
+def _translated_errors() -> Iterator[None]:
+    """Raise the errors of the client as those that a run knows."""
+    try:
+        yield
+    except CliError as error:
+        if error.retry_after:
+            raise Busy(error.message, error.retry_after) from error
+        if error.code is Exit.UNREACHABLE or error.status >= SERVER_ERRORS:
+            raise Away(str(error)) from error
+        raise Refused(str(error)) from error
+
+
+class RestDaemon:
+    """The daemon of a run."""
+
+    def __init__(self, client: Client, policy: str | None) -> None:
+        """``policy`` is set in every job, with the kind of request that it serves."""
+        self._client, self._policy = client, policy
+        self._owners: set[str] = set()
+        """Owners of the submitted jobs, whom a workload may name."""
+
+    def check(self, background: float) -> None:
+        """Raise ``CliError`` if the daemon cannot be reached, or takes no background load."""
+        found = self._client.get("/api/v1/clusters")["clusters"]
+        if not background or not found:
+            return
+        try:
+            # A daemon that takes background load refuses an order for no nodes by its field.
+            nothing = {"nodes": 0, "seconds": 1}
+            self._client.post(f"/api/v1/clusters/{in_path(found[0]['name'])}/background", nothing)
+        except CliError as error:
+            if error.field != "nodes":
+                raise
+
+    @_translated_errors()
+    def submit(self, job: Json, key: str) -> Json:
+        body = dict(job)
+        if self._policy:
+            body |= {"policy": self._policy, "request": request_for(self._policy, job["request"])}
+        job = self._client.post("/api/v1/jobs", body, {"Idempotency-Key": key})
+        self._owners.add(job["owner"])
+        return job
+
+    @_translated_errors()
+    def clusters(self) -> Sequence[Json]:
+        found: list[Json] = self._client.get("/api/v1/clusters")["clusters"]
+        return found
+
+    @_translated_errors()
+    def active(self) -> Mapping[int, str]:
+        found = [self._client.jobs(MAX_ACTIVE_JOBS, active=True, owner=owner)[0] for owner in sorted(self._owners)]
+        return {job["id"]: job["state"] for jobs in found for job in jobs}
+
+    @_translated_errors()
+    def job(self, job: int) -> Json:
+        return self._client.get(f"/api/v1/jobs/{job}")
+
+    @_translated_errors()
+    def attempts(self, job: int) -> Sequence[Json]:
+        found: list[Json] = self._client.get(f"/api/v1/jobs/{job}/attempts")["attempts"]
+        return found
+
+    @_translated_errors()
+    def cancel(self, jobs: Sequence[int]) -> Sequence[str]:
+        found = self._client.act("cancel", list(jobs), reason="the workload was interrupted")
+        return [str(one["problem"]["detail"]) for one in found if one["problem"]]
+
+    @_translated_errors()
+    def load(self, cluster: str, nodes: int, seconds: float) -> None:
+        self._client.post(f"/api/v1/clusters/{in_path(cluster)}/background", {"nodes": nodes, "seconds": seconds})
+
+    @_translated_errors()
+    def unload(self, cluster: str) -> None:
+        self._client.delete(f"/api/v1/clusters/{in_path(cluster)}/background")
+
+
+def request_for(policy: str, request: Json) -> Json:
+    """A request of the kind that a policy serves; a flexible one becomes two components as equal as can be."""
+    form = form_for(policy, request["type"])
+    if form == request["type"] or request["type"] == "fixed":
+        return request
+    if form == "flexible":
+        return {"type": "flexible", "total_size": sum(component["size"] for component in request["components"])}
+    total = int(request["total_size"])
+    sizes = [size for size in (total - total // 2, total // 2) if size]
+    return {"type": "nonfixed", "components": [{"size": size} for size in sizes]}
+
+
+class ProgressDisplay(Block):
+    """One line that is drawn again on a terminal, else a line now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next_s = 0.0
+
+    def tell(self, text: str) -> None:
+        Block.report(f"koala: {printable(text)}")
+
+    def show(self, progress: Progress) -> None:
+        if self.is_in_place or progress.seconds >= self._next_s:
+            self._next_s = progress.seconds + PLAIN_INTERVAL_S
+            self.draw([line_of(progress)])
+
+
+def line_of(progress: Progress) -> str:
+    """Where a run stands, in one line."""
+    waiting = progress.states.total() - progress.states["running"]
+    idle = progress.total - progress.ours - progress.background
+    parts = [
+        f"{progress.seconds:5.0f} s",
+        f"{progress.submitted}/{progress.jobs} submitted",
+        f"{waiting} wait, {progress.states['running']} run, {_ended(progress.ended.items())}",
+        f"nodes: {progress.ours} jobs, {progress.background} background, {max(0, idle)} idle of {progress.total}",
+    ]
+    if progress.mean_background is not None:
+        parts.append(f"background {progress.mean_background:.0%} so far")
+    if progress.late:
+        parts.append(f"{progress.late} late")
+    if progress.away:
+        parts.append("the daemon is away")
+    return " · ".join(parts)
+
+
+def _ended(states: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in sorted(states)) or "0 ended"

@@ -1,0 +1,192 @@
+"""Which login a client uses: one that is saved, or a new one from an agent of this head node.
+
+Saved logins are private files of this account and machine, one for each URL of a daemon. They end by this machine's
+clock, whatever the daemon's clock says.
+"""
+
+import fcntl
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+
+from koalapy.client import agent_socket
+from koalapy.client.agent_socket import Login
+from koalapy.client.errors import CliError, Exit, printable
+from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
+from koalapy.system.local_token import checked_token, open_own_folder, state_directory
+from koalapy.system.login_socket import DIRECTORY
+from koalapy.system.private_files import read_private, write_private
+
+RETRY_PAUSE_S = 0.05
+
+
+class SilentAgentsError(CliError):
+    """No agent of this host answers that leads to the daemon, and some do not answer at all."""
+
+
+def find(url: str | None, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known: Path = DIRECTORY) -> Login | None:
+    """Return a login at a daemon, or without a URL at the only one. Return None if no agent leads there.
+
+    Renew a login that is about to end if possible. Raise ``CliError`` if an agent leads there and gives no login.
+    """
+    saved = _saved(url)
+    if saved is not None and not saved.is_due:
+        return saved
+    if not agent_socket.sockets(well_known):
+        return saved
+    with _lock(timeouts.agent_login_s):
+        made = _saved(url)
+        if made is not None and not made.is_due:
+            return made
+        try:
+            return log_in(saved.url if saved is not None else url, timeouts, well_known)
+        except CliError:
+            if saved is None:
+                raise
+            return saved
+
+
+def log_in(url: str | None, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known: Path = DIRECTORY) -> Login | None:
+    """Get a new login and save it; else as ``find``."""
+    paths = agent_socket.sockets(well_known)
+    if not paths:
+        return None
+    agents, wrong = agent_socket.agents(paths, timeouts, well_known)
+    if url is not None:
+        agents = [agent for agent in agents if agent.url == url]
+    elif len(urls := sorted({agent.url for agent in agents})) > 1:
+        raise CliError(f"agents of this host lead to {' and '.join(urls)}", Exit.USAGE, "set KOALA_URL to one of them")
+    refused: CliError | None = None
+    for agent in agents:
+        try:
+            login = agent_socket.log_in(agent, timeouts, well_known)
+        except CliError as error:
+            refused = refused or error
+            continue
+        try:
+            save(login)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            print(f"koala: the login is not kept: {printable(f'{directory()} {reason}')}", file=sys.stderr)
+        return login
+    if refused is not None:
+        raise refused
+    if wrong:
+        raise SilentAgentsError(wrong[0], Exit.UNREACHABLE)
+    return None
+
+
+def _saved(url: str | None) -> Login | None:
+    if url is not None:
+        return of_url(url)
+    saved = valid()
+    if len(saved) > 1:
+        urls = " and ".join(login.url for login in saved)
+        raise CliError(f"this account is logged in at {urls}", Exit.USAGE, "set KOALA_URL to one of them")
+    return saved[0] if saved else None
+
+
+# Files of logins
+
+
+def directory() -> Path | None:
+    """Return the folder of saved logins; None for an account without a home."""
+    state = state_directory()
+    return state and state / f"logins-{os.uname().nodename.replace('/', '_')}"
+
+
+@contextmanager
+def _opened_folder(*, make: bool = False) -> Iterator[int]:
+    """Open the folder as a file descriptor. Raise ``OSError``; ``ValueError`` if it is not ours alone."""
+    where = directory()
+    if where is None:
+        raise OSError("the account has no home")
+    if make:
+        where.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder = open_own_folder(where)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def save(login: Login) -> None:
+    """Save a login in place of an earlier one. Raise ``OSError`` and ``ValueError`` as ``_opened_folder``."""
+    with _opened_folder(make=True) as folder:
+        os.fchmod(folder, 0o700)
+        os.close(write_private(_name(login.url), folder, json.dumps(asdict(login))))
+
+
+@contextmanager
+def _lock(timeout_s: float) -> Iterator[None]:
+    """Hold back other commands of this account that want to log in, since one login is enough for all.
+
+    The block runs without the lock after the timeout, and where nothing can be locked.
+    """
+    lock = -1
+    # Each caller opens the file anew, so that threads of one process exclude each other too.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with suppress(OSError, ValueError), _opened_folder(make=True) as folder:
+        lock = os.open(".lock", flags, 0o600, dir_fd=folder)
+    deadline = time.monotonic() + timeout_s
+    try:
+        while lock >= 0 and time.monotonic() <= deadline:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(RETRY_PAUSE_S)
+            except OSError:  # a file system without locks
+                break
+        yield
+    finally:
+        if lock >= 0:
+            os.close(lock)
+
+
+def of_url(url: str) -> Login | None:
+    """Return the login for a daemon, unless it has ended."""
+    return next((login for login in _read_all([_name(url)]) if login.url == url), None)
+
+
+def valid() -> list[Login]:
+    """Return all logins that have not ended."""
+    return _read_all(None)
+
+
+def forget(url: str, token: str | None = None) -> None:
+    """Delete a login; with a ``token`` only that one, since another command may have saved a new one."""
+    if token is not None and ((saved := of_url(url)) is None or saved.token != token):
+        return
+    with suppress(OSError, ValueError), _opened_folder() as folder:
+        os.unlink(_name(url), dir_fd=folder)
+
+
+def _read_all(names: list[str] | None) -> list[Login]:
+    with suppress(OSError, ValueError), _opened_folder() as folder:
+        wanted = names if names is not None else sorted(n for n in os.listdir(folder) if not n.startswith("."))
+        return [login for name in wanted if (login := _read(name, folder)) is not None and login.is_valid]
+    return []
+
+
+def _read(name: str, folder: int) -> Login | None:
+    try:
+        descriptor, text = read_private(name, folder)
+        os.close(descriptor)
+        login = Login(**json.loads(text))
+        checked_token(login.token)
+        texts = (login.url, login.user, login.role, login.cluster, login.socket, login.ca)
+        is_whole = all(isinstance(text, str) for text in texts) and login.made_at + login.lifetime >= 0
+        return login if is_whole else None
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+
+
+def _name(url: str) -> str:
+    return sha256(url.encode()).hexdigest()[:32]
