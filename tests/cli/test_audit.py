@@ -38,7 +38,7 @@ def test_it_is_filtered_and_told_as_json_lines(koala: Koala) -> None:
         ("ada", "submit_job", "done", 1),
         ("ada", "hold_jobs", "done", 1),
     ]
-    assert len(koala("audit-log", "--action", "hold_job").out.splitlines()) == 1
+    assert len(koala("audit-log", "--action", "hold_jobs").out.splitlines()) == 1
 
 
 def test_what_is_looked_for_in_vain_is_told(koala: Koala) -> None:

@@ -1,6 +1,5 @@
 """From options to the body of a submission."""
 
-import getpass
 import os
 import re
 from pathlib import Path
@@ -103,14 +102,6 @@ def checked_key(key: str) -> str:
         hint = "give letters, digits and signs, the same at each try"
         raise CliError("--idempotency-key is blank, or has what no header takes", Exit.USAGE, hint)
     return key
-
-
-def current_user() -> str:
-    """The user's name, or its number where it has none, as in some containers."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
 
 
 def _here() -> str | None:
