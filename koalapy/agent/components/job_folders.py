@@ -26,6 +26,7 @@ from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.agent.lrm.commands import RunCommand, run
 from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable, UsageError
 from koalapy.runner.account_files import LEFT, LOG_END, MAX_RESULT, NAME
+from koalapy.runner.atomic_files import replace_file
 from koalapy.runner.collected import Taker
 
 PROGRAM = Path(koalapy.__file__).parent / "runner" / "account_files.py"
@@ -142,7 +143,10 @@ class JobFolders:
                 left -= size if kind and kind[2] else 0
                 data = process.content(size).read()
                 if not (kind and kind[1]) or into.result(int(name.split(".")[1])) is None:
-                    _write_files(into.path, {name: data})
+                    try:
+                        replace_file(into.path / name, data, sync=False)
+                    except OSError as error:
+                        raise SiteUnavailable(f"cannot write {into.path / name}: {error.strerror}") from error
 
         await self._call(user, "get", folder, take)
 
@@ -236,15 +240,3 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     member.uname = member.gname = ""
     member.mode = stat.S_IMODE(member.mode)
     return member
-
-
-def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Into a folder of our own; new, whatever was there before."""
-    for name, data in files.items():
-        path = folder / name
-        try:
-            path.unlink(missing_ok=True)
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(data)
-        except OSError as error:
-            raise SiteUnavailable(f"cannot write {path}: {error.strerror}") from error

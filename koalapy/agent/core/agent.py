@@ -71,8 +71,6 @@ log = structlog.get_logger()
 
 INSTANCE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", re.ASCII)
 """What a daemon may be called: its folder is, too."""
-PING_INTERVAL = 10.0
-"""Seconds between two words to runners that count our silence."""
 FIRST_SNAPSHOT_TIMEOUT = 10.0
 """Seconds without a first answer of the resource manager after which a daemon is told what is known without it: its
 components count as lost else, though their runners are heard."""
@@ -176,9 +174,8 @@ class Agent:
         self._leases = Leases(settings.directory, self._reporter, self._jobs.end, clock)
         self._barrier = Barrier(self._reporter, self._jobs, self._secrets, self._impostors, self._leases)
         self._logins = LoginServer(settings, self._uplink, clock)
-        self._expired = ExpiredDaemons(
-            self._spool, self._reporter, self._jobs, self._files, settings.forget_after, timeouts.expiry_check_s
-        )
+        silence = settings.forget_after, timeouts.expiry_check_s
+        self._expired = ExpiredDaemons(self._spool, self._reporter, self._jobs, self._places, self._files, *silence)
         watched = {"spool": settings.directory, "stages": settings.stages}
         self._disks = DiskWatch(self._reporter, watched, settings.disks, self._jobs.polls.soon)
         self._undone: list[Command] = []
@@ -208,7 +205,6 @@ class Agent:
                 group.create_task(self._tell_status(manager))
                 group.create_task(self._jobs.watch())
                 group.create_task(self._places.tidy())
-                group.create_task(self._ping())
                 group.create_task(self._leases.watch())
                 group.create_task(self._tend())
                 group.create_task(self._sweep())
@@ -262,11 +258,6 @@ class Agent:
             away = "" if self._welcomed else "its daemon is out of reach"
             manager.alive("; ".join(filter(None, (away, self._jobs.problem))) or f"serves {self._settings.cluster}")
             await asyncio.sleep(manager.interval or STATUS_INTERVAL)
-
-    async def _ping(self) -> None:
-        while True:
-            await asyncio.sleep(PING_INTERVAL)
-            self._runners.send_all({"t": "ping"})
 
     async def _tend(self) -> None:
         while True:
@@ -430,7 +421,12 @@ class Agent:
         self._uplink.put(Confirmed(sequence=sequence), urgent=True)
 
     def _command(self, message: Command) -> None:
-        if error := self._refusal(message):
+        # Tokens name folders: none may lead out of the agent's.
+        named = [message.token, *([message.stage] if isinstance(message, Submit) and message.stage else ())]
+        error = next((f"{token[:60]!r} is no token" for token in named if not is_token(token)), "")
+        if message.epoch < self._epoch:
+            error = f"epoch {message.epoch} is older than {self._epoch}"
+        if error:
             self._uplink.put(Ack(id=message.id, error=error))
             return
         try:
@@ -440,14 +436,6 @@ class Agent:
             refusal = self._cannot_write(message, failure)
         if refusal is not None:
             self._uplink.put(Ack(id=message.id, error=refusal))
-
-    def _refusal(self, message: Command) -> str:
-        """Why nothing of a command is done; empty when it may be."""
-        if message.epoch < self._epoch:
-            return f"epoch {message.epoch} is older than {self._epoch}"
-        # They name folders: nobody is to lead us out of ours.
-        named = [message.token, *([message.stage] if isinstance(message, Submit) and message.stage else ())]
-        return next((f"{each[:60]!r} is no token" for each in named if not is_token(each)), "")
 
     def _carry_out(self, message: Command) -> str | None:
         """Why a command is refused, empty when it is not; None when it is not done yet. ``OSError`` where it could not
@@ -554,7 +542,7 @@ class Agent:
             return f"component {message.token} has not ended"
         del self._reporter.components[component.name]
         component.folder.remove()
-        self._jobs.forget(component)
+        self._places.remove(component)
         return ""
 
     def _new(self, token: str, size: int, walltime: float | None) -> Component:

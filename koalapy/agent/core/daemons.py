@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from koalapy.agent.components.job_places import JobPlaces
 from koalapy.agent.core.lrm_jobs import LrmJobs
 from koalapy.agent.core.reporter import Reporter
 from koalapy.agent.core.spool import Spool
@@ -88,9 +89,16 @@ class ExpiredDaemons:
     """Removes what is left of a daemon that has been silent for ``after`` seconds while there is another."""
 
     def __init__(
-        self, spool: Spool, reporter: Reporter, jobs: LrmJobs, files: FileService, after: float, check_interval_s: float
+        self,
+        spool: Spool,
+        reporter: Reporter,
+        jobs: LrmJobs,
+        places: JobPlaces,
+        files: FileService,
+        after: float,
+        check_interval_s: float,
     ) -> None:
-        self._spool, self._reporter, self._jobs, self._files = spool, reporter, jobs, files
+        self._spool, self._reporter, self._jobs, self._places, self._files = spool, reporter, jobs, places, files
         self._after, self._check_interval_s = after, check_interval_s
 
     async def watch(self) -> None:
@@ -127,7 +135,7 @@ class ExpiredDaemons:
                 self._files.collector.give_up(component)
                 del self._reporter.components[component.name]
                 component.folder.remove()
-                self._jobs.forget(component)
+                self._places.remove(component)
             elif component.plan is None and component.stop is None:
                 component.stop = "its daemon has not been heard of for too long"
                 self._jobs.end(component)

@@ -184,10 +184,6 @@ class LrmHealth:
         self._obstacle = why
         self._tell()
 
-    def refused(self, error: SiteError) -> None:
-        """It took no job by a fault of its own or of the cluster's configuration: no other job would fare better."""
-        self.takes_none_for_a_while(in_one_line(error))
-
     def takes_none_for_a_while(self, why: str) -> None:
         """Tell that the cluster can start no job, for a pause that doubles each time until it takes one."""
         pause = min(MAX_REFUSAL_PAUSE, REFUSAL_PAUSE * 2.0 ** min(self._refusals, 30))

@@ -125,10 +125,6 @@ class LrmJobs:
             started = component.plan is not None or any(node.phase for node in component.nodes)
             self._tasks.spawn(self._cancel(component, self._stop_timeout if started else 0.0))
 
-    def forget(self, component: Component) -> None:
-        """Nobody wants what is left of its job."""
-        self._places.remove(component)
-
     async def watch(self) -> None:
         """Follow the resource manager until cancelled."""
         try:
@@ -280,7 +276,7 @@ class LrmJobs:
         except SiteRejected as error:
             fault = cast(Fault, error.fault.value) if error.fault in FAULTS else "unknown"
             if fault == "site":  # said first, so that no other is sent the same way
-                self._health.refused(error)
+                self._health.takes_none_for_a_while(in_one_line(error))
             component.fail(in_one_line(error), fault)
         except SiteUnavailable as error:
             component.fail(in_one_line(error))

@@ -5,14 +5,13 @@ in its memory, apart from its jobs; elsewhere it follows from the token that the
 knows that is the agent.
 """
 
-import contextlib
 import hashlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from koalapy.agent.components.component import lrm_name
 from koalapy.agent.lrm.port import Lrm
+from koalapy.runner.atomic_files import replace_file
 from koalapy.runner.session import derive
 from koalapy.runner.settings import SECRET_FILE
 
@@ -54,10 +53,6 @@ def secret_files(secrets: Sequence[str]) -> dict[str, bytes]:
 
 
 def write_secrets(folder: Path, secrets: Sequence[str]) -> None:
-    """Lay them there; ``OSError``."""
+    """Write them there. Raise ``OSError``."""
     for name, secret in secret_files(secrets).items():
-        path = folder / name
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
-            file.write(secret)
+        replace_file(folder / name, secret, sync=False)

@@ -4,7 +4,6 @@ import asyncio
 import fcntl
 import json
 import os
-import socket
 import stat
 import sys
 import termios
@@ -17,20 +16,13 @@ import structlog
 from koalapy.agent.core.spool import write_error
 from koalapy.agent.runners.runner_messages import parse_hello, parse_message
 from koalapy.runner.atomic_files import replace_file
+from koalapy.runner.link import KEEPALIVE
 from koalapy.runner.session import TAG_LENGTH, Line, Session
 from koalapy.system.accept import ONE_A_TURN, let_wait, take_in
 from koalapy.system.limits import open_files
 
 log = structlog.get_logger()
 
-KEEPALIVE = (
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
-)
-"""So that a node that is gone is noticed within half a minute, whether anything is sent to it or not."""
 MAX_HELLO_LENGTH = 8 * 1024
 """Bytes."""
 MAX_LINE_LENGTH = 4 * 1024 * 1024
@@ -323,11 +315,6 @@ class RunnerServer:
             )
             for connection in introducing:
                 await connection.drain()
-
-    def send_all(self, message: dict[str, Any]) -> None:
-        line = encode(message)
-        for runner in self._connections.runners:
-            runner.send_line(line)
 
     def close(self) -> None:
         if self._server is not None:
