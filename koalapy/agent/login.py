@@ -37,7 +37,6 @@ NAME_TIMEOUT = 5.0
 WELCOME_TIMEOUT = 3.0
 """Seconds for which a daemon is waited for that the agent is not connected to: one of the two may have begun anew."""
 ANSWER_TIMEOUT = 10.0
-"""Seconds that the daemon has to answer."""
 FOR_ALL = 0o666
 _PROTOCOL = 1
 
@@ -51,8 +50,6 @@ class Refused(Exception):
 
 
 class LoginServer:
-    """Listens for the users of this host."""
-
     def __init__(self, settings: AgentSettings, uplink: Uplink, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._cluster, self._url, self._uplink = settings.cluster, settings.url, uplink
@@ -66,11 +63,9 @@ class LoginServer:
         self._trust = settings.trust
         self._ca = ""
         self._welcome = asyncio.Event()
-        """Set while the daemon has let us in."""
         self._asking: dict[str, asyncio.Future[Vouched]] = {}
         self._pace = Throttle(burst=12, interval=5.0)
         self._connections: Counter[int] = Counter()
-        """By account."""
         self._server: asyncio.Server | None = None
         self._bound: BoundSocket | None = None
 

@@ -176,7 +176,6 @@ class Impostor(Message):
     node: Nodes
     how: Literal["forged", "second"]
     address: Name = ""
-    """Where it came from."""
     lrm_job: Name = ""
     """The job of the resource manager in which it claimed to be."""
     times: Count = 1
@@ -385,7 +384,6 @@ class Stage(Command):
     files: list[StageFile]
     bundle: StageBundle | None = None
     local_user: Name = ""
-    """As ``Submit`` has it."""
 
 
 class Unstage(Command):
@@ -499,7 +497,6 @@ class Plan:
     job: int
     generation: int
     text: str = field(repr=False)
-    """An object."""
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> "Plan":

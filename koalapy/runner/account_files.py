@@ -138,7 +138,6 @@ class Folders:
 
 
 def _read(file: io.FileIO, size: int) -> bytes:
-    """So much, or what there still is."""
     pieces = []
     while size > 0 and (data := file.read(size)):
         pieces.append(data)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from typing import IO
 
 MAX_DEPTH = 100
-"""Folders within folders."""
 CONTENT = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """A pipe that took a file's place must not keep the reader waiting."""
 

@@ -122,7 +122,6 @@ def _empty(folder: int, but: str = "") -> list[tuple[str, OSError]]:
 
 
 def _enter(name: str, folder: int) -> tuple[int, list[str]]:
-    """A folder, opened, and what is in it."""
     inner = _open(name, folder)
     try:
         return inner, os.listdir(inner)

@@ -386,7 +386,6 @@ class Head(Role):
         self._runner.loop.cancel("notice")
 
     def _reached(self) -> None:
-        """The pre-flight is over, and all is well."""
         if self._preflight is not None:
             self._namesakes = self._preflight.namesakes
         self._preflight = None

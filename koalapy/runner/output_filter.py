@@ -50,8 +50,6 @@ ADVICE = {
 
 
 class OutputFilter:
-    """Of the output of one run."""
-
     def __init__(self, runner: Node, plan: Plan) -> None:
         self._runner = runner
         commands = [" ".join(context["command"]) for context in plan.contexts]
@@ -60,9 +58,7 @@ class OutputFilter:
         """Whether there is nothing to say: no rank waits for another, or one that fails ends all."""
         self._held = b""
         self._advice = dict(ADVICE)
-        """What has not been told."""
         self._pending = ""
-        """Lines that are to be told after what mpirun writes now."""
         self.has_lost = False
         """Whether mpirun has just said that it lost a daemon, and the user was not told yet."""
 

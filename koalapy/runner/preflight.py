@@ -228,7 +228,6 @@ class Preflight:
         self._reporter = target if target in at else source
 
     def _move(self, networks: list[str], hosts: list[str]) -> None:
-        """Try it by other networks."""
         if not self._route:
             self._moving()
         self._prober.close()

@@ -68,7 +68,6 @@ class Runner:
         self._lease_grace_ends = float("inf")
         """By ``clock``, once the lease is over and the program was warned of that."""
         self._walltime_ends: float | None = None
-        """By ``clock``."""
         self._plan: dict[str, Any] = {}
         self.environment: dict[str, str] = {}
         self._phase = "waiting"
@@ -239,7 +238,6 @@ class Runner:
         self.loop.after("renew", renewal_interval(self.settings.lease), self._renew)
 
     def _lease_left(self) -> float:
-        """Seconds for which the daemon may go on to be silent."""
         return float("inf") if self.settings.lease is None else self.settings.lease - self._silence.silence
 
     def _check_lease(self) -> None:

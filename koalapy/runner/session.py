@@ -58,14 +58,11 @@ class Line:
 
 
 class Direction:
-    """One direction of a connection: tags by key and number."""
-
     def __init__(self, key: bytes) -> None:
         self._keyed = hmac.new(key, digestmod="sha256")
         self._count = 0
 
     def tag(self, line: Line) -> bytes:
-        """The next line's tag."""
         keyed = self._keyed.copy()
         keyed.update(self._count.to_bytes(8, "big") + line.digest)
         self._count += 1
@@ -81,7 +78,6 @@ class Session:
         self._said, self._heard = (Direction(key) for key in (reversed(keys) if is_agent else keys))
 
     def seal(self, line: Line) -> bytes:
-        """The line as it goes over the wire."""
         return self._said.tag(line) + line.ended
 
     def open(self, sealed: bytes) -> bytes:

@@ -117,7 +117,6 @@ class AccountProcess(io.RawIOBase):
         return data
 
     def finish(self) -> None:
-        """Wait for its end."""
         self.tell_all()
         while self._read():
             pass

@@ -23,7 +23,6 @@ from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 """What may go into a path and onto a command line; no number, or it might be taken for one."""
 CLOSED = ("nologin", "false")
-"""Shells of accounts that nobody is to run anything as."""
 CAP_SETGID, CAP_SETUID = 1 << 6, 1 << 7
 NO_RULE = re.compile(r"^sudo: .*(password|not allowed|unknown user|effective uid|sudoers)|^Sorry, user", re.MULTILINE)
 """What sudo says when it does not run something; what is run speaks for itself."""
@@ -33,8 +32,6 @@ LEFT_OUT = ("TMPDIR", "MAIL", "XDG_RUNTIME_DIR")
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """As the host's name service has it; ``groups`` are all that it is in."""
-
     name: str
     uid: int
     gid: int
@@ -131,7 +128,6 @@ class Accounts:
 
 
 def own_name(uid: int) -> str:
-    """For people, and to be compared with what a daemon says."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

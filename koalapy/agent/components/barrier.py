@@ -76,7 +76,6 @@ class Barrier:
         self._absent: dict[tuple[str, int], asyncio.Task[None]] = {}
         """Nodes whose runners should be there and are not: they have a while to come back."""
         self._output_failed: set[str] = set()
-        """Names of components whose output could not be written."""
         self._tasks = BackgroundTasks()
 
     def open(self, component: Component, plan: dict[str, Any]) -> None:
@@ -336,7 +335,6 @@ class Barrier:
         self._miss(component, index)
 
     def _miss(self, component: Component, index: int) -> None:
-        """A runner that should be there still is not."""
         component.collect_results()  # its secret may not have been known when the folder was recalled
         self._reporter.publish_output(component)
         node = component.nodes[index]

@@ -33,7 +33,6 @@ class Grace:
 
     @classmethod
     def begin(cls, signal: str, seconds: float) -> "Grace | None":
-        """From now on; None where there is none."""
         return cls(signal, seconds, _since_boot() + seconds) if signal and seconds > 0 else None
 
     @classmethod
@@ -46,7 +45,6 @@ class Grace:
         return max(0.0, min(self.seconds, self.until - _since_boot()))
 
     def noted(self) -> dict[str, Any]:
-        """As it is written down."""
         return asdict(self)
 
 
@@ -61,8 +59,6 @@ def lrm_name(instance: str, token: str) -> str:
 
 @dataclass(slots=True)
 class Node:
-    """One node's runner."""
-
     host: str = ""
     name: str = ""
     phase: str = ""
@@ -100,7 +96,6 @@ class Component:
     fetched: bool = True
     """Whether all that its runners left is in ``folder``, and not still where only that account can read."""
     output_limit: int = DEFAULT_OUTPUT_LIMIT
-    """Bytes of its output that the daemon keeps."""
     lease: float | None = None
     """Seconds of the daemon's silence after which it ends; None: never for that reason."""
     lrm_job: str | None = None
@@ -118,7 +113,6 @@ class Component:
     error: str = ""
     infrastructure: bool = False
     refused: Refusal = ""
-    """What the refusal of its resource manager concerns."""
     exceeded: Literal["", "memory"] = ""
     """The limit for which its resource manager ended it, other than its walltime."""
     exit_code: int | None = None
@@ -142,7 +136,6 @@ class Component:
 
     @classmethod
     def recall(cls, instance: str, token: str, folder: Folder, clock: Clock = SYSTEM_CLOCK) -> "Component":
-        """As its folder remembers it, after a restart of the agent."""
         known = folder.entries()
         submitted = known.get("submit", {})
         own = cls(
@@ -219,7 +212,6 @@ class Component:
 
     @property
     def runners(self) -> list[RunnerConnection]:
-        """Those that are connected."""
         return [node.runner for node in self.nodes if node.runner is not None]
 
     @property
@@ -227,7 +219,6 @@ class Component:
         return all(node.phase for node in self.nodes)
 
     def send(self, message: dict[str, Any]) -> None:
-        """To every runner that is connected."""
         for runner in self.runners:
             runner.send(message)
 
@@ -316,7 +307,6 @@ class Component:
                 self.node_ended(index, left)
 
     def _collect_output(self) -> None:
-        """Take in what runners that are gone could not send any more."""
         unsent = self.folder.unsent()
         for index, node in enumerate(self.nodes):
             total = (node.result or {}).get("output")

@@ -66,7 +66,6 @@ class JobFolders:
 
     @classmethod
     def alone(cls, run_command: RunCommand = run) -> "JobFolders":
-        """Of an agent that acts for nobody but itself."""
         return cls(RunAs(Accounts("", SiteSettings()), run_command=run_command))
 
     @property
@@ -94,13 +93,11 @@ class JobFolders:
             ) from error
 
     def folder(self, user: str, name: str) -> Path:
-        """One of an account's."""
         if self.base is None or not PLAIN.fullmatch(user):
             raise SiteRejected(f"{user!r} has no folder here", fault=SiteFault.UNSUITABLE)
         return self.base / user / name
 
     def stage(self, user: str, instance: str, token: str) -> Path:
-        """Where a component finds the files of its stage."""
         return self.folder(user, f"stage-{instance}-{token}")
 
     def accounts(self) -> frozenset[str]:
@@ -167,7 +164,6 @@ class JobFolders:
         await self._call(user, "remove", folder, AccountProcess.tell_all)
 
     async def names(self, user: str) -> frozenset[str]:
-        """Of all that an account has here."""
         found: set[str] = set()
 
         def take(process: AccountProcess) -> None:

@@ -73,7 +73,6 @@ class JobPlaces:
             await asyncio.sleep(RETRY_DELAY)
 
     def remove(self, component: Component) -> None:
-        """Nobody wants it any more."""
         if component.user:
             self._tasks.spawn(self._remove(component))
 

@@ -164,7 +164,6 @@ class OutputLog:
         return self._keep(node, whole=True)
 
     def close(self) -> None:
-        """No more will come from any node."""
         for node, held in enumerate(self._held):
             if held and not self.finish(node):
                 self._lose(f"{len(self._held[node])} bytes of node {node}: {self.error}")
@@ -202,7 +201,6 @@ class OutputLog:
     # To the daemon
 
     def next_piece(self) -> Piece | None:
-        """What may be sent now."""
         if self.sent >= self.total or self.sent - self.acknowledged >= MAX_UNACKNOWLEDGED:
             return None
         if self.sent == self.acknowledged and not self._again:

@@ -179,7 +179,6 @@ class Agent:
         watched = {"spool": settings.directory, "stages": settings.stages}
         self._disks = DiskWatch(self._reporter, watched, settings.disks, self._jobs.polls.soon)
         self._undone: list[Command] = []
-        """What could not be written down, to be carried out when it can."""
         self._daemons = Daemons(settings.directory)
         self._epoch, self._life = 0, ""
         self._welcomed = False
@@ -223,7 +222,6 @@ class Agent:
             log.info("agent ends", action="agent-ends", cluster=self._settings.cluster)
 
     def _recall(self) -> None:
-        """Take up again whatever the folders remember."""
         self._folders.prepare()
         for path in self._spool.sweep():
             log.info("what was left of a component was removed", action="folders-swept", folder=str(path))
@@ -474,7 +472,6 @@ class Agent:
         return ""
 
     def _catch_up(self) -> None:
-        """Write down, and do, what could not be before."""
         for component in list(self._reporter.components.values()):
             component.folder.catch_up()
         undone, self._undone = self._undone, []
@@ -482,7 +479,6 @@ class Agent:
             self._command(message)
 
     def _note(self, message: Command) -> None:
-        """What must be remembered even when the daemon forgets it."""
         instance = self._reporter.instance
         if message.epoch > self._epoch:
             self._epoch = message.epoch

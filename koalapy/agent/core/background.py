@@ -22,9 +22,7 @@ log = structlog.get_logger()
 
 NAME_PREFIX = "local-"
 MAX_SECONDS = 600.0
-"""Seconds that one such job may run."""
 MAX_CONCURRENT_JOBS = 100
-"""How many of them may be under way."""
 MAX_QUEUED_SECONDS = 3600.0
 """Seconds that one may have waited for its nodes, for which it is remembered beyond its time."""
 WALLTIME_ALLOWANCE = 60.0
@@ -128,7 +126,6 @@ class Background:
         self._started = {name: one for name, one in self._started.items() if one.until + MAX_QUEUED_SECONDS > now}
 
     def _clean(self) -> None:
-        """Remove the folders of jobs that are long gone."""
         with contextlib.suppress(OSError):
             for folder in self._directory.iterdir():
                 if folder.name not in self._started and folder.stat().st_mtime + FOLDER_RETENTION < self._clock.now():

@@ -102,7 +102,6 @@ class ExpiredDaemons:
         self._after, self._check_interval_s = after, check_interval_s
 
     async def watch(self) -> None:
-        """Look now and then, until cancelled."""
         while True:
             await asyncio.sleep(self._check_interval_s)
             try:

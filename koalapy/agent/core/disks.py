@@ -27,7 +27,6 @@ class DiskWatch:
         self._reporter, self._folders, self._limits, self._changed = reporter, folders, limits, changed
 
     async def watch(self) -> None:
-        """Look now and then, until cancelled."""
         while True:
             await self.look()
             await asyncio.sleep(CHECK_INTERVAL)

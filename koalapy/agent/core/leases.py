@@ -52,12 +52,10 @@ class Leases:
         self._look_due = self._spared_until = -inf
 
     def welcomed(self) -> None:
-        """Begin to ask the daemon that has let us in."""
         self._may_ask = True
         self.renew()
 
     def lost(self) -> None:
-        """Ask nobody while there is no connection."""
         self._may_ask = False
 
     def renew(self) -> None:

@@ -82,7 +82,6 @@ class CallRecord:
             tally.last_error, tally.failed_at = error.message, now
 
     def told(self) -> tuple[LrmCalls, ...]:
-        """All of it, as of now."""
         now = self._clock.monotonic()
         return tuple(_calls(operation, tally, now) for operation, tally in sorted(self._tallies.items()))
 
@@ -193,7 +192,6 @@ class LrmHealth:
         self._tell()
 
     def accepted(self) -> None:
-        """It has taken a job."""
         self._refusal, self._refusals = "", 0
 
     def _out_of_reach(self, text: str, *, silent: bool = True) -> None:

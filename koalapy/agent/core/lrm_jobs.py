@@ -74,12 +74,10 @@ class LrmJobs:
         self._timeouts, self._clock = timeouts, clock
         self._health = LrmHealth(self._tell, timeouts, clock)
         self.calls = self._health.calls.told
-        """Return how the resource manager answered until now."""
         self._leftovers = Leftovers(clock)
         self.polls = PollSchedule(poll_interval, reporter.live.values, timeouts, clock)
         self._address = address
         self._awaited: set[str] = set()
-        """Names of components whose runners are to connect within a time."""
         self._hanging_up: set[str] = set()
         """Names of components whose nodes the resource manager has back, and whose runners are still connected."""
         self._opened = asyncio.Event()
@@ -126,7 +124,6 @@ class LrmJobs:
             self._tasks.spawn(self._cancel(component, self._stop_timeout if started else 0.0))
 
     async def watch(self) -> None:
-        """Follow the resource manager until cancelled."""
         try:
             await self._open()
             self._tasks.spawn(self._listen())

@@ -14,7 +14,6 @@ REPORT_AFTER = 10.0
 FORCE_AFTER = 30.0
 """Seconds until a job that is still there is told to end again, by force."""
 MAX_RETAINED_NAMES = 10_000
-"""Names of components that have ended which are remembered."""
 
 
 @dataclass(slots=True)
@@ -38,7 +37,6 @@ class Leftovers:
         self._over: dict[str, str] = {}
         """Accounts of components that have ended, by their names: what is found of both, even if late, is to go."""
         self._left: dict[str, Leftover] = {}
-        """By the id of the job."""
 
     def component_ended(self, name: str, user: str = "") -> None:
         self._over.pop(name, None)

@@ -41,11 +41,9 @@ class PollSchedule:
         """Of the last poll: how long it took, and when it was over."""
         self._under_way = False
         self._count = 0
-        """How many have begun."""
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         """Who waits for the end of a poll of that number or a later one."""
         self._awaited = False
-        """Whether jobs wait for nodes here."""
         self._ending: set[str] = set()
         self._pause = self._pause_until = 0.0
 
@@ -107,7 +105,6 @@ class PollSchedule:
     # One poll
 
     def begins(self) -> int:
-        """Its number."""
         self._count += 1
         self._under_way = True
         return self._count

@@ -79,7 +79,6 @@ class Reporter:
         self.components: dict[str, Component] = {}
         """By the name their jobs have in the resource manager."""
         self.live: dict[str, Component] = {}
-        """Those that have not ended."""
         self.instance = ""
         self.notices: list[str] = []
         """What people should know of the cluster beside its counts."""
@@ -93,7 +92,6 @@ class Reporter:
         """Accounts of jobs that carry our name though we have no record of them, by their names."""
         self._welcomed = False
         self._ready = False
-        """Whether the inventory has been sent."""
         self._reported: ClusterReport | None = None
 
     def add(self, component: Component) -> None:
@@ -167,7 +165,6 @@ class Reporter:
         self.publish(component)
 
     def publish_output(self, component: Component) -> None:
-        """Send what may be on its way now."""
         if not self._ready or component.instance != self.instance:
             return
         while piece := component.output.next_piece():
@@ -175,7 +172,6 @@ class Reporter:
             self.uplink.put(Output(token=component.token, offset=piece.offset, data=data, gap=piece.gap))
 
     def acknowledged(self, component: Component, offset: int) -> None:
-        """The daemon has its output up to an offset."""
         component.output.acknowledge(offset)
         self.publish_output(component)
         if component.ended and not component.output.pending:

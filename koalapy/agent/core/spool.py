@@ -33,7 +33,6 @@ log = structlog.get_logger()
 _WRITING = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _CHUNK = 1024 * 1024
 REMOVED_SUFFIX = ".forgotten"
-"""Ends the name of a folder that is being removed."""
 MAX_JOURNAL = 64 * 1024 * 1024
 """Bytes of a journal at most: of what has more, most was not written by us."""
 DAMAGED_JOURNAL = "journal.damaged"
@@ -116,7 +115,6 @@ class DiskSync:
         self._done = upto
 
     def forget(self, folder: Path) -> None:
-        """It was removed."""
         self._failed = {p: e for p, e in self._failed.items() if folder not in (p, p.parent)}
 
 
@@ -153,7 +151,6 @@ class Folder:
     secret_of: Callable[[int], bytes | None] | None = None
     """The secret of a node, by which what its runner left is known to be its; without one, all is taken for that."""
     _late: bytes = b""
-    """What there was no room for yet."""
 
     def write(self, **entry: Any) -> None:
         """Add to the journal; ``OSError`` also when there was room for a part of it only."""
@@ -318,11 +315,9 @@ class Spool:
         return Folder(path, self.disk_sync, secret_of)
 
     def discard(self, instance: str, token: str) -> None:
-        """What there is of a folder in which nothing could be written."""
         Folder(self._directory / instance / token, self.disk_sync).remove()
 
     def heard(self, instance: str) -> None:
-        """Note that a daemon was heard of now."""
         (self._directory / instance).mkdir(mode=0o700, exist_ok=True)
         (self._directory / instance / LAST_HEARD_FILE).touch(mode=0o600)
 
@@ -346,6 +341,5 @@ class Spool:
         return gone
 
     def load(self) -> Iterator[tuple[str, str, Folder]]:
-        """Every (instance, token, folder) there is."""
         for journal in sorted(self._directory.glob("*/*/journal")):
             yield journal.parent.parent.name, journal.parent.name, self._folder(journal.parent)

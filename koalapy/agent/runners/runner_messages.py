@@ -37,7 +37,6 @@ class Here(RunnerMessage):
     start: Bytes = 0
     """Where its output begins."""
     warned: bool = False
-    """Whether its program was told that it will be stopped."""
 
 
 class Out(RunnerMessage):
@@ -51,8 +50,6 @@ class Running(RunnerMessage):
 
 
 class Warned(RunnerMessage):
-    """Its program was told that it will be stopped."""
-
     t: Literal["warned"]
 
 

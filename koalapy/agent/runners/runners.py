@@ -41,13 +41,10 @@ LOOP_TURN = 0.002
 
 
 def encode(message: dict[str, Any]) -> Line:
-    """A message as it is sent."""
     return Line(json.dumps(message, separators=(",", ":")).encode())
 
 
 class RunnerHandler(Protocol):
-    """Handles what runners say."""
-
     def challenge(self, runner: "RunnerConnection", hello: dict[str, Any]) -> tuple[Session, str] | None:
         """How to find out whether somebody is the runner that he says, with our nonce; None when he cannot be."""
         ...
@@ -70,7 +67,6 @@ class LineBuffer:
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
         self.size = 0
-        """Bytes of the line that has not ended."""
 
     def take(self, data: bytes) -> Iterator[bytes]:
         """The lines that end within ``data``."""
@@ -108,7 +104,6 @@ class RunnerConnection(asyncio.Protocol):
 
     @property
     def address(self) -> str:
-        """Where it comes from."""
         peer = self._transport.get_extra_info("peername") if self._transport is not None else None
         return str(peer[0]) if peer else ""
 
@@ -142,7 +137,6 @@ class RunnerConnection(asyncio.Protocol):
         self.send_line(encode(message))
 
     def send_line(self, line: Line) -> None:
-        """Send what is encoded already, for many runners."""
         if self._transport is not None:
             self._transport.write(line.ended if self._session is None else self._session.seal(line))
 

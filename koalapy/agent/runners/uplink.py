@@ -55,7 +55,6 @@ class Uplink:
         self._wake = asyncio.Event()
         self._full = asyncio.Event()
         self.online = asyncio.Event()
-        """Set while there is a connection."""
         self.online_since = float("-inf")
         """Since when, by the monotonic clock; or when the last one began."""
         self._complained = self._welcomed = False

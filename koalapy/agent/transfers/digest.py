@@ -97,7 +97,6 @@ class GrowingDigest:
         self._given_up = False
 
     def finish(self) -> None:
-        """It will not grow any more: ``follow`` returns when it has read the rest."""
         self._whole.set()
 
     def give_up(self) -> None:

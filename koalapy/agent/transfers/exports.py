@@ -75,8 +75,6 @@ def missing_programs() -> list[str]:
 
 
 class TicketBack(BaseModel):
-    """``unexport``: a ticket is not needed any more."""
-
     module: str
 
 
@@ -181,7 +179,6 @@ class Exports:
         return {}
 
     async def close(self) -> None:
-        """End every connection; nobody can pull any more."""
         if self._accepting is not None:
             self._accepting.cancel()
             await asyncio.gather(self._accepting, return_exceptions=True)

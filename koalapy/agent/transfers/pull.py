@@ -47,7 +47,6 @@ SHARE = 10
 MAX_DIGESTS = 16
 """Checksums computed at once while files come, besides one for each pull that has its turn."""
 MAX_BUNDLES = 16
-"""Bundles fetched at once."""
 MAX_REPLICAS = 16
 """Replicas on this site that are looked at for programs at once; each may have to be read."""
 

@@ -72,7 +72,6 @@ class Replicas:
         self._closing = threading.Event()
 
     def close(self) -> None:
-        """Give up what is being looked at."""
         self._closing.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
 

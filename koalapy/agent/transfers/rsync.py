@@ -33,8 +33,6 @@ class RsyncMissing(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a pull ended."""
-
     code: int
     errors: str
 

@@ -104,7 +104,6 @@ class StageRun:
         self.published_at = 0.0
 
     def recall(self) -> None:
-        """Take up what the journal says is done already."""
         self._recalled = True
         known = self._journal.entries()
         self._unpacked = known.get("unpacked", False)
@@ -132,7 +131,6 @@ class StageRun:
 
     @property
     def inputs(self) -> frozenset[str]:
-        """What they are called in the folder."""
         return frozenset(file.target for file in self._files)
 
     async def end(self) -> None:
@@ -150,7 +148,6 @@ class StageRun:
         return await asyncio.shield(making)
 
     def remove(self) -> None:
-        """Remove the folder and all we know of it; blocks."""
         with contextlib.suppress(StageError):
             self._end_orphans()
         for path in (self.folder, self._own):

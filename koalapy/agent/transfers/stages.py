@@ -50,12 +50,10 @@ class Stages:
         self._tasks = BackgroundTasks()
 
     def folder(self, instance: str, token: str) -> Path:
-        """The folder of a stage."""
         run = self._stages.get((instance, token))
         return run.folder if run else self._directory / f"{instance}-{token}"
 
     def inputs(self, instance: str, token: str) -> frozenset[str]:
-        """What a stage's inputs are called in its folder."""
         run = self._stages.get((instance, token))
         return run.inputs if run else frozenset()
 
@@ -114,18 +112,15 @@ class Stages:
             self.release(instance, token)
 
     def release(self, instance: str, token: str) -> None:
-        """Remove what is unwanted and not in use."""
         key = instance, token
         if key in self._unwanted and not self._in_use(instance, token):
             self._unwanted.discard(key)
             self._tasks.spawn(self._remove(self._stages.pop(key)))
 
     def instances(self) -> set[str]:
-        """The daemons that have stages here."""
         return {instance for instance, _ in self._stages}
 
     def tokens(self) -> set[Key]:
-        """Of all that are here, and whose."""
         return set(self._stages)
 
     def abandon(self, instance: str) -> None:
