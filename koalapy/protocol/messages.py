@@ -345,9 +345,6 @@ class Forget(Command):
     """The daemon has all it wants of an ended component; the agent may remove its files."""
 
     type: Literal["forget"] = "forget"
-    id: Number
-    epoch: Count
-    token: Name
 
 
 class StageFile(Message):
@@ -390,9 +387,6 @@ class Unstage(Command):
     """A stage is not wanted any more: end what is on its way and remove the folder; no error when there is none."""
 
     type: Literal["unstage"] = "unstage"
-    id: Number
-    epoch: Count
-    token: Name
 
 
 class Probe(Message):
@@ -511,15 +505,11 @@ PLAN = "plan"
 """The key of a command's ``Plan``, whose content stands in its place in the frame."""
 
 
-def commands_frame(messages: Sequence[dict[str, Any] | Message]) -> str:
-    """Return the daemon's messages as one frame; those that it keeps are dictionaries, and right by how they were
-    made."""
-    return f"[{','.join(map(_command_text, messages))}]"
-
-
 def command_frames(messages: Iterable[dict[str, Any] | Message]) -> Iterator[str]:
-    """Yield the daemon's messages in frames of at most ``COMMANDS_FRAME_SIZE``; a larger message is a frame of its
-    own."""
+    """Yield the daemon's messages in frames of at most ``COMMANDS_FRAME_SIZE``; a larger message is a frame of its own.
+
+    Messages that the daemon stores are dictionaries, and are not checked again.
+    """
     texts: list[str] = []
     size = 0
     for text in map(_command_text, messages):

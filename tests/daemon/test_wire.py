@@ -10,7 +10,7 @@ from koalapy.model.replica import Catalogue, Part, Replica
 from koalapy.model.request import Bundle, ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest
 from koalapy.model.users import Accounts, Domain, User, Users
 from koalapy.model.warning import StopWarning, WarningSignal
-from koalapy.protocol.messages import Open, Probe, commands_frame, from_daemon
+from koalapy.protocol.messages import Open, Probe, command_frames, from_daemon
 from koalapy.scheduler.effects import OpenBarrier, StageComponent, StopComponent, SubmitComponent
 
 PROFILES = {
@@ -26,7 +26,7 @@ PLACED = (
 def opened(spec: JobSpec) -> dict[str, object]:
     job = Job(7, spec, 0.0, JobState.STARTING, generation=1, attempt=Attempt(1, PLACED, 0.0))
     command = CommandMessages(1, PROFILES, Catalogue(), Accounts()).message(OpenBarrier("north", "7.1.0"), job, 3)
-    (told,) = json.loads(commands_frame([command]))
+    (told,) = json.loads(next(command_frames([command])))
     return dict(told)
 
 
@@ -78,7 +78,7 @@ def test_the_plan_is_made_once_for_all_components() -> None:
     assert told[0]["plan"] is told[1]["plan"]
     assert [each["token"] for each in told] == ["7.1.0", "7.1.1"]
     probe = Probe(sequence=1, look=True)
-    heard = from_daemon.validate_json(commands_frame([*told, probe]))
+    heard = from_daemon.validate_json(next(command_frames([*told, probe])))
     assert isinstance(heard[0], Open)
     assert isinstance(heard[1], Open)
     contexts = heard[0].contexts

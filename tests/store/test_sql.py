@@ -17,7 +17,7 @@ from koalapy.model.errors import ConflictError, KoalaError, StoreUnavailable, Us
 from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState, TimelineEntry
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import ClusterRecord, JobFilter, OutboxEntry
-from koalapy.protocol.messages import Plan, commands_frame
+from koalapy.protocol.messages import Plan, command_frames
 from koalapy.store import listing
 from koalapy.store.database import Database
 from koalapy.store.engine import make_engine
@@ -283,7 +283,9 @@ def test_plan_of_many_commands_is_stored_once_until_all_are_acknowledged(open_st
     assert count("max(length(cast(payload as text))) from outbox") < 100
     loaded = store.load().outbox
     assert loaded == (*entries, *open_commands(other, 200))
-    assert [message["head"] for message in json.loads(commands_frame([e.payload for e in loaded]))] == ["7.1.1"] * 101
+    assert [message["head"] for message in json.loads(next(command_frames(e.payload for e in loaded)))] == [
+        "7.1.1"
+    ] * 101
     store.write(batch(acknowledged=list(range(1, 100))))
     assert count("count(*) from plans") == 2
     store.write(batch(acknowledged=[100]))

@@ -40,28 +40,7 @@ from koalapy.agent.transfers.service import FileService
 from koalapy.model.errors import SiteError
 from koalapy.model.job import ComponentState, is_token, parse_token
 from koalapy.model.reports import ComponentStatus, Versions
-from koalapy.protocol.messages import (
-    Ack,
-    Answer,
-    Ask,
-    Command,
-    Confirmed,
-    Forget,
-    FromDaemon,
-    Hello,
-    LeaseRenewed,
-    Open,
-    OutputAck,
-    Probe,
-    Relay,
-    RelayFailed,
-    Stage,
-    Stop,
-    Submit,
-    Unstage,
-    Vouched,
-    Welcome,
-)
+from koalapy.protocol import messages as wire
 from koalapy.runner.folders import sweep
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 from koalapy.system.systemd import ServiceManager
@@ -85,7 +64,7 @@ MAX_THREADS = 64
 
 
 FindOpenMpi = Callable[[AgentSettings, str | None], Awaitable[OpenMpi]]
-"""Return the Open MPI of this host, by default the one below a prefix. Raise ``SiteError`` if it cannot be run."""
+"""Return the wire.Open MPI of this host, by default the one below a prefix. Raise ``SiteError`` if it cannot be run."""
 
 
 async def run_agent(
@@ -178,7 +157,7 @@ class Agent:
         self._expired = ExpiredDaemons(self._spool, self._reporter, self._jobs, self._places, self._files, *silence)
         watched = {"spool": settings.directory, "stages": settings.stages}
         self._disks = DiskWatch(self._reporter, watched, settings.disks, self._jobs.polls.soon)
-        self._undone: list[Command] = []
+        self._undone: list[wire.Command] = []
         self._daemons = Daemons(settings.directory)
         self._epoch, self._life = 0, ""
         self._welcomed = False
@@ -282,14 +261,14 @@ class Agent:
             try:
                 open_mpi = await self._find_open_mpi(self._settings, self._settings.environment.get("KOALA_MPI_PREFIX"))
             except SiteError as error:
-                log.info("the version of Open MPI is not known", action="version-unknown", reason=error.message)
+                log.info("the version of wire.Open MPI is not known", action="version-unknown", reason=error.message)
                 open_mpi = OpenMpi()
             self._reporter.versions = Versions(koalapy.__version__, lrm, open_mpi.version)
             self._jobs.polls.soon()
             await asyncio.sleep(VERSIONS_INTERVAL if lrm else VERSIONS_RETRY_INTERVAL)
 
-    def _hello(self) -> Hello:
-        return Hello(
+    def _hello(self) -> wire.Hello:
+        return wire.Hello(
             cluster=self._settings.cluster,
             version=koalapy.__version__,
             lrm=self._settings.kind,
@@ -337,33 +316,33 @@ class Agent:
             self._greeting.cancel()
         self._confirming.cancel()
 
-    def _received(self, message: FromDaemon) -> None:
-        if not self._welcomed and not isinstance(message, Welcome):
+    def _received(self, message: wire.FromDaemon) -> None:
+        if not self._welcomed and not isinstance(message, wire.Welcome):
             raise ValueError(f"the daemon begins with {message.type!r}, not with a welcome: it is not obeyed")
         match message:
-            case Command():
+            case wire.Command():
                 self._command(message)
-            case Welcome():
+            case wire.Welcome():
                 self._welcome(message)
-            case Ask():
+            case wire.Ask():
                 self._questions.asked(message)
-            case Answer():
+            case wire.Answer():
                 self._questions.answered(message)
-            case Vouched():
+            case wire.Vouched():
                 self._logins.vouched(message)
-            case Probe():
+            case wire.Probe():
                 self._probe(message)
-            case LeaseRenewed():
+            case wire.LeaseRenewed():
                 self._leases.renewed(message)
-            case OutputAck():
+            case wire.OutputAck():
                 if component := self._reporter.find(message.token):
                     self._reporter.acknowledged(component, message.offset)
-            case Relay():
+            case wire.Relay():
                 self._barrier.relay(message)
-            case RelayFailed():
+            case wire.RelayFailed():
                 self._barrier.tell(message.token, message.node, {"op": "undelivered", "reason": message.reason})
 
-    def _welcome(self, message: Welcome) -> None:
+    def _welcome(self, message: wire.Welcome) -> None:
         if not INSTANCE.fullmatch(message.instance):
             raise ValueError(f"{message.instance[:60]!r} is no instance of a daemon: it is not obeyed")
         if not self._daemons.serve(message.instance, message.epoch, message.life):
@@ -404,10 +383,10 @@ class Agent:
             self._reporter.add(component)
             self._jobs.end(component)
 
-    def _probe(self, message: Probe) -> None:
+    def _probe(self, message: wire.Probe) -> None:
         self._jobs.polls.await_nodes(awaited=message.awaited)
         if not message.look:
-            self._uplink.put(Confirmed(sequence=message.sequence), urgent=True)
+            self._uplink.put(wire.Confirmed(sequence=message.sequence), urgent=True)
             return
         self._confirming.spawn(self._confirm(message.sequence))
 
@@ -416,16 +395,16 @@ class Agent:
         await self._barrier.all_back()
         await self._runners.drain()
         await self._jobs.polls.afresh()
-        self._uplink.put(Confirmed(sequence=sequence), urgent=True)
+        self._uplink.put(wire.Confirmed(sequence=sequence), urgent=True)
 
-    def _command(self, message: Command) -> None:
+    def _command(self, message: wire.Command) -> None:
         # Tokens name folders: none may lead out of the agent's.
-        named = [message.token, *([message.stage] if isinstance(message, Submit) and message.stage else ())]
+        named = [message.token, *([message.stage] if isinstance(message, wire.Submit) and message.stage else ())]
         error = next((f"{token[:60]!r} is no token" for token in named if not is_token(token)), "")
         if message.epoch < self._epoch:
             error = f"epoch {message.epoch} is older than {self._epoch}"
         if error:
-            self._uplink.put(Ack(id=message.id, error=error))
+            self._uplink.put(wire.Ack(id=message.id, error=error))
             return
         try:
             self._note(message)
@@ -433,38 +412,38 @@ class Agent:
         except OSError as failure:
             refusal = self._cannot_write(message, failure)
         if refusal is not None:
-            self._uplink.put(Ack(id=message.id, error=refusal))
+            self._uplink.put(wire.Ack(id=message.id, error=refusal))
 
-    def _carry_out(self, message: Command) -> str | None:
+    def _carry_out(self, message: wire.Command) -> str | None:
         """Why a command is refused, empty when it is not; None when it is not done yet. ``OSError`` where it could not
         be written down."""
         match message:
-            case Submit():
+            case wire.Submit():
                 return self._submit(message)
-            case Open():
+            case wire.Open():
                 return self._open(message)
-            case Stop():
+            case wire.Stop():
                 return self._stop(message)
-            case Forget():
+            case wire.Forget():
                 return self._forget(message)
-            case Stage():
+            case wire.Stage():
                 return self._files.stages.stage(self._reporter.instance, message)
-            case Unstage():
+            case wire.Unstage():
                 self._files.stages.unstage(self._reporter.instance, message.token)
                 return ""
         return f"this agent knows no command {message.type!r}"
 
-    def _cannot_write(self, message: Command, failure: OSError) -> str | None:
+    def _cannot_write(self, message: wire.Command, failure: OSError) -> str | None:
         """What was not written down is not begun: its component fails, and what must be done is done later."""
         error = write_error(self._settings.directory, failure)
         log.error("a command cannot be written down", action="command-not-noted", token=message.token, error=error)
         component = self._reporter.find(message.token)
-        if isinstance(message, Submit) and component is None:
+        if isinstance(message, wire.Submit) and component is None:
             self._spool.discard(self._reporter.instance, message.token)
             self._jobs.cannot_write(error)  # said first, so that no other is sent the same way
             lost = ComponentStatus(message.token, ComponentState.ENDED, error=error, infrastructure=True)
             self._uplink.put(lost)
-        elif isinstance(message, Open) and component is not None:
+        elif isinstance(message, wire.Open) and component is not None:
             self._barrier.fail(component, error)
         else:
             self._undone.append(message)
@@ -478,14 +457,14 @@ class Agent:
         for message in undone:
             self._command(message)
 
-    def _note(self, message: Command) -> None:
+    def _note(self, message: wire.Command) -> None:
         instance = self._reporter.instance
         if message.epoch > self._epoch:
             self._epoch = message.epoch
             self._daemons.serve(instance, message.epoch, self._life)
         self._daemons.heard_of(instance, parse_token(message.token).job)
 
-    def _submit(self, message: Submit) -> str:
+    def _submit(self, message: wire.Submit) -> str:
         known = self._reporter.find(message.token)
         if known is not None:
             self._reporter.publish_again(known)
@@ -501,7 +480,7 @@ class Agent:
         self._jobs.submit(component)
         return ""
 
-    def _open(self, message: Open) -> str:
+    def _open(self, message: wire.Open) -> str:
         component = self._reporter.find(message.token)
         if component is None or component.size == 0:
             return f"there is no component {message.token}"
@@ -509,7 +488,7 @@ class Agent:
             self._barrier.open(component, message.plan())
         return ""
 
-    def _stop(self, message: Stop) -> str | None:
+    def _stop(self, message: wire.Stop) -> str | None:
         component = self._reporter.find(message.token)
         if component is None:
             component = self._new(message.token, 0, None)
@@ -530,7 +509,7 @@ class Agent:
             return None
         return ""
 
-    def _forget(self, message: Forget) -> str:
+    def _forget(self, message: wire.Forget) -> str:
         component = self._reporter.find(message.token)
         if component is None:
             return ""

@@ -12,16 +12,7 @@ from websockets import CloseCode
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
-from koalapy.protocol.messages import (
-    MAX_FRAME_SIZE,
-    FromAgent,
-    FromDaemon,
-    Hello,
-    frame,
-    frames,
-    from_agent,
-    from_daemon,
-)
+from koalapy.protocol import messages as wire
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 from koalapy.system.tls import OF_THIS_MACHINE, Trust, refusal
 
@@ -42,7 +33,7 @@ class Uplink:
         self,
         url: str,
         token: str,
-        hello: Callable[[], Hello],
+        hello: Callable[[], wire.Hello],
         synced: Callable[[], Awaitable[None]] | None = None,
         trust: Trust = OF_THIS_MACHINE,
         clock: Clock = SYSTEM_CLOCK,
@@ -51,7 +42,7 @@ class Uplink:
         self._trust, self._clock = trust, clock
         self._synced = synced
         self._url, self._token, self._hello = url, token, hello
-        self._queue: list[FromAgent] = []
+        self._queue: list[wire.FromAgent] = []
         self._wake = asyncio.Event()
         self._full = asyncio.Event()
         self.online = asyncio.Event()
@@ -59,7 +50,7 @@ class Uplink:
         """Since when, by the monotonic clock; or when the last one began."""
         self._complained = self._welcomed = False
 
-    def put(self, message: FromAgent, *, urgent: bool = False) -> None:
+    def put(self, message: wire.FromAgent, *, urgent: bool = False) -> None:
         """Send soon, or drop while there is no connection: the inventory says it all again."""
         if not self.online.is_set():
             return
@@ -68,7 +59,7 @@ class Uplink:
         if urgent or len(self._queue) >= BATCH_SIZE:
             self._full.set()
 
-    async def run(self, received: Callable[[FromDaemon], None], lost: Callable[[], None]) -> None:
+    async def run(self, received: Callable[[wire.FromDaemon], None], lost: Callable[[], None]) -> None:
         """Keep connected until cancelled; ``lost`` is told of every break."""
         pause = MIN_RECONNECT_PAUSE
         while True:
@@ -80,7 +71,7 @@ class Uplink:
                     additional_headers=headers,
                     ssl=self._trust.context() if self._url.startswith("wss:") else None,
                     compression=None,
-                    max_size=MAX_FRAME_SIZE,
+                    max_size=wire.MAX_FRAME_SIZE,
                     proxy=None,
                     ping_interval=PING_INTERVAL,
                     ping_timeout=PING_TIMEOUT,
@@ -103,7 +94,7 @@ class Uplink:
             log.warning("daemon out of reach", action="daemon-away", url=self._url, reason=reason)
             self._complained = True
 
-    async def _converse(self, socket: ClientConnection, received: Callable[[FromDaemon], None]) -> None:
+    async def _converse(self, socket: ClientConnection, received: Callable[[wire.FromDaemon], None]) -> None:
         self._queue.append(self._hello())
         self.online_since = self._clock.monotonic()
         self.online.set()
@@ -112,7 +103,7 @@ class Uplink:
         sender = asyncio.create_task(self._send_batches(socket))
         try:
             async for received_frame in socket:
-                for message in from_daemon.validate_json(received_frame):
+                for message in wire.from_daemon.validate_json(received_frame):
                     if message.type == "welcome":
                         self._welcomed = True
                         if self._complained:
@@ -141,7 +132,7 @@ class Uplink:
             if batch:
                 if self._synced is not None:
                     await self._synced()
-                for each in frames(batch, partial(frame, from_agent)):
+                for each in wire.frames(batch, partial(wire.frame, wire.from_agent)):
                     await socket.send(each)
 
 

@@ -21,7 +21,6 @@ FIRST_TICK = 0.02
 """The same until the first bytes have come: how long that took is no sign of how fast the link is."""
 MAX_ERROR_LENGTH = 4000
 """Bytes that are kept of what it says, the last ones: there is a line for each of very many files, maybe."""
-COUNT = re.compile(r"\((\d+)\)")
 OURS = re.compile(r"\[(receiver|generator)\]|\[(receiver|generator)=", re.IGNORECASE)
 NO_SPACE = ("No space left on device", "Disk quota exceeded", "File too large")
 READ_ONLY = ("Read-only file system", "Permission denied")
