@@ -1,7 +1,8 @@
 """Whether a resource manager answers and takes jobs, how long its answers take, and what is to be told of that."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -143,7 +144,8 @@ class LrmHealth:
                 done, _ = await asyncio.wait((polling,), timeout=CALL_TIMEOUT - timeout)
             if not done:
                 raise SiteUnavailable(f"no answer within {CALL_TIMEOUT:g} s")
-            answer = _result(polling)
+            with only_site_errors():
+                answer = polling.result()
         except SiteError as error:
             self.calls.note(operation, began, error)
             text = in_one_line(error)
@@ -164,15 +166,12 @@ class LrmHealth:
         return await self.calls.measured(operation, self._call(asked))
 
     async def _call(self, asked: Awaitable[T]) -> T:
-        try:
-            async with asyncio.timeout(CALL_TIMEOUT):
-                return await asked
-        except TimeoutError as error:
-            raise SiteUnavailable(f"the resource manager did not answer within {CALL_TIMEOUT:g} s") from error
-        except SiteError:
-            raise
-        except Exception as error:
-            raise unexpected(error) from error
+        with only_site_errors():
+            try:
+                async with asyncio.timeout(CALL_TIMEOUT):
+                    return await asked
+            except TimeoutError as error:
+                raise SiteUnavailable(f"the resource manager did not answer within {CALL_TIMEOUT:g} s") from error
 
     def takes_no_jobs(self, why: str) -> None:
         """It was asked whether it would take a job; ``why`` is empty when nothing is known to be in the way."""
@@ -209,9 +208,11 @@ def unexpected(error: Exception) -> SiteUnavailable:
     return SiteUnavailable(f"an error in the agent: {error!r}", hint="see the agent's log")
 
 
-def _result(polling: "asyncio.Future[T]") -> T:
+@contextmanager
+def only_site_errors() -> Iterator[None]:
+    """Raise ``SiteUnavailable`` in place of any other exception."""
     try:
-        return polling.result()
+        yield
     except SiteError:
         raise
     except Exception as error:

@@ -74,10 +74,6 @@ def missing_programs() -> list[str]:
     return [] if shutil.which(RSYNC) else [RSYNC]
 
 
-class TicketBack(BaseModel):
-    module: str
-
-
 class Route(BaseModel):
     """The answer to ``export``: by which way one puller gets what it asked for, once and for a while."""
 
@@ -155,7 +151,10 @@ class Exports:
             raise
         if len(self._tickets) >= self._max_tickets:
             self._revoke(next(iter(self._tickets)))
-        ticket = self._ticket(folder, only, encrypted=wanted.encrypted)
+        module = secrets.token_hex(8)
+        alarm = asyncio.get_running_loop().call_later(TICKET_LIFETIME, self._revoke, module)
+        ticket = Ticket(module, secrets.token_hex(16), folder, only, wanted.encrypted, alarm)
+        self._tickets[module] = ticket
         try:
             if wanted.encrypted and self._identity is None:
                 self._identity = await asyncio.to_thread(TransferIdentity)
@@ -175,7 +174,8 @@ class Exports:
         ).model_dump()
 
     async def unexport(self, payload: Mapping[str, Any]) -> dict[str, object]:
-        self._revoke(TicketBack.model_validate(payload).module)
+        """Revoke a ticket."""
+        self._revoke(str(payload.get("module", "")))
         return {}
 
     async def close(self) -> None:
@@ -202,12 +202,6 @@ class Exports:
             only = None if opened.is_folder else opened.name
             return os.dup(opened.parent if only else opened.descriptor), only
 
-    def _ticket(self, folder: int, only: str | None, *, encrypted: bool) -> Ticket:
-        module, password = secrets.token_hex(8), secrets.token_hex(16)
-        alarm = asyncio.get_running_loop().call_later(TICKET_LIFETIME, self._revoke, module)
-        ticket = self._tickets[module] = Ticket(module, password, folder, only, encrypted, alarm)
-        return ticket
-
     def _revoke(self, module: str) -> None:
         if module in self._tickets:
             self._end(module)
@@ -232,27 +226,26 @@ class Exports:
 
     def _write(self) -> None:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for encrypted in CONFIGURATIONS:
-            self._write_for([ticket for ticket in self._tickets.values() if ticket.encrypted is encrypted], encrypted)
-
-    def _write_for(self, tickets: list[Ticket], encrypted: bool) -> None:
-        text = HEADER.format(silence=IO_TIMEOUT, log=self._directory / LOG)
+        log_file = self._directory / LOG
+        with contextlib.suppress(FileNotFoundError):
+            if log_file.stat().st_size > self._max_log_size:
+                log_file.unlink()
+        header = HEADER.format(silence=IO_TIMEOUT, log=log_file)
         if os.geteuid() == 0:
             # By default it would become another user, who can read less than the jobs.
-            text += "uid = 0\ngid = 0\n"
-        for ticket in tickets:
+            header += "uid = 0\ngid = 0\n"
+        texts = dict.fromkeys(CONFIGURATIONS, header)
+        for ticket in self._tickets.values():
             secret = self._secrets(ticket.module)
             if not secret.exists():
                 secret.touch(mode=0o600)
                 secret.write_text(f"{USER}:{ticket.password}\n")
-            path = f"/proc/self/fd/{ticket.folder}"  # of rsync itself, which is given it: nobody looks into an agent
-            text += MODULE.format(module=ticket.module, path=path, user=USER, secrets=secret)
+            path = f"/proc/self/fd/{ticket.folder}"  # of rsync itself, which inherits it: nobody looks into an agent
+            texts[ticket.encrypted] += MODULE.format(module=ticket.module, path=path, user=USER, secrets=secret)
             if ticket.only is not None:
-                text += ONLY.format(pattern=pattern_of(ticket.only))
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(self._directory / LOG).st_size > self._max_log_size:
-                os.unlink(self._directory / LOG)
-        replace_file(self._directory / CONFIGURATIONS[encrypted], text.encode(), sync=False)  # made anew at each start
+                texts[ticket.encrypted] += ONLY.format(pattern=pattern_of(ticket.only))
+        for encrypted, text in texts.items():
+            replace_file(self._directory / CONFIGURATIONS[encrypted], text.encode(), sync=False)
 
     # Connections
 

@@ -154,29 +154,22 @@ class StageRun:
             remove_tree(path)
 
     def status(self) -> StageStatus:
-        failure = self._failure
-        size = sum(self._weight(file) for file in self._files) + (self._bundle.size if self._bundle else 0)
+        failure = self._failure or StageError("", "site")
+        bundle = self._bundle.size if self._bundle else 0
+        sizes = {i: file.size for i, file in enumerate(self._files) if file.source != self._means.cluster}
+        staged = sum(size for index, size in sizes.items() if index in self._ready)
+        staged += bundle if self._unpacked else self._fetched
+        is_done = self._state == "done"
         return StageStatus(
             token=self.token,
             state=self._state,
-            size=size,
-            staged=size if self._state == "done" else self._staged(),
-            error=failure.message if failure else "",
-            fault=failure.fault if failure else "site",
-            source=failure.source if failure else "",
-            file=failure.file if failure else "",
-            moved=tuple(self._moved) if self._state == "done" else (),
-        )
-
-    def _weight(self, file: StageFile) -> int:
-        return file.size if file.source != self._means.cluster else 0
-
-    def _staged(self) -> int:
-        bundle = (self._bundle.size if self._unpacked else self._fetched) if self._bundle else 0
-        return (
-            bundle
-            + sum(self._weight(file) for index, file in enumerate(self._files) if index in self._ready)
-            + (self._pull.there if self._pull else 0)
+            size=bundle + sum(sizes.values()),
+            staged=bundle + sum(sizes.values()) if is_done else staged + (self._pull.there if self._pull else 0),
+            error=failure.message,
+            fault=failure.fault,
+            source=failure.source,
+            file=failure.file,
+            moved=tuple(self._moved) if is_done else (),
         )
 
     async def _run(self) -> None:
@@ -189,24 +182,18 @@ class StageRun:
             for index, file in enumerate(self._files):
                 if index not in self._ready:
                     await self._bring(index, file)
-            await self._hand_over()
+            if self.owner is not None:
+                await self.owner.give(self.folder)
             self._journal.write(done=True)
             self._state = "done"
+        except SiteError as error:
+            concerns_user = isinstance(error, SiteRejected) and error.fault in USERS_FAULTS
+            self._fail(StageError(error.message, "source" if concerns_user else "site"))
         except OSError as error:
             self._fail(site_error(self._means.cluster, error))
         except StageError as failure:
             self._fail(failure)
         self._changed(self)
-
-    async def _hand_over(self) -> None:
-        """To the account that it is for; one that may have none is its job's trouble, and not the cluster's."""
-        if self.owner is None:
-            return
-        try:
-            await self.owner.give(self.folder)
-        except SiteError as error:
-            concerns_user = isinstance(error, SiteRejected) and error.fault in USERS_FAULTS
-            raise StageError(error.message, "source" if concerns_user else "site") from error
 
     def _ran(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
@@ -230,13 +217,10 @@ class StageRun:
             if file.target in targets:
                 raise StageError(f"two inputs are called {file.target!r}", "file", file=file.name)
             if file.part is not None and not is_plain_name(file.part):
-                raise self._bad(file, f"{file.part!r} is no entry of a folder")
+                raise _bad(file, f"{file.part!r} is no entry of a folder")
             if not is_plain_name(Path(file.path).name) or not file.checksum:
-                raise self._bad(file, f"the catalogue has no such replica on {file.source}")
+                raise _bad(file, f"the catalogue has no such replica on {file.source}")
             targets.add(file.target)
-
-    def _bad(self, file: StageFile, reason: str) -> StageError:
-        return StageError(f"{file.name}: {reason}", "file", source=file.source, file=file.name)
 
     def _end_orphans(self) -> None:
         """End what an agent before us may have left running."""
@@ -302,7 +286,7 @@ class StageRun:
         try:
             return self._means.replicas.hand_over(wanted, file.checksum, self._given_up)
         except SiteRejected as error:
-            raise self._bad(file, error.message) from error
+            raise _bad(file, error.message) from error
         except SiteUnavailable as error:
             raise StageError(f"{file.name}: {error.message}", "site") from error
 
@@ -387,6 +371,10 @@ class StageRun:
             return
         shutil.rmtree(self.folder)  # There is something only when we had come so far before a restart.
         tree.rename(self.folder)
+
+
+def _bad(file: StageFile, reason: str) -> StageError:
+    return StageError(f"{file.name}: {reason}", "file", source=file.source, file=file.name)
 
 
 def _make(folder: Path) -> None:
