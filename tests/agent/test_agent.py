@@ -1,16 +1,22 @@
-"""The agent between a stand-in daemon and an embedded cluster with real runners."""
+"""An agent as a whole, with real processes on an embedded cluster."""
 
 import asyncio
 import base64
+import json
 import os
 import signal
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.agent.conftest import FakeDaemon, Site
+from koalapy.agent.core.timeouts import AgentTimeouts
+from koalapy.runner.folders import MARK
+from tests.agent.conftest import FakeDaemon, Site, alive
+from tests.agent.test_agent import AGENT, T
 
 pytestmark = pytest.mark.processes
 
@@ -323,3 +329,192 @@ async def test_a_component_of_which_nothing_was_written_down_is_none(tmp_path: P
     finally:
         await site.stop()
         await asyncio.to_thread(site.cluster.stop)
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 30, b'{"host": "\xe9\xff\xfe\x80"}', b"[]", b'{"port": 1e99}'])
+async def test_runners_find_agent_after_its_address_file_is_damaged(
+    daemon: FakeDaemon, site: Site, content: bytes
+) -> None:
+    await daemon.submit(T)
+    await daemon.reaches(T, "claimed")
+    await daemon.open(["sh", "-c", "until [ -e go ]; do sleep 0.05; done; exit 5"], T)
+    await daemon.reaches(T, "running")
+    await site.stop()
+    site.settings.address_file.write_bytes(content)
+    await site.start()
+    await asyncio.to_thread((site.settings.directory / "test" / T / "go").touch)
+    assert (await daemon.reaches(T, "ended"))["program_exit"] == 5
+
+
+SLEEP = "echo $$; exec sleep 300"
+PROGRAMS = {
+    "plain": ["sh", "-c", SLEEP],
+    "clean environment": ["env", "-i", "sh", "-c", SLEEP],
+    "daemon": ["sh", "-c", f"env -i setsid sh -c '{SLEEP}' & wait"],
+    "daemon without a parent": ["sh", "-c", f"(env -i setsid sh -c '{SLEEP}' &); sleep 300"],
+    "ignores signals": ["env", "-i", "sh", "-c", "trap '' TERM HUP INT; echo $$; while :; do sleep 1; done"],
+}
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+async def run_program(daemon: FakeDaemon, program: list[str]) -> None:
+    """Run a program as component ``T``, and wait for its first line."""
+    await daemon.submit(T)
+    await daemon.reaches(T, "claimed")
+    await daemon.open(program, T)
+    await daemon.until(lambda: daemon.output.get(T, b"").endswith(b"\n"))
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+async def test_runner_ends_program_when_lrm_is_killed(daemon: FakeDaemon, site: Site, program: list[str]) -> None:
+    await run_program(daemon, program)
+    assert len(alive(daemon.output[T])) == 1
+    os.kill(int((site.cluster.directory / "locald.pid").read_text()), signal.SIGKILL)
+    status = await daemon.reaches(T, "ended")
+    assert alive(daemon.output[T]) == [], "none is left when it is told that it has ended"
+    assert status["infrastructure"]
+    assert "resource manager" in status["error"]
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+async def test_component_ends_when_lrm_and_runner_are_killed(
+    daemon: FakeDaemon, site: Site, program: list[str]
+) -> None:
+    await run_program(daemon, program)
+    (pid,) = alive(daemon.output[T])
+    locald = int((site.cluster.directory / "locald.pid").read_text())
+    runners = children_of(locald)
+    assert runners
+    try:
+        for each in (locald, *runners):
+            os.kill(each, signal.SIGKILL)
+        status = await daemon.reaches(T, "ended")
+        assert alive(daemon.output[T]) == []
+        assert status["infrastructure"]
+    finally:
+        if alive(daemon.output[T]):
+            os.kill(pid, signal.SIGKILL)
+
+
+STUCK = """
+import pathlib, shutil, time
+def stuck(path, ignore_errors):
+    for name in ("journal", "stream.0"):
+        (pathlib.Path(path) / name).unlink()
+    time.sleep(1000)
+shutil.rmtree = stuck
+"""
+
+
+async def test_an_agent_that_was_killed_while_it_forgets_leaves_nothing(tmp_path: Path, daemon: FakeDaemon) -> None:
+    site = Site(tmp_path, daemon)
+    killed = await asyncio.create_subprocess_exec(sys.executable, "-c", STUCK + AGENT, str(tmp_path), str(daemon.port))
+    await daemon.until(lambda: len(daemon.inventories) == 1)
+    await site.finish(T, ["echo", "one"])
+    folder = site.settings.directory / "test" / T
+    forgotten = folder.with_name(f"{T}.forgotten")
+    await daemon.command("forget", T)
+    await daemon.until(lambda: forgotten.exists() and not (forgotten / "stream.0").exists())
+    killed.kill()
+    await killed.wait()
+    assert list(forgotten.iterdir())
+    halfway = folder.with_name("6.1.0")
+    halfway.mkdir()
+    (halfway / "runner.log").write_text("of an agent that did not rename what it removed")
+    try:
+        await site.start()
+        assert daemon.inventories[-1] == []
+        assert [path.name for path in folder.parent.iterdir() if path.is_dir()] == []
+    finally:
+        await site.stop()
+        site.cluster.stop()
+
+
+async def test_the_folder_of_a_killed_runner_is_removed(tmp_path: Path, daemon: FakeDaemon) -> None:
+    with TemporaryDirectory(prefix="t") as base:
+        site = Site(tmp_path, daemon)
+        site.timeouts = AgentTimeouts(sweep_interval_s=0.05)
+        environment = {**site.settings.environment, "TMPDIR": base}
+        site.settings = replace(site.settings, environment=environment)
+        await site.start()
+        try:
+            await daemon.submit(T)
+            await daemon.reaches(T, "claimed")
+            await daemon.open(["sh", "-c", "echo up; exec sleep 1000"], T, launcher="openmpi")
+            await daemon.until(lambda: daemon.output.get(T) == b"up\n")
+            (folder,) = os.listdir(base)
+            os.kill(holder_of(Path(base, folder, MARK)), signal.SIGKILL)
+            assert (await daemon.reaches(T, "ended"))["infrastructure"]
+            await daemon.until(lambda: not os.listdir(base))
+        finally:
+            await site.stop()
+            await asyncio.to_thread(site.cluster.stop)
+
+
+def holder_of(path: Path) -> int:
+    """The process that has a file locked: what a runner has open is shown to nobody but root."""
+    inode = path.stat().st_ino
+    locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    (holder,) = {int(pid) for *_, pid, file, _, _ in locks if int(file.rpartition(":")[2]) == inode}
+    return holder
+
+
+ATTACKER = Path(__file__).with_name("attacker.py")
+VICTIM, OTHER = "7.1.0", "8.1.0"
+ROOTS_LOOK = ["setpriv", "--bounding-set=-sys_ptrace,-perfmon,-sys_admin"] if os.geteuid() == 0 else []
+"""Root may look into every process, whatever it does against that: it is to be as any account is to itself."""
+
+
+async def attack(site: Site, daemon: FakeDaemon, pids: list[int]) -> dict[str, object]:
+    """What a job gets out of it."""
+    await daemon.submit(OTHER)
+    await daemon.reaches(OTHER, "claimed")
+    program = [sys.executable, str(ATTACKER), str(site.settings.directory), str(site.cluster.directory)]
+    await daemon.open([*ROOTS_LOOK, *program, VICTIM, ",".join(map(str, pids))], OTHER)
+    status = await daemon.reaches(OTHER, "ended")
+    assert status["program_exit"] == 0, daemon.output[OTHER]
+    got: dict[str, object] = json.loads(daemon.output[OTHER])
+    return got
+
+
+async def victim(site: Site, daemon: FakeDaemon) -> tuple[Path, int]:
+    """Somebody's job, which says who its runner is and waits at a gate."""
+    await daemon.submit(VICTIM)
+    await daemon.reaches(VICTIM, "claimed")
+    gate = site.settings.directory / "gate"
+    os.mkfifo(gate)
+    await daemon.open(["sh", "-c", f"echo $PPID; read line < {gate}; echo genuine; exit 7"], VICTIM)
+    await daemon.until(lambda: b"\n" in daemon.output.get(VICTIM, b""))
+    return gate, int(daemon.output[VICTIM])
+
+
+async def test_another_jobs_program_gets_nothing_and_is_told_of(site: Site, daemon: FakeDaemon) -> None:
+    gate, runner = await victim(site, daemon)
+    locald = int(json.loads((site.cluster.directory / "locald.json").read_text())["pid"])
+    got = await attack(site, daemon, [runner, locald])
+    assert got["secrets"] is False
+    assert got["heard"] == []
+    assert got["memory"] == {str(runner): [], str(locald): []}
+    assert got["orders"] == [["error", "kind"]] * 3
+    told = daemon.said("impostor")
+    assert (told[0]["token"], told[0]["how"]) == (VICTIM, "forged")
+    gate.write_text("go on\n")
+    status = await daemon.reaches(VICTIM, "ended")
+    assert (status["program_exit"], status["error"]) == (7, "")
+    assert daemon.output[VICTIM] == f"{runner}\ngenuine\n".encode()
+
+
+async def test_a_result_that_another_job_wrote_is_none_for_the_next_agent(site: Site, daemon: FakeDaemon) -> None:
+    """While nobody listens, the runner's own word is in the same folder."""
+    gate, runner = await victim(site, daemon)
+    await attack(site, daemon, [runner])
+    await site.stop()
+    await site.start()
+    await daemon.reaches(VICTIM, "running")
+    gate.write_text("go on\n")
+    status = await daemon.reaches(VICTIM, "ended")
+    assert (status["program_exit"], status["error"], status["missing"]) == (7, "", "")
+    assert daemon.output[VICTIM] == f"{runner}\ngenuine\n".encode()

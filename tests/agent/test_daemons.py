@@ -1,4 +1,4 @@
-"""What an agent remembers of daemons."""
+"""What an agent remembers of daemons, and what it removes of those that stay away."""
 
 import errno
 import os
@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.agent.core.daemons import MAX_KNOWN_DAEMONS, Daemons
+from koalapy.agent.core.spool import Folder, Spool
+from koalapy.agent.core.timeouts import AgentTimeouts
 from koalapy.protocol.messages import Hello, KnownDaemon, from_agent
+from tests.agent.conftest import FakeDaemon
+from tests.agent.memory_agent import serving
+from tests.agent.memory_lrm import MemoryLrm
+from tests.agent.played_runner import claim, run_program
+from tests.signals import pass_time
 
 
 def told(directory: Path) -> list[tuple[str, int, str, int]]:
@@ -68,3 +75,99 @@ def test_torn_notes_harm_nobody(tmp_path_factory: pytest.TempPathFactory, epoch:
     hello = Hello(cluster="north", version="1", lrm="local", host="a", pid=1, known=known)
     assert from_agent.validate_json(from_agent.dump_json([hello])) == [hello]
     assert all(isinstance(each, KnownDaemon) for each in known)
+
+
+TIMEOUTS = AgentTimeouts(expiry_check_s=60.0)
+OLD, WAITING, S = "7.1.0", "7.1.1", "7.1.9"
+
+
+async def change_daemon(daemon: FakeDaemon, instance: str) -> None:
+    """As when the daemon's database was wiped, or restored."""
+    before = len(daemon.inventories)
+    await daemon.leave()
+    daemon.instance = instance
+    await daemon.listen()
+    await daemon.until(lambda: len(daemon.inventories) > before)
+
+
+def components_in(folder: Path) -> list[str]:
+    """Of one daemon, beside the files that are kept of it."""
+    return [entry.name for entry in folder.iterdir() if entry.is_dir()]
+
+
+async def test_stages_and_components_of_a_daemon_that_is_gone_go_too(daemon: FakeDaemon, tmp_path: Path) -> None:
+    old, new, stages = tmp_path / "agent" / "test", tmp_path / "agent" / "other", tmp_path / "agent-stages"
+    async with serving(lrm := MemoryLrm(), daemon, tmp_path / "agent", TIMEOUTS):
+        await run_program(daemon, lrm, await claim(daemon, tmp_path / "agent", OLD), token=OLD)
+        await daemon.reaches(OLD, "ended")
+        waiting = await claim(daemon, tmp_path / "agent", WAITING)
+        await daemon.stage(S)
+        await daemon.staged(S)
+        await change_daemon(daemon, "other")
+        daemon.messages.clear()
+        await daemon.stage(S)
+        await daemon.staged(S)
+        assert (stages / f"test-{S}").is_dir()
+        for instance in (old, new):
+            os.utime(instance / "heard", (0, 0))
+        await waiting.hears("stop")
+        waiting.writer.close()
+        lrm.end("2")
+        lrm.changed.set()
+        await daemon.until(lambda: components_in(old) == [])
+        await daemon.until(lambda: not (stages / f"test-{S}").exists())
+        await daemon.leave()
+        os.utime(new / "heard", (0, 0))
+        await pass_time(3 * TIMEOUTS.expiry_check_s)
+        assert (stages / f"other-{S}").is_dir(), "the present daemon is never forgotten"
+        await daemon.listen()
+
+
+async def test_results_for_a_daemon_that_is_gone_keep_nothing(tmp_path: Path, daemon: FakeDaemon) -> None:
+    """They wait for it, and its stage for them."""
+    agent = tmp_path / "agent"
+    async with serving(lrm := MemoryLrm(), daemon, agent, TIMEOUTS):
+        await daemon.until(lambda: bool(daemon.inventories))
+        await daemon.stage(S)
+        await daemon.staged(S)
+        runner = await claim(daemon, agent, OLD, stage=S, collect=["*"])
+        await daemon.open(["true"], OLD)
+        await runner.hears("open")
+        (tmp_path / "agent-stages" / f"test-{S}" / "a").touch()
+        await change_daemon(daemon, "other")
+        os.utime(agent / "test" / "heard", (0, 0))
+        await runner.exit()
+        runner.writer.close()
+        lrm.end("1")
+        lrm.changed.set()
+        await daemon.until(lambda: components_in(agent / "test") == [])
+        await daemon.until(lambda: os.listdir(tmp_path / "agent-stages") == [])
+
+
+def test_silence_is_counted_from_the_first_look(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool")
+    assert spool.silence("never") == 0.0
+    os.utime(tmp_path / "spool" / "never" / "heard", (0, 0))
+    assert spool.silence("never") > 1_000_000
+    spool.heard("never")
+    assert spool.silence("never") < 1_000_000
+
+
+def test_entries_with_unfinished_last_line_returns_the_others_and_cuts_it_off(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.write(order={"a": 1})
+    with (tmp_path / "journal").open("ab") as journal:
+        journal.write(b'{"ready": [0, ')
+    assert folder.entries() == {"order": {"a": 1}}
+    folder.write(done=True)
+    assert folder.entries() == {"order": {"a": 1}, "done": True}
+
+
+def test_a_record_for_which_there_is_no_room_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, data[:5]))
+    with pytest.raises(OSError, match="No space left"):
+        Folder(tmp_path).write(done=True)
+    monkeypatch.undo()
+    Folder(tmp_path).write(done=False)
+    assert Folder(tmp_path).entries() == {"done": False}

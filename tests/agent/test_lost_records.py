@@ -1,22 +1,31 @@
-"""What an agent does when the record of a component is gone or damaged while its program runs."""
+"""Records, keys and files that are lost, damaged or not what they should be."""
 
 import asyncio
+import json
+import os
 import shutil
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.agent.components.component import Component
+from koalapy.agent.components.component import Component, lrm_name
+from koalapy.agent.components.outputlog import OutputLog
 from koalapy.agent.core.reporter import REPORTED_FOR, LostRecords
 from koalapy.agent.core.spool import DamagedJournal, Folder, Spool
 from koalapy.model.reports import MAX_LOST_RECORDS
-from tests.agent.conftest import FakeDaemon, Site, alive
+from koalapy.runner.output import Output
+from koalapy.runner.session import seal_file
+from tests.agent.conftest import DEADLINE, FakeDaemon, Site, alive
 from tests.agent.memory_agent import loop_clock, serving
 from tests.agent.memory_lrm import MemoryLrm
-from tests.agent.played_runner import PlayedRunner, secret_of
+from tests.agent.played_runner import PlayedRunner, claim, secret_of
+from tests.needs import ROOT, needs
+from tests.runner.test_folders import as_somebody
 from tests.signals import pass_time
 
 T = "7.1.0"
@@ -155,3 +164,264 @@ async def test_lost_records_are_reported_once_each_and_for_a_while() -> None:
     assert records.tokens()[-1] == f"{MAX_LOST_RECORDS + 4}.1.0"
     await pass_time(REPORTED_FOR)
     assert records.tokens() == ()
+
+
+PLAN = {"launcher": "processes", "head": T}
+SUCCESS = {"code": 0, "error": "", "infrastructure": False, "stopped": False, "warned": False}
+HOST = {"host": "10.0.0.1", "name": "n1"}
+
+
+def recall(path: Path, key: bytes) -> Component:
+    """Return the component as an agent recalls it whose resource manager has that key."""
+    return Component.recall("test", T, Folder(path, secret_of=lambda node: key))
+
+
+def kept_output(component: Component) -> bytes:
+    pieces = []
+    while (piece := component.output.next_piece()) is not None:
+        component.output.acknowledge(component.output.sent)
+        pieces.append(piece.data)
+    return b"".join(pieces)
+
+
+def leave_result(path: Path, node: int, output: Output, key: bytes) -> None:
+    """End a node's runner: it leaves what it did not send, and its result."""
+    output.save()
+    name = f"result.{node}.json"
+    result = json.dumps(SUCCESS | HOST | {"output": output.total}).encode()
+    (path / name).write_bytes(seal_file(key, name, result))
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable[[int], list[Output]]:
+    """Let go a component of so many nodes; return what its runners have of their programs' output."""
+
+    def _start(nodes: int) -> list[Output]:
+        Folder(tmp_path).write(submit={"size": nodes, "lease": None}, lrm="1", open=PLAN)
+        return [Output(str(tmp_path / f"output.{node}"), b"old", block=8) for node in range(nodes)]
+
+    return _start
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_result_file_after_lost_key_has_all_out(
+    tmp_path: Path, start: Callable[[int], list[Output]], nodes: int
+) -> None:
+    for node, output in enumerate(start(nodes)):
+        for line in range(5):
+            output.append(f"node {node} line {line}\n".encode())
+        output.append(b"no end")
+        leave_result(tmp_path, node, output, b"old")
+    assert recall(tmp_path, b"old").exit_code == 0
+    component = recall(tmp_path, b"new")
+    component.lrm_ended(None)
+    assert (component.exit_code, component.error, component.output.missing) == (0, "", "")
+    output_text = kept_output(component)
+    for node in range(nodes):
+        assert output_text.count(f"node {node} line ".encode()) == 5
+    assert output_text.count(b"no end") == nodes
+
+
+def test_reported_result_is_recalled_after_lost_key(tmp_path: Path, start: Callable[[int], list[Output]]) -> None:
+    start(1)
+    first = recall(tmp_path, b"old")
+    first.output.take(0, 0, b"all\n")
+    first.node_ended(0, SUCCESS | HOST)
+    component = recall(tmp_path, b"new")
+    component.lrm_ended(None)
+    assert (component.exit_code, component.error, component.output.missing) == (0, "", "")
+    assert component.status().hosts == ("10.0.0.1",)
+
+
+def test_unverified_output_is_reported_missing(tmp_path: Path, start: Callable[[int], list[Output]]) -> None:
+    (output,) = start(1)
+    output.append(b"some line\n" * 5)
+    leave_result(tmp_path, 0, output, b"old")
+    component = recall(tmp_path, b"new")
+    component.lrm_ended(None)
+    assert component.exit_code is None
+    assert "no longer knows it" in component.error
+    assert "node 0" in component.output.missing
+
+
+def test_result_without_all_output_says_what_is_missing(tmp_path: Path, start: Callable[[int], list[Output]]) -> None:
+    """There was no room for the rest, and its runner has not come back."""
+    (output,) = start(1)
+    for line in range(3):
+        output.append(f"line {line}\n".encode())
+    leave_result(tmp_path, 0, output, b"old")
+    (tmp_path / "output.0.14").unlink()
+    first = recall(tmp_path, b"old")
+    assert first.output.missing == "", "its runner may still come back"
+    component = recall(tmp_path, b"new")
+    component.lrm_ended(None)
+    assert component.exit_code == 0
+    assert component.output.missing.startswith("7 bytes of node 0")
+
+
+@pytest.mark.parametrize("lost", [0, 8, 16])
+def test_runner_that_comes_back_after_its_files_were_copied_sends_the_rest(tmp_path: Path, lost: int) -> None:
+    """A file that is not there is still in the runner's memory."""
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    output = Output(str(spool / "output.0"), b"old", block=8)
+    for line in range(3):
+        output.append(f"line {line}\n"[:8].ljust(8).encode())
+    output.save()
+    folder, log = Folder(spool, secret_of=lambda node: b"old"), OutputLog(spool, 1)
+    unsent = [(start, path) for start, path in folder.unsent()[0] if start != lost]
+    log.copy_unsent(0, unsent, output.total, folder.left)
+    assert log.received(0) == lost
+    output.acknowledge(log.greet(0, output.start))
+    for offset, data in output.chunks():
+        log.take(0, offset, data)
+    assert log.received(0) == output.total
+    assert log.missing == ""
+
+
+async def test_agent_sends_saved_output_of_runner_that_does_not_come_back(daemon: FakeDaemon, tmp_path: Path) -> None:
+    """The resource manager has not ended the job: the daemon has the success and all of the output before that."""
+    async with serving(MemoryLrm(), daemon, tmp_path):
+        runner = await claim(daemon, tmp_path)
+        await daemon.open(["true"], T)
+        await runner.hears("open")
+        await runner.output(0, b"first\n")
+        name = lrm_name(daemon.instance, T)
+        spool = tmp_path / daemon.instance / T
+        output = Output(str(spool / "output.0"), secret_of(name))
+        output.append(b"first\nlast\n")
+        leave_result(spool, 0, output, secret_of(name))
+        runner.writer.transport.abort()
+        await daemon.until(lambda: daemon.output.get(T) == b"first\nlast\n")
+        assert daemon.status(T)["state"] == "claimed"
+        await daemon.until(lambda: daemon.status(T).get("program_exit") == 0)
+
+
+RESULT = {"code": 3, "error": "", "infrastructure": False, "stopped": False, "output": 0, "host": "h", "name": "n"}
+
+
+@pytest.fixture(autouse=True)
+def nobody_waits() -> Iterator[None]:
+    def waits(*_: object) -> None:
+        raise AssertionError("it waits for the other end of a pipe")
+
+    before = signal.signal(signal.SIGALRM, waits)
+    signal.setitimer(signal.ITIMER_REAL, DEADLINE)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    made = Folder(tmp_path)
+    made.write(submit={"size": 1})
+    return made
+
+
+def endless(path: Path) -> None:
+    """A file that has room for more than there is memory."""
+    path.touch()
+    os.truncate(path, 1 << 43)
+
+
+ODD = pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, endless])
+
+
+@ODD
+@pytest.mark.parametrize("name", ["stream.0", "stream.50", "result.0.json", "output.0.0"])
+def test_an_agent_that_begins_anew_does_without_it(folder: Folder, make: Callable[[Path], None], name: str) -> None:
+    make(folder.path / name)
+    component = Component.recall("test", T, folder)
+    assert component.size == 1
+    component.lrm_ended(None)
+    assert component.error == "the local resource manager no longer knows it"
+    assert Component.recall("test", T, folder).ended
+
+
+@ODD
+def test_in_the_journals_place_it_is_no_record(folder: Folder, make: Callable[[Path], None]) -> None:
+    (folder.path / "journal").unlink()
+    make(folder.path / "journal")
+    with pytest.raises(OSError, match="nothing that we or a runner leave"):
+        Component.recall("test", T, folder)
+
+
+def test_a_pipe_in_the_journals_place_is_not_written_to(folder: Folder) -> None:
+    (folder.path / "journal").unlink()
+    os.mkfifo(folder.path / "journal")
+    with pytest.raises(OSError, match="No such device"):
+        folder.write(stop="enough")
+    folder.note(lrm="7")
+    assert not folder.catch_up()
+
+
+def test_output_is_written_where_something_else_was(tmp_path: Path) -> None:
+    log = OutputLog(tmp_path, 1)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("precious")
+    for offset, make in ((0, os.mkfifo), (3, lambda path: path.symlink_to(elsewhere))):
+        make(tmp_path / f"stream.{offset}")
+        log = OutputLog(tmp_path, 1, segment=1) if offset == 0 else log
+        assert log.take(0, offset, b"hi\n") == offset + 3
+    piece = log.next_piece()
+    assert piece is not None
+    assert piece.data == b"hi\n"
+    assert elsewhere.read_text() == "precious"
+
+
+def refused(path: Path, missing_ok: bool = False) -> None:
+    """As in a folder that a program has made read-only."""
+    raise PermissionError(13, "Permission denied", str(path))
+
+
+def test_output_that_stays_where_it_was_left_is_taken_once(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.secret_of = None
+    component = Component.recall("test", T, folder)
+    (folder.path / "output.0.0").write_bytes(b"hi\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refused)
+        component.lrm_ended(None)
+    assert component.ended
+    assert component.output.total == 3
+    assert Component.recall("test", T, folder).output.total == 3
+
+
+def test_what_is_not_from_a_runner_may_stay(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.secret_of = lambda node: b"s" * 32
+    component = Component.recall("test", T, folder)
+    (folder.path / "output.0.0").write_bytes(b"hi\n")
+    monkeypatch.setattr(Path, "unlink", refused)
+    component.lrm_ended(None)
+    assert component.ended
+    assert component.output.total == 0
+
+
+async def test_a_record_that_a_program_wrote_keeps_no_agent_from_the_others(daemon: FakeDaemon, tmp_path: Path) -> None:
+    records: list[tuple[str, dict[str, Any]]]
+    records = [("7.1.0", {"submit": 5}), ("8.1.0", {"submit": {"size": 1}, "lrm": "1"})]
+    for token, record in records:
+        (tmp_path / "test" / token).mkdir(parents=True)
+        Folder(tmp_path / "test" / token).write(**record)
+    async with serving(MemoryLrm(), daemon, tmp_path):
+        await daemon.until(lambda: bool(daemon.inventories))
+        assert [each["token"] for each in daemon.inventories[0]] == ["8.1.0"]
+
+
+@pytest.mark.processes
+@needs(ROOT)
+def test_a_folder_goes_also_where_a_program_has_made_what_is_in_it_read_only(tmp_path: Path) -> None:
+    def left_by(remove: Callable[[Path], object]) -> None:
+        path = Path("test", T)
+        (path / "pkg" / "mod").mkdir(parents=True)
+        (path / "pkg" / "mod" / "go.sum").touch()
+        (path / "pkg" / "mod").chmod(0o555)
+        remove(path)
+
+    as_somebody(tmp_path, lambda: left_by(lambda path: Folder(path).remove()))
+    assert list((tmp_path / "test").iterdir()) == []
+    as_somebody(tmp_path, lambda: left_by(lambda _: Spool(Path()).sweep()))
+    assert list((tmp_path / "test").iterdir()) == [tmp_path / "test" / T], "it was never heard of"
+    (tmp_path / "test" / "heard").touch()
+    as_somebody(tmp_path, lambda: Spool(Path()).sweep())
+    assert [path.name for path in (tmp_path / "test").iterdir()] == ["heard"]

@@ -1,4 +1,4 @@
-"""An agent whose resource manager is out of order says so, goes on, and is whole again once that is mended."""
+"""An agent whose resource manager is out of order reports it and goes on; when it polls."""
 
 import asyncio
 import json
@@ -12,6 +12,7 @@ import pytest
 from koalapy.agent.components.component import Component
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.components.job_places import JobPlaces
+from koalapy.agent.core import lrm_polling
 from koalapy.agent.core.lrm_jobs import LrmJobs
 from koalapy.agent.core.reporter import Reporter
 from koalapy.agent.core.spool import Spool
@@ -25,6 +26,7 @@ from tests.agent.conftest import VIRTUAL_DEADLINE, FakeDaemon
 from tests.agent.memory_agent import counts, loop_clock, serving
 from tests.agent.memory_lrm import MemoryLrm
 from tests.agent.played_runner import claim
+from tests.signals import pass_time
 
 NO_QUEUE = SiteRejected("there is no queue\n  long.q", hint="set clusters.north.queue")
 SAID = "there is no queue long.q; set clusters.north.queue"
@@ -418,3 +420,71 @@ async def test_probe_of_earlier_daemon_is_not_confirmed(lrm: MemoryLrm, daemon: 
         await daemon.say("north", {"type": "probe", "sequence": 2, "look": True})
         await daemon.until(lambda: daemon.said("confirmed")[-1]["sequence"] == 2)
         assert [m["sequence"] for m in daemon.said("confirmed")] == [1, 2]
+
+
+A_LOOK = 2.0
+"""Seconds."""
+
+
+async def probe(daemon: FakeDaemon, sequence: int, *, look: bool = False, awaited: bool = False) -> None:
+    await daemon.say("north", {"type": "probe", "sequence": sequence, "look": look, "awaited": awaited})
+    await daemon.until(lambda: any(m["sequence"] == sequence for m in daemon.said("confirmed")))
+
+
+async def count_looks(lrm: MemoryLrm) -> int:
+    """Return how often the agent polls by itself in a while shorter than its regular interval."""
+    before = lrm.looks
+    await pass_time(100.0)
+    return lrm.looks - before
+
+
+async def test_nodes_given_back_are_seen_while_jobs_wait(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
+    """The resource manager says nothing of it, and the next regular look would be in half an hour."""
+    lrm.background = 2
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: counts(daemon) == (2, 0, ""))
+        lrm.background = 1
+        await probe(daemon, 1, awaited=True)
+        await daemon.until(lambda: counts(daemon) == (2, 1, ""))  # at once
+        lrm.background = 0
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))  # within a second
+
+
+async def test_lrm_without_foreign_jobs_is_not_polled_more(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: counts(daemon) == (2, 2, ""))
+        await probe(daemon, 1, look=True, awaited=True)
+        assert await count_looks(lrm) == 0
+        lrm.down = 1
+        await probe(daemon, 2, look=True, awaited=True)
+        assert await count_looks(lrm) > 5
+
+
+@pytest.mark.parametrize("end", ["nobody waits", "no daemon"])
+async def test_lrm_without_waiting_jobs_is_idle(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, end: str) -> None:
+    lrm.background = 1
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: counts(daemon) == (2, 1, ""))
+        await probe(daemon, 1, awaited=True)
+        assert await count_looks(lrm) > 5
+        if end == "no daemon":
+            await daemon.leave()
+            await daemon.listen()
+            await daemon.until(lambda: len(daemon.inventories) > 1)
+        await probe(daemon, 2, look=True)
+        assert await count_looks(lrm) == 0
+
+
+async def test_looking_takes_a_bounded_share_of_the_time(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
+    """However often it is told that jobs wait."""
+    lrm.background, lrm.takes = 1, A_LOOK
+    async with serving(lrm, daemon, tmp_path):
+        await daemon.until(lambda: counts(daemon) == (2, 1, ""))
+        loop = asyncio.get_running_loop()
+        looks, began = lrm.looks, loop.time()
+        for sequence in range(1, 10_000):
+            await probe(daemon, sequence, awaited=True)
+            await pass_time(0.5)
+            if lrm.looks >= looks + 4:
+                break
+        assert loop.time() - began >= 3 * lrm_polling.MIN_PAUSE_RATIO * A_LOOK
