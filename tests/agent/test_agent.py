@@ -16,7 +16,6 @@ import pytest
 from koalapy.agent.core.timeouts import AgentTimeouts
 from koalapy.runner.folders import MARK
 from tests.agent.conftest import FakeDaemon, Site, alive
-from tests.agent.test_agent import AGENT, T
 
 pytestmark = pytest.mark.processes
 

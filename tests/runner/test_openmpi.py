@@ -12,7 +12,6 @@ from koalapy.runner.output_filter import ADVICE
 from koalapy.runner.processes import descendants
 from tests.runner.conftest import MPI_ENVIRONMENT, FakeAgent, FakeNode, alive, plan
 from tests.runner.test_hostile_head import SERIES, prefix_of, start_pair
-from tests.runner.test_openmpi import run
 
 pytestmark = [pytest.mark.mpi, pytest.mark.processes]
 
