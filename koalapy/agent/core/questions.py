@@ -61,9 +61,14 @@ class Questions:
                     break
             else:
                 raise SiteUnavailable(f"{cluster} has not answered for {timeout:g} s")
-            raise SiteUnavailable(f"{cluster} has not answered for {timeout:g} s")
         finally:
             del self._asking[ident]
+        answer = answered.result()
+        if answer.fault in (SiteFault.UNAVAILABLE, SiteFault.LOST):
+            raise SiteUnavailable(answer.error or "no answer")
+        if answer.error:
+            raise SiteRejected(answer.error, fault=answer.fault or SiteFault.REFUSED)
+        return dict(answer.payload)
 
     def answered(self, message: Answer) -> None:
         waiting = self._asking.get(message.ident)
@@ -112,11 +117,3 @@ class Questions:
             log.warning("cannot answer", action="question-failed", what=message.what, reason=str(error))
             answer = answer.model_copy(update={"error": error.strerror or str(error), "fault": SiteFault.UNAVAILABLE})
         self._uplink.put(answer, urgent=True)
-
-
-def _payload(answer: Answer) -> dict[str, Any]:
-    if answer.fault in (SiteFault.UNAVAILABLE, SiteFault.LOST):
-        raise SiteUnavailable(answer.error or "no answer")
-    if answer.error:
-        raise SiteRejected(answer.error, fault=answer.fault or SiteFault.REFUSED)
-    return dict(answer.payload)
