@@ -4,8 +4,8 @@ import asyncio
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import TypeVar
+from itertools import chain, product
+from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from prometheus_client import ProcessCollector
@@ -24,7 +24,6 @@ from koalapy.model.cluster import ClusterState
 from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, JobState, Priority
 from koalapy.model.placement import RefusalKind
 from koalapy.model.prediction import Outcome, PredictionKind
-from koalapy.model.reports import LrmCalls
 from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
 
 LIVE_STATES = (JobState.QUEUED, JobState.HELD, *sorted(ACTIVE_STATES))
@@ -34,13 +33,13 @@ Sample = tuple[Labels, float]
 
 @dataclass(frozen=True, slots=True)
 class Exposition:
-    """What is told at one moment: of what may change meanwhile counters only, each of which is right."""
+    """The metrics at one moment. What may change while they are encoded are counters only, each of which is right."""
 
     figures: Figures
     instruments: Instruments
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric, also those of which there is nothing to tell."""
+        """Yield every metric, also those without a sample."""
         figures, instruments = self.figures, self.instruments
         yield from _daemon(figures)
         yield from _jobs(figures, instruments)
@@ -53,25 +52,21 @@ class Exposition:
         yield from _requests(instruments.requests)
 
 
-def _gauge(name: str, help: str, samples: Iterable[Sample] | float, labels: Sequence[str] = ()) -> Metric:
-    family = GaugeMetricFamily(f"koala_{name}", help, labels=labels)
-    for values, value in _each(samples):
+def _gauge(name: str, help: str, samples: Iterable[Sample] | float, *labels: str) -> Metric:
+    return _with(GaugeMetricFamily(f"koala_{name}", help, labels=labels), samples)
+
+
+def _counter(name: str, help: str, samples: Iterable[Sample] | float, *labels: str) -> Metric:
+    return _with(CounterMetricFamily(f"koala_{name}", help, labels=labels), samples)
+
+
+def _with(family: GaugeMetricFamily | CounterMetricFamily, samples: Iterable[Sample] | float) -> Metric:
+    for values, value in [((), samples)] if isinstance(samples, int | float) else samples:
         family.add_metric(values, value)
     return family
 
 
-def _counter(name: str, help: str, samples: Iterable[Sample] | float, labels: Sequence[str] = ()) -> Metric:
-    family = CounterMetricFamily(f"koala_{name}", help, labels=labels)
-    for values, value in _each(samples):
-        family.add_metric(values, value)
-    return family
-
-
-def _each(samples: Iterable[Sample] | float) -> Iterable[Sample]:
-    return [((), samples)] if isinstance(samples, int | float) else samples
-
-
-def _histogram(name: str, help: str, of: Mapping[Labels, Timings], labels: Sequence[str] = ()) -> Metric:
+def _histogram(name: str, help: str, of: Mapping[Labels, Timings], *labels: str) -> Metric:
     family = HistogramMetricFamily(f"koala_{name}", help, labels=labels)
     for values, timings in of.items():
         counts = [(str(limit), float(count)) for limit, count in zip(BUCKETS, timings.buckets, strict=True)]
@@ -79,55 +74,40 @@ def _histogram(name: str, help: str, of: Mapping[Labels, Timings], labels: Seque
     return family
 
 
+def _of(counts: Mapping[Any, float], *kinds: Iterable[str]) -> list[Sample]:
+    """Return the counts of all combinations, also those never seen: a query that finds no sample does not warn."""
+    return [(key, float(counts.get(key if len(kinds) > 1 else key[0], 0))) for key in product(*kinds)]
+
+
+def _seen(counts: Mapping[str, float]) -> list[Sample]:
+    return [((kind,), float(count)) for kind, count in sorted(counts.items())]
+
+
 def _daemon(figures: Figures) -> Iterator[Metric]:
-    yield _gauge("info", "The daemon's version, always 1.", [((figures.version,), 1)], ["version"])
+    yield _gauge("info", "The daemon's version, always 1.", [((figures.version,), 1)], "version")
     yield _gauge("epoch", "Of the lease that the daemon holds; it rises with each that begins.", figures.epoch)
     yield _gauge("ready", "Whether jobs and actions are taken, as /readyz says.", figures.is_ready)
     yield _gauge("well", "Whether nothing is wrong with daemon and clusters, as /healthz says.", figures.is_well)
+    alerts = _of(figures.alerts, AlertKind, Severity)
+    yield _gauge("alerts", "What is wrong now, as koala alerts tells it.", alerts, "kind", "severity")
     checks = [((check.name, check.cluster or ""), float(check.ok)) for check in figures.checks]
-    alerts = [
-        ((kind, severity), float(figures.alerts.get((kind, severity), 0)))
-        for kind in AlertKind
-        for severity in Severity
-    ]
-    yield _gauge("alerts", "What is wrong now, as koala alerts tells it.", alerts, ["kind", "severity"])
-    yield _gauge("check", "Each check of /readyz: 1 where all is well.", checks, ["check", "cluster"])
+    yield _gauge("check", "Each check of /readyz: 1 where all is well.", checks, "check", "cluster")
 
 
 def _jobs(figures: Figures, instruments: Instruments) -> Iterator[Metric]:
     jobs = figures.jobs
-    counts = [
-        ((state, priority), float(jobs.counts.get((state, priority), 0)))
-        for state in LIVE_STATES
-        for priority in Priority
-    ]
-    yield _gauge("jobs", "Users' jobs that are not over.", counts, ["state", "priority"])
-    yield _gauge(
-        "oldest_job_seconds",
-        "How long the oldest job of a state has waited, been placed, or run.",
-        [((state,), jobs.oldest.get(state, 0.0)) for state in LIVE_STATES],
-        ["state"],
-    )
-    sites = [(each.name, state) for each in figures.clusters for state in LIVE_STATES]
-    by_site = [((site, state), float(jobs.by_site.get((site, state), 0))) for site, state in sites]
-    yield _gauge("site_jobs", "Users' jobs that are not over, by their home site.", by_site, ["site", "state"])
+    counts = _of(jobs.counts, LIVE_STATES, Priority)
+    yield _gauge("jobs", "Users' jobs that are not over.", counts, "state", "priority")
+    oldest = _of(jobs.oldest, LIVE_STATES)
+    help = "How long the oldest job of a state has waited, been placed, or run."
+    yield _gauge("oldest_job_seconds", help, oldest, "state")
+    by_site = _of(jobs.by_site, [cluster.name for cluster in figures.clusters], LIVE_STATES)
+    yield _gauge("site_jobs", "Users' jobs that are not over, by their home site.", by_site, "site", "state")
     yield _gauge("internal_jobs", "The daemon's own jobs that are not over: they measure the network.", jobs.internal)
-    yield _counter("jobs_submitted", "Users' jobs that were taken.", _of(instruments.submitted, Priority), ["priority"])
-    ended = [
-        ((state, priority), float(instruments.ended[state, priority]))
-        for state in sorted(FINAL_STATES)
-        for priority in Priority
-    ]
-    yield _counter("jobs_ended", "Users' jobs that ended.", ended, ["state", "priority"])
+    yield _counter("jobs_submitted", "Users' jobs that were taken.", _of(instruments.submitted, Priority), "priority")
+    ended = _of(instruments.ended, sorted(FINAL_STATES), Priority)
+    yield _counter("jobs_ended", "Users' jobs that ended.", ended, "state", "priority")
     yield _counter("job_requeues", "Attempts after which a user's job queued again.", instruments.requeued)
-
-
-K = TypeVar("K", bound=str)
-
-
-def _of(counts: Mapping[K, int], kinds: Iterable[K]) -> list[Sample]:
-    """Of all kinds, also those that were never seen: what a query finds nothing of it does not warn of."""
-    return [((str(kind),), float(counts.get(kind, 0))) for kind in kinds]
 
 
 def _engine(figures: Figures, instruments: Instruments) -> Iterator[Metric]:
@@ -136,8 +116,7 @@ def _engine(figures: Figures, instruments: Instruments) -> Iterator[Metric]:
     yield _histogram("step_seconds", "The part of each round in which the daemon does nothing else.", {(): rounds.step})
     yield _gauge("round_events", "What there was for the last round to take in.", rounds.waiting)
     yield _gauge("waiting_events", "What there is for the next round to take in.", figures.waiting_events)
-    events = [((kind,), float(count)) for kind, count in sorted(rounds.events.items())]
-    yield _counter("events", "Taken in by the scheduler, by kind.", events, ["kind"])
+    yield _counter("events", "Taken in by the scheduler, by kind.", _seen(rounds.events), "kind")
     yield _counter("events_refused", "Not taken in, as when a job that is over is cancelled.", rounds.refused)
 
 
@@ -146,39 +125,35 @@ def _decisions(figures: Figures, instruments: Instruments) -> Iterator[Metric]:
         ((policy, "yes" if several else "no"), float(count))
         for (policy, several), count in sorted(instruments.placements.items())
     ]
-    yield _counter(
-        "placements",
-        "Users' jobs that were placed, by policy, and whether on several clusters.",
-        placed,
-        ["policy", "coallocated"],
-    )
-    yield _counter(
-        "refusals",
-        "Tries to place jobs that came to nothing, by what was in the way.",
-        _of(instruments.refusals, RefusalKind),
-        ["reason"],
-    )
+    help = "Users' jobs that were placed, by policy, and whether on several clusters."
+    yield _counter("placements", help, placed, "policy", "coallocated")
+    refusals = _of(instruments.refusals, RefusalKind)
+    yield _counter("refusals", "Tries to place jobs that came to nothing, by what was in the way.", refusals, "reason")
     names = [cluster.name for cluster in figures.clusters]
-    claims = [((name,), float(instruments.claims[name])) for name in names]
-    yield _counter("claims", "Components all of whose nodes have reported.", claims, ["cluster"])
-    failed = [((name, why), float(instruments.claims_failed[name, why])) for name in names for why in ClaimFailure]
-    yield _counter("claims_failed", "Components that did not get their nodes.", failed, ["cluster", "cause"])
-    lost = [((name, why), float(instruments.attempts_failed[name, why])) for name in names for why in AttemptFailure]
-    yield _counter("attempts_failed", "Attempts that failed by no fault of their program.", lost, ["cluster", "cause"])
+    claims = _of(instruments.claims, names)
+    yield _counter("claims", "Components all of whose nodes have reported.", claims, "cluster")
+    failed = _of(instruments.claims_failed, names, ClaimFailure)
+    yield _counter("claims_failed", "Components that did not get their nodes.", failed, "cluster", "cause")
+    lost = _of(instruments.attempts_failed, names, AttemptFailure)
+    yield _counter("attempts_failed", "Attempts that failed by no fault of their program.", lost, "cluster", "cause")
     yield _counter("preemptions", "Jobs of low priority that made room for others.", instruments.preemptions)
     yield _counter("reclaims", "Jobs that made room for one at its home site.", instruments.reclaims)
-    predictions = [
-        ((kind, outcome), float(instruments.predictions.get((kind, outcome), 0)))
-        for kind in PredictionKind
-        for outcome in Outcome
-        if kind is not PredictionKind.ADVISED
-    ]
-    yield _gauge(
-        "predictions",
-        "What was foretold of users' jobs in the last seven days, by what it has come to.",
-        predictions,
-        ["kind", "outcome"],
-    )
+    foretold = [kind for kind in PredictionKind if kind is not PredictionKind.ADVISED]
+    predictions = _of(instruments.predictions, foretold, Outcome)
+    help = "What was foretold of users' jobs in the last seven days, by what it has come to."
+    yield _gauge("predictions", help, predictions, "kind", "outcome")
+
+
+CLUSTER_GAUGES = {
+    "cluster_nodes": ("total", "All nodes of a cluster."),
+    "nodes_doubted": ("doubted", "Nodes that are said to be idle, and that a claim was in vain for."),
+    "cluster_errors": ("errors", "Errors of a cluster in a row."),
+    "agent_connected": ("is_connected", "Whether a cluster's agent is connected."),
+    "outbox": ("outbox", "Commands that a cluster's agent has not acknowledged."),
+    "components": ("components", "Components of our jobs that may hold nodes of a cluster."),
+    "lrm_problem": ("has_problem", "Whether a cluster's agent says that its resource manager starts nothing."),
+}
+"""The figure of each cluster that a metric tells, and what it means."""
 
 
 def _clusters(clusters: Sequence[ClusterFigures]) -> Iterator[Metric]:
@@ -187,62 +162,33 @@ def _clusters(clusters: Sequence[ClusterFigures]) -> Iterator[Metric]:
         for c in clusters
         for kind, count in (("idle", c.idle), ("ours", c.used), ("local", c.background), ("down", c.down))
     ]
-    yield _gauge("nodes", "Nodes by what they do: idle, ours, local users', down.", nodes, ["cluster", "kind"])
-    yield _gauge("cluster_nodes", "All nodes of a cluster.", _by_cluster(clusters, "total"), ["cluster"])
-    yield _gauge(
-        "nodes_doubted",
-        "Nodes that are said to be idle, and that a claim was in vain for.",
-        _by_cluster(clusters, "doubted"),
-        ["cluster"],
-    )
+    yield _gauge("nodes", "Nodes by what they do: idle, ours, local users', down.", nodes, "cluster", "kind")
+    for name, (figure, help) in CLUSTER_GAUGES.items():
+        yield _gauge(name, help, [((c.name,), float(getattr(c, figure))) for c in clusters], "cluster")
     states = [((c.name, state), float(c.state is state)) for c in clusters for state in ClusterState]
-    yield _gauge("cluster_state", "1 for the state that a cluster is in.", states, ["cluster", "state"])
-    yield _gauge("cluster_errors", "Errors of a cluster in a row.", _by_cluster(clusters, "errors"), ["cluster"])
-    yield _gauge(
-        "agent_connected", "Whether a cluster's agent is connected.", _by_cluster(clusters, "is_connected"), ["cluster"]
-    )
+    yield _gauge("cluster_state", "1 for the state that a cluster is in.", states, "cluster", "state")
     heard = [((c.name,), c.reported_ago) for c in clusters if c.reported_ago is not None]
-    yield _gauge("agent_report_age_seconds", "Age of what is known of a cluster's nodes.", heard, ["cluster"])
-    yield _gauge(
-        "outbox", "Commands that a cluster's agent has not acknowledged.", _by_cluster(clusters, "outbox"), ["cluster"]
-    )
-    yield _gauge(
-        "components",
-        "Components of our jobs that may hold nodes of a cluster.",
-        _by_cluster(clusters, "components"),
-        ["cluster"],
-    )
+    yield _gauge("agent_report_age_seconds", "Age of what is known of a cluster's nodes.", heard, "cluster")
     versions = [((c.name, v.agent, v.lrm, v.open_mpi), 1.0) for c in clusters if (v := c.versions) is not None]
-    yield _gauge("cluster_info", "What runs on a cluster, always 1.", versions, ["cluster", "agent", "lrm", "open_mpi"])
-
-
-def _by_cluster(clusters: Sequence[ClusterFigures], name: str) -> list[Sample]:
-    return [((cluster.name,), float(getattr(cluster, name))) for cluster in clusters]
+    yield _gauge("cluster_info", "What runs on a cluster, always 1.", versions, "cluster", "agent", "lrm", "open_mpi")
 
 
 def _resource_managers(clusters: Sequence[ClusterFigures]) -> Iterator[Metric]:
-    def each(name: str) -> list[Sample]:
-        calls: list[tuple[str, LrmCalls]] = [(cluster.name, calls) for cluster in clusters for calls in cluster.calls]
-        return [((cluster, call.operation), float(getattr(call, name))) for cluster, call in calls]
+    def calls(figure: str) -> list[Sample]:
+        return [((c.name, call.operation), float(getattr(call, figure))) for c in clusters for call in c.calls]
 
-    labels = ["cluster", "operation"]
-    yield _gauge(
-        "lrm_problem",
-        "Whether a cluster's agent says that its resource manager starts nothing.",
-        _by_cluster(clusters, "has_problem"),
-        ["cluster"],
-    )
-    yield _counter("lrm_calls", "What an agent asked of its resource manager.", each("count"), labels)
-    yield _counter("lrm_calls_failed", "Of these what was not answered or done.", each("failures"), labels)
-    yield _counter("lrm_call_seconds", "What these took together.", each("seconds"), labels)
-    yield _gauge("lrm_call_longest_seconds", "The longest of the last five to ten minutes.", each("largest"), labels)
+    labels = "cluster", "operation"
+    yield _counter("lrm_calls", "What an agent asked of its resource manager.", calls("count"), *labels)
+    yield _counter("lrm_calls_failed", "Of these what was not answered or done.", calls("failures"), *labels)
+    yield _counter("lrm_call_seconds", "What these took together.", calls("seconds"), *labels)
+    yield _gauge("lrm_call_longest_seconds", "The longest of the last five to ten minutes.", calls("largest"), *labels)
 
 
 def _database(instruments: Instruments) -> Iterator[Metric]:
     by_kind: dict[Labels, Timings] = {("write",): instruments.writes, ("read",): instruments.reads}
-    yield _histogram("database_seconds", "Transactions of the engine, and questions.", by_kind, ["kind"])
+    yield _histogram("database_seconds", "Transactions of the engine, and questions.", by_kind, "kind")
     failed = [(kind, float(timings.failures)) for kind, timings in by_kind.items()]
-    yield _counter("database_failures", "Of these what failed, or was not answered in time.", failed, ["kind"])
+    yield _counter("database_failures", "Of these what failed, or was not answered in time.", failed, "kind")
     size = instruments.database_size
     yield _gauge("database_bytes", "Size of the database.", [] if size is None else float(size))
 
@@ -250,18 +196,17 @@ def _database(instruments: Instruments) -> Iterator[Metric]:
 def _files(figures: Figures, instruments: Instruments) -> Iterator[Metric]:
     yield _gauge("transfers", "Components that wait for files.", figures.jobs.staging)
     yield _gauge("transfer_missing_bytes", "What of these files has not come.", figures.jobs.missing)
-    moved = sorted(instruments.transferred.items())
-    labels = ["source", "cluster"]
+    moved, labels = sorted(instruments.transferred.items()), ("source", "cluster")
     counts = [(pair, float(each.count)) for pair, each in moved]
-    yield _counter("transfers_done", "Transfers from one cluster to another.", counts, labels)
+    yield _counter("transfers_done", "Transfers from one cluster to another.", counts, *labels)
     sizes = [(pair, float(each.size)) for pair, each in moved]
-    yield _counter("transferred_bytes", "What they brought.", sizes, labels)
+    yield _counter("transferred_bytes", "What they brought.", sizes, *labels)
     seconds = [(pair, each.seconds) for pair, each in moved]
-    yield _counter("transfer_seconds", "What they took together.", seconds, labels)
-    disks = [((disk.what,), float(disk.free)) for disk in figures.disks]
-    yield _gauge("disk_free_bytes", "Room on the disks that the daemon writes to.", disks, ["disk"])
-    disks = [((disk.what,), float(disk.size)) for disk in figures.disks]
-    yield _gauge("disk_bytes", "The size of these disks.", disks, ["disk"])
+    yield _counter("transfer_seconds", "What they took together.", seconds, *labels)
+    free = [((disk.what,), float(disk.free)) for disk in figures.disks]
+    yield _gauge("disk_free_bytes", "Room on the disks that the daemon writes to.", free, "disk")
+    totals = [((disk.what,), float(disk.size)) for disk in figures.disks]
+    yield _gauge("disk_bytes", "The size of these disks.", totals, "disk")
 
 
 def _requests(requests: Requests) -> Iterator[Metric]:
@@ -269,9 +214,9 @@ def _requests(requests: Requests) -> Iterator[Metric]:
         ((route, method, str(status)), float(count))
         for (route, method, status), count in sorted(requests.answered.items())
     ]
-    yield _counter("http_requests", "Requests that were answered, by route.", answered, ["route", "method", "status"])
+    yield _counter("http_requests", "Requests that were answered, by route.", answered, "route", "method", "status")
     seconds: dict[Labels, Timings] = {(route,): timings for route, timings in sorted(requests.seconds.items())}
-    yield _histogram("http_request_seconds", "Until an answer began.", seconds, ["route"])
+    yield _histogram("http_request_seconds", "Until an answer began.", seconds, "route")
 
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

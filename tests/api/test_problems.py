@@ -18,6 +18,8 @@ JSON = {"Content-Type": "application/json"}
         ("GET", "/nowhere", {}, ProblemCode.NOT_FOUND),
         ("PUT", "/jobs", {}, ProblemCode.METHOD_NOT_ALLOWED),
         ("GET", "/jobs/9", {}, ProblemCode.JOB_NOT_FOUND),
+        ("GET", "/jobs/9/logs", {}, ProblemCode.JOB_NOT_FOUND),
+        ("GET", "/jobs/9/timeline", {}, ProblemCode.JOB_NOT_FOUND),
         ("POST", "/jobs/9/cancel", {}, ProblemCode.JOB_NOT_FOUND),
         ("GET", "/clusters/x", {}, ProblemCode.CLUSTER_NOT_FOUND),
         ("GET", "/replicas?name=x", {}, ProblemCode.REPLICA_NOT_FOUND),
@@ -42,6 +44,7 @@ async def test_problem_by_request_has_its_code(
     assert (await api.post("/api/v1/jobs", json=body)).status_code == 201
     answer = await api.request(method, f"/api/v1{path}", **sent)
     assert (answer.json()["code"], answer.json()["status"], answer.status_code) == (code, code.status, code.status)
+    assert answer.headers["content-type"] == "application/problem+json"
 
 
 async def test_problem_of_reused_key_and_of_full_queue_has_its_code(open_api: Open, body: dict[str, Any]) -> None:
