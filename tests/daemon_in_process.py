@@ -15,7 +15,7 @@ import uvicorn
 from koalapy.daemon.engine.engine import Engine
 from koalapy.scheduler.rules import Rules
 from tests.daemon.sites import Sites
-from tests.serving import serving
+from tests.serving import NO_PAGE, TOKEN, serving
 
 MAX_WAIT_S = 60.0
 
@@ -24,17 +24,20 @@ MAX_WAIT_S = 60.0
 class ServedDaemon:
     url: str
     engine: Engine
+    http: httpx2.Client
+    """Of an administrator."""
+    shown: str = TOKEN
 
 
 @contextmanager
-def daemon_in_thread(path: Path, sites: Sites | None = None) -> Iterator[ServedDaemon]:
+def daemon_in_thread(path: Path, sites: Sites | None = None, *, has_dashboard: bool = False) -> Iterator[ServedDaemon]:
     """Serve a daemon with its database at ``path`` from a thread while the block runs."""
     listener = socket.create_server(("127.0.0.1", 0))
     ready: Future[tuple[uvicorn.Server, Engine]] = Future()
 
     async def serve() -> None:
         try:
-            async with serving(path, [], Rules(), sites) as client:
+            async with serving(path, [], Rules(), sites, has_dashboard=has_dashboard) as client:
                 assert isinstance(client._transport, httpx2.ASGITransport)
                 app = client._transport.app
                 server = uvicorn.Server(
@@ -52,7 +55,10 @@ def daemon_in_thread(path: Path, sites: Sites | None = None) -> Iterator[ServedD
     server, engine = ready.result(MAX_WAIT_S)
     try:
         # Connections that come before the server accepts them wait in the listener's queue.
-        yield ServedDaemon(f"http://127.0.0.1:{listener.getsockname()[1]}", engine)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        headers = NO_PAGE | {"Authorization": f"Bearer {TOKEN}"}
+        with httpx2.Client(base_url=url, headers=headers, timeout=MAX_WAIT_S) as http:
+            yield ServedDaemon(url, engine, http)
     finally:
         server.should_exit = True
         thread.join(MAX_WAIT_S)

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import httpx2
@@ -17,6 +18,7 @@ from koalapy.api.app import create_app
 from koalapy.api.background import background_router
 from koalapy.api.files import agent_files_router, files_router
 from koalapy.api.forecasts import forecasts_router
+from koalapy.api.guard import ShownTokens
 from koalapy.api.history import history_router, sharing_router
 from koalapy.api.metrics import add_metrics
 from koalapy.api.network import network_router
@@ -25,6 +27,8 @@ from koalapy.api.tokens import limits_router
 from koalapy.daemon.alerts.alerts import Alerts
 from koalapy.daemon.alerts.health import HealthMonitor
 from koalapy.daemon.auth.identities import Identities
+from koalapy.daemon.auth.login_codes import LoginCodes
+from koalapy.daemon.auth.pace import Pace
 from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.engine.outbox import Outbox
 from koalapy.daemon.files.bundles import Bundles
@@ -43,6 +47,8 @@ from koalapy.daemon.jobs.record import Record
 from koalapy.daemon.network.links import LinkTable
 from koalapy.daemon.network.network import Network
 from koalapy.daemon.observability.audit import Audit
+from koalapy.dashboard.app import add_dashboard
+from koalapy.dashboard.login import WaysIn
 from koalapy.model.advice import Run, Size
 from koalapy.model.alert import AlertRules
 from koalapy.model.cluster import Link
@@ -170,6 +176,7 @@ class SharedApplication:
         """Forget the services, and the routes that a test has added."""
         self._services.clear()
         self._app.middleware_stack = None
+        self._app.state.error_page = None
         if self._app.router.routes != self._routes:
             self._app.router.routes[:] = self._routes
             self._app.openapi_schema = None
@@ -202,11 +209,13 @@ async def serving(
     accounts: Accounts | None = None,
     open_metrics: bool = False,
     of_clusters: bool = False,
+    has_dashboard: bool = False,
     busy_timeout_ms: int = SQLITE_BUSY_TIMEOUT,
 ) -> AsyncIterator[httpx2.AsyncClient]:
     """Yield a client of a daemon whose clusters have 4 nodes each, and no agent.
 
-    ``of_clusters`` adds the routes of agents, without a hub, and of background load, which is not allowed.
+    ``of_clusters`` adds the routes of agents, without a hub, and of background load, which is not allowed;
+    ``has_dashboard`` adds the pages of the dashboard.
     """
     database = Database(open_database(path, busy_timeout_ms))
     store = SqlStore(database)
@@ -296,6 +305,10 @@ async def serving(
     loop = asyncio.create_task(engine.run())
     with application(services, open_metrics=open_metrics, of_clusters=of_clusters) as app:
         app.state.audit, app.state.engine, app.state.jobs = services["audit"], engine, jobs
+        if has_dashboard:
+            ways = WaysIn(identities, ShownTokens(identities, Pace()), LoginCodes(), None, 3600.0)
+            of_pages: Any = SimpleNamespace(**services)
+            add_dashboard(app, of_pages, engine, ways, services["audit"])
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=shown) as client:
             yield client
     await network.stop()

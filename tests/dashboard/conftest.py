@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.daemon_in_process import ServedDaemon, daemon_in_thread
 from tests.grid.embedded import Embedded, close
 from tests.needs import CHROMIUM
 
@@ -32,6 +33,13 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
     running.settle()
     yield running
     close(running)
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedDaemon]:
+    """A daemon in this process, with pages, for what needs neither a browser nor running jobs."""
+    with daemon_in_thread(tmp_path_factory.mktemp("dashboard") / "koala.db", has_dashboard=True) as served:
+        yield served
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import httpx2
 import pytest
 
+from tests.daemon_in_process import ServedDaemon
 from tests.dashboard.conftest import Visit
 from tests.grid.embedded import Embedded
 
@@ -13,9 +14,9 @@ FORM = "application/x-www-form-urlencoded"
 
 
 @pytest.fixture
-def anybody(grid: Embedded) -> Iterator[httpx2.Client]:
+def anybody(daemon: ServedDaemon) -> Iterator[httpx2.Client]:
     """A browser without a login."""
-    with httpx2.Client(base_url=grid.url, headers={"Accept": "text/html"}, timeout=60.0) as client:
+    with httpx2.Client(base_url=daemon.url, headers={"Accept": "text/html"}, timeout=60.0) as client:
         yield client
 
 
@@ -53,28 +54,28 @@ def test_a_wrong_token_gets_no_cookie(anybody: httpx2.Client) -> None:
 
 
 @pytest.mark.parametrize("wanted", ["//evil.example", "https://evil.example", "/\\evil.example", "/login?next=/login"])
-def test_a_login_leads_to_no_page_of_others(anybody: httpx2.Client, grid: Embedded, wanted: str) -> None:
-    answer = logged_in(anybody, grid.shown, next=wanted)
+def test_a_login_leads_to_no_page_of_others(anybody: httpx2.Client, daemon: ServedDaemon, wanted: str) -> None:
+    answer = logged_in(anybody, daemon.shown, next=wanted)
     assert (answer.status_code, answer.headers["location"]) == (303, "/")
 
 
 @pytest.mark.parametrize("origin", [None, "http://evil.example", "null"])
-def test_no_other_page_logs_anybody_in(anybody: httpx2.Client, grid: Embedded, origin: str | None) -> None:
+def test_no_other_page_logs_anybody_in(anybody: httpx2.Client, daemon: ServedDaemon, origin: str | None) -> None:
     headers = {"Content-Type": FORM} | ({"Origin": origin} if origin else {})
-    answer = anybody.post("/login", data={"token": grid.shown}, headers=headers)
+    answer = anybody.post("/login", data={"token": daemon.shown}, headers=headers)
     assert (answer.status_code, "set-cookie" in answer.headers) == (403, False)
 
 
-def test_a_cookie_reads_and_changes_nothing_of_the_api(anybody: httpx2.Client, grid: Embedded) -> None:
-    assert logged_in(anybody, grid.shown).status_code == 303
+def test_a_cookie_reads_and_changes_nothing_of_the_api(anybody: httpx2.Client, daemon: ServedDaemon) -> None:
+    assert logged_in(anybody, daemon.shown).status_code == 303
     assert anybody.get("/api/v1/clusters").status_code == 200
-    origin = {"Origin": grid.url}
+    origin = {"Origin": daemon.url}
     assert anybody.post("/api/v1/clusters/north/drain", json={}, headers=origin).status_code == 401
 
 
-def test_a_form_without_what_our_pages_say_changes_nothing(anybody: httpx2.Client, grid: Embedded) -> None:
-    assert logged_in(anybody, grid.shown).status_code == 303
-    headers = {"Origin": grid.url, "Content-Type": FORM}
+def test_a_form_without_what_our_pages_say_changes_nothing(anybody: httpx2.Client, daemon: ServedDaemon) -> None:
+    assert logged_in(anybody, daemon.shown).status_code == 303
+    headers = {"Origin": daemon.url, "Content-Type": FORM}
     assert anybody.post("/logout", data={"csrf": "x"}, headers=headers).status_code == 403
     shown = re.search(r'name="csrf" value="(\w+)"', anybody.get("/").text)
     assert shown is not None
@@ -85,24 +86,24 @@ def test_a_form_without_what_our_pages_say_changes_nothing(anybody: httpx2.Clien
     assert anybody.get("/").status_code == 303
 
 
-def test_a_token_of_the_daemons_own_is_no_cookie(anybody: httpx2.Client, grid: Embedded) -> None:
-    port = grid.url.rpartition(":")[2]
-    assert anybody.get("/", headers={"Cookie": f"koala_{port}={grid.shown}"}).status_code == 303
+def test_a_token_of_the_daemons_own_is_no_cookie(anybody: httpx2.Client, daemon: ServedDaemon) -> None:
+    port = daemon.url.rpartition(":")[2]
+    assert anybody.get("/", headers={"Cookie": f"koala_{port}={daemon.shown}"}).status_code == 303
 
 
 @pytest.mark.parametrize("others", ['other={"a":"b"}', "bad name=1", "x[1]=a b", 'x="', "x", "path=/", "x=\xe9"])
 def test_what_others_of_the_host_keep_in_a_browser_hides_no_login(
-    anybody: httpx2.Client, grid: Embedded, others: str
+    anybody: httpx2.Client, daemon: ServedDaemon, others: str
 ) -> None:
-    assert logged_in(anybody, grid.shown).status_code == 303
+    assert logged_in(anybody, daemon.shown).status_code == 303
     ((name, token),) = anybody.cookies.items()
     for cookies in (f"{others}; {name}={token}", f"{name}={token}; {others}"):
-        assert httpx2.get(f"{grid.url}/", headers={"Cookie": cookies.encode()}, timeout=60.0).status_code == 200
+        assert httpx2.get(f"{daemon.url}/", headers={"Cookie": cookies.encode()}, timeout=60.0).status_code == 200
 
 
-def test_of_two_cookies_of_its_name_none_is_believed(anybody: httpx2.Client, grid: Embedded) -> None:
-    assert logged_in(anybody, grid.shown).status_code == 303
+def test_of_two_cookies_of_its_name_none_is_believed(anybody: httpx2.Client, daemon: ServedDaemon) -> None:
+    assert logged_in(anybody, daemon.shown).status_code == 303
     ((name, token),) = anybody.cookies.items()
     for cookies in (f"{name}={token}; {name}=other", f"{name}=other; {name}={token}"):
-        answer = httpx2.get(f"{grid.url}/", headers={"Cookie": cookies, "Accept": "text/html"}, timeout=60.0)
+        answer = httpx2.get(f"{daemon.url}/", headers={"Cookie": cookies, "Accept": "text/html"}, timeout=60.0)
         assert answer.headers["location"].startswith("/login")

@@ -6,17 +6,18 @@ from collections.abc import Iterator
 import httpx2
 import pytest
 
-from tests.dashboard.people import token_of
+from tests.daemon_in_process import ServedDaemon
+from tests.dashboard.people import Person, token_of
 from tests.grid.embedded import Embedded
 
 
 @pytest.fixture(scope="module")
-def people(grid: Embedded) -> Iterator[dict[str, httpx2.Client]]:
+def people(daemon: ServedDaemon) -> Iterator[dict[str, httpx2.Client]]:
     """A client for each role."""
     made = {}
     for role in ("user", "operator", "admin"):
-        headers = {"Authorization": f"Bearer {token_of(grid, role, role)}", "Accept": "text/html"}
-        made[role] = httpx2.Client(base_url=grid.url, headers=headers, timeout=60.0)
+        headers = {"Authorization": f"Bearer {token_of(daemon, role, role)}", "Accept": "text/html"}
+        made[role] = httpx2.Client(base_url=daemon.url, headers=headers, timeout=60.0)
     yield made
     for client in made.values():
         client.close()
@@ -45,23 +46,25 @@ def test_each_page_is_there_as_html_as_a_part_and_as_json(people: dict[str, http
         assert client.get(twin[1].replace("&amp;", "&")).json(), path
 
 
-def test_a_cluster_tells_whose_nodes_its_users_have(grid: Embedded, people: dict[str, httpx2.Client]) -> None:
-    assert "Load sharing" not in people["user"].get("/clusters/north").text
+def test_a_cluster_tells_whose_nodes_its_users_have(grid: Embedded) -> None:
+    person = Person(grid, token_of(grid, "user"))
+    assert "Load sharing" not in person.see("/clusters/north")
     both = [{"cluster": "north", "size": 1}, {"cluster": "south", "size": 2}]
     job = {"request": {"type": "fixed", "components": both}, "command": ["sleep", "600"], "launcher": "processes"}
     ident = grid.http.post("/api/v1/jobs", json=job | {"home_site": "north"}).raise_for_status().json()["id"]
     grid.http.post("/api/v1/jobs", json=job | {"home_site": "north"}).raise_for_status()
     wide = {"type": "fixed", "components": [{"cluster": "south", "size": 4}]}
     grid.http.post("/api/v1/jobs", json=job | {"home_site": "south", "request": wide}).raise_for_status()
-    told = {name: people["user"].get(f"/clusters/{name}.json").json()["homes"] for name in ("north", "south")}
+    told = {name: person.told(f"/clusters/{name}.json")["homes"] for name in ("north", "south")}
     assert told == {
         "north": {"waiting": 0, "at_home": 2, "elsewhere": 4, "guests": 0},
         "south": {"waiting": 1, "at_home": 0, "elsewhere": 0, "guests": 4},
     }
-    page = people["user"].get("/clusters/south").text
+    page = person.see("/clusters/south")
     assert "<b>4</b> nodes are other sites&#39; users&#39;" in page or "<b>4</b> nodes are other sites' users'" in page
     assert f"/jobs/{ident}" in page
     grid.http.post("/api/v1/jobs/cancel", json={"jobs": [ident, ident + 1, ident + 2]}).raise_for_status()
+    person.close()
 
 
 @pytest.mark.parametrize("path", ["/clusters/nowhere", "/network/north/nowhere", "/clusters/nowhere.json"])

@@ -5,26 +5,26 @@ from collections.abc import Iterator
 import pytest
 
 from tests.daemon.archives import GOOD, archive_of
+from tests.daemon_in_process import ServedDaemon
 from tests.dashboard.people import Person, token_of
-from tests.grid.embedded import Embedded
 
 
 @pytest.fixture(scope="module")
-def root(grid: Embedded) -> Iterator[Person]:
-    person = Person(grid, grid.shown)
+def root(daemon: ServedDaemon) -> Iterator[Person]:
+    person = Person(daemon, daemon.shown)
     yield person
     person.close()
 
 
 @pytest.fixture(scope="module")
-def alice(grid: Embedded) -> Iterator[Person]:
-    person = Person(grid, token_of(grid, "alice"))
+def alice(daemon: ServedDaemon) -> Iterator[Person]:
+    person = Person(daemon, token_of(daemon, "alice"))
     yield person
     person.close()
 
 
-def test_a_token_is_revoked_by_who_may(grid: Embedded, root: Person, alice: Person) -> None:
-    token_of(grid, "bob")
+def test_a_token_is_revoked_by_who_may(daemon: ServedDaemon, root: Person, alice: Person) -> None:
+    token_of(daemon, "bob")
     own = alice.told("/users.json")["tokens"]
     assert {token["user"] for token in own} == {"alice"}
     assert alice.see("/users").count("this browser's") == 1
@@ -41,23 +41,18 @@ def test_a_token_is_revoked_by_who_may(grid: Embedded, root: Person, alice: Pers
     assert again[0]["revoked_at"] is not None
 
 
-def test_what_users_have_just_now_leads_to_their_jobs(grid: Embedded, root: Person, alice: Person) -> None:
-    body = {"request": {"type": "flexible", "total_size": 8}, "command": ["sleep", "600"], "launcher": "processes"}
-    first = grid.http.post("/api/v1/jobs", json=body | {"priority": "high"}).raise_for_status().json()["id"]
-    grid.wait_state(first, "running")
-    body["owner"] = "alice"
-    job = grid.http.post("/api/v1/jobs", json=body).raise_for_status().json()["id"]
-    grid.http.post(f"/api/v1/jobs/{job}/hold").raise_for_status()
+def test_what_users_have_just_now_leads_to_their_jobs(daemon: ServedDaemon, root: Person, alice: Person) -> None:
+    body = {"request": {"type": "flexible", "total_size": 8}, "command": ["sleep", "600"], "owner": "alice"}
+    job = daemon.http.post("/api/v1/jobs", json=body).raise_for_status().json()["id"]
+    daemon.http.post(f"/api/v1/jobs/{job}/hold").raise_for_status()
     (line,) = [one for one in root.told("/users.json")["users"] if one["user"] == "alice"]
     assert (line["held"], line["active"]) == (1, 0)
     assert [one["user"] for one in alice.told("/users.json")["users"]] == ["alice"]
     assert root.told("/queue.json", q="user:alice state:held")["jobs"][0]["id"] == job
-    for one in (job, first):
-        grid.cancel(one)
 
 
-def test_the_audit_is_filtered_and_told_newest_first(grid: Embedded, root: Person) -> None:
-    refused = grid.http.post("/api/v1/jobs/999/cancel")
+def test_the_audit_is_filtered_and_told_newest_first(daemon: ServedDaemon, root: Person) -> None:
+    refused = daemon.http.post("/api/v1/jobs/999/cancel")
     assert refused.status_code == 404
     newest = root.told("/audit.json")["entries"]
     assert [one["id"] for one in newest] == sorted((one["id"] for one in newest), reverse=True)
@@ -70,14 +65,14 @@ def test_the_audit_is_filtered_and_told_newest_first(grid: Embedded, root: Perso
     assert root.http.get("/audit?outcome=well").status_code == 422
 
 
-def test_files_are_shown_to_who_sent_them(grid: Embedded, alice: Person, root: Person) -> None:
-    token = token_of(grid, "alice")
+def test_files_are_shown_to_who_sent_them(daemon: ServedDaemon, alice: Person, root: Person) -> None:
+    token = token_of(daemon, "alice")
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/x-tar"}
-    sent = grid.http.post("/api/v1/bundles", content=archive_of(GOOD), headers=headers).raise_for_status().json()
+    sent = daemon.http.post("/api/v1/bundles", content=archive_of(GOOD), headers=headers).raise_for_status().json()
     for person in (alice, root):
         (bundle,) = person.told("/files.json")["bundles"]
         assert (bundle["id"], bundle["owners"]) == (sent["id"], ["alice"])
-    carol = Person(grid, token_of(grid, "carol"))
+    carol = Person(daemon, token_of(daemon, "carol"))
     told = carol.told("/files.json")
     assert (told["bundles"], told["results"]) == ([], [])
     assert carol.http.get("/files?name=gone").status_code == 404
