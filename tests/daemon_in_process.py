@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import uvicorn
@@ -27,6 +28,10 @@ class ServedDaemon:
     http: httpx2.Client
     """Of an administrator."""
     shown: str = TOKEN
+
+    def job(self, ident: int) -> dict[str, Any]:
+        answer: dict[str, Any] = self.http.get(f"/api/v1/jobs/{ident}").json()
+        return answer
 
 
 @contextmanager
