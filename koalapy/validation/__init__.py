@@ -1,4 +1,4 @@
 """Checks of a submission: limits, permissions, clusters, input files.
 
-Pure; imports ``model`` and ``policies``. Start at ``submission.py``, which returns all violations at once.
+Pure; imports ``model`` and ``policies``. Start at ``submission.py``, whose ``check`` raises the first violation.
 """
