@@ -11,6 +11,7 @@ from koalapy.dashboard.pages.scheduler import parameters_of, spans_of
 from koalapy.dashboard.pictures import Span, distribution, share
 from koalapy.model.placement import RefusalKind
 from koalapy.scheduler.rules import Rules
+from tests.daemon_in_process import ServedDaemon
 from tests.dashboard.conftest import Visit
 from tests.grid.embedded import Embedded
 
@@ -135,9 +136,9 @@ def test_it_reads_without_scripts_and_on_a_phone(visit: Visit) -> None:
     assert page.locator("#parameters tbody tr").count() == len(Rules.__dataclass_fields__)
 
 
-def test_a_user_may_look_and_nobody_else(grid: Embedded) -> None:
-    made = grid.http.post("/api/v1/tokens", json={"user": "alice", "role": "user"}).raise_for_status()
+def test_a_user_may_look_and_nobody_else(daemon: ServedDaemon) -> None:
+    made = daemon.http.post("/api/v1/tokens", json={"user": "alice", "role": "user"}).raise_for_status()
     headers = {"Authorization": f"Bearer {made.json()['token']}"}
     for path in ("/scheduler", "/scheduler.json"):
-        assert httpx2.get(f"{grid.url}{path}", headers=headers, timeout=60.0).status_code == 200
-        assert httpx2.get(f"{grid.url}{path}", timeout=60.0).status_code == 401
+        assert httpx2.get(f"{daemon.url}{path}", headers=headers, timeout=60.0).status_code == 200
+        assert httpx2.get(f"{daemon.url}{path}", timeout=60.0).status_code == 401

@@ -9,6 +9,7 @@ from koalapy.dashboard.pages.what_if import lines_of, most_of, ways_of
 from koalapy.dashboard.pictures import BAR_WIDTH, interval
 from koalapy.model.job import JobState
 from koalapy.simulation.twin import Answer, Expected, Forecast, Interval
+from tests.daemon_in_process import ServedDaemon
 from tests.dashboard.conftest import Visit
 from tests.dashboard.people import token_of
 from tests.grid.embedded import Embedded
@@ -72,9 +73,9 @@ def test_an_operator_asks_what_if(visit: Visit, grid: Embedded) -> None:
     assert grid.wait(waits)["state"] == "succeeded"
 
 
-def test_what_cannot_be_simulated_is_told_with_the_way_out(grid: Embedded) -> None:
+def test_what_cannot_be_simulated_is_told_with_the_way_out(daemon: ServedDaemon) -> None:
     def ask(query: str) -> httpx2.Response:
-        return grid.http.get(f"/what-if?{query}", headers={"Accept": "text/html"})
+        return daemon.http.get(f"/what-if?{query}", headers={"Accept": "text/html"})
 
     for query, told in {
         "drain=nowhere": "nowhere",
@@ -106,9 +107,9 @@ def test_sites_are_held_against_themselves(visit: Visit, grid: Embedded) -> None
     page.locator(f"#job-{job}").wait_for()
 
 
-def test_they_are_for_operators(grid: Embedded) -> None:
-    headers = {"Authorization": f"Bearer {token_of(grid, 'somebody', 'user')}", "Accept": "text/html"}
-    with httpx2.Client(base_url=grid.url, headers=headers, timeout=60.0) as user:
+def test_they_are_for_operators(daemon: ServedDaemon) -> None:
+    headers = {"Authorization": f"Bearer {token_of(daemon, 'somebody', 'user')}", "Accept": "text/html"}
+    with httpx2.Client(base_url=daemon.url, headers=headers, timeout=60.0) as user:
         for path in ("/what-if", "/what-if.json?ask=true", "/sharing", "/sharing.json"):
             assert user.get(path).status_code == 403
         assert 'href="/what-if"' not in user.get("/").text
