@@ -49,7 +49,7 @@ class AgentConnection:
     async def close(self, reason: str) -> None:
         if self._socket.application_state is not WebSocketState.DISCONNECTED:
             try:
-                await self._socket.close(CLOSED, _short(reason))
+                await self._socket.close(CLOSED, reason.encode()[:MAX_REASON_SIZE].decode(errors="ignore"))
             except (WebSocketDisconnect, RuntimeError):
                 return
 
@@ -111,7 +111,10 @@ def refusal(asking: HTTPConnection, cluster: str, tokens: Tokens, attempts: Agen
         )
     expected, address = tokens[cluster], client_address(asking.scope)
     wait = attempts.wait(cluster, address)
-    if expected and not (wait and _is_guessable(expected)) and _shows(asking, expected):
+    shown = asking.headers.get("authorization", "").removeprefix("Bearer ").strip()
+    # Shorter than what ``openssl rand -hex 24`` or the daemon makes: people think of such.
+    is_guessable = len(expected or "") < MIN_RANDOM_LENGTH or len(set(expected or "")) < MIN_RANDOM_SIGNS
+    if expected and not (wait and is_guessable) and hmac.compare_digest(shown.encode(), expected.encode()):
         attempts.admitted(cluster, address)
         return None
     if wait:
@@ -124,18 +127,3 @@ def refusal(asking: HTTPConnection, cluster: str, tokens: Tokens, attempts: Agen
         reason = f"clusters.{cluster}.token is not set in the daemon's configuration"
     hint = f"set KOALA_AGENT_TOKEN to clusters.{cluster}.token of the daemon's configuration"
     return Refusal(ProblemCode.NOT_LOGGED_IN, reason, hint)
-
-
-def _is_guessable(token: str) -> bool:
-    """Return whether a token has less than what ``openssl rand -hex 24`` or the daemon makes: people think of such."""
-    return len(token) < MIN_RANDOM_LENGTH or len(set(token)) < MIN_RANDOM_SIGNS
-
-
-def _shows(asking: HTTPConnection, token: str) -> bool:
-    shown = asking.headers.get("authorization", "").removeprefix("Bearer ").strip()
-    return hmac.compare_digest(shown.encode(), token.encode())
-
-
-def _short(reason: str) -> str:
-    """As much of a reason as a closing frame takes."""
-    return reason.encode()[:MAX_REASON_SIZE].decode(errors="ignore")

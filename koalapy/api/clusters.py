@@ -23,11 +23,9 @@ Since = Annotated[float, Query(ge=MIN_SPAN, le=MAX_DURATION, allow_inf_nan=False
 
 
 class DrainOrder(Input):
-    """Why nothing more is to be placed on a cluster; who says so is who is logged in, whatever ``by`` says."""
+    """Why nothing more is to be placed on a cluster."""
 
     reason: Reason = ""
-    by: fields.Name = ""
-    """Not looked at: earlier versions sent it."""
     requeue: bool = False
     """Whether the jobs there are stopped, with the warning that they asked for, and queue again."""
 
@@ -92,7 +90,12 @@ def _metrics_view(metrics: jobs.Metrics) -> dict[str, Any]:
         "start": metrics.start,
         "end": metrics.end,
         "clusters": [
-            _usage_view(cluster, usage.node_seconds.get(cluster.name, 0.0), span) for cluster in metrics.clusters
+            {name: getattr(cluster, name) for name in ("name", "total", "used", "background", "idle")}
+            | {
+                "node_seconds": round(seconds := usage.node_seconds.get(cluster.name, 0.0), 3),
+                "utilisation": round(seconds / (cluster.total * span), 6) if cluster.total else None,
+            }
+            for cluster in metrics.clusters
         ],
         "priorities": usage.mean_times,
         "ended": {state: usage.ended.get(state, 0) for state in sorted(FINAL_STATES)},
@@ -100,12 +103,6 @@ def _metrics_view(metrics: jobs.Metrics) -> dict[str, Any]:
         "queued": metrics.queued,
         "active": metrics.active,
     }
-
-
-def _usage_view(cluster: ClusterRecord, node_seconds: float, span: float) -> dict[str, Any]:
-    counts = {name: getattr(cluster, name) for name in ("name", "total", "used", "background", "idle")}
-    utilisation = round(node_seconds / (cluster.total * span), 6) if cluster.total else None
-    return counts | {"node_seconds": round(node_seconds, 3), "utilisation": utilisation}
 
 
 def clusters_router(service: Jobs) -> APIRouter:

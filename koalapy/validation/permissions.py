@@ -28,16 +28,12 @@ def check_is_theirs(by: Identity, job: Job) -> None:
         )
 
 
-def _user_role(_: str) -> Role:
-    return Role.USER
-
-
 @dataclass(frozen=True, slots=True)
 class SubmissionRules:
     """What callers may ask for in a submission."""
 
     high_priority: HighPriority = field(default_factory=HighPriority)
-    role_of: Callable[[str], Role] = _user_role
+    role_of: Callable[[str], Role] = lambda _: Role.USER
     """Returns the highest role that a user has by any source."""
     reserved: Collection[str] = frozenset()
     """Names of the daemon's own, which own no submission but those of the daemon's token."""

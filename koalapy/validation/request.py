@@ -128,8 +128,13 @@ SLURM_JOB_NUMBER = re.compile(r"%\d*[jJA]")
 def check_program(spec: JobSpec, limits: Limits) -> None:
     """Every component has a command, and commands, variables and files are such as a process can be given."""
     _check_command("command", spec.command)
-    _check_processes(spec)
-    _check_files(spec)
+    if spec.launcher is Launcher.PROCESSES and (count := spec.processes_per_node or 1) > 1:
+        problem = f"is {count}, but the launcher processes starts the command once on each node"
+        reject("processes_per_node", count, problem, "leave it out, or use the launcher openmpi")
+    if spec.workdir and not spec.workdir.startswith(("/", "{")):
+        problem = f"is {spec.workdir!r}, which is not the same folder on every node"
+        reject("workdir", spec.workdir, problem, "give an absolute path, or one that begins with {scratch} or {home}")
+    _check_output("output", spec.output)
     _check_environment("environment", spec.environment)
     if isinstance(spec.request, FlexibleRequest):
         if not spec.command:
@@ -157,19 +162,6 @@ def check_warning(spec: JobSpec, limits: Limits) -> None:
     if spec.walltime is not None and grace >= spec.walltime:
         problem = f"is {said}, but the walltime is {spec.walltime:g} s: it would be warned before it has begun"
         reject("warning", said, problem, "give fewer seconds, or a longer walltime")
-
-
-def _check_processes(spec: JobSpec) -> None:
-    if spec.launcher is Launcher.PROCESSES and (count := spec.processes_per_node or 1) > 1:
-        problem = f"is {count}, but the launcher processes starts the command once on each node"
-        reject("processes_per_node", count, problem, "leave it out, or use the launcher openmpi")
-
-
-def _check_files(spec: JobSpec) -> None:
-    if spec.workdir and not spec.workdir.startswith(("/", "{")):
-        problem = f"is {spec.workdir!r}, which is not the same folder on every node"
-        reject("workdir", spec.workdir, problem, "give an absolute path, or one that begins with {scratch} or {home}")
-    _check_output("output", spec.output)
 
 
 def _check_output(field: str, output: str | None) -> None:

@@ -434,12 +434,6 @@ async def test_what_was_done_names_who_did_it(api: Api) -> None:
     assert shown["reason"] == "cancelled by root"
 
 
-async def test_a_drain_is_by_who_is_logged_in_whatever_is_said(api: Api) -> None:
-    order = {"reason": "maintenance", "by": "ada"}
-    drained = (await api.ask("director", "POST", "/api/v1/clusters/north/drain", json=order)).json()["drained"]
-    assert (drained["by"], drained["reason"]) == ("director", "maintenance")
-
-
 async def test_an_idempotency_key_is_its_users_own(api: Api) -> None:
     key = {"Idempotency-Key": "the same"}
     found = [await api.ask(who, "POST", "/api/v1/jobs", json=BODY, headers=key) for who in ("ada", "bob", "ada", "bob")]

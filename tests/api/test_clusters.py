@@ -8,10 +8,10 @@ from tests.serving import Open
 async def test_a_drained_cluster_tells_by_whom_and_why_until_it_is_resumed(open_api: Open) -> None:
     api = await open_api()
     assert (await api.get("/api/v1/clusters/north")).json()["drained"] is None
-    answer = await api.post("/api/v1/clusters/north/drain", json={"reason": "new switches", "by": "ops"})
+    answer = await api.post("/api/v1/clusters/north/drain", json={"reason": "new switches"})
     drained = answer.json()
     assert (answer.status_code, drained["state"], drained["reason"]) == (200, "drained", "by ada: new switches")
-    assert drained["drained"]["by"] == "ada", "who is logged in, whatever is said"
+    assert drained["drained"]["by"] == "ada"
     assert drained["drained"]["at"].endswith("Z")
     again = (await api.post("/api/v1/clusters/north/drain")).json()["drained"]
     assert again == drained["drained"], "a drain without a reason takes none away"
@@ -31,8 +31,7 @@ async def test_a_drained_cluster_tells_by_whom_and_why_until_it_is_resumed(open_
     ("order", "field"),
     [
         ({"reason": "two\nlines"}, "reason"),
-        ({"by": 1}, "by"),
-        ({"by": "x" * 201}, "by"),
+        ({"by": "ops"}, "by"),
         ({"resaon": "x"}, "resaon"),
         ({"reason": "x" * 1001}, "reason"),
         ([], "body"),

@@ -166,12 +166,6 @@ def _claims(instruments: Instruments, cluster: str) -> Claims:
     )
 
 
-def _placements(instruments: Instruments) -> list[Placed]:
-    policies = sorted({policy for policy, _ in instruments.placements})
-    placed = instruments.placements
-    return [Placed(policy, placed[policy, False], placed[policy, True]) for policy in policies]
-
-
 def scheduler_view(engine: Engine) -> SchedulerView:
     """As things stand."""
     instruments, queries = engine.instruments, engine.queries
@@ -197,7 +191,10 @@ def scheduler_view(engine: Engine) -> SchedulerView:
         requeued=instruments.requeued,
         preemptions=instruments.preemptions,
         reclaims=instruments.reclaims,
-        placements=_placements(instruments),
+        placements=[
+            Placed(policy, instruments.placements[policy, False], instruments.placements[policy, True])
+            for policy in sorted({policy for policy, _ in instruments.placements})
+        ],
         refusals=[Counted(kind, instruments.refusals[kind], meaning) for kind, meaning in REASONS.items()],
         claims=[_claims(instruments, cluster.name) for cluster in queries.grid.clusters()],
         database_problem=engine.database.problem,
