@@ -1,8 +1,8 @@
-"""Commands made of functions: what a signature declares, click reads, refuses, explains and completes.
+"""Commands made of functions: click reads, refuses, explains and completes what a signature declares.
 
 A parameter is ``Annotated[type, Option(…)]`` or ``Argument(…)``. Types are ``str``, ``int``, ``float``, ``bool`` (a
 flag), ``Path``, enums of texts, and lists of these; ``| None`` where the default is None. A parameter that is a
-dataclass stands for its fields, and ``Annotated[dict[str, Any], Options(…)]`` for what it names: many options in one.
+dataclass stands for its fields, and ``Annotated[dict[str, Any], Options(…)]`` for the options that it names.
 """
 
 from __future__ import annotations
@@ -39,11 +39,9 @@ MAX_REFUSAL_LENGTH = 500
 class Option:
     """``--name VALUE``, or a flag; by default with the parameter's name. ``"--on/--off"`` has an opposite.
 
-    ``completes``: what a shell offers for its value, of what ``koalapy.cli.terminal.completion`` knows.
-    ``beside``: an option that every command with this one has, too; what is given there is the value of its variable
-    from then on.
-    ``may_be_empty``: the empty text is a value; else it is refused, so that a variable that is not set is not taken for
-    an option that is not given.
+    ``completes``: what a shell offers as its value, a key of ``koalapy.cli.terminal.completion.OFFERS``.
+    ``beside``: an option that every command with this one has too; its value is put into its environment variable.
+    ``may_be_empty``: the empty text is a value. Otherwise it is refused: a shell variable was not set.
     """
 
     def __init__(
@@ -58,27 +56,16 @@ class Option:
         completes: str = "",
         may_be_empty: bool = False,
     ) -> None:
+        self.names, self.help, self.envvar, self.hidden, self.min, self.max = names, help, envvar, hidden, min, max
         self.beside, self.completes, self.may_be_empty = beside, completes, may_be_empty
-        self.names, self.help, self.envvar, self.hidden = names, help, envvar, hidden
-        self.min, self.max = min, max
 
 
 class Argument:
-    """A word at its place. ``rest``: no option is looked for after the first word that is none."""
+    """A word at its place. ``rest``: the words after it are no options."""
 
-    def __init__(
-        self,
-        *,
-        help: str = "",
-        metavar: str = "",
-        min: float | None = None,
-        max: float | None = None,
-        rest: bool = False,
-        completes: str = "",
-    ) -> None:
+    def __init__(self, *, help: str = "", metavar: str = "", rest: bool = False, completes: str = "") -> None:
         self.help, self.metavar, self.rest = help, metavar, rest
         self.completes = "files" if rest else completes
-        self.min, self.max = min, max
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,46 +97,29 @@ class Group:
     epilog: str = ""
 
 
-class _Number(click.ParamType[Any]):
-    """A number within bounds, never infinite."""
-
+class _Float(click.FloatRange):
     name = "number"
 
-    def __init__(self, kind: type, least: float | None, most: float | None) -> None:
-        self._range: click.ParamType[Any] = (
-            click.IntRange(_whole(least), _whole(most)) if kind is int else click.FloatRange(least, most)
-        )
-        self._range.name = "whole number" if kind is int else "number"
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = self._range.convert(value, param, ctx)
+        number = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
         return number
 
 
-class _Text(click.types.StringParamType):
-    """A text that is not empty."""
+class _Option(click.Option):
+    """An option that may be given with an empty value only if that has a meaning."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        _refuse_empty(value, param, ctx)
-        return super().convert(value, param, ctx)
+    def __init__(self, *names: Any, may_be_empty: bool = False, **options: Any) -> None:
+        super().__init__(*names, **options)
+        self._may_be_empty = may_be_empty
 
-
-class _File(click.Path):
-    """A path that is not empty, which would stand for the current folder."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        _refuse_empty(value, param, ctx)
-        return super().convert(value, param, ctx)
-
-
-def _refuse_empty(value: Any, param: click.Parameter | None, ctx: click.Context | None) -> None:
-    """``UsageError`` for an option that is given with nothing; what is so by default is not given."""
-    if value != "" or not isinstance(param, click.Option) or ctx is None or param.name is None:
-        return
-    if ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE:
-        raise click.BadParameter("it is empty: give a value, or leave the option out.", ctx, param)
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
+        value, source = super().consume_value(ctx, opts)
+        is_empty = "" in (value if isinstance(value, (list, tuple)) else (value,))
+        if is_empty and source is ParameterSource.COMMANDLINE and not self._may_be_empty:
+            raise click.BadParameter("it is empty: give a value, or leave the option out.", ctx, self)
+        return value, source
 
 
 class _Choice(click.Choice[str]):
@@ -234,46 +204,35 @@ class Commands(_Refusing, click.Group):
 
 
 def click_command(name: str, run: Function) -> click.Command:
-    """A function as a command; its docstring is the help."""
+    """Return a function as a command; its docstring is the help."""
     found = list(_parameters(run))
     takes_rest = any(isinstance(one.spec, Argument) and one.spec.rest for one in found)
     about = inspect.getdoc(run) or ""
+    beside = [one.spec.beside for one in found if isinstance(one.spec, Option) and one.spec.beside is not None]
     return _Refusing(
         name,
         callback=_called(run, found),
-        params=[*(one.made() for one in found), *_beside(found)],
+        params=[*(one.made() for one in found), *map(_beside, beside)],
         help=about,
         short_help=about.split("\n\n")[0],
         context_settings={**CONTEXT, "allow_interspersed_args": not takes_rest},
     )
 
 
-def _beside(found: Sequence[_Parameter]) -> Iterator[click.Option]:
-    """The options that come along with others."""
-    for option in (one.spec.beside for one in found if isinstance(one.spec, Option)):
-        if option is not None:
-            yield click.Option(
-                list(option.names),
-                help=option.help,
-                envvar=option.envvar,
-                show_envvar=True,
-                expose_value=False,
-                type=_Text(),
-                callback=_sets(option.envvar),
-            )
+def _beside(option: Option) -> click.Option:
+    """Return an option that comes along with another one, and sets its environment variable."""
 
-
-def _sets(variable: str) -> Callable[[click.Context, click.Parameter, Any], None]:
     def put(context: click.Context, _: click.Parameter, value: Any) -> None:
         if value is not None and not context.resilient_parsing:
-            os.environ[variable] = value
+            os.environ[option.envvar] = value
 
-    return put
+    about: dict[str, Any] = {"help": option.help, "envvar": option.envvar, "show_envvar": True}
+    return _Option(list(option.names), expose_value=False, callback=put, **about)
 
 
 @dataclass(frozen=True, slots=True)
 class _Parameter:
-    """One option or argument; ``part_of`` names the function's parameter that holds it, if it is no one itself."""
+    """One option or argument; ``part_of`` names the function's parameter of which it is a field."""
 
     name: str
     type: type
@@ -301,8 +260,9 @@ class _Parameter:
             choices = ", ".join(str(one.value) for one in self.type)
             common |= {"metavar": self.name.upper(), "help": f"{self.spec.help}: {choices}"}
         tells = self.default not in (None, "", False, True) and "default:" not in self.spec.help
-        return click.Option(
+        return _Option(
             [self.name, *names],
+            may_be_empty=self.spec.may_be_empty,
             multiple=self.is_list,
             hidden=self.spec.hidden,
             envvar=self.spec.envvar or None,
@@ -312,13 +272,16 @@ class _Parameter:
         )
 
     def _type(self) -> click.ParamType[Any]:
-        if self.type in (int, float):
-            return _Number(self.type, self.spec.min, self.spec.max)
+        least, most = (self.spec.min, self.spec.max) if isinstance(self.spec, Option) else (None, None)
+        if self.type is float:
+            return _Float(least, most)
+        if self.type is int:
+            whole = click.IntRange(None if least is None else int(least), None if most is None else int(most))
+            whole.name = "whole number"
+            return whole
         if issubclass(self.type, Enum):
             return _Choice(self.type)
-        if self.type is Path:
-            return _File(path_type=Path)
-        return click.STRING if isinstance(self.spec, Option) and self.spec.may_be_empty else _Text()
+        return click.Path(path_type=Path) if self.type is Path else click.STRING
 
 
 def _parameters(run: Function) -> Iterator[_Parameter]:
@@ -359,20 +322,16 @@ def _complete(what: str, context: click.Context, given: click.Parameter, incompl
     return completion.complete(what, context, given, incomplete)
 
 
-def _whole(bound: float | None) -> int | None:
-    return None if bound is None else int(bound)
-
-
 def _dashed(name: str) -> str:
     return name.strip("_").replace("_", "-")
 
 
 def _called(run: Function, parameters: Sequence[_Parameter]) -> Callable[..., int | None]:
-    """``run``, with values by name as click gives them."""
+    """Return ``run`` with the values that click gives by name."""
 
     def call(**values: Any) -> int | None:
         lists = {one.name for one in parameters if one.is_list}
-        # What was not given at all is the default, not an empty list.
+        # A list that was not given is the default, not an empty list.
         given = {name: (list(value) or None) if name in lists else value for name, value in values.items()}
         wanted = inspect.signature(run).parameters
         parts: dict[str, dict[str, Any]] = {}
@@ -391,12 +350,10 @@ def run(name: str, root: Group, words: Sequence[str], version: str, of_context: 
     """
     commands = root_of(name, root, version)
     if asked := os.environ.get(COMPLETION_VARIABLE):
-        from click.shell_completion import shell_complete
-
         from koalapy.cli.terminal import completion
 
         completion.install()
-        return shell_complete(commands, {"obj": of_context}, name, COMPLETION_VARIABLE, asked)
+        return completion.shell_complete(commands, {"obj": of_context}, name, COMPLETION_VARIABLE, asked)
     try:
         with commands.make_context(name, list(words), obj=of_context) as context:
             code = commands.invoke(context)
@@ -412,31 +369,21 @@ def run(name: str, root: Group, words: Sequence[str], version: str, of_context: 
 
 
 def root_of(name: str, root: Group, version: str) -> Commands:
-    """All commands, with the options of the whole command."""
+    """Return all commands, with the options of the whole command."""
     commands = Commands(name, root)
+    once: dict[str, Any] = {"is_eager": True, "expose_value": False}
+    version_text = _prints(lambda _: f"{name} {version}\n")
+    script = _prints(lambda shell: _completion(commands, name, shell))
+    shells, about = click.Choice(["bash", "zsh", "fish"]), "print the script that has a shell complete commands"
     commands.params += [
-        click.Option(
-            ["--version"],
-            is_flag=True,
-            is_eager=True,
-            expose_value=False,
-            help="print koala's version",
-            callback=_prints(lambda _: f"{name} {version}\n"),
-        ),
-        click.Option(
-            ["--show-completion"],
-            type=click.Choice(["bash", "zsh", "fish"]),
-            is_eager=True,
-            expose_value=False,
-            help="print the script that has a shell complete commands",
-            callback=_prints(lambda shell: _completion(commands, name, shell)),
-        ),
+        click.Option(["--version"], is_flag=True, help="print koala's version", callback=version_text, **once),
+        click.Option(["--show-completion"], type=shells, help=about, callback=script, **once),
     ]
     return commands
 
 
 def _prints(text: Callable[[Any], str]) -> Callable[[click.Context, click.Parameter, Any], None]:
-    """What an option does that prints something, and nothing else."""
+    """Return the callback of an option that prints a text and ends the command."""
 
     def show(context: click.Context, _: click.Parameter, value: Any) -> None:
         if value and not context.resilient_parsing:
@@ -447,11 +394,9 @@ def _prints(text: Callable[[Any], str]) -> Callable[[click.Context, click.Parame
 
 
 def _completion(commands: Commands, name: str, shell: str) -> str:
-    from click.shell_completion import get_completion_class
-
     from koalapy.cli.terminal import completion
 
     completion.install()
-    found = get_completion_class(shell)
+    found = completion.get_completion_class(shell)
     assert found is not None
     return found(commands, {}, name, COMPLETION_VARIABLE).source()

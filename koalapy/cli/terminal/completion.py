@@ -16,6 +16,8 @@ from click.shell_completion import (
     ShellComplete,
     ZshComplete,
     add_completion_class,
+    get_completion_class,
+    shell_complete,
 )
 
 from koalapy.client.client import Client, Json, nodes_of
@@ -25,6 +27,7 @@ from koalapy.model.wording import nodes
 
 Offer = tuple[str, str]
 """A word, and what is said of it."""
+__all__ = ["complete", "get_completion_class", "install", "shell_complete"]
 MAX_JOBS = 100
 """As many are offered, the newest."""
 MAX_HELP_LENGTH = 60
