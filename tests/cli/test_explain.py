@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from koalapy.cli.jobs.resubmit import command_for
+from koalapy.cli.jobs.submission import command_for
 from koalapy.daemon.forecast.forecasts import IfSubmitted
 from koalapy.model.cluster import ClusterState
 from koalapy.model.explanation import Change, ClusterFinding, Explanation, PastReason

@@ -18,8 +18,8 @@ from rich.cells import cell_len
 from koalapy.cli.files import transfers
 from koalapy.cli.files.unpacking import unpack
 from koalapy.cli.jobs.job_options import inputs_of
-from koalapy.cli.jobs.resubmit import command_for
 from koalapy.cli.jobs.staging import packed
+from koalapy.cli.jobs.submission import command_for
 from koalapy.cli.terminal.screen import Block
 from koalapy.client.errors import CliError, Exit
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState

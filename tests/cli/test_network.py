@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from koalapy.cli.clusters.network_matrix import matrix
+from koalapy.cli.clusters.network import matrix
 from koalapy.model.cluster import Link
 from koalapy.model.measurement import Measurement, MeasurementKind
 from tests.cli.conftest import FAST, Koala, Server

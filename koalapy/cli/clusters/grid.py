@@ -1,4 +1,4 @@
-"""``koala clusters`` and ``koala metrics``: clusters, what an operator does with them, and how well they are used."""
+"""``koala clusters``, ``metrics`` and ``alerts``: clusters, how well they are used, and what is wrong."""
 
 import sys
 from typing import Annotated, Any
@@ -6,9 +6,10 @@ from typing import Annotated, Any
 from koalapy.cli.terminal import tables
 from koalapy.cli.terminal.arguments import Argument, Group, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Watch, print_answer, refuse_together
-from koalapy.client.client import Client
-from koalapy.client.errors import CliError, Exit
-from koalapy.model.wording import nodes
+from koalapy.cli.terminal.tables import seconds_since
+from koalapy.client.client import Client, Json
+from koalapy.client.errors import CliError, Exit, printable
+from koalapy.model.wording import duration, nodes
 
 Name = Annotated[str, Argument(help="the cluster", completes="clusters")]
 
@@ -108,3 +109,23 @@ clusters_group = Group(
     {"clear": clear, "drain": drain, "lost": lost, "resume": resume, "show": show},
     default=clusters,
 )
+
+
+def alerts(as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
+    """What is wrong now, why, and what helps; the most urgent first.
+
+    Operators are told all, others what concerns the clusters and their own jobs.
+    """
+    print_answer(daemon.client().get("/api/v1/alerts"), as_json, _page)
+
+
+def _page(answer: Json) -> str:
+    nothing = "nothing is wrong" if answer["looked_at"] else "the daemon has just begun, and has not looked yet"
+    return "\n\n".join(_text(alert) for alert in answer["alerts"]) or nothing
+
+
+def _text(alert: Json) -> str:
+    so_long = duration(seconds_since(alert["since"], None))
+    told = {name: printable(alert[name]) for name in ("severity", "target", "kind", "summary", "cause", "remedy")}
+    head = f"{told['severity'].upper()}  {told['target']}  {told['kind']}, for {so_long}"
+    return f"{head}\n  {told['summary']}\n  cause:  {told['cause']}\n  remedy: {told['remedy']}"

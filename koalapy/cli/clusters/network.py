@@ -1,22 +1,134 @@
-"""The commands for the network between the clusters: the matrix, having it measured, and a link's history."""
+"""``koala network``: the links between clusters as a matrix, their measurement, and the history of a link."""
 
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import closing, suppress
+from datetime import UTC, datetime
 from typing import Annotated
 
-from koalapy.cli.clusters.network_matrix import history_table, measurement_text, network_page
+from rich.cells import cell_len
+
 from koalapy.cli.jobs.job_progress import WaitReporter
 from koalapy.cli.terminal.arguments import Argument, Group, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Timeout, show_json
-from koalapy.cli.terminal.width import terminal_size
-from koalapy.client.client import Client, Json, in_path
+from koalapy.cli.terminal.tables import table
+from koalapy.cli.terminal.width import left, right, terminal_size
+from koalapy.client.client import Absence, Client, Json, in_path
 from koalapy.client.errors import CliError, Exit, printable
+from koalapy.model.wording import clock, duration, three_digits
 
-POLL_INTERVAL = 0.5
-"""Seconds between two looks at what is under way."""
-ABSENCE_TIMEOUT = 60.0
-"""Seconds for which the daemon may be away while it is waited for."""
+UNMEASURED = "–"
+UNREACHABLE = "unreachable"
+STALE = "*"
+MIN_COLUMN_WIDTH = 8
+"""Of a column at least, so that a short matrix can be read too."""
+
+
+def network_page(answer: Json, columns: int | None = None) -> str:
+    """The matrix, its legend, and what there is to be said of single links; ``columns`` of the terminal if any."""
+    links = {(link["one"], link["other"]): link for link in answer["links"]}
+    parts = [matrix(answer["clusters"], links, columns)]
+    parts += ["\n".join(legend)] if (legend := _legend(answer)) else []
+    parts += ["\n".join(notes)] if (notes := _notes(answer["links"])) else []
+    return "\n\n".join(parts)
+
+
+def matrix(clusters: Sequence[str], links: dict[tuple[str, str], Json], columns: int | None = None) -> str:
+    """Two lines for each cluster: bandwidth in MB/s above, latency in ms below; in parts that have room."""
+    rows = [["MB/s, ms", *(printable(name) for name in clusters)]]
+    for one in clusters:
+        cells = [_cell(links[min(one, other), max(one, other)], back=one > other) for other in clusters]
+        rows.append([printable(one), *(top for top, _ in cells)])
+        rows.append(["", *(bottom for _, bottom in cells)])
+    first = max(cell_len(row[0]) for row in rows)
+    width = max([MIN_COLUMN_WIDTH, *(cell_len(cell) for row in rows for cell in row[1:])])
+    most = len(clusters) if columns is None else max(1, (columns - first) // (width + 2))
+    parts = [range(start, min(start + most, len(clusters) + 1)) for start in range(1, len(clusters) + 1, most or 1)]
+    return "\n\n".join(_part(rows, part, first, width) for part in parts or [range(0)])
+
+
+def _part(rows: Sequence[Sequence[str]], part: range, first: int, width: int) -> str:
+    lines = [left(row[0], first) + "".join(f"  {right(row[column], width)}" for column in part) for row in rows]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _cell(link: Json, *, back: bool) -> tuple[str, str]:
+    """The way from the line's cluster to the column's."""
+    if link["state"] == "unreachable":
+        return UNREACHABLE, ""
+    bandwidth = link.get("bandwidth_back", link["bandwidth"]) if back else link["bandwidth"]
+    texts = (_number(bandwidth, 1e-6), _number(link["latency"], 1e3))
+    if link["state"] == "stale":
+        return texts[0] + STALE, texts[1] + STALE
+    if link["state"] == "configured":
+        return tuple(text if text == UNMEASURED else f"({text})" for text in texts)  # type: ignore[return-value]
+    return texts
+
+
+def _number(value: float | None, factor: float) -> str:
+    return UNMEASURED if value is None else three_digits(value * factor)
+
+
+def _legend(answer: Json) -> list[str]:
+    states = {link["state"] for link in answer["links"]}
+    partly = any((link["latency"] is None) != (link["bandwidth"] is None) for link in answer["links"])
+    meanings = {
+        UNMEASURED: "not measured: koala network measure" if "unmeasured" in states or partly else "",
+        "( )": "configured, not measured" if "configured" in states else "",
+        STALE: f"measured more than {duration(answer['stale_after'])} ago; used all the same"
+        if "stale" in states
+        else "",
+        UNREACHABLE: "the nodes do not reach each other: never combined" if UNREACHABLE in states else "",
+    }
+    return [f"{mark}  {meaning}" for mark, meaning in meanings.items() if meaning]
+
+
+def _notes(links: Sequence[Json]) -> list[str]:
+    notes = []
+    for link in links:
+        name = f"{link['one']} - {link['other']}"
+        if link["under_way"]:
+            job = link["under_way"]["job"]
+            notes.append(f"{name}: {'waits to be measured' if job is None else f'is being measured by job {job}'}")
+        if link["error"]:
+            what = UNREACHABLE if link["state"] == "unreachable" else "the last try came to nothing"
+            notes.append(f"{name}: {what}, {_clock(link['tried_at'])} UTC: {link['error']}")
+    return [printable(note) for note in notes]
+
+
+def measurement_text(result: Json | None, reason: str = "") -> str:
+    """What became of one measurement."""
+    if reason:
+        return f"not measured, {reason}"
+    if result is None:
+        return "the daemon has lost it; measure again"
+    if result["error"]:
+        return f"{UNREACHABLE if result['kind'] == 'pingpong' else 'not measured'}: {result['error']}"
+    return f"{_number(result['latency'], 1e3)} ms, {_number(result['bandwidth'], 1e-6)} MB/s"
+
+
+def history_table(lines: Sequence[Json]) -> str:
+    rows = [
+        [
+            _clock(line["at"]),
+            line["kind"],
+            _number(line["latency"], 1e3),
+            _number(line["bandwidth"], 1e-6),
+            "-" if line["job"] is None else line["job"],
+            line["error"] or "-",
+        ]
+        for line in lines
+    ]
+    return table(["UTC", "KIND", "LATENCY (ms)", "BANDWIDTH (MB/s)", "JOB", "ERROR"], rows)
+
+
+def _clock(moment: str) -> str:
+    at = datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()
+    return clock(at, datetime.now(UTC).timestamp(), exact=True)
+
+
+POLL_INTERVAL_S = 0.5
 
 
 def network(as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
@@ -92,7 +204,7 @@ def _follow(client: Client, asked: Json, deadline: float | None, *, quiet: bool)
                 left = ", ".join(_name(link) for link in waiting.values())
                 raise CliError(f"not measured in time: {left}", Exit.TIMEOUT, "the measurements go on: koala network")
             reporter.look([link for link in links if (link["one"], link["other"]) in waiting])
-            client.timeouts.sleep(POLL_INTERVAL)
+            client.timeouts.sleep(POLL_INTERVAL_S)
 
 
 class _Reporter:
@@ -118,16 +230,15 @@ class _Reporter:
 
 
 def _links(client: Client) -> list[Json]:
-    """What is known of all links; a daemon that goes away is waited for."""
-    since = time.monotonic()
+    """Return all links, as soon as the daemon is there."""
+    absence = Absence(client)
     while True:
         try:
             links: list[Json] = client.get("/api/v1/network")["links"]
             return links
         except CliError as error:
-            if error.code is not Exit.UNREACHABLE or time.monotonic() - since > ABSENCE_TIMEOUT:
-                raise
-            client.timeouts.sleep(POLL_INTERVAL)
+            absence.tolerate(error)
+            client.timeouts.sleep(POLL_INTERVAL_S)
 
 
 def _over(links: list[Json], waiting: dict[tuple[str, str], Json]) -> list[Json]:

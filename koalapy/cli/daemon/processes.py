@@ -1,7 +1,8 @@
-"""The commands that start something here: the daemon, an agent, a local user's load, the demo."""
+"""The commands that need no running daemon: processes started here, backups, the demo."""
 
 import json
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -129,6 +130,54 @@ def local_run(
 
 def demo(keep: Annotated[bool, Option("--keep", help="leave the daemon running, and say where")] = False) -> int:
     """Show one MPI program running as a single job over two clusters, from beginning to end."""
-    from koalapy.cli.demo import run_demo
+    from koalapy.cli.daemon.demo import run_demo
 
     return run_demo(keep)
+
+
+DataDir = Annotated[Path, Option("--data-dir", envvar="KOALA_DATA_DIR", help="the daemon's data")]
+
+
+def backup(
+    directory: Annotated[Path, Argument(help="a new folder, or an empty one")],
+    data_dir: DataDir = DATA,
+    config: AgentConfig = None,
+    files_only: Annotated[
+        bool, Option("--files-only", help="leave the database out: PostgreSQL has its own dumps")
+    ] = False,
+) -> None:
+    """Copy a daemon's database, files and configuration into a folder, also while it runs: koala backup DIR
+
+    The folder is for this account alone: tokens are in it. koala restore DIR puts it back.
+    """
+    from koalapy.daemon.backup import make_backup
+
+    made = make_backup(directory, data_dir.expanduser(), config, files_only=files_only)
+    database = f"database of {made.database_size:,} bytes" if made.database == "sqlite" else "no database"
+    configuration = made.configuration or "no configuration"
+    files = f"{made.files} files of {made.files_size:,} bytes"
+    print(printable(f"backup in {directory}: {database}, {files}, {configuration}"))
+
+
+def restore(
+    directory: Annotated[Path, Argument(help="a folder that koala backup has made")],
+    data_dir: DataDir = DATA,
+    config: AgentConfig = None,
+    replace: Annotated[bool, Option("--replace", help="also where data is; it is kept in a folder beside")] = False,
+) -> None:
+    """Put a backup back where a daemon's data belongs, while no daemon runs there: koala restore DIR
+
+    Tokens that were revoked since the backup hold again: koala token revoke --all ends every one.
+    """
+    from koalapy.daemon.backup import restore_backup
+
+    where = data_dir.expanduser()
+    made, displaced = restore_backup(directory, where, config, replace=replace)
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(made.made_at))
+    print(printable(f"restored {made.files} files of {at} to {where}"))
+    if made.database != "sqlite":
+        print("the database is not in the backup: put its dump back with pg_restore before the daemon starts")
+    if displaced is not None:
+        print(printable(f"what was there is in {displaced}: remove it when it is not needed any more"))
+    if made.configuration:
+        print(printable(f"the configuration of that day is {directory / 'koala.yaml'}"))

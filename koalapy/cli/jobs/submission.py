@@ -1,14 +1,74 @@
-"""From options to the body of a submission."""
+"""From options and job files to the body of a submission, and from a body to the command that makes it."""
 
+import json
 import os
 import re
+import shlex
+import sys
 from pathlib import Path
 
-from koalapy.cli.jobs import job_file
-from koalapy.cli.jobs.job_options import JOB_FIELDS, number
+from koalapy.cli.jobs.job_options import JOB_FIELDS, form_of, number
 from koalapy.client.client import Json
 from koalapy.client.errors import CliError, Exit
 from koalapy.model.wording import is_utf8
+
+STANDARD_INPUT = "-"
+"""As a file's name."""
+MAX_SIZE = 1024 * 1024
+"""Bytes: as many as the daemon takes of a request."""
+
+
+def read_job_file(file: Path) -> Json:
+    """Return the fields of a job. Raise ``CliError`` for a file without any."""
+    name = "standard input" if str(file) == STANDARD_INPUT else str(file)
+    body = _parsed(name, _content(name, file))
+    if not isinstance(body, dict):
+        raise CliError(f"{name} holds no job", Exit.USAGE, "give fields and values as in docs/cli.md")
+    try:
+        json.dumps(body, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        hint = "write it as a text, in quotes"
+        raise CliError(f"{name} has what JSON cannot say: {error}", Exit.USAGE, hint) from error
+    return body
+
+
+def _content(name: str, file: Path) -> bytes:
+    try:
+        if str(file) == STANDARD_INPUT:
+            content = sys.stdin.buffer.read(MAX_SIZE + 1)
+        else:
+            with file.open("rb") as opened:
+                content = opened.read(MAX_SIZE + 1)
+    except OSError as error:
+        raise CliError(f"cannot read {name}: {error.strerror}", Exit.USAGE, "give a file with -f") from error
+    if len(content) > MAX_SIZE:
+        hint = "put large data into files that the job reads"
+        raise CliError(f"{name} is larger than {MAX_SIZE} bytes", Exit.USAGE, hint)
+    return content
+
+
+def _parsed(name: str, content: bytes) -> object:
+    import yaml
+
+    from koalapy.config.strict_yaml import AliasFound, DuplicateKey, load_yaml
+
+    try:
+        # Without aliases: what is small to read may be endless to write.
+        return load_yaml(content.decode("utf-8"), aliases=False)
+    except AliasFound as error:
+        hint = "write out what it stands for, or put it in quotes"
+        raise CliError(f"{name} has an alias (*NAME)", Exit.USAGE, hint) from error
+    except DuplicateKey as error:
+        raise CliError(f"cannot read {name}: {error}", Exit.USAGE) from error
+    except RecursionError as error:
+        raise CliError(f"cannot read {name}: too much within each other", Exit.USAGE, "write it flatter") from error
+    except (
+        ValueError,
+        LookupError,
+        AttributeError,
+        yaml.YAMLError,
+    ) as error:  # the reader's own of odd numbers and tags
+        raise CliError(f"cannot read {name}: {error}", Exit.USAGE, "write it in YAML or JSON") from error
 
 
 def _numbers(option: str, text: str) -> list[int]:
@@ -37,7 +97,7 @@ def request_of(
     max_components: int | None = None,
     split: list[str] | None = None,
 ) -> Json | None:
-    """The request that the options describe; None when they describe none."""
+    """Return the request that the options describe, or None."""
     given = [o for o, v in (("--flexible", flexible), ("--nonfixed", nonfixed), ("--fixed", fixed)) if v is not None]
     if len(given) > 1:
         raise CliError(f"{' and '.join(given)} cannot be given together", Exit.USAGE, "choose one kind of request")
@@ -57,7 +117,7 @@ def request_of(
 
 
 def brings_files(body: Json) -> bool:
-    """Whether components have folders of their own, in which their programs start."""
+    """Return whether programs start in folders of their own."""
     request = body.get("request")
     components = request.get("components") if isinstance(request, dict) else None
     own = [c.get("inputs") for c in components if isinstance(c, dict)] if isinstance(components, list) else []
@@ -65,7 +125,7 @@ def brings_files(body: Json) -> bool:
 
 
 def paths_to_stage(body: Json, file: Path | None, given: list[str]) -> list[str]:
-    """What is to be sent along: what the options say, or the job file, whose paths are relative to its folder."""
+    """Return the paths to send along, of the options or of the job file, relative to whose folder its paths are."""
     told = body.pop("stage", None)
     if given or told is None:
         return given
@@ -75,8 +135,8 @@ def paths_to_stage(body: Json, file: Path | None, given: list[str]) -> list[str]
 
 
 def body_of(file: Path | None, options: Json, environment: dict[str, str]) -> Json:
-    """What a job file says, overridden by what the options say."""
-    body = job_file.read(file) if file else {}
+    """Return the fields of a job file, with the options in place of them."""
+    body = read_job_file(file) if file else {}
     if (workdir := options.get("workdir")) and not workdir.startswith(("/", "{")):
         options = options | {"workdir": os.path.abspath(workdir)}
     by_name = {"environment": environment, "policy_options": options.get("policy_options") or {}}
@@ -97,7 +157,7 @@ def body_of(file: Path | None, options: Json, environment: dict[str, str]) -> Js
 
 
 def checked_key(key: str) -> str:
-    """An idempotency key as a header takes it; ``CliError``."""
+    """Return an idempotency key, or raise ``CliError`` if no header takes it."""
     if not key.strip() or not key.isprintable() or not is_utf8(key):
         hint = "give letters, digits and signs, the same at each try"
         raise CliError("--idempotency-key is blank, or has what no header takes", Exit.USAGE, hint)
@@ -120,7 +180,7 @@ REQUEST_OPTIONS = {
 
 
 def in_terms_of_options(error: CliError, body: Json, options: Json) -> CliError:
-    """A refusal by the daemon, said of the options that the user gave; as it is, where a file said it."""
+    """Return a refusal by the daemon that names options instead of fields, unless a file gave the field."""
     field, request = error.field, body["request"]
     first = re.split(r"[.\[]", field)[0]
     if not field or options.get(first) is None or not error.message.startswith(field):
@@ -140,3 +200,39 @@ def in_terms_of_options(error: CliError, body: Json, options: Json) -> CliError:
     else:
         return error
     return CliError(f"{named}{error.message[len(field) :]}", error.code, error.hint, field)
+
+
+def command_for(body: Json, here: str) -> str | None:
+    """Return ``koala submit …`` for a body, in the folder ``here``; None if only a file can say it."""
+    request = _request(body["request"])
+    if request is None or not body.get("command") or body.get("bundle"):
+        return None
+    once: list[str] = []
+    repeated: list[str] = []
+    for name, field in JOB_FIELDS.items():
+        if name != "workdir" and (value := body.get(name)) not in (None, "", [], {}):
+            form = form_of(field.type)
+            for text in form.texts(value):
+                (repeated if form.is_repeated else once).extend((field.option, text))
+    # Where files are brought, the folder of these is where the program starts, and not the one that one is in.
+    goes_by_itself = body.get("workdir_optional") and body.get("workdir") == here and not brings_files(body)
+    if body.get("workdir") is not None and not goes_by_itself:
+        once += ["--chdir", body["workdir"]]
+    text = shlex.join(["koala", "submit", *request, *once, *repeated, "--", *body["command"]])
+    return text if text.isprintable() else None
+
+
+def _request(request: Json) -> list[str] | None:
+    if request["type"] == "flexible":
+        words = ["--flexible", str(request["total_size"])]
+        for field, option in (("min_component_size", "--min-component"), ("max_components", "--max-components")):
+            words += [option, str(request[field])] if request.get(field) is not None else []
+        for sizes in request.get("split_options") or []:
+            words += ["--split", ",".join(str(size) for size in sizes)]
+        return words
+    components = request["components"]
+    if any(component.keys() - {"size", "cluster"} for component in components):
+        return None
+    if request["type"] == "nonfixed":
+        return ["--nonfixed", ",".join(str(component["size"]) for component in components)]
+    return ["--fixed", ",".join(f"{component['cluster']}:{component['size']}" for component in components)]

@@ -47,7 +47,7 @@ def show(
 
 def _expected(client: Client, job: int) -> str:
     """Return when the job will start, if the daemon answers soon."""
-    from koalapy.cli.jobs.what_if import span
+    from koalapy.cli.jobs.explain import span
 
     try:
         told = client.get(f"/api/v1/jobs/{job}/forecast", wait=FORECAST_TIMEOUT_S)["expected"]

@@ -1,4 +1,4 @@
-"""``koala demo``: one MPI program as a single job over two clusters, seen from beginning to end."""
+"""``koala demo``: one MPI program as a single job over two clusters, from beginning to end."""
 
 import os
 import shutil
