@@ -114,7 +114,6 @@ RESERVED_VARIABLES = frozenset(
         "NODE",
         "NODES",
         "NODE_INDEX",
-        "RUNNER_SECRET",
         "SECRET_PIPE",
         "LRM_PIPE",
         "SPOOL",

@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx2
 import pytest
@@ -16,6 +17,7 @@ from websockets.asyncio.server import ServerConnection
 from websockets.asyncio.server import serve as ws_serve
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from koalapy.agent.runners import uplink as uplink_module
 from koalapy.agent.runners.uplink import Uplink
 from koalapy.api.agents import AgentConnection, agents_router
 from koalapy.api.files import agent_files_router
@@ -144,7 +146,7 @@ async def test_who_is_turned_away_after_its_hello_comes_less_and_less_often(
     hello = Hello(cluster="north", version="1", lrm="local", host="head", pid=1)
     async with served(tmp_path / "bundle") as address:
         uplink = Uplink(f"ws://{address}/north/connect", "of north", lambda: hello)
-        monkeypatch.setattr(uplink, "_rest", rest)
+        monkeypatch.setattr(uplink_module, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": rest}))
         running = asyncio.create_task(uplink.run(lambda _: None, lambda: None))
         async with asyncio.timeout(30):
             await enough.wait()
