@@ -301,14 +301,14 @@ def in_path(name: str) -> str:
 
 
 def _no_unicode(error: UnicodeEncodeError, sent: Json) -> CliError:
-    """What was given cannot be sent: which field of the body it is, if it is there."""
+    """Return an error that names the field of the body which cannot be encoded."""
     field, text = _odd_text(sent.get("body"), "") or ("", error.object)
     what = f"{field or 'what was given'} is {text[:60]!r}, which is no UTF-8"
     return CliError(what, Exit.USAGE, "write it in UTF-8", field)
 
 
 def _odd_text(value: object, field: str) -> tuple[str, str] | None:
-    """The first text that cannot be encoded, and its field."""
+    """Return the first text that cannot be encoded, and its field."""
     if isinstance(value, str):
         return None if is_utf8(value) else (field, value)
     named: Iterable[tuple[str, object]] = ()
@@ -322,7 +322,7 @@ def _odd_text(value: object, field: str) -> tuple[str, str] | None:
 
 
 def _refusal(answer: Answer) -> CliError:
-    """A problem+json answer as an error."""
+    """Return a problem+json answer as an error."""
     try:
         error = refused({**answer.json(), "status": answer.status})
     except (ValueError, KeyError, TypeError):
@@ -335,7 +335,7 @@ def _refusal(answer: Answer) -> CliError:
 
 
 def refused(problem: Json) -> CliError:
-    """A problem of the daemon's as an error."""
+    """Return a problem of the daemon as an error."""
     status, hint, field = int(problem["status"]), str(problem.get("hint") or ""), str(problem.get("field") or "")
     error = CliError(str(problem["detail"]), CODE_OF_STATUS.get(status, Exit.FAILED), hint, field)
     error.status = status

@@ -1,6 +1,6 @@
-"""HTTP as the command line needs it: one daemon, one connection that is kept, answers whole or piece by piece.
+"""HTTP for the client: connections to one daemon that are kept, answers whole or piece by piece.
 
-``http.client`` and not one of the large libraries, whose loading costs more than most commands do.
+It uses ``http.client``: to load a larger library takes longer than most commands run.
 """
 
 import http.client
@@ -33,28 +33,25 @@ PORTS = {"http": 80, "https": 443}
 
 
 class Readable(Protocol):
-    """A file that is sent."""
-
     def read(self, size: int, /) -> bytes: ...
     def seek(self, where: int, /) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One that has come whole."""
+    """A whole answer."""
 
     status: int
     headers: http.client.HTTPMessage
     body: bytes
 
     def json(self) -> Any:
-        """``ValueError`` where it is none."""
+        """Return the body as JSON, or raise ``ValueError``."""
         return json.loads(self.body)
 
 
 class Connection:
-    """With the daemon at a URL: one for each question that is under way, in whatever threads; opened when it is needed,
-    kept for the next question, and opened again when the daemon has closed it."""
+    """Connections to the daemon at a URL: one for each request under way, in any thread, kept for the next requests."""
 
     def __init__(
         self,
@@ -84,7 +81,7 @@ class Connection:
         self._new = partial(_tunnel, there, host, port, _credentials(via, "Proxy-Authorization"))
 
     def show(self, headers: Mapping[str, str]) -> None:
-        """Show these from now on."""
+        """Send these headers from now on."""
         self.headers = headers
         self._headers |= headers
 
@@ -99,7 +96,7 @@ class Connection:
         headers: Mapping[str, str] | None = None,
         timeout: Seconds = None,
     ) -> Answer:
-        """The answer to a request with a ``body`` for JSON or the ``content`` of a file; ``CONNECTION_ERRORS``."""
+        """Return the answer to a request with a ``body`` as JSON or file ``content``; raise ``CONNECTION_ERRORS``."""
         with self._requested(method, path, query, body, content, headers, timeout) as answer:
             return Answer(answer.status, answer.headers, answer.read())
 
@@ -107,7 +104,7 @@ class Connection:
     def stream(
         self, path: str, *, query: Mapping[str, Any], headers: Mapping[str, str] | None, timeout: Seconds
     ) -> Iterator[tuple[int, http.client.HTTPMessage, Iterator[bytes]]]:
-        """Status, headers and pieces of an answer as they come. Raises ``CONNECTION_ERRORS``."""
+        """Yield status, headers and pieces of an answer as they come. Raise ``CONNECTION_ERRORS``."""
         with self._requested("GET", path, query, None, None, headers, timeout) as answer:
             yield answer.status, answer.headers, _pieces(answer)
 
@@ -122,7 +119,8 @@ class Connection:
         headers: Mapping[str, str] | None,
         timeout: Seconds,
     ) -> Iterator[http.client.HTTPResponse]:
-        parameters = urlencode({name: _query_value(value) for name, value in (query or {}).items()}, doseq=True)
+        values = {name: str(v).lower() if isinstance(v, bool) else v for name, v in (query or {}).items()}
+        parameters = urlencode(values, doseq=True)
         payload = None if body is None else json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
         lines = {**self._headers, **(headers or {})}
         if payload is not None:
@@ -140,7 +138,10 @@ class Connection:
             connection.endheaders()
             # Who refuses may answer before it has read all; that answer is worth more than the broken pipe.
             with suppress(BrokenPipeError, ConnectionResetError):
-                _send(connection, payload, content)
+                if payload:
+                    connection.send(payload)
+                while content is not None and (piece := content.read(CHUNK_SIZE)):
+                    connection.send(piece)
             answer = connection.getresponse()
             with answer:
                 yield answer
@@ -152,7 +153,7 @@ class Connection:
                 connection.close()
 
     def _connected(self) -> http.client.HTTPConnection:
-        """One that was kept, or a new one; what the daemon has closed since, or said something on, is of no use."""
+        """Return a kept connection that the daemon has not closed or written to since, or a new one."""
         while self._idle:
             try:
                 kept = self._idle.pop()
@@ -182,13 +183,6 @@ class Connection:
         return opened
 
 
-def _send(connection: http.client.HTTPConnection, payload: bytes | None, content: Readable | None) -> None:
-    if payload:
-        connection.send(payload)
-    while content is not None and (piece := content.read(CHUNK_SIZE)):
-        connection.send(piece)
-
-
 def _connection(scheme: str, host: str, port: int, trust: Trust) -> http.client.HTTPConnection:
     if scheme == "https":
         return http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT, context=trust.context())
@@ -204,26 +198,21 @@ def _tunnel(
 
 
 def _proxy(scheme: str, host: str) -> str | None:
-    """The one that the environment has for a host."""
     from urllib.request import getproxies, proxy_bypass
 
     return None if proxy_bypass(host) else getproxies().get(scheme)
 
 
 def _credentials(url: SplitResult, header: str) -> dict[str, str]:
-    """What a URL with a name and a password says of who is there."""
+    """Return the header with the name and password of a URL, if any."""
     if url.username is None:
         return {}
     shown = f"{unquote(url.username)}:{unquote(url.password or '')}"
     return {header: f"Basic {b64encode(shown.encode()).decode()}"}
 
 
-def _query_value(value: Any) -> Any:
-    return str(value).lower() if isinstance(value, bool) else value
-
-
 def _pieces(answer: http.client.HTTPResponse) -> Iterator[bytes]:
-    """As they come. Raises ``CONNECTION_ERRORS`` when some are missing."""
+    """Yield the pieces of an answer as they come. Raise ``CONNECTION_ERRORS`` if some are missing."""
     if answer.length is None:
         while piece := answer.read1(CHUNK_SIZE):
             yield piece

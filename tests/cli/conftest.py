@@ -1,6 +1,7 @@
 """The ``koala`` command in this process, against a real server on a port of its own."""
 
 import asyncio
+import io
 import signal
 import socket
 import sys
@@ -151,3 +152,23 @@ def interrupted_wait(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(job_progress, "_report", report)
     return said
+
+
+class StandardError:
+    """Replaces standard error by a text, as a terminal of this size or none."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+
+    def __call__(self, terminal: bool = True, *, columns: int = 20, lines: int = 24) -> io.StringIO:
+        stream = io.StringIO()
+        self._monkeypatch.setattr(sys, "stderr", stream)
+        self._monkeypatch.setattr(stream, "isatty", lambda: terminal, raising=False)
+        for name, value in {"TERM": "xterm", "COLUMNS": str(columns), "LINES": str(lines)}.items():
+            self._monkeypatch.setenv(name, value)
+        return stream
+
+
+@pytest.fixture
+def standard_error(monkeypatch: pytest.MonkeyPatch) -> StandardError:
+    return StandardError(monkeypatch)

@@ -8,10 +8,18 @@ import re
 import select
 import signal
 import struct
+import sys
 import termios
 import time
 from collections.abc import Mapping, Sequence
 
+FAST_KOALA = [
+    sys.executable,
+    "-c",
+    "from koalapy.cli.main import main; from koalapy.client.timeouts import ClientTimeouts; "
+    "main(ClientTimeouts(min_look_pause_s=0.05, min_live_look_pause_s=0.05))",
+]
+"""The command with short pauses between two looks at the daemon."""
 DEADLINE = 60.0
 """Seconds."""
 

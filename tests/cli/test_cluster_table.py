@@ -52,4 +52,3 @@ def test_a_components_nodes_are_told_with_their_class() -> None:
         "2 fast",
         "2",
     ]
-    assert tables._size({"size": 2}) == "2", "a daemon of before there were classes"

@@ -32,61 +32,14 @@ def test_submit_says_what_was_submitted(koala: Koala) -> None:
 
 
 def test_every_option_arrives(koala: Koala, server: Server) -> None:
-    done = koala(
-        "submit",
-        "--flexible",
-        "6",
-        "--min-component",
-        "2",
-        "--max-components",
-        "2",
-        "--split",
-        "4,2",
-        "--split",
-        "3,3",
-        "--policy",
-        "p",
-        "--ppn",
-        "1",
-        "--name",
-        "n",
-        "--env",
-        "A=1",
-        "--env",
-        "B=2",
-        "--launcher",
-        "processes",
-        "--walltime",
-        "90m",
-        "--output",
-        "o",
-        "--chdir",
-        "/d",
-        "--max-restarts",
-        "5",
-        "--policy-option",
-        "metric=bandwidth",
-        "--policy-option",
-        "a=b=c",
-        "--coallocation",
-        "2",
-        "--speed-ratio-min",
-        "0.5",
-        "--claiming",
-        "incremental",
-        "--claim-threshold",
-        "0",
-        "--max-placement-tries",
-        "6",
-        "--max-claiming-tries",
-        "7",
-        "--retry-on-exit",
-        "75",
-        "--retry-on-exit",
-        "1",
-        "--json",
-        "program",
+    options = (
+        "submit --flexible 6 --min-component 2 --max-components 2 --split 4,2 --split 3,3 --policy p "
+        "--ppn 1 --name n --env A=1 --env B=2 --launcher processes --walltime 90m --output o --chdir /d "
+        "--max-restarts 5 --policy-option metric=bandwidth --policy-option a=b=c --coallocation 2 "
+        "--speed-ratio-min 0.5 --claiming incremental --claim-threshold 0 --max-placement-tries 6 "
+        "--max-claiming-tries 7 --retry-on-exit 75 --retry-on-exit 1 --json program "
     )
+    done = koala(*options.split())
     job = json.loads(done.out)
     assert job["request"] == {
         "type": "flexible",
@@ -289,7 +242,7 @@ def test_the_queue(koala: Koala) -> None:
     for arguments in (("--name", "a", "program"), ("--name", "b", "start"), ("--name", "c", "echo", "x")):
         koala(*FLEXIBLE, *arguments)
     lines = koala("queue").out.splitlines()
-    assert lines[0].split() == ["ID", "NAME", "USER", "PRI", "STATE", "NODES", "TIME", "CLUSTERS", "REASON"]
+    assert " ".join(lines[0].split()) == "ID NAME USER PRI STATE NODES TIME CLUSTERS REASON"
     assert [line.split()[:2] for line in lines[1:]] == [["2", "b"], ["1", "a"]]
     assert "too few idle nodes" in lines[2]
     assert "north:2" in lines[1]
@@ -323,6 +276,8 @@ def test_queue_with_more_newer_waiting_jobs_than_the_limit_shows_all_running_job
     listed = koala("queue", "-q", "--all", "--limit", "3")
     assert listed.out.split() == ["5", "4", "3", "2", "1", "9", "8", "7"]
     assert "only the newest 3 that wait are shown" in listed.err
+    whole = koala("queue", "-q")
+    assert (whole.out.split(), whole.err) == (["5", "4", "3", "2", "1", "9", "8", "7", "6"], "")
 
 
 def test_a_queue_in_which_nothing_is_found_says_what_was_looked_for(koala: Koala) -> None:
@@ -368,14 +323,6 @@ def test_folding_loses_nothing_and_fits(text: str, columns: int) -> None:
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
 
 
-def test_a_long_queue_is_listed_whole(koala: Koala, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("koalapy.client.client.MAX_PAGE_SIZE", 2)
-    for _ in range(5):
-        koala(*FLEXIBLE, "program")
-    assert koala("queue", "-q").out.split() == ["5", "4", "3", "2", "1"]
-    assert koala("queue", "-q", "--limit", "3").out.split() == ["5", "4", "3"]
-
-
 def test_show(koala: Koala) -> None:
     koala(*FLEXIBLE, "--name", "mine", "--", "start", "x")
     page = koala("show", "1").out
@@ -415,18 +362,7 @@ def test_acting_goes_on_after_errors_and_exits_with_the_worst(koala: Koala, serv
 
 def test_clusters(koala: Koala, server: Server) -> None:
     lines = koala("clusters").out.splitlines()
-    assert lines[0].split() == [
-        "NAME",
-        "KIND",
-        "STATE",
-        "TOTAL",
-        "IDLE",
-        "USED",
-        "BACKGROUND",
-        "DOWN",
-        "ERRORS",
-        "REASON",
-    ]
+    assert " ".join(lines[0].split()) == "NAME KIND STATE TOTAL IDLE USED BACKGROUND DOWN ERRORS REASON"
     assert lines[2].endswith("3 errors in a row")
     assert koala("clusters", "clear", "south", "--url", server.url).out == "cluster south is usable\n"
     assert koala("clusters", "clear", "a/b").code == 3

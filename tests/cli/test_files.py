@@ -7,7 +7,7 @@ import resource
 import signal
 import stat
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from koalapy.cli.terminal.screen import Block
 from koalapy.client.errors import CliError, Exit
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.request import Bundle, ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest
-from tests.cli.conftest import FAST, Koala, Server
+from tests.cli.conftest import FAST, Koala, Server, StandardError
 from tests.daemon.archives import archive, archive_of, special, unpacked
 
 SIX = ("--flexible", "6")
@@ -449,22 +449,7 @@ def test_the_page_of_a_job_shows_how_far_its_files_are(koala: Koala, server: Ser
     assert followed.err == "0 north  1 GB from south in 4 s, 250 MB/s\n"
 
 
-@pytest.fixture
-def standard_error(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], io.StringIO]:
-    """Make standard error a terminal of 41 columns and 7 rows, or none."""
-
-    def be(terminal: bool) -> io.StringIO:
-        stream = io.StringIO()
-        monkeypatch.setattr("sys.stderr", stream)
-        monkeypatch.setattr(stream, "isatty", lambda: terminal, raising=False)
-        for name, value in {"TERM": "xterm", "COLUMNS": "41", "LINES": "7"}.items():
-            monkeypatch.setenv(name, value)
-        return stream
-
-    return be
-
-
-def test_lines_that_are_drawn_again_have_room_on_the_terminal(standard_error: Callable[[bool], io.StringIO]) -> None:
+def test_lines_that_are_drawn_again_have_room_on_the_terminal(standard_error: StandardError) -> None:
     many = [staging(cluster="南" * 10, stage_size=2 * 10**8, staged=10**8, index=i) for i in range(9)]
     job = {
         "state": "queued",
@@ -480,7 +465,7 @@ def test_lines_that_are_drawn_again_have_room_on_the_terminal(standard_error: Ca
         job | {"state": "claiming", "components": many},
         job | {"state": "claiming", "components": [c | {"staged_at": "1970-01-01T00:16:44.000Z"} for c in many]},
     )
-    stream = standard_error(True)
+    stream = standard_error(columns=41, lines=7)
     transfers.follow(client, 1)  # type: ignore[arg-type]
     waits, under_way, there = stream.getvalue().split("\x1b[J")
     assert waits == "queued: no replica of m is good\r"
@@ -504,10 +489,8 @@ class Told:
         return next(self._jobs)
 
 
-def test_what_is_reported_meanwhile_stands_above_the_lines_that_are_drawn(
-    standard_error: Callable[[bool], io.StringIO],
-) -> None:
-    stream = standard_error(True)
+def test_what_is_reported_meanwhile_stands_above_the_lines_that_are_drawn(standard_error: StandardError) -> None:
+    stream = standard_error(columns=41, lines=7)
     with Block() as block:
         block.draw(["one", "two"])
         Block.report("koala: something")
@@ -516,9 +499,7 @@ def test_what_is_reported_meanwhile_stands_above_the_lines_that_are_drawn(
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_how_files_come_is_followed_until_they_are_there(
-    standard_error: Callable[[bool], io.StringIO], monkeypatch: pytest.MonkeyPatch, terminal: bool
-) -> None:
+def test_how_files_come_is_followed_until_they_are_there(standard_error: StandardError, terminal: bool) -> None:
     job = {
         "state": "queued",
         "request": {"type": "flexible"},
@@ -540,8 +521,7 @@ def test_how_files_come_is_followed_until_they_are_there(
         job | {"state": "claiming", "components": [halfway]},
         job | {"state": "claiming", "components": [there]},
     )
-    stream = standard_error(terminal)
-    monkeypatch.setenv("COLUMNS", "80")
+    stream = standard_error(terminal, columns=80)
     transfers.follow(client, 1)  # type: ignore[arg-type]
     lines = ["queued: 0 are idle"] if terminal else []
     lines += [

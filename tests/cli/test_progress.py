@@ -3,16 +3,14 @@
 import io
 import os
 import signal
-import sys
 import threading
-from collections.abc import Callable
 
 import pytest
 
 from koalapy.cli.terminal.progress import Counted, Progress, Transfer
 from koalapy.cli.terminal.screen import ERASE, Block
 from koalapy.client.timeouts import ClientTimeouts
-from tests.cli.conftest import Koala, Server
+from tests.cli.conftest import Koala, Server, StandardError
 from tests.cli.terminal import Terminal
 from tests.cli.test_job_progress import STORY
 from tests.cli.test_process import KOALA, environment
@@ -46,23 +44,8 @@ class Told:
             assert self._changed.wait_for(lambda: self._told >= number, 60)
 
 
-@pytest.fixture
-def standard_error(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], io.StringIO]:
-    """Somebody's who looks at it, on a terminal or not; everything is long."""
-
-    def be(terminal: bool) -> io.StringIO:
-        stream = io.StringIO()
-        monkeypatch.setattr(sys, "stderr", stream)
-        monkeypatch.setattr(stream, "isatty", lambda: terminal, raising=False)
-        monkeypatch.setenv("TERM", "xterm")
-        monkeypatch.setenv("COLUMNS", "20")
-        return stream
-
-    return be
-
-
-def test_a_terminal_shows_one_line_that_is_gone_afterwards(standard_error: Callable[[bool], io.StringIO]) -> None:
-    stream, told = standard_error(True), Told(held=4)
+def test_a_terminal_shows_one_line_that_is_gone_afterwards(standard_error: StandardError) -> None:
+    stream, told = standard_error(), Told(held=4)
     with Progress(told, timeouts=SHORT):
         told.until(4)
         Block.report("koala: something else")
@@ -75,8 +58,8 @@ def test_a_terminal_shows_one_line_that_is_gone_afterwards(standard_error: Calla
     assert Block._current is None
 
 
-def test_what_has_no_room_is_cut_to_one_line(standard_error: Callable[[bool], io.StringIO]) -> None:
-    stream, told = standard_error(True), Told()
+def test_what_has_no_room_is_cut_to_one_line(standard_error: StandardError) -> None:
+    stream, told = standard_error(), Told()
 
     def long() -> str:
         return f"{told()} {'x' * 100}\n\x1b[2J"
@@ -87,8 +70,8 @@ def test_what_has_no_room_is_cut_to_one_line(standard_error: Callable[[bool], io
     assert "\x1b[2J" not in stream.getvalue()
 
 
-def test_elsewhere_there_are_whole_lines_or_none(standard_error: Callable[[bool], io.StringIO]) -> None:
-    stream, told = standard_error(False), Told()
+def test_elsewhere_there_are_whole_lines_or_none(standard_error: StandardError) -> None:
+    stream, told = standard_error(terminal=False), Told()
     with Progress(told, timeouts=SHORT):
         told.until(3)
     assert stream.getvalue().startswith("koala: step 1\nkoala: step 2\n")
@@ -99,8 +82,8 @@ def test_elsewhere_there_are_whole_lines_or_none(standard_error: Callable[[bool]
     assert stream.getvalue() == f"{before}a line\n"
 
 
-def test_nothing_is_drawn_over_what_a_job_prints(standard_error: Callable[[bool], io.StringIO]) -> None:
-    stream, told = standard_error(True), Told()
+def test_nothing_is_drawn_over_what_a_job_prints(standard_error: StandardError) -> None:
+    stream, told = standard_error(), Told()
     with Progress(told, timeouts=SHORT):
         told.until(2)
         Block.end_all()

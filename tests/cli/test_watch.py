@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,16 +11,11 @@ import pytest
 
 from koalapy.cli.terminal.screen import ENTER, LEAVE, fitting
 from tests.cli.conftest import TOKEN, Koala, Server
-from tests.cli.terminal import Terminal
+from tests.cli.terminal import FAST_KOALA, Terminal
 from tests.cli.test_process import environment
 from tests.identities import administrators
 
-FAST = """
-from koalapy.cli.main import main
-from koalapy.client.timeouts import ClientTimeouts
-main(ClientTimeouts(min_look_pause_s=0.05, min_live_look_pause_s=0.05))
-"""
-KOALA = [sys.executable, "-c", FAST]
+KOALA = FAST_KOALA
 
 
 def submitted(koala: Koala, name: str, command: str = "program") -> None:

@@ -26,7 +26,8 @@ def login(url: Url = None) -> None:
         where = f" leads to {url}" if url else " is on this host"
         hint = "log in on a head node; commands of the daemon's own account need no login, others KOALA_TOKEN"
         raise CliError(f"no cluster's agent{where}", Exit.UNREACHABLE, hint)
-    print(printable(f"logged in at {made.url} as {_who(made)}"))
+    who = f"{made.user} ({made.role}), for whom {made.cluster} vouches"
+    print(printable(f"logged in at {made.url} as {who}, until {_moment(made)}"))
     if os.environ.get("KOALA_TOKEN"):
         print("koala: KOALA_TOKEN is set, and is shown instead of the login", file=sys.stderr)
 
@@ -68,10 +69,6 @@ def whoami(as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     until = f", until {moment_text(found['expires_at'])}" if found["expires_at"] else ""
     groups = f", in {', '.join(found['groups'])}" if found["groups"] else ""
     print(printable(f"{found['user']}, {found['role']}{groups}, known by {found['how']}{until}, at {client.url}"))
-
-
-def _who(made: Login) -> str:
-    return f"{made.user} ({made.role}), for whom {made.cluster} vouches, until {_moment(made)}"
 
 
 def _moment(made: Login) -> str:

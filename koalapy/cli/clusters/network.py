@@ -11,7 +11,7 @@ from rich.cells import cell_len
 
 from koalapy.cli.jobs.job_progress import WaitReporter
 from koalapy.cli.terminal.arguments import Argument, Group, Option
-from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Timeout, show_json
+from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Timeout, print_answer, show_json
 from koalapy.cli.terminal.tables import table
 from koalapy.cli.terminal.width import left, right, terminal_size
 from koalapy.client.client import Absence, Client, Json, in_path
@@ -45,16 +45,15 @@ def matrix(clusters: Sequence[str], links: dict[tuple[str, str], Json], columns:
     width = max([MIN_COLUMN_WIDTH, *(cell_len(cell) for row in rows for cell in row[1:])])
     most = len(clusters) if columns is None else max(1, (columns - first) // (width + 2))
     parts = [range(start, min(start + most, len(clusters) + 1)) for start in range(1, len(clusters) + 1, most or 1)]
-    return "\n\n".join(_part(rows, part, first, width) for part in parts or [range(0)])
-
-
-def _part(rows: Sequence[Sequence[str]], part: range, first: int, width: int) -> str:
-    lines = [left(row[0], first) + "".join(f"  {right(row[column], width)}" for column in part) for row in rows]
-    return "\n".join(line.rstrip() for line in lines)
+    blocks = []
+    for part in parts or [range(0)]:
+        joined = ["".join(f"  {right(row[column], width)}" for column in part) for row in rows]
+        texts = [f"{left(row[0], first)}{cell}".rstrip() for row, cell in zip(rows, joined, strict=True)]
+        blocks.append("\n".join(texts))
+    return "\n\n".join(blocks)
 
 
 def _cell(link: Json, *, back: bool) -> tuple[str, str]:
-    """The way from the line's cluster to the column's."""
     if link["state"] == "unreachable":
         return UNREACHABLE, ""
     bandwidth = link.get("bandwidth_back", link["bandwidth"]) if back else link["bandwidth"]
@@ -134,11 +133,8 @@ POLL_INTERVAL_S = 0.5
 def network(as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
     """Show bandwidth and latency between and within the clusters, as they are known."""
     answer = daemon.client().get("/api/v1/network")
-    if as_json:
-        show_json(answer)
-    else:
-        terminal = terminal_size(sys.stdout)
-        print(network_page(answer, terminal[0] if terminal else None))
+    terminal = terminal_size(sys.stdout)
+    print_answer(answer, as_json, lambda answer: network_page(answer, terminal[0] if terminal else None))
 
 
 def measure(
@@ -156,7 +152,7 @@ def measure(
     order = {"clusters": clusters} if clusters else None
     asked = client.post("/api/v1/network/measure", order)
     if not wait:
-        _tell_asked(asked, as_json=as_json)
+        print_answer(asked, as_json, _started_page)
         return _code_of(asked["links"])
     try:
         found = _follow(client, asked, deadline, quiet=as_json)
@@ -169,30 +165,28 @@ def measure(
     return _code_of(found)
 
 
+def _started_page(asked: Json) -> str:
+    links = [(link, f"not measured, {link['reason']}" if link["reason"] else "under way") for link in asked["links"]]
+    return "\n".join(printable(f"{_name(link)}: {state}") for link, state in links)
+
+
 def _code_of(links: list[Json]) -> Exit:
-    """Where not one of them could be measured, nothing was done of what was asked for."""
+    """Fail if no link can be measured."""
     if any(not link["reason"] for link in links):
         return Exit.OK
     print("koala: nothing is measured; see the reasons, and koala clusters", file=sys.stderr)
     return Exit.FAILED
 
 
-def _tell_asked(asked: Json, *, as_json: bool) -> None:
-    if as_json:
-        show_json(asked)
-        return
-    for link in asked["links"]:
-        print(printable(f"{_name(link)}: {'not measured, ' + link['reason'] if link['reason'] else 'under way'}"))
-
-
 def _follow(client: Client, asked: Json, deadline: float | None, *, quiet: bool) -> list[Json]:
-    """Tell of each link as soon as it is measured; all that was asked for, with what was found."""
+    """Print each link as soon as it is measured; return all requested links with their results."""
     waiting = {(link["one"], link["other"]): link for link in asked["links"]}
     found: list[Json] = []
     with closing(_Reporter(client)) as reporter:
         while True:
             links = _links(client)
-            for link in _over(links, waiting):
+            under_way = {(link["one"], link["other"]) for link in links if link["under_way"]}
+            for link in [link for pair, link in waiting.items() if link["reason"] or pair not in under_way]:
                 del waiting[link["one"], link["other"]]
                 result = None if link["reason"] else _result(client, link, asked["since"])
                 found.append({**link, "job": result["job"] if result else link["job"], "result": result})
@@ -208,7 +202,7 @@ def _follow(client: Client, asked: Json, deadline: float | None, *, quiet: bool)
 
 
 class _Reporter:
-    """Says what the job waits for that measures now, as whoever waits for a job is told."""
+    """Reports what the job waits for that measures now."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -241,14 +235,8 @@ def _links(client: Client) -> list[Json]:
             client.timeouts.sleep(POLL_INTERVAL_S)
 
 
-def _over(links: list[Json], waiting: dict[tuple[str, str], Json]) -> list[Json]:
-    """Those of the links that are not under way, or not any more."""
-    under_way = {(link["one"], link["other"]) for link in links if link["under_way"]}
-    return [link for pair, link in waiting.items() if link["reason"] or pair not in under_way]
-
-
 def _result(client: Client, link: Json, since: str) -> Json | None:
-    """The ping-pong of a link that was asked for; None when the daemon has lost it."""
+    """Return the requested ping-pong of a link; None if the daemon has lost it."""
     lines: list[Json] = client.get(_history(link["one"], link["other"]))["measurements"]
     return next((line for line in lines if line["kind"] != "transfer" and line["at"] >= since), None)
 

@@ -37,7 +37,8 @@ def audit_log(
         for entry in page["entries"]:
             print(json.dumps(entry) if json_lines else _line(entry))
         if not (page["entries"] or after or follow or json_lines):
-            print(f"koala: {printable(_none(since, user, action))}", file=sys.stderr)
+            what = (f" of {user}" if user else "") + (f" with the action {action}" if action else "")
+            print(printable(f"koala: there are no entries{what} in the last {since:g} s"), file=sys.stderr)
         after = page["next"]
         if len(page["entries"]) < MAX_PAGE_SIZE:
             if not follow:
@@ -48,7 +49,7 @@ def audit_log(
 
 
 def _verify(client: Client, known_head: str | None) -> int:
-    """Check what follows an entry that is known from an earlier check, if one is given, then the whole audit."""
+    """Check the audit from an entry that is known from an earlier check, if one is given, then the whole audit."""
     starts = [*([_after(known_head)] if known_head is not None else []), {}]
     for start in starts:
         checked, query = 0, start
@@ -73,12 +74,6 @@ def _after(known_head: str) -> Json:
         hint = "give ID:HASH as an earlier --verify or the daemon's log (audit-head) has it"
         raise CliError(f"--known-head is {known_head!r}, which is no entry", Exit.USAGE, hint)
     return {"after": int(number), "after_hash": hashed}
-
-
-def _none(since: float, user: str | None, action: str | None) -> str:
-    """What was looked for in vain."""
-    told = f"there are no entries of {user}" if user else "there are no entries"
-    return told + (f" with the action {action}" if action else "") + f" in the last {since:g} s"
 
 
 def _line(entry: Json) -> str:

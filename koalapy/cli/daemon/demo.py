@@ -32,7 +32,7 @@ def run_demo(keep: bool) -> int:
         raise CliError("the demo brings its own clusters", Exit.USAGE, "unset KOALA_CONFIG")
     directory = Path(tempfile.mkdtemp(prefix="koala-demo-"))
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+        signal.signal(number, signal.default_int_handler)
     kept = False
     try:
         with _daemon(directory, keep) as url:
@@ -41,7 +41,7 @@ def run_demo(keep: bool) -> int:
             job = _run(client)
             output = b"".join(client.logs(job["id"], False, None)).decode(errors="replace")
             _show_result(job, client.attempts(job["id"], 6), output)
-            passed = job["state"] == "succeeded" and any(_is_passed_check(line) for line in output.splitlines())
+            passed = job["state"] == "succeeded" and _is_checked(output)
             kept = keep
     finally:
         if not kept:
@@ -61,10 +61,6 @@ def _print(text: str) -> None:
 def _heading(text: str) -> None:
     bold, plain = ("\033[1m", "\033[0m") if sys.stdout.isatty() and "NO_COLOR" not in os.environ else ("", "")
     _print(f"\n{bold}{text}{plain}")
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 @contextmanager
@@ -114,6 +110,10 @@ def _end(daemon: "subprocess.Popen[str]", directory: Path) -> None:
                 os.kill(pid, signal.SIGTERM)
 
 
+def _is_checked(output: str) -> bool:
+    return any(line.startswith("check:") and line.rstrip().endswith("passed") for line in output.splitlines())
+
+
 def _poll(look: Callable[[], T | None], what: str) -> T:
     end = time.monotonic() + STEP_TIMEOUT
     while (found := look()) is None:
@@ -158,10 +158,6 @@ def _run(client: Client) -> Json:
         return now if now["state"] in FINAL else None
 
     return _poll(over, "the job to be over")
-
-
-def _is_passed_check(line: str) -> bool:
-    return line.startswith("check:") and line.rstrip().endswith("passed")
 
 
 def _show_result(job: Json, attempts: list[Json], output: str) -> None:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, cast
 
+from koalapy import __version__
 from koalapy.cli.terminal.arguments import Argument, Option
 from koalapy.cli.terminal.options import DAEMON, Daemon, show_json
 from koalapy.cli.terminal.progress import Progress, Transfer, waiting_for
@@ -86,11 +87,18 @@ def replay(
         show_json({"file": str(file), "lives": found, "lost": lost})
     else:
         for told in found:
-            print(_line(told))
+            what = f"{told['began']} to {told['ended']}: {told['jobs']} jobs, {told['placements']} placements"
+            if (other := told["divergence"]) is None:
+                print(f"{what}, all as recorded ({told['steps']} steps)")
+            else:
+                where = f"at {other['at']}, in step {other['step']}"
+                print(f"{what}; {where}: {other['recorded']}; replayed: {other['replayed']}")
         if not found:
             print("nothing was recorded then", file=sys.stderr)
     if any(told["divergence"] for told in found):
-        raise CliError("the replay did something else than what was recorded", Exit.FAILED, _why(found))
+        others = sorted({told["version"] for told in found} - {__version__})
+        hint = f"it was written by version {', '.join(others)}, and this is {__version__}" if others else ""
+        raise CliError("the replay did something else than what was recorded", Exit.FAILED, hint)
     if lost:
         hint = "what was told there is missing; files of the record can be restored from a backup, or removed"
         raise CliError(printable(f"not all that was is in it: {'; '.join(lost)}"), Exit.FAILED, hint)
@@ -114,20 +122,6 @@ def _told(history: "History") -> Json:
             "replayed": different.replayed,
         },
     }
-
-
-def _line(told: Json) -> str:
-    what = f"{told['began']} to {told['ended']}: {told['jobs']} jobs, {told['placements']} placements"
-    if (other := told["divergence"]) is None:
-        return f"{what}, all as recorded ({told['steps']} steps)"
-    return f"{what}; at {other['at']}, in step {other['step']}: {other['recorded']}; replayed: {other['replayed']}"
-
-
-def _why(found: list[Json]) -> str:
-    from koalapy import __version__
-
-    others = sorted({told["version"] for told in found} - {__version__})
-    return f"it was written by version {', '.join(others)}, and this is {__version__}" if others else ""
 
 
 def _moment(at: float) -> str:

@@ -30,7 +30,8 @@ def add(name: Name, place: Place, as_json: AsJson = False, daemon: Daemon = DAEM
     if as_json:
         show_json(replica)
         return
-    entries = "" if replica["parts"] is None else f", a folder of {_entries(replica['parts'])}"
+    count = replica["parts"]
+    entries = "" if count is None else f", a folder of {count} {'entry' if count == 1 else 'entries'}"
     said = f"{cluster} has {name}: {bytes_text(replica['size'])}{entries}, SHA-256 {replica['checksum']}"
     print(printable(said))
 
@@ -45,7 +46,6 @@ def list_(name: OptionalName = None, as_json: AsJson = False, daemon: Daemon = D
 
 
 def _catalogue(client: Client, name: str | None) -> list[Json]:
-    """All of it, page by page."""
     found: list[Json] = []
     after: Json = {}
     while True:
@@ -87,22 +87,12 @@ def remove(name: Name, cluster: Cluster = None, as_json: AsJson = False, daemon:
 def _page(replicas: list[Json]) -> str:
     rows = [
         [
-            r["name"],
-            r["cluster"],
-            r["state"],
-            bytes_text(r["size"]),
-            "-" if r["parts"] is None else r["parts"],
-            r["checksum"][:8],
-            r["path"],
-            r.get("problem") or r["reason"] or "-",
+            *(r["name"], r["cluster"], r["state"], bytes_text(r["size"]), "-" if r["parts"] is None else r["parts"]),
+            *(r["checksum"][:8], r["path"], r.get("problem") or r["reason"] or "-"),
         ]
         for r in replicas
     ]
     return table(["NAME", "CLUSTER", "STATE", "SIZE", "PARTS", "SHA-256", "PATH", "REASON"], rows)
-
-
-def _entries(count: int) -> str:
-    return f"{count} {'entry' if count == 1 else 'entries'}"
 
 
 def fetch(

@@ -60,24 +60,19 @@ def _page(found: Json) -> str:
     if not waiting:
         return "\n\n".join(["Nobody waits.", *parts[1:]])
     later = {job["job"]: job for job in found["changed"]["jobs"]} if found["changed"] else {}
+
+    def starts(job: Json | None) -> str:
+        return "-" if job is None else f"not in {days(horizon)}" if job["starts"] is None else span(job["starts"])
+
     head = ("JOB", "STARTS IN", *(("CHANGED",) if later else ()), "RUN TIME BY")
     lines = [
-        [
-            job["job"],
-            _starts(job, horizon),
-            *((_starts(later.get(job["job"]), horizon),) if later else ()),
-            job["basis"],
-        ]
+        [job["job"], starts(job), *([starts(later.get(job["job"]))] if later else []), job["basis"]]
         for job in waiting[:MAX_LINES]
     ]
     parts.append(table(head, lines))
     if len(waiting) > MAX_LINES:
         parts.append(f"and {len(waiting) - MAX_LINES} more; --json tells all")
     return "\n\n".join(parts)
-
-
-def _starts(job: Json | None, horizon: float) -> str:
-    return "-" if job is None else f"not in {days(horizon)}" if job["starts"] is None else span(job["starts"])
 
 
 def _number(interval: Json | None) -> str:
@@ -120,7 +115,7 @@ def dry_run(client: Client, body: Json, options: Json, *, as_json: bool) -> None
 
 
 def _expected(client: Client, body: Json) -> Json:
-    """When it would start, or why that is not known: which is no reason not to tell the rest."""
+    """Return when the job would start, or why that is not known."""
     try:
         with waiting_for("simulates"):
             return client.post("/api/v1/forecast", body)
@@ -130,8 +125,15 @@ def _expected(client: Client, body: Json) -> Json:
 
 
 def page(found: Json) -> str:
-    """The binding reason first, then the clusters, the queue, the way out, and the history."""
-    parts = [_headline(found)]
+    """Return the binding reason first, then the clusters, the queue, the way out, and the history."""
+    job, headline = found["job"], found["headline"]
+    if job is None:
+        headline = headline if found["state"] == "placed" else f"would wait: {headline}"
+    elif found["state"] == "queued":
+        headline = f"job {job} {headline if headline.startswith('waits ') else f'waits: {headline}'}"
+    else:
+        headline = f"job {job}: {headline}"
+    parts = [printable(headline)]
     if found["clusters"]:
         parts.append(_clusters(found["clusters"]))
     facts = _facts(found)
@@ -142,19 +144,10 @@ def page(found: Json) -> str:
     if change is not None:
         parts.append(_way_out(change, found["job"]))
     if found["reasons"]:
-        parts.append(_history(found["reasons"]))
+        reasons = found["reasons"][-MAX_HISTORY_LINES:]
+        rows = [[moment_text(reason["at"]), reason["event"], reason["reason"]] for reason in reasons]
+        parts.append(table(["TIME (UTC)", "EVENT", "WHY"], rows))
     return "\n\n".join(parts)
-
-
-def _headline(found: Json) -> str:
-    if found["job"] is None:
-        said = found["headline"] if found["state"] == "placed" else f"would wait: {found['headline']}"
-        return printable(said)
-    if found["state"] == "queued":
-        said = found["headline"]
-        waits = said if said.startswith("waits ") else f"waits: {said}"
-        return printable(f"job {found['job']} {waits}")
-    return printable(f"job {found['job']}: {found['headline']}")
 
 
 def _clusters(clusters: list[Json]) -> str:
@@ -196,7 +189,7 @@ def _start(expected: Json) -> str:
 
 
 def _way_out(change: Json, job: int | None) -> str:
-    """The smallest change, as a command where there is one for it."""
+    """Return the smallest change, as a command where there is one for it."""
     where: dict[str, int] = {}
     for component in change["placement"]["components"]:
         where[component["cluster"]] = where.get(component["cluster"], 0) + component["size"]
@@ -208,8 +201,3 @@ def _way_out(change: Json, job: int | None) -> str:
         return f"{said}\n  {which} has the whole submission, for koala submit -f"
     # The new job takes the place of the old one, which may be just what keeps it from starting.
     return f"{said}\n  {command}" if job is None else f"{said}\n  koala cancel {job} && {command}"
-
-
-def _history(reasons: list[Json]) -> str:
-    rows = [[moment_text(reason["at"]), reason["event"], reason["reason"]] for reason in reasons[-MAX_HISTORY_LINES:]]
-    return table(["TIME (UTC)", "EVENT", "WHY"], rows)

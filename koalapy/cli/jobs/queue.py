@@ -59,7 +59,12 @@ def queue(
                 client.cluster(named)  # says so if there is none
         return jobs, more
 
-    nothing = printable(_none(user or ("yours" if mine else ""), state, name, cluster, home_site))
+    owner = user or ("yours" if mine else "")
+    nothing = f"there are no jobs of {owner}" if owner else "there are no jobs"
+    nothing += f" named {name}" if name else ""
+    nothing += f" whose home site is {home_site}" if home_site else ""
+    nothing += f" with a component on {cluster}" if cluster else ""
+    nothing = printable(nothing + (f" in the state {' or '.join(state)}" if state else " that are not over"))
     cut = f"only the newest {limit}{'' if state else ' that wait'} are shown; --limit shows more"
     if watch:
         _watch(client, look, form, nothing, cut, json=is_json, quiet=quiet)
@@ -81,7 +86,7 @@ def queue(
 
 
 def _watch(client: Client, look: Look, form: Format, nothing: str, cut: str, **others: bool) -> NoReturn:
-    """Show every change; as NDJSON each job that has changed, also when it has left what was asked for."""
+    """Show every change; as NDJSON each changed job, also one that is not listed any more."""
     from koalapy.cli.terminal import watching
 
     refuse_together(watch=True, **others)
@@ -106,14 +111,3 @@ def _print_changed(client: Client, before: tuple[list[Json], bool] | None, now: 
     for job in sorted([*gone, *found.values()], key=lambda job: int(job["id"])):
         if job != known.get(job["id"]):
             print(json.dumps(job), flush=True)
-
-
-def _none(
-    owner: str, state: list[JobState] | None, name: str | None, cluster: str | None, home_site: str | None
-) -> str:
-    """What was looked for in vain."""
-    told = f"there are no jobs of {owner}" if owner else "there are no jobs"
-    told += f" named {name}" if name else ""
-    told += f" whose home site is {home_site}" if home_site else ""
-    told += f" with a component on {cluster}" if cluster else ""
-    return told + (f" in the state {' or '.join(state)}" if state else " that are not over")

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from contextlib import suppress
 from typing import Annotated
 
 from koalapy.cli.files import transfers
@@ -18,14 +19,15 @@ RETRY_DELAY = 0.5
 
 
 def end_with(client: Client, submitted: Json, deadline: float | None, *, as_json: bool, show_output: bool) -> int:
-    """Wait for a job; its exit code."""
+    """Wait for a job and return its exit code."""
     job = submitted["id"]
     try:
         # Where files come first, it is these that are drawn.
         comes = show_output and not as_json and transfers.has_stages(submitted)
         with ProgressReporter(client, job, from_the_first=True, in_place=not comes):
-            if show_output and not as_json:
-                _show_transfers(client, submitted, deadline)
+            if comes and sys.stderr.isatty():
+                with suppress(TimeIsUp):  # and a daemon that is away is waited for below
+                    _follow_transfers(client, job, deadline)
             whole = not show_output or as_json or _print_output(client, job, deadline)
             over = client.wait(job, deadline)
     except KeyboardInterrupt:
@@ -40,20 +42,16 @@ def end_with(client: Client, submitted: Json, deadline: float | None, *, as_json
     return _code_of(over)
 
 
-def _show_transfers(client: Client, job: Json, deadline: float | None) -> None:
-    """How far its files are, for who sits at a terminal; a daemon that is away meanwhile is nobody's loss."""
+def _follow_transfers(client: Client, job: int, deadline: float | None) -> None:
     try:
-        if transfers.has_stages(job) and sys.stderr.isatty():
-            transfers.follow(client, job["id"], deadline)
-    except TimeIsUp:
-        return
+        transfers.follow(client, job, deadline)
     except CliError as error:
         if not error.is_passing:
             raise
 
 
 def _print_output(client: Client, job: int, deadline: float | None) -> bool:
-    """Print what a job prints as it comes, until it is over or ``deadline``; whether that was all of it."""
+    """Print the output of a job until its end or ``deadline``; return whether that was all of it."""
     try:
         with until(deadline):
             _print_logs(client, job, follow=True, component=None)
@@ -67,14 +65,12 @@ def _print_output(client: Client, job: int, deadline: float | None) -> bool:
 
 
 def _goes_on(jobs: list[int]) -> CliError:
-    """What an interrupted command says of the jobs it waited for."""
     named = " ".join(str(job) for job in jobs)
     said = f"job {named} goes on" if len(jobs) == 1 else f"jobs {named} go on"
     return CliError(said, Exit.INTERRUPTED, f"cancel with: koala cancel {named}")
 
 
 def _code_of(job: Json) -> int:
-    """The program's own code where there is one."""
     if job["state"] == "succeeded":
         return Exit.OK
     return int(job["exit_code"]) if job["exit_code"] else Exit.FAILED
@@ -100,7 +96,7 @@ def logs(
 
 
 def _follow_logs(client: Client, job: int, component: int | None, raw: bool) -> None:
-    """Until the job is over, also while its daemon is away; what it missed meanwhile is said."""
+    """Print the output until the job is over, also while its daemon is away; say what was missed."""
     absence, output = Absence(client), ProgramOutput(raw=raw)
     while True:
         shown = False
@@ -131,17 +127,16 @@ def wait(jobs: Jobs, timeout: Timeout = None, as_json: AsJson = False, daemon: D
     client = daemon.client()
     deadline = None if timeout is None else time.monotonic() + timeout
     try:
-        over = [_wait_for(client, job, deadline) for job in jobs]
+        over = []
+        for job in jobs:
+            with ProgressReporter(client, job, from_the_first=False):
+                over.append(client.wait(job, deadline))
     except KeyboardInterrupt:
         raise _goes_on(jobs) from None
     if as_json:
         show_json(over if len(over) > 1 else over[0])
     else:
-        for job in over:
-            print(printable(f"job {job['id']} {job['state']}" + (f": {job['reason']}" if job["reason"] else "")))
-    return next((code for job in over if (code := _code_of(job))), 0)
-
-
-def _wait_for(client: Client, job: int, deadline: float | None) -> Json:
-    with ProgressReporter(client, job, from_the_first=False):
-        return client.wait(job, deadline)
+        for ended in over:
+            reason = f": {ended['reason']}" if ended["reason"] else ""
+            print(printable(f"job {ended['id']} {ended['state']}{reason}"))
+    return next((code for ended in over if (code := _code_of(ended))), 0)

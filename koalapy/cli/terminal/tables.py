@@ -65,10 +65,6 @@ def _moment(text: str) -> datetime:
     return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
-def _where(job: Json) -> str:
-    return ",".join(f"{c['cluster']}:{c['size']}" for c in job["components"]) or "-"
-
-
 def _reason(job: Json) -> str:
     return "-" if job["state"] in ("running", "succeeded") else job["reason"] or "-"
 
@@ -82,7 +78,8 @@ def _running_time(job: Json) -> str:
 
 def queue_row(job: Json) -> list[object]:
     """Below ``QUEUE``."""
-    where = _where(job) if job["state"] != "queued" else "-"
+    placed = job["components"] if job["state"] != "queued" else []
+    where = ",".join(f"{each['cluster']}:{each['size']}" for each in placed) or "-"
     who = [job["id"], job["name"] or "-", job["owner"], job["priority"], job["state"]]
     return [*who, nodes_of(job["request"]), _running_time(job), where, _reason(job)]
 
@@ -105,15 +102,19 @@ def cluster_row(cluster: Json) -> list[object]:
 
 
 def _size(component: Json) -> str:
-    """Its nodes, with their class if it asked for one; daemons of before there were classes tell none."""
-    return " ".join(filter(None, (str(component["size"]), component.get("node_class"))))
+    """Return a component's number of nodes, with their class if it asked for one."""
+    return f"{component['size']} {component.get('node_class') or ''}".rstrip()
 
 
 def cluster(found: Json) -> str:
     """One cluster: its line, what its nodes are, and its link to the others."""
     parts, details = [clusters([found])], found["details"]
     if classes := details.get("node_classes"):
-        rows = [[c["name"] or "all", c["total"], c["idle"], f"{c['power']:g}", _memory(c)] for c in classes]
+        sizes = ["-" if c["memory"] is None else bytes_text(c["memory"]) for c in classes]
+        rows = [
+            [c["name"] or "all", c["total"], c["idle"], f"{c['power']:g}", size]
+            for c, size in zip(classes, sizes, strict=True)
+        ]
         parts.append(table(["CLASS", "TOTAL", "IDLE", "POWER", "MEMORY"], rows))
     if (uplink := details.get("uplink")) is not None:
         capacity = uplink["capacity"]
@@ -122,16 +123,12 @@ def cluster(found: Json) -> str:
     return "\n\n".join(parts)
 
 
-def _memory(node_class: Json) -> str:
-    return "-" if node_class["memory"] is None else bytes_text(node_class["memory"])
-
-
 def clusters(found: Sequence[Json]) -> str:
     return table(CLUSTERS, [cluster_row(cluster) for cluster in found])
 
 
 def _cluster_reason(cluster: Json) -> str:
-    """Of a drained one since when, by whom and why; then why else it would not be used."""
+    """Return since when, by whom and why a cluster is drained, and why else it would not be used."""
     order = cluster["drained"]
     if order is None:
         return cluster["reason"] or "-"
@@ -146,11 +143,7 @@ def metrics(found: Json) -> str:
     span = _span(found["start"], found["end"])
     used = [
         [
-            c["name"],
-            c["total"],
-            c["used"],
-            c["background"],
-            c["idle"],
+            *(c[name] for name in ("name", "total", "used", "background", "idle")),
             f"{c['node_seconds'] / 3600:.2f}",
             "-" if c["utilisation"] is None else f"{c['utilisation']:.1%}",
         ]

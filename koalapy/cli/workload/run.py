@@ -1,7 +1,7 @@
 """``koala workload run``: a run's daemon over REST, and what a run shows on the screen."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -196,13 +196,14 @@ class ProgressDisplay(Block):
 
 
 def line_of(progress: Progress) -> str:
-    """Where a run stands, in one line."""
+    """Return where a run stands, in one line."""
     waiting = progress.states.total() - progress.states["running"]
+    ended = ", ".join(f"{count} {state}" for state, count in sorted(progress.ended.items())) or "0 ended"
     idle = progress.total - progress.ours - progress.background
     parts = [
         f"{progress.seconds:5.0f} s",
         f"{progress.submitted}/{progress.jobs} submitted",
-        f"{waiting} wait, {progress.states['running']} run, {_ended(progress.ended.items())}",
+        f"{waiting} wait, {progress.states['running']} run, {ended}",
         f"nodes: {progress.ours} jobs, {progress.background} background, {max(0, idle)} idle of {progress.total}",
     ]
     if progress.mean_background is not None:
@@ -212,7 +213,3 @@ def line_of(progress: Progress) -> str:
     if progress.away:
         parts.append("the daemon is away")
     return " · ".join(parts)
-
-
-def _ended(states: Iterable[tuple[str, int]]) -> str:
-    return ", ".join(f"{count} {state}" for state, count in sorted(states)) or "0 ended"
