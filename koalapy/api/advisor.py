@@ -88,7 +88,6 @@ class AdvisorRecord(Output):
 
 
 def advisor_router(advisor: Advisor) -> APIRouter:
-    """What ``policy = auto`` goes by."""
     router = api_router("advisor", "/advisor")
 
     @router.get("", response_model=AdvisorView)
@@ -111,7 +110,6 @@ def advisor_router(advisor: Advisor) -> APIRouter:
 
 
 def _only(caller: Identity) -> str | None:
-    """Whose jobs somebody is told of; None for all."""
     return None if caller.may(Role.OPERATOR) else caller.user
 
 

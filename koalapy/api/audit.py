@@ -87,7 +87,6 @@ def _check_action(action: str, routes: Iterable[BaseRoute]) -> None:
 
 
 def audit_router(trail: Audit) -> APIRouter:
-    """For administrators."""
     router = api_router("audit", "/audit")
 
     @router.get("", response_model=AuditPage)

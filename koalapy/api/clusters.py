@@ -106,7 +106,6 @@ def _metrics_view(metrics: jobs.Metrics) -> dict[str, Any]:
 
 
 def clusters_router(service: Jobs) -> APIRouter:
-    """What the grid looks like."""
     router = api_router("clusters")
 
     @router.get("/clusters", response_model=ClusterList)

@@ -50,7 +50,6 @@ def _readers(body: type[Body]) -> list[tuple[str, Callable[[Any], Any]]]:
 
 
 def _reader(kind: Any) -> Callable[[Any], Any]:
-    """What makes a value of the model of one in a body."""
     if kind in FORMS:
         return FORMS[kind].read
     base, _ = split(kind)
@@ -147,7 +146,6 @@ def view_model(
 
 
 def _plain_default(each: Described) -> Any:
-    """As JSON has it."""
     if each.default != ():
         return each.default
     return {} if each.type in (Environment, PolicyOptions) else []

@@ -223,7 +223,7 @@ def within(length: Length) -> Any:
 
 
 def _whole(value: object) -> object:
-    """JSON knows no difference between 6 and 6.0."""
+    # JSON does not tell 6 from 6.0.
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -288,7 +288,6 @@ OwnCommand = Annotated[list[Text], Field(max_length=MAX_WORDS), _words(1)]
 
 
 def _names(most: int, name: dict[str, str]) -> Any:
-    """How OpenAPI tells of an object whose names are free."""
     return WithJsonSchema(
         {"type": "object", "maxProperties": most, "propertyNames": name, "additionalProperties": TEXT}
     )

@@ -41,7 +41,6 @@ BundleId = Annotated[Text, Path(max_length=100, description="the bundle's id, th
 
 
 def _count(parts: object) -> object:
-    """Of a folder's entries."""
     return len(parts) if isinstance(parts, tuple) else parts
 
 
@@ -93,7 +92,6 @@ ResultView = view_model("ResultView", StoredResult, without={"at"})
 
 
 def files_router(files: Files, bundles: Bundles, results: Results) -> APIRouter:
-    """For users."""
     router = api_router("files", "")
     _add_replicas(router, files)
     _add_bundles(router, bundles)

@@ -67,7 +67,6 @@ ExplanationView = view_model(
 
 
 def explain_router(service: Jobs) -> APIRouter:
-    """Why a job waits, or is where it is, and what would become of a submission."""
     router = api_router("jobs")
 
     @router.get("/jobs/{job}/explain", response_model=ExplanationView, response_model_exclude_unset=True)
@@ -225,7 +224,6 @@ def _if_submitted(told: IfSubmitted) -> dict[str, Any]:
 
 
 def forecasts_router(service: Forecasts, jobs: Jobs) -> APIRouter:
-    """What will become of jobs."""
     router = api_router("jobs")
 
     @router.post("/what-if", response_model=WhatIfView, responses=declared(404))

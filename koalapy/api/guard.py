@@ -241,7 +241,6 @@ class Guard:
                 await unauthorized()(scope, receive, send)
 
     async def _refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
-        """Why a request is not let in; None when it is."""
         hosts = headers.getlist("host")
         if len(hosts) != 1:
             return problem(
@@ -301,7 +300,7 @@ class Guard:
 
 
 def _shown(headers: Headers) -> str:
-    """The token of a request; empty without one, and of two, for what stands before us may have looked at the other."""
+    """Return the token of a request; none of two, since a proxy may have looked at the other."""
     told = headers.getlist("authorization")
     scheme, _, shown = told[0].partition(" ") if len(told) == 1 else ("", "", "")
     return shown.strip() if scheme.lower() == "bearer" else ""
@@ -346,7 +345,6 @@ def _from_elsewhere(scope: Scope, headers: Headers) -> JSONResponse | None:
 
 
 def _is_of_no_form(headers: Headers) -> bool:
-    """Whether the body is said to be of a type that no form of a page has."""
     told = ",".join(headers.getlist("content-type")).partition(";")[0].strip().lower()
     return told in TYPES_OF_NO_FORM or told.endswith("+json")
 

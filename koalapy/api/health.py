@@ -96,7 +96,6 @@ class AlertList(Output):
 
 
 def alerts_router(alerts: Alerts) -> APIRouter:
-    """What is wrong now."""
     router = api_router("health", "/alerts")
 
     @router.get("", response_model=AlertList)

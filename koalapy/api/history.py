@@ -57,7 +57,6 @@ class HistoryView(Output):
 
 
 def history_router(service: History) -> APIRouter:
-    """What has become of jobs."""
     router = api_router("history", "/history")
 
     @router.get(
@@ -132,7 +131,6 @@ class SharingView(Output):
 
 
 def sharing_router(service: Sharing, history: History) -> APIRouter:
-    """Who gains by sharing."""
     router = api_router("history", "/sharing")
 
     @router.get("", response_model=SharingView)

@@ -56,7 +56,6 @@ LOCATION = {"Location": {"description": "where the job is", "schema": {"type": "
 
 
 def jobs_router(service: Jobs) -> APIRouter:
-    """Submit, look at, and act on jobs."""
     router = api_router("jobs", "/jobs")
 
     @router.post(
@@ -353,7 +352,6 @@ def _add_events(router: APIRouter, service: Jobs) -> None:
 
 
 def changes_router(changes: Changes) -> APIRouter:
-    """The stream of the whole grid, for those who show how things stand."""
     router = api_router("clusters", "/events")
 
     @router.get("", response_class=EventSourceResponse, responses={200: {"description": "events `changed`"}})

@@ -39,7 +39,6 @@ class Exposition:
     instruments: Instruments
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric, also those without a sample."""
         figures, instruments = self.figures, self.instruments
         yield from _daemon(figures)
         yield from _jobs(figures, instruments)
@@ -230,8 +229,6 @@ MIN_INTERVAL_S = 1.0
 
 
 class _Whole:
-    """Our own metrics, and those of the process."""
-
     def __init__(self, own: Exposition, process: ProcessCollector) -> None:
         self._own, self._process = own, process
 

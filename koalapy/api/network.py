@@ -121,7 +121,6 @@ class LinkHistory(Output):
 
 
 def network_router(network: Network) -> APIRouter:
-    """What lies between the clusters."""
     router = api_router("network", "/network")
 
     @router.get("", response_model=NetworkView)

@@ -55,7 +55,6 @@ def problem_of(error: KoalaError) -> dict[str, Any]:
 
 
 def _problem(code: ProblemCode, detail: str, field: str, value: object, hint: str) -> dict[str, Any]:
-    """As ``fields.Problem``."""
     return {
         "type": "about:blank",
         "title": HTTPStatus(code.status).phrase,
@@ -69,7 +68,6 @@ def _problem(code: ProblemCode, detail: str, field: str, value: object, hint: st
 
 
 def _json_value(value: object) -> object:
-    """A value as it came, or as a text where it is too large, or no JSON."""
     try:
         text = json.dumps(plain := jsonable_encoder(value), ensure_ascii=False, allow_nan=False)
         text.encode()
@@ -98,7 +96,6 @@ def show_problems_by(app: FastAPI, page: ErrorPage) -> None:
 
 
 def _for_browser(request: Request, answer: JSONResponse) -> Response:
-    """As a page, where one was asked for and there are pages."""
     page: ErrorPage | None = getattr(request.app.state, "error_page", None)
     wants_page = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/")
     if page is None or not wants_page:
@@ -126,7 +123,7 @@ async def _koala_error(request: Request, error: Exception) -> Response:
 
 
 def _allowed(request: Request) -> list[str]:
-    """Every method that there is at a path: a route knows of its own only."""
+    """Return every method of a path, since a route knows only its own."""
     routes = request.app.router.routes
     asked = [(method, dict(request.scope, method=method)) for method in METHODS]
     there = [method for method, scope in asked if any(route.matches(scope)[0] is Match.FULL for route in routes)]
@@ -177,7 +174,6 @@ async def _validation_error(request: Request, error: Exception) -> Response:
 
 
 def _body_of(request: Request) -> type[BaseModel]:
-    """What the body should have been by the request's route."""
     body = request.scope["route"].body_field
     annotation = body and body.field_info.annotation
     kinds = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
@@ -239,7 +235,6 @@ def _usage_error(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) ->
 
 
 def _bad_name(error: Mapping[str, Any]) -> UsageError:
-    """What is wrong with a name in an object whose names are free."""
     field, name = _field_of(error["loc"][:-2]), error.get("input")
     wrong, hint = _CORRECTIONS.get(_kind(error)) or correct(_kind(error), error.get("ctx"))
     return _refused(
@@ -258,7 +253,6 @@ def _kind(error: Mapping[str, Any]) -> str:
 
 
 def _shown(value: object) -> str:
-    """A value in a sentence."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}…"
 
@@ -275,7 +269,6 @@ def _field_of(location: Sequence[int | str]) -> str:
 
 
 def _known_beside(location: Sequence[int | str], model: type[BaseModel]) -> str:
-    """Which fields there are where an unknown one was found."""
     tag = str(location[2]) if len(location) > 3 else ""
     if "inputs" in location[:-1]:
         model = submission.ComponentInput if tag in _COMPONENTS else submission.JobInput

@@ -76,7 +76,6 @@ def _view(token: StoredToken) -> dict[str, Any]:
 
 
 def tokens_router(identities: Identities) -> APIRouter:
-    """Make, list and revoke tokens."""
     router = api_router("tokens", "/tokens")
 
     @router.post("", status_code=201, response_model=MadeToken, responses=declared(409))
@@ -140,7 +139,6 @@ class LoggedOut(Output):
 
 
 def login_router(identities: Identities, codes: LoginCodes) -> APIRouter:
-    """Ask who one is, and log out."""
     router = api_router("tokens", "")
 
     @router.get("/whoami", response_model=Whoami)
@@ -194,7 +192,6 @@ class LimitsView(Output):
 
 
 def limits_router(limits: LimitsInUse) -> APIRouter:
-    """What a user may have, and has."""
     router = api_router("tokens", "/limits")
 
     @router.get("", response_model=LimitsView)

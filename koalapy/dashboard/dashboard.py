@@ -155,7 +155,6 @@ class Dashboard:
             bound = Depends(_bound(load))
 
             async def html(request: Request, caller: Caller, load: Callable[[], Awaitable[Any]] = bound) -> Response:
-                """As HTML; only what changes, where a page of ours asks again."""
                 is_part = "hx-request" in request.headers
                 which = (request.url.path, request.url.query, caller.user, caller.role, caller.groups, is_part)
                 making = self._cache.get(
@@ -166,7 +165,6 @@ class Dashboard:
                 return _compressed(request, made)
 
             async def twin(request: Request, load: Callable[[], Coroutine[Any, Any, Any]] = bound) -> JSONResponse:
-                """As JSON."""
                 return JSONResponse(jsonable_encoder(await cancel_on_disconnect(request, load())))
 
             checks = [Depends(refuse_unknown)]

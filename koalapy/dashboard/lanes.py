@@ -67,7 +67,6 @@ class Lane:
 
 
 def node_counts(cluster: ClusterStatus, survey: Survey) -> NodeCounts:
-    """A cluster's nodes, each counted once."""
     running = min(survey.running[cluster.name], cluster.used)
     return NodeCounts(
         running=running,
@@ -79,7 +78,6 @@ def node_counts(cluster: ClusterStatus, survey: Survey) -> NodeCounts:
 
 
 def calls_of(told: LrmCalls, reported_at: float | None) -> Calls:
-    """As its agent told at that time."""
     ago = told.failed_ago
     return Calls(
         operation=told.operation,

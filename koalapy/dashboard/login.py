@@ -42,8 +42,6 @@ class WaysIn:
 
 
 class BrowserLogin:
-    """The ways in, and the way out."""
-
     def __init__(self, dashboard: Dashboard, ways: WaysIn) -> None:
         self._dashboard, self._identities, self._shown = dashboard, ways.identities, ways.shown
         self._codes, self._provider, self._lifetime = ways.codes, ways.provider, ways.lifetime

@@ -70,7 +70,6 @@ def distribution(spans: Sequence[Span], *, of: str) -> Markup:
 
 
 def _short(span: str) -> str:
-    """As there is room for below a bar."""
     return span.removeprefix("≤").replace(" ", "")
 
 
@@ -241,7 +240,6 @@ def _waits(job: Job, timeline: Sequence[TimelineEntry], end: float) -> Iterator[
 
 
 def _way(component: Component, attempt: Attempt, over: float | None) -> Iterator[Phase]:
-    """What a component went through, in order."""
     begun = attempt.placed_at
     serves = component.claimed_at is not None and not component.superseded
     submitted = component.submitted_at

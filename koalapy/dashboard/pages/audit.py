@@ -39,8 +39,6 @@ class AuditPageView:
 
 
 def add_audit(dashboard: Dashboard, trail: Audit) -> None:
-    """At ``/audit``."""
-
     @dashboard.page("/audit", "audit.html", operation="list_audit", title="Audit", key="a", role=Role.ADMIN)
     async def audit(
         user: Actor = "",

@@ -69,8 +69,6 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPage:
-    """One cluster in full."""
-
     lane: Lane
     homes: Homes
     """Who shares with whom there; nothing where jobs have no home sites."""
@@ -105,7 +103,6 @@ class ClusterPage:
 
 
 def failures_of(instruments: Instruments, cluster: ClusterName) -> Failures:
-    """Of one cluster, the most frequent first."""
     claims, attempts = instruments.claims_failed.most_common(), instruments.attempts_failed.most_common()
     return Failures(
         instruments.claims[cluster],
@@ -123,7 +120,6 @@ def calls_seen(cluster: ClusterStatus, by: Identity) -> list[Calls]:
 
 
 def components_on(cluster: ClusterStatus, queries: Queries, by: Identity) -> Iterator[ComponentThere]:
-    """The first ones, as somebody may see them."""
     for token, size in islice(cluster.live.items(), MAX_COMPONENTS_SHOWN):
         found = queries.find(token)
         if found is not None:
@@ -133,7 +129,6 @@ def components_on(cluster: ClusterStatus, queries: Queries, by: Identity) -> Ite
 
 
 def add_clusters(dashboard: Dashboard, services: Services, surveyor: Surveyor) -> None:
-    """At ``/clusters``, and each at ``/clusters/NAME``."""
     engine, queries = dashboard.engine, dashboard.engine.queries
 
     @dashboard.page("/clusters", "clusters.html", operation="list_clusters", title="Clusters", key="c")

@@ -45,7 +45,6 @@ class FilesView:
 
 
 def add_files(dashboard: Dashboard, services: Services) -> None:
-    """At ``/files``."""
     files, bundles, results = services.files, services.bundles, services.results
 
     @dashboard.page("/files", "files.html", operation="list_replicas", title="Files", key="f")

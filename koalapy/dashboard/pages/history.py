@@ -93,8 +93,6 @@ def pictures_of(lines: Sequence[HistoryLine]) -> tuple[list[Picture], int]:
 
 
 def add_history(dashboard: Dashboard, history: History) -> None:
-    """At ``/history``."""
-
     @dashboard.page("/history", "history.html", operation="show_history", title="History", key="h")
     async def page(
         caller: Caller,
@@ -139,7 +137,6 @@ class SharingPageView:
 
 
 def add_sharing(dashboard: Dashboard, services: Services) -> None:
-    """At ``/sharing``."""
     engine = dashboard.engine
 
     @dashboard.page(

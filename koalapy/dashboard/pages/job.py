@@ -62,7 +62,6 @@ class JobPageView:
 
 
 def add_job(dashboard: Dashboard, services: Services) -> None:
-    """At ``/jobs/ID``."""
     engine, jobs = dashboard.engine, services.jobs
 
     @dashboard.page("/jobs/{job}", "job.html", operation="show_job", title="Job")
@@ -106,7 +105,6 @@ def _output(tail: OutputTail) -> ComponentOutput:
 
 
 def _actions(job: Job, *, high_priority_allowed: bool) -> list[str]:
-    """As the page Queue calls them."""
     if job.state.is_final:
         return []
     if not job.state.waits:

@@ -102,7 +102,6 @@ def step_of(bandwidth: float | None, low: float, high: float) -> int:
 
 
 def notes_of(records: Sequence[LinkRecord]) -> list[tuple[ClusterName, ClusterName, str]]:
-    """Errors, and what is being measured."""
     notes = []
     for record in records:
         if record.under_way is not None:
@@ -115,7 +114,6 @@ def notes_of(records: Sequence[LinkRecord]) -> list[tuple[ClusterName, ClusterNa
 
 
 def add_network(dashboard: Dashboard, services: Services) -> None:
-    """At ``/network``, and each link at ``/network/ONE/OTHER``."""
     network = services.network
 
     @dashboard.page("/network", "network.html", operation="show_network", title="Network", key="l")
@@ -143,7 +141,6 @@ def add_network(dashboard: Dashboard, services: Services) -> None:
 
 
 async def link_view(network: Network, one: ClusterName, other: ClusterName, limit: int) -> LinkView:
-    """One link, with its names in order."""
     found = await network.history(one, other, limit)
     one, other = pair_of(one, other)
     records = network.links()

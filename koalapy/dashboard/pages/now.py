@@ -16,8 +16,6 @@ from koalapy.validation.permissions import may_see_all_of
 
 @dataclass(frozen=True, slots=True)
 class OldestJob:
-    """The job that has waited longest."""
-
     job: int
     since: float
     nodes: int
@@ -28,8 +26,6 @@ class OldestJob:
 
 @dataclass(frozen=True, slots=True)
 class NowView:
-    """The grid as it stands."""
-
     troubles: Sequence[Trouble]
     """What is wrong, the most urgent first."""
     queued: int
@@ -46,7 +42,6 @@ class NowView:
 
 
 def oldest_of(job: Job | None, queries: Queries, by: Identity) -> OldestJob | None:
-    """As somebody may see it."""
     job = None if job is None else queries.job(job.id)
     if job is None:
         return None
@@ -61,7 +56,6 @@ def oldest_of(job: Job | None, queries: Queries, by: Identity) -> OldestJob | No
 
 
 def add_now(dashboard: Dashboard, services: Services, surveyor: Surveyor) -> None:
-    """At ``/``."""
     engine, queries = dashboard.engine, dashboard.engine.queries
 
     @dashboard.page("/", "now.html", operation="list_clusters", title="Now", key="n")

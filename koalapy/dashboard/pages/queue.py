@@ -107,8 +107,6 @@ class ConfirmView:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one job."""
-
     job: JobId
     state: str
     priority: str
@@ -118,8 +116,6 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeView:
-    """What became of all of them."""
-
     effect: str
     done: Sequence[Outcome]
     refused: Sequence[Outcome]
@@ -150,7 +146,6 @@ class _Outcomes:
 
 
 def add_queue(dashboard: Dashboard, services: Services) -> None:
-    """At ``/queue``."""
     engine, jobs = dashboard.engine, services.jobs
     finder = JobFinder(jobs, engine)
 
@@ -229,7 +224,6 @@ def _add_actions(dashboard: Dashboard, services: Services) -> None:
 
 
 def _sorted_out(action: Action, chosen: Sequence[Job], by: Identity) -> tuple[list[Job], list[LeftOut]]:
-    """The jobs that an action is for, and why it is not for the others."""
     reasons = [(job, _not_for(action, job, by)) for job in chosen]
     left_out = Counter(why for _, why in reasons if why)
     return [job for job, why in reasons if not why], [LeftOut(count, why) for why, count in left_out.items()]
@@ -269,7 +263,6 @@ def _examples(by: Identity) -> Sequence[Example]:
 
 
 def _not_for(action: Action, job: Job, by: Identity) -> str:
-    """Why an action is not for a job; empty where it is."""
     if not may_see_all_of(by, job):
         return "not yours"
     if job.state.is_final:
@@ -295,7 +288,6 @@ def _effect(does: str, count: int, users: int) -> str:
 
 
 def _shown(form: Form) -> dict[JobId, JobState]:
-    """The jobs that a form is about, and the states in which they were shown."""
     told = form.get("jobs")
     try:
         pairs = [each.split(":") for each in told.split(",") if each]

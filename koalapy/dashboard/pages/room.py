@@ -89,7 +89,6 @@ class _Ends:
 
 
 def together(rooms: Sequence[PolicyRoom]) -> list[Alike]:
-    """Those that answer alike in one, in the order of the first of each."""
     found: list[tuple[Most | None, Most | None, list[str]]] = []
     for room in rooms:
         known = next((each for each in found if each[:2] == (room.component, room.total)), None)
@@ -100,7 +99,6 @@ def together(rooms: Sequence[PolicyRoom]) -> list[Alike]:
 
 
 async def room_of(queries: Queries, ends: _Ends, base: JobSpec, now: float) -> RoomView:
-    """Asks every policy, a few questions at a time."""
     all_ends = await ends.take(queries, now)
     coming = next_ends(end for end in all_ends if end is not None)
     policies: list[PolicyRoom] = []
@@ -131,7 +129,6 @@ async def room_of(queries: Queries, ends: _Ends, base: JobSpec, now: float) -> R
 
 
 def add_room(dashboard: Dashboard, services: Services) -> None:
-    """At ``/room``."""
     engine, ends, rules = dashboard.engine, _Ends(), services.jobs.rules
     kept: dict[tuple[str, Priority], tuple[str, float, asyncio.Task[RoomView]]] = {}
 

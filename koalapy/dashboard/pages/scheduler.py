@@ -46,8 +46,6 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """How often something was, since the daemon began."""
-
     what: str
     count: int
     meaning: str = ""
@@ -55,8 +53,6 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Jobs that a policy has placed."""
-
     policy: str
     on_one: int
     on_several: int
@@ -116,7 +112,6 @@ class SchedulerView:
 
 
 def timed(what: str, meaning: str, timings: Timings) -> Timed:
-    """As it is shown."""
     recent = timings.recent()
     return Timed(
         what=what,
@@ -167,7 +162,6 @@ def _claims(instruments: Instruments, cluster: str) -> Claims:
 
 
 def scheduler_view(engine: Engine) -> SchedulerView:
-    """As things stand."""
     instruments, queries = engine.instruments, engine.queries
     rounds = instruments.rounds
     return SchedulerView(
@@ -206,8 +200,6 @@ def scheduler_view(engine: Engine) -> SchedulerView:
 
 
 def add_scheduler(dashboard: Dashboard) -> None:
-    """At ``/scheduler``."""
-
     @dashboard.page("/scheduler", "scheduler.html", operation="scrape", title="Scheduler", key="s")
     async def scheduler() -> SchedulerView:
         return scheduler_view(dashboard.engine)

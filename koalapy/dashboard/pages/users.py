@@ -81,7 +81,6 @@ class _Counts:
 
 
 def add_users(dashboard: Dashboard, services: Services, identities: Identities) -> None:
-    """At ``/users``."""
     engine, limits = dashboard.engine, services.limits
 
     async def uses(by: Identity) -> list[UserUse]:

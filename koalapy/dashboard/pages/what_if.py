@@ -25,8 +25,6 @@ Words = Annotated[Text, Query(max_length=10_000, description="NAME=VALUE, with b
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The form as it was filled in."""
-
     policy: str
     rules: str
     drain: Sequence[ClusterName]
@@ -82,8 +80,6 @@ class WhatIfView:
 
 
 def ways_of(answer: Answer) -> list[Way]:
-    """As it is, and with the change if there is one."""
-
     def way(name: str, forecast: Forecast) -> Way:
         never = sum(job.state is JobState.QUEUED and job.starts is None for job in forecast.jobs)
         means = forecast.mean_wait, forecast.mean_response
@@ -105,12 +101,10 @@ def lines_of(answer: Answer) -> list[Line]:
 
 
 def most_of(lines: Sequence[Line]) -> float:
-    """The latest bound."""
     return max((each.high for line in lines for each in (line.starts, line.changed) if each is not None), default=0.0)
 
 
 def add_what_if(dashboard: Dashboard, forecasts: Forecasts) -> None:
-    """At ``/what-if``: a form, and below it what is answered."""
     engine = dashboard.engine
 
     @dashboard.page(
