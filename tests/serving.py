@@ -19,10 +19,9 @@ from koalapy.api.background import background_router
 from koalapy.api.files import agent_files_router, files_router
 from koalapy.api.forecasts import forecasts_router
 from koalapy.api.guard import ShownTokens
-from koalapy.api.history import history_router, sharing_router
+from koalapy.api.history import history_router, record_router, sharing_router
 from koalapy.api.metrics import add_metrics
 from koalapy.api.network import network_router
-from koalapy.api.record import record_router
 from koalapy.api.tokens import limits_router
 from koalapy.daemon.alerts.alerts import Alerts
 from koalapy.daemon.alerts.health import HealthMonitor

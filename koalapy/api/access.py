@@ -21,6 +21,8 @@ Access = Role | Literal["owner", "everybody", "agents"]
 whose routes look at tokens of their own."""
 AGENTS = "/api/v1/agents/"
 """Below it are the agents' routes."""
+UPLOADS = "/api/v1/bundles"
+"""The route of large bodies, which has a limit of its own."""
 ACCESS: Mapping[str, Access] = {
     "add_replica": Role.OPERATOR,
     "ask_what_if": Role.OPERATOR,

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response, WebSocket, WebSocketDisconnect
 from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocketState
 
-from koalapy.api.addresses import client_address
+from koalapy.api.middleware import client_address
 from koalapy.api.problems import problem
 from koalapy.daemon.agents.hub import Hub
 from koalapy.daemon.auth.pace import AgentAttempts

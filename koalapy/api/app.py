@@ -9,15 +9,14 @@ from starlette.types import ASGIApp
 
 from koalapy import __version__
 from koalapy.api.access import access_of, authorizer
-from koalapy.api.admission import Admission, Shares
 from koalapy.api.audit import Trail, audit_router
 from koalapy.api.clusters import clusters_router
 from koalapy.api.docs import docs_router
 from koalapy.api.forecasts import explain_router
 from koalapy.api.guard import Guard, Hosts
-from koalapy.api.headers import AnswerHeaders
 from koalapy.api.health import health_router
 from koalapy.api.jobs import jobs_router
+from koalapy.api.middleware import Admission, AnswerHeaders, Shares
 from koalapy.api.problems import declared, install
 from koalapy.api.tokens import login_router, tokens_router
 from koalapy.daemon.alerts.health import HealthMonitor

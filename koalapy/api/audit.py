@@ -10,10 +10,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from koalapy.api import fields
 from koalapy.api.access import ACCESS, identity_of
-from koalapy.api.addresses import client_address
 from koalapy.api.derived import view_model
 from koalapy.api.fields import Output
 from koalapy.api.guard import READING
+from koalapy.api.middleware import client_address
 from koalapy.api.routes import api_router
 from koalapy.daemon.observability import audit
 from koalapy.daemon.observability.audit import Audit, Deed

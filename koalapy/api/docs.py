@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, JSONResponse
 from jinja2 import Environment, PackageLoader, Template
 
-from koalapy.api.headers import NOTHING
+from koalapy.api.middleware import NOTHING
 
 Json = dict[str, Any]
 STYLE = """

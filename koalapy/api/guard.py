@@ -13,8 +13,8 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from koalapy.api.access import AGENTS, admit, identity_of, note_session, session_of
-from koalapy.api.addresses import client_address
+from koalapy.api.access import AGENTS, UPLOADS, admit, identity_of, note_session, session_of
+from koalapy.api.middleware import client_address
 from koalapy.api.problems import problem
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.auth.pace import Pace
@@ -170,8 +170,6 @@ READING = ("GET", "HEAD", "OPTIONS")
 REQUESTED_WITH = "X-Requested-With"
 """Any value of it will do: a page of another origin cannot send it without our leave."""
 TYPES_OF_NO_FORM = ("application/json", "application/x-tar")
-UPLOADS = "/api/v1/bundles"
-"""Where large bodies go; that route has a limit of its own."""
 MAX_BODY_SIZE = 1024 * 1024
 """Bytes."""
 

@@ -1,8 +1,8 @@
-"""The routes of history: what has become of jobs by days or weeks, and who gains by sharing."""
+"""The routes of history: what has become of jobs, who gains by sharing, and the record of the scheduler."""
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from datetime import date
 from enum import StrEnum
@@ -15,12 +15,15 @@ from pydantic import TypeAdapter
 from koalapy.api import fields as of_api
 from koalapy.api.access import Caller
 from koalapy.api.fields import Moment, Output
+from koalapy.api.problems import declared
 from koalapy.api.routes import api_router, cancel_on_disconnect, json_list, text_of
 from koalapy.daemon.forecast.sharing import Sharing
 from koalapy.daemon.jobs.history import History, HistoryLine
-from koalapy.model.errors import ForbiddenError
+from koalapy.daemon.jobs.record import Record
+from koalapy.model.errors import ForbiddenError, NotFoundError, ProblemCode
 from koalapy.model.history import Kind, Step
 from koalapy.model.identity import Identity, Role
+from koalapy.model.job import MAX_DURATION
 from koalapy.simulation.sharing import LeftOut, SiteShare, Verdict
 
 
@@ -142,5 +145,47 @@ def sharing_router(service: Sharing, history: History) -> APIRouter:
         report = await cancel_on_disconnect(request, service.report(span))
         told = {name: getattr(report, name) for name in ("start", "end", "every_site", "sites", "left_out")}
         return SharingView.model_validate({"first": span.first, "last": span.last, **told})
+
+    return router
+
+
+LINES = "application/x-ndjson"
+RecordSince = Annotated[
+    float,
+    Query(
+        gt=0, le=MAX_DURATION, allow_inf_nan=False, description="daemons that lived within so many seconds until now"
+    ),
+]
+RecordUntil = Annotated[
+    float, Query(ge=0, le=MAX_DURATION, allow_inf_nan=False, description="up to so many seconds before now")
+]
+
+
+def record_router(record: Record | None, clock: Callable[[], float]) -> APIRouter:
+    """For operators; None where nothing is recorded."""
+    router = api_router("record", "/record")
+
+    @router.get(
+        "",
+        response_class=StreamingResponse,
+        responses={
+            200: {"content": {LINES: {"schema": {"type": "string"}}}, "description": "lines of JSON"},
+            **declared(404),
+        },
+    )
+    async def export_record(since: RecordSince = 86400.0, until: RecordUntil = 0.0) -> Any:
+        """What the scheduler was told and did, for `koala replay`: each daemon's life from its beginning.
+
+        Commands of jobs are in it, and who has which accounts; variables of programs are not.
+        """
+        if record is None:
+            raise NotFoundError(
+                "nothing is recorded here",
+                field="record.enabled",
+                hint="set record.enabled: true",
+                code=ProblemCode.RECORD_DISABLED,
+            )
+        now = clock()
+        return StreamingResponse(await record.export(now - since, now - until), media_type=LINES)
 
     return router

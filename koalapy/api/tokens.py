@@ -1,6 +1,6 @@
 """The routes of callers: who they are, their tokens, and what they may have."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Path, Query
@@ -8,15 +8,16 @@ from pydantic import Field
 
 from koalapy.api import fields
 from koalapy.api.access import Caller
+from koalapy.api.derived import view_model
 from koalapy.api.fields import Input, Moment, Output
 from koalapy.api.problems import declared
 from koalapy.api.routes import api_router
 from koalapy.daemon.auth.identities import DEFAULT_SPAN, Identities, TokenOrder
 from koalapy.daemon.auth.login_codes import SPAN, LoginCodes
-from koalapy.daemon.jobs.limits import LimitsInUse
+from koalapy.daemon.jobs.limits import LimitsInUse, ScopeInUse
 from koalapy.daemon.observability.audit import about
 from koalapy.model.errors import ConflictError, ForbiddenError
-from koalapy.model.identity import Role
+from koalapy.model.identity import Identity, Role
 from koalapy.ports import StoredToken
 
 USER_PATTERN = r"^[A-Za-z0-9_.+@-]+$"
@@ -115,14 +116,9 @@ def tokens_router(identities: Identities) -> APIRouter:
 NOTE = "for a browser"
 
 
-class Whoami(Output):
-    """Who calls, and by what they are known."""
-
-    user: str
-    role: Role
-    how: str
-    groups: list[str]
-    expires_at: Moment | None
+Whoami = view_model(
+    "Whoami", Identity, "Who calls, and by what they are known.", only={"user", "role", "how", "groups", "expires_at"}
+)
 
 
 class LoginCode(Output):
@@ -144,7 +140,7 @@ def login_router(identities: Identities, codes: LoginCodes) -> APIRouter:
     @router.get("/whoami", response_model=Whoami)
     async def whoami(caller: Caller) -> Any:
         """Who you are to the daemon, what you may do, how it knows you, and until when."""
-        return {name: getattr(caller, name) for name in Whoami.model_fields}
+        return caller
 
     @router.post("/logout", response_model=LoggedOut, responses=declared(404, 409))
     async def logout(caller: Caller) -> Any:
@@ -166,26 +162,17 @@ def login_router(identities: Identities, codes: LoginCodes) -> APIRouter:
 LimitsOf = Annotated[fields.Name | None, Query(min_length=1, description="of this user; by default of who asks")]
 
 
-class LimitView(Output):
-    """Bytes, nodes, node-hours, jobs, or requests in a second, by its name."""
-
-    name: str
-    limit: float
-    used: float | None
-    """Null of what is not added up, as requests."""
-
-
-class ScopeView(Output):
-    """Limits of a user, or of a group, all of whose members share them."""
-
-    kind: Literal["user", "group"]
-    name: str
-    limits: list[LimitView]
+def limited_user(caller: Identity, user: str | None) -> str:
+    """Return the user whose limits a caller asks for; raise ``ForbiddenError`` if they are not for the caller."""
+    wanted = user or caller.user
+    if wanted != caller.user and not caller.may(Role.OPERATOR):
+        raise ForbiddenError("the limits of others are for operators", field="user", value=user, hint="leave it out")
+    return wanted
 
 
 class LimitsView(Output):
     user: str
-    scopes: list[ScopeView]
+    scopes: list[ScopeInUse]
     """None where nothing is limited."""
     contact: str
     """Where more is asked for."""
@@ -197,11 +184,7 @@ def limits_router(limits: LimitsInUse) -> APIRouter:
     @router.get("", response_model=LimitsView)
     async def show_limits(caller: Caller, user: LimitsOf = None) -> Any:
         """The limits of who asks, and how much of each is used; operators may ask for anybody's."""
-        wanted = user or caller.user
-        if wanted != caller.user and not caller.may(Role.OPERATOR):
-            raise ForbiddenError(
-                "the limits of others are for operators", field="user", value=user, hint="leave it out"
-            )
+        wanted = limited_user(caller, user)
         return {"user": wanted, "scopes": await limits.of(wanted), "contact": limits.limits.contact}
 
     return router

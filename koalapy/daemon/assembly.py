@@ -24,11 +24,10 @@ from koalapy.api.files import agent_files_router, files_router
 from koalapy.api.forecasts import forecasts_router
 from koalapy.api.guard import Hosts, ShownTokens
 from koalapy.api.health import alerts_router
-from koalapy.api.history import history_router, sharing_router
+from koalapy.api.history import history_router, record_router, sharing_router
 from koalapy.api.jobs import changes_router
 from koalapy.api.metrics import add_metrics
 from koalapy.api.network import network_router
-from koalapy.api.record import record_router
 from koalapy.api.tokens import limits_router
 from koalapy.config.settings import ClusterSection, Settings
 from koalapy.daemon.agents.agent_messages import TransferFeedback

@@ -5,7 +5,7 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
-from koalapy.api.addresses import BehindProxies
+from koalapy.api.middleware import BehindProxies
 from koalapy.config.settings import Settings
 from koalapy.daemon.listener.certificate import Certificate
 from koalapy.model.errors import UsageError

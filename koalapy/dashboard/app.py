@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from fastapi import FastAPI, Request, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from koalapy.api.headers import FOREVER
+from koalapy.api.middleware import FOREVER
 from koalapy.api.problems import show_problems_by
 from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.engine.services import Services

@@ -7,8 +7,8 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from koalapy.api.access import Caller
-from koalapy.api.addresses import client_address
 from koalapy.api.guard import LOGIN, ShownTokens, cookie_of, login_cookie, state_cookie
+from koalapy.api.middleware import client_address
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.auth.login_codes import LoginCodes
 from koalapy.daemon.auth.provider_login import ProviderLogins

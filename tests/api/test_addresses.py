@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.api.addresses import BehindProxies, client_address
+from koalapy.api.middleware import BehindProxies, client_address
 
 PROXIES = [ip_network("198.51.100.7"), ip_network("203.0.113.0/24"), ip_network("2001:db8::/64")]
 

@@ -10,7 +10,8 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from koalapy.api.access import admit
-from koalapy.api.admission import SHARE, Admission, Shares
+from koalapy.api.middleware import SHARE as SHARE
+from koalapy.api.middleware import Admission, Shares
 from koalapy.model.identity import Identity, Role
 from tests.serving import AGENT_TOKENS, Open
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
-from koalapy.api.addresses import BehindProxies
 from koalapy.api.agents import agents_router
 from koalapy.api.background import background_router
 from koalapy.api.guard import Hosts
+from koalapy.api.middleware import BehindProxies
 from tests.identities import administrators
 from tests.serving import AGENT_TOKENS, NO_PAGE, TOKEN, URL, Open, bare_application
 

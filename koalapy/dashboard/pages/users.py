@@ -8,14 +8,13 @@ from typing import Annotated
 from fastapi import Query
 
 from koalapy.api.access import Caller
-from koalapy.api.tokens import Id, LimitsOf, TokenView
+from koalapy.api.tokens import Id, LimitsOf, TokenView, limited_user
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.engine.services import Services
 from koalapy.daemon.forecast.slices import slices
 from koalapy.daemon.jobs.limits import ScopeInUse
 from koalapy.dashboard.dashboard import Dashboard, SentForm
 from koalapy.dashboard.rendering import with_query
-from koalapy.model.errors import ForbiddenError
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job, JobState
 
@@ -94,11 +93,7 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities) 
 
     @dashboard.page("/users", "users.html", operation="show_limits", title="Users", key="u")
     async def users(caller: Caller, user: LimitsOf = None, every: Every = False) -> UsersView:
-        wanted = user or caller.user
-        if wanted != caller.user and not caller.may(Role.OPERATOR):
-            raise ForbiddenError(
-                "the limits of others are for operators", field="user", value=user, hint="leave it out"
-            )
+        wanted = limited_user(caller, user)
         found = await uses(caller)
         # As by the REST API: administrators see all tokens, others their own.
         of = None if user is None and caller.may(Role.ADMIN) else wanted
