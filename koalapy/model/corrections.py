@@ -23,6 +23,8 @@ CORRECTIONS = {
     "bool_parsing": ("neither true nor false", "use true or false"),
     "float_parsing": ("not a number", "give a number"),
     "float_type": ("not a number", "give a number"),
+    "date_parsing": ("no date", "write it as 2026-11-01"),
+    "date_from_datetime_parsing": ("no date", "write it as 2026-11-01"),
     "string_unicode": ("no Unicode text", "remove lone surrogates"),
 }
 """What is wrong and the way out, by the type of the error."""

@@ -43,21 +43,6 @@ async def test_every_application_is_told_with_what_is_decided_for_it(open_api: O
     assert (await (await open_api()).get("/api/v1/advisor")).json() == {"applications": [WAVE]}
 
 
-@pytest.mark.parametrize(
-    ("path", "field"),
-    [
-        ("/advisor?application=x", "application"),
-        ("/advisor/record?limit=0", "limit"),
-        ("/advisor/record?limit=x", "limit"),
-        ("/advisor/record?aplication=x", "aplication"),
-    ],
-)
-async def test_a_strange_question_is_refused_by_its_field(open_api: Open, path: str, field: str) -> None:
-    answer = await (await open_api()).get(f"/api/v1{path}")
-    assert (answer.status_code, answer.json()["field"]) == (422, field), answer.text
-    assert answer.json()["hint"]
-
-
 async def test_the_record_tells_what_was_compared_and_how_far_off_the_prediction_was() -> None:
     memory = MemoryAdvisor()
     options = (Option(("north", "south"), 1.5, 0.0, 2.0, 15.0), Option(("north",), 1.0, None, 0.0, 10.0))

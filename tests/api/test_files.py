@@ -151,23 +151,6 @@ async def test_a_cluster_out_of_reach_is_to_be_asked_later(open_api: Open, sites
     assert (answer.status_code, answer.json()["detail"]) == (503, "north is out of reach")
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "field"),
-    [
-        ("GET", "/replicas?nmae=m", "nmae"),
-        ("DELETE", "/replicas", "name"),
-        ("DELETE", "/replicas?name=m&all=1", "all"),
-        ("GET", "/replicas?name=", "name"),
-        ("GET", "/replicas?limit=0", "limit"),
-        ("GET", "/replicas?limit=1001", "limit"),
-        ("GET", "/replicas?before=m", "before"),
-    ],
-)
-async def test_a_wrong_question_is_refused_by_its_field(open_api: Open, method: str, path: str, field: str) -> None:
-    answer = await (await open_api()).request(method, f"/api/v1{path}")
-    assert (answer.status_code, answer.json()["field"]) == (422, field)
-
-
 # Submissions
 
 PAIR = {"type": "nonfixed", "components": [{"size": 1}, {"size": 1}]}

@@ -79,23 +79,6 @@ async def test_users_are_told_of_no_other_user(open_api: Open, body: Json) -> No
     assert [(line[0], line[11]) for line in lines] == [("1", "-1"), ("2", "1")]
 
 
-@pytest.mark.parametrize(
-    ("query", "field"),
-    [
-        ({"by": "colour"}, "by"),
-        ({"step": "hour"}, "step"),
-        ({"first": "yesterday"}, "first"),
-        ({"first": "2026-02-01", "last": "2026-01-01"}, "first"),
-        ({"format": "xlsx"}, "format"),
-        ({"form": "csv"}, "form"),
-    ],
-)
-async def test_what_cannot_be_asked_is_told_by_its_field(open_api: Open, query: dict[str, str], field: str) -> None:
-    api = await open_api()
-    answer = await api.get("/api/v1/history", params=query)
-    assert (answer.status_code, answer.json()["field"]) == (422, field)
-
-
 async def test_the_longest_span_costs_no_more_than_what_is_known(open_api: Open, body: Json) -> None:
     api = await open_api()
     await cancelled(api, body)

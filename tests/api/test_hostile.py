@@ -252,10 +252,28 @@ HUGE = "9" * 30
         (f"/network/north/{HUGE}/history", 404, "cluster"),
         ("/network/north/south/history?limit=1001", 422, "limit"),
         ("/network?cluster=north", 422, "cluster"),
+        ("/metrics?since=x", 422, "since"),
+        ("/advisor?application=x", 422, "application"),
+        ("/advisor/record?limit=0", 422, "limit"),
+        ("/advisor/record?limit=x", 422, "limit"),
+        ("/advisor/record?aplication=x", 422, "aplication"),
+        ("/replicas?nmae=m", 422, "nmae"),
+        ("/replicas?name=", 422, "name"),
+        ("/replicas?limit=0", 422, "limit"),
+        ("/replicas?limit=1001", 422, "limit"),
+        ("DELETE /replicas", 422, "name"),
+        ("DELETE /replicas?name=m&all=1", 422, "all"),
+        ("/history?by=colour", 422, "by"),
+        ("/history?step=hour", 422, "step"),
+        ("/history?first=yesterday", 422, "first"),
+        ("/history?first=2026-02-01&last=2026-01-01", 422, "first"),
+        ("/history?format=xlsx", 422, "format"),
+        ("/history?form=csv", 422, "form"),
     ],
 )
 async def test_a_strange_question_is_refused_by_its_field(open_api: Open, path: str, status: int, field: str) -> None:
-    answer = await (await open_api()).get(f"/api/v1{path}")
+    method, path = path.split(" ") if " " in path else ("GET", path)
+    answer = await (await open_api()).request(method, f"/api/v1{path}")
     assert (answer.status_code, answer.json()["field"]) == (status, field), answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json()["hint"]
