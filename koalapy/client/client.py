@@ -4,10 +4,11 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qs, quote, urlsplit
 
 from koalapy.client.access import Access
+from koalapy.client.answers import Alert, Attempt, Cluster, Job, Json, ListedJob
 from koalapy.client.errors import CODE_OF_STATUS, CliError, Exit, printable
 from koalapy.client.http import CONNECTION_ERRORS, Answer, Connection, Readable
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
@@ -16,7 +17,6 @@ from koalapy.model.job import ACTIVE_STATES, WAITING_STATES
 from koalapy.model.wording import is_utf8
 from koalapy.system.tls import refusal
 
-Json = dict[str, Any]
 FINAL = ("succeeded", "failed", "cancelled")
 MAX_PAGE_SIZE = 1000
 MAX_ACTIVE_JOBS = 10_000
@@ -66,16 +66,19 @@ class Client:
     def delete(self, path: str, **query: Any) -> Json:
         return self._json("DELETE", path, query=query)
 
-    def submit(self, body: Json, key: str) -> Json:
+    def submit(self, body: Json, key: str) -> Job:
         """Submit a job, again while the daemon is away for a moment. The key makes a repetition harmless."""
         for pause in (0.2, 0.5, 1.0):
             try:
-                return self.post("/api/v1/jobs", body, {"Idempotency-Key": key})
+                return self._submit_once(body, key)
             except CliError as error:
                 if not error.is_passing:
                     raise
             self.timeouts.sleep(pause)
-        return self.post("/api/v1/jobs", body, {"Idempotency-Key": key})
+        return self._submit_once(body, key)
+
+    def _submit_once(self, body: Json, key: str) -> Job:
+        return cast(Job, self.post("/api/v1/jobs", body, {"Idempotency-Key": key}))
 
     def act(self, action: str, jobs: list[int], **order: str | bool) -> Iterator[Json]:
         """Yield the result of an action for each of many jobs; ``order``: the fields of the action."""
@@ -83,7 +86,10 @@ class Client:
             some = {"jobs": jobs[start : start + MAX_PAGE_SIZE], **order}
             yield from self.post(f"/api/v1/jobs/{action}", some)["jobs"]
 
-    def wait(self, job: int, deadline: float | None) -> Json:
+    def job(self, job: int, **query: Any) -> Job:
+        return cast(Job, self.get(f"/api/v1/jobs/{job}", **query))
+
+    def wait(self, job: int, deadline: float | None) -> Job:
         """Return the job when it is over. Raise ``CliError`` at ``deadline`` (monotonic seconds).
 
         Wait also while a daemon that has answered before is away, and while its database does not answer.
@@ -96,7 +102,7 @@ class Client:
             if deadline is not None:
                 left = max(0.0, min(left, deadline - asked))
             try:
-                found = self.get(f"/api/v1/jobs/{job}", wait=left)
+                found = self.job(job, wait=left)
                 state = found["state"]
                 absence.end()
                 if state in FINAL:
@@ -110,20 +116,25 @@ class Client:
             # A daemon that is about to end answers at once, and one that is away does not hold the request either.
             self.timeouts.sleep(max(0.0, min(0.2, left) - (now - asked)))
 
-    def attempts(self, job: int, last: int) -> list[Json]:
+    def attempts(self, job: int, last: int | None = None) -> list[Attempt]:
         """Return the last attempts of a job, in order."""
-        found: list[Json] = self.get(f"/api/v1/jobs/{job}/attempts", last=last)["attempts"]
-        return found
+        return cast(list[Attempt], self.get(f"/api/v1/jobs/{job}/attempts", last=last)["attempts"])
 
-    def cluster(self, name: str) -> Json:
-        return self.get(f"/api/v1/clusters/{in_path(name)}")
+    def cluster(self, name: str) -> Cluster:
+        return cast(Cluster, self.get(f"/api/v1/clusters/{in_path(name)}"))
 
-    def act_on_cluster(self, name: str, action: str, body: Json | None = None) -> Json:
-        return self.post(f"/api/v1/clusters/{in_path(name)}/{action}", body)
+    def clusters(self) -> list[Cluster]:
+        return cast(list[Cluster], self.get("/api/v1/clusters")["clusters"])
 
-    def jobs(self, limit: int, **query: Any) -> tuple[list[Json], bool]:
+    def alerts(self) -> list[Alert]:
+        return cast(list[Alert], self.get("/api/v1/alerts")["alerts"])
+
+    def act_on_cluster(self, name: str, action: str, body: Json | None = None) -> Cluster:
+        return cast(Cluster, self.post(f"/api/v1/clusters/{in_path(name)}/{action}", body))
+
+    def jobs(self, limit: int, **query: Any) -> tuple[list[ListedJob], bool]:
         """Return the newest jobs, and whether there are more."""
-        found: list[Json] = []
+        found: list[ListedJob] = []
         while True:
             page = self.get("/api/v1/jobs", limit=min(limit - len(found), MAX_PAGE_SIZE), **query)
             found += page["jobs"]
@@ -131,7 +142,7 @@ class Client:
                 return found, page["next"] is not None
             query["before"] = parse_qs(urlsplit(page["next"]).query)["before"][0]
 
-    def unfinished_jobs(self, max_waiting: int, **query: Any) -> tuple[list[Json], bool]:
+    def unfinished_jobs(self, max_waiting: int, **query: Any) -> tuple[list[ListedJob], bool]:
         """Return the jobs that are not over, and whether more of them wait than are listed.
 
         First come all jobs with nodes or about to get them, then the newest ``max_waiting`` of those that wait; each

@@ -11,7 +11,8 @@ from koalapy.cli.terminal.tables import table
 from koalapy.client import logins
 from koalapy.client.access import Access
 from koalapy.client.agent_socket import Login
-from koalapy.client.client import Client, Json
+from koalapy.client.answers import Json
+from koalapy.client.client import Client
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.quantities import bytes_text
 

@@ -6,7 +6,7 @@ from typing import Annotated
 from koalapy.cli.terminal.arguments import Argument, Group, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, refuse_together, show_json
 from koalapy.cli.terminal.tables import moment_text, table
-from koalapy.client.client import Json
+from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.identity import Role
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from rich.cells import cell_len
 
 from koalapy.cli.terminal.width import cut, left
-from koalapy.client.client import Json
+from koalapy.client.answers import Attempt, AttemptComponent, Job
 from koalapy.client.errors import printable
 from koalapy.model.wording import clock
 
@@ -59,7 +59,9 @@ class Row:
     text: str = ""
 
 
-def chart(job: Json, attempts: Sequence[Json], *, width: int, now: float, limit: int = 5, unicode: bool = True) -> str:
+def chart(
+    job: Job, attempts: Sequence[Attempt], *, width: int, now: float, limit: int = 5, unicode: bool = True
+) -> str:
     """The last ``limit`` of these attempts, no line longer than ``width`` (if that is enough for a chart at all)."""
     marks = UNICODE if unicode else ASCII
     start, end = _span(job, attempts, limit, now)
@@ -134,7 +136,7 @@ def _at(moment: str | None) -> float | None:
     return None if moment is None else datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()
 
 
-def _span(job: Json, attempts: Sequence[Json], limit: int, now: float) -> tuple[float, float]:
+def _span(job: Job, attempts: Sequence[Attempt], limit: int, now: float) -> tuple[float, float]:
     """From the submission, or the end of the last attempt that is not shown, to the last thing known, or to now."""
     submitted = _at(job["submitted_at"]) or 0.0
     hidden, shown = attempts[: -limit or None], attempts[-limit:]
@@ -143,14 +145,16 @@ def _span(job: Json, attempts: Sequence[Json], limit: int, now: float) -> tuple[
     return start, max([*known, now] if job["ended_at"] is None else known)
 
 
-def _moments(attempts: Sequence[Json]) -> list[float]:
-    names = ("placed_at", "barrier_at", "launched_at", "ended_at")
-    found = [attempt[name] for attempt in attempts for name in names]
-    found += [c[name] for a in attempts for c in a["components"] for name in ("submitted_at", "claimed_at", "ended_at")]
+def _moments(attempts: Sequence[Attempt]) -> list[float]:
+    found: list[str | None] = []
+    for attempt in attempts:
+        found += [attempt["placed_at"], attempt["barrier_at"], attempt["launched_at"], attempt["ended_at"]]
+        for each in attempt["components"]:
+            found += [each["submitted_at"], each["claimed_at"], each["ended_at"]]
     return [at for moment in found if (at := _at(moment)) is not None]
 
 
-def _queue_phases(job: Json, start: float, end: float) -> list[Phase]:
+def _queue_phases(job: Job, start: float, end: float) -> list[Phase]:
     """When the job was queued or held, by its timeline."""
     entries = [(_at(entry["at"]) or 0.0, entry["state"]) for entry in job["timeline"]]
     phases: list[Phase] = []
@@ -164,7 +168,7 @@ def _queue_phases(job: Json, start: float, end: float) -> list[Phase]:
     return phases
 
 
-def _attempt_rows(job: Json, attempts: Sequence[Json], limit: int, end: float, mark: str) -> list[Row]:
+def _attempt_rows(job: Job, attempts: Sequence[Attempt], limit: int, end: float, mark: str) -> list[Row]:
     rows: list[Row] = []
     if (hidden := attempts[-limit:][0]["generation"] - 1 if attempts else 0) > 0:
         said = "1 earlier attempt" if hidden == 1 else f"{hidden} earlier attempts"
@@ -185,7 +189,7 @@ def _attempt_rows(job: Json, attempts: Sequence[Json], limit: int, end: float, m
     return rows
 
 
-def _component_phases(component: Json, attempt: Json, begun: float, over: float | None) -> list[Phase]:
+def _component_phases(component: AttemptComponent, attempt: Attempt, begun: float, over: float | None) -> list[Phase]:
     """What a component went through, in order; at least one phase."""
     claimed, submitted = _at(component["claimed_at"]), _at(component["submitted_at"])
     ended = _at(component["ended_at"]) or over or begun
@@ -208,7 +212,7 @@ def _component_phases(component: Json, attempt: Json, begun: float, over: float 
     return phases or [Phase(known[-1][0], begun, begun)]
 
 
-def _label(component: Json, stands_in: bool, mark: str) -> str:
+def _label(component: AttemptComponent, stands_in: bool, mark: str) -> str:
     """``  2 north:4 (for 0)``, with a long name cut."""
     before, after = f"  {component['index']} ", f":{component['size']}" + f" (for {component['rank']})" * stands_in
     return before + cut(printable(component["cluster"]), MAX_LABEL_COLUMNS - len(before) - len(after), mark) + after

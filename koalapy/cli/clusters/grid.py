@@ -1,13 +1,14 @@
 """``koala clusters``, ``metrics`` and ``alerts``: clusters, how well they are used, and what is wrong."""
 
 import sys
-from typing import Annotated, Any
+from typing import Annotated, cast
 
 from koalapy.cli.terminal import tables
 from koalapy.cli.terminal.arguments import Argument, Group, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Watch, print_answer, refuse_together
 from koalapy.cli.terminal.tables import seconds_since
-from koalapy.client.client import Client, Json
+from koalapy.client.answers import Alert, Cluster, Json
+from koalapy.client.client import Client
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.wording import duration, nodes
 
@@ -25,10 +26,9 @@ def clusters(watch: Watch = False, as_json: AsJson = False, daemon: Daemon = DAE
     print_answer(client.get("/api/v1/clusters"), as_json, lambda answer: tables.clusters(answer["clusters"]))
 
 
-def _look(client: Client) -> list[dict[str, Any]]:
+def _look(client: Client) -> list[Cluster]:
     """Return the clusters without the times of their last reports, whose change is not shown."""
-    found = client.get("/api/v1/clusters")["clusters"]
-    return [{**cluster, "last_heard": None} for cluster in found]
+    return [cast(Cluster, {**cluster, "last_heard": None}) for cluster in client.clusters()]
 
 
 def show(name: Name, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
@@ -124,8 +124,8 @@ def _page(answer: Json) -> str:
     return "\n\n".join(_text(alert) for alert in answer["alerts"]) or nothing
 
 
-def _text(alert: Json) -> str:
+def _text(alert: Alert) -> str:
     so_long = duration(seconds_since(alert["since"], None))
-    told = {name: printable(alert[name]) for name in ("severity", "target", "kind", "summary", "cause", "remedy")}
+    told = {name: printable(str(value)) for name, value in alert.items()}
     head = f"{told['severity'].upper()}  {told['target']}  {told['kind']}, for {so_long}"
     return f"{head}\n  {told['summary']}\n  cause:  {told['cause']}\n  remedy: {told['remedy']}"

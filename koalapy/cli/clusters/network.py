@@ -14,7 +14,8 @@ from koalapy.cli.terminal.arguments import Argument, Group, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Timeout, print_answer, show_json
 from koalapy.cli.terminal.tables import table
 from koalapy.cli.terminal.width import left, right, terminal_size
-from koalapy.client.client import Absence, Client, Json, in_path
+from koalapy.client.answers import Json
+from koalapy.client.client import Absence, Client, in_path
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.wording import clock, duration, three_digits
 
@@ -216,7 +217,7 @@ class _Reporter:
             self._job, self._wait = job, WaitReporter(self._client.timeouts) if job else None
         if self._wait is not None:
             with suppress(CliError):  # the daemon is away, or the job was removed
-                self._wait.update(self._client.get(f"/api/v1/jobs/{job}"), is_reported=False)
+                self._wait.update(self._client.job(job), is_reported=False)
 
     def close(self) -> None:
         if self._wait is not None:

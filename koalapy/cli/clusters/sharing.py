@@ -6,7 +6,7 @@ from typing import Annotated
 from koalapy.cli.terminal.arguments import Group, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, print_answer
 from koalapy.cli.terminal.tables import signed_duration, table
-from koalapy.client.client import Json
+from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit
 from koalapy.model.wording import duration, listed
 

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, Daemon
-from koalapy.client.client import MAX_PAGE_SIZE, Client, Json
+from koalapy.client.answers import Json
+from koalapy.client.client import MAX_PAGE_SIZE, Client
 from koalapy.client.errors import CliError, Exit, printable
 
 POLL_INTERVAL = 2.0

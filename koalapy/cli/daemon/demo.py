@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from koalapy.cli.terminal import tables
-from koalapy.client.client import FINAL, Client, Json
+from koalapy.client.answers import Attempt, Cluster, Job
+from koalapy.client.client import FINAL, Client
 from koalapy.client.errors import CliError, Exit
 
 NODES = 6
@@ -124,8 +125,8 @@ def _poll(look: Callable[[], T | None], what: str) -> T:
 
 
 def _show_grid(client: Client) -> None:
-    def ready() -> list[Json] | None:
-        found: list[Json] = client.get("/api/v1/clusters")["clusters"]
+    def ready() -> list[Cluster] | None:
+        found = client.clusters()
         return found if all(c["state"] == "usable" and c["idle"] == c["total"] > 0 for c in found) else None
 
     clusters = _poll(ready, "idle clusters")
@@ -133,7 +134,7 @@ def _show_grid(client: Client) -> None:
     _print(tables.clusters(clusters))
 
 
-def _run(client: Client) -> Json:
+def _run(client: Client) -> Job:
     """Submit the job and show what happens to it, as it happens."""
     body = {
         "request": {"type": "flexible", "total_size": NODES},
@@ -146,9 +147,9 @@ def _run(client: Client) -> Json:
     job = client.submit(body, f"demo-{os.getpid()}-{time.monotonic_ns()}")
     shown = 0
 
-    def over() -> Json | None:
+    def over() -> Job | None:
         nonlocal shown
-        now = client.get(f"/api/v1/jobs/{job['id']}")
+        now = client.job(job["id"])
         for entry in now["timeline"][shown:]:
             at = tables.seconds_since(now["submitted_at"], entry["at"])
             _print(f"  {at:7.3f} s  {entry['event']:<10} {entry['reason']}".rstrip())
@@ -160,7 +161,7 @@ def _run(client: Client) -> Json:
     return _poll(over, "the job to be over")
 
 
-def _show_result(job: Json, attempts: list[Json], output: str) -> None:
+def _show_result(job: Job, attempts: list[Attempt], output: str) -> None:
     lines = output.splitlines()
     _heading("What the program printed:")
     _print("\n".join(line for line in lines if not line.startswith("rank ")))

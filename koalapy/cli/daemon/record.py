@@ -14,7 +14,7 @@ from koalapy.cli.terminal.arguments import Argument, Option
 from koalapy.cli.terminal.options import DAEMON, Daemon, show_json
 from koalapy.cli.terminal.progress import Progress, Transfer, waiting_for
 from koalapy.cli.terminal.streams import ProgramOutput
-from koalapy.client.client import Json
+from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit, printable
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from koalapy.cli.terminal.arguments import Argument, Group, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Job, show_json
 from koalapy.cli.terminal.progress import Progress, Transfer, waiting_for
 from koalapy.cli.terminal.tables import table
-from koalapy.client.client import FINAL, MAX_PAGE_SIZE, Client, Json
+from koalapy.client.answers import Json
+from koalapy.client.client import FINAL, MAX_PAGE_SIZE, Client
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.quantities import bytes_text
 from koalapy.model.wording import listed
@@ -109,7 +110,7 @@ def fetch(
             f"{folder} is there already", Exit.USAGE, "--force overwrites its files; --to takes another folder"
         )
     client = daemon.client()
-    found = client.get(f"/api/v1/jobs/{job}")
+    found = client.job(job)
     try:
         got = Transfer(f"fetches into {folder}")
         with Progress(lambda: str(got)):

@@ -9,7 +9,8 @@ from rich.cells import cell_len
 from koalapy.cli.terminal.screen import Block
 from koalapy.cli.terminal.tables import seconds_since
 from koalapy.cli.terminal.width import left
-from koalapy.client.client import Client, Json
+from koalapy.client.answers import Component, Job
+from koalapy.client.client import Client
 from koalapy.client.errors import printable
 from koalapy.client.timeouts import TimeIsUp
 from koalapy.model.quantities import bytes_text
@@ -22,13 +23,13 @@ UNDER_WAY = ("queued", "held", "placed", "claiming", "unknown")
 """States of a job in which files may still be brought."""
 
 
-def has_stages(job: Json) -> bool:
+def has_stages(job: Job) -> bool:
     """Whether files may be brought to any of its components."""
     own = any(component.get("inputs") for component in job["request"].get("components", ()))
     return bool(own or job["inputs"] or job["bundle"])
 
 
-def lines(job: Json, *, unicode: bool) -> list[str]:
+def lines(job: Job, *, unicode: bool) -> list[str]:
     """A line for each component to which files are brought, or were."""
     staged = [
         (printable(f"{i} {c['cluster']}"), c)
@@ -39,18 +40,19 @@ def lines(job: Json, *, unicode: bool) -> list[str]:
     return [f"{left(where, width)}  {printable(_progress(job, c, unicode))}" for where, c in staged]
 
 
-def _progress(job: Json, component: Json, unicode: bool) -> str:
+def _progress(job: Job, component: Component, unicode: bool) -> str:
     """``120 of 200 MB from north, 45 MB/s`` with a bar, or how long it took."""
     size, there = component["stage_size"], component["staged"]
     away = sorted({source for source in component["sources"] if source != component["cluster"]})
     where = f" from {', '.join(away)}" if away else ""
+    since = component["staging_since"] or ""
     if component["staged_at"]:
-        took = seconds_since(component["staging_since"], component["staged_at"])
+        took = seconds_since(since, component["staged_at"])
         return f"{bytes_text(size)}{where} in {took:.3g} s{_speed(size, took)}"
     if not size:
         return f"waits for its files{where}"
     now = job["ended_at"] or datetime.now(UTC).isoformat()
-    passed = seconds_since(component["staging_since"], now)
+    passed = seconds_since(since, now)
     return f"{_bar(there / size, unicode)} {_of(there, size)}{where}{_speed(there, passed)}"
 
 
@@ -76,7 +78,7 @@ def follow(client: Client, job: int, deadline: float | None = None) -> None:
     """
     with Block(leaves_lines=True) as block:
         while True:
-            found = client.get(f"/api/v1/jobs/{job}")
+            found = client.job(job)
             is_waiting = found["state"] in ("queued", "held")
             if not is_waiting:
                 block.draw(lines(found, unicode=False))

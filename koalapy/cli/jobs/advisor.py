@@ -7,7 +7,7 @@ from typing import Annotated
 from koalapy.cli.terminal.arguments import Group, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, print_answer
 from koalapy.cli.terminal.tables import signed_duration, table
-from koalapy.client.client import Json
+from koalapy.client.answers import Json
 from koalapy.model.wording import duration
 
 KINDS = {"start": "start", "end": "end", "run-time": "run time", "advised": "run time by auto"}

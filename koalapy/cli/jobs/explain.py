@@ -8,7 +8,8 @@ from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Job, print_answer
 from koalapy.cli.terminal.progress import waiting_for
 from koalapy.cli.terminal.tables import moment_text, table
-from koalapy.client.client import Client, Json
+from koalapy.client.answers import Json
+from koalapy.client.client import Client
 from koalapy.client.errors import CliError, printable
 from koalapy.model.wording import days, duration
 

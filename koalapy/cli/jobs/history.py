@@ -7,7 +7,7 @@ from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, print_answer, refuse_together
 from koalapy.cli.terminal.streams import ProgramOutput
 from koalapy.cli.terminal.tables import table
-from koalapy.client.client import Json
+from koalapy.client.answers import Json
 from koalapy.model.history import Kind, Step
 from koalapy.model.wording import duration
 

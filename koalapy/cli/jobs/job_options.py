@@ -8,7 +8,7 @@ from types import GenericAlias
 from typing import Annotated, Any, get_args, get_origin
 
 from koalapy.cli.terminal.arguments import Option
-from koalapy.client.client import Json
+from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit
 from koalapy.model.field import described, split
 from koalapy.model.job import Coallocation, Duration, JobSpec, Lease, NodeMemory, PerNodeBandwidth, PolicyOptions

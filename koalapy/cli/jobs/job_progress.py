@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from koalapy.cli.terminal.progress import Progress
 from koalapy.cli.terminal.screen import Block
 from koalapy.cli.terminal.tables import seconds_since
-from koalapy.client.client import FINAL, Client, Json, events
+from koalapy.client.answers import Job, TimelineEntry
+from koalapy.client.client import FINAL, Client, events
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.model.wording import duration
@@ -74,13 +75,13 @@ class WaitReporter:
     def __init__(self, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS) -> None:
         self._lock = threading.Lock()
         self._is_silent = True
-        self._job: Json | None = None
+        self._job: Job | None = None
         self._reported = ""
         self._after = threading.Timer(timeouts.wait_report_delay_s, self._end_silence)
         self._after.daemon = True
         self._after.start()  # last: it may call back at once
 
-    def update(self, job: Json, *, is_reported: bool) -> None:
+    def update(self, job: Job, *, is_reported: bool) -> None:
         """The job has changed; ``is_reported``: the user knows already why."""
         with self._lock:
             self._job = job
@@ -117,7 +118,7 @@ class WaitReporter:
         _report(f"job {self._job['id']} is {self._job['state']}" + (f": {reason}" if reason else ""))
 
 
-def situation(job: Json) -> str:
+def situation(job: Job) -> str:
     """Where a job stands, without the numbers, which may change with every moment."""
     return re.sub(r"\d+", "0", f"{job['state']}: {'' if job['state'] in RUNS else job['reason']}")
 
@@ -126,7 +127,7 @@ def _report(line: str) -> None:
     Block.report(f"koala: {printable(line)}")
 
 
-def lines(entries: list[tuple[int, Json]], job: Json) -> Iterator[str]:
+def lines(entries: list[tuple[int, TimelineEntry]], job: Job) -> Iterator[str]:
     """What is worth a line of the entries of a timeline after which a job is as it is."""
     for _, entry in entries:
         reason = entry["reason"]
@@ -136,9 +137,9 @@ def lines(entries: list[tuple[int, Json]], job: Json) -> Iterator[str]:
             yield f"job {job['id']} is {entry['state']}" + (f": {reason}" if reason not in ("", entry["event"]) else "")
 
 
-def changes(pieces: Iterator[bytes]) -> Iterator[tuple[list[tuple[int, Json]], Json]]:
+def changes(pieces: Iterator[bytes]) -> Iterator[tuple[list[tuple[int, TimelineEntry]], Job]]:
     """A stream of events, change by change: the new entries of the timeline with their numbers, and the job then."""
-    entries: list[tuple[int, Json]] = []
+    entries: list[tuple[int, TimelineEntry]] = []
     for fields in events(pieces):
         if fields.get("event") == "timeline":
             entries.append((int(fields["id"]), json.loads(fields["data"])))

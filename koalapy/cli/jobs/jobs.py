@@ -6,7 +6,8 @@ from typing import Annotated
 
 from koalapy.cli.terminal.arguments import Argument, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Job, Jobs, Why, refuse_together, show_json
-from koalapy.client.client import FINAL, Client, Json, refused
+from koalapy.client.answers import Json
+from koalapy.client.client import FINAL, Client, refused
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.job import Priority
 
@@ -34,7 +35,7 @@ def show(
     client = daemon.client()
     if follow:
         transfers.follow(client, job)
-    found = client.get(f"/api/v1/jobs/{job}")
+    found = client.job(job)
     if as_json:
         show_json(found)
     else:

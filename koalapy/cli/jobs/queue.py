@@ -9,12 +9,13 @@ from typing import Annotated, NoReturn
 from koalapy.cli.terminal import tables
 from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Watch, refuse_together, show_json
-from koalapy.client.client import Client, Json
+from koalapy.client.answers import ListedJob
+from koalapy.client.client import Client
 from koalapy.client.errors import printable
 from koalapy.model.job import JobState
 
-Look = Callable[[Client], tuple[list[Json], bool]]
-"""Gives the jobs, and whether there are more."""
+Found = tuple[list[ListedJob], bool]
+"""Jobs, and whether there are more."""
 
 
 class Format(StrEnum):
@@ -52,7 +53,7 @@ def queue(
     query = {"mine": mine, "owner": user, "name": name, "cluster": cluster, "home_site": home_site}
     client = daemon.client()
 
-    def look(client: Client) -> tuple[list[Json], bool]:
+    def look(client: Client) -> Found:
         jobs, more = client.jobs(limit, state=state, **query) if state else client.unfinished_jobs(limit, **query)
         for named in (cluster, home_site):
             if not jobs and named:
@@ -85,7 +86,9 @@ def queue(
         print(f"koala: {cut}", file=sys.stderr)
 
 
-def _watch(client: Client, look: Look, form: Format, nothing: str, cut: str, **others: bool) -> NoReturn:
+def _watch(
+    client: Client, look: Callable[[Client], Found], form: Format, nothing: str, cut: str, **others: bool
+) -> NoReturn:
     """Show every change; as NDJSON each changed job, also one that is not listed any more."""
     from koalapy.cli.terminal import watching
 
@@ -93,7 +96,7 @@ def _watch(client: Client, look: Look, form: Format, nothing: str, cut: str, **o
     if form is Format.NDJSON:
         watching.each_change(client, look, lambda before, now: _print_changed(client, before, now))
 
-    def page(found: tuple[list[Json], bool]) -> str:
+    def page(found: Found) -> str:
         jobs, more = found
         told = tables.queue(jobs, wide=form is Format.WIDE)
         return told + (f"\n{nothing}" if not jobs else "") + (f"\n{cut}" if more else "")
@@ -101,13 +104,11 @@ def _watch(client: Client, look: Look, form: Format, nothing: str, cut: str, **o
     watching.watch(client, look, page)
 
 
-def _print_changed(client: Client, before: tuple[list[Json], bool] | None, now: tuple[list[Json], bool]) -> None:
-    known = {job["id"]: job for job in before[0]} if before else {}
-    found = {job["id"]: job for job in now[0]}
-    gone = []
+def _print_changed(client: Client, before: Found | None, now: Found) -> None:
+    known = {job["id"]: dict(job) for job in before[0]} if before else {}
+    found = {job["id"]: dict(job) for job in now[0]}
     for number in known.keys() - found.keys():
-        job = client.get(f"/api/v1/jobs/{number}")
-        gone.append({name: job.get(name, value) for name, value in known[number].items()})
-    for job in sorted([*gone, *found.values()], key=lambda job: int(job["id"])):
-        if job != known.get(job["id"]):
-            print(json.dumps(job), flush=True)
+        found[number] = known[number] | {k: v for k, v in client.job(number).items() if k in known[number]}
+    for number in sorted(found):
+        if found[number] != known.get(number):
+            print(json.dumps(found[number]), flush=True)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from koalapy.cli.jobs.job_options import JOB_FIELDS, form_of, number
-from koalapy.client.client import Json
+from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit
 from koalapy.model.wording import is_utf8
 

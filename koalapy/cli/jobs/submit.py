@@ -12,7 +12,9 @@ from koalapy.cli.jobs import submission
 from koalapy.cli.jobs.job_options import JOB_OPTIONS, read_options
 from koalapy.cli.terminal.arguments import Argument, Option, Options
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Timeout, refuse_together, show_json
-from koalapy.client.client import Client, Json, nodes_of
+from koalapy.client.answers import Job as SubmittedJob
+from koalapy.client.answers import Json
+from koalapy.client.client import Client, nodes_of
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.wording import nodes
 
@@ -77,7 +79,7 @@ def submit(
 
         return end_with(client, submitted, deadline, as_json=as_json, show_output=not quiet)
     if as_json:
-        show_json(client.get(f"/api/v1/jobs/{submitted['id']}"))
+        show_json(client.job(submitted["id"]))
     return None
 
 
@@ -90,7 +92,7 @@ def _dry_run(client: Client, body: Json, options: Json, paths: list[str], *, as_
         explain.dry_run(client, body, options, as_json=as_json)
 
 
-def _submit(client: Client, body: Json, options: Json, paths: list[str], key: str | None) -> Json:
+def _submit(client: Client, body: Json, options: Json, paths: list[str], key: str | None) -> SubmittedJob:
     """The job, once the daemon has it, and its files before it."""
     if paths:
         from koalapy.cli.jobs import staging
@@ -102,7 +104,7 @@ def _submit(client: Client, body: Json, options: Json, paths: list[str], key: st
         raise submission.in_terms_of_options(error, body, options) from error
 
 
-def _announce(job: Json, wait: bool) -> None:
+def _announce(job: SubmittedJob, wait: bool) -> None:
     request = job["request"]
     kind = f"{request['type']}, {nodes(nodes_of(request))}, {job['priority']} priority"
     # The program's output goes to standard output alone when it is waited for.

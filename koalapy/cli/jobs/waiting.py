@@ -10,7 +10,8 @@ from koalapy.cli.jobs.job_progress import ProgressReporter
 from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, Job, Jobs, Timeout, show_json
 from koalapy.cli.terminal.streams import ProgramOutput
-from koalapy.client.client import FINAL, Absence, Client, Json
+from koalapy.client.answers import Job as JobAnswer
+from koalapy.client.client import FINAL, Absence, Client
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.client.timeouts import TimeIsUp, until
 
@@ -18,7 +19,7 @@ RETRY_DELAY = 0.5
 """Seconds until a daemon that is away is asked again for a job's output."""
 
 
-def end_with(client: Client, submitted: Json, deadline: float | None, *, as_json: bool, show_output: bool) -> int:
+def end_with(client: Client, submitted: JobAnswer, deadline: float | None, *, as_json: bool, show_output: bool) -> int:
     """Wait for a job and return its exit code."""
     job = submitted["id"]
     try:
@@ -55,7 +56,7 @@ def _print_output(client: Client, job: int, deadline: float | None) -> bool:
     try:
         with until(deadline):
             _print_logs(client, job, follow=True, component=None)
-        return bool(client.get(f"/api/v1/jobs/{job}")["state"] in FINAL)
+        return bool(client.job(job)["state"] in FINAL)
     except TimeIsUp:
         return True
     except CliError as error:
@@ -70,7 +71,7 @@ def _goes_on(jobs: list[int]) -> CliError:
     return CliError(said, Exit.INTERRUPTED, f"cancel with: koala cancel {named}")
 
 
-def _code_of(job: Json) -> int:
+def _code_of(job: JobAnswer) -> int:
     if job["state"] == "succeeded":
         return Exit.OK
     return int(job["exit_code"]) if job["exit_code"] else Exit.FAILED

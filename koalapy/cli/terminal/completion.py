@@ -20,7 +20,8 @@ from click.shell_completion import (
     shell_complete,
 )
 
-from koalapy.client.client import Client, Json, nodes_of
+from koalapy.client.answers import ListedJob
+from koalapy.client.client import Client, nodes_of
 from koalapy.client.errors import CliError, printable
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts, TimeIsUp, until
 from koalapy.model.wording import nodes
@@ -63,7 +64,7 @@ def _help(told: str) -> str:
 
 
 def _jobs(
-    list_jobs: Callable[..., tuple[list[Json], bool]] = Client.jobs, **query: object
+    list_jobs: Callable[..., tuple[list[ListedJob], bool]] = Client.jobs, **query: object
 ) -> Callable[[Client, str], Sequence[Offer]]:
     """Offer listed jobs: the caller's own, or all users' where none of those begins with the word."""
 
@@ -77,13 +78,13 @@ def _jobs(
     return offered
 
 
-def _job(job: Json) -> Offer:
+def _job(job: ListedJob) -> Offer:
     whose = job["name"] or job["program"][:30]
     return str(job["id"]), f"{job['state']}: {nodes(nodes_of(job['request']))} {whose} {job['owner']}"
 
 
 def _clusters(client: Client, _: str) -> Iterable[Offer]:
-    for cluster in client.get("/api/v1/clusters")["clusters"]:
+    for cluster in client.clusters():
         yield cluster["name"], f"{cluster['state']}: {cluster['idle']} of {nodes(cluster['total'])} idle"
 
 

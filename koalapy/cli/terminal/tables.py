@@ -2,14 +2,15 @@
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from rich.cells import cell_len
 
 from koalapy.cli.clusters.gantt import chart
 from koalapy.cli.terminal.width import folded, left, terminal_size
-from koalapy.client.client import Json, nodes_of
+from koalapy.client.answers import Attempt, Cluster, Component, Job, Json, ListedJob
+from koalapy.client.client import nodes_of
 from koalapy.client.errors import printable
 from koalapy.model.quantities import bytes_text
 from koalapy.model.wording import clock, duration, nodes
@@ -65,18 +66,18 @@ def _moment(text: str) -> datetime:
     return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
-def _reason(job: Json) -> str:
+def _reason(job: Job | ListedJob) -> str:
     return "-" if job["state"] in ("running", "succeeded") else job["reason"] or "-"
 
 
-def _running_time(job: Json) -> str:
+def _running_time(job: ListedJob) -> str:
     """Of the last attempt; a job that waits again has none."""
     if not job["started_at"] or job["state"] in ("queued", "held", "placed", "claiming"):
         return "-"
     return duration(seconds_since(job["started_at"], job["ended_at"]))
 
 
-def queue_row(job: Json) -> list[object]:
+def queue_row(job: ListedJob) -> list[object]:
     """Below ``QUEUE``."""
     placed = job["components"] if job["state"] != "queued" else []
     where = ",".join(f"{each['cluster']}:{each['size']}" for each in placed) or "-"
@@ -84,7 +85,7 @@ def queue_row(job: Json) -> list[object]:
     return [*who, nodes_of(job["request"]), _running_time(job), where, _reason(job)]
 
 
-def queue(jobs: Sequence[Json], *, wide: bool = False) -> str:
+def queue(jobs: Sequence[ListedJob], *, wide: bool = False) -> str:
     """Jobs as squeue users expect them."""
     header, rows = list(QUEUE), [queue_row(job) for job in jobs]
     if wide:
@@ -96,17 +97,18 @@ def queue(jobs: Sequence[Json], *, wide: bool = False) -> str:
     return table(header, rows, fold=not wide)
 
 
-def cluster_row(cluster: Json) -> list[object]:
+def cluster_row(cluster: Cluster) -> list[object]:
     """Below ``CLUSTERS``."""
-    return [*(cluster[name.lower()] for name in CLUSTERS[:-1]), _cluster_reason(cluster)]
+    shown: Mapping[str, object] = cluster
+    return [*(shown[name.lower()] for name in CLUSTERS[:-1]), _cluster_reason(cluster)]
 
 
-def _size(component: Json) -> str:
+def _size(component: Component) -> str:
     """Return a component's number of nodes, with their class if it asked for one."""
     return f"{component['size']} {component.get('node_class') or ''}".rstrip()
 
 
-def cluster(found: Json) -> str:
+def cluster(found: Cluster) -> str:
     """One cluster: its line, what its nodes are, and its link to the others."""
     parts, details = [clusters([found])], found["details"]
     if classes := details.get("node_classes"):
@@ -123,11 +125,11 @@ def cluster(found: Json) -> str:
     return "\n\n".join(parts)
 
 
-def clusters(found: Sequence[Json]) -> str:
+def clusters(found: Sequence[Cluster]) -> str:
     return table(CLUSTERS, [cluster_row(cluster) for cluster in found])
 
 
-def _cluster_reason(cluster: Json) -> str:
+def _cluster_reason(cluster: Cluster) -> str:
     """Return since when, by whom and why a cluster is drained, and why else it would not be used."""
     order = cluster["drained"]
     if order is None:
@@ -165,7 +167,7 @@ def metrics(found: Json) -> str:
     )
 
 
-def timeline(job: Json) -> str:
+def timeline(job: Job) -> str:
     """What happened, in seconds since the submission."""
     rows = []
     for entry in job["timeline"]:
@@ -176,7 +178,7 @@ def timeline(job: Json) -> str:
 
 
 def job_page(
-    job: Json, attempts: Sequence[Json], limit: int = 5, transfers: Sequence[str] = (), *, unicode: bool | None = None
+    job: Job, attempts: Sequence[Attempt], limit: int = 5, transfers: Sequence[str] = (), *, unicode: bool | None = None
 ) -> str:
     """Everything about one job; its attempts as a chart of the last ``limit`` ones, ``transfers`` as they are given."""
     unicode = is_unicode() if unicode is None else unicode

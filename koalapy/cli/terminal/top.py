@@ -18,7 +18,8 @@ from koalapy.cli.terminal.options import DAEMON, Daemon
 from koalapy.cli.terminal.screen import BOLD, REVERSE, Line, Screen
 from koalapy.cli.terminal.watching import TICK_S, Feed
 from koalapy.cli.terminal.width import can_redraw, folded
-from koalapy.client.client import Client, Json, nodes_of
+from koalapy.client.answers import Alert, Cluster, ListedJob
+from koalapy.client.client import Client, nodes_of
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.wording import nodes
 
@@ -63,10 +64,10 @@ def top(
 class Grid:
     """The answers of one look at the daemon, and what was asked for."""
 
-    clusters: list[Json]
-    jobs: list[Json]
+    clusters: list[Cluster]
+    jobs: list[ListedJob]
     has_more: bool
-    alerts: list[Json]
+    alerts: list[Alert]
     everyone: bool
     cluster: str
 
@@ -129,9 +130,9 @@ class Top:
 
     def _look(self, client: Client) -> Grid:
         everyone, cluster = self._everyone, self._cluster
-        clusters = client.get("/api/v1/clusters")["clusters"]
+        clusters = client.clusters()
         jobs, more = client.unfinished_jobs(self._limit, mine=None if everyone else True, cluster=cluster)
-        return Grid(clusters, jobs, more, client.get("/api/v1/alerts")["alerts"], everyone, cluster)
+        return Grid(clusters, jobs, more, client.alerts(), everyone, cluster)
 
     def press(self, key: str) -> None:
         if self._job is not None:
@@ -211,7 +212,7 @@ class Top:
         return printable(text + (" …" if is_old else ""))
 
 
-def alert_lines(alerts: Sequence[Json]) -> list[str]:
+def alert_lines(alerts: Sequence[Alert]) -> list[str]:
     """Return a line for each of the most urgent alerts, with its remedy."""
     lines = [
         printable(f"{alert['severity'].upper()} {alert['target']}: {alert['summary']}. {alert['remedy']}")
@@ -250,7 +251,7 @@ class JobPage:
     def _look(self, client: Client) -> Callable[[], str]:
         """Return a function that makes the page at any moment. A refusal that concerns this job is its text."""
         try:
-            job = client.get(f"/api/v1/jobs/{self._number}")
+            job = client.job(self._number)
             if job["redacted"]:
                 return lambda: f"job {self._number}: only its owner and operators see more"
             is_explained = job["state"] in EXPLAINED

@@ -10,7 +10,7 @@ from typing import Annotated
 from koalapy.cli.terminal.arguments import Argument, Option
 from koalapy.cli.terminal.options import AsJson, show_json
 from koalapy.cli.terminal.streams import without_control_codes
-from koalapy.client.client import Json
+from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit
 from koalapy.workload import compare, tables
 

@@ -13,7 +13,8 @@ from koalapy.cli.terminal.progress import waiting_for
 from koalapy.cli.terminal.screen import Block
 from koalapy.cli.terminal.streams import without_control_codes
 from koalapy.cli.workload.report import Plots, PlotsOption, make_folder, save
-from koalapy.client.client import Client, Json, in_path
+from koalapy.client.answers import Json
+from koalapy.client.client import Client, in_path
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.workload.daemon import Away, Busy, Refused
 from koalapy.workload.plan import parse
@@ -114,7 +115,7 @@ class RestDaemon:
 
     def check(self, background: float) -> None:
         """Raise ``CliError`` if the daemon cannot be reached, or takes no background load."""
-        found = self._client.get("/api/v1/clusters")["clusters"]
+        found = self._client.clusters()
         if not background or not found:
             return
         try:
