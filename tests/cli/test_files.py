@@ -485,7 +485,7 @@ class Told:
     def __init__(self, *jobs: dict[str, Any]) -> None:
         self._jobs = iter(jobs)
 
-    def get(self, path: str) -> dict[str, Any]:
+    def job(self, job: int) -> dict[str, Any]:
         return next(self._jobs)
 
 
