@@ -74,7 +74,7 @@ def main(timeouts: ClientTimeouts = DEFAULT_TIMEOUTS) -> None:
         code = Exit.INTERRUPTED
     except OutputLost as error:
         give_up_standard_streams()
-        # Who has closed a pipe wants no more of it, and no complaint either.
+        # A reader that closed the pipe needs no message.
         if error.errno != errno.EPIPE:
             print(f"koala: cannot write what is to be printed: {(error.strerror or '').lower()}", file=sys.stderr)
         code = Exit.FAILED

@@ -1,7 +1,7 @@
-"""The agents of this head node as a command asks them for a login.
+"""Requests for a login to the agents of this head node.
 
-What is at the other end is seen before anything is said or believed: the folder of the socket belongs to root, to this
-account, or is ``/run/koala``, where only root lets anybody listen; and who listens is root, or the folder's owner.
+The socket is checked before anything is sent or believed: its folder belongs to root or to this account, or is
+``/run/koala``, in which root decides who listens; and the listening process belongs to root or to the folder's owner.
 """
 
 import json
@@ -70,7 +70,7 @@ class Login:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """One that has said who it is."""
+    """An agent that has named its cluster and daemon."""
 
     path: Path
     cluster: str
@@ -132,7 +132,7 @@ def log_in(agent: Agent, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known
 
 
 class _Conversation:
-    """With what listens at a path, until a deadline for all of it; every failure is a ``CliError``."""
+    """A conversation with an agent, with one deadline. Every failure is a ``CliError``."""
 
     def __init__(self, path: Path, timeout: float, sleep: Callable[[float], None], well_known: Path) -> None:
         self._path, self._timeout, self._sleep, self._well_known = path, timeout, sleep, well_known
@@ -219,7 +219,7 @@ class _Conversation:
         return said
 
     def _settle(self) -> None:
-        """Whatever is done next may take what is left of the time."""
+        """Limit the next operation to the time that is left."""
         left = self._ends_at - time.monotonic()
         if left <= 0:
             raise TimeoutError("timed out")

@@ -27,7 +27,7 @@ CONNECT_TIMEOUT = 20.0
 RENEWAL_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 """Seconds before each further attempt meanwhile."""
 CONNECTION_ERRORS = (OSError, http.client.HTTPException)
-"""What is raised where nobody answers, or breaks off."""
+"""Errors of a daemon that does not answer, or breaks off."""
 Seconds = float | None
 PORTS = {"http": 80, "https": 443}
 
@@ -136,7 +136,7 @@ class Connection:
             for name, value in lines.items():
                 connection.putheader(name, value.encode())
             connection.endheaders()
-            # Who refuses may answer before it has read all; that answer is worth more than the broken pipe.
+            # A refusal may come before the daemon has read all, and says more than the broken pipe.
             with suppress(BrokenPipeError, ConnectionResetError):
                 if payload:
                     connection.send(payload)

@@ -62,7 +62,7 @@ class Row:
 def chart(
     job: Job, attempts: Sequence[Attempt], *, width: int, now: float, limit: int = 5, unicode: bool = True
 ) -> str:
-    """The last ``limit`` of these attempts, no line longer than ``width`` (if that is enough for a chart at all)."""
+    """Return the chart of the last ``limit`` attempts, with lines of at most ``width`` columns if that is enough."""
     marks = UNICODE if unicode else ASCII
     start, end = _span(job, attempts, limit, now)
     rows = [Row("queued", _queue_phases(job, start, end)), *_attempt_rows(job, attempts, limit, end, marks["cut"])]
@@ -137,7 +137,7 @@ def _at(moment: str | None) -> float | None:
 
 
 def _span(job: Job, attempts: Sequence[Attempt], limit: int, now: float) -> tuple[float, float]:
-    """From the submission, or the end of the last attempt that is not shown, to the last thing known, or to now."""
+    """Return the start (the submission, or the end of the last attempt that is not shown) and the end of the chart."""
     submitted = _at(job["submitted_at"]) or 0.0
     hidden, shown = attempts[: -limit or None], attempts[-limit:]
     start = max([submitted, *_moments(hidden)]) if len(attempts) > limit else submitted
@@ -155,7 +155,6 @@ def _moments(attempts: Sequence[Attempt]) -> list[float]:
 
 
 def _queue_phases(job: Job, start: float, end: float) -> list[Phase]:
-    """When the job was queued or held, by its timeline."""
     entries = [(_at(entry["at"]) or 0.0, entry["state"]) for entry in job["timeline"]]
     phases: list[Phase] = []
     for (at, state), (until, _) in zip(entries, [*entries[1:], (end, "")], strict=True):
@@ -190,7 +189,7 @@ def _attempt_rows(job: Job, attempts: Sequence[Attempt], limit: int, end: float,
 
 
 def _component_phases(component: AttemptComponent, attempt: Attempt, begun: float, over: float | None) -> list[Phase]:
-    """What a component went through, in order; at least one phase."""
+    """Return the phases of a component in order, at least one."""
     claimed, submitted = _at(component["claimed_at"]), _at(component["submitted_at"])
     ended = _at(component["ended_at"]) or over or begun
     if submitted is None and component["state"] != "placed":
@@ -222,7 +221,7 @@ def _label(component: AttemptComponent, stands_in: bool, mark: str) -> str:
 
 
 def _paint(phases: Sequence[Phase], scale: Scale, marks: dict[str, str]) -> str:
-    """A lane: each phase, however short, has a column of its own, and none is out of its order."""
+    """Return a lane, in which each phase has at least one column, in order."""
     if len(phases) > scale.columns:
         longest = sorted(phases, key=lambda phase: phase.start - phase.end)[: scale.columns]
         phases = [phase for phase in phases if phase in longest][: scale.columns]
@@ -242,7 +241,6 @@ def _paint(phases: Sequence[Phase], scale: Scale, marks: dict[str, str]) -> str:
 
 
 def _legend(used: Iterable[str], width: int, marks: dict[str, str]) -> list[str]:
-    """What the marks that were used mean, in as many lines as it takes."""
     found = set(used)
     lines = [""]
     for item in (f"{marks[what]} {meaning}" for what, meaning in MEANINGS.items() if what in found):

@@ -57,7 +57,7 @@ def export(
 
 @contextmanager
 def _opened(path: Path, *, is_new: bool, packed: bool) -> Iterator[IO[bytes]]:
-    """A new file is one that nobody else may read: commands are in it, as in the record itself."""
+    """Open a file for writing. Only this account may read a new one, since it has the commands of jobs."""
     if is_new:
         path.unlink(missing_ok=True)
     how = os.O_WRONLY | (os.O_CREAT | os.O_EXCL if is_new else os.O_TRUNC)

@@ -1,4 +1,4 @@
-"""What a job brought, unpacked: nothing outside the folder is touched, whatever the archive says."""
+"""Unpacking of a job's results: nothing outside the folder is touched, whatever the archive has."""
 
 import contextlib
 import os
@@ -44,9 +44,9 @@ class _Pieces(RawIOBase):
 
 
 def unpack(pieces: Iterator[bytes], to: Path, *, force: bool) -> dict[str, Came]:
-    """Write an archive's files below a folder; what came, by the folders directly in it.
+    """Write an archive's files below a folder, and return what came, by the folders directly in it.
 
-    ``CliError`` for what is no plain file or folder, and for files that are there already, unless forced.
+    Raise ``CliError`` for anything but plain files and folders, and for files that are there already, unless forced.
     """
     came: dict[str, Came] = {}
     root = -1
@@ -78,7 +78,7 @@ def unpack(pieces: Iterator[bytes], to: Path, *, force: bool) -> dict[str, Came]
 
 
 def _parts(member: tarfile.TarInfo) -> list[str]:
-    """A member's name as folders and a file, all below the folder that is unpacked in."""
+    """Return a member's name as folders and a file, or raise ``CliError`` if it leads elsewhere."""
     parts = member.name.rstrip("/").split("/")
     if not (member.isreg() or member.isdir()) or member.issparse() or any(p in ("", ".", "..") for p in parts):
         raise CliError(f"the archive has {member.name!r} in it", Exit.FAILED, "a daemon of another kind made it")
@@ -86,7 +86,7 @@ def _parts(member: tarfile.TarInfo) -> list[str]:
 
 
 def _folder(root: int, parts: list[str], to: Path) -> int:
-    """The folder at these parts, made where it is missing, never by way of a link; a file descriptor."""
+    """Open a folder, and make it if it is missing, without following links; return its descriptor."""
     found = os.dup(root)
     for depth, part in enumerate(parts):
         with contextlib.suppress(FileExistsError):
@@ -118,7 +118,7 @@ def _write(
                 _copy(content, file)
                 os.utime(file.fileno(), (member.mtime, member.mtime))
         except BaseException:
-            # Nobody is to take a part of a file for the whole.
+            # A part of a file must not look like the whole file.
             os.unlink(parts[-1], dir_fd=folder)
             raise
     except FileExistsError as error:

@@ -1,4 +1,4 @@
-"""The options that say what a job is to be: each belongs to a field of ``JobSpec``, which says what it is for."""
+"""The options of a job, each made of a field of ``JobSpec``, which has its help."""
 
 import os
 import re
@@ -20,7 +20,7 @@ INPUT_OPTION = re.compile("whole|partitioned|as=(.*)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How options say a type of the model's: what click reads, what the API takes for it, and that as options again."""
+    """The form of a type in options: what click reads, what the API takes for it, and that as options again."""
 
     type: Any
     read: Callable[[Any], Any]
@@ -96,7 +96,6 @@ def pairs(values: dict[str, str]) -> list[str]:
 
 
 def input_texts(inputs: list[Json]) -> list[str]:
-    """Each as ``inputs_of`` reads it."""
     texts = []
     for each in inputs:
         distribution = ":partitioned" if each.get("distribution") == "partitioned" else ""
@@ -105,7 +104,6 @@ def input_texts(inputs: list[Json]) -> list[str]:
 
 
 def texts(value: Any) -> list[str]:
-    """Of what is said as it is."""
     values = value if isinstance(value, list) else [value]
     return [f"{each:.15g}" if isinstance(each, float) else str(each) for each in values]
 
@@ -122,7 +120,7 @@ FORMS = {
     Inputs: Form(list[str], inputs_of, input_texts),
     Bundle: Form(list[str], list, texts),
 }
-"""Of types whose options are not said as the API has them."""
+"""Types whose options differ from their form in the API."""
 
 
 def form_of(kind: Any) -> Form:
@@ -148,7 +146,7 @@ JOB_OPTIONS = {
 
 
 def read_options(given: Json) -> Json:
-    """What was given, as the API takes it; None where nothing was said."""
+    """Return the options as the API takes them; None for one that is not given."""
     return {
         name: None if value is None else form_of(JOB_FIELDS[name].type).read(value) for name, value in given.items()
     }

@@ -45,7 +45,7 @@ class Packed:
 
 
 def stage(client: Client, paths: Sequence[str]) -> str:
-    """Have the daemon keep some files and folders, if it does not already; the bundle's id."""
+    """Send files and folders to the daemon unless it has them, and return the id of their bundle."""
     with ExitStack() as stack:
         with waiting_for("packs the files of --stage"):
             archive = stack.enter_context(packed(paths))
@@ -58,7 +58,7 @@ def stage(client: Client, paths: Sequence[str]) -> str:
 
 @contextmanager
 def packed(paths: Sequence[str]) -> Iterator[Packed]:
-    """The archive of some files and folders, the same one for the same files; ``CliError`` for what cannot be read."""
+    """Yield the archive of files and folders, the same one for the same files. Raise ``CliError``."""
     found = sorted(look(paths), key=lambda one: one.name.split("/"))
     with _archive(found) as file:
         size = file.tell()
@@ -69,7 +69,7 @@ def packed(paths: Sequence[str]) -> Iterator[Packed]:
 
 
 def _archive(found: Sequence[Found]) -> BufferedRandom:
-    """A file that nobody else sees; ``CliError`` when there is no room for it."""
+    """Return the archive as a file without a name. Raise ``CliError`` if there is no room for it."""
     try:
         file = tempfile.TemporaryFile()  # noqa: SIM115
         try:
@@ -86,7 +86,7 @@ def _archive(found: Sequence[Found]) -> BufferedRandom:
 
 
 def look(paths: Sequence[str]) -> list[Found]:
-    """Everything at and below some paths: each comes with its own name, the folder ``.`` with what it holds."""
+    """Return everything at and below paths by its own name; of the folder ``.`` only what it holds."""
     found: dict[str, Found] = {}
     for path in paths:
         name = "" if os.path.normpath(path) == "." else os.path.basename(os.path.abspath(path))
@@ -104,7 +104,7 @@ def look(paths: Sequence[str]) -> list[Found]:
 
 
 def _below(path: str, name: str, asked: str, above: tuple[tuple[int, int], ...]) -> Iterator[Found]:
-    """A file, or a folder and what is below it; ``above`` tells the folders it is in, so that links end somewhere."""
+    """Yield a file, or a folder and what is below it; ``above``: the folders it is in, by which loops are found."""
     try:
         seen = os.stat(path)
         entries = sorted(os.listdir(path)) if stat.S_ISDIR(seen.st_mode) else []

@@ -137,7 +137,7 @@ class _Choice(click.Choice[str]):
 
 
 class _Refusing(click.Command):
-    """A command whose refusals all say whose help to read."""
+    """A command whose usage errors name the command with the help page."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:

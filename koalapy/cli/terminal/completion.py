@@ -1,7 +1,7 @@
 """What a shell offers for a word: jobs, clusters, policies, users and files, as the daemon has them.
 
-The daemon has little time to answer, and nothing is said of what goes wrong: who presses Tab has asked for no errors.
-What it has is only offered where a shell takes it for one plain word.
+The daemon has little time to answer, and errors are not printed, since the user has only pressed Tab. A word is offered
+only if a shell takes it for one plain word.
 """
 
 import re
@@ -38,7 +38,7 @@ PLAIN_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+/-]*")
 
 
 def complete(what: str, context: click.Context, given: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-    """What may stand in place of a word that begins so; ``what`` is one of ``OFFERS``, or ``files``."""
+    """Return completions of a word; ``what`` is a key of ``OFFERS``, or ``files``."""
     if what == "files":
         return [CompletionItem(incomplete, type="file")]
     already = context.params.get(given.name or "") or ()
@@ -94,7 +94,7 @@ def _policies(client: Client, _: str) -> Iterable[Offer]:
 
 
 def _users(client: Client, _: str) -> Iterable[Offer]:
-    """Who has jobs that are not over; users are told of nobody but themselves."""
+    """Offer the owners of unfinished jobs that the caller may see."""
     owners = {job["owner"] for job in client.jobs(1000, active=True)[0] if job["owner"]}
     return [(owner, "") for owner in sorted(owners | {client.get("/api/v1/whoami")["user"]})]
 
@@ -128,7 +128,7 @@ OFFERS: dict[str, Callable[[Client, str], Iterable[Offer]]] = {
 class _Bash(BashComplete):
     """Takes ``--option``, ``=`` and ``value``, as bash parts them, for what they are."""
 
-    # What is offered is no pattern, in whose place files would stand.
+    # Quoted, so that bash does not replace an offered word by matching files.
     source_template = BashComplete.source_template.replace("COMPREPLY+=($value)", 'COMPREPLY+=("$value")')
 
     def get_completion_args(self) -> tuple[list[str], str]:
@@ -156,14 +156,14 @@ class _WholeWords(ShellComplete):
 
 
 class _Zsh(_WholeWords, ZshComplete):
-    """As click has it, but for whole words."""
+    """The class of click, for whole words."""
 
 
 class _Fish(_WholeWords, FishComplete):
-    """As click has it, but for whole words."""
+    """The class of click, for whole words."""
 
 
 def install() -> None:
-    """Have click know what is our own."""
+    """Register the shells with click."""
     for shell in (_Bash, _Zsh, _Fish):
         add_completion_class(shell)

@@ -1,4 +1,4 @@
-"""The standard streams: told apart from other files where they cannot be written, and there though they were closed."""
+"""The standard streams: their errors differ from those of other files, and they exist though they were closed."""
 
 import codecs
 import os
@@ -74,7 +74,7 @@ def open_standard_streams() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)
     sys.stdin = sys.stdin or open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-    # Others are somebody's who looks at what is printed.
+    # Other objects belong to a test, or to a program that imports this one.
     if sys.stdout is sys.__stdout__:
         sys.stdout = _text(1, sys.stdout, "replace")
     if sys.stderr is sys.__stderr__:

@@ -157,7 +157,7 @@ class Top:
             self._focus.move(key, self._page_rows)
 
     def _choose_jobs(self, key: str) -> None:
-        """Change of which cluster, or whose, the listed jobs are."""
+        """Change the owner or the cluster of the listed jobs."""
         if key == "a":
             self._everyone = not self._everyone
         elif key == "escape":

@@ -11,24 +11,22 @@ WITHOUT_CURSOR = ("", "dumb", "unknown")
 
 
 def left(text: str, columns: int) -> str:
-    """With blanks after it."""
     return text + " " * (columns - cell_len(text))
 
 
 def right(text: str, columns: int) -> str:
-    """With blanks before it."""
     return " " * (columns - cell_len(text)) + text
 
 
 def cut(text: str, columns: int, mark: str = "…") -> str:
-    """As much of it as has room, with a mark of one column where something is missing."""
+    """Return as much of a text as has room, with a mark of one column if something is missing."""
     if cell_len(text) <= columns:
         return text
     return (chop_cells(text, columns - 1)[0] if columns > 1 else "") + mark
 
 
 def folded(text: str, columns: int) -> list[str]:
-    """In lines of as many columns at most, broken at blanks where there are any."""
+    """Return a text in lines of at most so many columns, broken at blanks if there are any."""
     lines = [""]
     for word in text.split(" "):
         joined = f"{lines[-1]} {word}" if lines[-1] else word
@@ -40,10 +38,10 @@ def folded(text: str, columns: int) -> list[str]:
 
 
 def terminal_size(stream: TextIO) -> tuple[int, int] | None:
-    """Columns and lines of a terminal; None where the text goes elsewhere."""
+    """Return columns and lines of a terminal; None for another stream."""
     return shutil.get_terminal_size() if stream.isatty() else None
 
 
 def can_redraw(stream: TextIO) -> bool:
-    """Whether somebody sits there, at a terminal on which what was written can be written over."""
+    """Return whether the stream is a terminal on which text can be replaced."""
     return stream.isatty() and os.environ.get("TERM", "") not in WITHOUT_CURSOR

@@ -111,7 +111,7 @@ class RestDaemon:
         """``policy`` is set in every job, with the kind of request that it serves."""
         self._client, self._policy = client, policy
         self._owners: set[str] = set()
-        """Owners of the submitted jobs, whom a workload may name."""
+        """Owners of the submitted jobs: a workload may name any."""
 
     def check(self, background: float) -> None:
         """Raise ``CliError`` if the daemon cannot be reached, or takes no background load."""
