@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from koalapy.cli.jobs.job_options import coallocation_of, environment_of
-from koalapy.cli.jobs.submission import body_of, request_of
+from koalapy.cli.jobs.submission import RequestOptions, body_of, request_of
 from koalapy.client.errors import CliError, Exit
 from tests.cli.conftest import Koala
 
 
 def request(**options: Any) -> Any:
-    return request_of(**options)
+    return request_of(RequestOptions(**options))
 
 
 @pytest.mark.parametrize(

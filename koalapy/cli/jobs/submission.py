@@ -5,9 +5,12 @@ import os
 import re
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from koalapy.cli.jobs.job_options import JOB_FIELDS, form_of, number
+from koalapy.cli.terminal.arguments import Option
 from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit
 from koalapy.model.wording import is_utf8
@@ -89,31 +92,36 @@ def _fixed(text: str) -> list[Json]:
     return components
 
 
-def request_of(
-    flexible: int | None = None,
-    nonfixed: str | None = None,
-    fixed: str | None = None,
-    min_component: int | None = None,
-    max_components: int | None = None,
-    split: list[str] | None = None,
-) -> Json | None:
+@dataclass(frozen=True)
+class RequestOptions:
+    """How many nodes, and where."""
+
+    flexible: Annotated[int | None, Option(help="nodes in all; the scheduler splits them")] = None
+    nonfixed: Annotated[str | None, Option(help="sizes of components, as 2,4")] = None
+    fixed: Annotated[str | None, Option(help="clusters and sizes, as north:2,south:4")] = None
+    min_component: Annotated[int | None, Option(help="flexible: smallest component")] = None
+    max_components: Annotated[int | None, Option(help="flexible: most components")] = None
+    split: Annotated[list[str] | None, Option(help="flexible: a way to split, best first")] = None
+
+
+def request_of(options: RequestOptions) -> Json | None:
     """Return the request that the options describe, or None."""
-    given = [o for o, v in (("--flexible", flexible), ("--nonfixed", nonfixed), ("--fixed", fixed)) if v is not None]
+    kinds = {"--flexible": options.flexible, "--nonfixed": options.nonfixed, "--fixed": options.fixed}
+    given = [option for option, value in kinds.items() if value is not None]
     if len(given) > 1:
         raise CliError(f"{' and '.join(given)} cannot be given together", Exit.USAGE, "choose one kind of request")
-    bounds = {"min_component_size": min_component, "max_components": max_components}
+    bounds = {"min_component_size": options.min_component, "max_components": options.max_components}
     bounds_given: Json = {name: value for name, value in bounds.items() if value is not None}
-    if split:
-        bounds_given["split_options"] = [_numbers("--split", sizes) for sizes in split]
-    if flexible is not None:
-        return {"type": "flexible", "total_size": flexible, **bounds_given}
+    if options.split:
+        bounds_given["split_options"] = [_numbers("--split", sizes) for sizes in options.split]
+    if options.flexible is not None:
+        return {"type": "flexible", "total_size": options.flexible, **bounds_given}
     if bounds_given:
-        raise CliError(
-            "--min-component, --max-components and --split are for flexible requests", Exit.USAGE, "add --flexible N"
-        )
-    if nonfixed is not None:
-        return {"type": "nonfixed", "components": [{"size": n} for n in _numbers("--nonfixed", nonfixed)]}
-    return {"type": "fixed", "components": _fixed(fixed)} if fixed is not None else None
+        what = "--min-component, --max-components and --split are for flexible requests"
+        raise CliError(what, Exit.USAGE, "add --flexible N")
+    if options.nonfixed is not None:
+        return {"type": "nonfixed", "components": [{"size": n} for n in _numbers("--nonfixed", options.nonfixed)]}
+    return {"type": "fixed", "components": _fixed(options.fixed)} if options.fixed is not None else None
 
 
 def brings_files(body: Json) -> bool:

@@ -4,7 +4,6 @@ import os
 import sys
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -19,20 +18,8 @@ from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.wording import nodes
 
 
-@dataclass(frozen=True)
-class RequestOptions:
-    """How many nodes, and where."""
-
-    flexible: Annotated[int | None, Option(help="nodes in all; the scheduler splits them")] = None
-    nonfixed: Annotated[str | None, Option(help="sizes of components, as 2,4")] = None
-    fixed: Annotated[str | None, Option(help="clusters and sizes, as north:2,south:4")] = None
-    min_component: Annotated[int | None, Option(help="flexible: smallest component")] = None
-    max_components: Annotated[int | None, Option(help="flexible: most components")] = None
-    split: Annotated[list[str] | None, Option(help="flexible: a way to split, best first")] = None
-
-
 def submit(
-    request: RequestOptions,
+    request: submission.RequestOptions,
     job: Annotated[Json, Options(JOB_OPTIONS)],
     command: Annotated[list[str] | None, Argument(help="the program and its arguments, after --", rest=True)] = None,
     file: Annotated[
@@ -50,24 +37,21 @@ def submit(
     refuse_together(json=as_json, quiet=quiet)
     if timeout is not None and not wait:
         raise CliError("--timeout says how long to wait, and --wait is missing", Exit.USAGE, "add --wait, or drop it")
+    if dry_run:
+        refuse_together(dry_run=True, wait=wait, quiet=quiet, idempotency_key=idempotency_key is not None)
     key = None if idempotency_key is None else submission.checked_key(idempotency_key)
-    options = {"request": submission.request_of(**vars(request)), "command": command, **read_options(job)}
+    options = {"request": submission.request_of(request), "command": command, **read_options(job)}
     environment, stage = options.pop("environment") or {}, options.pop("bundle") or []
     body = submission.body_of(file, options | {"stage": stage}, environment)
     options["bundle"] = paths = submission.paths_to_stage(body, None if stage else file, stage)
     deadline = None if timeout is None else time.monotonic() + timeout
     client = daemon.client()
     if dry_run:
-        _dry_run(
-            client,
-            body,
-            options,
-            paths,
-            as_json=as_json,
-            wait=wait,
-            quiet=quiet,
-            idempotency_key=idempotency_key is not None,
-        )
+        from koalapy.cli.jobs import explain, staging
+
+        # Files are packed to find those that cannot be read.
+        with staging.packed(paths) if paths else nullcontext():
+            explain.dry_run(client, body, options, as_json=as_json)
         return None
     submitted = _submit(client, body, options, paths, key)
     if quiet:
@@ -83,17 +67,8 @@ def submit(
     return None
 
 
-def _dry_run(client: Client, body: Json, options: Json, paths: list[str], *, as_json: bool, **others: bool) -> None:
-    """Show what would become of it; with its files, as far as they can be read."""
-    from koalapy.cli.jobs import explain, staging
-
-    refuse_together(dry_run=True, **others)
-    with staging.packed(paths) if paths else nullcontext():
-        explain.dry_run(client, body, options, as_json=as_json)
-
-
 def _submit(client: Client, body: Json, options: Json, paths: list[str], key: str | None) -> SubmittedJob:
-    """The job, once the daemon has it, and its files before it."""
+    """Send the files, then the job."""
     if paths:
         from koalapy.cli.jobs import staging
 
