@@ -202,13 +202,12 @@ class Dashboard:
         return page
 
     def _context(self, request: Request, caller: Identity | None) -> dict[str, Any]:
-        """What every page may need, its own view aside."""
-        path = request.url.path
+        """Return what every page may need beside its own view."""
+        path, query = request.url.path, f"?{request.url.query}" if request.url.query else ""
         return {
             "path": path,
-            "here": path + (f"?{request.url.query}" if request.url.query else ""),
-            "twin": ("/now.json" if path == "/" else f"{path}.json")
-            + (f"?{request.url.query}" if request.url.query else ""),
+            "here": path + query,
+            "twin": ("/now.json" if path == "/" else f"{path}.json") + query,
             "links": [link for link in self.links if caller is not None and caller.may(link.role)],
             "caller": caller,
             "is_operator": caller is not None and caller.may(Role.OPERATOR),
