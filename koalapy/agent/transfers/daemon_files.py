@@ -5,7 +5,8 @@ import io
 import json
 import tarfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,58 +41,45 @@ class DaemonFiles:
 
     def fetch(self, bundle: str, path: Path, stop: threading.Event, progress: Callable[[int], None]) -> None:
         """Bring a bundle into a file, of which the beginning may be there; ``progress`` is given its size."""
-        with open(path, "ab", opener=owner_only) as file:
+        with open(path, "ab", opener=owner_only) as file, closing(self._connection()) as connection:
             there = file.tell()
             headers = {"Range": f"bytes={there}-"} if there else {}
-            connection = self._connection()
-            try:
-                answer = _exchange(connection, "GET", self._path("bundles", bundle), self._headers(headers))
-                if answer.status == 416:
-                    return
-                _check(answer)
-                if answer.status != 206 and there:
-                    file.truncate(0)
-                    there = 0
-                while not stop.is_set() and (data := _read(answer)):
-                    file.write(data)
-                    there += len(data)
-                    progress(there)
-                if answer.length:
-                    raise SiteUnavailable("the daemon hung up in the midst of a bundle")
-            finally:
-                connection.close()
+            with _errors("cannot be reached", connection):
+                connection.request("GET", self._path("bundles", bundle), headers=self._headers(headers))
+            answer = _answer(connection)
+            if answer.status == 416:
+                return
+            _check(answer)
+            if answer.status != 206 and there:
+                file.truncate(0)
+                there = 0
+            while not stop.is_set():
+                with _errors("does not go on", connection):
+                    data = answer.read(CHUNK_SIZE)
+                if not data:
+                    break
+                file.write(data)
+                there += len(data)
+                progress(there)
+            if answer.length:
+                raise SiteUnavailable("the daemon hung up in the midst of a bundle")
 
     def put_results(self, token: str, write: Callable[[tarfile.TarFile], None], stop: threading.Event) -> None:
         """Send an archive, as it is written, until it is told to stop."""
-        connection = self._connection()
-        try:
-            self._send(connection, token, write, stop)
+        headers = self._headers({"Transfer-Encoding": "chunked", "Content-Type": "application/x-tar"})
+        with closing(self._connection()) as connection:
+            with _errors("cannot be reached", connection):
+                connection.putrequest("PUT", self._path("results", token))
+                for name, value in headers.items():
+                    connection.putheader(name, value)
+                connection.endheaders()
+            body = _Chunks(connection, stop)
+            # A daemon that refuses what is too large hangs up before its end, and its answer says so.
+            with suppress(_BodyRejected):
+                with tarfile.open(fileobj=body, mode="w|", format=tarfile.PAX_FORMAT, bufsize=CHUNK_SIZE) as archive:
+                    write(archive)
+                body.send(b"0\r\n\r\n")
             _check(_answer(connection))
-        finally:
-            connection.close()
-
-    def _send(
-        self,
-        connection: http.client.HTTPConnection,
-        token: str,
-        write: Callable[[tarfile.TarFile], None],
-        stop: threading.Event,
-    ) -> None:
-        try:
-            connection.putrequest("PUT", self._path("results", token))
-            headers = {"Transfer-Encoding": "chunked", "Content-Type": "application/x-tar"}
-            for name, value in self._headers(headers).items():
-                connection.putheader(name, value)
-            connection.endheaders()
-        except (OSError, http.client.HTTPException) as error:
-            raise _unreachable(error, connection.host) from error
-        body = _Chunks(connection, stop)
-        try:
-            with tarfile.open(fileobj=body, mode="w|", format=tarfile.PAX_FORMAT, bufsize=CHUNK_SIZE) as archive:
-                write(archive)
-            body.end()
-        except _BodyRejected:
-            return  # Who refuses what is too large hangs up before its end, and its answer says so.
 
     def _connection(self) -> http.client.HTTPConnection:
         parts = urlsplit(self.url)
@@ -126,46 +114,29 @@ class _Chunks(io.RawIOBase):
         if self._stop.is_set():
             raise SiteUnavailable("the agent ends")
         size = len(data)
-        try:
-            self._connection.send(b"%x\r\n%b\r\n" % (size, data))
-        except OSError as error:
-            raise _BodyRejected from error
+        self.send(b"%x\r\n%b\r\n" % (size, data))
         return size
 
-    def end(self) -> None:
+    def send(self, data: bytes) -> None:
         try:
-            self._connection.send(b"0\r\n\r\n")
+            self._connection.send(data)
         except OSError as error:
             raise _BodyRejected from error
 
 
-def _exchange(
-    connection: http.client.HTTPConnection, method: str, path: str, headers: dict[str, str]
-) -> http.client.HTTPResponse:
+@contextmanager
+def _errors(problem: str, connection: http.client.HTTPConnection) -> Iterator[None]:
+    """Raise ``SiteUnavailable`` with this problem in place of errors of the connection."""
     try:
-        connection.request(method, path, headers=headers)
+        yield
     except (OSError, http.client.HTTPException) as error:
-        raise _unreachable(error, connection.host) from error
-    return _answer(connection)
-
-
-def _unreachable(error: Exception, host: str) -> SiteUnavailable:
-    told = refusal(error, host)
-    return SiteUnavailable(f"the daemon cannot be reached: {f'{told[0]}: {told[1]}' if told else error}")
+        told = refusal(error, connection.host)
+        raise SiteUnavailable(f"the daemon {problem}: {f'{told[0]}: {told[1]}' if told else error}") from error
 
 
 def _answer(connection: http.client.HTTPConnection) -> http.client.HTTPResponse:
-    try:
+    with _errors("does not answer", connection):
         return connection.getresponse()
-    except (OSError, http.client.HTTPException) as error:
-        raise SiteUnavailable(f"the daemon does not answer: {error}") from error
-
-
-def _read(answer: http.client.HTTPResponse) -> bytes:
-    try:
-        return answer.read(CHUNK_SIZE)
-    except (OSError, http.client.HTTPException) as error:
-        raise SiteUnavailable(f"the daemon does not go on: {error}") from error
 
 
 def _check(answer: http.client.HTTPResponse) -> None:
