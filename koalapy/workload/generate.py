@@ -17,8 +17,7 @@ from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedReq
 from koalapy.validation.fitting import check_combination, check_fits
 from koalapy.validation.limits import ClusterLimits, Limits
 from koalapy.workload.plan import Arrival, Json, Workload, nodes_of
-from koalapy.workload.programs import PROGRAMS, SLEEP
-from koalapy.workload.recipe import POLICIES, GridSize, Recipe, scale_of
+from koalapy.workload.recipe import POLICIES, PROGRAMS, SLEEP, GridSize, Recipe, scale_of
 from koalapy.workload.swf import Trace, sort
 
 MAX_JOBS = 1_000_000

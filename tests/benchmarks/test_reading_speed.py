@@ -21,6 +21,8 @@ from koalapy.store.opening import Stores, stores_in_database
 from koalapy.store.output import FileOutput
 from tests.benchmarks.many_jobs import ENDED, RARE, make_database
 
+pytestmark = pytest.mark.nightly
+
 ACTIVE = tuple(str(state) for state in JobState if state not in FINAL_STATES)
 OVER = tuple(str(state) for state in FINAL_STATES)
 PAGES: dict[str, JobFilter] = {

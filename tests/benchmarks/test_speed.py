@@ -17,6 +17,8 @@ import pytest
 
 from tests.grid.embedded import Embedded, close
 
+pytestmark = pytest.mark.nightly
+
 PAIRS = 10
 JOBS = 1000
 PAST_INIT = (

@@ -22,7 +22,7 @@ from tests.agent.transfers.conftest import INSTANCE, FileSite, Wire
 from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
 from tests.needs import RSYNC, needs
 
-pytestmark = needs(RSYNC)
+pytestmark = [needs(RSYNC), pytest.mark.nightly]
 ROUNDS = 9
 SIZE = 200_000_000
 FILES, FILE_SIZE = 1000, 2000

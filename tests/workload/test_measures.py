@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.workload import compare, measures, tables
+from koalapy.workload import measures, tables
 from koalapy.workload.measures import Samples, measured, planned, quantile, report_of
 from koalapy.workload.plan import Arrival
 
@@ -210,7 +210,7 @@ def test_what_was_seen_after_the_last_job_does_not_count() -> None:
 
 
 def test_runs_are_compared_with_the_first() -> None:
-    told = compare.compare([("a", a_report("worst-fit", 10.0)), ("b", a_report("cluster-minimization", 15.0))])
+    told = measures.compare([("a", a_report("worst-fit", 10.0)), ("b", a_report("cluster-minimization", 15.0))])
     rows = {(row["run"], row["application"]): row["change"] for row in told["rows"]}
     assert rows == {
         ("worst-fit", "prime"): None,
@@ -226,7 +226,7 @@ def test_runs_are_compared_with_the_first() -> None:
 
 
 def test_runs_of_one_policy_are_told_apart_by_their_names() -> None:
-    told = compare.compare([("a", a_report("worst-fit", 10.0)), ("b", a_report("worst-fit", 15.0))])
+    told = measures.compare([("a", a_report("worst-fit", 10.0)), ("b", a_report("worst-fit", 15.0))])
     assert [run["label"] for run in told["runs"]] == ["a", "b"]
 
 

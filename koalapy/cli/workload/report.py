@@ -12,7 +12,7 @@ from koalapy.cli.terminal.options import AsJson, show_json
 from koalapy.cli.terminal.streams import without_control_codes
 from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit
-from koalapy.workload import compare, tables
+from koalapy.workload import measures, tables
 
 
 class Plots(StrEnum):
@@ -69,7 +69,7 @@ def load(folder: Path) -> Json:
 
 def save(folder: Path | None, told: Json, form: Plots, name: str) -> str:
     """The page of one run; with a folder, it, ``report.json`` and the plots are written there."""
-    title = compare.label_of(told, name)
+    title = measures.label_of(told, name)
     text = tables.report(told, f"Workload run: {title}")
     if folder is not None:
         write(folder / "report.json", json.dumps(told, indent=1) + "\n")
@@ -80,7 +80,7 @@ def save(folder: Path | None, told: Json, form: Plots, name: str) -> str:
 
 def save_comparison(folder: Path | None, found: Sequence[tuple[str, Json]], form: Plots) -> tuple[Json, str]:
     """The same of several runs side by side; nothing is written where there is no folder."""
-    told = compare.compare(found)
+    told = measures.compare(found)
     text = tables.comparison(told)
     if folder is not None:
         runs = [(run["label"], report) for run, (_, report) in zip(told["runs"], found, strict=True)]
