@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from koalapy.agent.runners import runner_messages
 from koalapy.daemon.engine.engine import WorkItem
 from koalapy.model.bounds import MAX_NOTICES, MAX_NOTICES_LENGTH, TruncateList
+from koalapy.model.errors import SiteFault
 from koalapy.model.job import ComponentState
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus
 from koalapy.protocol import messages as wire
@@ -66,6 +67,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(TEXTS, ANYTHING, max_size=3)
     if origin is not None:  # Literal
         return st.sampled_from(inside)
+    if kind is SiteFault:
+        return st.sampled_from(SiteFault) | TEXTS
     if is_record(kind):
         return st.fixed_dictionaries({name: values_of(hint) for name, hint in fields_of(kind).items()})
     return {int: NUMBERS, float: FLOATS, str: TEXTS, bool: st.booleans(), type(None): st.none()}[kind]
