@@ -9,7 +9,6 @@ import fcntl
 import json
 import os
 import pwd
-import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,13 +16,13 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from koalapy.model.errors import UsageError
-from koalapy.system.private_files import FOR_OTHERS, read_private, write_private
+from koalapy.system.login_socket import FOLDER
+from koalapy.system.private_files import open_own_folder, read_private, write_private
 
 TOKEN_FILE = "token"
 """In a daemon's data directory."""
 MIN_TOKEN_LENGTH = 16
 """Characters."""
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def checked_token(token: str) -> str:
@@ -44,7 +43,7 @@ def own_token(data_dir: Path) -> tuple[str, str]:
     """
     path, why = data_dir / TOKEN_FILE, ""
     try:
-        folder = os.open(data_dir, _FOLDER)
+        folder = os.open(data_dir, FOLDER)
         try:
             try:
                 descriptor, text = read_private(TOKEN_FILE, folder)
@@ -68,24 +67,26 @@ def own_token(data_dir: Path) -> tuple[str, str]:
         ) from error
 
 
-def state_directory() -> Path | None:
-    """Where this account keeps what is koala's from one command to the next; None without a home."""
-    given = os.environ.get("XDG_STATE_HOME", "")
-    if not given.startswith("/"):
+def account_directory(kind: str) -> Path | None:
+    """Return where this account keeps one kind of state between commands; None without a home.
+
+    The name has the machine in it, since machines may share a home.
+    """
+    state = os.environ.get("XDG_STATE_HOME", "")
+    if not state.startswith("/"):
         home = os.environ.get("HOME", "")
         if not home.startswith("/"):
             try:
                 home = pwd.getpwuid(os.geteuid()).pw_dir
             except KeyError:
                 return None
-        given = f"{home}/.local/state"
-    return Path(given, "koala")
+        state = f"{home}/.local/state"
+    return Path(state, "koala", f"{kind}-{os.uname().nodename.replace('/', '_')}")
 
 
 def register_directory() -> Path | None:
-    """Where this account's register of this machine is, which may share its home with others; None without a home."""
-    state = state_directory()
-    return state and state / f"daemons-{os.uname().nodename.replace('/', '_')}"
+    """Return where this account's register of daemons is; None without a home."""
+    return account_directory("daemons")
 
 
 class Registration:
@@ -99,10 +100,8 @@ class Registration:
         directory = register_directory()
         if directory is None:
             raise OSError("the account has no home")
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
-            self._folder = open_own_folder(directory)
-            os.fchmod(self._folder, 0o700)
+            self._folder = open_own_folder(directory, make=True)
         except ValueError as error:
             raise UsageError(
                 f"{directory} {error}: a token is not written there",
@@ -117,7 +116,9 @@ class Registration:
                 shown = None if certificate is None else str(certificate)
                 entry = json.dumps({"token": token, "machine": _machine(), "certificate": shown})
                 name = address_of(host, port)
-                self._entries[name] = write_private(name, self._folder, entry, before=_lock)
+                self._entries[name] = write_private(
+                    name, self._folder, entry, before=lambda file: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                )
         except BaseException:
             self.close()
             raise
@@ -194,24 +195,6 @@ def _elsewhere(name: str, folder: int) -> str:
     return f"no daemon of this account serves at {name}{there}"
 
 
-def open_own_folder(directory: Path) -> int:
-    """A folder with secrets, open; ``ValueError`` unless it is this account's, and nobody else may write there."""
-    try:
-        folder = os.open(directory, _FOLDER)
-    except OSError:
-        if directory.is_symlink():
-            raise ValueError("is a symbolic link") from None
-        raise
-    seen = os.fstat(folder)
-    if seen.st_uid != os.geteuid():
-        os.close(folder)
-        raise ValueError(f"belongs to another account (uid {seen.st_uid})")
-    if stat.S_IMODE(seen.st_mode) & FOR_OTHERS & 0o022:
-        os.close(folder)
-        raise ValueError("may be written by others")
-    return folder
-
-
 def address_of(host: str, port: int) -> str:
     """As a URL has them, and the name of their entry: an address has one only, however it is written."""
     try:
@@ -219,10 +202,6 @@ def address_of(host: str, port: int) -> str:
     except ValueError:
         return f"{host.lower().replace('/', '_')}:{port}"
     return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
-
-
-def _lock(descriptor: int) -> None:
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _lives(name: str, folder: int) -> bool:
@@ -235,6 +214,10 @@ def _lives(name: str, folder: int) -> bool:
         return _is_locked(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _is_locked(descriptor: int) -> bool:

@@ -6,7 +6,6 @@ another account. Standard library only, as the command line needs it, too.
 
 import os
 import socket
-import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ NAME = "login.sock"
 MAX_LINE = 256 * 1024
 """Bytes of anything that is said there, which is JSON, one message a line."""
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_WRITABLE_BY_OTHERS = 0o022
+WRITABLE_BY_OTHERS = 0o022
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -48,7 +47,7 @@ def open_folder(path: Path) -> tuple[int, int]:
     """
     folder = os.open(path, FOLDER)
     seen = os.fstat(folder)
-    if stat.S_IMODE(seen.st_mode) & _WRITABLE_BY_OTHERS:
+    if seen.st_mode & WRITABLE_BY_OTHERS:
         os.close(folder)
         raise ValueError(f"{path} may be written by others than its owner")
     return folder, seen.st_uid

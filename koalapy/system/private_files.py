@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from koalapy.model.errors import UsageError
+from koalapy.system.login_socket import FOLDER, WRITABLE_BY_OTHERS
 
 FOR_OTHERS = 0o077
 """What group and others may do, among a mode's bits."""
@@ -50,6 +51,29 @@ def private_directory(path: Path, contents: Collection[str], field: str) -> Path
         )
     directory.chmod(0o700)
     return directory
+
+
+def open_own_folder(directory: Path, *, make: bool = False) -> int:
+    """Open a folder with secrets; with ``make``, make it or tighten it to 0700.
+
+    Raise ``OSError``, and ``ValueError`` unless it is this account's and no other account may write there.
+    """
+    if make:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        folder = os.open(directory, FOLDER)
+    except OSError:
+        if directory.is_symlink():
+            raise ValueError("is a symbolic link") from None
+        raise
+    seen = os.fstat(folder)
+    if seen.st_uid != os.geteuid() or seen.st_mode & WRITABLE_BY_OTHERS:
+        os.close(folder)
+        is_ours = seen.st_uid == os.geteuid()
+        raise ValueError("may be written by others" if is_ours else f"belongs to another account (uid {seen.st_uid})")
+    if make:
+        os.fchmod(folder, 0o700)
+    return folder
 
 
 def private_file(path: Path) -> None:

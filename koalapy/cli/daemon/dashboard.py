@@ -10,8 +10,8 @@ from typing import Annotated
 from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, Daemon
 from koalapy.client.errors import CliError, Exit, printable
-from koalapy.system.local_token import open_own_folder, state_directory
-from koalapy.system.private_files import write_private
+from koalapy.system.local_token import account_directory
+from koalapy.system.private_files import open_own_folder, write_private
 
 PAGE = "dashboard.html"
 
@@ -33,15 +33,12 @@ def dashboard(
 
 def _page_that_leads_to(where: str) -> Path:
     """A file for this account only: what a browser is started with, every other account of the machine reads."""
-    state = state_directory()
+    folder = account_directory("browser")
     try:
-        if state is None:
+        if folder is None:
             raise OSError("the account has no home")
-        folder = state / f"browser-{os.uname().nodename.replace('/', '_')}"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        own = open_own_folder(folder)
+        own = open_own_folder(folder, make=True)
         try:
-            os.fchmod(own, 0o700)
             text = f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(where)}"><title>koala</title>\n'
             os.close(write_private(PAGE, own, text))
         finally:
