@@ -106,9 +106,7 @@ def _opened_folder(*, make: bool = False) -> Iterator[int]:
     where = directory()
     if where is None:
         raise OSError("the account has no home")
-    if make:
-        where.mkdir(parents=True, exist_ok=True, mode=0o700)
-    folder = open_own_folder(where)
+    folder = open_own_folder(where, make=make)
     try:
         yield folder
     finally:
