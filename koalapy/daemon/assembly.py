@@ -92,8 +92,7 @@ from koalapy.policies.installed import policies as installed
 from koalapy.policies.registry import Registry
 from koalapy.ports import ClusterRecord
 from koalapy.record.beginning import Beginning, People
-from koalapy.record.recorded import RecordedScheduler
-from koalapy.record.recorder import Recorder
+from koalapy.record.recorder import RecordedScheduler
 from koalapy.scheduler.events import AgentFailed
 from koalapy.scheduler.grid import GridStatus
 from koalapy.scheduler.scheduler import Scheduler
@@ -223,8 +222,7 @@ def _scheduler(beginning: Beginning, policies: Registry, record: Record | None) 
     """One that knows what was known, and has taken up every job that is not over."""
     if record is None:
         return beginning.scheduler(policies, _nonce, time.monotonic)
-    recorder = Recorder(record.keep, _nonce, time.monotonic, beginning.rules.step_budget)
-    return RecordedScheduler(beginning.scheduler(policies, recorder.nonce, recorder.clock), recorder)
+    return RecordedScheduler(beginning, policies, _nonce, time.monotonic, record.keep)
 
 
 def _nonce() -> str:

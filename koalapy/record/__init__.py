@@ -1,5 +1,5 @@
 """Record a scheduler's inputs and effects as lines of JSON, and replay them.
 
-Imports ``scheduler`` and ``model``. Start at ``recorded.py``, a scheduler that records, and ``replay.py``, which
+Imports ``scheduler`` and ``model``. Start at ``recorder.py``, a scheduler that records, and ``replay.py``, which
 repeats a record and compares every effect.
 """

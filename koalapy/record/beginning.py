@@ -11,6 +11,7 @@ from koalapy.model.profile import ClusterProfile, Mpi
 from koalapy.model.request import ClusterName
 from koalapy.model.users import Accounts, Domain, User, Users
 from koalapy.policies.registry import Registry
+from koalapy.record.step import Moment
 from koalapy.scheduler.advisor.experience import Experience
 from koalapy.scheduler.claims.claim import Nonces
 from koalapy.scheduler.cluster_conditions import HealthStatus
@@ -91,7 +92,7 @@ class Beginning:
     jobs: tuple[Job, ...] = ()
     scans: Mapping[Priority, int] = field(default_factory=dict)
     """How often the placement queues had been scanned."""
-    now: float = 0.0
+    now: Moment = 0.0
     """When the jobs were taken up."""
 
     def scheduler(

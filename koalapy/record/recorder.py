@@ -1,18 +1,22 @@
-"""Notes what a scheduler is told, and the few things that it finds out by itself: nonces, and how late it is."""
+"""A scheduler that records what it is told, what it finds out by itself (nonces, lateness), and what it does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from koalapy.model.errors import KoalaError
 from koalapy.model.job import Nonce
+from koalapy.policies.registry import Registry
+from koalapy.record.beginning import Beginning
 from koalapy.record.step import Done, Step
 from koalapy.scheduler.effects import Effects
 from koalapy.scheduler.events import Event
+from koalapy.scheduler.queries import Queries
 
 TICKS = 16
-"""In which the budget of a step is counted: a power of 2, so that a number of them is what it is."""
+"""Parts of a step's budget in which its clock is read: a power of 2, so that multiples are exact."""
 
 
 class StepClock:
-    """What a step is measured by: seconds since it began, in ticks, so that few numbers say what was seen."""
+    """Measure a step in seconds since it began, in ticks, so that few numbers say what was read."""
 
     def __init__(self, clock: Callable[[], float], budget: float) -> None:
         """``budget`` of a step in seconds."""
@@ -32,42 +36,59 @@ class StepClock:
         return ticks * self._tick
 
     def take(self) -> tuple[tuple[int, int], ...]:
-        """What was seen since this was last called, as a step has it; nothing if no time was seen to pass."""
+        """Return what was read since the last call, as a step has it; nothing if no time was seen to pass."""
         runs, self._runs, self._began = self._runs, [], None
         return tuple((count, ticks) for count, ticks in runs) if any(ticks for _, ticks in runs) else ()
 
 
-class Recorder:
-    """Gathers one step after the other; what it is told does not change any more."""
+class RecordedScheduler:
+    """A scheduler with the interface of ``Scheduler`` that hands each finished step to ``keep``."""
 
     def __init__(
-        self, keep: Callable[[Step], None], nonces: Callable[[], Nonce], clock: Callable[[], float], budget: float
+        self,
+        beginning: Beginning,
+        policies: Registry,
+        nonces: Callable[[], Nonce],
+        clock: Callable[[], float],
+        keep: Callable[[Step], None],
     ) -> None:
-        """``keep`` is given each step that is over."""
         self._keep, self._nonces = keep, nonces
-        self.clock = StepClock(clock, budget)
+        self._clock = StepClock(clock, beginning.rules.step_budget)
         self._number = 0
         self._events: list[Event] = []
         self._refused: list[int] = []
         self._given: list[Nonce] = []
+        self._scheduler = beginning.scheduler(policies, self._nonce, self._clock)
 
-    def nonce(self) -> Nonce:
-        """Another one, as the scheduler is given it."""
-        nonce = self._nonces()
-        self._given.append(nonce)
+    def _nonce(self) -> Nonce:
+        self._given.append(nonce := self._nonces())
         return nonce
 
-    def told(self, event: Event) -> None:
-        """The scheduler is about to be told of an event."""
+    @property
+    def queries(self) -> Queries:
+        return self._scheduler.queries
+
+    @property
+    def is_unfinished(self) -> bool:
+        return self._scheduler.is_unfinished
+
+    def next_wakeup(self) -> float | None:
+        return self._scheduler.next_wakeup()
+
+    def apply(self, event: Event, now: float) -> None:
         self._events.append(event)
+        try:
+            self._scheduler.apply(event, now)
+        except KoalaError:
+            self._refused.append(len(self._events) - 1)
+            raise
 
-    def refused(self) -> None:
-        """The last one was not possible."""
-        self._refused.append(len(self._events) - 1)
-
-    def stepped(self, at: float, effects: Effects) -> None:
-        """It has decided, and that is what it did."""
+    def step(self, events: Sequence[Event], now: float) -> Effects:
+        for event in events:
+            self.apply(event, now)
+        effects = self._scheduler.step((), now)
         self._number += 1
-        events, refused, given = tuple(self._events), tuple(self._refused), tuple(self._given)
+        told, refused, given = tuple(self._events), tuple(self._refused), tuple(self._given)
         self._events, self._refused, self._given = [], [], []
-        self._keep(Step(self._number, at, events, refused, given, self.clock.take(), Done.of(effects)))
+        self._keep(Step(self._number, now, told, refused, given, self._clock.take(), Done.of(effects)))
+        return effects

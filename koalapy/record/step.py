@@ -1,7 +1,9 @@
 """One step of a scheduler as it is written down: what it was told, and what it did."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from annotated_types import Ge, Le
 
 from koalapy.model.job import JobId, Nonce, Token
 from koalapy.model.request import ClusterName
@@ -44,9 +46,8 @@ class Ordered(NamedTuple):
     token: Token
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """What a step did, as far as anybody outside can tell."""
+class Done(NamedTuple):
+    """What a step did, as far as it shows outside."""
 
     jobs: tuple[JobNow, ...] = ()
     timeline: tuple[Told, ...] = ()
@@ -72,18 +73,25 @@ class Done:
         )
 
 
+Count = Annotated[int, Ge(0), Le(2**53)]
+Moment = Annotated[float, Ge(0), Le(253_402_300_799.0)]
+"""Seconds since the epoch, up to the year 9999."""
+
+
+NOTHING_DONE = Done()
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What a scheduler was told at one moment, all that it did not know of itself, and what it did."""
 
-    number: int
+    number: Count
     """Of its life, from 1 on, without a gap."""
-    at: float
+    at: Moment
     events: tuple[Event, ...] = ()
-    refused: tuple[int, ...] = ()
-    """Which of the events were not possible, by their places."""
+    refused: tuple[Count, ...] = ()
+    """The events that were not possible, by their places."""
     nonces: tuple[Nonce, ...] = ()
-    """Those that it was given."""
-    looks: tuple[tuple[int, int], ...] = ()
-    """How often in a row it saw how many ticks of its budget gone, where that was more than none."""
-    done: Done = Done()
+    looks: tuple[tuple[Count, Count], ...] = ()
+    """How often in a row its clock read how many ticks of its budget, where that was more than none."""
+    done: Done = NOTHING_DONE

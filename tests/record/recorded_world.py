@@ -7,8 +7,7 @@ from koalapy.model.job import Job
 from koalapy.model.users import User
 from koalapy.record.beginning import Beginning, KnownCluster, People
 from koalapy.record.lines import beginning_to_json, line, step_to_json
-from koalapy.record.recorded import RecordedScheduler
-from koalapy.record.recorder import Recorder
+from koalapy.record.recorder import RecordedScheduler
 from koalapy.record.step import Step
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.scheduler import Scheduler
@@ -43,9 +42,8 @@ class RecordedWorld(World):
         def keep(step: Step) -> None:
             life.append(line(step_to_json(step)))
 
-        recorder = Recorder(keep, self.nonces, self.clock or float, self.rules.step_budget)
-        scheduler = begun.scheduler(self.policies, recorder.nonce, recorder.clock)
-        return cast(Scheduler, RecordedScheduler(scheduler, recorder))
+        recorded = RecordedScheduler(begun, self.policies, self.nonces, self.clock or float, keep)
+        return cast(Scheduler, recorded)
 
 
 def _known(cluster: ClusterStatus) -> KnownCluster:

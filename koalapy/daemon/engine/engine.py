@@ -28,7 +28,7 @@ from koalapy.model.replica import Catalogue
 from koalapy.model.reports import ClusterReport, Inventory
 from koalapy.model.request import ClusterName
 from koalapy.ports import Batch, ClusterRecord, OutboxEntry, Store, Submitted
-from koalapy.record.recorded import RecordedScheduler
+from koalapy.record.recorder import RecordedScheduler
 from koalapy.scheduler.effects import MAX_STRAYS, Command, Effects, ForgetComponent, StopComponent, UnstageComponent
 from koalapy.scheduler.events import Event, InventoryReceived, Reported
 from koalapy.scheduler.scheduler import Scheduler
