@@ -24,55 +24,47 @@ NOT_READ = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError,
 
 @dataclass(slots=True)
 class Life:
-    """One daemon's, from its start on; its steps are read once, before the next life."""
+    """One daemon's record from its start on; its steps are read once, before the next life."""
 
-    name: str
     version: str
-    """Of koalapy, that wrote it."""
     beginning: Beginning
     steps: Iterator[Step] = field(repr=False)
 
 
 class RecordFile:
-    """A file as ``koala export`` writes it. Whatever is read may raise ``UsageError``."""
+    """A file as ``koala export`` writes it."""
 
-    def __init__(self, path: Path, max_line: int = MAX_LINE) -> None:
-        """``max_line``: bytes of a line at most, so that a small packed file cannot fill the memory."""
+    def __init__(self, path: Path, lost: list[str] | None = None, *, max_line: int = MAX_LINE) -> None:
+        """``lost`` receives what the daemon could not read of its record, or not write. ``max_line``: bytes of a line
+        at most, so that a small packed file cannot fill the memory."""
         self._path, self._max_line = path, max_line
+        self._lost: list[str] = [] if lost is None else lost
         self._number = 0
         self._ahead: Json | None = None
-        self._of = ("", "")
-        self.since: float | None = None
-        """From when on it was asked for; a life that began before is whole all the same."""
-        self.lost: list[str] = []
-        """What the daemon could not read of its record, or not write, as far as the file has been read."""
 
     def lives(self) -> Iterator[Life]:
-        """In order."""
-        with self._opened() as file:
-            yield from self._lives(file)
-
-    def _opened(self) -> Lines:
+        """Yield the lives in order. Raise ``UsageError`` where the file is no whole record."""
         try:
             with self._path.open("rb") as file:
                 is_packed = file.read(len(GZIP)) == GZIP
-            return gzip.open(self._path) if is_packed else self._path.open("rb")
+            opened: Lines = gzip.open(self._path) if is_packed else self._path.open("rb")  # noqa: SIM115
         except OSError as error:
             raise self._unreadable(error) from error
+        with opened:
+            yield from self._lives(opened)
 
     def _lives(self, file: Lines) -> Iterator[Life]:
         export = self._next(file)
         if export is None or "koala_export" not in export:
             raise self._fault("is no record of koala's", "koala export writes one")
         self._check_format(export["koala_export"])
-        self.since = export.get("since")
         while (head := self._next(file)) is not None:
             if "end" in head:
                 if self._next(file) is not None:
                     raise self._fault(f"goes on after its end, in line {self._number}")
                 return
             if "lost" in head:
-                self.lost.append(str(head["lost"]))
+                self._lost.append(str(head["lost"]))
                 continue
             if head.get("part") != 1:
                 raise self._fault(f"has no beginning of what comes in line {self._number}")
@@ -94,7 +86,7 @@ class RecordFile:
         life, version = head.get("life"), head.get("version")
         if not isinstance(life, str) or not isinstance(version, str):
             raise self._fault(f"is damaged before line {self._number}: it does not say whose life begins there")
-        return Life(life, version, beginning, self._steps(life, file))
+        return Life(version, beginning, self._steps(life, file))
 
     def _steps(self, life: str, file: Lines) -> Iterator[Step]:
         expected, part = 1, 1

@@ -50,10 +50,7 @@ def replay(path: Path, policies: Registry, lost: list[str] | None = None) -> Ite
 
     ``lost`` receives what the daemon that exported the file could not read or write of its record.
     """
-    file = RecordFile(path)
-    if lost is not None:
-        file.lost = lost
-    for life in file.lives():
+    for life in RecordFile(path, lost).lives():
         yield _replay_life(life, policies, path)
 
 

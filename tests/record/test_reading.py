@@ -120,10 +120,10 @@ def test_a_line_that_would_fill_the_memory_is_not_read(tmp_path: Path) -> None:
     longest = max(map(len, WHOLE.splitlines(keepends=True)))
     path = tmp_path / "day"
     path.write_bytes(WHOLE)
-    assert len(list(RecordFile(path, longest + 1).lives())) == 2
+    assert len(list(RecordFile(path, max_line=longest + 1).lives())) == 2
     path.write_bytes(gzip.compress(WHOLE.splitlines(keepends=True)[0] + b" " * 10**7))
     with pytest.raises(UsageError, match=f"has more than {longest + 1} bytes"):
-        list(RecordFile(path, longest + 1).lives())
+        list(RecordFile(path, max_line=longest + 1).lives())
 
 
 def test_a_policy_that_there_is_not_is_named(tmp_path: Path) -> None:
