@@ -5,6 +5,7 @@ import json
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
+from enum import Enum
 from typing import Annotated, Any, NotRequired, Required, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Interval, MaxLen
@@ -145,6 +146,8 @@ def _is_many(kind: Any) -> bool:
 def _plain(kind: Any) -> st.SearchStrategy[Any]:
     if kind is type(None):
         return st.none()
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return st.sampled_from([member.value for member in kind])
     if kind is object:
         return st.booleans() | st.integers(0, 9) | st.text(max_size=5)
     return {
