@@ -43,7 +43,7 @@ AS_ANOTHER = """
 import importlib, os, pkgutil, sys
 import click.shell_completion, encodings.idna, getpass, grp, ssl, urllib.request
 import koalapy.cli
-for module in pkgutil.iter_modules(koalapy.cli.__path__, "koalapy.cli."):
+for module in pkgutil.walk_packages(koalapy.cli.__path__, "koalapy.cli."):
     importlib.import_module(module.name)
 uid = int(sys.argv.pop(1))
 os.setgroups([]), os.setgid(uid), os.setuid(uid)

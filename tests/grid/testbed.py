@@ -97,10 +97,12 @@ class Testbed(World):
         return self
 
     def drain(self, cluster: str) -> None:
-        assert self.http.post(f"/api/v1/clusters/{cluster}/drain", json={"reason": "tests"}).is_success
+        answer = self.http.post(f"/api/v1/clusters/{cluster}/drain", json={"reason": "tests"})
+        assert answer.is_success, answer.text
 
     def resume(self, cluster: str) -> None:
-        assert self.http.post(f"/api/v1/clusters/{cluster}/resume", json={}).is_success
+        answer = self.http.post(f"/api/v1/clusters/{cluster}/resume", json={})
+        assert answer.is_success, answer.text
 
     def clusters(self) -> list[dict[str, Any]]:
         """Return the clusters of the common scenarios."""
