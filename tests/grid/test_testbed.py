@@ -460,11 +460,13 @@ def test_the_database_may_restart_under_running_jobs(bed: Testbed) -> None:
     ident = start(bed, gate, on("north", 2), "processes")
     bed.containers["database"].kill("postgres")
 
-    def answers() -> bool:
+    def answers(path: str) -> bool:
         try:
-            return bed.http.get(f"/api/v1/jobs/{ident}").status_code == 200
+            return bed.http.get(path).status_code == 200
         except httpx2.HTTPError:
             return False
 
-    until(answers, "the daemon to answer again")
+    until(lambda: answers(f"/api/v1/jobs/{ident}"), "the daemon to answer again")
     bed.finish_waiting(ident, gate)
+    # It refuses changes until its next look at the database.
+    until(lambda: answers("/readyz"), "the daemon to take changes again")
