@@ -86,7 +86,6 @@ from koalapy.daemon.people import (
 )
 from koalapy.dashboard.app import add_dashboard
 from koalapy.dashboard.login import WaysIn
-from koalapy.model.errors import UsageError
 from koalapy.model.replica import Catalogue
 from koalapy.policies.installed import policies as installed
 from koalapy.policies.registry import Registry
@@ -207,15 +206,7 @@ def _open_stores(settings: Settings, data_dir: Path) -> Stores:
     """The database as this version has it; ``KoalaError`` when another daemon holds it."""
     output = FileOutput(data_dir / "output", settings.output_limit)
     numbers = JobNumbers(data_dir / NUMBERS_FILE, (data_dir / "output", data_dir / "results"))
-    try:
-        return open_stores(settings.database or f"sqlite:///{data_dir / 'koala.db'}", output, time.time, numbers)
-    except OSError as error:
-        raise UsageError(
-            f"output that is still in the database cannot be moved to {data_dir / 'output'}: {error.strerror}",
-            field="--data-dir",
-            value=str(data_dir),
-            hint="make room there, and start again",
-        ) from error
+    return open_stores(settings.database or f"sqlite:///{data_dir / 'koala.db'}", output, time.time, numbers)
 
 
 def _scheduler(beginning: Beginning, policies: Registry, record: Record | None) -> Scheduler | RecordedScheduler:
