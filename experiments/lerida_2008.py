@@ -52,6 +52,17 @@ def number(cell: Cell, name: str) -> float:
     return value
 
 
+def draw_by_mode(results: Sequence[Result], value: str, label: str) -> "Figure":
+    """Draw a value over PNBW, a panel for each mode and a line for each local activity."""
+    figure, axes = panels(len(MODES), label)
+    for axis, mode in zip(axes, MODES, strict=True):
+        of_mode = [result for result in results if result.has(mode=mode.value)]
+        draw(axis, of_mode, "pnbw", value, "activity", "local activity {} %")
+        axis.set(title=mode.value, xlabel="PNBW, % of a node's link")
+    axes[0].legend()
+    return figure
+
+
 def grid_of(cell: Cell) -> GridView:
     """Drawn anew for each seed: how fast each cluster is, and on which nodes somebody works. Each node is a class of
     its own, as the paper has it."""
@@ -125,13 +136,7 @@ class Figure5(Experiment):
 
     def figure(self, results: Sequence[Result]) -> "Figure | None":
         usual = [r for r in results if r.has(**{name: USUAL[name] for name in ("uplink", "tasks", "communication")})]
-        figure, axes = panels(len(MODES), "communication slowdown")
-        for one, mode in zip(axes, MODES, strict=True):
-            of_mode = [result for result in usual if result.has(mode=mode.value)]
-            draw(one, of_mode, "pnbw", "SC", "activity", "local activity {} %")
-            one.set(title=mode.value, xlabel="PNBW, % of a node's link")
-        axes[0].legend()
-        return figure
+        return draw_by_mode(usual, "SC", "communication slowdown")
 
     def remarks(self, results: Sequence[Result]) -> str:
         return (
@@ -201,13 +206,7 @@ class Figure6(SolverTime):
         ]
 
     def figure(self, results: Sequence[Result]) -> "Figure | None":
-        figure, axes = panels(len(MODES), "ms by HiGHS")
-        for one, mode in zip(axes, MODES, strict=True):
-            of_mode = [result for result in results if result.has(mode=mode.value)]
-            draw(one, of_mode, "pnbw", "HiGHS", "activity", "local activity {} %")
-            one.set(title=mode.value, xlabel="PNBW, % of a node's link")
-        axes[0].legend()
-        return figure
+        return draw_by_mode(results, "HiGHS", "ms by HiGHS")
 
     def remarks(self, results: Sequence[Result]) -> str:
         return (
