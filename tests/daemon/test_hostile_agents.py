@@ -5,29 +5,23 @@ import json
 import types
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
-from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
 from koalapy.agent.runners import runner_messages
 from koalapy.daemon.engine.engine import WorkItem
 from koalapy.model.bounds import MAX_NOTICES, MAX_NOTICES_LENGTH, TruncateList
-from koalapy.model.errors import SiteFault
 from koalapy.model.job import ComponentState
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus
 from koalapy.protocol import messages as wire
 from tests.daemon.test_hub import DEADLINE, Daemon, report, running, until
 from tests.daemon.test_trust import COUPLED, Grid, when
+from tests.fuzz.messages import FLOATS, NUMBERS, Vocabulary, fields_of, is_record
 
-NUMBERS = (
-    st.sampled_from([-(2**63) - 1, -1, 0, 1, 2**31 - 1, 2**31, 2**53, 2**62, 2**63 - 1, 2**63, 10**400]) | st.integers()
-)
-FLOATS = st.floats() | st.sampled_from([0.0, -1.0, 5e-324, 1e-7, 1e308, 1e400])
 TEXTS = st.text() | st.sampled_from(
     ["", "1.1.0", "1.1.0.fa", "1.1.1.fa", "x" * 100_000, "\x00", "\ud800", "north", "south"]
 )
@@ -38,44 +32,14 @@ ANYTHING: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-def is_record(kind: Any) -> bool:
-    return isinstance(kind, type) and (issubclass(kind, BaseModel) or is_dataclass(kind))
-
-
-def fields_of(kind: Any) -> dict[str, Any]:
-    """The fields of a message or a report, with what they are annotated with."""
-    names = kind.model_fields if issubclass(kind, BaseModel) else kind.__dataclass_fields__
-    hints = get_type_hints(kind, include_extras=True)
-    return {name: hints[name] for name in names}
-
-
 def plain(message: object) -> dict[str, Any]:
     (sent,) = json.loads(wire.frame(wire.from_agent, [message]))
     return dict(sent)
 
 
-def values_of(kind: Any) -> st.SearchStrategy[Any]:
-    """JSON of a type's shape, within its bounds or out of them."""
-    origin, inside = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        return values_of(inside[0])
-    if origin in (Union, types.UnionType):
-        return st.one_of([values_of(each) for each in inside])
-    if origin in (list, tuple, frozenset):
-        return st.lists(values_of(inside[0]), max_size=3)
-    if origin is dict:
-        return st.dictionaries(TEXTS, ANYTHING, max_size=3)
-    if origin is not None:  # Literal
-        return st.sampled_from(inside)
-    if kind is SiteFault:
-        return st.sampled_from(SiteFault) | TEXTS
-    if is_record(kind):
-        return st.fixed_dictionaries({name: values_of(hint) for name, hint in fields_of(kind).items()})
-    return {int: NUMBERS, float: FLOATS, str: TEXTS, bool: st.booleans(), type(None): st.none()}[kind]
-
-
 KINDS = get_args(get_args(wire.FromAgent)[0])
-SHAPED = st.one_of([values_of(kind) for kind in KINDS])
+VOCABULARY = Vocabulary({}, TEXTS)
+SHAPED = st.one_of([VOCABULARY.odd(kind) for kind in KINDS])
 SENSIBLE = [
     ComponentStatus(token="1.1.0.fa", state=ComponentState.CLAIMED, hosts=("n1",)),
     ComponentStatus(token="1.1.0.fa", state=ComponentState.ENDED, program_exit=3),
@@ -96,7 +60,7 @@ def altered(draw: st.DrawFn) -> dict[str, Any]:
     message = draw(st.sampled_from(SENSIBLE))
     fields = fields_of(type(message))
     chosen = draw(st.sets(st.sampled_from([name for name in fields if name != "type"]), max_size=2))
-    return plain(message) | {name: draw(values_of(fields[name])) for name in chosen}
+    return plain(message) | {name: draw(VOCABULARY.odd(fields[name])) for name in chosen}
 
 
 class Loop:

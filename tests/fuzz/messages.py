@@ -48,8 +48,9 @@ Record = dict[str, Any]
 class Vocabulary:
     """What fields of some names hold in a run, as one who has seen everything would know it."""
 
-    def __init__(self, known: Mapping[str, Sequence[Any]]) -> None:
-        self._known = known
+    def __init__(self, known: Mapping[str, Sequence[Any]], texts: st.SearchStrategy[str] = TEXTS) -> None:
+        """``texts`` are drawn where a text may be odd."""
+        self._known, self._texts = known, texts
 
     def sensible(self, kind: Any, name: str = "") -> st.SearchStrategy[Any]:
         """JSON of a type, within its bounds."""
@@ -68,7 +69,7 @@ class Vocabulary:
             return st.dictionaries(st.sampled_from(["op", "a", "b"]), self.sensible(inside[1], name), max_size=MOST)
         if origin is not None:  # Literal
             return st.sampled_from(inside)
-        if _is_record(kind):
+        if is_record(kind):
             return st.fixed_dictionaries({field: self.sensible(hint, field) for field, hint in fields_of(kind).items()})
         return _plain(kind)
 
@@ -95,12 +96,14 @@ class Vocabulary:
         if origin in (list, tuple, frozenset):
             return st.lists(self.odd(inside[0], name), max_size=MOST)
         if origin is dict:
-            return st.dictionaries(TEXTS, ANYTHING, max_size=MOST)
+            return st.dictionaries(self._texts, ANYTHING, max_size=MOST)
         if origin is not None:  # Literal
-            return st.sampled_from(inside) | TEXTS
-        if _is_record(kind):
+            return st.sampled_from(inside) | self._texts
+        if _is_enum(kind):
+            return _members(kind) | self._texts
+        if is_record(kind):
             return st.fixed_dictionaries({field: self.odd(hint, field) for field, hint in fields_of(kind).items()})
-        return {int: NUMBERS, float: FLOATS, str: TEXTS, bool: st.booleans()}.get(kind, st.none() | ANYTHING)
+        return {int: NUMBERS, float: FLOATS, str: self._texts, bool: st.booleans()}.get(kind, st.none() | ANYTHING)
 
     def message(self, kinds: Sequence[Any]) -> st.SearchStrategy[Record]:
         """One message of these types; every second as it should be."""
@@ -134,8 +137,17 @@ def fields_of(kind: Any) -> dict[str, Any]:
     return {name: hints[name] for name in names}
 
 
-def _is_record(kind: Any) -> bool:
+def is_record(kind: Any) -> bool:
     return is_typeddict(kind) or (isinstance(kind, type) and (issubclass(kind, BaseModel) or is_dataclass(kind)))
+
+
+def _is_enum(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Enum)
+
+
+def _members(kind: type[Enum]) -> st.SearchStrategy[Any]:
+    """Draw the values of an enum."""
+    return st.sampled_from([member.value for member in kind])
 
 
 def _is_many(kind: Any) -> bool:
@@ -146,8 +158,8 @@ def _is_many(kind: Any) -> bool:
 def _plain(kind: Any) -> st.SearchStrategy[Any]:
     if kind is type(None):
         return st.none()
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return st.sampled_from([member.value for member in kind])
+    if _is_enum(kind):
+        return _members(kind)
     if kind is object:
         return st.booleans() | st.integers(0, 9) | st.text(max_size=5)
     return {
