@@ -11,12 +11,18 @@ if TYPE_CHECKING:
 NOISE = re.compile(
     rb"\[[^\[\]\n]*\] (?:plm:[sr]sh: Warning: setpgid\([^\n]*\n(?:[ \t]*\n)*"
     rb"|\S*osc_ucx_component\.c:\d+ +Error: OSC UCX component priority set inside component query failed[^\n]*\n"
-    rb"(?:[ \t]+\n)*)"
+    rb"(?:[ \t]+\n)*"
+    rb"|oob:tcp: send_msg: write failed: [^\n]*\n"
+    rb"|\[[^\[\]\n]*\]-\[[^\[\]\n]*\] \w*oob_tcp_peer_send_handler: unable to send message ON SOCKET [^\n]*\n)"
 )
-"""What nobody should have to read: Open MPI warns of a harmless race between itself and its launch agent, and series 5
-calls it an error, in each rank that makes a window, that a node has no network of UCX's. Where a program writes a
-line's text and its end one by one, such an error may come between the two."""
-SIGNS_OF_NOISE = (b"setpgid(", b"osc_ucx_component.c")
+"""Messages of Open MPI that are removed from the output:
+
+- a warning about a harmless race between mpirun and its launch agent;
+- an error of series 5 in each rank that makes a window, on nodes without a UCX network. It may stand between a line's
+  text and its newline where a program writes the two separately;
+- a failed write of mpirun to an MPI daemon that has ended. The runner reports the lost daemon itself, and a stopped
+  job has daemons that end before mpirun does."""
+SIGNS_OF_NOISE = (b"setpgid(", b"osc_ucx_component.c", b"oob:tcp: send_msg", b"oob_tcp_peer_send_handler")
 RULE = rb"^-{20,}\n"
 LOST = RULE + rb"(?:PRTE|ORTE) has lost communication with a remote daemon\.\n"
 ALL_OF_LOST = re.compile(LOST + rb".*?(?:\Z|" + RULE + rb"\0?)", re.MULTILINE | re.DOTALL)

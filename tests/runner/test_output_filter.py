@@ -111,8 +111,14 @@ UCX = (
 )
 
 
-@pytest.mark.parametrize("noise", [SETPGID, UCX])
-def test_what_nobody_should_have_to_read_is_left_out(noise: str) -> None:
+BROKEN_PIPE = (
+    "[n1:42] oob:tcp: send_msg: write failed: Broken pipe (32) [sd = 20]\n"
+    "[n1:42] [prterun-n1-42@0,0]-[prterun-n1-42@0,2] prte_oob_tcp_peer_send_handler: unable to send message ON SOCKET 20\n"
+)
+
+
+@pytest.mark.parametrize("noise", [SETPGID, UCX, BROKEN_PIPE])
+def test_output_filter_removes_noise_of_open_mpi(noise: str) -> None:
     shown, _ = pass_on([f"up\n{noise}down\n{noise}".encode()])
     assert shown.seen == b"up\ndown\n"
 
