@@ -17,6 +17,7 @@ from deploy.locked import FOLDER, ROOT, disagreements, pins
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
+@pytest.mark.evidence("S1", "C17")
 def test_what_is_locked_is_what_is_asked_for() -> None:
     assert list(disagreements(PROJECT, FOLDER)) == []
     assert len(pins(FOLDER / "dev.txt")) > len(pins(FOLDER / "install.txt")) > 30
@@ -39,6 +40,7 @@ def test_a_change_of_what_is_asked_for_is_said(edit: object, said: str) -> None:
     assert any(line.startswith(said) for line in disagreements(project, FOLDER))
 
 
+@pytest.mark.evidence("S1")
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -54,6 +56,7 @@ def test_a_lock_that_was_tampered_with_is_said(tmp_path: Path, old: str, new: st
     assert any(line.startswith(said) for line in disagreements(PROJECT, tmp_path / "requirements"))
 
 
+@pytest.mark.evidence("C17")
 @pytest.mark.processes
 def test_what_is_installed_here_is_what_is_locked() -> None:
     """Nothing is missing, and nothing of another version."""

@@ -4,6 +4,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import koalapy
 
 PACKAGE = Path(koalapy.__file__).parent
@@ -26,6 +28,7 @@ def code_runners_of(path: Path) -> Iterator[str]:
                 yield name
 
 
+@pytest.mark.evidence("J4")
 def test_modules_of_package_use_nothing_that_runs_data_as_code() -> None:
     seen = {str(path.relative_to(PACKAGE)): set(code_runners_of(path)) for path in sorted(PACKAGE.rglob("*.py"))}
     assert {path: names for path, names in seen.items() if names} == {}

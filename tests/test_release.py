@@ -49,6 +49,7 @@ def the_one(folder: Path, pattern: str) -> Path:
     return found
 
 
+@pytest.mark.evidence("S3")
 def test_it_is_the_same_whenever_and_wherever_it_is_made(made: Path, tmp_path: Path) -> None:
     again = release(tmp_path / "again", TZ="Asia/Tokyo", LC_ALL="C", SOURCE_DATE_EPOCH="7", HOME=str(tmp_path))
     assert again == (made / "SHA256SUMS").read_text()
@@ -71,6 +72,7 @@ def test_the_packages_hold_what_was_committed_and_nothing_else(made: Path) -> No
     assert names == {name.replace("migrations/", "koalapy/store/migrations/", 1) for name in ours}
 
 
+@pytest.mark.evidence("S2", "C18")
 def test_the_list_of_parts_is_the_lock(made: Path) -> None:
     document: dict[str, Any] = json.loads(the_one(made, "*.cdx.json").read_text())
     assert document["bomFormat"] == "CycloneDX"

@@ -66,6 +66,7 @@ def exposure(unit: Path) -> float:
     return float(found[1])
 
 
+@pytest.mark.evidence("I1", "C10")
 @pytest.mark.processes
 @needs(SYSTEMD)
 def test_little_is_left_to_the_daemon_and_not_much_to_an_agent(tmp_path: Path) -> None:
@@ -94,6 +95,7 @@ def test_systemd_knows_every_word(name: str, tmp_path: Path) -> None:
     assert not re.findall(r".*koala.*", said.stderr), said.stderr
 
 
+@pytest.mark.evidence("I1")
 @pytest.mark.processes
 @needs(CONFINEMENT)
 def test_the_daemons_parts_live_with_what_its_unit_leaves(tmp_path: Path) -> None:
@@ -106,6 +108,7 @@ def test_the_daemons_parts_live_with_what_its_unit_leaves(tmp_path: Path) -> Non
     assert found["refused"] == [1, 1, 1, 97, 13]  # EPERM, EAFNOSUPPORT, EACCES
 
 
+@pytest.mark.evidence("I1", "C10")
 @pytest.mark.processes
 @needs(CONFINEMENT)
 def test_a_daemon_serves_under_what_its_unit_leaves(tmp_path: Path) -> None:
@@ -135,6 +138,7 @@ def test_a_daemon_serves_under_what_its_unit_leaves(tmp_path: Path) -> None:
     assert not re.findall(r".*(?:denied|not permitted|Read-only|not supported).*", errors)
 
 
+@pytest.mark.evidence("I2")
 @pytest.mark.processes
 @needs(ROOT)
 def test_three_capabilities_are_enough_to_become_others_and_are_left_to_nobody() -> None:

@@ -27,6 +27,7 @@ def test_a_persons_account_is_found() -> None:
     assert found.acting("alice") == "alice"
 
 
+@pytest.mark.evidence("C1", "K3")
 @pytest.mark.parametrize(
     ("user", "account", "why"),
     [
@@ -76,6 +77,7 @@ def test_a_name_service_that_does_not_answer_is_asked_again() -> None:
         Accounts("north", MAPPED, away).find_now("alice")
 
 
+@pytest.mark.evidence("K10")
 def test_an_own_cluster_runs_jobs_as_its_agent_alone() -> None:
     own = accounts(SiteSettings(identity="own"), alice=ALICE)
     for mine in ("", own_name(os.geteuid())):
@@ -96,6 +98,7 @@ def test_a_service_cluster_is_told_nothing_by_an_account() -> None:
 # What is run
 
 
+@pytest.mark.evidence("K5")
 def test_privileges_are_dropped_for_good() -> None:
     command = RunAs(accounts(alice=ALICE), Way.SETUID).command(ALICE, ["sbatch", "x"])
     assert command[0].endswith("/setpriv")
@@ -103,6 +106,7 @@ def test_privileges_are_dropped_for_good() -> None:
     assert command[7:] == ["--inh-caps", "-all", "--ambient-caps", "-all", "--", "sbatch", "x"]
 
 
+@pytest.mark.evidence("K5")
 def test_sudo_is_asked_for_the_program_itself_and_for_no_password(tmp_path: Path) -> None:
     program = tmp_path / "sbatch"
     program.write_text("#!/bin/sh\n")

@@ -490,6 +490,7 @@ async def victim(site: Site, daemon: FakeDaemon) -> tuple[Path, int]:
     return gate, int(daemon.output[VICTIM])
 
 
+@pytest.mark.evidence("J2", "J3", "J5", "C16")
 async def test_another_jobs_program_gets_nothing_and_is_told_of(site: Site, daemon: FakeDaemon) -> None:
     gate, runner = await victim(site, daemon)
     locald = int(json.loads((site.cluster.directory / "locald.json").read_text())["pid"])
@@ -506,6 +507,7 @@ async def test_another_jobs_program_gets_nothing_and_is_told_of(site: Site, daem
     assert daemon.output[VICTIM] == f"{runner}\ngenuine\n".encode()
 
 
+@pytest.mark.evidence("J3")
 async def test_a_result_that_another_job_wrote_is_none_for_the_next_agent(site: Site, daemon: FakeDaemon) -> None:
     """While nobody listens, the runner's own word is in the same folder."""
     gate, runner = await victim(site, daemon)

@@ -26,6 +26,7 @@ async def port(daemon: FakeDaemon, tmp_path: Path) -> AsyncIterator[Port]:
         yield port
 
 
+@pytest.mark.evidence("R1")
 @pytest.mark.parametrize("secret", [b"", b"s3cret", secret_of(NAME, 1), secret_of("koala-test-1.2.0.aa")])
 async def test_who_does_not_know_the_nodes_own_secret_has_no_say(port: Port, secret: bytes) -> None:
     """Nor one who knows that of its neighbour, or of the attempt before."""
@@ -43,6 +44,7 @@ async def test_who_does_not_know_the_nodes_own_secret_has_no_say(port: Port, sec
     assert (told["token"], told["node"], told["how"], told["address"]) == (TOKEN, 0, "forged", "127.0.0.1")
 
 
+@pytest.mark.evidence("R2")
 async def test_what_was_recorded_is_worth_nothing(port: Port) -> None:
     true = await port.runner(TOKEN)
     true.send(t="out", offset=0, data="aGk=")
@@ -61,6 +63,7 @@ async def test_what_was_recorded_is_worth_nothing(port: Port) -> None:
     assert await again.reader.read() == b""
 
 
+@pytest.mark.evidence("R3")
 @pytest.mark.parametrize("forge", ["twice", "swapped", "changed", "plain", "reflected", "skipped"])
 async def test_a_line_that_is_not_the_runners_next_ends_its_connection(port: Port, forge: str) -> None:
     """As somebody between it and its agent might slip in, repeat, turn back or hold back."""
@@ -83,6 +86,7 @@ async def test_a_line_that_is_not_the_runners_next_ends_its_connection(port: Por
     await port.daemon.until(lambda: port.daemon.output.get(TOKEN, b"") == kept)
 
 
+@pytest.mark.evidence("R4")
 async def test_who_has_the_secret_comes_too_late_once_its_runner_is_there(port: Port) -> None:
     true = await port.runner(TOKEN)
     thief = await port.connect()
@@ -104,6 +108,7 @@ async def test_a_runner_that_lost_its_connection_comes_back(port: Port) -> None:
         await runner.hears("welcome")
 
 
+@pytest.mark.evidence("R4")
 async def test_first_runner_of_node_keeps_its_place_after_agent_restart(daemon: FakeDaemon, tmp_path: Path) -> None:
     async with serving(daemon, tmp_path) as port:
         await daemon.submit(TOKEN)
@@ -125,6 +130,7 @@ async def test_first_runner_of_node_keeps_its_place_after_agent_restart(daemon: 
         await runner.hears("welcome")
 
 
+@pytest.mark.evidence("R8")
 async def test_who_tries_often_is_told_of_once_in_a_while(port: Port) -> None:
     await port.runner(TOKEN)
     for _ in range(20):
@@ -141,6 +147,7 @@ async def test_who_tries_often_is_told_of_once_in_a_while(port: Port) -> None:
 # An agent that is none
 
 
+@pytest.mark.evidence("R5")
 @pytest.mark.processes
 async def test_stranger_at_agents_port_learns_and_orders_nothing(daemon: FakeDaemon, tmp_path: Path) -> None:
     """A real runner meets a stranger first, who sends it all that an agent might, and its agent then."""

@@ -72,6 +72,7 @@ async def ask(path: Path, question: bytes = b'{"ask": "login"}\n') -> list[dict[
     return said
 
 
+@pytest.mark.evidence("A10", "C2")
 async def test_the_agent_vouches_for_who_the_kernel_says_asks(tmp_path: Path) -> None:
     async with serving(own := settings(tmp_path)) as (_, daemon):
         greeting, answer = await ask(own.login_sockets[0], b'{"ask": "login", "account": "root", "uid": 0}\n')
@@ -127,6 +128,7 @@ async def test_a_daemon_that_hangs_is_told(tmp_path: Path) -> None:
         server.vouched(Vouched(ident=late, token=TOKEN, user="ann", role="user", lifetime=60.0))
 
 
+@pytest.mark.evidence("A12")
 async def test_nobody_has_more_than_a_few_connections_or_asks_all_the_time(tmp_path: Path) -> None:
     async with serving(own := settings(tmp_path)) as (_, daemon):
         path = str(own.login_sockets[0])

@@ -86,6 +86,7 @@ async def port(daemon: FakeDaemon, tmp_path: Path) -> AsyncIterator[Port]:
         yield port
 
 
+@pytest.mark.evidence("R7")
 @pytest.mark.parametrize("other", ["2.1.0.aa", "1.2.0.aa", "1.1.1.bb", "1.1.1", "nonsense"])
 async def test_a_runner_is_heard_by_its_own_gang_only(port: Port, other: str) -> None:
     first, second = await port.runner("1.1.0.aa"), await port.runner("1.1.1.aa")
@@ -112,6 +113,7 @@ async def test_a_runner_is_heard_by_its_own_gang_only(port: Port, other: str) ->
         assert (await stranger.hears("relay", "stop"))["t"] == "stop", "the daemon's word is held to the same"
 
 
+@pytest.mark.evidence("N4")
 async def test_who_says_too_much_before_hello_is_cut_off(port: Port) -> None:
     stranger = await port.connect()
     stranger.writer.write(b"x" * (TAG_LENGTH + runners.MAX_HELLO_LENGTH + 1))
@@ -131,6 +133,7 @@ async def test_a_runner_that_has_said_hello_may_be_silent(port: Port) -> None:
     assert (await known.hears("output"))["offset"] == 2
 
 
+@pytest.mark.evidence("N4")
 async def test_strangers_do_not_keep_runners_out(port: Port) -> None:
     """The oldest of those that have not said hello make room: a runner says so at once."""
     strangers = [await port.connect() for _ in range(runners.MAX_UNAUTHENTICATED)]

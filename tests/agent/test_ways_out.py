@@ -27,6 +27,7 @@ def everything_in(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*"))
 
 
+@pytest.mark.evidence("D1")
 @pytest.mark.parametrize("token", ["../../home", "{home}", "..", "daemon", "a/b", "7.1.0/../../../home", "7.1.0.A", ""])
 async def test_what_is_no_token_names_no_folder(daemon: FakeDaemon, tmp_path: Path, token: str) -> None:
     """Else the folder that it names would be written to, and removed as soon as it is to be forgotten."""
@@ -43,6 +44,7 @@ async def test_what_is_no_token_names_no_folder(daemon: FakeDaemon, tmp_path: Pa
     assert sorted(os.listdir(tmp_path)) == ["agent", "home"]
 
 
+@pytest.mark.evidence("D1")
 async def test_what_is_no_stage_is_no_folder_to_collect_from(daemon: FakeDaemon, tmp_path: Path) -> None:
     async with serving(lrm := MemoryLrm(), daemon, tmp_path / "agent"):
         ident = await daemon.submit(T, stage="x/../../../home", collect=["**"])
@@ -50,6 +52,7 @@ async def test_what_is_no_stage_is_no_folder_to_collect_from(daemon: FakeDaemon,
         assert not lrm.jobs
 
 
+@pytest.mark.evidence("D1")
 @pytest.mark.parametrize("instance", ["../home", "..", "", "a/b", ".hidden", "x" * 101, "a\nb"])
 async def test_daemon_with_path_as_name_is_refused(daemon: FakeDaemon, tmp_path: Path, instance: str) -> None:
     async with serving(MemoryLrm(), daemon, tmp_path / "agent"):
@@ -62,6 +65,7 @@ async def test_daemon_with_path_as_name_is_refused(daemon: FakeDaemon, tmp_path:
         assert everything_in(tmp_path) == before
 
 
+@pytest.mark.evidence("D2")
 async def test_who_has_not_said_who_it_is_is_not_obeyed(daemon: FakeDaemon, tmp_path: Path) -> None:
     async with serving(lrm := MemoryLrm(), daemon, tmp_path / "agent"):
         await daemon.leave()

@@ -136,6 +136,7 @@ def test_the_page_tells_the_table() -> None:
     assert len(rows) == len(ACCESS)
 
 
+@pytest.mark.evidence("U1", "C3")
 @pytest.mark.parametrize("who", WHO)
 async def test_each_route_lets_in_whom_the_page_says(api: Api, who: str) -> None:
     told = dict(re.findall(r"^\| `(\w+)` \|.*\| (\w+) \|$", DOC, re.MULTILINE))
@@ -166,6 +167,7 @@ async def test_each_route_lets_in_whom_the_page_says(api: Api, who: str) -> None
     assert asked >= 40
 
 
+@pytest.mark.evidence("C3")
 async def test_a_route_that_is_not_in_the_table_is_for_administrators_only(api: Api) -> None:
     @api.app.get("/api/v1/new")
     async def new() -> Json:
@@ -183,6 +185,7 @@ async def test_every_route_is_in_the_table(api: Api) -> None:
 # Others' jobs
 
 
+@pytest.mark.evidence("U1")
 async def test_of_others_jobs_users_see_load_and_queue_and_nothing_of_what_runs(api: Api) -> None:
     job = await api.submit("ada", walltime=60)
     for path in ("/api/v1/jobs", "/api/v1/jobs/1", "/api/v1/jobs/1?wait=0.01"):
@@ -276,6 +279,7 @@ async def test_no_way_to_write_a_number_leads_to_anothers_output(api: Api, ident
     assert answer.status_code in (403, 404, 422), answer.text
 
 
+@pytest.mark.evidence("U1")
 async def test_of_many_jobs_each_is_cancelled_by_who_may(api: Api) -> None:
     await api.submit("ada")
     await api.submit("bob")
@@ -335,6 +339,7 @@ async def test_set_priority_high_by_user_returns_403(tmp_path: Path) -> None:
 # In whose name
 
 
+@pytest.mark.evidence("U2")
 async def test_a_job_is_whose_who_submits_it_and_operators_submit_for_others(api: Api) -> None:
     assert (await api.submit("ada"))["owner"] == "ada"
     assert (await api.submit("ada", owner="ada"))["owner"] == "ada"
@@ -419,6 +424,7 @@ async def test_submit_with_high_priority_by_allowed_user_is_accepted(tmp_path: P
         assert raised.status_code == 200
 
 
+@pytest.mark.evidence("U2")
 async def test_what_was_done_names_who_did_it(api: Api) -> None:
     await api.submit("ada")
     for who, action in (("ada", "hold"), ("director", "release"), ("root", "cancel")):
@@ -434,6 +440,7 @@ async def test_what_was_done_names_who_did_it(api: Api) -> None:
     assert shown["reason"] == "cancelled by root"
 
 
+@pytest.mark.evidence("U3")
 async def test_an_idempotency_key_is_its_users_own(api: Api) -> None:
     key = {"Idempotency-Key": "the same"}
     found = [await api.ask(who, "POST", "/api/v1/jobs", json=BODY, headers=key) for who in ("ada", "bob", "ada", "bob")]
@@ -443,6 +450,7 @@ async def test_an_idempotency_key_is_its_users_own(api: Api) -> None:
 # Whose files
 
 
+@pytest.mark.evidence("U3")
 async def test_to_know_a_bundles_digest_is_not_to_have_it(api: Api) -> None:
     assert (await api.ask("ada", "POST", "/api/v1/bundles", content=BUNDLE)).status_code == 201
     path, body = f"/api/v1/bundles/{sha(BUNDLE)}", BODY | {"bundle": sha(BUNDLE)}

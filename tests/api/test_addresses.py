@@ -41,6 +41,7 @@ async def test_the_proxy_says_for_whom_it_asks(proxy: str) -> None:
     assert await asked(proxy, "192.0.2.1", proto="https", kind="websocket") == ("192.0.2.1", "wss")
 
 
+@pytest.mark.evidence("L7")
 @pytest.mark.parametrize("peer", ["198.51.100.8", "192.0.2.9", "127.0.0.1", "::1"])
 async def test_nobody_else_is_believed(peer: str) -> None:
     assert await asked(peer, "198.51.100.7", "10.0.0.1", proto="https") == (peer, "http")
@@ -71,6 +72,7 @@ async def test_an_odd_scheme_means_nothing() -> None:
     assert await asked("198.51.100.7", "192.0.2.1", proto="https, javascript") == ("192.0.2.1", "http")
 
 
+@pytest.mark.evidence("L7")
 async def test_who_comes_past_the_proxy_in_clear_is_sent_back() -> None:
     assert await asked("192.0.2.9", encrypted=False) == 403
     assert await asked("::ffff:192.0.2.9", encrypted=False) == 403

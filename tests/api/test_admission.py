@@ -24,6 +24,7 @@ def admitted(api: Any, most: int = 100, body_timeout: float = 0.1) -> httpx2.Asy
     return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=api.base_url, headers=api.headers)
 
 
+@pytest.mark.evidence("N3")
 async def test_beyond_so_many_requests_users_are_told_to_come_again(open_api: Open, body: Body) -> None:
     plain = await open_api()
     await plain.post("/api/v1/jobs", json=body)
@@ -41,6 +42,7 @@ async def test_beyond_so_many_requests_users_are_told_to_come_again(open_api: Op
     assert (await api.get("/api/v1/clusters")).status_code == 200
 
 
+@pytest.mark.evidence("U12")
 async def test_one_user_does_not_keep_all_others_out() -> None:
     begun, going = asyncio.Semaphore(0), asyncio.Event()
 

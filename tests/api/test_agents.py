@@ -187,6 +187,7 @@ async def test_wrong_agent_tokens_beyond_the_bound_are_not_looked_at(tmp_path: P
         assert random.status_code == 204, "guesses keep no agent out whose token cannot be guessed"
 
 
+@pytest.mark.evidence("D3")
 async def test_agent_refuses_a_frame_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon that was taken over does not exhaust the memory of an agent."""
     said: asyncio.Future[str] = asyncio.get_running_loop().create_future()

@@ -43,6 +43,7 @@ def told(found: list[Json]) -> list[tuple[str, ...]]:
     return [(one["actor"], one["role"], one["action"], one["target"], one["outcome"]) for one in found]
 
 
+@pytest.mark.evidence("C9")
 async def test_changes_tell_who_what_where_and_what_became_of_it(api: Api) -> None:
     await api.submit("ada")
     await api.ask("ada", "POST", "/api/v1/jobs/1/hold")

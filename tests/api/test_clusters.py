@@ -5,6 +5,7 @@ import pytest
 from tests.serving import Open
 
 
+@pytest.mark.evidence("U2")
 async def test_a_drained_cluster_tells_by_whom_and_why_until_it_is_resumed(open_api: Open) -> None:
     api = await open_api()
     assert (await api.get("/api/v1/clusters/north")).json()["drained"] is None

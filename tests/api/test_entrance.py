@@ -87,6 +87,7 @@ async def test_who_shows_one_that_is_not_believed_is_told_why() -> None:
         assert "The token is expired" in refused.json()["detail"]
 
 
+@pytest.mark.evidence("O4")
 async def test_a_provider_that_is_away_lets_nobody_in_and_keeps_nobody_else_out() -> None:
     async with api(Provider(SiteUnavailable("the keys cannot be had"))) as client:
         refused = await client.get("/api/v1/whoami", headers=shows(SIGNED))
@@ -99,6 +100,7 @@ async def test_without_a_provider_nothing_signed_is_believed() -> None:
         assert (await client.get("/api/v1/whoami", headers=shows(SIGNED))).status_code == 401
 
 
+@pytest.mark.evidence("N2", "C14")
 async def test_who_guesses_is_stopped_and_keeps_nobody_out_whose_token_cannot_be_guessed() -> None:
     provider = Provider(Verified("alice", None, 2000.0))
     async with api(provider) as client:
@@ -118,6 +120,7 @@ async def test_who_guesses_is_stopped_and_keeps_nobody_out_whose_token_cannot_be
         assert (await client.get("/livez", headers=shows("another-guess"))).status_code == 200
 
 
+@pytest.mark.evidence("U10", "C14", "M5")
 async def test_a_user_who_asks_too_fast_is_told_the_limit_and_when_to_come_again() -> None:
     limits = LimitSettings(users={"bob": UserLimits(requests_per_second=0.2)})
     async with api(limits=limits, contact="write to grid@example.org") as client:

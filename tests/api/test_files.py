@@ -319,6 +319,7 @@ async def test_an_agent_downloads_a_bundle_and_goes_on_after_a_cut(open_api: Ope
     assert missing.status_code == 404
 
 
+@pytest.mark.evidence("G3", "C5")
 @pytest.mark.parametrize(
     ("cluster", "headers", "status"),
     [("north", {}, 401), ("north", SOUTH, 401), ("west", NORTH, 401), ("nowhere", NORTH, 404)],

@@ -62,6 +62,7 @@ async def test_our_own_names_and_every_address_are_admitted(host: str) -> None:
     assert await HOSTS.admits(host)
 
 
+@pytest.mark.evidence("W1")
 @pytest.mark.parametrize(
     "host",
     [
@@ -114,6 +115,7 @@ async def test_a_slow_name_service_is_asked_once_and_for_unknown_names_only() ->
     assert asked == [1]
 
 
+@pytest.mark.evidence("W1")
 @pytest.mark.parametrize("path", ["/api/v1/jobs", "/livez", "/openapi.json", "/docs", "/nowhere"])
 async def test_a_page_whose_name_was_bound_to_our_address_gets_nothing(open_api: Open, path: str) -> None:
     answer = await (await open_api()).get(path, headers={"Host": f"{HOST_OF_A_PAGE}:8642"})
@@ -151,6 +153,7 @@ def test_who_shows_two_tokens_shows_none(daemon: TestClient) -> None:
         assert daemon.get("/api/v1/whoami", headers=headers).status_code == status
 
 
+@pytest.mark.evidence("N1")
 def test_nothing_is_changed_without_a_token_and_no_page_is_given_leave_to_show_one(daemon: TestClient) -> None:
     paths = daemon.get("/openapi.json").json()["paths"]
     changing = [
@@ -183,6 +186,7 @@ async def test_what_tells_no_secret_may_be_read_without_a_token(open_api: Open, 
     assert (await api.get("/api/v1/healthz")).status_code == 401
 
 
+@pytest.mark.evidence("N1", "C6")
 async def test_without_any_token_nobody_is_let_in() -> None:
     app = bare_application(administrators())
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL) as api:
@@ -190,6 +194,7 @@ async def test_without_any_token_nobody_is_let_in() -> None:
             assert (await api.get("/api/v1/jobs", headers=headers)).status_code == 401
 
 
+@pytest.mark.evidence("W2")
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -208,6 +213,7 @@ def test_a_page_opens_no_websocket(daemon: TestClient, headers: dict[str, str], 
     assert refusal.value.status_code == status
 
 
+@pytest.mark.evidence("W2")
 def test_the_guard_stands_before_every_websocket() -> None:
     app = bare_application(administrators(TOKEN))
 
@@ -234,6 +240,7 @@ A_PAGES = [
 """What a page of any origin may send without being asked whether it may."""
 
 
+@pytest.mark.evidence("W3")
 @pytest.mark.parametrize("path", CHANGES)
 def test_nothing_is_changed_by_what_a_page_can_send(daemon: TestClient, path: str) -> None:
     """Whatever shows who sits before the browser: here it is the token, which no page has."""
@@ -247,6 +254,7 @@ def test_nothing_is_changed_by_what_a_page_can_send(daemon: TestClient, path: st
         assert daemon.post(path, headers=BEARER | headers).status_code != 403, headers
 
 
+@pytest.mark.evidence("W3")
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
 @pytest.mark.parametrize(
     "elsewhere",
@@ -292,6 +300,7 @@ def assert_safe(answer: httpx2.Response) -> None:
     assert not [name for name in there if name.startswith("access-control-")]
 
 
+@pytest.mark.evidence("L3")
 @pytest.mark.parametrize(
     ("scheme", "host", "has_hsts"),
     [("https", "grid.example.org", True), ("https", "localhost:8642", False), ("http", "grid.example.org", False)],
@@ -303,6 +312,7 @@ def test_hsts_header_is_sent_by_tls_only(scheme: str, host: str, has_hsts: bool)
         assert ("strict-transport-security" in client.get(path).headers) == has_hsts
 
 
+@pytest.mark.evidence("W4")
 def test_every_answer_is_kept_from_caches_frames_and_guesses(daemon: TestClient) -> None:
     asked = [
         ("GET", "/docs", {}, 200),
@@ -331,6 +341,7 @@ def test_every_answer_is_kept_from_caches_frames_and_guesses(daemon: TestClient)
     assert_safe(refusal.value)
 
 
+@pytest.mark.evidence("W4")
 def test_a_mistake_of_ours_and_too_many_requests_are_answered_like_all_else() -> None:
     app = bare_application(administrators(TOKEN), max_requests=0)
 
@@ -356,6 +367,7 @@ async def test_who_comes_past_the_proxy_is_answered_like_all_else() -> None:
     assert refused.status_code == 403
 
 
+@pytest.mark.evidence("W4")
 async def test_streams_and_downloads_are_answered_like_all_else(open_api: Open, body: dict[str, Any]) -> None:
     api = await open_api()
     await api.post("/api/v1/jobs", json=body)

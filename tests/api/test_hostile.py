@@ -15,6 +15,7 @@ JOB = '{"request": {"type": "flexible", "total_size": 6}, "command": ["true"], %
 FLEXIBLE = '{"request": {"type": "flexible", "total_size": %s}, "command": ["true"]}'
 
 
+@pytest.mark.evidence("U4")
 @pytest.mark.parametrize(
     ("body", "field"),
     [
@@ -91,6 +92,7 @@ async def test_no_text_comes_in_that_cannot_be_stored_or_sent(open_api: Open, od
     assert (await api.get("/api/v1/jobs")).json() == {"jobs": [], "next": None}
 
 
+@pytest.mark.evidence("U4", "C15")
 async def test_no_field_or_parameter_takes_any_text_whatever(open_api: Open) -> None:
     document = (await (await open_api()).get("/openapi.json")).json()
     seen: list[str] = []
@@ -195,6 +197,7 @@ LARGE: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.evidence("U4")
 @pytest.mark.parametrize(("field", "change"), LARGE, ids=[f"{n}-{field}" for n, (field, _) in enumerate(LARGE)])
 async def test_what_is_too_much_to_look_at_is_refused_by_its_field(
     open_api: Open, body: dict[str, Any], field: str, change: dict[str, Any]
@@ -317,6 +320,7 @@ async def test_every_method_of_a_path_is_told(open_api: Open) -> None:
     assert (await api.options("/api/v1/nowhere")).status_code == 404
 
 
+@pytest.mark.evidence("N2")
 @pytest.mark.parametrize("shown", ["secret", "Basic secret", "Bearer", "Bearer ", "Bearer secretx", "Bearer sécret"])
 async def test_what_is_not_the_token_does_not_let_in(open_api: Open, shown: str) -> None:
     api = await open_api(tokens=["other", "secret"])

@@ -3,6 +3,7 @@
 from typing import Any
 
 import httpx2
+import pytest
 
 from koalapy.model.limits import Limits, LimitSettings, UserLimits
 from tests.daemon.archives import GOOD, archive_of
@@ -21,6 +22,7 @@ async def alice(api: httpx2.AsyncClient) -> dict[str, str]:
     return {"Authorization": f"Bearer {made['token']}"}
 
 
+@pytest.mark.evidence("M3")
 async def test_a_submission_beyond_a_limit_is_refused_with_all_there_is_to_say(open_api: Open, body: Json) -> None:
     api = await open_api(limits=limits(UserLimits(queued_jobs=1, nodes=6)))
     never = await api.post("/api/v1/jobs", json=body | {"request": {"type": "flexible", "total_size": 7}})
@@ -67,6 +69,7 @@ async def test_where_nothing_is_limited_that_is_shown(open_api: Open) -> None:
     assert (await (await open_api()).get("/api/v1/limits")).json() == {"user": "ada", "scopes": [], "contact": ""}
 
 
+@pytest.mark.evidence("M6")
 async def test_users_see_their_own_and_operators_everybody_s(open_api: Open) -> None:
     api = await open_api(limits=limits(UserLimits(nodes=1)))
     shown = await alice(api)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx2
+import pytest
 from pydantic import BaseModel
 
 from koalapy.api.fields import Output, Problem
@@ -229,6 +230,7 @@ async def test_the_document_is_whole(open_api: Open) -> None:
     assert {tag for op in operations for tag in op["tags"]} == {tag["name"] for tag in document["tags"]}
 
 
+@pytest.mark.evidence("W5")
 async def test_the_page_for_people_tells_everything_and_loads_nothing(open_api: Open) -> None:
     api = await open_api()
     document = (await api.get("/openapi.json")).json()

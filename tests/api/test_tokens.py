@@ -18,6 +18,7 @@ def shows(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
+@pytest.mark.evidence("T1")
 async def test_a_token_is_shown_once_and_lets_in_until_it_is_revoked(open_api: Open) -> None:
     api = await open_api()
     made = (await api.post("/api/v1/tokens", json={"user": "alice", "role": "user", "expires": "8h"})).json()
@@ -120,6 +121,7 @@ async def tokens_of_alice(api: httpx2.AsyncClient, number: int = 1, expires: str
     return made
 
 
+@pytest.mark.evidence("U15", "C4", "T5")
 @pytest.mark.parametrize("path", ["/api/v1/jobs/1/logs?follow=true", "/api/v1/jobs/1/events"])
 async def test_what_is_followed_breaks_off_when_the_token_is_revoked(open_api: Open, path: str) -> None:
     api = await open_api()
@@ -136,6 +138,7 @@ async def test_what_is_followed_breaks_off_when_the_token_is_revoked(open_api: O
     going_on.answer.cancel()
 
 
+@pytest.mark.evidence("T5")
 async def test_who_waits_for_a_job_is_told_that_the_token_holds_no_longer(open_api: Open) -> None:
     api = await open_api()
     (shown,) = await tokens_of_alice(api)
@@ -147,6 +150,7 @@ async def test_who_waits_for_a_job_is_told_that_the_token_holds_no_longer(open_a
     assert (waiting.status, waiting.is_whole) == (401, True)
 
 
+@pytest.mark.evidence("T5")
 async def test_who_waits_is_told_as_well_when_the_token_expires(open_api: Open) -> None:
     api = await open_api()
     (shown,) = await tokens_of_alice(api, expires=0.5)

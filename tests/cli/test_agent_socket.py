@@ -209,6 +209,7 @@ def test_agent_that_hangs_is_given_up(tmp_path: Path) -> None:
     assert "connection refused" in refusal(path).message
 
 
+@pytest.mark.evidence("A11")
 def test_who_listens_must_be_root_or_whose_folder_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.sock"
     monkeypatch.setattr(agent_socket, "peer_of", lambda _: Peer(1, 4711))
@@ -231,6 +232,7 @@ def link(folder: Path) -> None:
     folder.symlink_to(folder.with_name("there"))
 
 
+@pytest.mark.evidence("A11")
 @pytest.mark.parametrize("spoil", [writable, group_writable, link])
 def test_a_folder_where_others_may_put_theirs_is_not_believed(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     folder = tmp_path / "run"
@@ -241,6 +243,7 @@ def test_a_folder_where_others_may_put_theirs_is_not_believed(tmp_path: Path, sp
     assert heard == []
 
 
+@pytest.mark.evidence("A11")
 @needs(ROOT)
 def test_another_accounts_folder_is_not_believed(tmp_path: Path) -> None:
     """But for the well-known one, which only root can have given it."""

@@ -19,6 +19,7 @@ def test_an_address_is_printed(koala: Koala, server: Server) -> None:
     assert "/login?" in told.out
 
 
+@pytest.mark.evidence("A7")
 def test_no_command_line_tells_others_the_code(koala: Koala, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     started: list[str] = []
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))

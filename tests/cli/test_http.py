@@ -163,6 +163,7 @@ def test_proxies_are_asked_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     assert b"Bearer" not in heard[0]
 
 
+@pytest.mark.evidence("L1")
 def test_no_token_goes_to_another_machine_in_clear(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)

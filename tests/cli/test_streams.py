@@ -50,6 +50,7 @@ def test_program_output_keeps_control_codes_from_terminals_only(
     assert screen.shown() == expected
 
 
+@pytest.mark.evidence("J8")
 @pytest.mark.processes
 def test_logs_on_a_terminal_show_control_codes_as_text_unless_raw(koala: Koala, server: Server) -> None:
     koala("submit", "--flexible", "2", "--", "echo", "\x1b[31mred")

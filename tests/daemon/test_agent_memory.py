@@ -124,6 +124,7 @@ async def test_what_nobody_knows_is_gone_before_anything_new_is_submitted(tmp_pa
             assert orders == [("forget", "1.1.0"), ("stop", "9.1.0.ff"), ("submit", token)]
 
 
+@pytest.mark.evidence("G5")
 async def test_agents_raise_numbers_together_by_no_more_than_one_may(tmp_path: Path) -> None:
     async with running(tmp_path / "koala.db") as daemon:
         jobs = jobs_of(daemon)

@@ -86,6 +86,7 @@ async def test_the_critical_come_first_and_then_the_oldest(scene: Scene) -> None
     assert await scene.look(6, *wrong) == ["early", "late", "mild"]
 
 
+@pytest.mark.evidence("U13")
 async def test_users_are_told_what_concerns_clusters_and_their_own_jobs(scene: Scene) -> None:
     wrong = [
         alert(),

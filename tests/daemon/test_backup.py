@@ -56,6 +56,7 @@ def execute(database: Path, statement: str, *values: object) -> None:
         connection.commit()
 
 
+@pytest.mark.evidence("A6")
 def test_make_backup_under_a_loose_umask_is_for_its_account_alone(data: Path, tmp_path: Path) -> None:
     before = os.umask(0)
     try:

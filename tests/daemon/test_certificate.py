@@ -55,6 +55,7 @@ def test_who_trusts_its_authority_or_the_very_certificate_is_shown_it(authority:
     assert served.shown.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.evidence("L6")
 def test_new_files_are_taken_up_and_new_connections_see_them(authority: Authority, data_dir: Path) -> None:
     pair, renewed = authority.issue(), authority.issue()
     first = text_of(pair)
@@ -144,6 +145,7 @@ def test_files_that_are_of_no_use_are_refused_with_what_is_wrong(authority: Auth
         assert (refused.value.field, bool(refused.value.hint)) == (field, True)
 
 
+@pytest.mark.evidence("L4")
 @pytest.mark.processes
 def test_nothing_older_than_tls_1_2_is_spoken(authority: Authority, data_dir: Path) -> None:
     pair = authority.issue()

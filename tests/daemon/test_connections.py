@@ -106,6 +106,7 @@ async def test_what_comes_along_with_requests_and_does_not_become_one_is_closed(
         assert (await closed(reader)).count(b"200 OK") == 2
 
 
+@pytest.mark.evidence("N3")
 async def test_a_trickle_is_not_waited_for() -> None:
     async with serving(Connections(20_000, headers_timeout=0.2)) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -353,6 +353,7 @@ BAD = {
 }
 
 
+@pytest.mark.evidence("U5")
 @pytest.mark.parametrize("what", BAD)
 async def test_a_bad_archive_is_refused_and_nothing_of_it_kept(world: World, what: str) -> None:
     with pytest.raises(UsageError) as refused:
@@ -588,6 +589,7 @@ async def test_times_that_no_file_system_knows_are_mended(
         assert found.getmember("0-north/a").mtime == told
 
 
+@pytest.mark.evidence("G3")
 @pytest.mark.parametrize("token", ["7.2.1", "7.2.2", "7.3.0", "8.1.0", "7.2", "x", "7.2.-1", "../../7.2.0"])
 async def test_only_a_component_of_that_cluster_may_bring_something(world: World, tmp_path: Path, token: str) -> None:
     results = results_of(world, tmp_path, Tried(world))

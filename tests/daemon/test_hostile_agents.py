@@ -108,6 +108,7 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loop]:
     made.close()
 
 
+@pytest.mark.evidence("G6")
 @settings(suppress_health_check=list(HealthCheck))
 @given(messages=st.lists(SHAPED | altered() | ANYTHING, min_size=1, max_size=3))
 def test_nothing_that_an_agent_says_ends_the_daemon(loop: Loop, messages: list[Any]) -> None:
@@ -212,6 +213,7 @@ def unbounded(kind: type) -> list[str]:
 RUNNERS = (runner_messages.Hello, runner_messages.Out, runner_messages.Relay, runner_messages.Exit)
 
 
+@pytest.mark.evidence("G6", "C15")
 @pytest.mark.parametrize("model", [*KINDS, wire.Found, *RUNNERS])
 def test_every_field_of_what_comes_in_has_bounds(model: type) -> None:
     assert unbounded(model) == []

@@ -64,6 +64,7 @@ def place() -> Place:
     return Place()
 
 
+@pytest.mark.evidence("T1")
 async def test_a_token_says_who_shows_it_and_is_kept_as_a_digest_only(place: Place) -> None:
     token, shown, identity = await place.made(TokenOrder("alice", Role.OPERATOR, 60.0, "for the crontab"))
     assert identity == Identity("alice", Role.OPERATOR, "token 1", ("physics",), 1, 1060.0)
@@ -86,6 +87,7 @@ async def test_the_next_daemon_knows_them(place: Place) -> None:
     assert place.identities.of(shown) == identity
 
 
+@pytest.mark.evidence("C4", "T3")
 async def test_a_token_holds_until_it_expires(place: Place) -> None:
     _, shown, _ = await place.made(TokenOrder("alice", Role.USER, 60.0))
     place.clock.at += 59.9
@@ -111,6 +113,7 @@ async def test_one_that_is_revoked_holds_no_longer_for_the_next_daemon_either(pl
     assert place.identities.of(other)
 
 
+@pytest.mark.evidence("T4")
 async def test_it_holds_no_longer_though_the_database_is_away_and_whoever_said_so_is_told(place: Place) -> None:
     _, shown, _ = await place.made()
     place.store.fails = True
@@ -138,6 +141,7 @@ async def test_administrators_make_any(place: Place) -> None:
         assert (await place.made(order))[0].user == order.user
 
 
+@pytest.mark.evidence("U11", "T2")
 @pytest.mark.parametrize(
     "order", [TokenOrder("bob", Role.USER), TokenOrder("alice", Role.OPERATOR), TokenOrder("alice", Role.ADMIN)]
 )
@@ -154,6 +158,7 @@ async def test_others_make_none_for_others_nor_one_that_can_do_more(
     assert place.identities.list(ROOT) == []
 
 
+@pytest.mark.evidence("U11", "T2")
 async def test_nor_one_that_lasts_longer_than_what_they_show(place: Place) -> None:
     alice = Identity("alice", Role.USER, "alice on north", expires_at=1600.0)
     for wanted, got in ((None, 1600.0), (9000.0, 1600.0), (60.0, 1060.0)):
@@ -169,6 +174,7 @@ async def test_a_login_says_which_site_it_came_from_and_no_other_token_does(plac
         place.start()
 
 
+@pytest.mark.evidence("U15", "T4")
 async def test_what_a_token_has_made_is_revoked_with_it_and_so_is_what_that_has_made(place: Place) -> None:
     _, first, alice = await place.made()
     _, second, again = await place.made(by=alice)
@@ -236,6 +242,7 @@ async def test_nobody_has_any_number_of_them() -> None:
 # Who sees and ends which
 
 
+@pytest.mark.evidence("T6")
 async def test_others_than_administrators_see_and_end_their_own_only(place: Place) -> None:
     _, _, alice = await place.made()
     _, bobs, bob = await place.made(TokenOrder("bob", Role.OPERATOR))

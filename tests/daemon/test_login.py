@@ -118,6 +118,7 @@ async def test_who_is_nobody_gets_nothing(cluster: str, account: str, uid: int, 
     assert daemon.logins._by_account._full_at == {}, "nothing is kept of who is refused"
 
 
+@pytest.mark.evidence("G7", "C2")
 @given(
     cluster=st.sampled_from(["north", "east", "south", "laptop", "mine", "none", "?"]),
     account=st.one_of(st.sampled_from(["alice", "asmith", "root", "bob", "boss", "alice@east", "x@north"]), st.text()),
@@ -156,6 +157,7 @@ async def test_login_of_account_whose_user_is_a_name_of_the_daemon_is_refused() 
     assert daemon.maker.list(Identity("", Role.ADMIN, "")) == []
 
 
+@pytest.mark.evidence("A12")
 async def test_who_asks_all_the_time_waits_and_keeps_nobody_else_from_it() -> None:
     daemon = Daemon()
     answers = [await daemon.asks("north", "alice") for _ in range(13)]
@@ -171,6 +173,7 @@ async def test_who_asks_all_the_time_waits_and_keeps_nobody_else_from_it() -> No
     assert await daemon.asks("east", "asmith") == ("alice", "user")
 
 
+@pytest.mark.evidence("G8")
 async def test_of_many_logins_the_oldest_end() -> None:
     daemon = Daemon()
     for _ in range(MAX_LOGINS + 5):

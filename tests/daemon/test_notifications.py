@@ -166,6 +166,7 @@ async def test_a_mistake_of_ours_sends_nothing_twice_at_once(scene: Scene) -> No
     assert len(scene.tried) == 1
 
 
+@pytest.mark.evidence("U8")
 async def test_one_who_hangs_holds_up_nobody_else_and_what_comes_after_waits_its_turn(scene: Scene) -> None:
     hangs = asyncio.Event()
     scene.answer = lambda notification: hangs.wait() if notification.to == "ada@example.org" else None
@@ -179,6 +180,7 @@ async def test_one_who_hangs_holds_up_nobody_else_and_what_comes_after_waits_its
     assert [each.owner for each in scene.store.notifications()] == ["ada", "ada"], "left to the next daemon"
 
 
+@pytest.mark.evidence("U8")
 async def test_a_user_has_so_much_waiting_and_is_told_so_much_in_an_hour() -> None:
     scene = Scene(replace(SECTION, waiting=5, per_hour=3))
     for ident in range(1, 9):
@@ -214,6 +216,7 @@ async def test_long_waiting_is_told_once(scene: Scene) -> None:
     assert len(scene.tried) == 1
 
 
+@pytest.mark.evidence("U7")
 async def test_what_the_configuration_takes_back_is_told_nobody(scene: Scene) -> None:
     scene.change(job(1, JobState.SUCCEEDED), JobState.RUNNING)
     scene.section = replace(SECTION, mail=replace(MAIL, recipients=["@example.net"]))
@@ -250,6 +253,7 @@ def test_nothing_of_a_name_gets_into_a_header() -> None:
     assert "remedy: fuser koala.db" in text
 
 
+@pytest.mark.evidence("U7")
 @pytest.mark.parametrize(
     ("url", "reached"),
     [
@@ -275,6 +279,7 @@ def test_only_configured_hosts_are_reached(url: str, reached: bool) -> None:
     assert Reachable().why_no_webhook(url)
 
 
+@pytest.mark.evidence("U7")
 @pytest.mark.parametrize("address", ["eve@example.com", "Any.One@EXAMPLE.org"])
 def test_only_configured_recipients_are_written_to(address: str) -> None:
     reachable = SECTION.reachable

@@ -83,6 +83,7 @@ async def test_a_list_of_audiences_with_ours_is_as_good() -> None:
     assert (await oidc().verify(made(aud=["account", "koala"]))).user == "alice"
 
 
+@pytest.mark.evidence("C2", "O1")
 @pytest.mark.parametrize(
     "claims",
     [
@@ -121,12 +122,14 @@ def unsigned(head: dict[str, Any]) -> str:
     return ".".join([*parts, ""])
 
 
+@pytest.mark.evidence("O1")
 @pytest.mark.parametrize("alg", ["none", "None", "NONE", "", None, "HS256", 5, ["ES256"]])
 async def test_without_a_signature_of_the_provider_s_nobody_is_believed(alg: Any) -> None:
     with pytest.raises(TokenRefused):
         await oidc().verify(unsigned({"alg": alg, "kid": "ec"}))
 
 
+@pytest.mark.evidence("O1")
 async def test_the_public_key_is_no_secret_to_sign_with() -> None:
     for secret in (RSA.as_pem(private=False), public(RSA), EC.as_pem(private=False)):
         head, claims, _ = unsigned({"alg": "HS256", "kid": "rsa"}).split(".")
@@ -135,6 +138,7 @@ async def test_the_public_key_is_no_secret_to_sign_with() -> None:
             await oidc().verify(f"{head}.{claims}.{base64.urlsafe_b64encode(signature).rstrip(b'=').decode()}")
 
 
+@pytest.mark.evidence("O1")
 async def test_a_key_of_somebody_else_s_does_not_count_wherever_it_says_that_it_is() -> None:
     own = ECKey.generate_key("P-256", {"kid": "ec"})
     served = own.as_dict(private=False)
@@ -178,6 +182,7 @@ def test_so_is_one_with_whatever_header(header: dict[str, Any]) -> None:
 # Whose it is
 
 
+@pytest.mark.evidence("O2")
 @pytest.mark.parametrize(
     ("rule", "claims", "user"),
     [
@@ -265,6 +270,7 @@ async def test_a_new_key_is_fetched_when_a_token_names_it() -> None:
     assert keys.asked == 2
 
 
+@pytest.mark.evidence("O5")
 async def test_who_names_keys_that_there_are_not_has_them_fetched_now_and_then_only() -> None:
     time, keys = Clock(0.0), Keys(RSA)
     verifier = Oidc(PROVIDER, keys, lambda: NOW, keys_clock=time)
@@ -274,6 +280,7 @@ async def test_who_names_keys_that_there_are_not_has_them_fetched_now_and_then_o
     assert keys.asked == 1
 
 
+@pytest.mark.evidence("O4")
 async def test_what_a_withdrawn_key_has_signed_is_believed_no_longer() -> None:
     keys, token = Keys(RSA, EC), made(EC)
     verifier = oidc(keys=keys)

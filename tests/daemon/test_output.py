@@ -33,6 +33,7 @@ def start_anew(grid: Grid, path: Path) -> None:
     )
 
 
+@pytest.mark.evidence("U9")
 async def test_output_beyond_the_limit_goes_on_after_a_restart(tmp_path: Path) -> None:
     """What the files say is known, however much of it is kept: nothing that comes then is dropped without a word."""
     async with Opened(tmp_path / "koala.db") as grid:

@@ -86,6 +86,7 @@ def test_agents_ask_each_other_by_way_of_the_daemon(what: str) -> None:
     assert refused == Answer(ident="2", error="east is out of reach", fault="unavailable", cluster="east")
 
 
+@pytest.mark.evidence("G4")
 @pytest.mark.parametrize("what", ["stat", "export"])
 @pytest.mark.parametrize("payload", [{"path": "/b"}, {"path": "/a/"}, {"path": None}, {}, {"path": ["/a"]}])
 def test_agents_are_told_nothing_of_what_no_job_of_theirs_is_to_have(what: str, payload: dict[str, object]) -> None:

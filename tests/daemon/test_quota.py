@@ -121,6 +121,7 @@ async def test_of_bundles_those_go_first_that_were_not_wanted_for_longest(world:
     assert world.there("bundles") == sorted([a, d, e.id])
 
 
+@pytest.mark.evidence("U9")
 async def test_nothing_makes_way_for_what_is_too_large(world: World) -> None:
     kept = world.bundles(2 * SIZE)
     bundle, _ = await kept.put(pieces(named("a")))
@@ -362,6 +363,7 @@ def limits(settings: LimitSettings) -> Limits:
     return Limits(settings, lambda user: ("physics",) if user in ("bob", "carl") else (), "write to grid@example.org")
 
 
+@pytest.mark.evidence("U10", "C13", "M4")
 async def test_a_user_s_bundles_make_way_for_his_own_only_and_else_no_more_come(world: World) -> None:
     owners = limits(LimitSettings(UserLimits(bundle_bytes=2 * SIZE)))
     kept = world.bundles(100 * SIZE, owners)
@@ -415,6 +417,7 @@ async def test_a_group_shares_its_room_for_bundles(world: World) -> None:
         await kept.put(pieces(named("f")), owner="bob")
 
 
+@pytest.mark.evidence("M4")
 async def test_a_user_s_results_make_way_for_his_own_only_and_else_no_more_come(world: World) -> None:
     owners = limits(LimitSettings(UserLimits(result_bytes=2 * SIZE)))
     kept = world.results(100 * SIZE, owners)

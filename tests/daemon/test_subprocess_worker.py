@@ -115,6 +115,7 @@ async def test_run_in_subprocess_passes_functions_by_name() -> None:
     assert await run_in_subprocess(add_all, [1, 2], ten) == 13
 
 
+@pytest.mark.evidence("J4")
 async def test_child_has_lower_priority_and_is_closed_to_its_account(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KOALA_AGENT_TOKEN", "a-secret-of-the-daemon")
     child = await run_in_subprocess(describe_process, [])
@@ -125,6 +126,7 @@ async def test_child_has_lower_priority_and_is_closed_to_its_account(monkeypatch
         assert (child["environ"], child["mem"], child["fd/0"]) == ("PermissionError",) * 3
 
 
+@pytest.mark.evidence("J4")
 def test_channel_of_child_before_it_is_closed_cannot_be_opened_by_its_account() -> None:
     with tempfile.TemporaryFile() as errors:
         process, channel = subprocess_worker._start_child([double], 10.0, errors)
@@ -146,6 +148,7 @@ class RunsCode:
         return os.mkdir, (str(self._marker),)
 
 
+@pytest.mark.evidence("J4")
 async def test_answer_that_is_pickled_code_is_not_run(tmp_path: Path) -> None:
     evil = pickle.dumps(RunsCode(tmp_path / "ran"))
     with pytest.raises(ValueError, match=r"decode|Expecting value"):

@@ -76,6 +76,7 @@ def test_requests_and_websockets_are_served(play: Play) -> None:
     play(Connections(4096), test)
 
 
+@pytest.mark.evidence("N3")
 @pytest.mark.parametrize("first", SILENT)
 def test_who_does_not_come_to_the_end_of_a_handshake_is_hung_up_on(play: Play, first: bytes) -> None:
     connections = Connections(4096, headers_timeout=0.1)
@@ -91,6 +92,7 @@ def test_who_does_not_come_to_the_end_of_a_handshake_is_hung_up_on(play: Play, f
     play(connections, test)
 
 
+@pytest.mark.evidence("N3")
 def test_many_that_say_nothing_make_way(play: Play) -> None:
     connections = Connections(OWN_FILES)
     assert connections.max_open == 2 * RESERVED

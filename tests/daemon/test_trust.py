@@ -88,6 +88,7 @@ class Opened:
         await self._stack.aclose()
 
 
+@pytest.mark.evidence("G2", "R7")
 async def test_a_relay_goes_from_its_own_cluster_to_the_same_gang_only(tmp_path: Path) -> None:
     async with Opened(tmp_path / "koala.db") as grid:
         head, tail = await grid.submit(1, COUPLED)
@@ -107,6 +108,7 @@ async def test_a_relay_goes_from_its_own_cluster_to_the_same_gang_only(tmp_path:
         assert [m["payload"]["command"] for m in heard(grid.south, "relay")] == ["true"]
 
 
+@pytest.mark.evidence("J3", "R8")
 async def test_a_cluster_tells_of_impostors_in_its_own_components_only(tmp_path: Path) -> None:
     async with Opened(tmp_path / "koala.db") as grid:
         head, tail = await grid.submit(1, COUPLED)
@@ -124,6 +126,7 @@ async def test_a_cluster_tells_of_impostors_in_its_own_components_only(tmp_path:
         assert noted == [("north", 1, head, 7)]
 
 
+@pytest.mark.evidence("G1")
 async def test_nobody_writes_another_clusters_output_or_keeps_it_away(tmp_path: Path) -> None:
     async with Opened(tmp_path / "koala.db") as grid:
         head, tail = await grid.submit(1, COUPLED)
@@ -171,6 +174,7 @@ async def test_output_of_an_attempt_that_is_over_still_comes_from_its_own_cluste
         assert not heard(grid.south, "output_ack")
 
 
+@pytest.mark.evidence("G1", "C5")
 async def test_nobody_ends_another_clusters_component(tmp_path: Path) -> None:
     async with Opened(tmp_path / "koala.db") as grid:
         (token,) = await grid.submit(1, ON_NORTH)

@@ -3,6 +3,8 @@
 import json
 from dataclasses import replace
 
+import pytest
+
 from koalapy.daemon.agents.wire import CommandMessages, is_brought
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.profile import ClusterProfile
@@ -162,6 +164,7 @@ def test_a_submission_names_the_account_of_the_jobs_owner() -> None:
     assert (told["type"], told["local_user"]) == ("submit", "")
 
 
+@pytest.mark.evidence("U16")
 def test_what_was_placed_before_its_owner_lost_the_account_is_not_submitted() -> None:
     commands = CommandMessages(1, PROFILES, Catalogue(), OWNED)
     spec = JobSpec(FlexibleRequest(3), ("true",), owner="eve")
@@ -173,6 +176,7 @@ def test_what_was_placed_before_its_owner_lost_the_account_is_not_submitted() ->
     assert commands.message(StageComponent("north", "7.1.0"), job, 3)["type"] == "unstage"
 
 
+@pytest.mark.evidence("G4")
 def test_what_is_brought_is_what_a_job_there_is_to_have_from_that_site() -> None:
     catalogue = Catalogue(
         [

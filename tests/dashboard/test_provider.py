@@ -137,6 +137,7 @@ def test_the_daemon_says_who_it_is_and_that_it_began_this(person: httpx2.Client,
     assert person.get("/").status_code == 200
 
 
+@pytest.mark.evidence("O3")
 def test_what_comes_back_counts_once(person: httpx2.Client, grid: Embedded) -> None:
     back = sent_back(person)
     assert person.get(back).status_code == 200
@@ -146,6 +147,7 @@ def test_what_comes_back_counts_once(person: httpx2.Client, grid: Embedded) -> N
         assert again.get(back).status_code == 401
 
 
+@pytest.mark.evidence("O3")
 def test_nobody_is_logged_in_by_a_link_of_somebody_else(person: httpx2.Client, grid: Embedded) -> None:
     back = sent_back(person)
     with httpx2.Client(base_url=grid.url, headers={"Accept": "text/html"}, timeout=60.0) as victim:
@@ -153,6 +155,7 @@ def test_nobody_is_logged_in_by_a_link_of_somebody_else(person: httpx2.Client, g
         assert (answer.status_code, "koala_" in answer.headers.get("set-cookie", "")) == (401, False)
 
 
+@pytest.mark.evidence("O3")
 @pytest.mark.parametrize("claims", [{"nonce": "another"}, {"aud": "others"}, {"sub": "nobody"}, {"exp": 1}])
 def test_an_id_token_that_is_not_for_this_login_logs_nobody_in(
     person: httpx2.Client, provider: Provider, claims: dict[str, Any]

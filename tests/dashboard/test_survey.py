@@ -5,6 +5,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from koalapy.daemon.forecast.slices import SLICE
 from koalapy.daemon.jobs.changes import Changes
 from koalapy.daemon.observability.instruments import Instruments
@@ -102,6 +104,7 @@ def test_a_clusters_failures_are_its_own_by_cause_and_the_most_frequent_first() 
     assert (north.attempts_failed, south.claims, south.attempts_failed) == ({}, 0, {"lost": 2})
 
 
+@pytest.mark.evidence("U14")
 def test_what_a_resource_manager_says_of_jobs_is_told_operators_only() -> None:
     calls = tuple(
         LrmCalls(each, 1, 1, last_error=f"{each}: alice", failed_ago=1.0) for each in (*LrmOperation, "later")

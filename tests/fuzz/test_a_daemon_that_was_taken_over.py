@@ -203,5 +203,6 @@ async def go_on(site: Site, daemon: FakeDaemon) -> None:
     assert await daemon.acknowledged(await daemon.command("forget", token)) == ""
 
 
+@pytest.mark.evidence("D4")
 def test_a_daemon_leads_its_agent_nowhere(ground: Ground) -> None:
     play("a daemon against its agent", EXAMPLES, acts(), ground.of(attacked))

@@ -206,6 +206,7 @@ def check_spawned(node: AttackedNode, series: int, prefix: Path) -> None:
         assert all(PLAIN.fullmatch(host) for host in environment["KOALA_HOSTS"].split(","))
 
 
+@pytest.mark.evidence("P5")
 def test_follower_told_anything_by_its_head_starts_only_its_own_daemon(tmp_path: Path) -> None:
     numbers = count(1)
 

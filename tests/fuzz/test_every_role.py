@@ -207,6 +207,7 @@ def ask(drawn: tuple[str, Any, Any], figures: Figures) -> None:
     case.validate_response(answer, excluded_checks=unlooked)
 
 
+@pytest.mark.evidence("U17")
 def test_every_role_gets_what_it_may(served: Served) -> None:
     schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json", timeout=120)
     daemons_own = {"Authorization": f"Bearer {served.own_token()}"}

@@ -235,5 +235,6 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
         made.close()
 
 
+@pytest.mark.evidence("G9")
 def test_one_cluster_cannot_touch_anothers(ground: Ground) -> None:
     play("agents against the daemon", EXAMPLES, attacks(ground.prepared.tokens), ground.play)

@@ -215,6 +215,7 @@ async def go_on(daemon: FakeDaemon, others: list[PlayedRunner]) -> None:
         await daemon.until(lambda token=token: daemon.status(token)["program_exit"] == 3)  # type: ignore[misc]
 
 
+@pytest.mark.evidence("J11")
 def test_one_component_cannot_touch_another(ground: Ground) -> None:
     assert runners.MAX_UNAUTHENTICATED > MOST_ACTS, "strangers would push each other out"
     play("runners against their agent", EXAMPLES, acts(), ground.of(attacked))

@@ -62,6 +62,7 @@ def test_an_address_of_ipv6_serves_agents_and_commands_alike(tmp_path: Path) -> 
         close(grid)
 
 
+@pytest.mark.evidence("A1", "C6")
 def test_another_account_is_refused(make_grid: Callable[..., Embedded]) -> None:
     grid = make_grid()
     python = shutil.which("python3", path="/usr/local/bin:/usr/bin:/bin") or sys.executable
@@ -91,6 +92,7 @@ def secretive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Embedded]:
     close(grid)
 
 
+@pytest.mark.evidence("J1")
 def test_a_program_inherits_what_is_named_and_nothing_else(secretive: Embedded) -> None:
     ident = secretive.submit({"type": "fixed", "components": [{"cluster": "north", "size": 1}]}, "env")
     assert secretive.wait(ident)["state"] == "succeeded"

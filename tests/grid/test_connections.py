@@ -42,6 +42,7 @@ def many() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.evidence("N3")
 @pytest.mark.usefixtures("many")
 def test_idle_connections_and_half_requests_stop_nothing(grid: FewFiles) -> None:
     port = int(urlsplit(grid.url).port or 0)

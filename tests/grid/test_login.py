@@ -112,6 +112,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Site, Site
     shutil.rmtree(folder)
 
 
+@pytest.mark.evidence("A10")
 @needs(ROOT)
 def test_people_of_two_head_nodes_are_themselves_and_nobody_else(sites: tuple[Site, Site]) -> None:
     north, south = sites

@@ -95,12 +95,14 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MappedGrid]:
         shutil.rmtree(folder)
 
 
+@pytest.mark.evidence("K1")
 def test_one_job_runs_as_its_owner_on_two_clusters(grid: MappedGrid) -> None:
     job, said = Person(grid, "ann").finish("id -u; pwd", north=2, south=1)
     assert (job["state"], job["exit_code"]) == ("succeeded", 0), job
     assert said.split().count(str(UIDS["alice"])) == 3
 
 
+@pytest.mark.evidence("K2")
 def test_each_is_somebody_else_to_the_machine_and_nobodys_files_are_open(grid: MappedGrid) -> None:
     gate = grid.gate()
     folder = Path(gate.path).parent

@@ -86,6 +86,7 @@ def test_an_owner_is_told_what_he_asked_for(told: Told) -> None:
     assert f"koala show {ident}" in text
 
 
+@pytest.mark.evidence("U7")
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [

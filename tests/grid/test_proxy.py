@@ -25,6 +25,7 @@ def grid(tmp_path: Path) -> Iterator[Embedded]:
     close(grid)
 
 
+@pytest.mark.evidence("L7")
 def test_an_address_that_somebody_makes_up_is_not_taken_for_his(grid: Embedded) -> None:
     port = int(urlsplit(grid.url).port or 0)
     for peer, told in [(PROXY, "192.0.2.77"), ("127.0.0.1", "192.0.2.88"), (PROXY, "192.0.2.99, 127.0.0.3")]:

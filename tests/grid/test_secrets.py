@@ -98,6 +98,7 @@ def files(grid: Embedded, folder: Path) -> dict[str, Any]:
     return {"bundle": grid.job(ident)["bundle"]}
 
 
+@pytest.mark.evidence("A4", "C11")
 @needs(ROOT)
 def test_no_process_shows_a_secret_to_anybody(busy: Busy) -> None:
     """Not even to root, but for the job's own variables in its own processes."""
@@ -115,6 +116,7 @@ def test_no_process_shows_a_secret_to_anybody(busy: Busy) -> None:
     assert looked >= 5
 
 
+@pytest.mark.evidence("A4", "J1")
 def test_no_process_of_ours_has_what_looks_like_a_secret(busy: Busy) -> None:
     for seen in busy.grid.processes():
         said = [*seen.command, *(f"{name}={value}" for name, value in seen.environment.items())]
@@ -125,6 +127,7 @@ def test_no_process_of_ours_has_what_looks_like_a_secret(busy: Busy) -> None:
         assert told == [], seen.command
 
 
+@pytest.mark.evidence("A8", "C11")
 def test_no_log_tells_a_secret(busy: Busy) -> None:
     grid = busy.grid
     shown = {"Authorization": f"Bearer {SECRET}-a-guess"}
@@ -142,6 +145,7 @@ def test_no_log_tells_a_secret(busy: Busy) -> None:
         assert not [secret for secret in busy.secrets if secret in kept.read_text(errors="replace")], kept
 
 
+@pytest.mark.evidence("A8")
 def test_no_answer_tells_a_secret(busy: Busy) -> None:
     api = busy.grid.http
     paths = [path for path in api.get("/openapi.json").json()["paths"] if "{" not in path]
@@ -163,6 +167,7 @@ def test_no_answer_tells_a_secret(busy: Busy) -> None:
     assert read > 10
 
 
+@pytest.mark.evidence("A5", "C12")
 def test_no_file_is_for_others_to_read(busy: Busy) -> None:
     """Below the data directory, and where the account keeps its daemons, while a job is under way."""
     looked, open_to_others = 0, []
@@ -180,6 +185,7 @@ def test_no_file_is_for_others_to_read(busy: Busy) -> None:
     assert looked > 40
 
 
+@pytest.mark.evidence("A9")
 def test_nobody_looks_into_the_memory_of_daemon_agents_and_runners(busy: Busy) -> None:
     """Nor are cores dumped: by the same mark of the kernel. Asked by the same account."""
 
@@ -200,6 +206,7 @@ def test_nobody_looks_into_the_memory_of_daemon_agents_and_runners(busy: Busy) -
     assert [psutil.Process(pid).cmdline() for pid in [*ours, *(one.pid for one in runners)] if may_read(pid)] == []
 
 
+@pytest.mark.evidence("A8")
 def test_a_database_that_does_not_answer_is_told_without_its_password(tmp_path: Path) -> None:
     secret = CONFIGURED["PGPASSWORD"]
     environment = {**os.environ, "KOALA_DATABASE": f"postgresql+psycopg://koala:{secret}@127.0.0.1:1/koala"}

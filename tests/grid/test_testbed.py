@@ -58,6 +58,7 @@ def _token(bed: Testbed, ident: int, cluster: str) -> str:
     return f"{ident}.{bed.job(ident)['generation']}.{index}"
 
 
+@pytest.mark.evidence("R6")
 @pytest.mark.parametrize("cluster", ["north", "east"])
 def test_nobody_finds_a_runners_secret(bed: Testbed, cluster: str) -> None:
     """Once it runs it is where only root can look: in no file, no environment, no command line, no book."""

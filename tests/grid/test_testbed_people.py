@@ -101,6 +101,7 @@ def owner(bed: Testbed, seen: Seen) -> str:
     return bed.containers[seen.node].run("stat", "-c", "%u", f"/proc/{seen.pid}").strip()
 
 
+@pytest.mark.evidence("K1")
 @EACH
 def test_each_jobs_processes_are_its_owners(bed: Testbed, alice: Person, robert: Person, cluster: str) -> None:
     jobs = {person.account: running(bed, person, cluster) for person in (alice, robert)}
@@ -113,6 +114,7 @@ def test_each_jobs_processes_are_its_owners(bed: Testbed, alice: Person, robert:
         finish(bed, ident, gate)
 
 
+@pytest.mark.evidence("K1")
 @EACH
 def test_a_job_finds_what_a_login_would(bed: Testbed, alice: Person, cluster: str) -> None:
     # Grid Engine gives a job a group that has no name.
@@ -125,6 +127,7 @@ def test_a_job_finds_what_a_login_would(bed: Testbed, alice: Person, cluster: st
     assert agents == "0"
 
 
+@pytest.mark.evidence("K2")
 @EACH
 def test_nobody_reads_signals_or_ends_anothers_job(bed: Testbed, alice: Person, robert: Person, cluster: str) -> None:
     """Tried from the very node on which it runs, and by a job on another."""
@@ -152,6 +155,7 @@ def test_nobody_reads_signals_or_ends_anothers_job(bed: Testbed, alice: Person, 
     finish(bed, ident, gate)
 
 
+@pytest.mark.evidence("K8")
 @EACH
 def test_files_go_to_their_owner_and_come_back(
     bed: Testbed, alice: Person, robert: Person, cluster: str, tmp_path: Path
@@ -173,6 +177,7 @@ def test_files_go_to_their_owner_and_come_back(
     until(lambda: not head.shell(f"ls /shared/{cluster}/jobs/alice").split(), "nothing of it to be left")
 
 
+@pytest.mark.evidence("K3")
 @EACH
 @pytest.mark.parametrize(
     ("user", "why"),
@@ -243,6 +248,7 @@ def test_an_agent_that_comes_back_finds_what_was_left_meanwhile(bed: Testbed, al
         assert bed.logs(ident) == "done\n"
 
 
+@pytest.mark.evidence("K5")
 def test_south_lets_its_agent_run_what_the_rules_name_and_no_more(bed: Testbed) -> None:
     head = bed.heads["south"]
     may: Callable[[str], str] = lambda command: head.shell(  # noqa: E731

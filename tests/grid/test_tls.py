@@ -87,6 +87,7 @@ def served(url: str, trust: Trust) -> str:
         return ssl.DER_cert_to_PEM_cert(der)
 
 
+@pytest.mark.evidence("L1")
 def test_jobs_run_and_the_commands_of_its_account_find_it_without_an_option(grid: Secured) -> None:
     assert grid.url.startswith("https://127.0.0.1:")
     told = grid.url.replace("https", "http")
@@ -101,6 +102,7 @@ def test_jobs_run_and_the_commands_of_its_account_find_it_without_an_option(grid
         assert (done.returncode, done.stdout.count("hello\n")) == (0, 4), done.stderr
 
 
+@pytest.mark.evidence("L2", "C7")
 def test_others_know_it_by_its_authority_and_by_nothing_less(
     grid: Secured, authority: Authority, tmp_path: Path
 ) -> None:
@@ -122,6 +124,7 @@ def test_a_command_in_clear_is_told_so(grid: Secured) -> None:
     assert refused.stderr == "koala: this port speaks TLS; ask by https://\n"
 
 
+@pytest.mark.evidence("L2")
 @pytest.mark.parametrize(
     ("scheme", "told"), [("https", "signed by nobody who is trusted here"), ("http", "this port speaks TLS")]
 )
@@ -146,6 +149,7 @@ def test_an_agent_that_does_not_know_it_says_why_and_check_does(
     assert daemon["ok"] is False
 
 
+@pytest.mark.evidence("L6")
 def test_a_renewed_certificate_is_shown_while_a_log_is_followed(
     grid: Secured, authority: Authority, tmp_path: Path
 ) -> None:
@@ -210,6 +214,7 @@ def refused(tmp_path: Path, *words: str) -> str:
     return done.stderr
 
 
+@pytest.mark.evidence("L1", "C7")
 def test_no_daemon_serves_other_machines_in_clear_nor_with_half_a_certificate(tmp_path: Path) -> None:
     pair = Authority(tmp_path / "authority").issue()
     for host in ("0.0.0.0", "::"):

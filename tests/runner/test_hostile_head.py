@@ -68,6 +68,7 @@ async def test_mpi_daemon_behind_a_script_starts_ranks(agent: FakeAgent, tmp_pat
     assert sorted(nodes[0].output.decode().splitlines()) == ["0 of 2 on 127.0.1.1 0", "1 of 2 on 127.0.2.1 1"]
 
 
+@pytest.mark.evidence("P2")
 @pytest.mark.parametrize("attack", ["another command", "another program", "exec agent"])
 @pytest.mark.parametrize("series", SERIES)
 async def test_other_program_of_mpi_daemon_is_killed(
@@ -95,6 +96,7 @@ async def test_other_program_of_mpi_daemon_is_killed(
     assert refused or script_refused, (nodes[0].output, nodes[1].output)
 
 
+@pytest.mark.evidence("P4")
 @pytest.mark.parametrize("series", SERIES)
 async def test_ranks_start_without_variables_of_the_linker(agent: FakeAgent, tmp_path: Path, series: int) -> None:
     """The linker warns of a library that is not there, as where a job of one cluster is the site's own affair."""
@@ -112,6 +114,7 @@ async def test_ranks_start_without_variables_of_the_linker(agent: FakeAgent, tmp
     assert b"cannot be preloaded" in alone[0].output
 
 
+@pytest.mark.evidence("P1")
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -136,6 +139,7 @@ async def test_launch_with_other_parameter_is_refused(
     assert message in end["error"]
 
 
+@pytest.mark.evidence("N5", "P1")
 async def test_launch_request_with_a_shell_command_runs_nothing(agent: FakeAgent, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
 
@@ -159,6 +163,7 @@ async def test_mpi_daemon_of_its_own_site_is_not_traced(agent: FakeAgent) -> Non
     assert [line.split()[1] for line in nodes[0].output.splitlines()] == [b"0"] * 4
 
 
+@pytest.mark.evidence("P3")
 @pytest.mark.parametrize("series", SERIES)
 async def test_spawn_request_of_other_site_runs_nothing(agent: FakeAgent, tmp_path: Path, series: int) -> None:
     """A site that does not lead the job makes of its rank what it likes, and asks ``mpirun`` for a program."""
@@ -183,6 +188,7 @@ async def test_spawn_request_of_other_site_runs_nothing(agent: FakeAgent, tmp_pa
     assert not list(tmp_path.glob("mark*"))  # noqa: ASYNC240
 
 
+@pytest.mark.evidence("P3")
 async def test_mpi_daemon_that_a_script_starts_as_its_child_is_held(agent: FakeAgent, tmp_path: Path) -> None:
     """The script of a site need not execute its daemon: it may have something to do after it."""
     own = {**MPI_ENVIRONMENT, "KOALA_MPI_PREFIX": str(tmp_path / "own")}

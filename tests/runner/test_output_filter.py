@@ -113,7 +113,8 @@ UCX = (
 
 BROKEN_PIPE = (
     "[n1:42] oob:tcp: send_msg: write failed: Broken pipe (32) [sd = 20]\n"
-    "[n1:42] [prterun-n1-42@0,0]-[prterun-n1-42@0,2] prte_oob_tcp_peer_send_handler: unable to send message ON SOCKET 20\n"
+    "[n1:42] [prterun-n1-42@0,0]-[prterun-n1-42@0,2] prte_oob_tcp_peer_send_handler: unable to send message ON SOCKET "
+    "20\n"
 )
 
 

@@ -188,6 +188,7 @@ def test_select_parameters_of_another_command_raises_failure() -> None:
         select_parameters(5, "rm -rf /opt/prted-stuff")
 
 
+@pytest.mark.evidence("P1")
 @pytest.mark.parametrize(
     "name",
     [
@@ -245,6 +246,7 @@ def test_check_parameters_of_another_type_raises_failure(parameters: object) -> 
 TEXTS = st.text(max_size=30) | st.sampled_from([*SELECTED_5, *SELECTED_4, *SELECTED_5.values(), *SELECTED_4.values()])
 
 
+@pytest.mark.evidence("P1")
 @given(
     series=st.sampled_from([4, 5]),
     parameters=st.dictionaries(TEXTS, TEXTS | st.integers() | st.none(), max_size=8),

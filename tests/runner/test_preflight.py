@@ -68,6 +68,7 @@ async def test_an_error_between_nodes_of_the_heads_cluster_is_its_own(agent: Fak
     assert "node node-127.0.1.1 cannot reach node node-127.0.1.2" in await failure(agent, nodes, 0)
 
 
+@pytest.mark.evidence("N5")
 async def test_a_stranger_at_the_port_is_no_door(agent: FakeAgent) -> None:
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"0123456789abcdef 127.0.1.1\n")

@@ -67,6 +67,7 @@ async def test_output_and_errors_are_appended_in_order_to_users_file(agent: Fake
     assert (tmp_path / "log").read_text() == "before\none\ntwo\nthree\n"
 
 
+@pytest.mark.evidence("J2")
 async def test_the_program_knows_where_it_is_and_none_of_the_runners_secrets(agent: FakeAgent) -> None:
     nodes = [await agent.start(TOKEN, i, f"127.0.1.{i + 1}") for i in range(2)]
     for node in nodes:
@@ -116,6 +117,7 @@ async def test_a_file_for_the_output_that_cannot_be_written_is_an_error(agent: F
     assert not node.said("running")
 
 
+@pytest.mark.evidence("J9")
 async def test_what_the_program_leaves_behind_is_ended(agent: FakeAgent) -> None:
     node, end = await result(agent, ["sh", "-c", "setsid sh -c 'echo $$; exec sleep 1000' & sleep 0.3; exit 5"])
     assert end["code"] == 5
@@ -125,6 +127,7 @@ async def test_what_the_program_leaves_behind_is_ended(agent: FakeAgent) -> None
 STUBBORN = "trap '' TERM; setsid sh -c 'trap \"\" TERM; echo $$; while :; do sleep 1; done' & echo $$; wait; sleep 1000"
 
 
+@pytest.mark.evidence("J9", "C16")
 @pytest.mark.parametrize("by_signal", [None, signal.SIGTERM, signal.SIGHUP])
 async def test_stop_ends_detached_and_stubborn_processes(agent: FakeAgent, by_signal: signal.Signals | None) -> None:
     node = await run(agent, ["sh", "-c", STUBBORN])

@@ -24,6 +24,7 @@ def run_script(
     )
 
 
+@pytest.mark.evidence("P4")
 @pytest.mark.parametrize("asked", [(), LAUNCHER])
 def test_rank_script_runs_the_jobs_command_in_its_own_environment(tmp_path: Path, asked: tuple[str, ...]) -> None:
     words = ["a b", "it's", '"$HOME"', "", "*", ":", "line\nbreak", "x=y", "ü", "$(id)"]
@@ -58,6 +59,7 @@ def test_rank_script_asked_for_another_command_refuses(tmp_path: Path, asked: tu
     assert (done.returncode, done.stdout, done.stderr.decode()) == (126, b"", f"{REFUSAL}\n")
 
 
+@pytest.mark.evidence("P6")
 def test_rank_script_reads_nothing_from_its_standard_input(tmp_path: Path) -> None:
     assert run_script(tmp_path, ["cat"], {"PATH": os.environ["PATH"]}, LAUNCHER).stdout == b""
 

@@ -64,6 +64,7 @@ requests = st.one_of(
 )
 
 
+@pytest.mark.evidence("U16", "C1")
 @given(request=requests, view=grids(), owner=st.sampled_from(["alice", "bob", "dave", "dave@west", "dave@north"]))
 def test_no_component_goes_where_its_owner_has_no_account(request: Request, view: GridView, owner: str) -> None:
     answer = ask(request, view, owner)
@@ -102,6 +103,7 @@ def test_a_job_waits_and_the_reason_names_the_account() -> None:
     assert grid.state(job) is JobState.QUEUED
 
 
+@pytest.mark.evidence("U16")
 @pytest.mark.parametrize(
     ("owner", "request_", "field", "said"),
     [

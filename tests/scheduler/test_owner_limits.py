@@ -117,6 +117,7 @@ def test_a_submission_that_would_wait_for_its_limit_is_told() -> None:
     assert "would be placed at once" in told.headline
 
 
+@pytest.mark.evidence("M2")
 @pytest.mark.parametrize("mode", ["scan", "head", "fcfs"])
 def test_whom_a_limit_keeps_waiting_is_in_nobody_s_way(mode: QueueMode) -> None:
     grid = world(UserLimits(nodes=4), Rules(queue=mode))
@@ -127,6 +128,7 @@ def test_whom_a_limit_keeps_waiting_is_in_nobody_s_way(mode: QueueMode) -> None:
     assert all(grid.state(job) is not JobState.QUEUED for job in others)
 
 
+@pytest.mark.evidence("M2")
 def test_no_nodes_are_kept_for_a_job_that_may_not_have_them() -> None:
     rules = Rules(aging_tries=2)
     grid = World({"north": 8}, rules, limits=limits(users={"alice": UserLimits(nodes=8)}))
@@ -248,6 +250,7 @@ def act(grid: World, action: tuple[object, ...]) -> None:
             grid.connect(name)
 
 
+@pytest.mark.evidence("U10", "C13", "M1")
 @given(actions=st.lists(actions, min_size=5, max_size=40), mode=st.sampled_from(["scan", "head", "fcfs"]))
 def test_nobody_ever_has_more_and_everybody_gets_what_he_may(
     actions: list[tuple[object, ...]], mode: QueueMode

@@ -355,6 +355,7 @@ def test_of_late_stages_only_the_last_are_remembered_and_all_are_told_to_end() -
     assert [told(stage) for stage in (100, last - 1, 108)] == [1, 0, 0], "forgotten, which costs one order more"
 
 
+@pytest.mark.evidence("G9")
 @pytest.mark.parametrize("said", [{"program_exit": 0}, {"program_exit": 3}, {"error": "lost", "infrastructure": True}])
 def test_what_a_cluster_says_of_a_component_that_it_was_not_given_yet_means_nothing(said: dict[str, Any]) -> None:
     world = world_by_hand()

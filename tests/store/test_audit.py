@@ -61,6 +61,7 @@ def test_what_is_old_is_removed_and_nothing_else(stores: Stores) -> None:
     assert stores.audit.audit_entries(AuditFilter(after=last))[0].at == 5.0
 
 
+@pytest.mark.evidence("C9")
 @pytest.mark.parametrize(
     "statement", ["delete from audit", "update audit set actor = 'eve'", "delete from audit where id = 1"]
 )
@@ -159,6 +160,7 @@ def without_triggers(engine: Engine, *statements: str) -> None:
 INSERTED = "(4, 1.0, 'eve', 'user', '', '', 'nothing', '', 'done', '', 1, '')"
 
 
+@pytest.mark.evidence("C9")
 @pytest.mark.parametrize(
     ("statement", "checked", "problem"),
     [

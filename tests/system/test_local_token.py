@@ -37,6 +37,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
+@pytest.mark.evidence("N2")
 @pytest.mark.parametrize(
     "token", ["", " ", "\t", "short", "x" * 15, "a token of many words", "ü" * 20, "x" * 20 + "\n"]
 )
@@ -58,6 +59,7 @@ def test_the_first_token_is_kept_and_nobody_elses_to_read(tmp_path: Path) -> Non
     assert os.listdir(tmp_path) == ["token"]
 
 
+@pytest.mark.evidence("A1")
 def test_it_is_never_readable_not_even_for_a_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     opened = os.open
@@ -164,6 +166,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.evidence("A2")
 @pytest.mark.processes
 def test_what_a_killed_daemon_left_is_shown_to_nobody(state: Path) -> None:
     """Another account may have the port by now."""
@@ -207,6 +210,7 @@ def test_it_is_shown_where_the_address_means_the_same_only(state: Path, monkeypa
     daemon.close()
 
 
+@pytest.mark.evidence("A3")
 def test_a_register_that_is_a_link_is_refused(state: Path, tmp_path: Path) -> None:
     (tmp_path / "real").mkdir(mode=0o700)
     state.parent.mkdir(parents=True)

@@ -62,6 +62,7 @@ def test_what_is_private_already_may_hold_anything(tmp_path: Path) -> None:
     assert private_directory(folder(tmp_path / "own", 0o700, "notes"), CONTENTS, "--data-dir") == tmp_path / "own"
 
 
+@pytest.mark.evidence("A3")
 @needs(ROOT)
 def test_one_of_another_account_is_refused(tmp_path: Path) -> None:
     there = folder(tmp_path / "data", 0o755, "koala.db")
@@ -77,6 +78,7 @@ def test_a_file_in_its_place_is_told(tmp_path: Path) -> None:
         private_directory(tmp_path / "data", CONTENTS, "--data-dir")
 
 
+@pytest.mark.evidence("A5")
 def test_a_database_and_what_lies_beside_it_are_tightened(tmp_path: Path) -> None:
     before = os.umask(0)
     try:

@@ -12,6 +12,7 @@ from tests.certificates import Authority
 from tests.daemon.test_certificate import shown
 
 
+@pytest.mark.evidence("L2")
 @pytest.mark.parametrize(
     ("hosts", "days", "told"),
     [
@@ -33,6 +34,7 @@ def test_a_certificate_that_is_not_the_right_one_is_refused_with_the_way_out(
     assert found[1]
 
 
+@pytest.mark.evidence("L2")
 def test_one_by_another_authority_is_refused_and_so_is_every_other_where_one_is_pinned(tmp_path: Path) -> None:
     authority, other = Authority(tmp_path), Authority(tmp_path / "other")
     pair, sibling = authority.issue(), authority.issue()

@@ -132,6 +132,7 @@ async def test_slurm_is_handed_a_job_by_its_owner(
     assert "5ecret" not in str(environment) + asked
 
 
+@pytest.mark.evidence("K9")
 async def test_a_slurm_job_of_the_same_name_is_not_taken_for_another_accounts(
     slurm: FakeSlurm, mapped: SlurmLrm
 ) -> None:
@@ -143,6 +144,7 @@ async def test_a_slurm_job_of_the_same_name_is_not_taken_for_another_accounts(
     assert await mapped.find(name) is None
 
 
+@pytest.mark.evidence("K9")
 async def test_a_slurm_job_is_ended_by_its_owner_and_by_nobody_else(
     slurm: FakeSlurm, sudo: FakeSudo, mapped: SlurmLrm
 ) -> None:
@@ -155,6 +157,7 @@ async def test_a_slurm_job_is_ended_by_its_owner_and_by_nobody_else(
     assert [call.split(" ", 1)[0] for call in sudo.calls("scancel")] == ["ann:"]
 
 
+@pytest.mark.evidence("K4")
 async def test_an_account_that_is_gone_is_handed_nothing(
     slurm: FakeSlurm, mapped: SlurmLrm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +209,7 @@ async def test_grid_engine_is_handed_a_job_by_its_owner(
     assert os.access(work / "launch", os.X_OK)
 
 
+@pytest.mark.evidence("K9")
 async def test_grid_engines_jobs_are_known_by_name_and_owner(engine: FakeGridEngine, grid: SgeLrm) -> None:
     row = (
         "<job_list state='running'><JB_job_number>{0}</JB_job_number><JB_name>koala-x-{0}.1.0</JB_name>"

@@ -30,6 +30,7 @@ async def looked(settings: AgentSettings, people: People, user: str, way: Way = 
     return {finding.what: finding for finding in await check_accounts(settings, folders, user)}
 
 
+@pytest.mark.evidence("K11")
 async def test_an_account_is_tried(settings: AgentSettings, people: People) -> None:
     found = await looked(settings, people, "alice")
     assert all(finding.ok for finding in found.values()), found
@@ -65,6 +66,7 @@ async def test_who_may_act_for_nobody_is_told(settings: AgentSettings, people: P
     assert "CAP_SETUID" in found.hint
 
 
+@pytest.mark.evidence("K11")
 async def test_a_rule_of_sudo_that_is_missing_is_told(
     settings: AgentSettings, people: People, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

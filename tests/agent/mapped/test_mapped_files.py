@@ -42,6 +42,7 @@ async def staged(daemon: FakeDaemon, daemon_files: FakeDaemonFiles, state: str =
     await daemon.staged(S, state)
 
 
+@pytest.mark.evidence("K8")
 async def test_bundle_and_results_are_the_owners(
     daemon_files: FakeDaemonFiles, daemon: FakeDaemon, mapped: MappedSite
 ) -> None:
@@ -66,6 +67,7 @@ async def test_bundle_and_results_are_the_owners(
     assert secret.read_text() == "root's alone"
 
 
+@pytest.mark.evidence("K6")
 async def test_results_of_a_folder_that_leads_elsewhere_are_the_accounts_own_to_read(
     daemon_files: FakeDaemonFiles, daemon: FakeDaemon, mapped: MappedSite
 ) -> None:

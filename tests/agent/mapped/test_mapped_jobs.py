@@ -36,6 +36,7 @@ def owner_and_mode(path: Path) -> tuple[int, int]:
     return found.st_uid, found.st_mode & 0o777
 
 
+@pytest.mark.evidence("C1", "K1")
 async def test_a_job_runs_as_its_owner(daemon: FakeDaemon, mapped: MappedSite) -> None:
     said = (await run(daemon, "7.1.0", SAY_WHO, "alice")).splitlines()
     assert said[:4] == [str(ALICE.uid), str(ALICE.gid), str(ALICE.gid), "/nonexistent/alice alice alice"]
@@ -46,6 +47,7 @@ async def test_a_job_runs_as_its_owner(daemon: FakeDaemon, mapped: MappedSite) -
     assert owner_and_mode(mapped.settings.directory / "test" / "7.1.0") == (os.geteuid(), 0o700)
 
 
+@pytest.mark.evidence("K3")
 @pytest.mark.parametrize(
     ("user", "why"),
     [
@@ -72,6 +74,7 @@ id -u
 """
 
 
+@pytest.mark.evidence("J6", "C16", "K2")
 async def test_a_job_neither_reads_nor_signals_anothers(daemon: FakeDaemon, mapped: MappedSite) -> None:
     gate = mapped.jobs.parent / "gate"
     await begin(daemon, "7.1.0", ["/bin/sh", "-c", f"echo $$; until [ -e {gate} ]; do sleep 0.05; done"], "alice")
@@ -84,6 +87,7 @@ async def test_a_job_neither_reads_nor_signals_anothers(daemon: FakeDaemon, mapp
     assert daemon.status("7.1.0")["program_exit"] == 0
 
 
+@pytest.mark.evidence("J7", "K6")
 async def test_odd_file_in_place_of_result_neither_hangs_nor_fills(daemon: FakeDaemon, mapped: MappedSite) -> None:
     spoil = (
         "rm -f runner.log; mkfifo runner.log result.7.json; truncate -s 10G output.0.99; ln -s /etc/shadow output.0.1; "
@@ -95,6 +99,7 @@ async def test_odd_file_in_place_of_result_neither_hangs_nor_fills(daemon: FakeD
     assert not list(mapped.settings.directory.glob("test/7.1.0/output.*"))
 
 
+@pytest.mark.evidence("K6")
 async def test_a_folder_that_leads_elsewhere_is_not_followed(daemon: FakeDaemon, mapped: MappedSite) -> None:
     """Its owner may move it; what comes after is done as the owner, and reaches nothing that is not the owner's."""
     treasure = mapped.settings.directory.parent / "treasure"
@@ -121,6 +126,7 @@ async def test_a_folder_that_another_made_first_is_not_used(daemon: FakeDaemon, 
     assert not list(squatted.iterdir())
 
 
+@pytest.mark.evidence("K4")
 async def test_an_account_that_is_gone_meanwhile_gets_nothing_more(daemon: FakeDaemon, mapped: MappedSite) -> None:
     gate = mapped.jobs.parent / "gate"
     hold = ["/bin/sh", "-c", f"until [ -e {gate} ]; do sleep 0.05; done; echo done"]
@@ -174,6 +180,7 @@ async def test_what_is_left_of_nobodys_job_is_removed(daemon: FakeDaemon, mapped
     assert kept.exists()
 
 
+@pytest.mark.evidence("K7")
 async def test_a_helper_that_its_account_has_stopped_holds_up_nobody_else(
     daemon: FakeDaemon, mapped: MappedSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +198,7 @@ async def test_a_helper_that_its_account_has_stopped_holds_up_nobody_else(
     assert await run(daemon, "8.1.0", ["id", "-u"], "bob") == f"{BOB.uid}\n"
 
 
+@pytest.mark.evidence("K7")
 @pytest.mark.parametrize(
     "said",
     [

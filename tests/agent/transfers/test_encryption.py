@@ -49,6 +49,7 @@ class Listener(Gate):
         await super()._serve(reader, writer)
 
 
+@pytest.mark.evidence("L5", "C8")
 @pytest.mark.parametrize("encrypted", [True, False])
 async def test_nobody_on_the_way_reads_a_file(north: FileSite, south: FileSite, wire: Wire, encrypted: bool) -> None:
     north.encrypts = south.encrypts = encrypted
@@ -84,6 +85,7 @@ async def test_one_side_can_demand_encryption(north: FileSite, south: FileSite, 
         assert (folder / "input").read_bytes() == SECRET
 
 
+@pytest.mark.evidence("L5")
 async def test_source_without_certificate_needs_clear_allowed(north: FileSite, south: FileSite, wire: Wire) -> None:
     south.encrypts = False
     real = south.exports.export
@@ -104,6 +106,7 @@ async def test_source_without_certificate_needs_clear_allowed(north: FileSite, s
     assert (folder / "input").read_bytes() == SECRET
 
 
+@pytest.mark.evidence("L5")
 async def test_pull_in_clear_is_refused_unless_allowed(south: FileSite) -> None:
     asked = {"path": str(south.make("set", SECRET)), "part": None, "size": len(SECRET), "asker": "north"}
     with pytest.raises(SiteRejected, match="nothing goes from here to north in clear") as refused:
@@ -132,6 +135,7 @@ def other() -> Iterator[TransferIdentity]:
     identity.close()
 
 
+@pytest.mark.evidence("L5", "C8")
 async def test_who_stands_in_the_way_with_another_certificate_is_told_nothing(
     north: FileSite, south: FileSite, wire: Wire, other: TransferIdentity
 ) -> None:
@@ -176,6 +180,7 @@ async def test_a_ticket_of_one_kind_is_nothing_to_the_other(south: FileSite, tmp
     assert [await pull(routes[0], certificate), await pull(routes[1], "")] == [0, 0]
 
 
+@pytest.mark.evidence("C11")
 async def test_no_secret_is_on_a_disk_or_a_command_line(north: FileSite, south: FileSite, gate: Gate) -> None:
     north.stage(south.input(south.make("set", BIG)))
     await gate.reached.wait()

@@ -76,6 +76,7 @@ def archived(folder: Path, *patterns: str, without: tuple[str, ...] = ()) -> dic
         return {member.name: member for member in opened}
 
 
+@pytest.mark.evidence("J10")
 def test_only_regular_files_below_the_folder_are_results(tmp_path: Path) -> None:
     folder = tmp_path / "stage"
     (folder / "sub").mkdir(parents=True)

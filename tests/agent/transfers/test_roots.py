@@ -67,6 +67,7 @@ def content(roots: Roots, path: str) -> bytes:
         return os.read(opened.descriptor, 100)
 
 
+@pytest.mark.evidence("U6")
 @given(
     st.lists(st.sampled_from(NAMES), max_size=6),
     st.sampled_from(["", "/", "TOP/", "TOP/root/", "TOP/root/../", "//"]),
@@ -129,6 +130,7 @@ def test_a_root_may_be_a_link_itself(world: Path, tmp_path: Path) -> None:
     assert content(roots, "data") == OPEN
 
 
+@pytest.mark.evidence("U6")
 def test_a_folder_that_is_exchanged_for_a_link_after_the_look(tmp_path: Path) -> None:
     (tmp_path / "root" / "sub").mkdir(parents=True)
     (tmp_path / "root" / "sub" / "data").write_bytes(OPEN)

@@ -206,6 +206,7 @@ async def test_input_named_like_bundled_file_is_refused(north: FileSite, daemon_
     assert (folder / "input").read_bytes() == b"mine"
 
 
+@pytest.mark.evidence("U5")
 @pytest.mark.parametrize(
     "members",
     [

@@ -224,6 +224,7 @@ def test_it_stays_with_its_key_while_a_runner_could_not_tell_its_result(
     eventually(lambda: not is_alive(locald))
 
 
+@pytest.mark.evidence("R6")
 def test_who_starts_a_runner_hands_it_its_secret_and_nobody_else(make_site: Callable[..., Site]) -> None:
     site = make_site()
     script = 'cat /dev/fd/"$KOALA_SECRET_PIPE"; tr "\\0" "\\n" </proc/self/environ | grep -c aaaa; exit 0'
