@@ -124,11 +124,11 @@ experiment: $(STAMP)  ## the workload of mohamed-2005 on an embedded grid whose 
 	$(BIN)/python -m tests.experiments.koala_m05 --jobs 500 --claiming atomic --claiming incremental --failures 0.3
 
 experiment-live: $(STAMP)  ## prime, poisson and wave under three policies on the grid at KOALA_URL: about twenty minutes
-	KOALA=$(BIN)/koala docs/experiments/live/run
+	KOALA=$(BIN)/koala experiments/published/live/run
 
-experiments: $(STAMP)  ## the papers' tables and figures, and the traces beyond, in the simulated world, into docs/experiments/: under 40 minutes
-	-$(BIN)/python -m experiments run --all --results docs/experiments/results
-	$(BIN)/python -m experiments report --results docs/experiments/results -o docs/experiments
+experiments: $(STAMP)  ## the papers' tables and figures, and the traces beyond, in the simulated world, into experiments/published/: under 40 minutes
+	-$(BIN)/python -m experiments run --all --results experiments/published/results
+	$(BIN)/python -m experiments report --results experiments/published/results -o experiments/published
 
 clean:  ## remove the environment and everything made
 	rm -rf $(VENV) $(RELEASE) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis bench.json

@@ -1,4 +1,4 @@
-"""What MkDocs is told beside ``mkdocs.yml``: pages that are made of the code, and links out of ``docs/``."""
+"""Hooks of MkDocs: pages generated from the code, the experiments' published pages, and links out of `docs/`."""
 
 import json
 import posixpath
@@ -17,26 +17,29 @@ ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\[([^\]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 OPENAPI = "openapi.json"
 """Beside the page of the API, what it is made of."""
+EXPERIMENTS = Path("experiments/published")
+"""Pages outside `docs/` that belong to the site, by the same path."""
 LANGUAGES = {".yaml": "yaml", ".service": "ini", ".conf": "ini"}
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """A folder in the navigation, as ``adr/``, stands for its pages."""
-    config.nav = [_with_folders(entry, Path(config.docs_dir)) for entry in config.nav or ()]
+    """Replace folders of the navigation, such as `adr/`, by their pages."""
+    config.nav = [_expand_folders(entry, Path(config.docs_dir)) for entry in config.nav or ()]
     return config
 
 
-def _with_folders(entry: Any, docs: Path) -> Any:
+def _expand_folders(entry: Any, docs: Path) -> Any:
     if isinstance(entry, dict):
-        return {title: _with_folders(below, docs) for title, below in entry.items()}
+        return {title: _expand_folders(below, docs) for title, below in entry.items()}
     if isinstance(entry, list):
-        return [_with_folders(one, docs) for one in entry]
+        return [_expand_folders(inner, docs) for inner in entry]
     if not entry.endswith("/"):
         return entry
-    pages = sorted(path for path in (docs / entry).glob("**/*.md"))
-    title = (docs / entry / "README.md", docs / entry / "index.md")
-    named = next((_title(path) for path in title if path.exists()), "Decisions")
-    return {named: [path.relative_to(docs).as_posix() for path in sorted(pages, key=lambda path: path not in title)]}
+    base = ROOT if Path(entry) == EXPERIMENTS else docs
+    index_pages = (base / entry / "README.md", base / entry / "index.md")
+    title = next((_title(path) for path in index_pages if path.exists()), "Decisions")
+    pages = sorted((base / entry).glob("**/*.md"), key=lambda path: (path not in index_pages, path))
+    return {title: [path.relative_to(base).as_posix() for path in pages]}
 
 
 def _title(page: Path) -> str:
@@ -44,7 +47,11 @@ def _title(page: Path) -> str:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Files elsewhere in the repository that a page links to, as pages of their own beside the navigation."""
+    """Add the experiments' pages, and a page outside the navigation for each file of the repository that a page links to."""
+    for path in sorted((ROOT / EXPERIMENTS).rglob("*")):
+        if path.suffix in (".md", ".svg", ".png"):
+            source = path.relative_to(ROOT).as_posix()
+            files.append(File(source, str(ROOT), config.site_dir, config.use_directory_urls))
     for path in sorted({target for file in files.documentation_pages() for target in _outside(file)}):
         text = (ROOT / path).read_text(encoding="utf-8")
         if path.suffix != ".md":
@@ -59,7 +66,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links out of ``docs/`` lead to the pages of these files; one to a folder there is none any more."""
+    """Add generated text to its page, and make links out of `docs/` lead to the pages of these files.
+
+    Links to folders become plain text.
+    """
     source = page.file.src_uri
     if source == "settings.md":
         markdown += settings_page.page()
@@ -68,30 +78,32 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     elif source == "rest.md":
         markdown += rest_page.page(json.loads(files.src_uris[OPENAPI].content_string))
 
-    def leading(match: re.Match[str]) -> str:
-        words, link, anchor = match[1], match[2], match[3] or ""
+    def resolve_link(match: re.Match[str]) -> str:
+        text, link, anchor = match[1], match[2], match[3] or ""
         path = _in_repository(source, link)
         if (ROOT / path).is_dir():
-            return words
-        if path.is_relative_to("docs") and not source.startswith("repository/"):
-            return match[0]
-        target = str(path.relative_to("docs")) if path.is_relative_to("docs") else _page_of(path)
-        return f"[{words}]({posixpath.relpath(target, posixpath.dirname(source) or '.')}{anchor})"
+            return text
+        if path.is_relative_to("docs"):
+            target = str(path.relative_to("docs"))
+        else:
+            target = str(path) if path.is_relative_to(EXPERIMENTS) else _page_of(path)
+        return f"[{text}]({posixpath.relpath(target, posixpath.dirname(source) or '.')}{anchor})"
 
-    return LINK.sub(leading, markdown)
+    return LINK.sub(resolve_link, markdown)
 
 
 def _outside(file: File) -> Iterator[Path]:
-    """The files elsewhere that a page links to."""
+    """Yield the files outside the site's folders that a page links to."""
     for _, link, _ in LINK.findall(file.content_string):
         path = _in_repository(file.src_uri, link)
-        if not path.is_relative_to("docs") and (ROOT / path).is_file():
+        if not path.is_relative_to("docs") and not path.is_relative_to(EXPERIMENTS) and (ROOT / path).is_file():
             yield path
 
 
 def _in_repository(page: str, link: str) -> Path:
-    """Where a link of a page leads, from the root of the repository on."""
-    page = page.removeprefix("repository/") if page.startswith("repository/") else f"docs/{page}"
+    """Return the target of a page's link, relative to the root of the repository."""
+    if not Path(page).is_relative_to(EXPERIMENTS):
+        page = page.removeprefix("repository/") if page.startswith("repository/") else f"docs/{page}"
     return Path(posixpath.normpath(posixpath.join(posixpath.dirname(page), link)))
 
 

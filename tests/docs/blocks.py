@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *(page for folder in ("docs", "experiments") for page in sorted((ROOT / folder).rglob("*.md"))),
+]
 FENCE = re.compile(r"^( *)```(\w*)$")
 MARK = re.compile(r"^ *<!-- (not played|played by): (.+) -->$")
 SHELL = ("console", "sh", "bash")

@@ -14,7 +14,7 @@ from experiments.traces import Traces, default_folder
 from tests.docs.blocks import ROOT
 from tests.needs import TRACES
 
-FOLDER = ROOT / "docs" / "experiments"
+FOLDER = ROOT / "experiments" / "published"
 RESULTS = FOLDER / "results"
 TOLD = [name for name in experiments() if path_of(RESULTS, name).exists()]
 SHORT = 1.5
@@ -47,7 +47,7 @@ def test_a_page_says_what_the_results_say(name: str) -> None:
     outcome = outcome_of(name)
     page = (FOLDER / f"{outcome.experiment.paper}.md").read_text()
     plot = f"{name}.svg" if (FOLDER / f"{name}.svg").exists() else ""
-    assert pages.section(outcome, plot) in page, "python -m experiments report --results docs/experiments/results"
+    assert pages.section(outcome, plot) in page, "python -m experiments report --results experiments/published/results"
 
 
 def test_the_index_leads_to_all_that_have_results() -> None:

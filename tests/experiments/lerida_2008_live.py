@@ -1,7 +1,7 @@
 """Figure 9 of lerida-2008 in small: what matching foretells of a job on slow links, beside real runs on the testbed.
 
 ``python -m tests.experiments.lerida_2008_live`` runs it on the testbed (``make testbed``) and writes
-``docs/experiments/live/lerida-2008-fig-9.json`` and the page beside it; ``--page`` writes the page again.
+``experiments/published/live/lerida-2008-fig-9.json`` and the page beside it; ``--page`` writes the page again.
 
 Between two clusters each node's way out is held by a token bucket (tbf) of its own. A program that sends equal parts to
 all loads all of a cluster's buckets alike: they are as one uplink of their sum.
@@ -19,7 +19,7 @@ from typing import Any
 from koalapy.policies.matching.problem import Kind, Matching, Problem, Share, Site
 from koalapy.workload.tables import markdown
 
-PAGE = Path(__file__).parents[2] / "docs" / "experiments" / "live" / "lerida-2008-fig-9.md"
+PAGE = Path(__file__).parents[2] / "experiments" / "published" / "live" / "lerida-2008-fig-9.md"
 PROGRAM = Path(__file__).parent / "paced_exchange.py"
 RATE = 8_000_000 / 8
 """Bytes per second of a node to the other cluster, while it is held."""

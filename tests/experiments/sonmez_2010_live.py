@@ -1,7 +1,7 @@
 """Figures 3, 4, 6 and 9 of sonmez-2010 in small: live runs on the testbed, and beside them what is simulated of them.
 
 ``python -m tests.experiments.sonmez_2010_live`` runs it on the testbed (``make testbed``) and writes
-``docs/experiments/live/sonmez-2010.json`` and the page beside it; ``--page`` writes the page again.
+``experiments/published/live/sonmez-2010.json`` and the page beside it; ``--page`` writes the page again.
 
 Between clusters each node's way out is held by a token bucket (tbf) of its own, so that co-allocation costs what links
 cost, and programs wait instead of computing: the nodes of a testbed share a few processors.
@@ -29,7 +29,7 @@ from koalapy.simulation.site import Runner
 from koalapy.workload.plan import Arrival, Workload, lines
 from koalapy.workload.tables import markdown
 
-PAGE = Path(__file__).parents[2] / "docs" / "experiments" / "live" / "sonmez-2010.md"
+PAGE = Path(__file__).parents[2] / "experiments" / "published" / "live" / "sonmez-2010.md"
 PROGRAM = Path(__file__).parent / "paced_exchange.py"
 Json = dict[str, Any]
 Placement = dict[str, int]
