@@ -10,16 +10,17 @@ from koalapy.model.errors import UsageError
 from koalapy.model.wording import duration
 
 INDEX = "README.md"
-HOW = """`python -m experiments list` names all experiments, and `python -m experiments run NAME…` runs some of them again.
-`make experiments` runs all of them and writes these pages. An experiment consists of *cells*: independent simulations
-that run in several processes, or as [an MPI job over the clusters of the grid](../../docs/cli.md#experiments). A cell gives the
-same numbers in every process and on every machine, because its seed determines all random numbers. `results/` has one
-Parquet file for each experiment, with the parameters, seed and processor time of each cell. Its metadata says what made the
-results: versions, the SHA-256 of each trace, and that of the source of every imported module. When one of these
-changes, the whole experiment is run again. Runs on real clusters have [pages of their own](live/README.md).
+HOW = """`python -m experiments list` names all experiments, and `python -m experiments run NAME…` runs some of them
+again. `make experiments` runs all of them and writes these pages. An experiment consists of *cells*: independent
+simulations that run in several processes, or as [an MPI job over the clusters of the
+grid](../../docs/cli.md#experiments). A cell gives the same numbers in every process and on every machine, because its
+seed determines all random numbers. `results/` has one Parquet file for each experiment, with the parameters, seed and
+processor time of each cell. Its metadata says what made the results: versions, the SHA-256 of each trace, and that of
+the source of every imported module. When one of these changes, the whole experiment is run again. Runs on real
+clusters have [pages of their own](live/README.md).
 
-In tables, *ours* is the mean over all seeds. The interval contains the mean over all possible seeds with a probability of
-95 % (Student). An experiment without an interval uses no random numbers."""
+In tables, *ours* is the mean over all seeds. The interval contains the mean over all possible seeds with a
+probability of 95 % (Student). An experiment without an interval uses no random numbers."""
 """Text of the index page."""
 WARNING = "<!-- written by python -m experiments report: change the experiment, and not this page -->"
 

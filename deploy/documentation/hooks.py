@@ -47,7 +47,7 @@ def _title(page: Path) -> str:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the experiments' pages, and a page outside the navigation for each file of the repository that a page links to."""
+    """Add the experiments' pages, and a page outside the navigation for each other file that a page links to."""
     for path in sorted((ROOT / EXPERIMENTS).rglob("*")):
         if path.suffix in (".md", ".svg", ".png"):
             source = path.relative_to(ROOT).as_posix()
