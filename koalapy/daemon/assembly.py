@@ -13,8 +13,8 @@ from pathlib import Path
 import structlog
 from fastapi import APIRouter, FastAPI
 
-from koalapy.agent.core.environment import of_agents
 from koalapy.agent.core.handover import write_handover
+from koalapy.agent.core.settings import of_agents
 from koalapy.agent.main import replica_directory
 from koalapy.api.advisor import advisor_router
 from koalapy.api.agents import Tokens, agents_router

@@ -13,11 +13,10 @@ import pytest
 from websockets.asyncio.server import Server, ServerConnection, serve
 
 from koalapy.agent.core.agent import run_agent
-from koalapy.agent.core.settings import RUNNER, AgentSettings
-from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
+from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, RUNNER, AgentSettings, AgentTimeouts
 from koalapy.agent.lrm.local.adapter import LocalLrm
 from koalapy.agent.lrm.local.cluster import LocalCluster
-from koalapy.agent.transfers import service
+from koalapy.agent.transfers import results
 from koalapy.agent.transfers.daemon_files import DaemonFiles
 from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
 from tests.signals import until
@@ -273,7 +272,7 @@ def daemon_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemonFiles]:
     """The daemon's side of bundles and results, for agents that are started after it."""
     fake = FakeDaemonFiles()
     monkeypatch.setattr(
-        service, "DaemonFiles", lambda url, cluster, token, trust: DaemonFiles(fake.url, cluster, token)
+        results, "DaemonFiles", lambda url, cluster, token, trust: DaemonFiles(fake.url, cluster, token)
     )
     yield fake
     fake.close()

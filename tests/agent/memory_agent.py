@@ -8,8 +8,7 @@ from typing import Any, cast
 
 from koalapy.agent.components.open_mpi import OpenMpi
 from koalapy.agent.core.agent import run_agent
-from koalapy.agent.core.settings import AgentSettings
-from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
+from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentSettings, AgentTimeouts
 from koalapy.agent.lrm.port import Lrm
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 from tests.agent.conftest import FakeDaemon

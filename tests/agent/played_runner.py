@@ -8,8 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from koalapy.agent.components.component import lrm_name
-from koalapy.agent.runners.runner_secrets import RunnerSecrets
+from koalapy.agent.runners.runners import RunnerSecrets, lrm_name
 from koalapy.runner.session import TAG_LENGTH, Line, Session, make_nonce
 from tests.agent.conftest import VIRTUAL_DEADLINE, FakeDaemon
 from tests.agent.memory_lrm import MemoryLrm

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from koalapy.agent.core.timeouts import AgentTimeouts
+from koalapy.agent.core.settings import AgentTimeouts
 from koalapy.runner.folders import MARK
 from tests.agent.conftest import FakeDaemon, Site, alive
 

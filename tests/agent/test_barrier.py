@@ -10,8 +10,7 @@ from koalapy.agent.components.component import Component
 from koalapy.agent.core.lrm_jobs import LrmJobs
 from koalapy.agent.core.reporter import Reporter
 from koalapy.agent.core.spool import Spool
-from koalapy.agent.runners.runner_secrets import RunnerSecrets
-from koalapy.agent.runners.runners import RunnerConnection, RunnerConnections
+from koalapy.agent.runners.runners import RunnerConnection, RunnerConnections, RunnerSecrets
 from koalapy.agent.runners.uplink import Uplink
 from koalapy.protocol.messages import Hello
 from tests.agent.memory_lrm import MemoryLrm

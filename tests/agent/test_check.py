@@ -12,8 +12,7 @@ import pytest
 
 from koalapy.agent.check.cluster import Expected, check_cluster
 from koalapy.agent.check.node import CHECKED
-from koalapy.agent.core.settings import AgentSettings
-from koalapy.agent.core.timeouts import AgentTimeouts
+from koalapy.agent.core.settings import AgentSettings, AgentTimeouts
 from koalapy.agent.lrm.port import Finding, Lrm, LrmJobState, LrmSubmission
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from tests.agent.memory_lrm import MemoryLrm

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.agent.core.daemons import MAX_KNOWN_DAEMONS, Daemons
+from koalapy.agent.core.settings import AgentTimeouts
 from koalapy.agent.core.spool import Folder, Spool
-from koalapy.agent.core.timeouts import AgentTimeouts
 from koalapy.protocol.messages import Hello, KnownDaemon, from_agent
 from tests.agent.conftest import FakeDaemon
 from tests.agent.memory_agent import serving

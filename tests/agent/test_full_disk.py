@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.agent.components.component import Component
-from koalapy.agent.core import disks
+from koalapy.agent.core import reporter
 from koalapy.agent.core import spool as spool_module
 from koalapy.agent.core.spool import DamagedJournal, DiskSync, Folder, Spool
 from koalapy.agent.lrm.local.adapter import LocalLrm
@@ -282,7 +282,7 @@ class Room:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.free = 100 * GB
-        monkeypatch.setattr(disks, "disks_of", lambda folders: [Disk("spool", "/the/spool", self.free, 1000 * GB)])
+        monkeypatch.setattr(reporter, "disks_of", lambda folders: [Disk("spool", "/the/spool", self.free, 1000 * GB)])
 
 
 @pytest.fixture
@@ -328,12 +328,12 @@ async def test_an_agent_starts_on_a_full_disk_and_tells_runners_where_it_is_when
 async def test_silent_disk_is_reported(tmp_path: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a file server that is away."""
     reading, writing = os.pipe()
-    monkeypatch.setattr(disks, "disks_of", lambda folders: os.read(reading, 1) and [])
+    monkeypatch.setattr(reporter, "disks_of", lambda folders: os.read(reading, 1) and [])
     async with serving(MemoryLrm(), daemon, tmp_path):
         with hanging_threads():
             await daemon.until(lambda: "has not answered" in daemon.report().get("problem", ""))
         os.write(writing, b"x" * 1000)
         await daemon.until(lambda: daemon.report()["problem"] == "")
-        monkeypatch.setattr(disks, "disks_of", lambda folders: [])
+        monkeypatch.setattr(reporter, "disks_of", lambda folders: [])
     os.close(writing)
     os.close(reading)

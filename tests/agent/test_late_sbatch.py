@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agent.core.settings import SiteSettings
-from koalapy.agent.core.timeouts import AgentTimeouts
+from koalapy.agent.core.settings import AgentTimeouts, SiteSettings
 from koalapy.agent.lrm.slurm.adapter import SlurmLrm
 from tests.agent.conftest import FakeDaemon
 from tests.agent.memory_agent import serving

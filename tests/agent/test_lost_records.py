@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.agent.components.component import Component, lrm_name
+from koalapy.agent.components.component import Component
 from koalapy.agent.components.outputlog import OutputLog
 from koalapy.agent.core.reporter import REPORTED_FOR, LostRecords
 from koalapy.agent.core.spool import DamagedJournal, Folder, Spool
+from koalapy.agent.runners.runners import lrm_name
 from koalapy.model.reports import MAX_LOST_RECORDS
 from koalapy.runner.output import Output
 from koalapy.runner.session import seal_file

@@ -17,9 +17,9 @@ import koalapy
 from koalapy.agent.components.component import Component, Node
 from koalapy.agent.core import lrm_health
 from koalapy.agent.core.lrm_health import CallRecord
-from koalapy.agent.core.lrm_leftovers import Leftovers, job_of
+from koalapy.agent.core.lrm_jobs import Leftovers, job_of
+from koalapy.agent.core.settings import AgentTimeouts
 from koalapy.agent.core.spool import Spool
-from koalapy.agent.core.timeouts import AgentTimeouts
 from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSubmission
 from koalapy.agent.runners.runners import RunnerConnection
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable

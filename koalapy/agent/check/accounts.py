@@ -9,8 +9,7 @@ from pathlib import Path
 
 from koalapy.agent.accounts.accounts import Way
 from koalapy.agent.components.job_folders import COMMAND, JobFolders
-from koalapy.agent.core.environment import RESOURCE_MANAGERS_BEGIN, inherited
-from koalapy.agent.core.settings import AgentSettings
+from koalapy.agent.core.settings import RESOURCE_MANAGERS_BEGIN, AgentSettings, inherited
 from koalapy.agent.lrm.commands import run
 from koalapy.agent.lrm.port import Finding
 from koalapy.model.errors import SiteError

@@ -14,8 +14,7 @@ from koalapy.agent.check.login import check_logins
 from koalapy.agent.check.node import check_runner
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.components.open_mpi import open_mpi_here
-from koalapy.agent.core.settings import AgentSettings
-from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
+from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentSettings, AgentTimeouts
 from koalapy.agent.lrm.port import Finding, Lrm
 from koalapy.model.errors import SiteError
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from koalapy.agent.components.job_folders import JobFolders
-from koalapy.agent.core.settings import RUNNER, AgentSettings
+from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, RUNNER, AgentSettings, AgentTimeouts
 from koalapy.agent.core.spool import RUNNER_LOG, Folder
-from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.agent.lrm.commands import run
 from koalapy.agent.lrm.port import Finding, Lrm, LrmJobState, LrmSubmission
 from koalapy.model.errors import SiteError

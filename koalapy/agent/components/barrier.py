@@ -8,13 +8,12 @@ from typing import Any, Literal
 
 import structlog
 
-from koalapy.agent.components.component import Component, lrm_name
+from koalapy.agent.components.component import Component
 from koalapy.agent.core.leases import Leases
 from koalapy.agent.core.lrm_jobs import LrmJobs, sleep_awake
 from koalapy.agent.core.reporter import RECORD_LOST, Reporter
 from koalapy.agent.core.spool import write_error
-from koalapy.agent.runners.runner_secrets import RunnerSecrets
-from koalapy.agent.runners.runners import RunnerConnection
+from koalapy.agent.runners.runners import RunnerConnection, RunnerSecrets, lrm_name
 from koalapy.model.job import is_token, of_one_attempt
 from koalapy.protocol.messages import Impostor, Relay
 from koalapy.runner.session import Session, make_nonce

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from koalapy.agent.components.outputlog import DEFAULT_OUTPUT_LIMIT, OutputLog
 from koalapy.agent.core.spool import RUNNER_LOG, Folder
 from koalapy.agent.lrm.port import Fault, LrmJob, LrmJobState
-from koalapy.agent.runners.runners import RunnerConnection, encode
+from koalapy.agent.runners.runners import RunnerConnection, encode, lrm_name
 from koalapy.model.job import ComponentState
 from koalapy.model.reports import ComponentStatus, Refusal, ReportedState
 from koalapy.runner.session import Line
@@ -50,11 +50,6 @@ class Grace:
 
 def _since_boot() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def lrm_name(instance: str, token: str) -> str:
-    """The name by which the resource manager knows a component: by it we find our own, and touch nothing else."""
-    return f"koala-{instance}-{token}"
 
 
 @dataclass(slots=True)

@@ -19,10 +19,8 @@ from typing import Any, TypeVar
 import koalapy
 from koalapy.agent.accounts.account_process import AccountProcess
 from koalapy.agent.accounts.accounts import PLAIN, Account, Accounts, RunAs, Way, environment_of
-from koalapy.agent.core.environment import inherited
-from koalapy.agent.core.settings import AgentSettings, SiteSettings
+from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentSettings, AgentTimeouts, SiteSettings, inherited
 from koalapy.agent.core.spool import RUNNER_LOG, Folder
-from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.agent.lrm.commands import RunCommand, run
 from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable, UsageError
 from koalapy.runner.account_files import LEFT, LOG_END, MAX_RESULT, NAME

@@ -19,24 +19,21 @@ from koalapy.agent.components.open_mpi import OpenMpi, open_mpi_here
 from koalapy.agent.components.outputlog import DEFAULT_OUTPUT_LIMIT
 from koalapy.agent.core.background import Background
 from koalapy.agent.core.daemons import Daemons, ExpiredDaemons
-from koalapy.agent.core.disks import DiskWatch
 from koalapy.agent.core.leases import Leases
 from koalapy.agent.core.lrm_jobs import LrmJobs
 from koalapy.agent.core.questions import Handler, Questions
-from koalapy.agent.core.reporter import RECORD_LOST, Reporter
-from koalapy.agent.core.settings import RUNNER, AgentSettings
+from koalapy.agent.core.reporter import RECORD_LOST, DiskWatch, Reporter
+from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, RUNNER, AgentSettings, AgentTimeouts
 from koalapy.agent.core.spool import RUNNER_LOG, Spool, write_error
-from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.agent.login import LoginServer
 from koalapy.agent.lrm.port import Lrm, LrmSnapshot, LrmSubmission
-from koalapy.agent.runners.runner_secrets import RunnerSecrets
-from koalapy.agent.runners.runners import RunnerServer
+from koalapy.agent.runners.runners import RunnerSecrets, RunnerServer
 from koalapy.agent.runners.uplink import Uplink
 from koalapy.agent.transfers.exports import Exports, missing_programs
 from koalapy.agent.transfers.replicas import Replicas
+from koalapy.agent.transfers.results import FileService
 from koalapy.agent.transfers.roots import Roots
 from koalapy.agent.transfers.seals import Seals
-from koalapy.agent.transfers.service import FileService
 from koalapy.model.errors import SiteError
 from koalapy.model.job import ComponentState, is_token, parse_token
 from koalapy.model.reports import ComponentStatus, Versions

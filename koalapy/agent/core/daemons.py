@@ -16,7 +16,7 @@ from koalapy.agent.components.job_places import JobPlaces
 from koalapy.agent.core.lrm_jobs import LrmJobs
 from koalapy.agent.core.reporter import Reporter
 from koalapy.agent.core.spool import Spool
-from koalapy.agent.transfers.service import FileService
+from koalapy.agent.transfers.results import FileService
 from koalapy.protocol.messages import KnownDaemon
 from koalapy.runner.atomic_files import replace_file, sync_folder
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import structlog
 
-from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
+from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.model.reports import LrmCalls, LrmOperation
 from koalapy.model.wording import clock as clock_text

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from koalapy.agent.components.component import Component
-from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
+from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.agent.lrm.port import LrmSnapshot
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 

@@ -1,16 +1,19 @@
 """Tells the daemon what there is to tell: the state of components, their output, the cluster's node counts."""
 
+import asyncio
 import base64
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import structlog
 
-from koalapy.agent.components.component import Component, lrm_name
+from koalapy.agent.components.component import Component
 from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSnapshot
+from koalapy.agent.runners.runners import lrm_name
 from koalapy.agent.runners.uplink import Uplink
 from koalapy.model.bounds import NOTICES
-from koalapy.model.disk import Disk
+from koalapy.model.disk import Disk, DiskLimits
 from koalapy.model.job import ComponentState, is_token
 from koalapy.model.reports import (
     MAX_LOST_RECORDS,
@@ -23,6 +26,7 @@ from koalapy.model.reports import (
 )
 from koalapy.protocol.messages import Output
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
+from koalapy.system.limits import disks_of
 
 log = structlog.get_logger()
 
@@ -254,3 +258,52 @@ class Reporter:
             known = self.components.get(job.name)
             if job.name.startswith(prefix) and (known is None or known.user == job.user):
                 yield job
+
+
+CHECK_INTERVAL = 5.0
+"""Seconds."""
+CHECK_TIMEOUT = 10.0
+"""Seconds that a disk may take to say how much room it has."""
+
+
+class DiskWatch:
+    """Tells the reporter; ``changed`` is called when more or less may be started than before."""
+
+    def __init__(
+        self, reporter: Reporter, folders: Mapping[str, Path], limits: DiskLimits, changed: Callable[[], None]
+    ) -> None:
+        self._reporter, self._folders, self._limits, self._changed = reporter, folders, limits, changed
+
+    async def watch(self) -> None:
+        while True:
+            await self.look()
+            await asyncio.sleep(CHECK_INTERVAL)
+
+    async def look(self) -> None:
+        looking = asyncio.ensure_future(asyncio.to_thread(disks_of, self._folders))
+        await asyncio.wait({looking}, timeout=CHECK_TIMEOUT)
+        places = " and ".join(map(str, self._folders.values()))
+        if not looking.done():
+            self._tell([], [], f"the disk of {places} has not answered for {CHECK_TIMEOUT:g} s")
+        try:
+            disks = await looking
+        except OSError as error:
+            self._tell([], [], f"the disk of {places} cannot be looked at: {error.strerror or error}")
+            return
+        full = [str(disk) for disk in disks if self._limits.is_full(disk)]
+        low = [str(disk) for disk in disks if self._limits.is_low(disk) and not self._limits.is_full(disk)]
+        self._tell(disks, low, "; ".join(full))
+
+    def _tell(self, disks: list[Disk], low: list[str], full: str) -> None:
+        reporter = self._reporter
+        before = reporter.full, reporter.low
+        reporter.disks, reporter.low, reporter.full = disks, low, full
+        if bool(full) != bool(before[0]):
+            if full:
+                log.error("a disk is full", action="disk-full", reason=full)
+            else:
+                log.info("there is room again", action="disk-back")
+        elif low and not before[1]:
+            log.warning("a disk is low", action="disk-low", reason="; ".join(low))
+        if (full, low) != before:
+            self._changed()

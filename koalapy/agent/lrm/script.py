@@ -13,7 +13,7 @@ from typing import Literal
 
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.lrm.port import LrmSubmission
-from koalapy.agent.runners.runner_secrets import secret_files, write_secrets
+from koalapy.agent.runners.runners import secret_files, write_secrets
 from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 
 Fanout = Literal["srun", "qrsh", "none"]

@@ -18,10 +18,9 @@ from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.spool import Folder
 from koalapy.agent.transfers.daemon_files import DaemonBusy
 from koalapy.agent.transfers.digest import GrowingDigest
-from koalapy.agent.transfers.pull import Means, Pull
+from koalapy.agent.transfers.pull import Means, Pull, is_alive, kill_orphans
 from koalapy.agent.transfers.replicas import Wanted
 from koalapy.agent.transfers.roots import CONTENT, is_plain_name
-from koalapy.agent.transfers.rsync import is_alive, kill_orphans
 from koalapy.agent.transfers.seals import make_read_only
 from koalapy.agent.transfers.sharing import StageError, content_of, site_error
 from koalapy.agent.transfers.trees import BadBundle, copy_tree, remove_tree, unpack

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from koalapy.agent.accounts.accounts import Account, Accounts, RunAs, Way
-from koalapy.agent.components.component import Component, lrm_name
+from koalapy.agent.components.component import Component
 from koalapy.agent.components.job_folders import PROGRAM, JobFolders
 from koalapy.agent.core.agent import Agent
-from koalapy.agent.core.settings import AgentSettings
-from koalapy.agent.core.timeouts import DEFAULT_TIMEOUTS, AgentTimeouts
+from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentSettings, AgentTimeouts
 from koalapy.agent.lrm.local.adapter import LocalLrm
+from koalapy.agent.runners.runners import lrm_name
 from koalapy.system.systemd import ServiceManager
 from tests.agent.conftest import FakeDaemon, Site
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agent.core.timeouts import AgentTimeouts
+from koalapy.agent.core.settings import AgentTimeouts
 from tests.agent.conftest import FakeDaemon
 from tests.signals import until
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from koalapy.agent.core.questions import Handler, Questions
-from koalapy.agent.core.timeouts import AgentTimeouts
+from koalapy.agent.core.settings import AgentTimeouts
 from koalapy.agent.transfers.daemon_files import DaemonFiles
 from koalapy.agent.transfers.digest import measure
 from koalapy.agent.transfers.exports import RSYNC, Exports

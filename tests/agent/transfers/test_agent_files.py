@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.agent.transfers import rsync
+from koalapy.agent.transfers import pull
 from tests.agent.conftest import FakeDaemon, Site
 from tests.agent.test_agent import AGENT
 from tests.agent.transfers.conftest import Gate, content_of, needs_rsync
@@ -169,7 +169,7 @@ async def test_killed_agent_resumes_transfers(tmp_path: Path, other_site: Site, 
         assert (await daemon.staged(S))["moved"][0]["size"] < len(BIG)
         assert (site.settings.stages / f"test-{S}" / "big").read_bytes() == BIG
         assert 0 < gate.passed < 0.9 * len(BIG)
-        assert rsync.kill_orphans(site.settings.stages / f".test-{S}") == []
+        assert pull.kill_orphans(site.settings.stages / f".test-{S}") == []
     finally:
         gate.open.set()
         gate.close()

@@ -10,8 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from koalapy.agent.transfers.encryption import TransferIdentity, through_tunnel
-from koalapy.agent.transfers.exports import Route
+from koalapy.agent.transfers.exports import Route, TransferIdentity, through_tunnel
 from koalapy.model.errors import SiteRejected
 from tests.agent.transfers.conftest import FileSite, Gate, Logins, Wire, needs_rsync
 

@@ -12,11 +12,10 @@ import pytest
 from pydantic import ValidationError
 
 from koalapy.agent.core.questions import RECONNECT_ALLOWANCE
-from koalapy.agent.transfers import exports, rsync
+from koalapy.agent.transfers import exports, pull
 from koalapy.agent.transfers.exports import Route
-from koalapy.agent.transfers.pull import MAX_TRIES, Pull
+from koalapy.agent.transfers.pull import MAX_TRIES, Outcome, Pull
 from koalapy.agent.transfers.roots import Roots
-from koalapy.agent.transfers.rsync import Outcome
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from tests.agent.transfers.conftest import INSTANCE, FileSite, Gate, Logins, SetClock, T, Wire, content_of, needs_rsync
 
@@ -77,7 +76,7 @@ async def test_speed_excludes_silence_of_cut(north: FileSite, south: FileSite, m
             (folder / name).write_bytes(BIG)  # which only the last look sees
         return outcome
 
-    monkeypatch.setattr(rsync, "pull", played)
+    monkeypatch.setattr(pull, "run_rsync", played)
     north.stage(south.input(south.make("set", BIG)))
     run = north.stages._stages[INSTANCE, T]
     (moved,) = (await north.comes_to("done")).moved
@@ -175,7 +174,7 @@ async def test_a_pull_that_is_killed_is_gone_on_with(north: FileSite, south: Fil
     await gate.reached.wait()
     work = north.directory / "stages" / f".{INSTANCE}-{T}"
     await north.until(lambda: sum(f.stat().st_size for f in work.glob("input-0/*")) > 1_500_000)
-    assert rsync.kill_orphans(work)
+    assert pull.kill_orphans(work)
     gate.cut()
     await north.comes_to("done")
     assert (folder / "input").read_bytes() == BIG
@@ -373,7 +372,7 @@ def rsync_processes(word: str) -> list[int]:
                 line = (entry / "cmdline").read_text(errors="replace")
             except OSError:
                 continue
-            if line.startswith("rsync") and word in line and rsync.is_alive(int(entry.name)):
+            if line.startswith("rsync") and word in line and pull.is_alive(int(entry.name)):
                 found.append(int(entry.name))
     return found
 
@@ -610,19 +609,19 @@ async def test_of_very_many_complaints_whole_lines_are_kept(tmp_path: Path, fake
     program = fake_rsync(
         f"{complain}; echo 'rsync: [receiver] write failed: No space left on device (28)' >&2; exit 11"
     )
-    outcome = await rsync.pull(ROUTE, "x", tmp_path, lambda: False, program)
+    outcome = await pull.run_rsync(ROUTE, "x", tmp_path, lambda: False, program)
     assert outcome.code == 11
     assert outcome.reason.startswith("[sender] opening file number ")
     assert outcome.local_error == "[receiver] write failed: No space left on device (28)"
-    assert len(outcome.errors) <= rsync.MAX_ERROR_LENGTH
+    assert len(outcome.errors) <= pull.MAX_ERROR_LENGTH
 
 
 async def test_pull_passes_names_on_standard_input(tmp_path: Path, fake_rsync: Callable[[str], str]) -> None:
     program = fake_rsync(f"cat > {tmp_path}/heard")
-    assert (await rsync.pull(ROUTE, "a b", tmp_path, lambda: False, program)).code == 0
+    assert (await pull.run_rsync(ROUTE, "a b", tmp_path, lambda: False, program)).code == 0
     assert (tmp_path / "heard").read_bytes() == b"./a b\0"
     fake_rsync("exec <&-; exit 3")
-    assert (await rsync.pull(ROUTE, "a b", tmp_path, lambda: False, program)).code == 3
+    assert (await pull.run_rsync(ROUTE, "a b", tmp_path, lambda: False, program)).code == 3
 
 
 async def test_an_old_look_does_not_have_the_last_word(north: FileSite, south: FileSite, tmp_path: Path) -> None:

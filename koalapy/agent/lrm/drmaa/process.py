@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from koalapy.agent.core.environment import RESOURCE_MANAGERS, RESOURCE_MANAGERS_BEGIN, inherited
+from koalapy.agent.core.settings import RESOURCE_MANAGERS, RESOURCE_MANAGERS_BEGIN, inherited
 from koalapy.agent.lrm.port import DrmaaEnding
 from koalapy.agent.lrm.refusals import fault_of
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable

@@ -18,7 +18,7 @@ from koalapy.agent.lrm.local.cluster import REQUEST_TIMEOUT, LocalCluster, raise
 from koalapy.agent.lrm.local.jobs import WALLTIME_EXCEEDED
 from koalapy.agent.lrm.node_classes import KnownNode, NodeClassSettings, grouped
 from koalapy.agent.lrm.port import JOB_PREFIX, Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
-from koalapy.agent.runners.runner_secrets import secret_files, write_secrets
+from koalapy.agent.runners.runners import secret_files, write_secrets
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 
 _ENDED_RETENTION = 10.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from koalapy.agent.core.environment import OPEN_MPI, inherited
+from koalapy.agent.core.settings import OPEN_MPI, inherited
 from koalapy.agent.lrm.local.processes import MARK
 from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from koalapy.agent.accounts.accounts import RunAs
-from koalapy.agent.core.environment import inherited
+from koalapy.agent.core.settings import inherited
 from koalapy.agent.lrm.commands import COMMAND_TIMEOUT, CommandResult, Commands, printed_job
 from koalapy.agent.lrm.port import Finding, JobControl, LrmSubmission
 from koalapy.agent.lrm.sge.answers import AccountingRecord, queue_state, read_accounting, read_listing, short_name

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from koalapy.agent.accounts.accounts import RunAs
-from koalapy.agent.core.environment import inherited
+from koalapy.agent.core.settings import inherited
 from koalapy.agent.lrm.commands import Commands, printed_job
 from koalapy.agent.lrm.port import Finding, JobControl, LrmSubmission
 from koalapy.model.errors import SiteError
