@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -15,6 +16,7 @@ def threats() -> dict[str, str]:
     return dict(ROW.findall(SECURITY.read_text(encoding="utf-8")))
 
 
+@cache
 def evidence_by_threat() -> dict[str, list[str]]:
     """Return the tests marked `@pytest.mark.evidence("U3")`, by identifier, as `folder/test_file.py::test_name`."""
     tests: dict[str, list[str]] = {}
