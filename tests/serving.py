@@ -252,7 +252,7 @@ async def serving(
         )
 
     engine = Engine(scheduler, store, Outbox((), store.epoch), epoch=store.epoch, describe=describe)
-    file_store = SqlFiles(database)
+    queries, file_store = scheduler.queries, SqlFiles(database)
     bundles = Bundles(
         file_store,
         path.parent / "bundles",
@@ -262,8 +262,8 @@ async def serving(
         owners=limits,
     )
     files = Files(engine, file_store, sites or Sites(), bundles)
-    outputs = Outputs(engine, store, FileOutput(path.parent / "output", 1000))
-    jobs = Jobs(engine, store, outputs, saved.next_job, describe, files.resolve, submission_rules)
+    outputs = Outputs(engine, queries, store, FileOutput(path.parent / "output", 1000))
+    jobs = Jobs(engine, queries, store, outputs, saved.next_job, describe, files.resolve, submission_rules)
     results = Results(
         file_store,
         path.parent / "results",
@@ -273,13 +273,13 @@ async def serving(
         owners=limits,
     )
     measurements = SqlMeasurements(database)
-    network = Network(engine, jobs, measurements, LinkTable(("north", "south"), LINKS), Measuring())
-    history = History(SqlHistory(database), engine.clock, engine.queries.jobs)
+    network = Network(engine, queries, jobs, measurements, LinkTable(("north", "south"), LINKS), Measuring())
+    history = History(SqlHistory(database), engine.clock, queries.jobs)
     begun = Beginning(rules, tuple(builtin().names()), (KnownCluster("north"), KnownCluster("south")), now=1.0)
     record = Record(path.parent / "record", Recording(), DiskLimits(0, 0), begun)
     advice = SqlAdvice(database)
     track_record = TrackRecord(SqlPredictions(database), advice, engine.clock)
-    forecasts = Forecasts(engine.queries, People(), engine.clock, installed, _answer_here, track_record)
+    forecasts = Forecasts(queries, People(), engine.clock, installed, _answer_here, track_record)
     shown = NO_PAGE | ({} if tokens or people else {"Authorization": f"Bearer {TOKEN}"})
     kept = SqlTokens(database)
     identities = Identities(people, kept) if people else administrators(*(tokens or [TOKEN]), store=kept)
@@ -291,15 +291,15 @@ async def serving(
         "engine": engine,
         "files": files,
         "forecasts": forecasts,
-        "health": HealthMonitor(engine, {}, DiskLimits()),
+        "health": HealthMonitor(engine, queries, {}, DiskLimits()),
         "history": history,
         "identities": identities,
         "jobs": jobs,
-        "limits": LimitsInUse(engine, bundles, results),
+        "limits": LimitsInUse(queries.owner_use, bundles, results, engine.clock),
         "network": network,
         "record": record,
         "results": results,
-        "sharing": Sharing(SqlHistory(database), engine.queries, engine.clock, _answer_sharing_here),
+        "sharing": Sharing(SqlHistory(database), queries, engine.clock, _answer_sharing_here),
     }
     loop = asyncio.create_task(engine.run())
     with application(services, open_metrics=open_metrics, of_clusters=of_clusters) as app:

@@ -31,7 +31,6 @@ TAGS = [
     {"name": "files", "description": "Input files on the clusters, files of the submitter, and files that jobs bring."},
     {"name": "clusters", "description": "The clusters of the grid, and the placement policies."},
     {"name": "history", "description": "What has become of jobs, and how clusters were used, by days and weeks."},
-    {"name": "workloads", "description": "Reports of workload runs."},
     {"name": "record", "description": "What the scheduler was told, to be replayed."},
     {"name": "network", "description": "What is known of the network between clusters, and measuring it."},
     {"name": "advisor", "description": "What is known of applications, and what was predicted of their jobs."},

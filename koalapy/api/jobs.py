@@ -28,9 +28,8 @@ from koalapy.api.job_views import (
 from koalapy.api.problems import declared, problem_of
 from koalapy.api.routes import api_router, json_list
 from koalapy.api.submission import JobSubmission
-from koalapy.daemon.jobs.bulk_actions import ActionResult
 from koalapy.daemon.jobs.changes import TOPICS, Changes, Topic
-from koalapy.daemon.jobs.jobs import JobChange, Jobs
+from koalapy.daemon.jobs.jobs import ActionResult, JobChange, Jobs
 from koalapy.model.errors import ForbiddenError, NotFoundError, ProblemCode, StoreUnavailable
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import FINAL_STATES, Job, JobState, Priority

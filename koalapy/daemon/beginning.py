@@ -1,18 +1,23 @@
 """What a daemon begins with: its configuration, and what one before it left."""
 
+import contextlib
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 
+from koalapy.agent.main import replica_directory
 from koalapy.config.settings import ClusterSection, Settings
 from koalapy.daemon.jobs.advisor import MAX_LEARNED_RUNS
 from koalapy.daemon.network.links import LinkTable
 from koalapy.model.limits import DAY, Limits
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.replica import Catalogue
+from koalapy.model.request import ClusterName
 from koalapy.policies.registry import Registry
-from koalapy.ports import Saved
+from koalapy.ports import ClusterRecord, Saved
 from koalapy.record.beginning import Beginning, KnownCluster, People
+from koalapy.scheduler.grid import GridStatus
 from koalapy.scheduler.owner_use import HOURS
 from koalapy.store.opening import Stores
 
@@ -82,3 +87,56 @@ def _profile(section: ClusterSection, lease: float) -> ClusterProfile:
     """
     home = str(Path.home()) if section.home is None and section.lrm.on_this_host else section.home
     return replace(section, home=home, lease=lease if section.lease is None else section.lease)
+
+
+def describer(settings: Settings, grid: GridStatus, data_dir: Path) -> Callable[[ClusterName], ClusterRecord]:
+    """Return a function that tells all that is known of a cluster by its name."""
+
+    def describe(name: str) -> ClusterRecord:
+        cluster = grid[name]
+        section = settings.clusters.get(name, ClusterSection(kind="drmaa"))
+        details: dict[str, object] = {}
+        if section.lrm.on_this_host:
+            directory = agent_directory(data_dir, name)
+            details["directory"] = str(directory / "lrm")
+            details["replica_directories"] = section.replica_directories or [str(replica_directory(directory))]
+        if classes := cluster.node_classes:
+            details["node_classes"] = [asdict(each) for each in classes]
+        if (uplink := grid.uplinks.get(name)) is not None:
+            details["uplink"] = asdict(uplink)
+        if cluster.disks:
+            details["disks"] = [asdict(disk) for disk in cluster.disks]
+        if cluster.reported_at is not None:
+            details["reported_at"] = cluster.reported_at
+            details["versions"] = asdict(cluster.versions) if cluster.versions else None
+            details["calls"] = [asdict(calls) for calls in cluster.calls]
+        return ClusterRecord(
+            name=name,
+            kind=section.kind,
+            state=str(cluster.state),
+            total=cluster.total,
+            idle=cluster.idle,
+            used=cluster.used,
+            background=cluster.background,
+            down=cluster.down,
+            errors=cluster.health.errors,
+            reason=cluster.said,
+            last_heard=cluster.contact.last_heard,
+            processes_per_node=section.processes_per_node,
+            speed=section.speed,
+            unusable=cluster.health.unusable,
+            note=cluster.health.note,
+            trials=cluster.health.trials,
+            drained=cluster.drained,
+            details=details,
+        )
+
+    return describe
+
+
+def agent_directory(data_dir: Path, cluster: str) -> Path:
+    """Return the directory of an embedded cluster's agent."""
+    clusters = data_dir / "clusters"
+    with contextlib.suppress(OSError):  # of which its agent tells more
+        clusters.mkdir(mode=0o700, exist_ok=True)
+    return clusters / cluster

@@ -24,8 +24,8 @@ from koalapy.daemon.observability.audit import REFUSED, Audit
 from koalapy.model.errors import LeaseLost, StoreUnavailable, UsageError
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job
+from koalapy.ports import TokenStore
 from koalapy.protocol.messages import Impostor
-from koalapy.store.opening import Stores
 from koalapy.system.local_token import TOKEN_FILE, Registration, own_token
 
 if TYPE_CHECKING:
@@ -96,21 +96,17 @@ def check_reserved_names(settings: Settings) -> None:
             )
 
 
-def own_identity() -> Identity:
-    """Return the identity of a caller that shows the daemon's own token."""
-    return Identity(_own_account(), Role.ADMIN, "the daemon's own token")
-
-
-def known_identities(
-    settings: Settings, stores: Stores, clock: Callable[[], float], provider: Verifier | None
+def build_identities(
+    settings: Settings, store: TokenStore, clock: Callable[[], float], provider: Verifier | None, own_token: str
 ) -> Identities:
-    """Return the identities of the configuration's tokens, of stored tokens and of the provider's."""
-    users, fixed = settings.known_users(), {}
+    """Return the identities of the daemon's own token, of the configuration's, of stored and of the provider's."""
+    users = settings.known_users()
+    fixed = {own_token: Identity(_own_account(), Role.ADMIN, "the daemon's own token")}
     for index, section in enumerate(settings.tokens):
         groups = users.groups_of(section.user)
         how = f"tokens[{index}] of the configuration"
         fixed[section.token] = Identity(section.user, section.role, how, groups, guessable=True)
-    return Identities(fixed, stores.tokens, users, clock, provider, reserved_names())
+    return Identities(fixed, store, users, clock, provider, reserved_names())
 
 
 def note_impostors(audit: Audit) -> NoteImpostor:
@@ -125,8 +121,8 @@ def note_impostors(audit: Audit) -> NoteImpostor:
     return note
 
 
-def logins(settings: Settings, identities: Identities, clock: Callable[[], float], audit: Audit) -> Logins:
-    """Those for whom the clusters' agents vouch."""
+def build_logins(settings: Settings, identities: Identities, clock: Callable[[], float], audit: Audit) -> Logins:
+    """Return the logins for which the clusters' agents vouch."""
     rules = LoginRules(
         settings.known_users(),
         settings.known_domains(),

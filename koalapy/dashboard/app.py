@@ -34,7 +34,6 @@ KEPT = {"Cache-Control": FOREVER}
 def add_dashboard(app: FastAPI, services: Services, engine: Engine, ways: WaysIn, audit: Audit) -> None:
     """Serve the dashboard."""
     dashboard = Dashboard(engine)
-    services.alerts.observe(lambda alert, begins: engine.changes.note("clusters"))
     surveyor = Surveyor(engine)
     add_now(dashboard, services, surveyor)
     add_queue(dashboard, services)

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from koalapy.daemon.alerts.health import HealthReport
 from koalapy.daemon.forecast.forecasts import IfSubmitted
-from koalapy.daemon.jobs.bulk_actions import ActionResult
-from koalapy.daemon.jobs.jobs import JobChange, JobRecord, Metrics
+from koalapy.daemon.jobs.jobs import ActionResult, JobChange, JobRecord, Metrics
 from koalapy.model.cluster import Drain, check_cluster
 from koalapy.model.errors import BusyError, ConflictError, NotFoundError, StoreUnavailable
 from koalapy.model.explanation import Explanation

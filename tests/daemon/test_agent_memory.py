@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.daemon.agents.agent_memory import MAX_EPOCHS_AHEAD, MAX_JOBS_AHEAD
-from koalapy.daemon.jobs.jobs import Jobs
+from koalapy.daemon.agents.hub import MAX_EPOCHS_AHEAD
+from koalapy.daemon.jobs.jobs import MAX_JOBS_AHEAD
 from koalapy.model.job import ComponentState
 from koalapy.model.reports import ComponentStatus, Inventory
 from koalapy.protocol import messages as wire
-from tests.daemon.test_hub import Agent, Daemon, report, running, until
+from tests.daemon.test_hub import Agent, report, running, until
 from tests.daemon.test_jobs import SPEC
 from tests.daemon.test_trust import ON_NORTH, Grid, heard, when
 from tests.identities import ADA
@@ -23,12 +23,6 @@ async def welcomed(agent: Agent) -> int:
     """The epoch with which an agent is let in; 0 when it is not."""
     await when(lambda: heard(agent, "welcome") or agent.closed)
     return int(heard(agent, "welcome")[0]["epoch"]) if heard(agent, "welcome") else 0
-
-
-def jobs_of(daemon: Daemon) -> Jobs:
-    jobs = Jobs(daemon.engine, daemon.store, daemon.outputs, 1, daemon.describe)
-    daemon.hub.number_above(jobs.number_above)
-    return jobs
 
 
 @pytest.mark.parametrize(
@@ -87,7 +81,7 @@ async def test_each_cluster_raises_the_epoch_once(tmp_path: Path) -> None:
 
 async def test_jobs_are_numbered_above_all_that_agents_know(tmp_path: Path) -> None:
     async with running(tmp_path / "koala.db") as daemon:
-        jobs = jobs_of(daemon)
+        jobs = daemon.jobs
         for cluster, job, following in (("north", 4, 5), ("south", 2, 6), ("north", 9, 7)):
             async with daemon.agent_of(cluster, known(0, job=job)) as agent:
                 assert await welcomed(agent)
@@ -97,7 +91,7 @@ async def test_jobs_are_numbered_above_all_that_agents_know(tmp_path: Path) -> N
 
 async def test_a_number_far_above_all_is_not_believed(tmp_path: Path) -> None:
     async with running(tmp_path / "koala.db") as daemon:
-        jobs = jobs_of(daemon)
+        jobs = daemon.jobs
         async with daemon.agent_of("north", known(0, job=MAX_JOBS_AHEAD + 1)) as agent:
             assert not await welcomed(agent)
             assert agent.closed.startswith(
@@ -127,7 +121,7 @@ async def test_what_nobody_knows_is_gone_before_anything_new_is_submitted(tmp_pa
 @pytest.mark.evidence("G5")
 async def test_agents_raise_numbers_together_by_no_more_than_one_may(tmp_path: Path) -> None:
     async with running(tmp_path / "koala.db") as daemon:
-        jobs = jobs_of(daemon)
+        jobs = daemon.jobs
         for cluster, job, epoch, is_let_in in (
             ("north", MAX_JOBS_AHEAD, MAX_EPOCHS_AHEAD, True),
             ("south", MAX_JOBS_AHEAD + 1, 0, False),

@@ -31,8 +31,10 @@ class Scene:
         self.now = 100.0
         self.wrong: list[Alert] = []
         self.told: list[tuple[str, bool]] = []
-        self.alerts = Alerts([self._check], RULES, lambda: self.now)
-        self.alerts.observe(lambda alert, begins: self.told.append((alert.target, begins)))
+        self.alerts = Alerts([self._check], RULES, lambda: self.now, [self._changed])
+
+    def _changed(self, alert: Alert, begins: bool) -> None:
+        self.told.append((alert.target, begins))
 
     async def _check(self, now: float) -> AsyncIterator[Alert]:
         for each in self.wrong:

@@ -32,7 +32,7 @@ async def alerts_of(daemon: Daemon, after: float = CONNECT_GRACE + 1) -> list[Al
 
 def health_of(daemon: Daemon) -> dict[str, str]:
     """The reason of each failed check of north."""
-    checks = HealthMonitor(daemon.engine, {}, DiskLimits()).readiness().checks
+    checks = HealthMonitor(daemon.engine, daemon.queries, {}, DiskLimits()).readiness().checks
     return {check.name: check.reason for check in checks if check.cluster == "north" and not check.ok}
 
 

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from koalapy.config.settings import ClusterSection, Settings
-from koalapy.daemon.assembly import _describer
-from koalapy.daemon.beginning import known_clusters
+from koalapy.daemon.beginning import describer, known_clusters
 from koalapy.model.cluster import ClusterState, Drain
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.request import FlexibleRequest
@@ -27,7 +26,7 @@ SETTINGS = Settings(clusters={"north": ClusterSection(), "south": ClusterSection
 def saved_by(path: Path, *clusters: ClusterStatus) -> Saved:
     """Through the database, as the daemon writes it."""
     known = {cluster.name: cluster for cluster in clusters}
-    describe = _describer(SETTINGS, GridStatus(clusters), path)
+    describe = describer(SETTINGS, GridStatus(clusters), path)
     engine = make_engine(f"sqlite:///{path / 'koala.db'}")
     migrate(engine)
     store = SqlStore(Database(engine))

@@ -35,7 +35,7 @@ def seen(*clusters: ClusterStatus, now: float = 100.0) -> Any:
 async def figures(*clusters: ClusterStatus) -> Figures:
     engine = seen(*clusters)
     alerts = Alerts((), AlertRules(), engine.clock)
-    return await figures_of(engine, HealthMonitor(cast(Any, engine), {}, DiskLimits()), alerts)
+    return await figures_of(engine, HealthMonitor(cast(Any, engine), engine.queries, {}, DiskLimits()), alerts)
 
 
 def samples(of: Figures) -> set[tuple[str, str]]:

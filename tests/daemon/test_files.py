@@ -661,7 +661,7 @@ async def test_housekeeping_keeps_what_unfinished_jobs_need(world: World, tmp_pa
         world.store, tmp_path / "bundles", StorageLimits(10**6, 10**9), needed=lambda: {kept.id}, clock=now
     )
     results = results_of(world, tmp_path, Tried(world))
-    outputs = Outputs(world.daemon.engine, world.daemon.store, world.daemon.kept)
+    outputs = Outputs(world.daemon.engine, world.daemon.queries, world.daemon.store, world.daemon.kept)
     history = SqlHistory(world.daemon.store.database)
     retention = Retention(history, outputs, results, RetentionTimes(None, 3600.0), now)
     await Housekeeping(bundles, results, retention, 60.0, now).tidy()

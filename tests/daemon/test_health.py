@@ -24,7 +24,7 @@ from tests.identities import ADA
 
 async def test_health_tells_of_a_disk_that_is_low(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with north_and_jobs(tmp_path) as (daemon, _, _):
-        health = HealthMonitor(daemon.engine, {"data directory": tmp_path}, DiskLimits())
+        health = HealthMonitor(daemon.engine, daemon.queries, {"data directory": tmp_path}, DiskLimits())
         free = 10**9
         monkeypatch.setattr(
             service_health, "disks_of", lambda folders: [Disk("data directory", str(tmp_path), free, 10**12)]
@@ -55,7 +55,7 @@ async def test_a_disk_that_takes_no_file_or_does_not_answer_is_none_to_count_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with north_and_jobs(tmp_path) as (daemon, _, _):
-        health = HealthMonitor(daemon.engine, {"data directory": tmp_path}, DiskLimits(0, 0))
+        health = HealthMonitor(daemon.engine, daemon.queries, {"data directory": tmp_path}, DiskLimits(0, 0))
 
         def read_only(folder: Path) -> None:
             raise OSError(30, "Read-only file system")
@@ -81,7 +81,7 @@ async def test_a_lease_that_may_soon_be_anothers_and_a_round_that_does_not_end_a
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with north_and_jobs(tmp_path) as (daemon, north, _):
-        health = HealthMonitor(daemon.engine, {}, DiskLimits())
+        health = HealthMonitor(daemon.engine, daemon.queries, {}, DiskLimits())
         database = daemon.engine.database
         now = time.monotonic()
         monkeypatch.setattr(service_health, "time", SimpleNamespace(monotonic=lambda: now))
@@ -107,7 +107,7 @@ async def test_a_lease_that_may_soon_be_anothers_and_a_round_that_does_not_end_a
 
 async def test_of_a_cluster_what_is_not_known_is_not_well(tmp_path: Path) -> None:
     async with north_and_jobs(tmp_path) as (daemon, _, _):
-        health = HealthMonitor(daemon.engine, {}, DiskLimits())
+        health = HealthMonitor(daemon.engine, daemon.queries, {}, DiskLimits())
         told = {(check.name, check.cluster): check for check in health.readiness().checks}
         assert told["agent", "south"].reason == "its agent has not connected yet"
         assert told["resource manager", "south"].reason == "nothing is known of it while the agent is away"
@@ -138,7 +138,7 @@ async def test_what_agents_say_of_their_disks_is_in_the_book(tmp_path: Path) -> 
 
 async def test_jobs_are_counted_by_what_became_of_them(tmp_path: Path) -> None:
     async with north_and_jobs(tmp_path) as (daemon, _, jobs):
-        health = HealthMonitor(daemon.engine, {}, DiskLimits())
+        health = HealthMonitor(daemon.engine, daemon.queries, {}, DiskLimits())
 
         def counts() -> tuple[int, int]:
             return health.report().queued, health.report().active
@@ -156,7 +156,7 @@ async def test_jobs_are_counted_by_what_became_of_them(tmp_path: Path) -> None:
 
 async def test_an_end_counts_when_it_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with north_and_jobs(tmp_path) as (daemon, north, jobs):
-        health = HealthMonitor(daemon.engine, {}, DiskLimits())
+        health = HealthMonitor(daemon.engine, daemon.queries, {}, DiskLimits())
         await jobs.submit(SPEC, ADA)
         assert health.report().queued == 0
         assert health.report().active == 1
@@ -184,7 +184,7 @@ async def test_readiness_with_removed_or_replaced_folder_is_false_until_it_is_ba
     folder = tmp_path / "output"
     folder.mkdir()
     async with north_and_jobs(tmp_path) as (daemon, _, _):
-        health = HealthMonitor(daemon.engine, {"output": folder}, DiskLimits(0, 0))
+        health = HealthMonitor(daemon.engine, daemon.queries, {"output": folder}, DiskLimits(0, 0))
         await health.look_at_disks()
         assert health.readiness().ready
         folder.rename(tmp_path / "before")

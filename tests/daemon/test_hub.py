@@ -13,10 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.daemon.agents import hub
+from koalapy.daemon.agents.agent_messages import AgentMessages, NoteImpostor, TransferFeedback
 from koalapy.daemon.agents.hub import Hub, Terms
-from koalapy.daemon.agents.session import MAX_UNREAD, Session
-from koalapy.daemon.engine.engine import Engine, WorkItem
+from koalapy.daemon.agents.questions import Questions
+from koalapy.daemon.agents.session import MAX_UNREAD, Session, Sessions
+from koalapy.daemon.engine.engine import Engine, WorkItem, steady_clock
 from koalapy.daemon.engine.outbox import Outbox
+from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.jobs.output import Outputs
 from koalapy.model.errors import StoreUnavailable
 from koalapy.model.job import Job, JobSpec
@@ -73,7 +76,13 @@ class Daemon:
     """Engine, store and hub, with the clusters north and south."""
 
     def __init__(
-        self, path: Path, unreachable_after: float = 60.0, max_strays: int = MAX_STRAYS, max_unread: int = MAX_UNREAD
+        self,
+        path: Path,
+        unreachable_after: float = 60.0,
+        max_strays: int = MAX_STRAYS,
+        max_unread: int = MAX_UNREAD,
+        feedback: TransferFeedback | None = None,
+        note_impostor: NoteImpostor | None = None,
     ) -> None:
         database = make_engine(f"sqlite:///{path}")
         migrate(database)
@@ -81,14 +90,36 @@ class Daemon:
         nonces = count(0xFA)
         clusters = [ClusterStatus(name, profile=ClusterProfile()) for name in ("north", "south")]
         self.scheduler = Scheduler(SchedulerState(Rules(), builtin(), clusters), nonces=lambda: f"{next(nonces):x}")
+        self.queries = self.scheduler.queries
+        self.sessions = sessions = Sessions(clock := steady_clock())
         self.engine = Engine(
-            self.scheduler, self.store, Outbox((), 1), epoch=1, describe=self.describe, max_strays=max_strays
+            self.scheduler,
+            self.store,
+            Outbox((), 1),
+            epoch=1,
+            describe=self.describe,
+            clock=clock,
+            dispatcher=sessions,
+            max_strays=max_strays,
         )
         self.kept = FileOutput(path.parent / "output", 1000)
-        self.outputs = Outputs(self.engine, self.store, self.kept)
-        terms = Terms(instance="test", life="own", output_limit=1000)
-        self.hub = Hub(self.engine, self.outputs, terms, unreachable_after=unreachable_after, max_unread=max_unread)
-        self.engine.dispatcher = self.hub
+        self.outputs = Outputs(self.engine, self.queries, self.store, self.kept)
+        self.jobs = Jobs(self.engine, self.queries, self.store, self.outputs, 1, self.describe)
+        questions = Questions(sessions.offer, lambda cluster, source, path: False)
+        self.messages = AgentMessages(
+            self.engine, self.queries, self.outputs, sessions, questions, feedback, None, note_impostor
+        )
+        self.hub = Hub(
+            self.engine,
+            self.queries.accounts,
+            sessions,
+            self.messages,
+            questions,
+            Terms(instance="test", life="own", output_limit=1000),
+            unreachable_after=unreachable_after,
+            number_above=self.jobs.number_above,
+            max_unread=max_unread,
+        )
 
     def describe(self, name: str) -> ClusterRecord:
         cluster = self.scheduler.queries.grid[name]
@@ -113,8 +144,8 @@ class Daemon:
 
 
 @asynccontextmanager
-async def running(path: Path, unreachable_after: float = 60.0, **limits: int) -> AsyncIterator[Daemon]:
-    daemon = Daemon(path, unreachable_after, **limits)
+async def running(path: Path, unreachable_after: float = 60.0, **options: Any) -> AsyncIterator[Daemon]:
+    daemon = Daemon(path, unreachable_after, **options)
     loop = asyncio.create_task(daemon.engine.run())
     yield daemon
     daemon.engine.stop()
@@ -168,7 +199,7 @@ async def test_text_that_cannot_be_encoded_costs_no_agent_its_connection(tmp_pat
         north.says(Inventory(components=()), report(4))
         await until(daemon, "north", ("usable", 4, ""))
         await daemon.engine.commit(WorkItem())  # what follows from its inventory is done then
-        daemon.hub.send("north", [wire.Stop(id=1, epoch=1, token="1.1.0", reason="odd \ud800").model_dump()])
+        daemon.sessions.send("north", [wire.Stop(id=1, epoch=1, token="1.1.0", reason="odd \ud800").model_dump()])
         await signals.until(lambda: north.heard[-1]["type"] == "stop")
         assert (north.heard[-1]["reason"], north.closed) == ("odd ?", "")
 
@@ -258,8 +289,8 @@ async def test_a_cluster_is_asked_what_it_knows_and_its_answer_says_as_of_when(t
         await until(daemon, "north", ("usable", 4, ""))
         await daemon.engine.commit(WorkItem())
         before = daemon.engine.clock()
-        daemon.hub.confirm("north")
-        daemon.hub.confirm("south")
+        daemon.sessions.confirm("north")
+        daemon.sessions.confirm("south")
         probes = await signals.until(lambda: [m for m in north.heard if m["type"] == "probe"])
         assert [probe["look"] for probe in probes] == [True]
         asked = daemon.engine.clock()
@@ -295,7 +326,7 @@ async def test_an_agent_is_told_while_jobs_wait_for_its_nodes(tmp_path: Path) ->
             north.says(Inventory(components=()), report(0))
             assert await awaited(north) == [True]
             await daemon.engine.commit(WorkItem(events=tuple(JobCancelled(job, "") for job in (1, 2))))
-            daemon.hub.confirm("north")
+            daemon.sessions.confirm("north")
             assert await awaited(north) == [False]
             anywhere = JobSpec(FlexibleRequest(1), ("true",))
             await daemon.engine.commit(WorkItem(events=(JobSubmitted(Job(3, anywhere, 0.0)),)))

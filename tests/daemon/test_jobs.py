@@ -27,7 +27,7 @@ async def north_and_jobs(path: Path) -> AsyncIterator[tuple[Daemon, Agent, Jobs]
         north.says(Inventory(components=()), report(4))
         await until(daemon, "north", ("usable", 4, ""))
         await daemon.engine.commit(WorkItem())  # what is known of it is written, and no round is under way
-        yield daemon, north, Jobs(daemon.engine, daemon.store, daemon.outputs, 1, daemon.describe)
+        yield daemon, north, daemon.jobs
 
 
 async def job_when(jobs: Jobs, state: JobState, generation: int) -> Job:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from koalapy.daemon.engine.engine import WorkItem
-from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.network.links import LinkState, LinkTable
 from koalapy.daemon.network.network import Network, spec_of
 from koalapy.model.cluster import ClusterPair, Link
@@ -121,12 +120,12 @@ class World:
         self.daemon = daemon
         self.sites = {"north": north, "south": south}
         self.store = SqlMeasurements(daemon.store.database)
-        self.jobs = Jobs(daemon.engine, daemon.store, daemon.outputs, 1, daemon.describe)
+        self.jobs = daemon.jobs
         self.network = self.new_network()
 
     def new_network(self, configured: dict[ClusterPair, Link] | None = None, **how: Any) -> Network:
         book = LinkTable(("north", "south"), configured or {}, self.store.latest())
-        return Network(self.daemon.engine, self.jobs, self.store, book, Measuring(**how))
+        return Network(self.daemon.engine, self.daemon.queries, self.jobs, self.store, book, Measuring(**how))
 
     async def measured(self, network: Network | None = None) -> dict[ClusterPair, Any]:
         """All links once nothing is under way any more."""

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.jobs.output import Outputs
 from koalapy.ports import OutputPiece
 from koalapy.store.output import FileOutput
@@ -15,7 +14,7 @@ from tests.daemon.test_trust import COUPLED, ON_NORTH, Grid, Opened, heard, outp
 
 
 async def logs(daemon: Daemon, job: int) -> bytes:
-    jobs = Jobs(daemon.engine, daemon.store, daemon.outputs, 1, daemon.describe)
+    jobs = daemon.jobs
     return b"".join([text async for text in jobs.output(job, follow=False)])
 
 
@@ -28,9 +27,8 @@ async def says(grid: Grid, token: str, offset: int, text: bytes, gap: int = 0) -
 def start_anew(grid: Grid, path: Path) -> None:
     """As a daemon that knows nothing but what the files say."""
     daemon = grid.daemon
-    daemon.outputs = daemon.hub._messages._outputs = Outputs(
-        daemon.engine, daemon.store, FileOutput(path / "output", 1000)
-    )
+    outputs = Outputs(daemon.engine, daemon.queries, daemon.store, FileOutput(path / "output", 1000))
+    daemon.outputs = daemon.messages._outputs = daemon.jobs._outputs = outputs
 
 
 @pytest.mark.evidence("U9")
@@ -101,7 +99,7 @@ async def test_who_follows_reads_what_is_new_of_whom_it_is_of(tmp_path: Path, mo
             return pieces
 
         monkeypatch.setattr(grid.daemon.kept, "read", counted)
-        jobs = Jobs(grid.daemon.engine, grid.daemon.store, grid.daemon.outputs, 1, grid.daemon.describe)
+        jobs = grid.daemon.jobs
         following = jobs.output(1, follow=True)
         await says(grid, tokens[0], 0, b"x" * 900)
         assert await anext(following) + await anext(following) == b"x" * 900

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from koalapy.daemon.files.bundles import Bundles
 from koalapy.daemon.files.results import Results
 from koalapy.daemon.jobs import retention
-from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.jobs.output import Outputs
 from koalapy.daemon.jobs.quota import StorageLimits
 from koalapy.daemon.jobs.retention import Housekeeping, Retention, RetentionTimes
@@ -41,7 +40,7 @@ class World:
     def __init__(self, path: Path, daemon: Daemon) -> None:
         self.path, self.daemon, self.store = path, daemon, daemon.store
         self.files = SqlFiles(self.store.database)
-        self.jobs = Jobs(daemon.engine, self.store, daemon.outputs, 1, daemon.describe)
+        self.jobs = daemon.jobs
         self.results = Results(
             self.files, path / "results", StorageLimits(10**6, 10**9), clock=lambda: NOW, attempts=self.jobs.attempts
         )
@@ -49,7 +48,7 @@ class World:
         self.ending = False
 
     def retention(self, jobs: float | None = 10 * DAY, internal: float = DAY, **more: Any) -> Retention:
-        outputs = Outputs(self.daemon.engine, self.store, self.daemon.kept)
+        outputs = Outputs(self.daemon.engine, self.daemon.queries, self.store, self.daemon.kept)
         times = RetentionTimes(jobs, internal)
         return Retention(self.history, outputs, self.results, times, lambda: NOW, lambda: self.ending, **more)
 

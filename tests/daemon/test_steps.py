@@ -47,7 +47,7 @@ async def test_who_comes_while_very_many_jobs_are_placed_is_served_between_them(
 
     engine = Engine(scheduler, store, Outbox((), 1), epoch=1, describe=describe)
     placed: list[int] = []
-    engine.observers.append(lambda job, before: placed.append(job.id) if job.state is JobState.CLAIMING else None)
+    engine.subscribe(lambda job, before: placed.append(job.id) if job.state is JobState.CLAIMING else None)
     running = asyncio.create_task(engine.run())
     here = InventoryReceived("north", Inventory(())), Reported("north", ClusterReport(JOBS, JOBS, 0))
     await engine.commit(WorkItem(here))

@@ -153,4 +153,4 @@ async def test_without_its_packages_a_daemon_says_what_to_install(
         with pytest.raises(UsageError, match="is missing") as refused, own:
             pass
     assert refused.value.hint == "pip install 'koalapy[tracing]'"
-    assert not daemon.engine.attempt_observers
+    assert not daemon.engine._attempt_observers

@@ -71,12 +71,12 @@ def output(token: str, offset: int, text: bytes) -> wire.Output:
 class Opened:
     """A grid for as long as a test needs it."""
 
-    def __init__(self, path: Path, **limits: int) -> None:
-        self._path, self._limits = path, limits
+    def __init__(self, path: Path, **options: Any) -> None:
+        self._path, self._options = path, options
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Grid:
-        daemon = await self._stack.enter_async_context(running(self._path, **self._limits))
+        daemon = await self._stack.enter_async_context(running(self._path, **self._options))
         north = await self._stack.enter_async_context(daemon.agent_of("north"))
         south = await self._stack.enter_async_context(daemon.agent_of("south"))
         for name, agent in (("north", north), ("south", south)):
@@ -110,14 +110,13 @@ async def test_a_relay_goes_from_its_own_cluster_to_the_same_gang_only(tmp_path:
 
 @pytest.mark.evidence("J3", "R8")
 async def test_a_cluster_tells_of_impostors_in_its_own_components_only(tmp_path: Path) -> None:
-    async with Opened(tmp_path / "koala.db") as grid:
+    noted: list[tuple[str, int, str, int]] = []
+
+    async def note(cluster: str, job: Job, told: wire.Impostor) -> None:
+        noted.append((cluster, job.id, told.token, told.times))
+
+    async with Opened(tmp_path / "koala.db", note_impostor=note) as grid:
         head, tail = await grid.submit(1, COUPLED)
-        noted: list[tuple[str, int, str, int]] = []
-
-        async def note(cluster: str, job: Job, told: wire.Impostor) -> None:
-            noted.append((cluster, job.id, told.token, told.times))
-
-        grid.daemon.hub.note_impostors(note)
         for token in (tail, "9.1.0.77", head.rpartition(".")[0]):
             grid.north.says(wire.Impostor(token=token, node=0, how="second"))
         grid.north.says(wire.Impostor(token=head, node=0, how="forged", address="10.0.0.9", times=7))
@@ -218,9 +217,8 @@ class Listener:
 
 
 async def test_only_who_was_to_fetch_a_file_says_how_that_went(tmp_path: Path) -> None:
-    async with Opened(tmp_path / "koala.db") as grid:
-        listener = Listener()
-        grid.daemon.hub.learn_from_transfers(TransferFeedback(listener.moved, listener.spoiled))
+    listener = Listener()
+    async with Opened(tmp_path / "koala.db", feedback=TransferFeedback(listener.moved, listener.spoiled)) as grid:
         (token,) = await grid.submit(1, ON_NORTH)
         for agent in (grid.south, grid.north):
             agent.says(
@@ -238,10 +236,9 @@ async def test_only_who_was_to_fetch_a_file_says_how_that_went(tmp_path: Path) -
 
 
 async def test_a_transfer_is_learned_from_once_also_by_the_next_daemon(tmp_path: Path) -> None:
-    async with Opened(tmp_path / "koala.db") as grid:
-        listener = Listener()
-        feedback = TransferFeedback(listener.moved, listener.spoiled)
-        grid.daemon.hub.learn_from_transfers(feedback)
+    listener = Listener()
+    feedback = TransferFeedback(listener.moved, listener.spoiled)
+    async with Opened(tmp_path / "koala.db", feedback=feedback) as grid:
         file = InputFile("data", size=10**9, sites=("south",))
         request = FixedRequest((ComponentRequest(1, "north", inputs=(file,)),))
         job = Job(1, JobSpec(request, ("true",)), 0.0)

@@ -17,7 +17,6 @@ import httpx2
 
 from koalapy.config.settings import Settings
 from koalapy.daemon import assembly
-from koalapy.daemon.engine import engine as engines
 from koalapy.daemon.engine.engine import WorkItem
 from koalapy.policies.registry import builtin
 from koalapy.scheduler.effects import Effects
@@ -113,7 +112,7 @@ async def serving(settings: Settings, directory: Path, now: float = BEGIN) -> As
         patch.object(assembly, "Daemon", lambda *parts, **more: Watched(ready, clock, parts)),
         patch.object(assembly, "time", SimpleNamespace(time=clock, monotonic=clock)),
         patch.object(assembly, "_nonce", lambda: f"{next(nonces):x}"),
-        patch.object(engines, "steady_clock", lambda: clock),
+        patch.object(assembly, "steady_clock", lambda: clock),
         patch.dict(os.environ, {"XDG_STATE_HOME": str(directory / "state")}),
     ):
         life = asyncio.create_task(

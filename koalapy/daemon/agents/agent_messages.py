@@ -2,16 +2,16 @@
 
 import asyncio
 import base64
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
 import structlog
 
 from koalapy.daemon.agents.questions import Questions
-from koalapy.daemon.agents.session import Session
+from koalapy.daemon.agents.session import Session, Sessions
 from koalapy.daemon.auth.login import Logins
-from koalapy.daemon.engine.engine import Engine, WorkItem, inventory_item
+from koalapy.daemon.engine.engine import Engine, WorkItem
 from koalapy.daemon.jobs.output import Outputs
 from koalapy.model.job import Component, Job, of_one_attempt
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus
@@ -32,7 +32,8 @@ from koalapy.protocol.messages import (
     Vouch,
     Vouched,
 )
-from koalapy.scheduler.events import ClusterConfirmed, Event, Reported
+from koalapy.scheduler.events import ClusterConfirmed, Event, InventoryReceived, Reported
+from koalapy.scheduler.queries import Queries
 
 log = structlog.get_logger()
 
@@ -84,13 +85,18 @@ class AgentMessages:
     """Takes in what is said on a session, which speaks for its own cluster only."""
 
     def __init__(
-        self, engine: Engine, outputs: Outputs, sessions: Mapping[ClusterName, Session], questions: Questions
+        self,
+        engine: Engine,
+        queries: Queries,
+        outputs: Outputs,
+        sessions: Sessions,
+        questions: Questions,
+        feedback: TransferFeedback | None = None,
+        logins: Logins | None = None,
+        note_impostor: NoteImpostor | None = None,
     ) -> None:
-        self._engine, self._outputs, self._sessions = engine, outputs, sessions
-        self.feedback: TransferFeedback | None = None
-        self.logins: Logins | None = None
-        self.impostors: NoteImpostor | None = None
-        """Who writes down that somebody claimed to be a job's runner."""
+        self._engine, self._queries, self._outputs, self._sessions = engine, queries, outputs, sessions
+        self._feedback, self._logins, self._note_impostor = feedback, logins, note_impostor
         self._under_way: set[asyncio.Task[None]] = set()
         self._handlers: dict[type, Callable[[Session, Any], Awaitable[None] | None]] = {
             Inventory: self._inventory,
@@ -127,7 +133,11 @@ class AgentMessages:
         def greet(forgotten: Sequence[dict[str, Any]]) -> None:
             session.start([*forgotten, *self._engine.outbox.of(session.cluster, self._engine.epoch)])
 
-        self._engine.post(inventory_item(self._engine, session.cluster, inventory, greet))
+        def prepare() -> tuple[Event, ...]:
+            undelivered = self._engine.outbox.undelivered_submits(session.cluster)
+            return (InventoryReceived(session.cluster, inventory, undelivered),)
+
+        self._engine.post(WorkItem(prepare=prepare, greet=greet, inventory_of=session.cluster))
 
     def _reported(self, session: Session, report: ClusterReport | ComponentStatus) -> None:
         self._engine.post(WorkItem(events=(Reported(session.cluster, report),)))
@@ -137,7 +147,7 @@ class AgentMessages:
             self._engine.post(WorkItem(events=(ClusterConfirmed(session.cluster, as_of),)))
 
     def _impostor(self, session: Session, message: Impostor) -> None:
-        found = self._engine.queries.find(message.token)
+        found = self._queries.find(message.token)
         if found is None or found[1].cluster != session.cluster:
             log.warning(
                 "an impostor in another's job", action="agent-oversteps", cluster=session.cluster, token=message.token
@@ -153,16 +163,16 @@ class AgentMessages:
             address=message.address,
             times=message.times,
         )
-        if self.impostors is not None:
-            self._spawn(self.impostors(session.cluster, found[0], message))
+        if self._note_impostor is not None:
+            self._spawn(self._note_impostor(session.cluster, found[0], message))
 
     def _vouch(self, session: Session, message: Vouch) -> None:
         """Not waited for: a database that is slow holds up nothing else that the agent says."""
-        if self.logins is None or len(self._under_way) >= MAX_LOGINS_AT_ONCE:
+        if self._logins is None or len(self._under_way) >= MAX_LOGINS_AT_ONCE:
             busy = Vouched(ident=message.ident, error="the daemon is busy", hint="try again later")
             session.offer(busy)
             return
-        self._spawn(self._log_in(self.logins, session, message))
+        self._spawn(self._log_in(self._logins, session, message))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -176,10 +186,10 @@ class AgentMessages:
         self._engine.post(WorkItem(events=(*self._learn(session, status), Reported(session.cluster, status))))
 
     def _learn(self, session: Session, status: StageStatus) -> tuple[Event, ...]:
-        staged = self._engine.queries.find_staged(status.token)
-        if self.feedback is None or staged is None or staged[1].cluster != session.cluster:
+        staged = self._queries.find_staged(status.token)
+        if self._feedback is None or staged is None or staged[1].cluster != session.cluster:
             return ()
-        return self.feedback.learn(*staged, status)
+        return self._feedback.learn(*staged, status)
 
     def _ack(self, session: Session, message: Ack) -> None:
         if message.error:
@@ -210,7 +220,7 @@ class AgentMessages:
         session.offer(RelayFailed(token=message.sender, node=message.sender_node, reason=target))
 
     def _target_of(self, cluster: ClusterName, message: Relay) -> Session | str:
-        find = self._engine.queries.find
+        find = self._queries.find
         sender, target = find(message.sender), find(message.token)
         if sender is None or sender[1].cluster != cluster:
             log.warning("a relay in another's name", action="agent-oversteps", cluster=cluster, sender=message.sender)

@@ -1,30 +1,29 @@
 """The daemon's side of the agents' connections."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import structlog
 from pydantic import ValidationError
 
-from koalapy.daemon.agents.agent_memory import AgentMemory
-from koalapy.daemon.agents.agent_messages import AgentMessages, NoteImpostor, TransferFeedback
+from koalapy.daemon.agents.agent_messages import AgentMessages
 from koalapy.daemon.agents.questions import Questions
-from koalapy.daemon.agents.session import MAX_UNREAD, Connection, Session
-from koalapy.daemon.agents.wire import is_brought
-from koalapy.daemon.auth.login import Logins
+from koalapy.daemon.agents.session import MAX_UNREAD, Connection, Session, Sessions
 from koalapy.daemon.engine.engine import Engine, WorkItem
-from koalapy.daemon.jobs.output import Outputs
 from koalapy.model.errors import ConflictError, StoreUnavailable, UsageError
 from koalapy.model.job import JobId
 from koalapy.model.request import ClusterName
-from koalapy.protocol.messages import PROTOCOL, Answer, Ask, Hello, Welcome, from_agent
+from koalapy.model.users import Accounts
+from koalapy.protocol.messages import PROTOCOL, Hello, KnownDaemon, Welcome, from_agent
 from koalapy.scheduler.events import AgentConnected, ClusterDisconnected
 
 log = structlog.get_logger()
 
-MAX_COUNTED_STAGES = 10_000
+MAX_EPOCHS_AHEAD = 1000
+"""By how much all agents together may raise a daemon's epoch while it lives: a copy of the database that was put back
+is hardly older, and an agent that lies changes little."""
+MEMORY_HINT = "if that is right, empty the agent's directory once nothing of it runs"
 HELLO_TIMEOUT = 30.0
 """Seconds that an agent has to say who it is."""
 
@@ -56,79 +55,40 @@ class Hub:
     """Lets agents in, turns what they say into events, and sends them their commands."""
 
     def __init__(
-        self, engine: Engine, outputs: Outputs, terms: Terms, *, unreachable_after: float, max_unread: int = MAX_UNREAD
+        self,
+        engine: Engine,
+        accounts: Accounts,
+        sessions: Sessions,
+        messages: AgentMessages,
+        questions: Questions,
+        terms: Terms,
+        *,
+        unreachable_after: float,
+        number_above: Callable[[JobId], bool] = lambda job: True,
+        max_unread: int = MAX_UNREAD,
     ) -> None:
-        """``max_unread``: characters that may wait for one agent that does not read."""
+        """``number_above`` has new jobs get numbers above those that agents know and returns False for one that is too
+        far; ``max_unread``: characters that may wait for one agent that does not read."""
         self._max_unread = max_unread
-        self._engine = engine
+        self._engine, self._accounts = engine, accounts
+        self._sessions, self._messages, self._questions = sessions, messages, questions
         self._terms = terms
         self._timeout = unreachable_after
-        self._agent_memory = AgentMemory(engine, terms.instance, terms.life)
-        self._sessions: dict[ClusterName, Session] = {}
+        self._agent_memory = AgentMemory(engine, terms.instance, terms.life, number_above)
         self.rejections: dict[ClusterName, Rejection] = {}
         """The last connection that was not let in as each cluster's agent, of clusters that have none."""
         self.turned_away: dict[ClusterName, str] = {}
         """Why the agent that came last was not let in, of clusters that have none."""
-        self._awaited: frozenset[ClusterName] = frozenset()
-        """Clusters for whose nodes jobs wait."""
         self._hanging_up: set[asyncio.Task[None]] = set()
-        self.questions = Questions(self._offer, self._is_brought)
-        self._messages = AgentMessages(engine, outputs, self._sessions, self.questions)
-
-    def _is_brought(self, cluster: ClusterName, source: ClusterName, path: str) -> bool:
-        return is_brought(self._engine.queries.jobs(), cluster, source, path, self._engine.catalogue)
-
-    def log_in_with(self, logins: Logins) -> None:
-        """Have agents vouch for the users of their head nodes."""
-        self._messages.logins = logins
-
-    def note_impostors(self, note: NoteImpostor) -> None:
-        """Have it written down that somebody claimed to be a job's runner."""
-        self._messages.impostors = note
-
-    def learn_from_transfers(self, feedback: TransferFeedback) -> None:
-        """Have others learn from what agents report of transfers."""
-        self._messages.feedback = feedback
-
-    def number_above(self, number: Callable[[JobId], bool]) -> None:
-        """Have new jobs get numbers above those that agents know; ``number`` says False when one is too far."""
-        self._agent_memory.number_above = number
 
     def note_rejection(self, cluster: ClusterName, reason: str, remedy: str) -> None:
         """Keep why a connection was not let in as a cluster's agent, for the alert that the agent is away."""
-        if cluster not in self._sessions:
+        if self._sessions.get(cluster) is None:
             self.rejections[cluster] = Rejection(reason, remedy, self._engine.clock())
-
-    def versions(self) -> dict[ClusterName, str]:
-        """Of the agents that are connected."""
-        return {cluster: session.hello.version for cluster, session in self._sessions.items()}
-
-    # For the engine
-
-    def send(self, cluster: str, messages: Iterable[dict[str, Any]]) -> None:
-        session = self._sessions.get(cluster)
-        if session is not None and session.ready:
-            session.put(messages)
-
-    def confirm(self, cluster: str) -> None:
-        session = self._sessions.get(cluster)
-        if session is not None and session.ready:
-            session.ask_to_confirm(self._engine.clock())
-
-    def jobs_wait_for(self, clusters: frozenset[ClusterName]) -> None:
-        changed, self._awaited = clusters ^ self._awaited, clusters
-        for cluster in changed:
-            if (session := self._sessions.get(cluster)) is not None:
-                session.jobs_wait(awaited=cluster in clusters)
-
-    def _offer(self, cluster: str, message: Ask | Answer) -> bool:
-        session = self._sessions.get(cluster)
-        return session is not None and session.offer(message)
 
     async def close(self) -> None:
         """Hang up on every agent; they come back when the daemon does."""
-        for session in list(self._sessions.values()):
-            await session.connection.close("the daemon is shutting down")
+        await self._sessions.close()
 
     # For the WebSocket route
 
@@ -145,7 +105,7 @@ class Hub:
         except (ConflictError, UsageError, StoreUnavailable) as error:
             log.warning("agent rejected", action="agent-rejected", cluster=cluster, error=error.message)
             self.note_rejection(cluster, error.message, error.hint)
-            if isinstance(error, OtherProtocol) and cluster not in self._sessions:
+            if isinstance(error, OtherProtocol) and self._sessions.get(cluster) is None:
                 self.turned_away[cluster] = error.message
             await connection.close(error.message)
             return
@@ -153,12 +113,11 @@ class Hub:
         if earlier is not None:
             self._leave(earlier, reason := "its agent has connected anew", self._engine.clock() - earlier.heard_ago)
             self._hang_up(earlier, reason)
-        self._sessions[cluster] = session
+        self._sessions.add(session)
         self.turned_away.pop(cluster, None)
         self.rejections.pop(cluster, None)
         log.info("agent connected", action="agent-connected", cluster=cluster, host=hello.host, version=hello.version)
         self._engine.post(WorkItem(events=(AgentConnected(cluster),)))
-        session.jobs_wait(awaited=cluster in self._awaited)
         session.put([Welcome(epoch=self._engine.epoch, **asdict(self._terms))])
         pump = asyncio.create_task(session.pump())
         pump.add_done_callback(lambda pump: self._sending_ended(session, pump))
@@ -181,7 +140,7 @@ class Hub:
 
     def _check_identity(self, cluster: ClusterName, hello: Hello) -> None:
         """``ConflictError`` for an agent that would run jobs as others than the daemon takes it to."""
-        wanted = self._engine.queries.accounts.identity_of(cluster)
+        wanted = self._accounts.identity_of(cluster)
         if hello.identity != wanted:
             differ = f"clusters.{cluster}.identity is {wanted} for the daemon and {hello.identity[:20]} for its agent"
             raise ConflictError(f"{differ}: give both one configuration")
@@ -236,11 +195,52 @@ class Hub:
             await self._messages.receive(session, messages)
 
     def _leave(self, session: Session, reason: str, heard: float | None = None) -> None:
-        if self._sessions.get(session.cluster) is session:
-            del self._sessions[session.cluster]
-            self.questions.lost(session.cluster)
+        if self._sessions.remove(session):
+            self._questions.lost(session.cluster)
             log.info("agent disconnected", action="agent-disconnected", cluster=session.cluster, reason=reason)
             self._engine.post(WorkItem(events=(ClusterDisconnected(session.cluster, reason, heard),)))
+
+
+class AgentMemory:
+    """What agents know of a daemon's past, which a database that was put back from a copy may not.
+
+    Takes epoch and job numbers above what agents have seen, before anything is sent to them.
+    """
+
+    def __init__(self, engine: Engine, instance: str, life: str, number_above: Callable[[JobId], bool]) -> None:
+        self._engine, self._number_above = engine, number_above
+        self._instance, self._life = instance, life
+        self._max_epoch = engine.epoch + MAX_EPOCHS_AHEAD
+        self._heard: set[ClusterName] = set()
+        self._yielded: set[ClusterName] = set()
+        """Clusters for which the epoch was raised: each needs that once."""
+
+    async def outgrow(self, cluster: ClusterName, known_daemons: Sequence[KnownDaemon]) -> None:
+        """Be later than all that an agent knows of us; ``UsageError`` when it cannot know that."""
+        known = next((known for known in known_daemons if known.instance == self._instance), None)
+        first = cluster not in self._heard
+        self._heard.add(cluster)
+        if known is None:
+            return
+        if known.epoch > self._engine.epoch or (known.epoch == self._engine.epoch and known.life != self._life):
+            await self._raise(cluster, known.epoch)
+        # Later on it can know of none but those that we have numbered.
+        if first and not self._number_above(known.job):
+            raise UsageError(f"the agent of {cluster} tells of job {known.job}, far above any of ours: {MEMORY_HINT}")
+
+    async def _raise(self, cluster: ClusterName, epoch: int) -> None:
+        own = self._engine.epoch
+        if cluster in self._yielded or epoch > self._max_epoch:
+            raise UsageError(f"the agent of {cluster} tells of epoch {epoch} and ours is {own}: {MEMORY_HINT}")
+        self._yielded.add(cluster)
+        log.warning(
+            "the database is older than what agents know of it: it was put back from a copy",
+            action="database-restored",
+            cluster=cluster,
+            epoch=own,
+            known=epoch,
+        )
+        await self._engine.commit(WorkItem(epoch=epoch + 1))
 
 
 async def _hello(frames: AsyncIterator[str]) -> Hello:

@@ -1,10 +1,11 @@
-"""One agent while it is connected: what it is sent, and whether it is still there."""
+"""The agents that are connected: what each is sent, and whether it is still there."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from itertools import count
 from typing import Any, Protocol
 
+from koalapy.model.request import ClusterName
 from koalapy.protocol import messages as wire
 
 CHECKS_PER_TIMEOUT = 4
@@ -171,3 +172,58 @@ class Session:
         probe = wire.Probe(sequence=next(_sequence), look=look, awaited=self._awaited)
         self.put([probe])
         return probe.sequence
+
+
+class Sessions:
+    """The session of each connected agent by cluster; sends what the engine decides to those that are ready."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._sessions: dict[ClusterName, Session] = {}
+        self._awaited: frozenset[ClusterName] = frozenset()
+        """Clusters for whose nodes jobs wait."""
+
+    def get(self, cluster: ClusterName) -> Session | None:
+        return self._sessions.get(cluster)
+
+    def add(self, session: Session) -> None:
+        """Make a session its cluster's, in place of an earlier one."""
+        self._sessions[session.cluster] = session
+        session.jobs_wait(awaited=session.cluster in self._awaited)
+
+    def remove(self, session: Session) -> bool:
+        """Remove a session; return False if it is not its cluster's any more."""
+        if self._sessions.get(session.cluster) is not session:
+            return False
+        del self._sessions[session.cluster]
+        return True
+
+    def versions(self) -> dict[ClusterName, str]:
+        """Return the versions of the agents that are connected."""
+        return {cluster: session.hello.version for cluster, session in self._sessions.items()}
+
+    def send(self, cluster: ClusterName, messages: Iterable[Any]) -> None:
+        """Send commands; those of an agent that is not ready stay in the outbox."""
+        if (session := self._sessions.get(cluster)) is not None and session.ready:
+            session.put(messages)
+
+    def confirm(self, cluster: ClusterName) -> None:
+        """Have an agent tell all it knows, and then that it has."""
+        if (session := self._sessions.get(cluster)) is not None and session.ready:
+            session.ask_to_confirm(self._clock())
+
+    def jobs_wait_for(self, clusters: frozenset[ClusterName]) -> None:
+        """Have the agents of these clusters, and of no others, look for free nodes more often."""
+        changed, self._awaited = clusters ^ self._awaited, clusters
+        for cluster in changed:
+            if (session := self._sessions.get(cluster)) is not None:
+                session.jobs_wait(awaited=cluster in clusters)
+
+    def offer(self, cluster: ClusterName, message: wire.FromDaemon) -> bool:
+        """Send a message that is not kept; return False if the agent is away or does not read."""
+        session = self._sessions.get(cluster)
+        return session is not None and session.offer(message)
+
+    async def close(self) -> None:
+        for session in list(self._sessions.values()):
+            await session.connection.close("the daemon is shutting down")

@@ -3,11 +3,24 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from shlex import quote
 
 import structlog
 
+from koalapy.config.settings import Settings
+from koalapy.daemon.agents.hub import Hub
+from koalapy.daemon.agents.session import Sessions
+from koalapy.daemon.alerts.checks.black_holes import BlackHoleCheck
+from koalapy.daemon.alerts.checks.clusters import ClusterChecks, DiskCheck, FlappingCheck, VersionCheck
+from koalapy.daemon.alerts.checks.data import DatabaseCheck, LinkCheck, ReplicaCheck
+from koalapy.daemon.alerts.checks.jobs import JobChecks
+from koalapy.daemon.alerts.health import HealthMonitor
+from koalapy.daemon.engine.engine import Engine
+from koalapy.daemon.network.network import Network
 from koalapy.model.alert import Alert, AlertKind, AlertRules, by_urgency
 from koalapy.model.identity import Identity
+from koalapy.scheduler.queries import Queries
 
 log = structlog.get_logger()
 
@@ -15,6 +28,11 @@ LOOK_INTERVAL = 2.0
 """Seconds between two looks."""
 MAX_ALERTS = 500
 """Of more, the most urgent are told."""
+SQLITE_REMEDY = (
+    "see who else holds the file, and that it lies on a disk of this machine: fuser -v {file}; many users are served "
+    "better by PostgreSQL"
+)
+SERVER_REMEDY = "see what it does: psql -c 'select pid, state, wait_event, query from pg_stat_activity'"
 Check = Callable[[float], AsyncIterator[Alert]]
 """What is wrong at a moment, as far as one check knows; gives way to others where it has much to look at."""
 Changed = Callable[[Alert, bool], None]
@@ -34,20 +52,14 @@ class Seen:
 class Alerts:
     """Asks every check in turn, and keeps what they found from flapping."""
 
-    def __init__(self, checks: Sequence[Check], rules: AlertRules, clock: Callable[[], float]) -> None:
-        self._checks, self._rules, self._clock = list(checks), rules, clock
+    def __init__(
+        self, checks: Sequence[Check], rules: AlertRules, clock: Callable[[], float], observers: Sequence[Changed] = ()
+    ) -> None:
+        """``observers`` are called with each alert that begins or ends."""
+        self._checks, self._rules, self._clock, self._observers = checks, rules, clock, observers
         self._seen: dict[tuple[AlertKind, str], Seen] = {}
-        self._observers: list[Changed] = []
         self.looked_at: float | None = None
         """When it was last looked at; None before the first time."""
-
-    def add_check(self, check: Check) -> None:
-        """Have one more check asked at each look."""
-        self._checks.append(check)
-
-    def observe(self, changed: Changed) -> None:
-        """Have somebody told of each alert that begins or ends."""
-        self._observers.append(changed)
 
     def current(self) -> Sequence[Alert]:
         """What is wrong now, the most urgent first."""
@@ -96,3 +108,43 @@ class Alerts:
             log.info("an alert is over", action="alert-over", **told)
         for observer in self._observers:
             observer(alert, begins)
+
+
+def build_alerts(
+    settings: Settings,
+    engine: Engine,
+    queries: Queries,
+    hub: Hub,
+    sessions: Sessions,
+    health: HealthMonitor,
+    network: Network,
+    data_dir: Path,
+    more_checks: Sequence[Check],
+    changed: Changed,
+) -> Alerts:
+    """Return the alerts of a daemon with all its checks; ``changed`` is called with each that begins or ends."""
+    rules = settings.alerts
+    clusters = queries.grid.clusters
+    embedded = [name for name, section in settings.clusters.items() if section.is_embedded]
+    url = settings.database or f"sqlite:///{data_dir / 'koala.db'}"
+    file = quote(url.partition(":///")[2].partition("?")[0])
+    remedy = SQLITE_REMEDY.format(file=file) if url.startswith("sqlite") else SERVER_REMEDY
+    engine.subscribe((black_holes := BlackHoleCheck(clusters, rules, engine.clock)).changed)
+    checks: list[Check] = [
+        ClusterChecks(clusters, embedded, hub.rejections),
+        black_holes,
+        FlappingCheck(clusters, rules),
+        DiskCheck(lambda: health.disks, clusters, settings.disks),
+        VersionCheck(sessions.versions, lambda: hub.turned_away),
+        DatabaseCheck(engine.database, engine.instruments.writes, remedy, rules),
+        LinkCheck(network.links, rules),
+        ReplicaCheck(engine.catalogue),
+        JobChecks(queries, rules),
+        *more_checks,
+    ]
+
+    def note(alert: Alert, begins: bool) -> None:
+        del alert, begins
+        engine.changes.note("clusters")
+
+    return Alerts(checks, rules, engine.clock, (changed, note))

@@ -16,6 +16,7 @@ from koalapy.model.cluster import ClusterState
 from koalapy.model.disk import Disk, DiskLimits
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.clusters import NOTHING_TOLD, ClusterStatus
+from koalapy.scheduler.queries import Queries
 from koalapy.system.limits import disks_of, identity_of
 
 log = structlog.get_logger()
@@ -93,9 +94,9 @@ class HealthReport:
 class HealthMonitor:
     """Of the disks it is known what there was when they were last looked at."""
 
-    def __init__(self, engine: Engine, folders: Mapping[str, Path], limits: DiskLimits) -> None:
+    def __init__(self, engine: Engine, queries: Queries, folders: Mapping[str, Path], limits: DiskLimits) -> None:
         """``folders``: where the daemon writes, by what it has there."""
-        self._engine, self._folders, self._limits = engine, folders, limits
+        self._engine, self._queries, self._folders, self._limits = engine, queries, folders, limits
         self._identities: dict[Path, tuple[int, int]] = {}
         """Device and inode of each folder since it was first seen."""
         self._disks: Sequence[Disk] = ()
@@ -163,7 +164,7 @@ class HealthMonitor:
         yield _check("lease", self._lease_fault())
         yield _check("engine", self._engine_fault())
         yield Check("disk", not self._disk_fault, disk)
-        for cluster in self._engine.queries.grid.clusters():
+        for cluster in self._queries.grid.clusters():
             yield _check_of("agent", cluster, cluster.absence)
             yield _check_of("resource manager", cluster, _lrm_fault(cluster))
 
@@ -192,7 +193,7 @@ class HealthMonitor:
 
     def report(self) -> HealthReport:
         engine = self._engine
-        states = {cluster.name: cluster.state for cluster in engine.queries.grid.clusters()}
+        states = {cluster.name: cluster.state for cluster in self._queries.grid.clusters()}
         database = engine.database.problem
         # While the database takes nothing, lease and engine follow from that.
         own = [database] if database else [self._lease_fault(), self._engine_fault()]

@@ -115,10 +115,6 @@ class Identities:
         self._changing = asyncio.Lock()
         """Held while tokens are written, so that no later row is overwritten by an earlier one."""
 
-    def admit_daemon(self, token: str, identity: Identity) -> None:
-        """Accept the daemon's own token."""
-        self._fixed[digest_of_token(token)] = identity
-
     def role_of(self, user: str) -> Role:
         """Return the highest role that a user has by any source.
 

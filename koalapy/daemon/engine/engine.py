@@ -8,6 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -25,12 +26,12 @@ from koalapy.model.errors import KoalaError, StoreUnavailable
 from koalapy.model.job import Attempt, Job, JobId, JobState, parse_token
 from koalapy.model.notification import Notification
 from koalapy.model.replica import Catalogue
-from koalapy.model.reports import ClusterReport, Inventory
+from koalapy.model.reports import ClusterReport
 from koalapy.model.request import ClusterName
 from koalapy.ports import Batch, ClusterRecord, OutboxEntry, Store, Submitted
 from koalapy.record.recorder import RecordedScheduler
 from koalapy.scheduler.effects import MAX_STRAYS, Command, Effects, ForgetComponent, StopComponent, UnstageComponent
-from koalapy.scheduler.events import Event, InventoryReceived, Reported
+from koalapy.scheduler.events import Event, Reported
 from koalapy.scheduler.scheduler import Scheduler
 
 log = structlog.get_logger()
@@ -129,6 +130,8 @@ class Engine:
         describe: Callable[[str], ClusterRecord],
         clock: Callable[[], float] | None = None,
         catalogue: Catalogue | None = None,
+        dispatcher: Dispatcher | None = None,
+        notifier: Notifier | None = None,
         take_in_budget_s: float = TAKE_IN_BUDGET_S,
         max_strays: int = MAX_STRAYS,
     ) -> None:
@@ -138,7 +141,9 @@ class Engine:
         self.catalogue = catalogue or Catalogue()
         self._scheduler = scheduler
         self.queries = scheduler.queries
-        self.dispatcher: Dispatcher | None = None
+        self._dispatcher, self._notifier = dispatcher, notifier
+        self._observers: list[Observer] = []
+        self._attempt_observers: list[AttemptObserver] = []
         self.outbox = outbox
         self.epoch = epoch
         self.clock = clock or steady_clock()
@@ -150,9 +155,6 @@ class Engine:
         self.instruments = Instruments()
         self._stored = {job.id: job.state for job in scheduler.queries.jobs()}
         """The jobs that are not over, as they are stored; the scheduler is ahead of it."""
-        self.observers: list[Observer] = []
-        self.notifier: Notifier | None = None
-        self.attempt_observers: list[AttemptObserver] = []
         self._store = store
         self._profiles = {cluster.name: cluster.profile for cluster in self.queries.grid.clusters()}
         self._describe = describe
@@ -205,15 +207,23 @@ class Engine:
         """As that of the model, of all clusters that there are."""
         check_cluster(name, [cluster.name for cluster in self.queries.grid.clusters()], field)
 
-    def watch(self, job: JobId, changed: asyncio.Event) -> None:
-        """Have an event set at each change of a job (or its output)."""
-        self._watchers.setdefault(job, set()).add(changed)
+    def subscribe(self, changed: Observer, attempt_ended: AttemptObserver | None = None) -> None:
+        """Call ``changed`` for each job that has changed, ``attempt_ended`` for each attempt that another followed."""
+        self._observers.append(changed)
+        if attempt_ended is not None:
+            self._attempt_observers.append(attempt_ended)
 
-    def unwatch(self, job: JobId, changed: asyncio.Event) -> None:
-        watching = self._watchers.get(job, set())
-        watching.discard(changed)
-        if not watching:
-            self._watchers.pop(job, None)
+    @contextmanager
+    def watching(self, job: JobId) -> Iterator[asyncio.Event]:
+        """Yield an event that is set at each change of a job or its output."""
+        changed = asyncio.Event()
+        self._watchers.setdefault(job, set()).add(changed)
+        try:
+            yield changed
+        finally:
+            self._watchers[job].discard(changed)
+            if not self._watchers[job]:
+                del self._watchers[job]
 
     def changed(self, job: JobId) -> None:
         """There is more to see of a job: tell who watches it."""
@@ -333,9 +343,9 @@ class Engine:
         return batch, messages
 
     def _notifications(self, jobs: Iterable[Job], now: float) -> list[Notification]:
-        if self.notifier is None:
+        if self._notifier is None:
             return []
-        return [each for job in jobs for each in self.notifier.of(job, self._stored.get(job.id), now)]
+        return [each for job in jobs for each in self._notifier.of(job, self._stored.get(job.id), now)]
 
     def _within_bounds(self, commands: Iterable[Command]) -> Iterator[Command]:
         """All commands but those to strays for which there is no room: each is kept until it is carried out."""
@@ -399,17 +409,17 @@ class Engine:
         self, this: Transaction, effects: Effects, batch: Batch, messages: dict[str, list[dict[str, Any]]]
     ) -> None:
         for ident, attempt in batch.attempts:
-            for told in self.attempt_observers:
+            for told in self._attempt_observers:
                 told(batch.jobs[ident], attempt)
         for job in batch.jobs.values():
             before = self._stored.pop(job.id, None)
             if not job.state.is_final:
                 self._stored[job.id] = job.state
-            for observer in self.observers:
+            for observer in self._observers:
                 observer(job, before)
         self.outbox.add(batch.outbox)
-        if self.notifier is not None and batch.notifications:
-            self.notifier.send(batch.notifications)
+        if self._notifier is not None and batch.notifications:
+            self._notifier.send(batch.notifications)
         # A cluster that has just told its inventory is sent everything by ``greet``.
         greeted = {item.inventory_of for item in this.items if item.inventory_of}
         self._send({cluster: wanted for cluster, wanted in messages.items() if cluster not in greeted})
@@ -420,10 +430,10 @@ class Engine:
                 item.after()
             if item.committed is not None and not item.committed.done():
                 item.committed.set_result(None)
-        if self.dispatcher is not None:
+        if self._dispatcher is not None:
             for cluster in sorted(effects.confirm):
-                self.dispatcher.confirm(cluster)
-            self.dispatcher.jobs_wait_for(self.queries.awaited_clusters())
+                self._dispatcher.confirm(cluster)
+            self._dispatcher.jobs_wait_for(self.queries.awaited_clusters())
         for ident in effects.jobs if self._watchers else ():
             self.changed(ident)
         counted = any(isinstance(each, Reported) and isinstance(each.report, ClusterReport) for each in this.events)
@@ -432,9 +442,9 @@ class Engine:
             self.changes.note(*(topic for topic, is_so in changed.items() if is_so))
 
     def _send(self, messages: dict[str, list[dict[str, Any]]]) -> None:
-        if self.dispatcher is not None:
+        if self._dispatcher is not None:
             for cluster, wanted in messages.items():
-                self.dispatcher.send(cluster, wanted)
+                self._dispatcher.send(cluster, wanted)
 
 
 def steady_clock() -> Callable[[], float]:
@@ -445,14 +455,3 @@ def steady_clock() -> Callable[[], float]:
     """
     began = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     return lambda: began + time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def inventory_item(
-    engine: Engine, cluster: ClusterName, inventory: Inventory, greet: Callable[[Sequence[dict[str, Any]]], None]
-) -> WorkItem:
-    """An inventory with the submits that its cluster cannot know of yet, judged at the moment it is taken in."""
-
-    def prepare() -> tuple[Event, ...]:
-        return (InventoryReceived(cluster, inventory, engine.outbox.undelivered_submits(cluster)),)
-
-    return WorkItem(prepare=prepare, greet=greet, inventory_of=cluster)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.forecast.slices import slices
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.model.errors import ForbiddenError
@@ -11,6 +10,7 @@ from koalapy.model.identity import Identity, Role
 from koalapy.model.job import FINAL_STATES, Job, JobId
 from koalapy.model.job_search import JobSearch
 from koalapy.ports import JobFilter
+from koalapy.scheduler.queries import Queries
 from koalapy.validation.permissions import may_see_all_of
 
 AT_ONCE = 500
@@ -33,8 +33,8 @@ class FoundJobs:
 class JobFinder:
     """Who may not see all of a job finds it by nothing else than what everybody may see of it."""
 
-    def __init__(self, jobs: Jobs, engine: Engine) -> None:
-        self._jobs, self._engine = jobs, engine
+    def __init__(self, jobs: Jobs, queries: Queries, clock: Callable[[], float]) -> None:
+        self._jobs, self._queries, self._clock = jobs, queries, clock
 
     async def find(
         self, search: JobSearch, by: Identity, *, before: JobId | None = None, limit: int = 100
@@ -48,7 +48,7 @@ class JobFinder:
                 value=f"user:{owner}",
                 hint="leave it out: others' jobs are listed without their names",
             )
-        now, sees_all = self._engine.clock(), by.may(Role.OPERATOR)
+        now, sees_all = self._clock(), by.may(Role.OPERATOR)
 
         def is_meant(job: Job) -> bool:
             return search.matches(job, now, in_whole=sees_all or may_see_all_of(by, job))
@@ -66,7 +66,7 @@ class JobFinder:
         if search.states <= FINAL_STATES:
             return []
         found: list[Job] = []
-        async for some in slices(self._engine.queries.jobs()):
+        async for some in slices(self._queries.jobs()):
             found += [job for job in some if (before is None or job.id < before) and is_meant(job)]
         return found
 

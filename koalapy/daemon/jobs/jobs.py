@@ -1,24 +1,23 @@
-"""What users may ask of the daemon about jobs and clusters, and have it do with them."""
+"""Submissions, actions on jobs and clusters, and what is told of them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import structlog
 
-from koalapy.daemon.agents.agent_memory import MAX_JOBS_AHEAD
 from koalapy.daemon.engine.database import query
 from koalapy.daemon.engine.engine import RETRY_PAUSE, Engine, WorkItem
-from koalapy.daemon.jobs.bulk_actions import BulkActions, no_job, over_already
 from koalapy.daemon.jobs.idempotency import IdempotencyKeys
 from koalapy.daemon.jobs.output import Outputs, OutputTail
 from koalapy.daemon.observability.audit import about
 from koalapy.model.digest import digest_of, key_of
-from koalapy.model.errors import ConflictError, NotFoundError, ProblemCode, StoreUnavailable
+from koalapy.model.errors import ConflictError, ForbiddenError, KoalaError, NotFoundError, ProblemCode, StoreUnavailable
 from koalapy.model.explanation import Explanation
 from koalapy.model.history import DAY
 from koalapy.model.identity import Identity
-from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, TimelineEntry
+from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, Priority, TimelineEntry
 from koalapy.model.listing import listed_job
 from koalapy.model.notification import Reachable
 from koalapy.model.request import ClusterName
@@ -32,11 +31,19 @@ from koalapy.scheduler.events import (
     Event,
     JobCancelled,
     JobHeld,
+    JobPriorityChanged,
     JobReleased,
     JobSubmitted,
 )
 from koalapy.scheduler.explain.explain import explain, explain_submission
-from koalapy.validation.permissions import SubmissionRules, check_is_theirs, check_notifications, with_home_site
+from koalapy.scheduler.queries import Queries
+from koalapy.validation.permissions import (
+    SubmissionRules,
+    check_is_theirs,
+    check_notifications,
+    may_see_all_of,
+    with_home_site,
+)
 from koalapy.validation.request import check_size
 from koalapy.validation.submission import check
 
@@ -45,8 +52,13 @@ log = structlog.get_logger()
 TIMELINE_PAGE = 500
 """Lines of a timeline that are read at once for who follows it."""
 MAX_LINE_NUMBER = 2**31
+MAX_JOBS_AHEAD = 1_000_000
+"""By how much all agents together may raise the number of a daemon's next job while it lives."""
 MAX_EXACT_SPAN = 2 * DAY
 """Seconds for which metrics are told to the second; of more whole days are told, which are added up already."""
+Shown = Mapping[JobId, JobState]
+"""The states in which jobs were when somebody decided what to do with them."""
+NOTHING_SHOWN: Shown = {}
 UNKNOWN_JOB = "see koala queue --all whether there is one, before you submit it again"
 UNKNOWN_JOB_OF_KEY = "submit it again with the same Idempotency-Key: it becomes one job"
 
@@ -68,6 +80,15 @@ class JobChange:
 
 
 @dataclass(frozen=True, slots=True)
+class ActionResult:
+    """What became of one of several jobs that were acted on together: the job as it is, or what stood against it."""
+
+    job: JobId
+    record: JobRecord | None = None
+    error: KoalaError | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Metrics:
     """The grid from ``start`` to ``end``, which is now; the clusters and the counts of jobs are those of now."""
 
@@ -85,6 +106,7 @@ class Jobs:
     def __init__(
         self,
         engine: Engine,
+        queries: Queries,
         store: Store,
         outputs: Outputs,
         next_job: JobId,
@@ -94,10 +116,10 @@ class Jobs:
         reachable: Reachable | None = None,
     ) -> None:
         """``rules``: what callers may ask for; ``reachable``: where users may have what told."""
-        self._engine = engine
+        self._engine, self._queries = engine, queries
         self._resolve = resolve or _as_it_is
         self.rules = rules or SubmissionRules()
-        self.bulk = BulkActions(self, engine, self.rules)
+        self.bulk = BulkActions(self, queries, self.rules)
         self._reachable = reachable or Reachable()
         self._store = store
         self._outputs = outputs
@@ -142,12 +164,12 @@ class Jobs:
             return await self.theirs(first.job, by), False
 
     async def _store_new(self, spec: JobSpec, by: Identity, key: tuple[str, str] | None) -> JobRecord:
-        engine = self._engine
+        engine, queries = self._engine, self._queries
         spec = await self._checked(spec, by)
         ident, self._next_job = self._next_job, self._next_job + 1
 
         def prepare() -> tuple[Event, ...]:
-            engine.queries.admit(spec)
+            queries.admit(spec)
             return (JobSubmitted(Job(ident, spec, engine.clock()), by.user),)
 
         about(f"job {ident}")
@@ -173,7 +195,7 @@ class Jobs:
 
         ``UsageError`` for what can never work.
         """
-        queries = self._engine.queries
+        queries = self._queries
         check_size(spec, queries.limits())
         check_notifications(spec, self._reachable)
         spec = with_home_site(await self._resolve(spec, by), by, queries.accounts)
@@ -192,8 +214,8 @@ class Jobs:
 
     async def _act(self, job: JobId, by: Identity, event: Event) -> JobRecord:
         known = await self.theirs(job, by)
-        if self._engine.queries.job(job) is None:
-            raise over_already(known.job)
+        if self._queries.job(job) is None:
+            raise _over_already(known.job)
         await self.commit(WorkItem(events=(event,)))
         return await self.get(job)
 
@@ -215,7 +237,7 @@ class Jobs:
         self.cluster(cluster)
 
         def prepare() -> tuple[Event, ...]:
-            if self._engine.queries.grid[cluster].drained is None:
+            if self._queries.grid[cluster].drained is None:
                 raise ConflictError(
                     f"cluster {cluster} is not drained", field="cluster", value=cluster, hint="see koala clusters"
                 )
@@ -234,10 +256,10 @@ class Jobs:
     # Looking
 
     async def get(self, job: JobId) -> JobRecord:
-        known = self._engine.queries.job(job)
+        known = self._queries.job(job)
         found = known or await query(self._store.job, job)
         if found is None:
-            raise no_job(job)
+            raise _no_job(job)
         return self.record(found)
 
     async def theirs(self, job: JobId, by: Identity) -> JobRecord:
@@ -259,7 +281,7 @@ class Jobs:
     async def several(self, jobs: Sequence[JobId]) -> dict[JobId, Job]:
         """Return the jobs of these numbers that exist, each once and in this order; those that are over as lists hold
         them."""
-        wanted, queries = tuple(dict.fromkeys(jobs)), self._engine.queries
+        wanted, queries = tuple(dict.fromkeys(jobs)), self._queries
         found = {job: known for job in wanted if (known := queries.job(job)) is not None}
         over = tuple(job for job in wanted if job not in found)
         before: JobId | None = None
@@ -273,7 +295,7 @@ class Jobs:
     def record(self, job: Job) -> JobRecord:
         """A job as it is told to people."""
         if job.state is JobState.QUEUED:
-            return JobRecord(job, self._engine.queries.waiting_reason(job))
+            return JobRecord(job, self._queries.waiting_reason(job))
         return JobRecord(job, job.reason)
 
     async def timeline(self, job: JobId) -> Sequence[TimelineEntry]:
@@ -299,19 +321,19 @@ class Jobs:
         """Return why a job waits, is where it is, or how it ended, with changes that the caller may make."""
         known = (await self.get(job)).job
         timeline = await query(self._store.timeline, job)
-        queries = self._engine.queries
+        queries = self._queries
         now, allowed = self._engine.clock(), self.rules.high_priority.is_allowed_to(by)
         return explain(queries, queries.job(job) or known, timeline, now, high_priority_allowed=allowed)
 
     async def explain_submission(self, spec: JobSpec, by: Identity) -> Explanation:
         """What would become of a submission now; it is checked as ``submit`` does, and nothing is stored."""
         spec, allowed = await self.as_submitted(spec, by), self.rules.high_priority.is_allowed_to(by)
-        return explain_submission(self._engine.queries, spec, self._engine.clock(), high_priority_allowed=allowed)
+        return explain_submission(self._queries, spec, self._engine.clock(), high_priority_allowed=allowed)
 
     async def as_submitted(self, spec: JobSpec, by: Identity) -> JobSpec:
         """The job that a submission would be taken for now; it is checked as ``submit`` does, and nothing is stored."""
         spec = await self._checked(self.rules.with_owner(spec, by), by)
-        self._engine.queries.admit(spec)
+        self._queries.admit(spec)
         return spec
 
     async def metrics(self, since: float) -> Metrics:
@@ -323,29 +345,21 @@ class Jobs:
 
     async def wait(self, job: JobId, timeout: float) -> JobRecord:
         """The job as soon as it is final, or as it is after ``timeout`` seconds."""
-        changed = asyncio.Event()
-        self._engine.watch(job, changed)
-        try:
+        with self._engine.watching(job) as changed, suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                while not (record := await self.get(job)).job.state.is_final and not self._engine.draining:
+                while not (await self.get(job)).job.state.is_final and not self._engine.draining:
                     await changed.wait()
                     changed.clear()
-                return record
-        except TimeoutError:
-            return await self.get(job)
-        finally:
-            self._engine.unwatch(job, changed)
+        return await self.get(job)
 
     async def changes(self, job: JobId, after: int) -> AsyncIterator[JobChange]:
         """The job as it is, and again at each change until it is final; the timeline beyond line ``after``.
 
         ``NotFoundError`` is raised at the first step.
         """
-        changed = asyncio.Event()
-        self._engine.watch(job, changed)
         before: Job | None = None
         after = min(after, MAX_LINE_NUMBER)
-        try:
+        with self._engine.watching(job) as changed:
             while True:
                 record = await self.get(job)
                 lines = await query(self._store.timeline, job, after, TIMELINE_PAGE)
@@ -359,18 +373,14 @@ class Jobs:
                     return
                 await changed.wait()
                 changed.clear()
-        finally:
-            self._engine.unwatch(job, changed)
 
     async def output(self, job: JobId, follow: bool, component: int | None = None) -> AsyncIterator[bytes]:
         """The output of the last attempt, in order of arrival; with ``follow`` until the job is final.
 
         What is not kept of it is told by a line in its place. ``NotFoundError`` is raised at the first step.
         """
-        changed = asyncio.Event()
-        self._engine.watch(job, changed)
         reading = self._outputs.read((await self.get(job)).job)
-        try:
+        with self._engine.watching(job) as changed:
             while True:
                 try:
                     record = (await self.get(job)).job
@@ -390,8 +400,6 @@ class Jobs:
                     return
                 await changed.wait()
                 changed.clear()
-        finally:
-            self._engine.unwatch(job, changed)
 
     async def output_tails(self, job: JobId, most: int) -> Sequence[OutputTail]:
         """The ends of what the components of the last attempt wrote, in all at most so many bytes."""
@@ -403,11 +411,147 @@ class Jobs:
         return self._describe(name)
 
     def clusters(self) -> Sequence[ClusterRecord]:
-        return [self._describe(cluster.name) for cluster in self._engine.queries.grid.clusters()]
+        return [self._describe(cluster.name) for cluster in self._queries.grid.clusters()]
 
     def policies(self) -> Sequence[dict[str, object]]:
         """``name``, ``serves`` (request types), ``summary`` of each policy."""
-        return self._engine.queries.policies.describe()
+        return self._queries.policies.describe()
+
+
+class BulkActions:
+    """What stands against one job keeps no other from it; one that is as it should be is told as such.
+
+    With ``shown`` nothing is done to a job that is in another state than it was shown in: who decided did not know.
+    """
+
+    def __init__(self, jobs: Jobs, queries: Queries, rules: SubmissionRules) -> None:
+        self._jobs, self._queries, self._rules = jobs, queries, rules
+
+    async def cancel(
+        self, jobs: Sequence[JobId], by: Identity, reason: str, shown: Shown = NOTHING_SHOWN, *, warn: bool = False
+    ) -> Sequence[ActionResult]:
+        """With ``warn`` their programs have the grace that they asked for."""
+        why = reason or f"cancelled by {by.user}"
+        return await self._act(
+            jobs, by, lambda job: JobCancelled(job.id, why, by.user, warn), shown, done=JobState.CANCELLED
+        )
+
+    async def hold(
+        self, jobs: Sequence[JobId], by: Identity, reason: str, shown: Shown = NOTHING_SHOWN
+    ) -> Sequence[ActionResult]:
+        why = reason or f"held by {by.user}"
+
+        def event(job: Job) -> Event | None:
+            if not job.state.waits:
+                raise _wrong_state(job, "only queued jobs can be held", "cancel it instead")
+            return JobHeld(job.id, why, by.user) if job.state is JobState.QUEUED else None
+
+        return await self._act(jobs, by, event, shown)
+
+    async def release(
+        self, jobs: Sequence[JobId], by: Identity, shown: Shown = NOTHING_SHOWN
+    ) -> Sequence[ActionResult]:
+        def event(job: Job) -> Event | None:
+            if not job.state.waits:
+                raise _wrong_state(job, "only held jobs can be released")
+            return JobReleased(job.id, by.user) if job.state is JobState.HELD else None
+
+        return await self._act(jobs, by, event, shown)
+
+    async def set_priority(
+        self, jobs: Sequence[JobId], priority: Priority, by: Identity, reason: str, shown: Shown = NOTHING_SHOWN
+    ) -> Sequence[ActionResult]:
+        """Raise ``ForbiddenError`` if the caller may not give jobs this priority."""
+        self._rules.check_priority(priority, by, "leave it low")
+
+        def event(job: Job) -> Event | None:
+            if not job.state.waits:
+                raise _wrong_state(job, "only jobs that wait can be given another priority")
+            is_new = job.spec.priority is not priority
+            return JobPriorityChanged(job.id, priority, reason, by.user) if is_new else None
+
+        return await self._act(jobs, by, event, shown)
+
+    async def _act(
+        self,
+        jobs: Sequence[JobId],
+        by: Identity,
+        event_of: Callable[[Job], Event | None],
+        shown: Shown,
+        done: JobState | None = None,
+    ) -> Sequence[ActionResult]:
+        """Act on the caller's jobs that are not over.
+
+        ``event_of`` returns what is to be done to one, None where it is as it should be already, and raises
+        ``ConflictError`` where it cannot be done. Jobs that are over in the state ``done`` are as they should be.
+        """
+        wanted, queries = list(dict.fromkeys(jobs)), self._queries
+        refused: dict[JobId, KoalaError] = {}
+
+        def is_theirs(job: JobId) -> bool:
+            known = queries.job(job)
+            return known is not None and may_see_all_of(by, known)
+
+        def prepare() -> tuple[Event, ...]:
+            events = []
+            for ident in wanted:
+                job = queries.job(ident)
+                if job is None or not may_see_all_of(by, job):
+                    continue
+                try:
+                    _check_is_as_shown(job, shown)
+                    event = event_of(job)
+                except ConflictError as error:
+                    refused[ident] = error
+                else:
+                    events += [event] if event is not None else []
+            return tuple(events)
+
+        others = [str(job) for job in wanted if queries.job(job) is not None and not is_theirs(job)]
+        about(f"jobs {', '.join(map(str, wanted))}", f"not {by.user}'s: {', '.join(others)}" if others else "")
+        if any(is_theirs(job) for job in wanted):
+            await self._jobs.commit(WorkItem(prepare=prepare))
+        known = {ident: self._jobs.record(job) for ident, job in (await self._jobs.several(wanted)).items()}
+        return [_result(job, known.get(job), by, refused.get(job), done) for job in wanted]
+
+
+def _no_job(job: JobId) -> NotFoundError:
+    return NotFoundError(
+        f"there is no job {job}", field="job", value=job, hint="see koala queue --all", code=ProblemCode.JOB_NOT_FOUND
+    )
+
+
+def _over_already(job: Job) -> ConflictError:
+    return ConflictError(f"job {job.id} is {job.state} already", field="job", value=job.id)
+
+
+def _wrong_state(job: Job, said: str, hint: str = "") -> ConflictError:
+    return ConflictError(f"job {job.id} is {job.state}: {said}", field="job", value=job.id, hint=hint)
+
+
+def _check_is_as_shown(job: Job, shown: Shown) -> None:
+    before = shown.get(job.id, job.state)
+    if before is not job.state:
+        raise ConflictError(
+            f"job {job.id} was {before} when it was chosen, and is {job.state} now: nothing was done to it",
+            field="job",
+            value=job.id,
+            hint="look at it again",
+        )
+
+
+def _result(
+    job: JobId, now: JobRecord | None, by: Identity, error: KoalaError | None, done: JobState | None
+) -> ActionResult:
+    if now is None:
+        return ActionResult(job, error=_no_job(job))
+    try:
+        check_is_theirs(by, now.job)
+    except ForbiddenError as forbidden:
+        error = forbidden
+    if error is None and now.job.state.is_final and now.job.state is not done:
+        error = _over_already(now.job)
+    return ActionResult(job, error=error) if error else ActionResult(job, now)
 
 
 async def _as_it_is(spec: JobSpec, _: Identity) -> JobSpec:

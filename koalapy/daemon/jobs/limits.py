@@ -1,12 +1,12 @@
 """What users and groups may have, and what they have of it, for those who ask."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.files.bundles import Bundles
 from koalapy.daemon.files.results import Results
 from koalapy.model.limits import NAMES, Limits, Scope
+from koalapy.scheduler.owner_use import OwnerUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +30,15 @@ class ScopeInUse:
 class LimitsInUse:
     """Asks those who count."""
 
-    def __init__(self, engine: Engine, bundles: Bundles, results: Results) -> None:
-        self._engine, self._bundles, self._results = engine, bundles, results
-
-    @property
-    def limits(self) -> Limits:
-        return self._engine.queries.owner_use.limits
+    def __init__(self, use: OwnerUse, bundles: Bundles, results: Results, clock: Callable[[], float]) -> None:
+        self._use, self._bundles, self._results, self._clock = use, bundles, results, clock
+        self.limits: Limits = use.limits
 
     async def of(self, user: str) -> Sequence[ScopeInUse]:
         return [await self._in_use(scope) for scope in self.limits.scopes(user)]
 
     async def _in_use(self, scope: Scope) -> ScopeInUse:
-        used: dict[str, float] = {**self._engine.queries.owner_use.used(scope, self._engine.clock())}
+        used: dict[str, float] = {**self._use.used(scope, self._clock())}
         used["bundle_bytes"] = self._bundles.size_of(scope)
         if scope.limits.result_bytes is not None:
             used["result_bytes"] = await self._results.size_of(scope)

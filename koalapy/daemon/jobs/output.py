@@ -14,6 +14,8 @@ from koalapy.daemon.engine.engine import Engine
 from koalapy.model.job import Component, Job, JobId, Token, parse_token
 from koalapy.model.request import ClusterName
 from koalapy.ports import OutputPiece, OutputStore, Store
+from koalapy.scheduler.grid import GridStatus
+from koalapy.scheduler.queries import Queries
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,8 +46,8 @@ class OutputTail:
 class Outputs:
     """Between the agents that send output, the store that keeps it, and those who read it."""
 
-    def __init__(self, engine: Engine, store: Store, kept: OutputStore) -> None:
-        self._engine, self._store, self._kept = engine, store, kept
+    def __init__(self, engine: Engine, queries: Queries, store: Store, kept: OutputStore) -> None:
+        self._engine, self._queries, self._store, self._kept = engine, queries, store, kept
         self._known: dict[tuple[ClusterName, Token], None] = {}
         self._readings: WeakSet[Reading] = WeakSet()
         self._no_room = False
@@ -71,7 +73,7 @@ class Outputs:
 
     async def _is_on(self, cluster: ClusterName, token: Token) -> bool:
         """Whether a token names a component on that very cluster, of its job's present attempt or an earlier one."""
-        if found := self._engine.queries.find(token):
+        if found := self._queries.find(token):
             return found[1].cluster == cluster
         if (cluster, token) in self._known:
             return True
@@ -111,7 +113,7 @@ class Outputs:
 
     def read(self, job: Job) -> "Reading":
         """The output of a job's attempt as it is now, from its beginning."""
-        reading = Reading(self._kept, self._engine, job.generation)
+        reading = Reading(self._kept, self._queries.grid, job.generation)
         self._readings.add(reading)
         return reading
 
@@ -119,8 +121,8 @@ class Outputs:
 class Reading:
     """How far somebody has read the output of one attempt."""
 
-    def __init__(self, kept: OutputStore, engine: Engine, generation: int) -> None:
-        self._kept, self._engine = kept, engine
+    def __init__(self, kept: OutputStore, grid: GridStatus, generation: int) -> None:
+        self._kept, self._grid = kept, grid
         self.generation = generation
         self._at: dict[Token, int] = {}
         self._unread: dict[Token, bool] = {}
@@ -166,7 +168,7 @@ class Reading:
     def _file(self, job: Job, component: Component) -> str | None:
         """The file on the component's cluster that has the whole output, if the user wanted one."""
         own = job.spec.component(component.request_index)
-        file, grid = (own and own.output) or job.spec.output, self._engine.queries.grid
+        file, grid = (own and own.output) or job.spec.output, self._grid
         if file and component.cluster in grid:
             return grid[component.cluster].profile.path(file, component.cluster, job.id)
         return file

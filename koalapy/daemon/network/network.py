@@ -22,6 +22,7 @@ from koalapy.model.request import ClusterName, ComponentRequest, FixedRequest
 from koalapy.ports import MeasurementStore
 from koalapy.runner.preflight import CANNOT_REACH
 from koalapy.scheduler.events import LinkMeasured
+from koalapy.scheduler.queries import Queries
 
 log = structlog.get_logger()
 
@@ -73,12 +74,11 @@ class LinkRecord:
 class Network:
     """Measures links when asked or when it is time, and tells the scheduler what they are."""
 
-    def __init__(self, engine: Engine, jobs: Jobs, store: MeasurementStore, links: LinkTable, how: Measuring) -> None:
-        self._engine = engine
-        self._jobs = jobs
-        self._store = store
-        self._links = links
-        self._how = how
+    def __init__(
+        self, engine: Engine, queries: Queries, jobs: Jobs, store: MeasurementStore, links: LinkTable, how: Measuring
+    ) -> None:
+        self._engine, self._queries, self._jobs = engine, queries, jobs
+        self._store, self._links, self._how = store, links, how
         self._turns = asyncio.Semaphore(how.parallel)
         self._under_way: dict[ClusterPair, UnderWay] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -89,7 +89,7 @@ class Network:
     def start(self) -> None:
         """Take up the measurements that a daemon before this one began."""
         self._chance_until = asyncio.get_running_loop().time() + CONNECT_TIMEOUT
-        for job in self._engine.queries.jobs():
+        for job in self._queries.jobs():
             pair = _measured_by(job, self._how.command, self._owner)
             if pair is None:
                 continue
@@ -137,7 +137,7 @@ class Network:
     async def agents_had_their_chance(self) -> None:
         """Until all agents have connected, or have had the time for it since the daemon's start."""
         time = asyncio.get_running_loop().time
-        clusters = self._engine.queries.grid.clusters()
+        clusters = self._queries.grid.clusters()
         # It is asked for a few times in a daemon's life at most, in its first seconds: that is worth no event.
         while time() < self._chance_until and not all(cluster.contact.connected for cluster in clusters):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
@@ -191,18 +191,18 @@ class Network:
 
     def why_not_now(self, pair: ClusterPair) -> str:
         for name in dict.fromkeys(pair):
-            if why := self._engine.queries.accounts.why_not(self._owner(pair), name):
+            if why := self._queries.accounts.why_not(self._owner(pair), name):
                 return why
-            cluster = self._engine.queries.grid[name]
+            cluster = self._queries.grid[name]
             if cluster.state not in (ClusterState.USABLE, ClusterState.PROBATION):
                 return f"{name} is {cluster.state}: {cluster.why}"
-        if pair[0] == pair[1] and self._engine.queries.grid[pair[0]].total == 1:
+        if pair[0] == pair[1] and self._queries.grid[pair[0]].total == 1:
             return f"{pair[0]} has 1 node, and it takes 2 to measure within a cluster"
         return ""
 
     def _owner(self, pair: ClusterPair) -> str:
         """Whose job measures a link: somebody's whose own clusters these are, for only theirs run there."""
-        owners = {owner for name in pair if (owner := self._engine.queries.accounts.own_user(name))}
+        owners = {owner for name in pair if (owner := self._queries.accounts.own_user(name))}
         return owners.pop() if len(owners) == 1 else OWNER
 
     def _begin(self, pair: ClusterPair, under_way: UnderWay) -> None:

@@ -25,8 +25,7 @@ def traced(settings: Settings, engine: Engine, instance: str) -> Iterator[None]:
             hint="pip install 'koalapy[tracing]'",
         ) from error
     tracing = Tracing(settings.tracing.endpoint, instance)
-    engine.observers.append(tracing.job_changed)
-    engine.attempt_observers.append(tracing.attempt_ended)
+    engine.subscribe(tracing.job_changed, tracing.attempt_ended)
     try:
         yield
     finally:

@@ -13,8 +13,8 @@ from koalapy.api import fields
 from koalapy.api.access import Caller
 from koalapy.daemon.engine.services import Services
 from koalapy.daemon.forecast.slices import slices
-from koalapy.daemon.jobs.bulk_actions import ActionResult
 from koalapy.daemon.jobs.job_finder import JobFinder
+from koalapy.daemon.jobs.jobs import ActionResult
 from koalapy.dashboard.dashboard import Dashboard, Form, SentForm
 from koalapy.dashboard.job_row import JobRow, row_of
 from koalapy.dashboard.rendering import with_query
@@ -147,7 +147,7 @@ class _Outcomes:
 
 def add_queue(dashboard: Dashboard, services: Services) -> None:
     engine, jobs = dashboard.engine, services.jobs
-    finder = JobFinder(jobs, engine)
+    finder = JobFinder(jobs, engine.queries, engine.clock)
 
     async def rows_of(found: Sequence[Job], by: Identity) -> list[JobRow]:
         positions = engine.queries.queues.positions(found)

@@ -5,21 +5,23 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import structlog
 
 from koalapy.config.notifications import NotificationSection
-from koalapy.daemon.alerts.notifications.channels import NotTold, Sender
+from koalapy.daemon.alerts.notifications.channels import Mail, NotTold, Sender, Webhooks
 from koalapy.daemon.alerts.notifications.events import happened, of_alert, of_job, places, waits_since
 from koalapy.daemon.engine.database import query
 from koalapy.daemon.forecast.slices import slices
 from koalapy.model.alert import Alert, Severity
-from koalapy.model.errors import LeaseLost, StoreUnavailable
+from koalapy.model.errors import LeaseLost, StoreUnavailable, UsageError
 from koalapy.model.job import Job, JobState
 from koalapy.model.notification import Channel, MailType, Notification
 from koalapy.model.throttle import Throttle
 from koalapy.ports import NotificationStore
+from koalapy.system.tls import Trust
 
 log = structlog.get_logger()
 
@@ -247,3 +249,31 @@ class Notifications:
         except Exception as error:
             log.error("a notification met a mistake of ours", action="notification-broken", exc_info=error)
             raise NotTold(f"a mistake of ours: {type(error).__name__}") from error
+
+
+def build_notifications(
+    section: NotificationSection,
+    store: NotificationStore,
+    clock: Callable[[], float],
+    jobs: Callable[[], Sequence[Job]],
+) -> Notifications:
+    """Return the notifications by the channels that are configured.
+
+    Raise ``UsageError`` for certificates that cannot be read.
+    """
+    try:
+        context = Trust(Path(section.ca_file) if section.ca_file else None).context()
+    except OSError as error:
+        raise UsageError(
+            f"notifications.ca_file: {error}",
+            field="notifications.ca_file",
+            value=section.ca_file,
+            hint="give a file with certificates in PEM, or leave it out",
+        ) from error
+    senders: dict[Channel, Sender] = {}
+    if section.mail is not None:
+        senders["mail"] = Mail(section.mail, context)
+    if section.webhooks:
+        secrets = {host: own.secret for host, own in section.webhooks.items()}
+        senders["webhook"] = Webhooks(secrets, context)
+    return Notifications(store, senders, section, clock, jobs)
