@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from koalapy.agent.accounts.accounts import Way, way_here
+from koalapy.agent.accounts.accounts import SwitchMethod, detect_switch_method
 from koalapy.agent.core.agent import run_agent
 from koalapy.agent.core.directory_lock import lock_directory
 from koalapy.agent.core.handover import take_handover
@@ -183,7 +183,7 @@ def _check_identity(cluster: str, own: AgentSettings, section: ClusterSection) -
             field=f"{where}.replica_directories",
             hint="run the agent as an account of its own with CAP_SETUID, CAP_SETGID and CAP_KILL",
         )
-    if way_here() is Way.NONE:
+    if detect_switch_method() is SwitchMethod.NONE:
         raise UsageError(
             f"{where}.identity is mapped, and this agent may act for nobody",
             field=f"{where}.identity",

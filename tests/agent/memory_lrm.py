@@ -104,7 +104,7 @@ class MemoryLrm:
         held = sum(len(job.nodes) for job in self.jobs.values() if job.state is LrmJobState.RUNNING)
         idle = 2 - held - self.background - self.down
         return LrmSnapshot(
-            2, idle, self.background, self.down, tuple(self.jobs.values()), self.submit_error, smallest=self.smallest
+            2, idle, self.background, self.down, tuple(self.jobs.values()), self.submit_error, min_job_nodes=self.smallest
         )
 
     async def check(self) -> Sequence[Finding]:

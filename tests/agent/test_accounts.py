@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from koalapy.agent.accounts import accounts as module
-from koalapy.agent.accounts.accounts import Account, Accounts, RunAs, Way, environment_of, own_name
+from koalapy.agent.accounts.accounts import Account, Accounts, RunAs, SwitchMethod, account_environment, account_name
 from koalapy.agent.core.settings import AgentSettings, SiteSettings
 from koalapy.agent.main import _check_identity
 from koalapy.config.settings import ClusterSection
@@ -23,8 +23,8 @@ def accounts(settings: SiteSettings = MAPPED, **known: Account) -> Accounts:
 def test_a_persons_account_is_found() -> None:
     found = accounts(alice=ALICE)
     found.admit("alice")
-    assert found.find_now("alice") == ALICE
-    assert found.acting("alice") == "alice"
+    assert found.find_account_blocking("alice") == ALICE
+    assert found.account_for("alice") == "alice"
 
 
 @pytest.mark.evidence("C1", "K3")
@@ -52,7 +52,7 @@ def test_a_persons_account_is_found() -> None:
 def test_nobody_else_gets_anything(user: str, account: Account | None, why: str) -> None:
     known = {user: account} if account is not None else {}
     with pytest.raises(SiteRejected, match=why) as refused:
-        accounts(**known).find_now(user)
+        accounts(**known).find_account_blocking(user)
     assert refused.value.fault == "unsuitable"
     assert refused.value.hint
 
@@ -61,12 +61,12 @@ def test_the_agents_own_account_is_nobodys() -> None:
     own = accounts(koala=Account("koala", 64_101, 64_101, (), "/", "/bin/sh"))
     own.own_uid = 64_101
     with pytest.raises(SiteRejected, match="agent's own account"):
-        own.find_now("koala")
+        own.find_account_blocking("koala")
 
 
 def test_who_counts_as_a_person_is_the_sites_to_say() -> None:
     low = Account("dave", 501, 501, (501,), "/home/dave", "/bin/sh")
-    assert accounts(SiteSettings(identity="mapped", min_uid=500), dave=low).find_now("dave") == low
+    assert accounts(SiteSettings(identity="mapped", min_uid=500), dave=low).find_account_blocking("dave") == low
 
 
 def test_a_name_service_that_does_not_answer_is_asked_again() -> None:
@@ -74,25 +74,25 @@ def test_a_name_service_that_does_not_answer_is_asked_again() -> None:
         raise OSError("no answer")
 
     with pytest.raises(SiteUnavailable, match="cannot look up the account alice"):
-        Accounts("north", MAPPED, away).find_now("alice")
+        Accounts("north", MAPPED, away).find_account_blocking("alice")
 
 
 @pytest.mark.evidence("K10")
 def test_an_own_cluster_runs_jobs_as_its_agent_alone() -> None:
     own = accounts(SiteSettings(identity="own"), alice=ALICE)
-    for mine in ("", own_name(os.geteuid())):
-        assert own.acting(mine) == (mine if mine == "" else "")
-        own.admit(own.acting(mine))
+    for mine in ("", account_name(os.geteuid())):
+        assert own.account_for(mine) == (mine if mine == "" else "")
+        own.admit(own.account_for(mine))
     with pytest.raises(SiteRejected, match="and not as 'alice'"):
-        own.admit(own.acting("alice"))
+        own.admit(own.account_for("alice"))
 
 
 def test_a_service_cluster_is_told_nothing_by_an_account() -> None:
     service = accounts(SiteSettings(), alice=ALICE)
-    assert service.acting("alice") == ""
+    assert service.account_for("alice") == ""
     service.admit("")
     with pytest.raises(SiteRejected, match="runs jobs as one account"):
-        service.find_now("alice")
+        service.find_account_blocking("alice")
 
 
 # What is run
@@ -100,7 +100,7 @@ def test_a_service_cluster_is_told_nothing_by_an_account() -> None:
 
 @pytest.mark.evidence("K5")
 def test_privileges_are_dropped_for_good() -> None:
-    command = RunAs(accounts(alice=ALICE), Way.SETUID).command(ALICE, ["sbatch", "x"])
+    command = RunAs(accounts(alice=ALICE), SwitchMethod.SETUID).command(ALICE, ["sbatch", "x"])
     assert command[0].endswith("/setpriv")
     assert command[1:7] == ["--reuid", "64101", "--regid", "64101", "--groups", "64101,64200"]
     assert command[7:] == ["--inh-caps", "-all", "--ambient-caps", "-all", "--", "sbatch", "x"]
@@ -111,20 +111,20 @@ def test_sudo_is_asked_for_the_program_itself_and_for_no_password(tmp_path: Path
     program = tmp_path / "sbatch"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    command = RunAs(accounts(alice=ALICE), Way.SUDO).command(ALICE, ["sbatch", "--parsable"], str(tmp_path))
+    command = RunAs(accounts(alice=ALICE), SwitchMethod.SUDO).command(ALICE, ["sbatch", "--parsable"], str(tmp_path))
     assert command[0].endswith("/sudo")
     assert command[1:] == ["-n", "-u", "alice", "--", str(program), "--parsable"]
 
 
 def test_who_may_act_for_nobody_says_so() -> None:
     with pytest.raises(SiteRejected, match="may act for nobody") as refused:
-        RunAs(accounts(alice=ALICE), Way.NONE).command(ALICE, ["sbatch"])
+        RunAs(accounts(alice=ALICE), SwitchMethod.NONE).command(ALICE, ["sbatch"])
     assert refused.value.fault == "site"
 
 
 def test_nothing_of_the_agents_own_environment_is_handed_on() -> None:
     own = {"HOME": "/root", "USER": "root", "LOGNAME": "root", "SHELL": "/bin/zsh", "TMPDIR": "/x", "PATH": "/bin"}
-    assert environment_of(ALICE, own) == {
+    assert account_environment(ALICE, own) == {
         "HOME": "/home/alice",
         "USER": "alice",
         "LOGNAME": "alice",
@@ -136,9 +136,9 @@ def test_nothing_of_the_agents_own_environment_is_handed_on() -> None:
 def test_what_speaks_with_other_sites_has_none_of_the_agents_rights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1503)
     monkeypatch.setattr(module, "_may_change_account", lambda: True)
-    assert module.plain("rsync", "-x")[1:] == ["--inh-caps", "-all", "--ambient-caps", "-all", "--", "rsync", "-x"]
+    assert module.drop_capabilities("rsync", "-x")[1:] == ["--inh-caps", "-all", "--ambient-caps", "-all", "--", "rsync", "-x"]
     monkeypatch.setattr(module, "_may_change_account", lambda: False)
-    assert module.plain("rsync", "-x") == ["rsync", "-x"]
+    assert module.drop_capabilities("rsync", "-x") == ["rsync", "-x"]
 
 
 @pytest.mark.processes
@@ -150,7 +150,7 @@ async def test_a_rule_that_is_missing_is_told_as_that(tmp_path: Path, monkeypatc
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    asking = RunAs(accounts(alice=ALICE), Way.SUDO)
+    asking = RunAs(accounts(alice=ALICE), SwitchMethod.SUDO)
     with pytest.raises(SiteRejected, match="does not let this agent run sbatch as alice: a password") as refused:
         await asking.run("alice", "sbatch", environment=dict(os.environ))
     assert refused.value.fault == "site"
@@ -163,7 +163,7 @@ async def test_output_of_a_program_is_not_taken_for_sudos(tmp_path: Path, monkey
         (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    answer = await RunAs(accounts(alice=ALICE), Way.SUDO).run("alice", "sbatch", environment=dict(os.environ))
+    answer = await RunAs(accounts(alice=ALICE), SwitchMethod.SUDO).run("alice", "sbatch", environment=dict(os.environ))
     assert (answer.code, answer.errors) == (1, "sbatch: error: no\n")
 
 

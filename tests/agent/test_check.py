@@ -76,7 +76,7 @@ async def found(
     timeouts: AgentTimeouts = SHORT,
 ) -> Finding:
     findings = await check_cluster(settings, expected or Expected(4), lambda: lrm or MemoryLrm(), timeouts=timeouts)
-    return next(finding for finding in findings if finding.what == what)
+    return next(finding for finding in findings if finding.subject == what)
 
 
 async def test_the_resource_manager_speaks_for_itself_and_first(settings: AgentSettings) -> None:
@@ -96,7 +96,7 @@ async def test_one_that_cannot_be_opened_though_nothing_seems_wrong(settings: Ag
     said = Finding("library", False, "it is busy", "wait")
     lrm.findings = (said,)
     findings = await check_cluster(settings, Expected(4), lambda: lrm, timeouts=SHORT)
-    assert [finding for finding in findings if finding.what in ("resource manager", "library")] == [said]
+    assert [finding for finding in findings if finding.subject in ("resource manager", "library")] == [said]
 
 
 async def test_one_for_which_a_package_is_missing(settings: AgentSettings) -> None:
@@ -138,19 +138,19 @@ async def test_another_series_than_the_configuration_says(settings: AgentSetting
 async def test_an_mpirun_of_another_make(settings: AgentSettings, bin_: Path) -> None:
     path = mpirun(bin_, "HYDRA build details:\n Version: 4.1")
     seen = await found(settings, "Open MPI")
-    assert (seen.ok, seen.found) == (False, f"{path} is no Open MPI")
+    assert (seen.ok, seen.result) == (False, f"{path} is no Open MPI")
     assert "clusters.north.mpi.prefix" in seen.hint
 
 
 async def test_no_open_mpi_at_all(settings: AgentSettings) -> None:
     seen = await found(replace(settings, kind="local"), "Open MPI", Expected(4, mpi_prefix="/nowhere"))
-    assert (seen.ok, seen.found) == (False, "/nowhere/bin/mpirun was not found")
+    assert (seen.ok, seen.result) == (False, "/nowhere/bin/mpirun was not found")
 
 
 @pytest.mark.parametrize("lrm", ["slurm", "sge", "drmaa"])
 async def test_open_mpi_is_needed_on_nodes_and_not_on_their_head(settings: AgentSettings, lrm: str) -> None:
     seen = await found(replace(settings, kind=lrm), "Open MPI", Expected(4, mpi_prefix="/nowhere"))
-    assert (seen.ok, seen.found) == (True, "/nowhere/bin/mpirun was not found on this host, where it is not needed")
+    assert (seen.ok, seen.result) == (True, "/nowhere/bin/mpirun was not found on this host, where it is not needed")
     assert "see that the nodes have it" in seen.hint
     seen = await found(replace(settings, kind=lrm, modules=["no-such-module"]), "Open MPI", Expected(4))
     assert not seen.ok
@@ -207,7 +207,7 @@ async def test_check_runner_with_least_nodes_tries_a_job_of_so_many(settings: Ag
 
 async def test_a_trial_that_is_over_is_seen_to_be_however_late(settings: AgentSettings) -> None:
     seen = await found(settings, CHECKED, lrm=Node(sys.executable), timeouts=replace(SHORT, trial_node_s=0.0))
-    assert seen.found.endswith(", which runs the runner")
+    assert seen.result.endswith(", which runs the runner")
 
 
 @pytest.mark.parametrize(
@@ -238,14 +238,14 @@ async def test_an_embedded_clusters_nodes_are_this_host(settings: AgentSettings,
     assert await found(local, CHECKED, lrm=node) == expected
     assert node.given == []
     seen = await found(replace(local, python="/nowhere"), CHECKED)
-    assert (seen.ok, seen.found) == (False, "cannot run /nowhere: No such file or directory")
+    assert (seen.ok, seen.result) == (False, "cannot run /nowhere: No such file or directory")
 
 
 async def test_where_no_node_is_free_it_is_tried_here_which_is_said(settings: AgentSettings) -> None:
     lrm = MemoryLrm()
     seen = await found(settings, CHECKED, lrm=lrm)
     assert seen.ok
-    assert seen.found.endswith("on this host), which runs the runner; no node was free within 0.05 s to try it on")
+    assert seen.result.endswith("on this host), which runs the runner; no node was free within 0.05 s to try it on")
     assert seen.hint == "look again when there is one"
     assert [job for job, _ in lrm.cancelled] == ["1"]
 
@@ -260,7 +260,7 @@ async def test_a_directory_that_can_be_made_is_not_made(settings: AgentSettings,
     before = sorted(os.walk(tmp_path))
     seen = await found(settings, "agent's directory")
     assert seen.ok
-    assert str(settings.directory) in seen.found
+    assert str(settings.directory) in seen.result
     assert sorted(os.walk(tmp_path)) == before
     assert "shared" in seen.hint, "this test runs on a local disk"
     local = await found(replace(settings, kind="local"), "agent's directory")
@@ -271,10 +271,10 @@ async def test_a_directory_that_cannot_be_made(settings: AgentSettings, tmp_path
     (tmp_path / "file").write_text("")
     seen = await found(replace(settings, directory=tmp_path / "file" / "spool"), "agent's directory")
     assert not seen.ok
-    assert seen.found == f"{tmp_path}/file/spool cannot be made: Not a directory"
+    assert seen.result == f"{tmp_path}/file/spool cannot be made: Not a directory"
     seen = await found(replace(settings, directory=Path("/proc/1")), "agent's directory")
     assert not seen.ok
-    assert seen.found.startswith("/proc/1 cannot be written to: ")
+    assert seen.result.startswith("/proc/1 cannot be written to: ")
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ async def test_folders_that_programs_are_promised(settings: AgentSettings, tmp_p
 async def test_no_daemon(settings: AgentSettings) -> None:
     seen = await found(settings, "daemon")
     assert not seen.ok
-    assert seen.found.startswith(f"no daemon answers at {NOBODY} (")
+    assert seen.result.startswith(f"no daemon answers at {NOBODY} (")
     for url in ("nonsense", "http://[::1", ""):
         assert not (await found(replace(settings, url=url), "daemon")).ok
 
@@ -337,7 +337,7 @@ async def test_replica_directories_are_read(settings: AgentSettings, tmp_path: P
     assert "clusters.north.replica_directories" in none.hint
     both = replace(settings, replica_directories=[tmp_path, Path("/nowhere")])
     findings = await check_cluster(both, Expected(4), MemoryLrm, timeouts=SHORT)
-    assert [f for f in findings if f.what == "replica directory"] == [
+    assert [f for f in findings if f.subject == "replica directory"] == [
         Finding("replica directory", True, str(tmp_path)),
         Finding(
             "replica directory",
@@ -352,5 +352,5 @@ async def test_the_folder_for_stages_is_written_to(settings: AgentSettings, tmp_
     assert (await found(settings, "stage directory")).ok
     (tmp_path / "file").write_text("")
     seen = await found(replace(settings, stage_directory=tmp_path / "file" / "stages"), "stage directory")
-    assert seen.found == f"{tmp_path}/file/stages cannot be made: Not a directory"
+    assert seen.result == f"{tmp_path}/file/stages cannot be made: Not a directory"
     assert seen.hint.startswith("set clusters.north.stage_directory to another")

@@ -39,7 +39,7 @@ def test_login_check_names_the_usable_socket_and_the_refused_folder(settings: Ag
 
     def found(*folders: Path, **more: str) -> tuple[bool, str, bool]:
         (one,) = check_logins(replace(settings, login_sockets=[folder / "a.sock" for folder in folders], **more))
-        return one.ok, one.found, bool(one.hint)
+        return one.ok, one.result, bool(one.hint)
 
     assert found(good, bad) == (True, f"users of this host find the agent at {good}/a.sock", False)
     why = f"{bad} may be written by others than its owner"

@@ -170,7 +170,7 @@ async def test_job_that_will_never_start_is_ended(lrm: MemoryLrm, daemon: FakeDa
         await daemon.submit(T)
         await daemon.reaches(T, "waiting")
         lrm.jobs["1"] = LrmJob(
-            "1", NAME, LrmJobState.QUEUED, reason="Slurm will not start it: PartitionTimeLimit", refused="job"
+            "1", NAME, LrmJobState.QUEUED, reason="Slurm will not start it: PartitionTimeLimit", fault="job"
         )
         lrm.changed.set()
         await daemon.until(lambda: daemon.status(T).get("refused") == "job")

@@ -186,8 +186,8 @@ def test_check_with_unreadable_installed_configuration_is_refused(home: Path, pl
 @pytest.mark.processes
 def test_check_without_any_configuration_says_it_checks_built_in_cluster(home: Path, places: tuple[str, str]) -> None:
     first, *_ = agents.check("north", "http://127.0.0.1:1", None, home / "agent", "", None, installed=places)
-    assert (first.ok, first.what) == (True, "configuration")
-    assert first.found == (
+    assert (first.ok, first.subject) == (True, "configuration")
+    assert first.result == (
         f"none was given, and there is neither ~/.config/koala/koala.yaml nor {home}/etc/koala.yaml: "
         "this checks the built-in embedded cluster north"
     )

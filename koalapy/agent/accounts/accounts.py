@@ -20,7 +20,7 @@ from koalapy.agent.core.settings import SiteSettings
 from koalapy.agent.lrm.commands import CommandResult, RunCommand, run
 from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 
-PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
+ACCOUNT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 """What may go into a path and onto a command line; no number, or it might be taken for one."""
 CLOSED = ("nologin", "false")
 CAP_SETGID, CAP_SETUID = 1 << 6, 1 << 7
@@ -40,7 +40,7 @@ class Account:
     shell: str
 
 
-def by_name_service(name: str) -> Account | None:
+def look_up_account(name: str) -> Account | None:
     """Blocks; ``OSError`` when the name service does not answer."""
     try:
         found = pwd.getpwnam(name)
@@ -54,33 +54,33 @@ class Accounts:
     """Decides by the cluster's ``identity``; everything raises ``SiteRejected`` for who may not run anything here."""
 
     def __init__(
-        self, cluster: str, settings: SiteSettings, lookup: Callable[[str], Account | None] = by_name_service
+        self, cluster: str, settings: SiteSettings, lookup: Callable[[str], Account | None] = look_up_account
     ) -> None:
         self._cluster, self._identity, self._min_uid = cluster, settings.identity, settings.min_uid
         self._lookup = lookup
         self.own_uid = os.geteuid()
 
     @property
-    def are_many(self) -> bool:
+    def is_mapped(self) -> bool:
         """Whether jobs run as accounts other than the agent's own."""
         return self._identity == "mapped"
 
     @property
     def acts_as_root(self) -> bool:
         """Whether what the agent ran for itself would be root's, where jobs are others'."""
-        return self.are_many and self.own_uid == 0
+        return self.is_mapped and self.own_uid == 0
 
-    def acting(self, local_user: str) -> str:
+    def account_for(self, local_user: str) -> str:
         """As whom somebody's job is to be handled; empty for the agent's own account. To be admitted before it runs."""
         if self._identity == "service":
             return ""
-        return "" if self._identity == "own" and local_user == own_name(self.own_uid) else local_user
+        return "" if self._identity == "own" and local_user == account_name(self.own_uid) else local_user
 
     def admit(self, user: str) -> None:
         """Refuse what cannot be, before anything is looked up."""
         if self._identity == "own" and user:
             raise self._refused(
-                f"jobs on {self._cluster} run as {own_name(self.own_uid)} alone, and not as {user!r}",
+                f"jobs on {self._cluster} run as {account_name(self.own_uid)} alone, and not as {user!r}",
                 f"only the jobs of clusters.{self._cluster}.user may run there",
             )
         if self._identity == "mapped" and not user:
@@ -89,16 +89,16 @@ class Accounts:
                 f"give the owner an account on {self._cluster} under users.NAME.accounts",
             )
 
-    async def find(self, user: str) -> Account:
+    async def find_account(self, user: str) -> Account:
         """As ``find_now``, which blocks for as long as the host's name service does."""
-        return await asyncio.to_thread(self.find_now, user)
+        return await asyncio.to_thread(self.find_account_blocking, user)
 
-    def find_now(self, user: str) -> Account:
+    def find_account_blocking(self, user: str) -> Account:
         """The account of that name, that people's jobs may run as; ``SiteUnavailable`` when nobody can say."""
         self.admit(user)
-        if not self.are_many:
+        if not self.is_mapped:
             raise self._refused(f"{self._cluster} runs jobs as one account, and not as {user!r}", "see its identity")
-        if not PLAIN.fullmatch(user) or user.isdecimal():
+        if not ACCOUNT_NAME.fullmatch(user) or user.isdecimal():
             raise self._refused(f"{user!r} is no name of an account", "correct users.NAME.accounts")
         try:
             found = self._lookup(user)
@@ -127,24 +127,24 @@ class Accounts:
         return SiteRejected(message, field="account", hint=hint, fault=SiteFault.UNSUITABLE)
 
 
-def own_name(uid: int) -> str:
+def account_name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
 
 
-class Way(StrEnum):
+class SwitchMethod(StrEnum):
     SETUID = "setuid"
     SUDO = "sudo"
     NONE = "none"
 
 
-def way_here() -> Way:
+def detect_switch_method() -> SwitchMethod:
     """By which this process may act as others, as far as can be told without trying."""
     if os.geteuid() == 0 or _may_change_account():
-        return Way.SETUID
-    return Way.SUDO if shutil.which("sudo") else Way.NONE
+        return SwitchMethod.SETUID
+    return SwitchMethod.SUDO if shutil.which("sudo") else SwitchMethod.NONE
 
 
 def _may_change_account() -> bool:
@@ -157,18 +157,18 @@ def _may_change_account() -> bool:
 class RunAs:
     """Makes commands that run as somebody, and runs them. ``SiteError`` for who may not run anything here."""
 
-    def __init__(self, accounts: Accounts, way: Way | None = None, run_command: RunCommand = run) -> None:
+    def __init__(self, accounts: Accounts, way: SwitchMethod | None = None, run_command: RunCommand = run) -> None:
         self.accounts, self._run_command = accounts, run_command
-        self.way = way or (way_here() if accounts.are_many else Way.NONE)
+        self.switch_method = way or (detect_switch_method() if accounts.is_mapped else SwitchMethod.NONE)
 
     async def run(self, user: str, *argv: str, environment: Mapping[str, str], **options: Any) -> CommandResult:
         """As ``commands.run``, by that account; as the agent itself where none is named."""
         if not user:
             return await self._run_command(*argv, environment=environment, **options)
-        account = await self.accounts.find(user)
+        account = await self.accounts.find_account(user)
         command = self.command(account, argv, environment.get("PATH"))
-        answer = await self._run_command(*command, environment=environment_of(account, environment), **options)
-        if self.way is Way.SUDO and answer.code != 0 and NO_RULE.search(answer.errors):
+        answer = await self._run_command(*command, environment=account_environment(account, environment), **options)
+        if self.switch_method is SwitchMethod.SUDO and answer.code != 0 and NO_RULE.search(answer.errors):
             raise SiteRejected(
                 f"sudo does not let this agent run {argv[0]} as {user}: {answer.error_line.removeprefix('sudo: ')}",
                 hint="see docs/clusters.md, Whose processes, for the rules that it needs",
@@ -178,11 +178,11 @@ class RunAs:
 
     def command(self, account: Account, argv: Sequence[str], path: str | None = None) -> list[str]:
         """The command line by which an account runs a command; of ``path`` the folders in which it is looked for."""
-        if self.way is Way.SETUID:
+        if self.switch_method is SwitchMethod.SETUID:
             groups = ",".join(map(str, sorted({account.gid, *account.groups})))
             own = ["--reuid", str(account.uid), "--regid", str(account.gid), "--groups", groups]
             return [_program("setpriv"), *own, "--inh-caps", "-all", "--ambient-caps", "-all", "--", *argv]
-        if self.way is Way.SUDO:
+        if self.switch_method is SwitchMethod.SUDO:
             program = shutil.which(argv[0], path=path)
             if program is None:
                 raise SiteRejected(f"there is no {argv[0]} on the agent's PATH", fault=SiteFault.SITE)
@@ -199,14 +199,14 @@ def _program(name: str) -> str:
     return shutil.which(name) or f"/usr/bin/{name}"
 
 
-def plain(*argv: str) -> list[str]:
+def drop_capabilities(*argv: str) -> list[str]:
     """A command without what this agent may beyond its account: for what speaks with other sites."""
     if os.geteuid() == 0 or not _may_change_account():
         return [*argv]
     return [_program("setpriv"), "--inh-caps", "-all", "--ambient-caps", "-all", "--", *argv]
 
 
-def environment_of(account: Account, given: Mapping[str, str]) -> dict[str, str]:
+def account_environment(account: Account, given: Mapping[str, str]) -> dict[str, str]:
     """What is inherited, with what is the account's own in place of what is the agent's."""
     kept = {name: value for name, value in given.items() if name not in LEFT_OUT}
     own = {"HOME": account.home, "USER": account.name, "LOGNAME": account.name, "SHELL": account.shell or "/bin/sh"}

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from koalapy.agent.accounts.accounts import Way
+from koalapy.agent.accounts.accounts import SwitchMethod
 from koalapy.agent.components.job_folders import COMMAND, JobFolders
 from koalapy.agent.core.settings import RESOURCE_MANAGERS_BEGIN, AgentSettings, inherited
 from koalapy.agent.lrm.commands import run
@@ -17,15 +17,15 @@ from koalapy.model.errors import SiteError
 PROGRAMS = {"slurm": ("sbatch", "scancel", "sacct"), "sge": ("qsub", "qdel")}
 """By which an agent acts for others, by kind."""
 SEE = "see docs/clusters.md, Whose processes"
-WAYS = {Way.SETUID: "this agent may change its account", Way.SUDO: "this agent asks sudo"}
+WAYS = {SwitchMethod.SETUID: "this agent may change its account", SwitchMethod.SUDO: "this agent asks sudo"}
 
 
 async def check_accounts(settings: AgentSettings, folders: JobFolders, user: str) -> list[Finding]:
     """Nothing where jobs run as the agent itself; ``user`` is somebody to try it for."""
     if not folders.are_many:
         return []
-    way, base = folders.run_as.way, settings.accounts_directory
-    if way is Way.NONE:
+    way, base = folders.run_as.switch_method, settings.accounts_directory
+    if way is SwitchMethod.NONE:
         hint = f"run it as root, or with CAP_SETUID and CAP_SETGID, or install sudo: {SEE}"
         return [Finding("acting for others", False, "this agent may act for nobody", hint)]
     findings = [Finding("acting for others", True, WAYS[way], SEE)]
@@ -40,12 +40,12 @@ async def check_accounts(settings: AgentSettings, folders: JobFolders, user: str
 
 async def _try_for(settings: AgentSettings, folders: JobFolders, user: str) -> list[Finding]:
     try:
-        account = await folders.run_as.accounts.find(user)
+        account = await folders.run_as.accounts.find_account(user)
     except SiteError as error:
         return [Finding("an account", False, error.message, error.hint)]
     groups = ", ".join(map(str, account.groups))
     findings = [Finding("an account", True, f"{user} is uid {account.uid}, of the groups {groups}")]
-    if folders.run_as.way is Way.SUDO:
+    if folders.run_as.switch_method is SwitchMethod.SUDO:
         findings += [await _check_rule(program, user) for program in PROGRAMS.get(settings.kind, ())]
         findings.append(await _check_rule(str(Path(settings.python).with_name(COMMAND)), user))
     name = f"work-koala-check-{secrets.token_hex(4)}"

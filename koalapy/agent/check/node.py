@@ -62,7 +62,7 @@ async def check_runner(
             return _judge(settings, tried, tried.node or "a node", hint)
         here = _judge(settings, await _try_here(settings), "this host", hint)
         no_node = f"no node was free within {timeouts.trial_node_s:g} s to try it on"
-        return Finding(CHECKED, here.ok, f"{here.found}; {no_node}", here.hint or "look again when there is one")
+        return Finding(CHECKED, here.ok, f"{here.result}; {no_node}", here.hint or "look again when there is one")
     except SiteError as error:
         return Finding(CHECKED, False, error.message, error.hint or hint)
     except OSError as error:
@@ -102,7 +102,7 @@ async def _try_here(settings: AgentSettings) -> TrialOutput:
 
 async def _not_the_same(tried: TrialOutput, folders: JobFolders, user: str) -> str:
     """Whom a job of somebody's ran as instead, in words."""
-    account, found = await folders.run_as.accounts.find(user), re.search(r"koala-uid (\d+)", tried.output)
+    account, found = await folders.run_as.accounts.find_account(user), re.search(r"koala-uid (\d+)", tried.output)
     if found is None or int(found[1]) == account.uid:
         return ""
     return f"{user} is uid {account.uid} here, and a job of that account runs as uid {found[1]}"
@@ -120,7 +120,7 @@ async def _try_there(
     output = work / RUNNER_LOG
     own = (settings.environment, work, output, WALLTIME, settings.modules, user)
     try:
-        size = (await lrm.snapshot()).smallest
+        size = (await lrm.snapshot()).min_job_nodes
         job = await lrm.submit(LrmSubmission(name, size, _command(settings), *own))
         try:
             node = await _wait_for_end(lrm, job, timeouts)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import koalapy
 from koalapy.agent.accounts.account_process import AccountProcess
-from koalapy.agent.accounts.accounts import PLAIN, Account, Accounts, RunAs, Way, environment_of
+from koalapy.agent.accounts.accounts import ACCOUNT_NAME, Account, Accounts, RunAs, SwitchMethod, account_environment
 from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentSettings, AgentTimeouts, SiteSettings, inherited
 from koalapy.agent.core.spool import RUNNER_LOG, Folder
 from koalapy.agent.lrm.commands import RunCommand, run
@@ -68,7 +68,7 @@ class JobFolders:
 
     @property
     def are_many(self) -> bool:
-        return self.run_as.accounts.are_many
+        return self.run_as.accounts.is_mapped
 
     def prepare(self) -> None:
         """Have the folder that accounts' folders are in, for each of them to make its own there; ``UsageError``."""
@@ -91,7 +91,7 @@ class JobFolders:
             ) from error
 
     def folder(self, user: str, name: str) -> Path:
-        if self.base is None or not PLAIN.fullmatch(user):
+        if self.base is None or not ACCOUNT_NAME.fullmatch(user):
             raise SiteRejected(f"{user!r} has no folder here", fault=SiteFault.UNSUITABLE)
         return self.base / user / name
 
@@ -104,14 +104,14 @@ class JobFolders:
             return frozenset()
         with contextlib.suppress(OSError), os.scandir(self.base) as entries:
             folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-            return frozenset(name for name in folders if PLAIN.fullmatch(name))
+            return frozenset(name for name in folders if ACCOUNT_NAME.fullmatch(name))
         return frozenset()
 
     async def people(self) -> Mapping[int, str]:
         """The same by their numbers; one that was known stays so, for its jobs may outlive it."""
         for name in await asyncio.to_thread(self.accounts) - set(self._people.values()):
             with contextlib.suppress(SiteRejected):
-                self._people[(await self.run_as.accounts.find(name)).uid] = name
+                self._people[(await self.run_as.accounts.find_account(name)).uid] = name
         return self._people
 
     async def fill(self, user: str, folder: Path, files: Mapping[str, bytes]) -> None:
@@ -147,7 +147,7 @@ class JobFolders:
 
     def collect(self, user: str, folder: Path, patterns: Sequence[str], without: Collection[str], to: Taker) -> None:
         """Hand what a job wants to have back to an archive; blocks."""
-        account = self.run_as.accounts.find_now(user)
+        account = self.run_as.accounts.find_account_blocking(user)
         with self._process(account, "collect", folder) as process:
             process.tell_all({"patterns": list(patterns), "without": list(without)})
             while (known := process.frame()) is not None:
@@ -187,7 +187,7 @@ class JobFolders:
             raise SiteUnavailable(f"cannot read {error.filename}: {error.strerror}") from error
 
     async def _call(self, user: str, verb: str, folder: Path | None, talk: Callable[[AccountProcess], Any]) -> None:
-        account = await self.run_as.accounts.find(user)
+        account = await self.run_as.accounts.find_account(user)
 
         def call() -> None:
             with self._process(account, verb, folder) as process:
@@ -208,14 +208,14 @@ class JobFolders:
         await asyncio.shield(running)
 
     def _process(self, account: Account, verb: str, folder: Path | None) -> AccountProcess:
-        if self.run_as.way is Way.SUDO:
+        if self.run_as.switch_method is SwitchMethod.SUDO:
             program: Sequence[str] = (str(Path(self._python).with_name(COMMAND)),)
         else:
             program = (self._python, "-I", "-S", str(PROGRAM))
         argv = [*program, str(self.base), account.name, verb, *([folder.name] if folder else [])]
         command = self.run_as.command(account, argv)
         return AccountProcess(
-            command, environment_of(account, inherited()), account.name, self._timeouts.account_stall_s
+            command, account_environment(account, inherited()), account.name, self._timeouts.account_stall_s
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from koalapy.agent.core.settings import AgentSettings
 from koalapy.agent.lrm.commands import run
-from koalapy.agent.lrm.script import MODULES
+from koalapy.agent.lrm.script import LOAD_MODULES
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class OpenMpi:
 async def open_mpi_here(settings: AgentSettings, prefix: str | None) -> OpenMpi:
     """The first ``mpirun`` on the programs' ``PATH``, or that of ``prefix``; ``SiteError`` where none can be run."""
     mpirun = f"{prefix}/bin/mpirun" if prefix else "mpirun"
-    lines = [MODULES.format(names=shlex.join(settings.modules))] if settings.modules else []
+    lines = [LOAD_MODULES.format(names=shlex.join(settings.modules))] if settings.modules else []
     if path := settings.environment.get("PATH"):
         lines.append(f'export PATH={shlex.quote(path)}:"$PATH"\n')
     lines.append(f"command -v {shlex.quote(mpirun)} && exec {shlex.quote(mpirun)} --version")

@@ -168,7 +168,7 @@ class Agent:
         self._recall()
         await self._runners.listen(self._barrier)
         await self._logins.listen()
-        if self._accounts.own_uid == 0 and not self._accounts.are_many:
+        if self._accounts.own_uid == 0 and not self._accounts.is_mapped:
             hint = "run it as an account of its own, or make the cluster mapped"
             log.warning("all jobs run as root", action="jobs-as-root", cluster=self._settings.cluster, hint=hint)
         log.info(
@@ -468,7 +468,7 @@ class Agent:
             return ""
         component = self._new(message.token, message.size, message.walltime)
         component.stage, component.collect = message.stage, tuple(message.collect)
-        component.user, component.node_class = self._accounts.acting(message.local_user), message.node_class
+        component.user, component.node_class = self._accounts.account_for(message.local_user), message.node_class
         component.fetched, component.lease = not component.user, message.lease
         submit = message.model_dump(include={"size", "walltime", "name", "stage", "collect", "node_class", "lease"})
         submit |= {"user": component.user, "output_limit": component.output_limit}

@@ -322,8 +322,8 @@ class LrmJobs:
                 return
             component.lrm_ended(job)
             self._over(component)
-        elif job is not None and (job.lost or job.refused) and component.may_fail:
-            component.fail(job.reason, job.refused or "site")
+        elif job is not None and (job.lost or job.fault) and component.may_fail:
+            component.fail(job.reason, job.fault or "site")
             self.end(component)
         elif job is not None and component.name in self._cancelled and job.state is not LrmJobState.ENDED:
             ending.append(job)

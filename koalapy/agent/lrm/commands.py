@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from koalapy.agent.lrm.refusals import fault_of
+from koalapy.agent.lrm.refusals import classify_rejection
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.system.limits import RUN_OUT
 
@@ -103,7 +103,7 @@ class Commands:
         """Return an error with the hint and the fault that its words tell."""
         words = error.message.lower()
         hint = next((hint for word, hint in self._hints if word in words), error.hint)
-        fault = fault_of(error.message) if error.fault is SiteFault.REFUSED else error.fault
+        fault = classify_rejection(error.message) if error.fault is SiteFault.REFUSED else error.fault
         return SiteRejected(error.message, field=error.field, value=error.value, hint=hint, fault=fault)
 
 
@@ -162,7 +162,7 @@ def _kill_group(group: int) -> bool:
     return True
 
 
-def printed_job(command: str, answer: CommandResult) -> str:
+def parse_job_number(command: str, answer: CommandResult) -> str:
     """Return the job number that a submission printed on a line by itself, as ``171`` or ``171;cluster``.
 
     A site's own texts may stand before and after it. ``SiteUnavailable`` for none or several: the job may exist.

@@ -1,4 +1,4 @@
-"""Group a cluster's nodes that are alike into classes, and expand lists of their names. Pure.
+"""Group a cluster's nodes that are alike into classes, and expand_host_list lists of their names. Pure.
 
 Nodes of a configured class are of that one; the others are alike if their resource manager says that they have the same
 features and about the same memory.
@@ -29,7 +29,7 @@ _MAX_NAMES = 100_000
 """Names beyond which the text is no list of a cluster's nodes."""
 
 
-def expand(text: str) -> list[str]:
+def expand_host_list(text: str) -> list[str]:
     """Return all names of a host list in Slurm's short form, ``n[1-3,07],m1``. Raise ``ValueError`` for other text."""
     if not text:
         return []
@@ -72,7 +72,7 @@ def _no_host_list(text: str) -> ValueError:
 
 
 def _host_list(text: str) -> str:
-    expand(text)
+    expand_host_list(text)
     return text
 
 
@@ -133,7 +133,7 @@ class NodeGroups:
             for each in self.groups
         )
 
-    def asked_for(self, name: str, size: int) -> NodeGroup:
+    def select_class(self, name: str, size: int) -> NodeGroup:
         """The class of which a job asks for so many nodes; ``SiteRejected`` where there are not so many."""
         group = next((each for each in self.groups if each.name == name), None)
         if group is None or size > len(group.nodes):
@@ -148,7 +148,7 @@ class NodeGroups:
         return group
 
 
-def grouped(nodes: Sequence[KnownNode], configured: Mapping[str, NodeClassSettings]) -> NodeGroups:
+def group_nodes(nodes: Sequence[KnownNode], configured: Mapping[str, NodeClassSettings]) -> NodeGroups:
     """The nodes by class; no groups where nothing is known of them that would tell them from others."""
     groups, left, notices = list[tuple[int, NodeGroup]](), list(nodes), list[str]()
     for name, wanted in configured.items():
@@ -184,7 +184,7 @@ def grouped(nodes: Sequence[KnownNode], configured: Mapping[str, NodeClassSettin
 def _chosen(nodes: Sequence[KnownNode], wanted: NodeClassSettings) -> list[KnownNode]:
     if wanted.nodes is not None:
         return list(nodes[: wanted.nodes])
-    hosts = set(expand(wanted.hosts)) if wanted.hosts else set()
+    hosts = set(expand_host_list(wanted.hosts)) if wanted.hosts else set()
     return [n for n in nodes if n.name in hosts or n.name.partition(".")[0] in hosts or wanted.feature in n.features]
 
 

@@ -19,7 +19,7 @@ class PolledLrm(Lrm):
         self._closed = True
         self._soon.set()
 
-    def look_soon(self, after: float = 0.0) -> None:
+    def poll_soon(self, after: float = 0.0) -> None:
         """Have a change told ``after`` seconds from now: something was done or heard."""
         if after > 0:
             asyncio.get_running_loop().call_later(after, self._soon.set)

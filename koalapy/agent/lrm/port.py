@@ -63,7 +63,7 @@ class LrmJob:
     starting: float = 0.0
     """Of one whose nodes are its own and are still made ready, as when they are switched on: the seconds that may take
     at most. Its claim has not timed out."""
-    refused: Fault | None = None
+    fault: Fault | None = None
     """Of one that is queued and that will never start as it is, for ``reason``: whose fault that is."""
     user: str = ""
     """The account that it runs as; empty: the agent's own."""
@@ -79,7 +79,7 @@ class JobEnd:
     reason: str = ""
     exceeded: Exceeded = ""
 
-    def of(self, job: LrmJob) -> LrmJob:
+    def apply_to(self, job: LrmJob) -> LrmJob:
         """Return the job as it has ended."""
         return replace(job, exit_code=self.exit_code, lost=self.lost, reason=self.reason, exceeded=self.exceeded)
 
@@ -120,7 +120,7 @@ class LrmSnapshot:
     """What people should know beside the counts."""
     node_classes: tuple[NodeClassReport, ...] = ()
     """By what its nodes are, as far as they are known to differ."""
-    smallest: int = 1
+    min_job_nodes: int = 1
     """The least number of nodes that a job may have."""
 
 
@@ -150,9 +150,9 @@ class LrmSubmission:
 class Finding:
     """One thing that was looked at, for people: what it is, what was found or is wrong, and the way out."""
 
-    what: str
+    subject: str
     ok: bool
-    found: str
+    result: str
     hint: str = ""
 
 

@@ -96,7 +96,7 @@ _POLICY = re.compile(r"Job violates accounting/QOS policy(\s*\([^)]*\))?")
 """What Slurm adds to every refusal for a limit; in brackets it names all that might be meant."""
 
 
-def fault_of(text: str) -> SiteFault:
+def classify_rejection(text: str) -> SiteFault:
     """Return what a refusal with these words concerns: ``unknown`` if no phrase of the table is in them."""
     text = _POLICY.sub("", text)
     return next((fault for fault, phrases in _PHRASES if phrases.search(text)), SiteFault.UNKNOWN)

@@ -18,7 +18,7 @@ from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 
 Fanout = Literal["srun", "qrsh", "none"]
 
-MODULES = """\
+LOAD_MODULES = """\
 command -v module >/dev/null 2>&1 || for init in /etc/profile.d/modules.sh /etc/profile.d/lmod.sh \\
     /usr/share/modules/init/sh /usr/share/lmod/lmod/init/sh; do
     if [ -r "$init" ]; then . "$init"; break; fi
@@ -93,7 +93,7 @@ def _text(submission: LrmSubmission, fanout: Fanout, path: Path) -> str:
     if submission.user:
         parts.append("unset SUDO_COMMAND SUDO_GID SUDO_UID SUDO_USER\n")  # of the agent, where it asks sudo
     if submission.modules:
-        parts.append(MODULES.format(names=shlex.join(submission.modules)))
+        parts.append(LOAD_MODULES.format(names=shlex.join(submission.modules)))
     for name, value in submission.environment.items():
         rest = ':"$PATH"' if name == "PATH" else ""
         parts.append(f"export {name}={shlex.quote(value)}{rest}\n")

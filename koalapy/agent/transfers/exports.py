@@ -20,7 +20,7 @@ from typing import Any, Literal
 import structlog
 from pydantic import BaseModel, Field
 
-from koalapy.agent.accounts.accounts import plain
+from koalapy.agent.accounts.accounts import drop_capabilities
 from koalapy.agent.core.questions import ASKER
 from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.agent.transfers.replicas import Replicas, Wanted
@@ -77,7 +77,7 @@ class TransferIdentity:
         """Have what comes on a connection encrypted go to a socket in clear, and back, if it speaks TLS within so many
         seconds. Raises ``OSError``."""
         return await asyncio.create_subprocess_exec(
-            *plain(*_PYTHON, TUNNEL, "serve", str(rsync.fileno()), str(self._memory), str(timeout)),
+            *drop_capabilities(*_PYTHON, TUNNEL, "serve", str(rsync.fileno()), str(self._memory), str(timeout)),
             cwd="/",
             stdin=connection.fileno(),
             stdout=asyncio.subprocess.DEVNULL,
@@ -372,7 +372,7 @@ class Exports:
         """An rsync daemon that speaks on a socket, which is closed here when ``ours`` is. Raises ``OSError``."""
         ours.enter_context(connection)
         process = await asyncio.create_subprocess_exec(
-            *plain(RSYNC, "--daemon", f"--config={self._directory / CONFIGURATIONS[encrypted]}"),
+            *drop_capabilities(RSYNC, "--daemon", f"--config={self._directory / CONFIGURATIONS[encrypted]}"),
             cwd="/",
             stdin=connection.fileno(),
             stdout=connection.fileno(),

@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 from pydantic import ValidationError
 
-from koalapy.agent.accounts.accounts import plain
+from koalapy.agent.accounts.accounts import drop_capabilities
 from koalapy.agent.core.questions import Questions
 from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.agent.core.spool import DiskSync
@@ -92,7 +92,7 @@ async def run_rsync(route: Route, name: str, folder: Path, tick: Callable[[], bo
         environment |= through_tunnel(route.host, route.port, route.certificate)
     try:
         process = await asyncio.create_subprocess_exec(
-            *plain(*rsync_command(route, folder, program)),
+            *drop_capabilities(*rsync_command(route, folder, program)),
             env=environment,
             cwd="/",
             start_new_session=True,

@@ -146,7 +146,7 @@ class Stages:
 
     def _add(self, instance: str, order: Stage, name: str) -> StageRun:
         folder, own = self._directory / name, self._directory / f".{name}"
-        user = self._folders.run_as.accounts.acting(order.local_user)
+        user = self._folders.run_as.accounts.account_for(order.local_user)
         has_owner = bool(user) or self._folders.are_many
         owner = AccountsStage(self._folders, user, instance, order.token) if has_owner else None
         run = StageRun(order, folder, own, self._means, partial(self._publish, instance), self._copies, owner)

@@ -96,11 +96,11 @@ def check(
     findings = run_checks(cluster, options.url, options.config, directory, _agent_token(), options.ca_file, user)
     well = all(finding.ok for finding in findings)
     if as_json:
-        told = [{"what": f.what, "ok": f.ok, "found": f.found, "hint": f.hint} for f in findings]
+        told = [{"what": f.subject, "ok": f.ok, "found": f.result, "hint": f.hint} for f in findings]
         print(json.dumps({"cluster": cluster, "ok": well, "findings": told}, indent=2))
     else:
         for finding in findings:
-            print(f"{'ok  ' if finding.ok else 'FAIL'}  {printable(f'{finding.what}: {finding.found}')}")
+            print(f"{'ok  ' if finding.ok else 'FAIL'}  {printable(f'{finding.subject}: {finding.result}')}")
             if finding.hint:
                 print(f"      {printable(finding.hint)}")
     return Exit.OK if well else Exit.FAILED

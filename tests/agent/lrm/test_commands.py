@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agent.lrm.commands import CommandResult, printed_job, run
+from koalapy.agent.lrm.commands import CommandResult, parse_job_number, run
 from koalapy.model.errors import SiteUnavailable
 from tests.signals import until
 
@@ -57,7 +57,7 @@ async def test_run_that_is_late_ends_all_that_the_command_started(tmp_path: Path
     ],
 )
 def test_printed_job_beside_texts_of_the_site_is_the_number(output: str) -> None:
-    assert printed_job("sbatch", CommandResult(0, output.encode(), "")) == "171"
+    assert parse_job_number("sbatch", CommandResult(0, output.encode(), "")) == "171"
 
 
 @pytest.mark.parametrize(
@@ -70,5 +70,5 @@ def test_printed_job_beside_texts_of_the_site_is_the_number(output: str) -> None
 )
 def test_printed_job_that_is_not_certain_is_unavailable(output: str, message: str) -> None:
     with pytest.raises(SiteUnavailable) as caught:
-        printed_job("sbatch", CommandResult(0, output.encode(), ""))
+        parse_job_number("sbatch", CommandResult(0, output.encode(), ""))
     assert caught.value.message == message

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.agent.accounts.accounts import Account, Accounts, RunAs, Way
+from koalapy.agent.accounts.accounts import Account, Accounts, RunAs, SwitchMethod
 from koalapy.agent.components.job_folders import COMMAND, PROGRAM, JobFolders
 from koalapy.agent.core.settings import SiteSettings
 from koalapy.agent.lrm.commands import CommandResult, RunCommand, run
@@ -64,7 +64,7 @@ def folders_of(tmp_path: Path, run_command: RunCommand = run) -> JobFolders:
         (tmp_path / "jobs" / name).mkdir(parents=True)
     (tmp_path / "jobs" / "agent.json").touch()
     accounts = Accounts("north", MAPPED, KNOWN.get)
-    run_as = RunAs(accounts, Way.SUDO, run_command)
+    run_as = RunAs(accounts, SwitchMethod.SUDO, run_command)
     return JobFolders(run_as, tmp_path / "jobs", str(tmp_path / "tools" / "python"))
 
 

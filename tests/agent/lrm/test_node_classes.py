@@ -12,7 +12,7 @@ from koalapy.agent.lrm.node_classes import (
     KnownNode,
     NodeClassSettings,
     NodeGroups,
-    grouped,
+    group_nodes,
 )
 
 GIB = 1 << 30
@@ -27,18 +27,18 @@ def shown(groups: NodeGroups) -> dict[str, list[str]]:
 
 
 def test_nodes_of_which_nothing_is_known_are_of_no_class() -> None:
-    assert grouped([node("n1"), node("n2")], {}) == NodeGroups()
-    assert grouped([], {"fast": NodeClassSettings(feature="fast")}).groups == ()
-    assert grouped([node("n1", "ib")], {}) == NodeGroups(), "all have that"
+    assert group_nodes([node("n1"), node("n2")], {}) == NodeGroups()
+    assert group_nodes([], {"fast": NodeClassSettings(feature="fast")}).groups == ()
+    assert group_nodes([node("n1", "ib")], {}) == NodeGroups(), "all have that"
 
 
 def test_nodes_that_are_all_alike_tell_their_memory_and_have_no_name() -> None:
-    (group,) = grouped([node("n1", memory=63 * GIB), node("n2", memory=62 * GIB)], {}).groups
+    (group,) = group_nodes([node("n1", memory=63 * GIB), node("n2", memory=62 * GIB)], {}).groups
     assert (group.name, group.memory) == ("", 62 * GIB)
 
 
 def test_features_and_memory_make_classes_and_weights_their_order() -> None:
-    groups = grouped(
+    groups = group_nodes(
         [
             node("n1", "haswell", memory=64 * 10**9, weight=9),
             node("n2", "haswell", memory=64 * 10**9, weight=9),
@@ -53,7 +53,7 @@ def test_features_and_memory_make_classes_and_weights_their_order() -> None:
 
 def test_what_is_configured_comes_before_what_is_told() -> None:
     nodes = [node("n1.site", "gpu"), node("n2", "gpu"), node("n3"), node("n4"), node("n5", memory=GIB)]
-    groups = grouped(
+    groups = group_nodes(
         nodes,
         {
             "mine": NodeClassSettings(hosts="n[1,3]", power=3.0, memory=7),
@@ -66,16 +66,16 @@ def test_what_is_configured_comes_before_what_is_told() -> None:
     mine, gpu = groups.groups[:2]
     assert (mine.power, mine.memory, gpu.power, gpu.memory) == (3.0, 7, None, None)
     assert gpu.feature == "", "another class has such nodes, too: the feature alone does not choose these"
-    assert grouped(nodes, {"gpu": NodeClassSettings(feature="gpu")}).groups[0].feature == "gpu"
+    assert group_nodes(nodes, {"gpu": NodeClassSettings(feature="gpu")}).groups[0].feature == "gpu"
 
 
 def test_a_name_that_is_taken_gets_a_number() -> None:
-    groups = grouped([node("n1", "gpu"), node("n2", "fast")], {"gpu": NodeClassSettings(feature="fast")})
+    groups = group_nodes([node("n1", "gpu"), node("n2", "fast")], {"gpu": NodeClassSettings(feature="fast")})
     assert shown(groups) == {"gpu": ["n2"], "gpu-2": ["n1"]}
 
 
 def test_a_class_that_is_smaller_than_it_was_said_to_be_is_told_of() -> None:
-    groups = grouped([node("n1"), node("n2")], {"fast": NodeClassSettings(nodes=3), "slow": NodeClassSettings(nodes=1)})
+    groups = group_nodes([node("n1"), node("n2")], {"fast": NodeClassSettings(nodes=3), "slow": NodeClassSettings(nodes=1)})
     assert shown(groups) == {"fast": ["n1", "n2"]}
     assert [notice[:34] for notice in groups.notices] == [
         "of the class fast it has 2 nodes: ",
@@ -85,14 +85,14 @@ def test_a_class_that_is_smaller_than_it_was_said_to_be_is_told_of() -> None:
 
 def test_names_are_never_longer_than_messages_may_have_them() -> None:
     features = [f"a-feature-with-a-long-name-{number}" for number in range(100)]
-    groups = grouped([node("n1", *features), node("n2", *features, "b"), node("n3", *features, "c")], {})
+    groups = group_nodes([node("n1", *features), node("n2", *features, "b"), node("n3", *features, "c")], {})
     assert len(groups.groups) == 3
     assert max(len(group.name) for group in groups.groups) <= MAX_NAME_LENGTH + 2
 
 
 def test_too_many_kinds_are_not_told_apart() -> None:
     many = [node(f"n{number}", f"rack{number}", memory=GIB) for number in range(MAX_CLASSES + 1)]
-    (group,) = grouped(many, {}).groups
+    (group,) = group_nodes(many, {}).groups
     assert (group.name, len(group.nodes)) == ("", MAX_CLASSES + 1)
 
 
@@ -120,7 +120,7 @@ CONFIGURED = st.dictionaries(
 def test_every_node_is_of_one_class_or_none_is_of_any(
     nodes: list[KnownNode], configured: dict[str, NodeClassSettings]
 ) -> None:
-    groups = grouped(nodes, configured).groups
+    groups = group_nodes(nodes, configured).groups
     named = [name for group in groups for name in group.nodes]
     assert sorted(named) == (sorted(node.name for node in nodes) if groups else [])
     assert len({group.name for group in groups}) == len(groups)
@@ -129,7 +129,7 @@ def test_every_node_is_of_one_class_or_none_is_of_any(
     for group in groups:
         if group.feature:
             assert {node.name for node in nodes if group.feature in node.features} == group.nodes
-    assert grouped(list(nodes), configured).groups == groups, "the same each time"
+    assert group_nodes(list(nodes), configured).groups == groups, "the same each time"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from koalapy.agent.lrm.drmaa.process import error_of
 from koalapy.agent.lrm.port import Fault
-from koalapy.agent.lrm.refusals import fault_of
+from koalapy.agent.lrm.refusals import classify_rejection
 from koalapy.agent.lrm.slurm.states import fault_of_waiting
 from koalapy.model.errors import SiteRejected
 
@@ -23,7 +23,7 @@ def recorded_refusals(kind: str) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("fault", "words"), [*recorded_refusals("slurm"), *recorded_refusals("sge")])
 def test_fault_of_recorded_refusal_is_alike_by_command_and_library(fault: str, words: str) -> None:
-    assert fault_of(words) == fault
+    assert classify_rejection(words) == fault
     error = error_of("DeniedByDrmException", f"code 17: {words}")
     assert isinstance(error, SiteRejected)
     assert error.fault == fault
@@ -31,12 +31,12 @@ def test_fault_of_recorded_refusal_is_alike_by_command_and_library(fault: str, w
 
 @given(st.text())
 def test_fault_of_any_text_is_a_fault(text: str) -> None:
-    assert fault_of(text) in get_args(Fault)
+    assert classify_rejection(text) in get_args(Fault)
 
 
 @given(st.from_regex(r"sbatch: (lua: )?[a-z ,.]{0,60}; Batch job submission failed: Unspecified error", fullmatch=True))
 def test_fault_of_unknown_words_is_never_the_job(words: str) -> None:
-    assert fault_of(words) != "job"
+    assert classify_rejection(words) != "job"
 
 
 @pytest.mark.parametrize(

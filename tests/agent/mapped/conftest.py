@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agent.accounts.accounts import Account, Accounts, RunAs, Way
+from koalapy.agent.accounts.accounts import Account, Accounts, RunAs, SwitchMethod
 from koalapy.agent.components.component import Component
 from koalapy.agent.components.job_folders import PROGRAM, JobFolders
 from koalapy.agent.core.agent import Agent
@@ -72,7 +72,7 @@ def settings_of(base: AgentSettings, folder: Path) -> AgentSettings:
 
 
 def folders_of(
-    settings: AgentSettings, people: People, way: Way = Way.SETUID, timeouts: AgentTimeouts = DEFAULT_TIMEOUTS
+    settings: AgentSettings, people: People, way: SwitchMethod = SwitchMethod.SETUID, timeouts: AgentTimeouts = DEFAULT_TIMEOUTS
 ) -> JobFolders:
     accounts = Accounts(settings.cluster, settings, people.look_up)
     return JobFolders(RunAs(accounts, way), settings.accounts_directory, settings.python, timeouts)

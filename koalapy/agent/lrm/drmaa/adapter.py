@@ -140,7 +140,7 @@ class DrmaaLrm(PolledLrm):
 
     async def open(self) -> None:
         await asyncio.to_thread(self._table.load)
-        self._control.on_ended(self.look_soon)
+        self._control.on_ended(self.poll_soon)
 
     async def close(self) -> None:
         await super().close()
@@ -162,7 +162,7 @@ class DrmaaLrm(PolledLrm):
             await asyncio.to_thread(self._table.forget, submission.name)
             raise
         await asyncio.to_thread(self._table.submitted, submission.name, job)
-        self.look_soon()
+        self.poll_soon()
         return job
 
     async def find(self, name: str, user: str = "") -> str | None:
@@ -186,7 +186,7 @@ class DrmaaLrm(PolledLrm):
             reject_other_job(job, known.name, name)
         await self._control.cancel(job, known.user)
         known.cancelled = True
-        self.look_soon()
+        self.poll_soon()
 
     async def snapshot(self) -> LrmSnapshot:
         asked = {entry.job: entry for entry in self._table.entries.values() if entry.job and not entry.ended}
@@ -250,7 +250,7 @@ class DrmaaLrm(PolledLrm):
             return LrmJob(entry.job, entry.name, state, user=entry.user)
         since = self._gone.setdefault(entry.job, self._clock.monotonic())
         if ending is None and self._clock.monotonic() < since + EXIT_CODE_TIMEOUT:
-            self.look_soon(1.0)
+            self.poll_soon(1.0)
             return LrmJob(entry.job, entry.name, LrmJobState.RUNNING, user=entry.user)
         self._gone.pop(entry.job, None)
         return _ended(entry, word, ending)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from koalapy.agent.accounts.accounts import RunAs, Way, environment_of
+from koalapy.agent.accounts.accounts import RunAs, SwitchMethod, account_environment
 from koalapy.agent.lrm.drmaa.process import DEFAULT_TIMEOUTS, NO_SUCH_JOB, Become, DrmaaProcess, DrmaaTimeouts
 from koalapy.agent.lrm.port import DrmaaEnding, Finding, JobControl, LrmSubmission
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected
@@ -29,9 +29,9 @@ _DEFAULT_LIBRARIES = ("/usr/lib/gridengine-drmaa/lib/libdrmaa.so.1.0", "/usr/lib
 
 def drmaa_control(library: str | None, run_as: RunAs) -> "DrmaaControl | DrmaaAccounts":
     """Return what submits jobs through a library. Raise ``SiteRejected`` if it cannot for several accounts."""
-    if not run_as.accounts.are_many:
+    if not run_as.accounts.is_mapped:
         return DrmaaControl(library)
-    if run_as.way is Way.SUDO:
+    if run_as.switch_method is SwitchMethod.SUDO:
         raise SiteRejected(
             "a DRMAA library cannot be used for other accounts by rules of sudo",
             field="library",
@@ -204,13 +204,13 @@ class DrmaaAccounts(JobControl):
     async def _of(self, user: str) -> DrmaaControl:
         if not user:
             return self._own
-        account = await self._run_as.accounts.find(user)  # each time: it may be gone, or closed
+        account = await self._run_as.accounts.find_account(user)  # each time: it may be gone, or closed
         control = self._controls.pop(user, None)
         if control is None:
             await self._retire(self._max_accounts - 1)
 
             def become(command: Sequence[str], environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-                return self._run_as.command(account, command), environment_of(account, environment)
+                return self._run_as.command(account, command), account_environment(account, environment)
 
             control = self._controls.get(user) or self._make_control(self.library, become=become)
             self._controls.pop(user, None)

@@ -15,7 +15,7 @@ from typing import Any
 
 from koalapy.agent.core.settings import RESOURCE_MANAGERS, RESOURCE_MANAGERS_BEGIN, inherited
 from koalapy.agent.lrm.port import DrmaaEnding
-from koalapy.agent.lrm.refusals import fault_of
+from koalapy.agent.lrm.refusals import classify_rejection
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -83,8 +83,8 @@ def error_of(name: str, text: str) -> SiteError:
     line = " ".join(text.partition(": ")[2].split() if text.startswith("code ") else text.split())
     message = f"DRMAA: {line or name}"
     # Grid Engine calls a user's limit something to be tried later, as it does a master that is busy.
-    if name in LASTING_ERRORS or fault_of(message) is SiteFault.LIMIT:
-        return SiteRejected(message, value=name, fault=fault_of(message))
+    if name in LASTING_ERRORS or classify_rejection(message) is SiteFault.LIMIT:
+        return SiteRejected(message, value=name, fault=classify_rejection(message))
     return SiteUnavailable(message, value=name)
 
 

@@ -16,7 +16,7 @@ from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.settings import RUNNER, AgentSettings
 from koalapy.agent.lrm.local.cluster import REQUEST_TIMEOUT, LocalCluster, raise_error
 from koalapy.agent.lrm.local.jobs import WALLTIME_EXCEEDED
-from koalapy.agent.lrm.node_classes import KnownNode, NodeClassSettings, grouped
+from koalapy.agent.lrm.node_classes import KnownNode, NodeClassSettings, group_nodes
 from koalapy.agent.lrm.port import JOB_PREFIX, Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agent.runners.runners import secret_files, write_secrets
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
@@ -58,7 +58,7 @@ class LocalLrm:
     ) -> None:
         """``start_failures``: the probability that a start is made to fail."""
         self._folders = folders or JobFolders.alone()
-        self._classes = grouped([KnownNode(address) for address in cluster.addresses], node_classes)
+        self._classes = group_nodes([KnownNode(address) for address in cluster.addresses], node_classes)
         self.cluster = cluster
         self._failures = StartFailures(cluster.directory, cluster.name, start_failures)
         self._prefix = prefix
@@ -87,7 +87,7 @@ class LocalLrm:
         account = await self._account(submission.user)
         link = await self._connected()
         wanted = submission.node_class
-        among = self._classes.asked_for(wanted, submission.nodes).nodes if wanted else ()
+        among = self._classes.select_class(wanted, submission.nodes).nodes if wanted else ()
         if submission.user:
             files = {} if self._key else secret_files(submission.secrets)
             await self._folders.fill(submission.user, submission.workdir, files)
@@ -113,7 +113,7 @@ class LocalLrm:
         """As locald is told of it, which must be root to start anything as another."""
         if not user:
             return None
-        account = await self._folders.run_as.accounts.find(user)
+        account = await self._folders.run_as.accounts.find_account(user)
         if os.geteuid() != 0:
             raise SiteRejected(
                 f"{self.cluster.name} is run by an agent that is not root, and starts nothing as {user}",

@@ -12,7 +12,7 @@ from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.settings import AgentSettings, SiteSettings
 from koalapy.agent.lrm.drmaa.control import drmaa_control
 from koalapy.agent.lrm.native_options import reject_qsub_options, split_options
-from koalapy.agent.lrm.node_classes import KnownNode, NodeGroups, grouped
+from koalapy.agent.lrm.node_classes import KnownNode, NodeGroups, group_nodes
 from koalapy.agent.lrm.polling import PolledLrm
 from koalapy.agent.lrm.port import JOB_PREFIX, Finding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agent.lrm.refusals import reject_other_job, reject_size
@@ -73,7 +73,7 @@ class SgeLrm(PolledLrm):
         self._commands = SgeCommands(self._folders.run_as)
         self._jobs = TrackedJobs(prefix, pwd.getpwuid(os.geteuid()).pw_name, self._folders.accounts, clock)
         self._users = "*" if self._folders.are_many else self._jobs.owner
-        self._resolver = EndResolver(self._commands, self._jobs, control, self.look_soon, clock)
+        self._resolver = EndResolver(self._commands, self._jobs, control, self.poll_soon, clock)
         self._layout: Layout | None = None
         self._groups = NO_GROUPS
         """Its nodes by class."""
@@ -81,7 +81,7 @@ class SgeLrm(PolledLrm):
         self._looked = False
 
     async def open(self) -> None:
-        self._control.on_ended(self.look_soon)
+        self._control.on_ended(self.poll_soon)
 
     async def close(self) -> None:
         await super().close()
@@ -101,7 +101,7 @@ class SgeLrm(PolledLrm):
             raise self._commands.rejection(error) from error
         if submission.name.startswith(self._jobs.prefix):
             self._jobs.submitted(job, submission.name, submission.user)
-        self.look_soon()
+        self.poll_soon()
         return job
 
     async def find(self, name: str, user: str = "") -> str | None:
@@ -130,7 +130,7 @@ class SgeLrm(PolledLrm):
             await self._commands.delete_by_force(job, user)
         else:
             await self._control.cancel(job, user)
-        self.look_soon()
+        self.poll_soon()
 
     async def snapshot(self) -> LrmSnapshot:
         layout = await self._current_layout()
@@ -164,7 +164,7 @@ class SgeLrm(PolledLrm):
         if submission.walltime is not None:
             options += ["-l", f"h_rt={max(1, math.ceil(submission.walltime))}"]
         if submission.node_class:
-            group = self._groups.asked_for(submission.node_class, submission.nodes)
+            group = self._groups.select_class(submission.node_class, submission.nodes)
             options += ["-l", f"h={'|'.join(sorted(group.nodes))}"]
         # Run the script where it lies, which only we can read, and never a second time.
         return [*options, "-b", "y", "-shell", "n", "-r", "n", *self._extra]
@@ -179,7 +179,7 @@ class SgeLrm(PolledLrm):
             with contextlib.suppress(SiteError):  # Grid Engine does not say
                 memory = read_memory((await self._commands.ask("qhost", "-xml")).output)
             known = [KnownNode(host, memory.get(short_name(host))) for host in sorted(self._layout.hosts)]
-            self._groups = grouped(known, settings.node_classes)
+            self._groups = group_nodes(known, settings.node_classes)
         return self._layout
 
     async def _list(self, which: str) -> Listing:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from koalapy.agent.accounts.accounts import RunAs
 from koalapy.agent.core.settings import inherited
-from koalapy.agent.lrm.commands import COMMAND_TIMEOUT, CommandResult, Commands, printed_job
+from koalapy.agent.lrm.commands import COMMAND_TIMEOUT, CommandResult, Commands, parse_job_number
 from koalapy.agent.lrm.port import Finding, JobControl, LrmSubmission
 from koalapy.agent.lrm.sge.answers import AccountingRecord, queue_state, read_accounting, read_listing, short_name
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
@@ -118,7 +118,7 @@ class QsubControl(JobControl):
         answer = await self._commands.run("qsub", *own, *native, str(script), user=submission.user)
         if answer.code:
             raise self._commands.error("qsub", answer)
-        return printed_job("qsub", answer)
+        return parse_job_number("qsub", answer)
 
     async def cancel(self, job: str, user: str = "") -> None:
         answer = await self._commands.run("qdel", job, user=user)

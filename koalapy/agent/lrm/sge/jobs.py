@@ -107,7 +107,7 @@ class TrackedJobs:
     def end(self, known: TrackedJob, end: JobEnd) -> None:
         """Take a job for ended in that way."""
         self.known.pop(known.id, None)
-        job = end.of(LrmJob(known.id, known.name, LrmJobState.ENDED, known.nodes, user=known.user))
+        job = end.apply_to(LrmJob(known.id, known.name, LrmJobState.ENDED, known.nodes, user=known.user))
         self._ended[known.id] = (job, self.clock.monotonic() + ENDED_RETENTION)
 
     def ended(self) -> list[LrmJob]:

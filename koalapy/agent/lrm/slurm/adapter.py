@@ -13,7 +13,7 @@ from koalapy.agent.core.settings import AgentSettings, SiteSettings
 from koalapy.agent.lrm.commands import CommandResult
 from koalapy.agent.lrm.drmaa.control import drmaa_control
 from koalapy.agent.lrm.native_options import reject_sbatch_options, split_options
-from koalapy.agent.lrm.node_classes import KnownNode, NodeGroups, expand, grouped
+from koalapy.agent.lrm.node_classes import KnownNode, NodeGroups, expand_host_list, group_nodes
 from koalapy.agent.lrm.polling import PolledLrm
 from koalapy.agent.lrm.port import JOB_PREFIX, Finding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.agent.lrm.refusals import reject_size
@@ -107,7 +107,7 @@ class SlurmLrm(PolledLrm):
         """Our ended jobs at the last look."""
 
     async def open(self) -> None:
-        self._control.on_ended(self.look_soon)
+        self._control.on_ended(self.poll_soon)
 
     async def close(self) -> None:
         await super().close()
@@ -129,10 +129,10 @@ class SlurmLrm(PolledLrm):
                 self._offer = None  # its limits may have changed
             raise
         finally:
-            self.look_soon()
+            self.poll_soon()
 
     async def find(self, name: str, user: str = "") -> str | None:
-        uid = (await self._folders.run_as.accounts.find(user)).uid if user else os.getuid()
+        uid = (await self._folders.run_as.accounts.find_account(user)).uid if user else os.getuid()
         answer = await self._squeue((user,), f"--name={name}", "--format=%i|%T|%U|%j")
         found = [each for each in _lines(answer.output) if (each.name, each.user) == (name, uid)]
         if not found:
@@ -160,7 +160,7 @@ class SlurmLrm(PolledLrm):
                 )
             self._cancelled.add(job)
             await self._control.cancel(job, user)
-            self.look_soon()
+            self.poll_soon()
 
     async def version(self) -> str:
         return await self._commands.version()
@@ -229,7 +229,7 @@ class SlurmLrm(PolledLrm):
         as well."""
         if not submission.node_class:
             return []
-        group = self._groups.asked_for(submission.node_class, submission.nodes)
+        group = self._groups.select_class(submission.node_class, submission.nodes)
         if group.feature and self._offer is not None and not self._offer.constraint:
             return [f"--constraint={group.feature}"]
         others = {name for each in self._groups.groups for name in each.nodes} - group.nodes
@@ -289,7 +289,7 @@ class SlurmLrm(PolledLrm):
         self._total, self._largest = len(nodes), offer.largest(nodes)
         known = [KnownNode(n.name, n.memory, n.features or frozenset(), n.weight) for n in nodes]
         if known != self._known:
-            self._known, self._groups = known, grouped(known, self._settings.node_classes)
+            self._known, self._groups = known, group_nodes(known, self._settings.node_classes)
         return nodes
 
     async def _jobs(self) -> list[SlurmJob]:
@@ -313,7 +313,7 @@ class SlurmLrm(PolledLrm):
 
     async def _exists(self, user: str) -> bool:
         try:
-            await self._folders.run_as.accounts.find(user)
+            await self._folders.run_as.accounts.find_account(user)
         except SiteRejected:
             return False
         return True
@@ -352,7 +352,7 @@ class SlurmLrm(PolledLrm):
             reason = f"Slurm will not start it: {job.reason}" if refused else waiting_text(job.reason)
             starting = _waits_for_a_start(job, nodes)
         takes = await self._longest_start() if starting else 0.0
-        return LrmJob(job.id, job.name, state, job.nodes, reason=reason, starting=takes, refused=refused, user=user)
+        return LrmJob(job.id, job.name, state, job.nodes, reason=reason, starting=takes, fault=refused, user=user)
 
     async def _longest_start(self) -> float:
         """Seconds after which Slurm itself gives up a node that it has switched on."""
@@ -366,7 +366,7 @@ class SlurmLrm(PolledLrm):
 def _waits_for_a_start(job: SlurmJob, nodes: Sequence[SlurmNode]) -> bool:
     """Whether all that a queued job lacks are nodes that start."""
     try:
-        missing = set(expand(nodes_waited_for(job.reason)))
+        missing = set(expand_host_list(nodes_waited_for(job.reason)))
     except ValueError:
         return False
     return bool(missing) and missing <= {node.name for node in nodes if node_starts(node.words)}
@@ -407,7 +407,7 @@ def snapshot_of(
         jobs=tuple(jobs),
         notices=(*limits, *groups.notices),
         node_classes=groups.report(lambda names: offer.largest([node for node in may_be_had if node.name in names])),
-        smallest=offer.smallest,
+        min_job_nodes=offer.smallest,
     )
 
 

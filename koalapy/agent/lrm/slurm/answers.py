@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from koalapy.agent.lrm.node_classes import expand
+from koalapy.agent.lrm.node_classes import expand_host_list
 from koalapy.model.errors import SiteUnavailable
 
 _WIDTHS = {
@@ -150,7 +150,7 @@ def _group(entry: Mapping[str, Any], partitions: frozenset[str]) -> list[SlurmNo
         texts = [names] if isinstance(names, str) else names
         if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
             _not_understood("sinfo", "a group without node names")
-        hosts = [host for text in texts for host in expand(text)]
+        hosts = [host for text in texts for host in expand_host_list(text)]
     except ValueError as error:
         raise SiteUnavailable(f"sinfo: {error}") from None
     state = node.get("state") if isinstance(node, dict) else entry.get("state")
@@ -246,7 +246,7 @@ def _job_in_columns(line: bytes) -> SlurmJob:
     try:
         code, signal = _read_exit(status)
         hosts_cut = len(nodes) >= _WIDTHS["NodeList"]
-        hosts = () if hosts_cut else tuple(expand(nodes))
+        hosts = () if hosts_cut else tuple(expand_host_list(nodes))
         if not id.isdecimal() or not state or user is None:
             raise ValueError(line)
     except ValueError:
@@ -266,7 +266,7 @@ def read_hosts(answer: bytes) -> dict[str, tuple[str, ...]]:
     for line in answer.decode(errors="replace").splitlines():
         job, _, nodes = line.strip().partition("|")
         try:
-            found[job] = tuple(expand(nodes))
+            found[job] = tuple(expand_host_list(nodes))
         except ValueError as error:
             raise SiteUnavailable(f"squeue: nodes of job {job[:24]}: {error}") from None
     return found

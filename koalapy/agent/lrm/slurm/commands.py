@@ -9,7 +9,7 @@ from pathlib import Path
 
 from koalapy.agent.accounts.accounts import RunAs
 from koalapy.agent.core.settings import inherited
-from koalapy.agent.lrm.commands import Commands, printed_job
+from koalapy.agent.lrm.commands import Commands, parse_job_number
 from koalapy.agent.lrm.port import Finding, JobControl, LrmSubmission
 from koalapy.model.errors import SiteError
 
@@ -79,7 +79,7 @@ class SbatchControl(JobControl):
             str(script),
             user=submission.user,
         )
-        return printed_job("sbatch", answer)
+        return parse_job_number("sbatch", answer)
 
     async def cancel(self, job: str, user: str = "") -> None:
         answer = await self._commands.run("scancel", job, user=user)
@@ -88,7 +88,7 @@ class SbatchControl(JobControl):
 
     async def submit_error(self) -> str:
         found = self._commands.find("sbatch", "scancel")
-        return "" if found.ok else f"{found.found}; {found.hint}"
+        return "" if found.ok else f"{found.result}; {found.hint}"
 
     async def check(self, nodes: int = 1) -> list[Finding]:
         """Tell whether Slurm would take a job of so many nodes with our options."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from koalapy.agent.lrm.node_classes import expand
+from koalapy.agent.lrm.node_classes import expand_host_list
 from koalapy.agent.lrm.port import Finding
 from koalapy.agent.lrm.slurm.answers import SlurmNode, read_count
 from koalapy.agent.lrm.slurm.commands import SlurmCommands
@@ -157,7 +157,7 @@ def read_reservations(text: str, wanted: Collection[str]) -> dict[str, Reservati
             found[name] = Reservation(
                 name,
                 fields.get("State") == "ACTIVE",
-                frozenset(() if hosts == "(null)" else expand(hosts)),
+                frozenset(() if hosts == "(null)" else expand_host_list(hosts)),
                 fields.get("StartTime", ""),
                 "FLEX" in fields.get("Flags", "").split(","),
             )
@@ -185,7 +185,7 @@ def split(names: str) -> list[str]:
 def _excluded(hosts: str) -> tuple[frozenset[str], str]:
     """The nodes of ``--exclude``, and what is wrong with it."""
     try:
-        return frozenset(expand(hosts)) if hosts else frozenset(), ""
+        return frozenset(expand_host_list(hosts)) if hosts else frozenset(), ""
     except ValueError as error:
         return frozenset(), f"--exclude cannot be understood: {error}"
 

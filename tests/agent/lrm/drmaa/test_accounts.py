@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.agent.accounts.accounts import Account, Accounts, RunAs, Way
+from koalapy.agent.accounts.accounts import Account, Accounts, RunAs, SwitchMethod
 from koalapy.agent.core.settings import SiteSettings
 from koalapy.agent.lrm.drmaa.control import IDLE_TIMEOUT, DrmaaAccounts, DrmaaControl, drmaa_control
 from koalapy.agent.lrm.port import DrmaaEnding, JobControl, LrmSubmission
@@ -78,7 +78,7 @@ def people() -> dict[str, Account]:
 @pytest.fixture
 async def control(made: list[FakeControl], people: dict[str, Account], virtual_loop: VirtualTimeLoop) -> DrmaaAccounts:
     """Return one for two accounts at most."""
-    run_as = RunAs(Accounts("east", SiteSettings(identity="mapped"), people.get), Way.SETUID)
+    run_as = RunAs(Accounts("east", SiteSettings(identity="mapped"), people.get), SwitchMethod.SETUID)
     clock = VirtualClock(virtual_loop)
     make_control: Any = FakeControl
     return DrmaaAccounts("/lib/libdrmaa.so", run_as, max_accounts=2, make_control=make_control, clock=clock)

@@ -177,7 +177,7 @@ async def test_a_master_that_is_away_is_tried_again(quick: DrmaaControl, library
 async def test_a_library_that_cannot_be_loaded_says_the_way_out(library: FakeLibrary) -> None:
     control = make_control(library, path="/no/such/library")
     (finding,) = await control.check()
-    assert (finding.ok, "cannot open shared object" in finding.found) == (False, True)
+    assert (finding.ok, "cannot open shared object" in finding.result) == (False, True)
     assert "library" in finding.hint
     await control.close()
 

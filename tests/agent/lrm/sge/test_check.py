@@ -26,13 +26,13 @@ def lrm(engine: FakeGridEngine, control: RememberingControl, monkeypatch: pytest
 
 async def wrong(lrm: SgeLrm) -> list[Finding]:
     found = [finding for finding in await lrm.check() if not finding.ok]
-    assert all(finding.hint and "\n" not in finding.found for finding in found)
+    assert all(finding.hint and "\n" not in finding.result for finding in found)
     return found
 
 
 async def test_all_is_well(lrm: SgeLrm) -> None:
     assert not await wrong(lrm)
-    said = " ".join(finding.found for finding in await lrm.check())
+    said = " ".join(finding.result for finding in await lrm.check())
     for words in ("SGE 8.1.9", "9999 slots, 2 on each node", "all.q", "4, all up", "remembers"):
         assert words in said
 
@@ -40,13 +40,13 @@ async def test_all_is_well(lrm: SgeLrm) -> None:
 async def test_no_commands(lrm: SgeLrm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     (finding,) = await wrong(lrm)
-    assert "no qstat" in finding.found
+    assert "no qstat" in finding.result
 
 
 async def test_no_root(lrm: SgeLrm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SGE_ROOT")
     (finding,) = await wrong(lrm)
-    assert (finding.what, finding.found) == ("SGE_ROOT", "not set")
+    assert (finding.subject, finding.result) == ("SGE_ROOT", "not set")
 
 
 @pytest.mark.parametrize(
@@ -67,13 +67,13 @@ async def test_what_is_wrong_is_said(
 ) -> None:
     engine.answers(command, answer, code)
     (finding,) = await wrong(lrm)
-    assert what in finding.found
+    assert what in finding.result
 
 
 async def test_nodes_that_are_down_are_named(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("troubled.xml")
-    (nodes,) = [finding for finding in await lrm.check() if finding.what == "nodes"]
-    assert (nodes.ok, nodes.found) == (True, "4, of which 2 are down: h2-1 (d), h2-3 (u)")
+    (nodes,) = [finding for finding in await lrm.check() if finding.subject == "nodes"]
+    assert (nodes.ok, nodes.result) == (True, "4, of which 2 are down: h2-1 (d), h2-3 (u)")
 
 
 async def test_a_wrapper_script_is_gone_round(

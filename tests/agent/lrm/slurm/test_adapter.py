@@ -111,7 +111,7 @@ async def test_slurm_without_json_plugin_gives_hint(slurm: FakeSlurm, errors: st
     with pytest.raises(SiteRejected) as caught:
         await slurm.lrm().snapshot()
     assert "json-c" in caught.value.hint
-    (found,) = [each for each in await slurm.lrm().check() if each.what == "nodes"]
+    (found,) = [each for each in await slurm.lrm().check() if each.subject == "nodes"]
     assert (found.ok, "json-c" in found.hint) == (False, True)
 
 
@@ -350,7 +350,7 @@ async def test_a_cluster_without_commands(slurm: FakeSlurm, tmp_path: Path, monk
     with pytest.raises(SiteRejected, match="cannot run sinfo"):
         await slurm.lrm().snapshot()
     (finding,) = await slurm.lrm().check()
-    assert (finding.ok, finding.found) == (False, "not found: sinfo, squeue, srun")
+    assert (finding.ok, finding.result) == (False, "not found: sinfo, squeue, srun")
 
 
 async def test_of_several_of_a_name_the_one_that_lives_is_found(slurm: FakeSlurm) -> None:
@@ -497,7 +497,7 @@ async def test_a_cluster_without_sbatch_takes_no_jobs(slurm: FakeSlurm, tmp_path
 
 async def test_a_job_that_will_never_start_is_told_with_whose_fault_that_is(slurm: FakeSlurm) -> None:
     slurm.says("squeue", recorded_queue(reason="PartitionTimeLimit"), when=COLUMNS)
-    found = {job.id: (job.state, job.refused, job.reason) for job in (await slurm.lrm().snapshot()).jobs}
+    found = {job.id: (job.state, job.fault, job.reason) for job in (await slurm.lrm().snapshot()).jobs}
     assert found["169"] == (LrmJobState.QUEUED, "unsuitable", "Slurm will not start it: PartitionTimeLimit")
     assert found["167"] == (LrmJobState.RUNNING, None, "")
 

@@ -10,18 +10,18 @@ from .conftest import ANSWERS, COLUMNS, FakeSlurm
 
 
 async def findings(slurm: FakeSlurm, **settings: object) -> dict[str, Finding]:
-    return {each.what: each for each in await slurm.lrm(**settings).check()}
+    return {each.subject: each for each in await slurm.lrm(**settings).check()}
 
 
 async def test_a_healthy_cluster(slurm: FakeSlurm) -> None:
     slurm.says("sbatch", "", errors="sbatch: Job 3 to start at 2026-11-21T10:00:00\n", when="*--test-only*")
     found = await findings(slurm, account="physics")
     assert [each.ok for each in found.values()] == [True] * 8
-    assert found["Slurm"].found == "slurm-wlm 22.05.8"
-    assert found["partition"].found == "main"
-    assert found["nodes"].found == "4, 0 idle, 1 down: n4 is DRAIN+IDLE (disk)"
-    assert found["queue"].found == "can be read; jobs of koalapy in it: 3"
-    assert found["a job's options"].found == "Job 3 to start at 2026-11-21T10:00:00"
+    assert found["Slurm"].result == "slurm-wlm 22.05.8"
+    assert found["partition"].result == "main"
+    assert found["nodes"].result == "4, 0 idle, 1 down: n4 is DRAIN+IDLE (disk)"
+    assert found["queue"].result == "can be read; jobs of koalapy in it: 3"
+    assert found["a job's options"].result == "Job 3 to start at 2026-11-21T10:00:00"
     assert "--account=physics" in slurm.calls("sbatch")[0]
 
 
@@ -29,7 +29,7 @@ async def test_a_healthy_cluster(slurm: FakeSlurm) -> None:
 async def test_a_slurm_too_old(slurm: FakeSlurm, told: str) -> None:
     slurm.says("sinfo", told + "\n", when="--version")
     found = (await findings(slurm))["Slurm"]
-    assert (found.ok, found.found, found.hint) == (
+    assert (found.ok, found.result, found.hint) == (
         False,
         f"{told}: sinfo --json needs 21.08",
         "upgrade Slurm to 21.08 or later",
@@ -39,7 +39,7 @@ async def test_a_slurm_too_old(slurm: FakeSlurm, told: str) -> None:
 async def test_a_controller_out_of_reach(slurm: FakeSlurm) -> None:
     slurm.says("sinfo", "", errors="slurm_load_partitions: Unable to contact slurm controller\n", code=1, when="*%P*")
     found = (await findings(slurm))["controller"]
-    assert (found.ok, "Unable to contact" in found.found, "slurmctld" in found.hint) == (False, True, True)
+    assert (found.ok, "Unable to contact" in found.result, "slurmctld" in found.hint) == (False, True, True)
 
 
 @pytest.mark.parametrize(
@@ -53,13 +53,13 @@ async def test_a_controller_out_of_reach(slurm: FakeSlurm) -> None:
 async def test_partitions(slurm: FakeSlurm, listed: str, wanted: str | None, told: str, hint: str) -> None:
     slurm.says("sinfo", listed, when="*%P*")
     found = (await findings(slurm, partition=wanted))["partition"]
-    assert (found.ok, found.found, hint in found.hint) == (False, told, True)
+    assert (found.ok, found.result, hint in found.hint) == (False, told, True)
 
 
 async def test_check_finds_unreadable_queue(slurm: FakeSlurm) -> None:
     slurm.says("squeue", "slurm_load_jobs error: none\n", when=COLUMNS)
     found = (await findings(slurm))["queue"]
-    assert (found.ok, "cannot be understood" in found.found) == (False, True)
+    assert (found.ok, "cannot be understood" in found.result) == (False, True)
 
 
 async def test_no_node_is_left(slurm: FakeSlurm) -> None:
@@ -68,7 +68,7 @@ async def test_no_node_is_left(slurm: FakeSlurm) -> None:
         node.update({"state": "down", "reason": "flood"})
     slurm.says("sinfo", json.dumps(document), when="*--json*")
     found = (await findings(slurm))["nodes"]
-    assert (found.ok, found.found) == (False, "4, 0 idle, 4 down: n1 is DOWN (flood)")
+    assert (found.ok, found.result) == (False, "4, 0 idle, 4 down: n1 is DOWN (flood)")
     assert "NodeName=n1 State=RESUME" in found.hint
 
 
@@ -76,7 +76,7 @@ async def test_options_that_slurm_refuses(slurm: FakeSlurm) -> None:
     told = "allocation failure: Invalid account or account/partition combination specified"
     slurm.says("sbatch", "", errors=told + "\n", code=1, when="*--test-only*")
     found = (await findings(slurm, account="nobody"))["a job's options"]
-    assert (found.ok, found.found) == (False, f"sbatch: {told}")
+    assert (found.ok, found.result) == (False, f"sbatch: {told}")
     assert "account" in found.hint
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.agent.lrm.node_classes import expand
+from koalapy.agent.lrm.node_classes import expand_host_list
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from koalapy.agent.lrm.node_classes import expand
     ],
 )
 def test_short_forms(text: str, names: list[str]) -> None:
-    assert expand(text) == names
+    assert expand_host_list(text) == names
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_short_forms(text: str, names: list[str]) -> None:
 )
 def test_what_is_no_host_list(text: str) -> None:
     with pytest.raises(ValueError, match="is no list of host names"):
-        expand(text)
+        expand_host_list(text)
 
 
 NAME = st.from_regex(r"[a-z][a-z.-]{0,3}", fullmatch=True)
@@ -58,19 +58,19 @@ WIDTH = st.integers(1, 4)
 @given(st.lists(st.tuples(NAME, WIDTH, st.lists(st.integers(0, 9000), min_size=1, max_size=4)), min_size=1, max_size=4))
 def test_what_was_shortened_comes_back(parts: list[tuple[str, int, list[int]]]) -> None:
     text = ",".join(f"{name}[{','.join(str(n).zfill(width) for n in numbers)}]" for name, width, numbers in parts)
-    assert expand(text) == [f"{name}{str(n).zfill(width)}" for name, width, numbers in parts for n in numbers]
+    assert expand_host_list(text) == [f"{name}{str(n).zfill(width)}" for name, width, numbers in parts for n in numbers]
 
 
 @given(NAME, st.integers(0, 2000), st.integers(0, 200), WIDTH)
 def test_a_range_counts_on(name: str, first: int, more: int, width: int) -> None:
-    found = expand(f"{name}[{str(first).zfill(width)}-{str(first + more).zfill(width)}]")
+    found = expand_host_list(f"{name}[{str(first).zfill(width)}-{str(first + more).zfill(width)}]")
     assert found == [f"{name}{str(n).zfill(width)}" for n in range(first, first + more + 1)]
 
 
 @given(st.text(alphabet="n1-,[] 0m", max_size=12))
 def test_any_text_is_read_or_refused(text: str) -> None:
     try:
-        names = expand(text)
+        names = expand_host_list(text)
     except ValueError:
         return
     assert all(name and not set(name) & set("[], ") for name in names)

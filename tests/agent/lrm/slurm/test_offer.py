@@ -200,7 +200,7 @@ async def test_what_a_job_waits_for_is_told(slurm: FakeSlurm, reason: str, descr
     shows(slurm, {"n1": "idle"})
     waits(slurm, reason, description=description)
     (job,) = (await seen(slurm)).jobs
-    assert (job.state, job.reason, job.refused, job.starting) == (LrmJobState.QUEUED, told, None, 0.0)
+    assert (job.state, job.reason, job.fault, job.starting) == (LrmJobState.QUEUED, told, None, 0.0)
 
 
 async def test_a_limit_of_one_of_several_partitions_ends_nothing(slurm: FakeSlurm) -> None:
@@ -208,9 +208,9 @@ async def test_a_limit_of_one_of_several_partitions_ends_nothing(slurm: FakeSlur
     shows(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
     waits(slurm, "PartitionTimeLimit")
     (job,) = (await seen(slurm, "short,long")).jobs
-    assert (job.refused, job.reason) == (None, "Slurm says PartitionTimeLimit")
+    assert (job.fault, job.reason) == (None, "Slurm says PartitionTimeLimit")
     (job,) = (await seen(slurm, "short")).jobs
-    assert job.refused == "unsuitable"
+    assert job.fault == "unsuitable"
 
 
 @pytest.mark.parametrize(
