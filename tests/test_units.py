@@ -151,7 +151,9 @@ def test_three_capabilities_are_enough_to_become_others_and_are_left_to_nobody()
     agent += ["--inh-caps", named, "--ambient-caps", named, "--bounding-set", named]
     accounts = SimpleNamespace(are_many=True)
     account = Account("somebody", 4321, 4322, (4323,), "/", "/bin/sh")
-    look = RunAs(accounts, SwitchMethod.SETUID).command(account, ["grep", "-E", "^(Cap|Uid|Gid|Groups)", "/proc/self/status"])  # type: ignore[arg-type]
+    look = RunAs(accounts, SwitchMethod.SETUID).build_command(
+        account, ["grep", "-E", "^(Cap|Uid|Gid|Groups)", "/proc/self/status"]
+    )  # type: ignore[arg-type]
     done = subprocess.run([*agent, *look], capture_output=True, text=True, timeout=60)
     told = {name: value.split() for name, _, value in (line.partition(":") for line in done.stdout.splitlines())}
     assert told["Uid"] == ["4321"] * 4, done.stderr

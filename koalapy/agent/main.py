@@ -90,7 +90,7 @@ def agent(
 
 def make_lrm(settings: AgentSettings) -> Lrm:
     """Return the adapter of a cluster's resource manager. Raise ``SiteRejected`` if a package is missing."""
-    make: Callable[[AgentSettings], Lrm] = import_module(f"koalapy.agent.lrm.{settings.kind}.adapter").make
+    make: Callable[[AgentSettings], Lrm] = import_module(f"koalapy.agent.lrm.{settings.kind}.adapter").make_lrm
     return make(settings)
 
 

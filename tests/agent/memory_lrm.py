@@ -47,7 +47,7 @@ class MemoryLrm:
     async def close(self) -> None:
         pass
 
-    async def submit(self, submission: LrmSubmission) -> str:
+    async def submit_job(self, submission: LrmSubmission) -> str:
         assert self.opened
         self._check()
         if self.refusal is not None:
@@ -64,7 +64,7 @@ class MemoryLrm:
         )
         return ident
 
-    async def find(self, name: str, user: str = "") -> str | None:
+    async def find_job(self, name: str, user: str = "") -> str | None:
         assert self.opened
         self._check()
         found = next((job.id for job in self.jobs.values() if job.name == name), None)
@@ -75,11 +75,11 @@ class MemoryLrm:
     async def settling_time(self) -> float:
         return self.settling
 
-    async def version(self) -> str:
+    async def read_version(self) -> str:
         await self.versions.wait()
         return "memory 1.0"
 
-    async def cancel(self, job: str, name: str, user: str = "", *, by_force: bool = False) -> None:
+    async def cancel_job(self, job: str, name: str, user: str = "", *, by_force: bool = False) -> None:
         self.cancelled.append((job, by_force))
         self._check()
         if by_force and self.force_refusal is not None:
@@ -95,7 +95,7 @@ class MemoryLrm:
     def runners_key(self) -> bytes:
         return b""
 
-    async def snapshot(self) -> LrmSnapshot:
+    async def take_snapshot(self) -> LrmSnapshot:
         self.looks += 1
         await self.answering.wait()
         if self.takes:
@@ -104,13 +104,19 @@ class MemoryLrm:
         held = sum(len(job.nodes) for job in self.jobs.values() if job.state is LrmJobState.RUNNING)
         idle = 2 - held - self.background - self.down
         return LrmSnapshot(
-            2, idle, self.background, self.down, tuple(self.jobs.values()), self.submit_error, min_job_nodes=self.smallest
+            2,
+            idle,
+            self.background,
+            self.down,
+            tuple(self.jobs.values()),
+            self.submit_error,
+            min_job_nodes=self.smallest,
         )
 
-    async def check(self) -> Sequence[Finding]:
+    async def check_setup(self) -> Sequence[Finding]:
         return []
 
-    async def changes(self) -> AsyncIterator[None]:
+    async def watch_changes(self) -> AsyncIterator[None]:
         while True:
             yield
             await self.changed.wait()

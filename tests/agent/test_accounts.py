@@ -100,7 +100,7 @@ def test_a_service_cluster_is_told_nothing_by_an_account() -> None:
 
 @pytest.mark.evidence("K5")
 def test_privileges_are_dropped_for_good() -> None:
-    command = RunAs(accounts(alice=ALICE), SwitchMethod.SETUID).command(ALICE, ["sbatch", "x"])
+    command = RunAs(accounts(alice=ALICE), SwitchMethod.SETUID).build_command(ALICE, ["sbatch", "x"])
     assert command[0].endswith("/setpriv")
     assert command[1:7] == ["--reuid", "64101", "--regid", "64101", "--groups", "64101,64200"]
     assert command[7:] == ["--inh-caps", "-all", "--ambient-caps", "-all", "--", "sbatch", "x"]
@@ -111,14 +111,16 @@ def test_sudo_is_asked_for_the_program_itself_and_for_no_password(tmp_path: Path
     program = tmp_path / "sbatch"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    command = RunAs(accounts(alice=ALICE), SwitchMethod.SUDO).command(ALICE, ["sbatch", "--parsable"], str(tmp_path))
+    command = RunAs(accounts(alice=ALICE), SwitchMethod.SUDO).build_command(
+        ALICE, ["sbatch", "--parsable"], str(tmp_path)
+    )
     assert command[0].endswith("/sudo")
     assert command[1:] == ["-n", "-u", "alice", "--", str(program), "--parsable"]
 
 
 def test_who_may_act_for_nobody_says_so() -> None:
     with pytest.raises(SiteRejected, match="may act for nobody") as refused:
-        RunAs(accounts(alice=ALICE), SwitchMethod.NONE).command(ALICE, ["sbatch"])
+        RunAs(accounts(alice=ALICE), SwitchMethod.NONE).build_command(ALICE, ["sbatch"])
     assert refused.value.fault == "site"
 
 
@@ -136,7 +138,15 @@ def test_nothing_of_the_agents_own_environment_is_handed_on() -> None:
 def test_what_speaks_with_other_sites_has_none_of_the_agents_rights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1503)
     monkeypatch.setattr(module, "_may_change_account", lambda: True)
-    assert module.drop_capabilities("rsync", "-x")[1:] == ["--inh-caps", "-all", "--ambient-caps", "-all", "--", "rsync", "-x"]
+    assert module.drop_capabilities("rsync", "-x")[1:] == [
+        "--inh-caps",
+        "-all",
+        "--ambient-caps",
+        "-all",
+        "--",
+        "rsync",
+        "-x",
+    ]
     monkeypatch.setattr(module, "_may_change_account", lambda: False)
     assert module.drop_capabilities("rsync", "-x") == ["rsync", "-x"]
 

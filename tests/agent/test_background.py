@@ -28,9 +28,9 @@ async def lrm(make_cluster: Callable[..., LocalCluster]) -> AsyncIterator[LocalL
 
 
 async def until(lrm: LocalLrm, condition: Callable[[LrmSnapshot], bool]) -> LrmSnapshot:
-    async with asyncio.timeout(WITHIN), aclosing(lrm.changes()) as changes:
+    async with asyncio.timeout(WITHIN), aclosing(lrm.watch_changes()) as changes:
         async for _ in changes:
-            if condition(snapshot := await lrm.snapshot()):
+            if condition(snapshot := await lrm.take_snapshot()):
                 return snapshot
     raise AssertionError("the cluster tells of no more changes")
 
@@ -100,12 +100,12 @@ class SlowLrm(MemoryLrm):
         self.asked, self.go_on = asyncio.Event(), asyncio.Event()
         self.cancelled: list[str] = []
 
-    async def submit(self, submission: LrmSubmission) -> str:
+    async def submit_job(self, submission: LrmSubmission) -> str:
         self.asked.set()
         await self.go_on.wait()
-        return await super().submit(submission)
+        return await super().submit_job(submission)
 
-    async def cancel(self, job: str, name: str, user: str = "") -> None:
+    async def cancel_job(self, job: str, name: str, user: str = "") -> None:
         self.cancelled.append(job)
 
 

@@ -31,7 +31,7 @@ class Looked(MemoryLrm):
         self.findings = findings
         self.closed = False
 
-    async def check(self) -> Sequence[Finding]:
+    async def check_setup(self) -> Sequence[Finding]:
         return self.findings
 
     async def close(self) -> None:
@@ -172,9 +172,9 @@ class Node(MemoryLrm):
         self.python = python
         self.given: list[LrmSubmission] = []
 
-    async def submit(self, submission: LrmSubmission) -> str:
+    async def submit_job(self, submission: LrmSubmission) -> str:
         self.given.append(submission)
-        job = await super().submit(submission)
+        job = await super().submit_job(submission)
         with submission.output.open("w") as output:
             command = [self.python, *submission.argv[1:]]
             subprocess.run(command, stdout=output, stderr=output, check=False)  # noqa: ASYNC221

@@ -130,7 +130,7 @@ async def test_unsynced_record_has_no_effect(monkeypatch: pytest.MonkeyPatch, si
     await lrm.open()
     submitted = await daemon.submit(T)
     assert await asyncio.to_thread(waiting.wait, DEADLINE)
-    assert ((await lrm.snapshot()).jobs, daemon.said("ack")) == ((), [])
+    assert ((await lrm.take_snapshot()).jobs, daemon.said("ack")) == ((), [])
     await lrm.close()
     room.set()
     await daemon.reaches(T, "claimed")

@@ -26,9 +26,9 @@ class Recorded(MemoryLrm):
         super().__init__()
         self.submissions: list[LrmSubmission] = []
 
-    async def submit(self, submission: LrmSubmission) -> str:
+    async def submit_job(self, submission: LrmSubmission) -> str:
         self.submissions.append(submission)
-        return await super().submit(submission)
+        return await super().submit_job(submission)
 
 
 class OnlyDaemon(FakeDaemon):

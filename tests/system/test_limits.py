@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from koalapy.agent import main as agents
-from koalapy.agent.lrm.commands import run
+from koalapy.agent.lrm.commands import run_command
 from koalapy.agent.lrm.drmaa.process import DrmaaProcess
 from koalapy.agent.runners.runners import RunnerServer
 from koalapy.model.errors import SiteRejected, SiteUnavailable, UsageError
@@ -58,10 +58,10 @@ def test_an_agent_raises_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 async def test_a_command_for_which_there_is_no_file_left_may_be_tried_again() -> None:
     """It was taken for a refusal of the site's, and the cluster was given no job for a minute."""
     with few(), pytest.raises(SiteUnavailable, match="cannot run true now: Too many open files"):
-        await run("true")
-    assert (await run("true")).code == 0
+        await run_command("true")
+    assert (await run_command("true")).code == 0
     with pytest.raises(SiteRejected, match="cannot run no-such-program: No such file"):
-        await run("no-such-program")
+        await run_command("no-such-program")
 
 
 async def test_a_worker_for_which_there_is_none_left() -> None:

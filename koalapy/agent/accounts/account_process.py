@@ -60,7 +60,7 @@ class AccountProcess(io.RawIOBase):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.give_up()
+        self.kill()
 
     def writable(self) -> bool:
         return True
@@ -76,7 +76,7 @@ class AccountProcess(io.RawIOBase):
                     left = left[os.write(self._in, left[:CHUNK]) :]
         return size
 
-    def tell_all(self, request: object = None) -> None:
+    def send_request(self, request: object = None) -> None:
         """Write a request, if there is one, and say that no more comes."""
         if request is not None:
             self.write(json.dumps(request).encode())
@@ -84,7 +84,7 @@ class AccountProcess(io.RawIOBase):
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
 
-    def frame(self) -> dict[str, Any] | None:
+    def read_frame(self) -> dict[str, Any] | None:
         """What it says comes next, to be checked by the caller; None at the end of all."""
         while b"\n" not in self._buffer:
             if len(self._buffer) > MAX_HEADER:
@@ -105,10 +105,10 @@ class AccountProcess(io.RawIOBase):
             raise self._odd()
         return known
 
-    def content(self, size: int) -> "Content":
+    def open_content(self, size: int) -> "Content":
         return Content(self, size)
 
-    def some(self, most: int) -> bytes:
+    def read_some(self, most: int) -> bytes:
         if not self._buffer:
             self._buffer = self._read()
         data, self._buffer = self._buffer[:most], self._buffer[most:]
@@ -117,7 +117,7 @@ class AccountProcess(io.RawIOBase):
         return data
 
     def finish(self) -> None:
-        self.tell_all()
+        self.send_request()
         while self._read():
             pass
         try:
@@ -129,7 +129,7 @@ class AccountProcess(io.RawIOBase):
             words = " ".join(self._errors.read(MAX_ERROR).decode(errors="replace").split()) or f"exit code {code}"
             raise SiteRejected(f"as {self._who}: {words}", fault=SiteFault.UNKNOWN)
 
-    def give_up(self) -> None:
+    def kill(self) -> None:
         """It is not waited for any more; one that may not be killed sees that nobody reads."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
@@ -173,7 +173,7 @@ class Content(io.RawIOBase):
         wanted = self._left if size < 0 else min(size, self._left)
         pieces = []
         while wanted:
-            pieces.append(self._process.some(wanted))
+            pieces.append(self._process.read_some(wanted))
             wanted -= len(pieces[-1])
             self._left -= len(pieces[-1])
         return b"".join(pieces)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from koalapy.agent.core.settings import SiteSettings
-from koalapy.agent.lrm.commands import CommandResult, RunCommand, run
+from koalapy.agent.lrm.commands import CommandResult, RunCommand, run_command
 from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 
 ACCOUNT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
@@ -157,7 +157,9 @@ def _may_change_account() -> bool:
 class RunAs:
     """Makes commands that run as somebody, and runs them. ``SiteError`` for who may not run anything here."""
 
-    def __init__(self, accounts: Accounts, way: SwitchMethod | None = None, run_command: RunCommand = run) -> None:
+    def __init__(
+        self, accounts: Accounts, way: SwitchMethod | None = None, run_command: RunCommand = run_command
+    ) -> None:
         self.accounts, self._run_command = accounts, run_command
         self.switch_method = way or (detect_switch_method() if accounts.is_mapped else SwitchMethod.NONE)
 
@@ -166,7 +168,7 @@ class RunAs:
         if not user:
             return await self._run_command(*argv, environment=environment, **options)
         account = await self.accounts.find_account(user)
-        command = self.command(account, argv, environment.get("PATH"))
+        command = self.build_command(account, argv, environment.get("PATH"))
         answer = await self._run_command(*command, environment=account_environment(account, environment), **options)
         if self.switch_method is SwitchMethod.SUDO and answer.code != 0 and NO_RULE.search(answer.errors):
             raise SiteRejected(
@@ -176,7 +178,7 @@ class RunAs:
             )
         return answer
 
-    def command(self, account: Account, argv: Sequence[str], path: str | None = None) -> list[str]:
+    def build_command(self, account: Account, argv: Sequence[str], path: str | None = None) -> list[str]:
         """The command line by which an account runs a command; of ``path`` the folders in which it is looked for."""
         if self.switch_method is SwitchMethod.SETUID:
             groups = ",".join(map(str, sorted({account.gid, *account.groups})))

@@ -10,7 +10,7 @@ from pathlib import Path
 from koalapy.agent.accounts.accounts import SwitchMethod
 from koalapy.agent.components.job_folders import COMMAND, JobFolders
 from koalapy.agent.core.settings import RESOURCE_MANAGERS_BEGIN, AgentSettings, inherited
-from koalapy.agent.lrm.commands import run
+from koalapy.agent.lrm.commands import run_command
 from koalapy.agent.lrm.port import Finding
 from koalapy.model.errors import SiteError
 
@@ -64,7 +64,7 @@ async def _check_rule(program: str, user: str) -> Finding:
     """Whether sudo would let this agent run it, and without a password."""
     place = shutil.which(program) or program
     environment = inherited(["SLURM_CONF"], RESOURCE_MANAGERS_BEGIN)
-    answer = await run("sudo", "-n", "-l", "-u", user, "--", place, environment=environment)
+    answer = await run_command("sudo", "-n", "-l", "-u", user, "--", place, environment=environment)
     if answer.code == 0:
         return Finding(f"sudo for {os.path.basename(place)}", True, f"{place} may be run as {user}")
     hint = f"add {place} to the agent's rules, with NOPASSWD: {SEE}"

@@ -71,7 +71,7 @@ async def _check_lrm(
             await lrm.open()
         except SiteError as error:
             fault = error
-        findings = list(await lrm.check())
+        findings = list(await lrm.check_setup())
         if fault is not None and all(finding.ok for finding in findings):
             findings.append(Finding("resource manager", False, fault.message, fault.hint))
         # An embedded cluster's nodes are this host.

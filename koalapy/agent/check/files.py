@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from koalapy.agent.core.settings import AgentSettings
-from koalapy.agent.lrm.commands import run
+from koalapy.agent.lrm.commands import run_command
 from koalapy.agent.lrm.port import Finding
 from koalapy.agent.transfers.exports import RSYNC
 from koalapy.model.errors import SiteError
@@ -45,7 +45,7 @@ async def check_files(settings: AgentSettings) -> list[Finding]:
 async def _check_rsync() -> Finding:
     hint = "install rsync on this host: without it no files come from other clusters, and none go there"
     try:
-        answer = await run(RSYNC, "--version")
+        answer = await run_command(RSYNC, "--version")
     except SiteError as error:
         return Finding("rsync", False, error.message, hint)
     version = re.search(r"version v?([\d.]+)", answer.output.decode(errors="replace"))

@@ -13,7 +13,7 @@ from pathlib import Path
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, RUNNER, AgentSettings, AgentTimeouts
 from koalapy.agent.core.spool import RUNNER_LOG, Folder
-from koalapy.agent.lrm.commands import run
+from koalapy.agent.lrm.commands import run_command
 from koalapy.agent.lrm.port import Finding, Lrm, LrmJobState, LrmSubmission
 from koalapy.model.errors import SiteError
 
@@ -96,7 +96,7 @@ def _command(settings: AgentSettings) -> tuple[str, ...]:
 
 
 async def _try_here(settings: AgentSettings) -> TrialOutput:
-    answer = await run(*_command(settings))
+    answer = await run_command(*_command(settings))
     return TrialOutput(answer.output.decode(errors="replace") + answer.errors)
 
 
@@ -120,12 +120,12 @@ async def _try_there(
     output = work / RUNNER_LOG
     own = (settings.environment, work, output, WALLTIME, settings.modules, user)
     try:
-        size = (await lrm.snapshot()).min_job_nodes
-        job = await lrm.submit(LrmSubmission(name, size, _command(settings), *own))
+        size = (await lrm.take_snapshot()).min_job_nodes
+        job = await lrm.submit_job(LrmSubmission(name, size, _command(settings), *own))
         try:
             node = await _wait_for_end(lrm, job, timeouts)
         finally:
-            await lrm.cancel(job, name, user)
+            await lrm.cancel_job(job, name, user)
         if node is None:
             return TrialOutput("", ran=False)
         if user:
@@ -142,7 +142,7 @@ async def _wait_for_end(lrm: Lrm, job: str, timeouts: AgentTimeouts) -> str | No
     """Where it ran, as far as that is known, once it has ended; None when it does not in time."""
     give_up, node, seen = time.monotonic() + timeouts.trial_node_s, "", False
     while True:
-        found = next((each for each in (await lrm.snapshot()).jobs if each.id == job), None)
+        found = next((each for each in (await lrm.take_snapshot()).jobs if each.id == job), None)
         if found is not None:
             seen, node = True, next(iter(found.nodes), node)
         if (found is None and seen) or (found is not None and found.state is LrmJobState.ENDED):

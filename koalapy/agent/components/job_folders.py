@@ -21,7 +21,7 @@ from koalapy.agent.accounts.account_process import AccountProcess
 from koalapy.agent.accounts.accounts import ACCOUNT_NAME, Account, Accounts, RunAs, SwitchMethod, account_environment
 from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentSettings, AgentTimeouts, SiteSettings, inherited
 from koalapy.agent.core.spool import RUNNER_LOG, Folder
-from koalapy.agent.lrm.commands import RunCommand, run
+from koalapy.agent.lrm.commands import RunCommand, run_command
 from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable, UsageError
 from koalapy.runner.account_files import LEFT, LOG_END, MAX_RESULT, NAME
 from koalapy.runner.atomic_files import replace_file
@@ -63,7 +63,7 @@ class JobFolders:
         return cls(run_as, settings.accounts_directory, settings.python, timeouts)
 
     @classmethod
-    def alone(cls, run_command: RunCommand = run) -> "JobFolders":
+    def alone(cls, run_command: RunCommand = run_command) -> "JobFolders":
         return cls(RunAs(Accounts("", SiteSettings()), run_command=run_command))
 
     @property
@@ -126,9 +126,9 @@ class JobFolders:
         """Take over what runners left: results that are not known yet, output, and the end of their log."""
 
         def take(process: AccountProcess) -> None:
-            process.tell_all({"nodes": nodes, "limit": limit})
+            process.send_request({"nodes": nodes, "limit": limit})
             left, count = limit, 0
-            while (known := process.frame()) is not None:
+            while (known := process.read_frame()) is not None:
                 name, size, count = known["name"], known["size"], count + 1
                 kind = LEFT.fullmatch(name)
                 most = LOG_END if kind is None else MAX_RESULT if kind[1] else left
@@ -136,7 +136,7 @@ class JobFolders:
                 if not is_ours or size > most or count > 2 * nodes + 1000:
                     raise SiteRejected(f"as {user}: {name[:60]!r} of {size} bytes is nothing that runners leave")
                 left -= size if kind and kind[2] else 0
-                data = process.content(size).read()
+                data = process.open_content(size).read()
                 if not (kind and kind[1]) or into.result(int(name.split(".")[1])) is None:
                     try:
                         replace_file(into.path / name, data, sync=False)
@@ -149,24 +149,24 @@ class JobFolders:
         """Hand what a job wants to have back to an archive; blocks."""
         account = self.run_as.accounts.find_account_blocking(user)
         with self._process(account, "collect", folder) as process:
-            process.tell_all({"patterns": list(patterns), "without": list(without)})
-            while (known := process.frame()) is not None:
+            process.send_request({"patterns": list(patterns), "without": list(without)})
+            while (known := process.read_frame()) is not None:
                 member = tarfile.TarInfo(known["name"])
                 member.size = known["size"]
                 member.mode = 0o755 if known.get("mode") == 0o755 else 0o644
                 member.mtime = known["mtime"] if isinstance(known.get("mtime"), int) else 0
-                to.addfile(member, process.content(member.size))  # type: ignore[arg-type]
+                to.addfile(member, process.open_content(member.size))  # type: ignore[arg-type]
             process.finish()
 
     async def remove(self, user: str, folder: Path) -> None:
-        await self._call(user, "remove", folder, AccountProcess.tell_all)
+        await self._call(user, "remove", folder, AccountProcess.send_request)
 
     async def names(self, user: str) -> frozenset[str]:
         found: set[str] = set()
 
         def take(process: AccountProcess) -> None:
-            process.tell_all()
-            while (known := process.frame()) is not None and len(found) < MAX_NAMES:
+            process.send_request()
+            while (known := process.read_frame()) is not None and len(found) < MAX_NAMES:
                 found.add(known["name"])
 
         await self._call(user, "list", None, take)
@@ -179,7 +179,7 @@ class JobFolders:
         def write(process: AccountProcess) -> None:
             with tarfile.open(fileobj=process, mode="w|", format=tarfile.PAX_FORMAT) as archive:
                 add(archive)
-            process.tell_all()
+            process.send_request()
 
         try:
             await self._call(user, "put", folder, write)
@@ -213,7 +213,7 @@ class JobFolders:
         else:
             program = (self._python, "-I", "-S", str(PROGRAM))
         argv = [*program, str(self.base), account.name, verb, *([folder.name] if folder else [])]
-        command = self.run_as.command(account, argv)
+        command = self.run_as.build_command(account, argv)
         return AccountProcess(
             command, account_environment(account, inherited()), account.name, self._timeouts.account_stall_s
         )

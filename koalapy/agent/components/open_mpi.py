@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 
 from koalapy.agent.core.settings import AgentSettings
-from koalapy.agent.lrm.commands import run
+from koalapy.agent.lrm.commands import run_command
 from koalapy.agent.lrm.script import LOAD_MODULES
 
 
@@ -31,7 +31,7 @@ async def open_mpi_here(settings: AgentSettings, prefix: str | None) -> OpenMpi:
         lines.append(f'export PATH={shlex.quote(path)}:"$PATH"\n')
     lines.append(f"command -v {shlex.quote(mpirun)} && exec {shlex.quote(mpirun)} --version")
     others = {name: value for name, value in settings.environment.items() if name != "PATH"}
-    answer = await run("sh", "-c", "".join(lines), environment={**os.environ, **others})
+    answer = await run_command("sh", "-c", "".join(lines), environment={**os.environ, **others})
     output = answer.output.decode(errors="replace").splitlines()
     if not output:
         reason = next((line.strip() for line in answer.errors.splitlines() if line.strip()), "")

@@ -98,7 +98,7 @@ class Background:
             output=folder / "output",
             walltime=seconds + WALLTIME_ALLOWANCE,
         )
-        job = await self._lrm.submit(submission)
+        job = await self._lrm.submit_job(submission)
         self._started[name] = BackgroundJob(job, self._clock.monotonic() + seconds)
         log.info("background started", action="background-started", name=name, nodes=nodes, seconds=seconds)
         return {"name": name, "lrm_job": job}
@@ -110,7 +110,7 @@ class Background:
             stopped, failed = 0, None
             for name, started in list(self._started.items()):
                 try:
-                    await self._lrm.cancel(started.job, name)
+                    await self._lrm.cancel_job(started.job, name)
                 except SiteError as error:
                     failed = error
                     continue

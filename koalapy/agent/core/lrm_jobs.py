@@ -218,7 +218,7 @@ class LrmJobs:
         """What the resource manager is, for people; empty where it does not say."""
         await self._opened.wait()
         try:
-            return await self._health.call(LrmOperation.VERSION, self._lrm.version())
+            return await self._health.call(LrmOperation.VERSION, self._lrm.read_version())
         except SiteError as error:
             log.info("the resource manager does not say its version", action="version-unknown", reason=error.message)
             return ""
@@ -269,13 +269,13 @@ class LrmJobs:
                 pause = min(MAX_OPEN_PAUSE, pause * 2)
 
     async def _listen(self) -> None:
-        async for _ in self._lrm.changes():
+        async for _ in self._lrm.watch_changes():
             self.polls.soon()
 
     async def _poll(self, *, anyway: bool) -> None:
         number, began, snapshot = self.polls.begins(), self._clock.monotonic(), None
         try:
-            snapshot = await self._health.poll(LrmOperation.SNAPSHOT, self._lrm.snapshot())
+            snapshot = await self._health.poll(LrmOperation.SNAPSHOT, self._lrm.take_snapshot())
         except SiteError:
             pass
         finally:
@@ -425,11 +425,13 @@ class LrmJobs:
         for attempt in range(1, MAX_SUBMIT_TRIES + 1):
             try:
                 lrm_job = (
-                    await health.call(LrmOperation.FIND, lrm.find(component.name, component.user)) if unsure else None
+                    await health.call(LrmOperation.FIND, lrm.find_job(component.name, component.user))
+                    if unsure
+                    else None
                 )
                 if lrm_job is None and component.stop is None and attempt < MAX_SUBMIT_TRIES:
                     await component.folder.synced()  # else it might run and nobody know of it
-                    lrm_job = await health.call(LrmOperation.SUBMIT, lrm.submit(self._submission(component)))
+                    lrm_job = await health.call(LrmOperation.SUBMIT, lrm.submit_job(self._submission(component)))
                     health.accepted()
                 if lrm_job is not None or component.stop is not None:
                     return lrm_job
@@ -463,7 +465,7 @@ class LrmJobs:
     async def _end_now(self, job: LrmJob, by_force: bool) -> None:
         try:
             await self._health.call(
-                LrmOperation.CANCEL, self._lrm.cancel(job.id, job.name, job.user, by_force=by_force)
+                LrmOperation.CANCEL, self._lrm.cancel_job(job.id, job.name, job.user, by_force=by_force)
             )
             self.polls.soon()
         except SiteError as error:
@@ -489,7 +491,7 @@ class LrmJobs:
                 self._cancelled.add(component.name)
                 try:
                     await self._health.call(
-                        LrmOperation.CANCEL, self._lrm.cancel(component.lrm_job, component.name, component.user)
+                        LrmOperation.CANCEL, self._lrm.cancel_job(component.lrm_job, component.name, component.user)
                     )
                     self.polls.soon()
                 except SiteError as error:

@@ -83,7 +83,7 @@ class Commands:
             raise error
         return answer
 
-    async def ask(self, command: str, *arguments: str, user: str = "") -> CommandResult:
+    async def run_checked(self, command: str, *arguments: str, user: str = "") -> CommandResult:
         """Return the answer of a command that has succeeded."""
         answer = await self.run(command, *arguments, user=user)
         if answer.code:
@@ -107,7 +107,7 @@ class Commands:
         return SiteRejected(error.message, field=error.field, value=error.value, hint=hint, fault=fault)
 
 
-async def run(
+async def run_command(
     *argv: str, environment: Mapping[str, str] | None = None, stdin: bytes = b"", timeout: float = COMMAND_TIMEOUT
 ) -> CommandResult:
     """Run a command to its end. Raise ``SiteRejected`` if it is not installed, ``SiteUnavailable`` if it is late.

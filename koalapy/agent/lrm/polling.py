@@ -26,7 +26,7 @@ class PolledLrm(Lrm):
         else:
             self._soon.set()
 
-    async def changes(self) -> AsyncIterator[None]:
+    async def watch_changes(self) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
         due = loop.time()
         while not self._closed:

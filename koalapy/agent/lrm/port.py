@@ -166,11 +166,11 @@ class Lrm(Protocol):
     async def close(self) -> None:
         """Let go of connections; jobs go on."""
 
-    async def submit(self, submission: LrmSubmission) -> str:
+    async def submit_job(self, submission: LrmSubmission) -> str:
         """Submit one LRM job and return its id."""
         ...
 
-    async def find(self, name: str, user: str = "") -> str | None:
+    async def find_job(self, name: str, user: str = "") -> str | None:
         """The id of an account's LRM job of that name, if the LRM knows one: asked before anything is submitted
         again."""
         ...
@@ -179,21 +179,21 @@ class Lrm(Protocol):
         """Seconds after which a submission that was not answered has as a rule been taken, or never will be."""
         ...
 
-    async def cancel(self, job: str, name: str, user: str = "", *, by_force: bool = False) -> None:
+    async def cancel_job(self, job: str, name: str, user: str = "", *, by_force: bool = False) -> None:
         """End an account's LRM job and everything it started, if it still carries ``name``; ended ones are no error.
 
         ``by_force``: one that was told before and is still there, by whatever stronger word there is.
         """
 
-    async def snapshot(self) -> LrmSnapshot:
+    async def take_snapshot(self) -> LrmSnapshot:
         """Look once at everything."""
         ...
 
-    async def version(self) -> str:
+    async def read_version(self) -> str:
         """What it is, and of which version, in a few words for people."""
         ...
 
-    async def check(self) -> Sequence[Finding]:
+    async def check_setup(self) -> Sequence[Finding]:
         """What an operator should know before the first job: everything looked at, in order; raises nothing."""
         ...
 
@@ -202,7 +202,7 @@ class Lrm(Protocol):
         follow. None while that is not known; empty when it keeps none."""
         ...
 
-    def changes(self) -> AsyncIterator[None]:
+    def watch_changes(self) -> AsyncIterator[None]:
         """Yields whenever a new snapshot may differ: at once where the LRM can tell, else at its poll interval."""
         ...
 
@@ -213,7 +213,7 @@ class JobControl(Protocol):
     What has a default here is of libraries, which have something to close and tell of ends themselves.
     """
 
-    async def submit(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
+    async def submit_job(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
         """Submit ``script`` under the submission's name, working directory and output file; the job's id.
 
         ``native`` are all further options (nodes, walltime, partition or queue and so on), one word each, as the
@@ -221,10 +221,10 @@ class JobControl(Protocol):
         """
         ...
 
-    async def cancel(self, job: str, user: str = "") -> None:
+    async def cancel_job(self, job: str, user: str = "") -> None:
         """End an account's job and everything it started; one that has ended or is not known is no error."""
 
-    async def check(self, nodes: int = 1) -> Sequence[Finding]:
+    async def check_setup(self, nodes: int = 1) -> Sequence[Finding]:
         """What an operator should know of it; raises nothing."""
         ...
 
@@ -236,7 +236,7 @@ class JobControl(Protocol):
         """Have a function called whenever the end of a job is reported."""
         return
 
-    def ending(self, job: str) -> DrmaaEnding | None:
+    def reported_ending(self, job: str) -> DrmaaEnding | None:
         """How a job ended, if that was reported."""
         return None
 

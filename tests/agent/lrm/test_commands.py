@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agent.lrm.commands import CommandResult, parse_job_number, run
+from koalapy.agent.lrm.commands import CommandResult, parse_job_number, run_command
 from koalapy.model.errors import SiteUnavailable
 from tests.signals import until
 
@@ -18,7 +18,7 @@ from .conftest import is_alive
 @pytest.mark.parametrize(("size", "code"), [(0, 0), (100_000, 3)])
 async def test_a_short_answer_is_whole(size: int, code: int) -> None:
     script = f"head -c {size} /dev/zero; echo oh >&2; exit {code}"
-    answer = await run("sh", "-c", script)
+    answer = await run_command("sh", "-c", script)
     assert (answer.code, len(answer.output), answer.errors) == (code, size, "oh\n")
 
 
@@ -28,7 +28,7 @@ async def test_a_child_that_holds_the_pipes_keeps_nobody_waiting(tmp_path: Path)
     script = f"setsid sh -c 'echo $$ > {child}; exec sleep 60' & head -c 1000000 /dev/zero; sleep 60"
     async with asyncio.timeout(30):
         with pytest.raises(SiteUnavailable, match="did not answer within 1 s"):
-            await run("sh", "-c", script, timeout=1.0)
+            await run_command("sh", "-c", script, timeout=1.0)
     if child.exists() and (pid := child.read_text().strip()):
         os.kill(int(pid), signal.SIGKILL)
 
@@ -38,7 +38,7 @@ async def test_run_that_is_late_ends_all_that_the_command_started(tmp_path: Path
     started = tmp_path / "started"
     script = f"sleep 1000 & echo $! $$ > {started}; wait"
     with pytest.raises(SiteUnavailable, match=r"sh did not answer within 2 s"):
-        await run("sh", "-c", script, timeout=2.0)
+        await run_command("sh", "-c", script, timeout=2.0)
     pids = [int(pid) for pid in started.read_text().split()]
     assert len(pids) == 2
     await until(lambda: not any(is_alive(pid) for pid in pids))

@@ -13,7 +13,7 @@ import pytest
 from koalapy.agent.accounts.accounts import Account, Accounts, RunAs, SwitchMethod
 from koalapy.agent.components.job_folders import COMMAND, PROGRAM, JobFolders
 from koalapy.agent.core.settings import SiteSettings
-from koalapy.agent.lrm.commands import CommandResult, RunCommand, run
+from koalapy.agent.lrm.commands import CommandResult, RunCommand, run_command
 from koalapy.agent.lrm.drmaa.control import drmaa_control
 from koalapy.agent.lrm.port import LrmJobState, LrmSubmission
 from koalapy.agent.lrm.sge.adapter import SgeLrm
@@ -59,7 +59,7 @@ class FakeSudo:
         return [call for call in self._calls if os.path.basename(call.split()[1]) == program]
 
 
-def folders_of(tmp_path: Path, run_command: RunCommand = run) -> JobFolders:
+def folders_of(tmp_path: Path, run_command: RunCommand = run_command) -> JobFolders:
     for name in KNOWN:
         (tmp_path / "jobs" / name).mkdir(parents=True)
     (tmp_path / "jobs" / "agent.json").touch()
@@ -94,7 +94,7 @@ def mapped(sudo: FakeSudo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S
 
 
 async def test_slurm_jobs_are_known_by_name_and_owner(slurm: FakeSlurm, mapped: SlurmLrm) -> None:
-    jobs = (await mapped.snapshot()).jobs
+    jobs = (await mapped.take_snapshot()).jobs
     assert [(job.id, job.user) for job in jobs] == [("166", "ann"), ("167", "ann"), ("168", "ben"), ("169", "ann")]
     assert slurm.calls("squeue")[0].startswith("--user=4242,ann,ben --states=all --noheader --noconvert --Format=")
 
@@ -102,19 +102,19 @@ async def test_slurm_jobs_are_known_by_name_and_owner(slurm: FakeSlurm, mapped: 
 async def test_squeue_that_does_not_know_an_account_hides_its_jobs_only_if_it_is_gone(
     slurm: FakeSlurm, mapped: SlurmLrm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await mapped.snapshot()
+    await mapped.take_snapshot()
     slurm.says("squeue", recorded_queue(), errors="squeue: error: Invalid user: ben\n\n", when=COLUMNS)
     with pytest.raises(SiteUnavailable, match="squeue does not know the account ben"):
-        await mapped.snapshot()
+        await mapped.take_snapshot()
     monkeypatch.delitem(KNOWN, "ben")
-    assert "ann" in {job.user for job in (await mapped.snapshot()).jobs}
+    assert "ann" in {job.user for job in (await mapped.take_snapshot()).jobs}
 
 
 async def test_slurm_jobs_of_people_that_we_do_not_act_for_are_none_of_ours(
     slurm: FakeSlurm, mapped: SlurmLrm, tmp_path: Path
 ) -> None:
     (tmp_path / "jobs" / "ben").rmdir()
-    assert {job.user for job in (await mapped.snapshot()).jobs} == {"ann"}
+    assert {job.user for job in (await mapped.take_snapshot()).jobs} == {"ann"}
 
 
 @pytest.mark.processes
@@ -122,7 +122,7 @@ async def test_slurm_is_handed_a_job_by_its_owner(
     slurm: FakeSlurm, sudo: FakeSudo, mapped: SlurmLrm, tmp_path: Path
 ) -> None:
     work = tmp_path / "jobs" / "ann" / "work-koala-x-9.1.0"
-    assert await mapped.submit(submission(mapped._folders, "ann")) == "171"
+    assert await mapped.submit_job(submission(mapped._folders, "ann")) == "171"
     (asked,) = sudo.calls("sbatch")
     assert asked.startswith(f"ann: {tmp_path}/bin/sbatch --parsable --job-name=koala-x-9.1.0 --chdir={work} ")
     assert sorted(path.name for path in work.iterdir()) == ["launch", "secret.0"]
@@ -139,9 +139,9 @@ async def test_a_slurm_job_of_the_same_name_is_not_taken_for_another_accounts(
     name = "koala-x-2.1.0"
     forged = f"167|RUNNING|1500|{name}\n180|RUNNING|1501|{name}\n"
     slurm.says("squeue", forged, when=f"*--name={name}*")
-    assert await mapped.find(name, "ann") == "167"
-    assert await mapped.find(name, "ben") == "180"
-    assert await mapped.find(name) is None
+    assert await mapped.find_job(name, "ann") == "167"
+    assert await mapped.find_job(name, "ben") == "180"
+    assert await mapped.find_job(name) is None
 
 
 @pytest.mark.evidence("K9")
@@ -151,9 +151,9 @@ async def test_a_slurm_job_is_ended_by_its_owner_and_by_nobody_else(
     slurm.says("squeue", "167|RUNNING|1500|koala-x-2.1.0\n", when="*--jobs=167*")
     for user in ("ben", ""):
         with pytest.raises(SiteRejected, match=r"not our koala-x-2\.1\.0: it is left alone"):
-            await mapped.cancel("167", "koala-x-2.1.0", user)
+            await mapped.cancel_job("167", "koala-x-2.1.0", user)
     assert slurm.calls("scancel") == []
-    await mapped.cancel("167", "koala-x-2.1.0", "ann")
+    await mapped.cancel_job("167", "koala-x-2.1.0", "ann")
     assert [call.split(" ", 1)[0] for call in sudo.calls("scancel")] == ["ann:"]
 
 
@@ -164,7 +164,7 @@ async def test_an_account_that_is_gone_is_handed_nothing(
     ready = submission(mapped._folders, "ann")
     monkeypatch.delitem(KNOWN, "ann")
     with pytest.raises(SiteRejected, match="there is no account ann on north"):
-        await mapped.submit(ready)
+        await mapped.submit_job(ready)
     assert slurm.calls("sbatch") == []
 
 
@@ -177,7 +177,7 @@ async def test_snapshot_for_accounts_says_whose_jobs_are_whose(
     rows.append(("203", "RUNNING", "0", "1", "n2", "1999", "None", "x\nkoala-x-1.1.0"))
     text = "".join("".join(v.ljust(w) for v, w in zip(row, widths, strict=True)) + "\n" for row in rows)
     slurm.says("squeue", text, when="*--Format=*UserID*")
-    assert [(job.id, job.user) for job in (await mapped.snapshot()).jobs] == [("201", "ben")]
+    assert [(job.id, job.user) for job in (await mapped.take_snapshot()).jobs] == [("201", "ben")]
 
 
 # Grid Engine
@@ -201,7 +201,7 @@ def grid(grid_sudo: FakeSudo, tmp_path: Path) -> SgeLrm:
 async def test_grid_engine_is_handed_a_job_by_its_owner(
     engine: FakeGridEngine, grid: SgeLrm, grid_sudo: FakeSudo, tmp_path: Path
 ) -> None:
-    assert await grid.submit(submission(grid._folders, "ben")) == "41"
+    assert await grid.submit_job(submission(grid._folders, "ben")) == "41"
     (asked,) = grid_sudo.calls("qsub")
     work = tmp_path / "jobs" / "ben" / "work-koala-x-9.1.0"
     assert asked.startswith(f"ben: {engine.programs}/qsub -terse -N koala-x-9.1.0 -wd {work} -o {work}/runner.log")
@@ -217,15 +217,15 @@ async def test_grid_engines_jobs_are_known_by_name_and_owner(engine: FakeGridEng
     )
     rows = row.format(7, "ann") + row.format(8, "mallory") + row.format(9, "ben")
     engine.answers("qstat", f"<job_info><queue_info>{rows}</queue_info><job_info/></job_info>")
-    jobs = (await grid.snapshot()).jobs
+    jobs = (await grid.take_snapshot()).jobs
     assert [(job.id, job.user, job.state) for job in jobs] == [
         ("7", "ann", LrmJobState.RUNNING),
         ("9", "ben", LrmJobState.RUNNING),
     ]
     assert all(" -u * " in call for call in engine.calls("qstat") if "-xml" in call)
-    assert await grid.find("koala-x-7.1.0", "ben") is None
+    assert await grid.find_job("koala-x-7.1.0", "ben") is None
     with pytest.raises(SiteRejected, match="left alone"):
-        await grid.cancel("7", "koala-x-7.1.0", "ben")
+        await grid.cancel_job("7", "koala-x-7.1.0", "ben")
     assert engine.calls("qdel") == []
 
 
@@ -233,7 +233,7 @@ async def test_grid_engines_jobs_are_known_by_name_and_owner(engine: FakeGridEng
 async def test_a_refusal_of_qsub_is_in_its_words(engine: FakeGridEngine, grid: SgeLrm) -> None:
     engine.answers("qsub", "Unable to run job: no suitable queues.\nExiting.\n", 1)
     with pytest.raises(SiteRejected, match="qsub: Unable to run job: no suitable queues") as refused:
-        await grid.submit(submission(grid._folders, "ann"))
+        await grid.submit_job(submission(grid._folders, "ann"))
     assert "qsub -w v" in refused.value.hint
 
 

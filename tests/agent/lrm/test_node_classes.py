@@ -75,7 +75,9 @@ def test_a_name_that_is_taken_gets_a_number() -> None:
 
 
 def test_a_class_that_is_smaller_than_it_was_said_to_be_is_told_of() -> None:
-    groups = group_nodes([node("n1"), node("n2")], {"fast": NodeClassSettings(nodes=3), "slow": NodeClassSettings(nodes=1)})
+    groups = group_nodes(
+        [node("n1"), node("n2")], {"fast": NodeClassSettings(nodes=3), "slow": NodeClassSettings(nodes=1)}
+    )
     assert shown(groups) == {"fast": ["n1", "n2"]}
     assert [notice[:34] for notice in groups.notices] == [
         "of the class fast it has 2 nodes: ",

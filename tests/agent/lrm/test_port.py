@@ -72,8 +72,8 @@ async def lrm(make_cluster: Callable[..., LocalCluster]) -> AsyncIterator[Lrm]:
         lrm = LocalLrm(make_cluster(nodes=NODES), "koala-")
     await lrm.open()
     yield lrm
-    for job in (await lrm.snapshot()).jobs:
-        await lrm.cancel(job.id, job.name)
+    for job in (await lrm.take_snapshot()).jobs:
+        await lrm.cancel_job(job.id, job.name)
     await until(lrm, lambda seen: seen.idle == NODES)
     await lrm.close()
 
@@ -86,9 +86,9 @@ def submission(folder: Path, script: str, *, letter: str = "a", nodes: int = 1, 
 
 async def until(lrm: Lrm, condition: Callable[[LrmSnapshot], bool]) -> LrmSnapshot:
     """The first snapshot that fulfils the condition, looking only when the LRM tells of a change."""
-    async with asyncio.timeout(TRIED.within), aclosing(lrm.changes()) as changes:
+    async with asyncio.timeout(TRIED.within), aclosing(lrm.watch_changes()) as changes:
         async for _ in changes:
-            snapshot = await lrm.snapshot()
+            snapshot = await lrm.take_snapshot()
             if condition(snapshot):
                 return snapshot
     raise AssertionError("the changes came to an end")
@@ -105,13 +105,13 @@ async def state(lrm: Lrm, job: str, wanted: LrmJobState) -> LrmJob:
 
 
 async def test_an_idle_cluster_has_all_nodes_idle(lrm: Lrm) -> None:
-    seen = await lrm.snapshot()
+    seen = await lrm.take_snapshot()
     assert (seen.total, seen.idle, seen.background, seen.down) == (NODES, NODES, 0, 0)
 
 
 async def test_a_job_holds_its_nodes_and_gives_them_back(lrm: Lrm, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    job = await lrm.submit(submission(tmp_path, f"until [ -e {gate} ]; do sleep 0.02; done; exit 7", nodes=3))
+    job = await lrm.submit_job(submission(tmp_path, f"until [ -e {gate} ]; do sleep 0.02; done; exit 7", nodes=3))
     running = await until(lrm, lambda seen: seen.idle == NODES - 3)
     assert (running.background, running.down) == (0, 0)
     held = job_in(running, job)
@@ -119,38 +119,38 @@ async def test_a_job_holds_its_nodes_and_gives_them_back(lrm: Lrm, tmp_path: Pat
     gate.touch()
     ended = await state(lrm, job, LrmJobState.ENDED)
     assert (ended.exit_code, ended.lost, ended.nodes) == (7, False, held.nodes)
-    assert (await lrm.snapshot()).idle == NODES
+    assert (await lrm.take_snapshot()).idle == NODES
 
 
 async def test_the_program_starts_once_on_each_node_in_its_place(lrm: Lrm, tmp_path: Path) -> None:
-    job = await lrm.submit(submission(tmp_path, 'echo "$GREETING from $(pwd)"', nodes=2))
+    job = await lrm.submit_job(submission(tmp_path, 'echo "$GREETING from $(pwd)"', nodes=2))
     await state(lrm, job, LrmJobState.ENDED)
     assert (tmp_path / f"{own()}.out").read_text() == f"hello from {tmp_path}\n" * 2
 
 
 async def test_a_job_waits_until_its_nodes_are_idle(lrm: Lrm, tmp_path: Path) -> None:
-    first = await lrm.submit(submission(tmp_path, "exec sleep 60", nodes=NODES - 1))
-    second = await lrm.submit(submission(tmp_path, "exec sleep 60", letter="b", nodes=2))
+    first = await lrm.submit_job(submission(tmp_path, "exec sleep 60", nodes=NODES - 1))
+    second = await lrm.submit_job(submission(tmp_path, "exec sleep 60", letter="b", nodes=2))
     snapshot = await until(lrm, lambda seen: seen.idle == 1)
     assert (job_in(snapshot, second).state, job_in(snapshot, second).nodes) == (LrmJobState.QUEUED, ())
-    await lrm.cancel(first, own())
+    await lrm.cancel_job(first, own())
     await state(lrm, second, LrmJobState.RUNNING)
 
 
 async def test_a_job_is_found_by_its_name_also_after_its_end(lrm: Lrm, tmp_path: Path) -> None:
-    assert await lrm.find(own()) is None
-    job = await lrm.submit(submission(tmp_path, "true"))
-    assert await lrm.find(own()) == job
+    assert await lrm.find_job(own()) is None
+    job = await lrm.submit_job(submission(tmp_path, "true"))
+    assert await lrm.find_job(own()) == job
     await state(lrm, job, LrmJobState.ENDED)
-    assert await lrm.find(own()) == job
+    assert await lrm.find_job(own()) == job
 
 
 async def test_cancel_ends_a_running_job_and_all_it_has_started(lrm: Lrm, tmp_path: Path) -> None:
     output = tmp_path / f"{own()}.out"
     script = "setsid sh -c 'echo $$; exec sleep 60' & sleep 60 & echo $!; echo $$; wait"
-    job = await lrm.submit(submission(tmp_path, script))
+    job = await lrm.submit_job(submission(tmp_path, script))
     pids = await asyncio.to_thread(eventually, lambda: len(found := numbers_in(output)) == 3 and found)
-    await lrm.cancel(job, own())
+    await lrm.cancel_job(job, own())
     ended = await state(lrm, job, LrmJobState.ENDED)
     assert (ended.exit_code != 0, ended.lost) == (True, False)
     if KIND == "local":  # else they were on a node, which is another container: tests/grid looks there
@@ -158,50 +158,50 @@ async def test_cancel_ends_a_running_job_and_all_it_has_started(lrm: Lrm, tmp_pa
 
 
 async def test_a_cancelled_job_that_waits_never_starts(lrm: Lrm, tmp_path: Path) -> None:
-    first = await lrm.submit(submission(tmp_path, "exec sleep 60", nodes=NODES))
-    second = await lrm.submit(submission(tmp_path, "echo started", letter="b"))
-    await lrm.cancel(second, own("b"))
+    first = await lrm.submit_job(submission(tmp_path, "exec sleep 60", nodes=NODES))
+    second = await lrm.submit_job(submission(tmp_path, "echo started", letter="b"))
+    await lrm.cancel_job(second, own("b"))
     ended = await state(lrm, second, LrmJobState.ENDED)
     assert (ended.exit_code, ended.nodes) == (None, ())
-    await lrm.cancel(first, own())
+    await lrm.cancel_job(first, own())
     await state(lrm, first, LrmJobState.ENDED)
     assert not (tmp_path / f"{own('b')}.out").exists()
 
 
 async def test_cancel_spares_a_job_of_another_name(lrm: Lrm, tmp_path: Path) -> None:
-    job = await lrm.submit(submission(tmp_path, "exec sleep 60"))
+    job = await lrm.submit_job(submission(tmp_path, "exec sleep 60"))
     with pytest.raises(SiteRejected, match=own("b")):
-        await lrm.cancel(job, own("b"))
+        await lrm.cancel_job(job, own("b"))
     assert (await state(lrm, job, LrmJobState.RUNNING)).reason == ""
 
 
 async def test_cancelling_what_has_ended_is_no_error(lrm: Lrm, tmp_path: Path) -> None:
-    job = await lrm.submit(submission(tmp_path, "exit 3"))
+    job = await lrm.submit_job(submission(tmp_path, "exit 3"))
     await state(lrm, job, LrmJobState.ENDED)
-    await lrm.cancel(job, own())
-    await lrm.cancel("999999", own())
+    await lrm.cancel_job(job, own())
+    await lrm.cancel_job("999999", own())
     assert (await state(lrm, job, LrmJobState.ENDED)).exit_code == 3
 
 
 async def test_a_job_ends_at_its_walltime(lrm: Lrm, tmp_path: Path) -> None:
-    job = await lrm.submit(submission(tmp_path, "exec sleep 300", walltime=TRIED.walltime))
+    job = await lrm.submit_job(submission(tmp_path, "exec sleep 300", walltime=TRIED.walltime))
     ended = await state(lrm, job, LrmJobState.ENDED)
     assert (ended.exit_code != 0, "walltime" in ended.reason) == (True, True)
 
 
 async def test_more_nodes_than_there_are_is_refused(lrm: Lrm, tmp_path: Path) -> None:
     with pytest.raises(SiteRejected, match="nodes"):
-        await lrm.submit(submission(tmp_path, "true", nodes=NODES + 1))
-    assert not [job for job in (await lrm.snapshot()).jobs if job.name == own()]
+        await lrm.submit_job(submission(tmp_path, "true", nodes=NODES + 1))
+    assert not [job for job in (await lrm.take_snapshot()).jobs if job.name == own()]
 
 
 async def test_a_program_that_does_not_exist_is_the_jobs_failure(lrm: Lrm, tmp_path: Path) -> None:
     wrong = LrmSubmission(own(), 1, ["/no/such/program"], {}, tmp_path, tmp_path / f"{own()}.out")
-    ended = await state(lrm, await lrm.submit(wrong), LrmJobState.ENDED)
+    ended = await state(lrm, await lrm.submit_job(wrong), LrmJobState.ENDED)
     assert (ended.exit_code, ended.lost) == (127, False)
     assert "/no/such/program" in (tmp_path / f"{own()}.out").read_text()
 
 
 async def test_a_runner_killed_by_others_is_lost(lrm: Lrm, tmp_path: Path) -> None:
-    ended = await state(lrm, await lrm.submit(submission(tmp_path, "kill -9 $$")), LrmJobState.ENDED)
+    ended = await state(lrm, await lrm.submit_job(submission(tmp_path, "kill -9 $$")), LrmJobState.ENDED)
     assert (ended.lost, "signal 9" in ended.reason) == (True, True)

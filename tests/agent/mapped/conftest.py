@@ -72,7 +72,10 @@ def settings_of(base: AgentSettings, folder: Path) -> AgentSettings:
 
 
 def folders_of(
-    settings: AgentSettings, people: People, way: SwitchMethod = SwitchMethod.SETUID, timeouts: AgentTimeouts = DEFAULT_TIMEOUTS
+    settings: AgentSettings,
+    people: People,
+    way: SwitchMethod = SwitchMethod.SETUID,
+    timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
 ) -> JobFolders:
     accounts = Accounts(settings.cluster, settings, people.look_up)
     return JobFolders(RunAs(accounts, way), settings.accounts_directory, settings.python, timeouts)

@@ -24,7 +24,9 @@ def settings(tmp_path: Path, open_path: Path) -> AgentSettings:
     return settings_of(AgentSettings("north", "http://127.0.0.1:1", "t", tmp_path / "spool"), open_path)
 
 
-async def looked(settings: AgentSettings, people: People, user: str, way: SwitchMethod = SwitchMethod.SETUID) -> dict[str, Finding]:
+async def looked(
+    settings: AgentSettings, people: People, user: str, way: SwitchMethod = SwitchMethod.SETUID
+) -> dict[str, Finding]:
     folders = folders_of(settings, people, way)
     folders.prepare()
     return {finding.subject: finding for finding in await check_accounts(settings, folders, user)}

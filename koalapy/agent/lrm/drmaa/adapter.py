@@ -43,7 +43,7 @@ _ENTRY_RETENTION = 7 * 86400.0
 """Seconds for which an ended job is remembered."""
 
 
-def make(settings: AgentSettings) -> "DrmaaLrm":
+def make_lrm(settings: AgentSettings) -> "DrmaaLrm":
     folders = JobFolders.of(settings)
     control = drmaa_control(settings.library, folders.run_as)
     return DrmaaLrm(settings, control, settings.directory.parent, folders)
@@ -146,7 +146,7 @@ class DrmaaLrm(PolledLrm):
         await super().close()
         await self._control.close()
 
-    async def submit(self, submission: LrmSubmission) -> str:
+    async def submit_job(self, submission: LrmSubmission) -> str:
         if submission.nodes > self._settings.nodes:
             hint = "ask for fewer, or correct the cluster's nodes in the configuration"
             reject_size(submission.nodes, f"the cluster has {self._settings.nodes}", hint)
@@ -155,7 +155,7 @@ class DrmaaLrm(PolledLrm):
         # Written down first: after a crash in between, nobody may hand it in a second time.
         await asyncio.to_thread(self._table.intend, submission.name, submission.nodes, submission.user)
         try:
-            job = await self._control.submit(script, submission, native)
+            job = await self._control.submit_job(script, submission, native)
         except Unanswered:
             raise
         except SiteError:
@@ -165,7 +165,7 @@ class DrmaaLrm(PolledLrm):
         self.poll_soon()
         return job
 
-    async def find(self, name: str, user: str = "") -> str | None:
+    async def find_job(self, name: str, user: str = "") -> str | None:
         entry = self._table.entries.get(name)
         if entry is not None and entry.job is None:
             raise SiteRejected(
@@ -178,17 +178,17 @@ class DrmaaLrm(PolledLrm):
     async def settling_time(self) -> float:
         return 0.0  # what was not answered is never submitted again: it is not known by its name
 
-    async def cancel(self, job: str, name: str, user: str = "", *, by_force: bool = False) -> None:
+    async def cancel_job(self, job: str, name: str, user: str = "", *, by_force: bool = False) -> None:
         known = next((each for each in self._table.entries.values() if each.job == job), None)
         if known is None or known.ended:
             return
         if known.name != name:
             reject_other_job(job, known.name, name)
-        await self._control.cancel(job, known.user)
+        await self._control.cancel_job(job, known.user)
         known.cancelled = True
         self.poll_soon()
 
-    async def snapshot(self) -> LrmSnapshot:
+    async def take_snapshot(self) -> LrmSnapshot:
         asked = {entry.job: entry for entry in self._table.entries.values() if entry.job and not entry.ended}
         states: dict[str, str] = {}
         for user in {entry.user for entry in asked.values()}:
@@ -214,12 +214,12 @@ class DrmaaLrm(PolledLrm):
                 raise
             return dict.fromkeys(jobs, "undetermined")
 
-    async def version(self) -> str:
-        return await self._control.version()
+    async def read_version(self) -> str:
+        return await self._control.read_version()
 
-    async def check(self) -> Sequence[Finding]:
+    async def check_setup(self) -> Sequence[Finding]:
         return [
-            *await self._control.check(),
+            *await self._control.check_setup(),
             Finding("nodes", True, f"{self._settings.nodes} by the configuration, all taken for ours"),
         ]
 
@@ -242,7 +242,7 @@ class DrmaaLrm(PolledLrm):
         """As it is now; one that has ended is given a moment for its exit code to arrive."""
         assert entry.job is not None
         state = LrmJobState.ENDED if word == NO_SUCH_JOB else STATES.get(word, LrmJobState.UNKNOWN)
-        ending = self._control.ending(entry.job)
+        ending = self._control.reported_ending(entry.job)
         if state is LrmJobState.UNKNOWN and ending is None:
             return LrmJob(entry.job, entry.name, state, reason=f"DRMAA says {word}", user=entry.user)
         if state is not LrmJobState.ENDED and ending is None:

@@ -70,7 +70,7 @@ class DrmaaControl(JobControl):
             self._starting.cancel()
         await self._process.close()
 
-    async def submit(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
+    async def submit_job(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
         job: str = await self._process.request(
             "submit",
             script=str(script),
@@ -82,7 +82,7 @@ class DrmaaControl(JobControl):
         )
         return job
 
-    async def cancel(self, job: str, user: str = "") -> None:
+    async def cancel_job(self, job: str, user: str = "") -> None:
         try:
             await self._process.request("cancel", job=job)
         except SiteRejected as error:
@@ -97,7 +97,7 @@ class DrmaaControl(JobControl):
     def on_ended(self, listener: Callable[[], None]) -> None:
         self._listeners.append(listener)
 
-    def ending(self, job: str) -> DrmaaEnding | None:
+    def reported_ending(self, job: str) -> DrmaaEnding | None:
         return self._endings.get(job)
 
     async def submit_error(self) -> str:
@@ -118,12 +118,12 @@ class DrmaaControl(JobControl):
             if isinstance(error, SiteRejected):
                 self._retry_at = time.monotonic() + RETRY_INTERVAL
 
-    async def version(self) -> str:
+    async def read_version(self) -> str:
         """What the library says of itself and its resource manager; ``SiteError``."""
         about = await self._process.about()
         return f"{about['system']}, DRMAA {about['version']}"
 
-    async def check(self, nodes: int = 1) -> Sequence[Finding]:
+    async def check_setup(self, nodes: int = 1) -> Sequence[Finding]:
         try:
             about = await self._process.about()
         except SiteError as error:
@@ -168,14 +168,14 @@ class DrmaaAccounts(JobControl):
         for control in (self._own, *self._controls.values()):
             await control.close()
 
-    async def submit(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
+    async def submit_job(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
         control = await self._of(submission.user)
-        job = await control.submit(script, submission, native)
+        job = await control.submit_job(script, submission, native)
         self._jobs.setdefault(submission.user, set()).add(job)
         return job
 
-    async def cancel(self, job: str, user: str = "") -> None:
-        await (await self._of(user)).cancel(job)
+    async def cancel_job(self, job: str, user: str = "") -> None:
+        await (await self._of(user)).cancel_job(job)
 
     async def status(self, jobs: Sequence[str], user: str = "") -> Mapping[str, str]:
         return await (await self._of(user)).status(jobs)
@@ -186,20 +186,20 @@ class DrmaaAccounts(JobControl):
         for control in self._controls.values():
             control.on_ended(listener)
 
-    def ending(self, job: str) -> DrmaaEnding | None:
-        found = (control.ending(job) for control in (self._own, *self._controls.values()))
+    def reported_ending(self, job: str) -> DrmaaEnding | None:
+        found = (control.reported_ending(job) for control in (self._own, *self._controls.values()))
         return next((ending for ending in found if ending is not None), None)
 
-    async def version(self) -> str:
-        return await self._own.version()
+    async def read_version(self) -> str:
+        return await self._own.read_version()
 
     async def submit_error(self) -> str:
         """As for the agent's own account."""
         await self._retire(self._max_accounts)
         return await self._own.submit_error()
 
-    async def check(self, nodes: int = 1) -> Sequence[Finding]:
-        return await self._own.check()
+    async def check_setup(self, nodes: int = 1) -> Sequence[Finding]:
+        return await self._own.check_setup()
 
     async def _of(self, user: str) -> DrmaaControl:
         if not user:
@@ -210,7 +210,7 @@ class DrmaaAccounts(JobControl):
             await self._retire(self._max_accounts - 1)
 
             def become(command: Sequence[str], environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-                return self._run_as.command(account, command), account_environment(account, environment)
+                return self._run_as.build_command(account, command), account_environment(account, environment)
 
             control = self._controls.get(user) or self._make_control(self.library, become=become)
             self._controls.pop(user, None)
@@ -230,5 +230,5 @@ class DrmaaAccounts(JobControl):
 
     def _open_jobs(self, user: str) -> set[str]:
         jobs = self._jobs.get(user, set())
-        jobs -= {job for job in jobs if self._controls[user].ending(job) is not None}
+        jobs -= {job for job in jobs if self._controls[user].reported_ending(job) is not None}
         return jobs

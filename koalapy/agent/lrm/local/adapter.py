@@ -38,7 +38,7 @@ NO_CLASSES: Mapping[str, NodeClassSettings] = {}
 _FAILING_COMMAND = ("/bin/sh", "-c", "echo 'koala: this start fails on purpose (start_failures)' >&2; exit 1")
 
 
-def make(settings: AgentSettings) -> "LocalLrm":
+def make_lrm(settings: AgentSettings) -> "LocalLrm":
     network = settings.network or "127.0.1"
     cluster = LocalCluster(settings.directory.with_name("lrm"), settings.cluster, settings.nodes, network, RUNNER)
     return LocalLrm(cluster, JOB_PREFIX, settings.start_failures, JobFolders.of(settings), settings.node_classes)
@@ -83,7 +83,7 @@ class LocalLrm:
     def runners_key(self) -> bytes | None:
         return self._key
 
-    async def submit(self, submission: LrmSubmission) -> str:
+    async def submit_job(self, submission: LrmSubmission) -> str:
         account = await self._account(submission.user)
         link = await self._connected()
         wanted = submission.node_class
@@ -122,31 +122,31 @@ class LocalLrm:
             )
         return asdict(account)
 
-    async def find(self, name: str, user: str = "") -> str | None:
+    async def find_job(self, name: str, user: str = "") -> str | None:
         found = await self._request("find", name=name)
         return str(found["job"]) if found["job"] is not None and found["user"] == (user or OWN_USER) else None
 
     async def settling_time(self) -> float:
         return SETTLING_TIME
 
-    async def cancel(self, job: str, name: str, user: str = "", *, by_force: bool = False) -> None:
+    async def cancel_job(self, job: str, name: str, user: str = "", *, by_force: bool = False) -> None:
         try:
             await self._request("cancel", job=job, name=name)
         except SiteRejected as error:
             if error.value != "unknown":  # ended so long ago that it is forgotten
                 raise
 
-    async def version(self) -> str:
+    async def read_version(self) -> str:
         return f"local of koalapy {koalapy.__version__}"
 
-    async def check(self) -> list[Finding]:
+    async def check_setup(self) -> list[Finding]:
         try:
-            seen = await self.snapshot()
+            seen = await self.take_snapshot()
         except SiteError as error:
             return [Finding("resource manager", False, error.message, "see locald.log in the cluster's directory")]
         return [Finding("resource manager", True, f"embedded, {seen.total} nodes, {seen.idle} idle")]
 
-    async def snapshot(self) -> LrmSnapshot:
+    async def take_snapshot(self) -> LrmSnapshot:
         link = await self._connected()
         reply = await link.request("list", ended_since=self._ended_since, ended_prefix=self._prefix)
         if link is self._link:
@@ -175,7 +175,7 @@ class LocalLrm:
             jobs=(*jobs, *self._ended_jobs()),
         )
 
-    async def changes(self) -> AsyncIterator[None]:
+    async def watch_changes(self) -> AsyncIterator[None]:
         """Yields at once when the first look is possible, then whenever locald tells of a change or was lost."""
         self._changed.set()
         while not self._closed:

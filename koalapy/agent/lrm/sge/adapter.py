@@ -44,7 +44,7 @@ SETTLING_TIME = 10.0
 """Seconds after which the master has taken what it was sent, or has lost it."""
 
 
-def make(settings: AgentSettings) -> "SgeLrm":
+def make_lrm(settings: AgentSettings) -> "SgeLrm":
     folders = JobFolders.of(settings)
     if folders.are_many and settings.library is None:
         return SgeLrm(settings, QsubControl(SgeCommands(folders.run_as)), folders=folders)
@@ -88,7 +88,7 @@ class SgeLrm(PolledLrm):
         await self._resolver.close()
         await self._control.close()
 
-    async def submit(self, submission: LrmSubmission) -> str:
+    async def submit_job(self, submission: LrmSubmission) -> str:
         layout = await self._current_layout()
         if submission.nodes > len(layout.hosts):
             where = f"queue {self._settings.queue}" if self._settings.queue else self._settings.parallel_environment
@@ -96,7 +96,7 @@ class SgeLrm(PolledLrm):
         native = self._native(submission, layout)
         script = await place_script(submission, "qrsh", self._folders)
         try:
-            job = await self._control.submit(script, submission, native)
+            job = await self._control.submit_job(script, submission, native)
         except SiteRejected as error:
             raise self._commands.rejection(error) from error
         if submission.name.startswith(self._jobs.prefix):
@@ -104,7 +104,7 @@ class SgeLrm(PolledLrm):
         self.poll_soon()
         return job
 
-    async def find(self, name: str, user: str = "") -> str | None:
+    async def find_job(self, name: str, user: str = "") -> str | None:
         if (known := self._jobs.find(name, user)) is not None:
             return known
         jobs = await self._own_jobs("prsz")
@@ -117,7 +117,7 @@ class SgeLrm(PolledLrm):
     async def settling_time(self) -> float:
         return SETTLING_TIME
 
-    async def cancel(self, job: str, name: str, user: str = "", *, by_force: bool = False) -> None:
+    async def cancel_job(self, job: str, name: str, user: str = "", *, by_force: bool = False) -> None:
         found = next((each for each in await self._own_jobs("prs") if each.id == job), None)
         if found is None or (DELETED in found.state and not by_force):
             return
@@ -129,10 +129,10 @@ class SgeLrm(PolledLrm):
             # The word that it is deleted never reached its hosts, or theirs never came back.
             await self._commands.delete_by_force(job, user)
         else:
-            await self._control.cancel(job, user)
+            await self._control.cancel_job(job, user)
         self.poll_soon()
 
-    async def snapshot(self) -> LrmSnapshot:
+    async def take_snapshot(self) -> LrmSnapshot:
         layout = await self._current_layout()
         began = self._clock.monotonic()
         # At first also what has ended lately: some of it may be ours, from before a restart.
@@ -149,13 +149,13 @@ class SgeLrm(PolledLrm):
             snapshot_of(listing, layout, held, jobs, self._groups), submit_error=await self._control.submit_error()
         )
 
-    async def version(self) -> str:
-        return await self._commands.version()
+    async def read_version(self) -> str:
+        return await self._commands.read_version()
 
-    async def check(self) -> Sequence[Finding]:
+    async def check_setup(self) -> Sequence[Finding]:
         settings = self._settings
         found = await check_grid_engine(self._commands, settings.parallel_environment, settings.queue)
-        return [*found, *await self._control.check()]
+        return [*found, *await self._control.check_setup()]
 
     def _native(self, submission: LrmSubmission, layout: Layout) -> list[str]:
         options = ["-pe", self._settings.parallel_environment, str(submission.nodes * layout.slots)]
@@ -177,7 +177,7 @@ class SgeLrm(PolledLrm):
             self._layout_read = now
             memory: dict[str, int] = {}
             with contextlib.suppress(SiteError):  # Grid Engine does not say
-                memory = read_memory((await self._commands.ask("qhost", "-xml")).output)
+                memory = read_memory((await self._commands.run_checked("qhost", "-xml")).output)
             known = [KnownNode(host, memory.get(short_name(host))) for host in sorted(self._layout.hosts)]
             self._groups = group_nodes(known, settings.node_classes)
         return self._layout
@@ -185,10 +185,10 @@ class SgeLrm(PolledLrm):
     async def _list(self, which: str) -> Listing:
         # Only our own user's jobs, if there is but that: the slots of all others are counted all the same.
         arguments = ("-f", "-g", "t", "-s", which, "-u", self._users, "-xml")
-        return read_listing((await self._commands.ask("qstat", *arguments)).output)
+        return read_listing((await self._commands.run_checked("qstat", *arguments)).output)
 
     async def _own_jobs(self, which: str) -> Sequence[SgeJob]:
-        answer = await self._commands.ask("qstat", "-s", which, "-u", self._users, "-xml")
+        answer = await self._commands.run_checked("qstat", "-s", which, "-u", self._users, "-xml")
         return read_listing(answer.output).jobs
 
     async def _active(self, job: SgeJob, silent: Collection[str]) -> LrmJob:

@@ -45,7 +45,7 @@ class SgeCommands(Commands):
         super().__init__(run_as.run, inherited(prefixes=("SGE_",)) | {"LC_ALL": "C"}, _OUT_OF_REACH, _HINTS)
         self._folder: str | None = None
 
-    async def find(self) -> None:
+    async def find_programs(self) -> None:
         """Find where the programs are. Raise ``SiteRejected`` when there are none."""
         found = shutil.which("qstat")
         if found is None:
@@ -65,17 +65,17 @@ class SgeCommands(Commands):
             if await asyncio.to_thread(_is_program, f"{folder}/qstat"):
                 self._folder = folder
 
-    async def version(self) -> str:
+    async def read_version(self) -> str:
         return (await self.run("qstat", "-help")).text.split("\n")[0].strip()
 
     async def run(
         self, command: str, *arguments: str, user: str = "", timeout: float = COMMAND_TIMEOUT
     ) -> CommandResult:
         if self._folder is None:
-            await self.find()
+            await self.find_programs()
         return await super().run(f"{self._folder}/{command}", *arguments, user=user, timeout=timeout)
 
-    async def ask(self, command: str, *arguments: str, user: str = "") -> CommandResult:
+    async def run_checked(self, command: str, *arguments: str, user: str = "") -> CommandResult:
         """Return the answer of a command that looks; ``SiteUnavailable`` if it fails, whatever it says."""
         answer = await self.run(command, *arguments, user=user)
         if answer.code:
@@ -92,8 +92,8 @@ class SgeCommands(Commands):
 
     async def may_delete_by_force(self) -> bool:
         """Return whether owners of jobs, or this account as a manager, may delete them with ``qdel -f``."""
-        configuration = (await self.ask("qconf", "-sconf")).text
-        managers = (await self.ask("qconf", "-sm")).text.split()
+        configuration = (await self.run_checked("qconf", "-sconf")).text
+        managers = (await self.run_checked("qconf", "-sm")).text.split()
         parameters = re.search(r"^qmaster_params\s+(.*)", configuration, re.MULTILINE)
         allowed = re.search(r"ENABLE_FORCED_QDEL\s*=\s*(true|1)\b", parameters[1] if parameters else "", re.IGNORECASE)
         return bool(allowed) or getpass.getuser() in managers
@@ -113,19 +113,19 @@ class QsubControl(JobControl):
     def __init__(self, commands: SgeCommands) -> None:
         self._commands = commands
 
-    async def submit(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
+    async def submit_job(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
         own = ("-terse", "-N", submission.name, "-wd", str(submission.workdir), "-o", str(submission.output), "-j", "y")
         answer = await self._commands.run("qsub", *own, *native, str(script), user=submission.user)
         if answer.code:
             raise self._commands.error("qsub", answer)
         return parse_job_number("qsub", answer)
 
-    async def cancel(self, job: str, user: str = "") -> None:
+    async def cancel_job(self, job: str, user: str = "") -> None:
         answer = await self._commands.run("qdel", job, user=user)
         if answer.code and not any(words in answer.text + answer.errors for words in _GONE):
             raise self._commands.error("qdel", answer, job)
 
-    async def check(self, nodes: int = 1) -> Sequence[Finding]:
+    async def check_setup(self, nodes: int = 1) -> Sequence[Finding]:
         try:
             await self._commands.run("qsub", "-help")
         except SiteError as error:
@@ -198,10 +198,10 @@ async def check_grid_engine(commands: SgeCommands, environment: str, queue: str 
     """Return everything looked at, in order; what rests on something broken is left out."""
     found: list[Finding] = []
     try:
-        await commands.find()
+        await commands.find_programs()
         found.append(_root())
-        await commands.ask("qconf", "-sql")
-        found.append(Finding("master", True, f"answers; {await commands.version()}"))
+        await commands.run_checked("qconf", "-sql")
+        found.append(Finding("master", True, f"answers; {await commands.read_version()}"))
         found.append(await _submit_host(commands))
         found.append(await _slaves(commands, environment))
         found.append(await _forced_delete(commands))
@@ -220,7 +220,7 @@ def _root() -> Finding:
 
 
 async def _submit_host(commands: SgeCommands) -> Finding:
-    hosts = (await commands.ask("qconf", "-ss")).text.split()
+    hosts = (await commands.run_checked("qconf", "-ss")).text.split()
     own = socket.gethostname()
     if short_name(own) in map(short_name, hosts):
         return Finding("submit host", True, f"{own} is one")
@@ -248,7 +248,7 @@ async def _nodes(commands: SgeCommands, environment: str, queue: str | None) -> 
     layout = await read_layout(commands, environment, queue)
     queues = sorted({name for name, _ in layout.instances})
     found = [Finding("queues", True, ", ".join(queues))]
-    listing = read_listing((await commands.ask("qstat", "-f", "-u", "nobody", "-xml")).output)
+    listing = read_listing((await commands.run_checked("qstat", "-f", "-u", "nobody", "-xml")).output)
     instances = [each for each in listing.instances if (each.queue, each.host) in layout.instances]
     if odd := [each for each in instances if each.total != layout.slots]:
         example = f"{odd[0].queue}@{odd[0].host} has {odd[0].total} slots, jobs take {layout.slots}"

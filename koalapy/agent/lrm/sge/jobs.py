@@ -192,7 +192,7 @@ class EndResolver:
 
     def _resolved_at_once(self, known: TrackedJob) -> bool:
         """Whether it could be settled without asking."""
-        ending = self._control.ending(known.id)
+        ending = self._control.reported_ending(known.id)
         if ending is not None and ending.exit_code is not None and ending.signal_number is None and not known.cancelled:
             self._jobs.end(known, JobEnd(ending.exit_code))
         elif known.cancelled and not known.nodes:  # it never ran
@@ -226,7 +226,7 @@ class EndResolver:
         if began is not None and now - began < timeout:
             self._soon(ACCOUNTING_INTERVAL)
             return
-        ending = self._control.ending(known.id)
+        ending = self._control.reported_ending(known.id)
         if known.cancelled:
             self._jobs.end(known, JobEnd(None, reason="cancelled"))
         elif ending is not None and (ending.aborted or ending.signal):

@@ -67,7 +67,7 @@ class _JobLine(NamedTuple):
     name: str
 
 
-def make(settings: AgentSettings) -> "SlurmLrm":
+def make_lrm(settings: AgentSettings) -> "SlurmLrm":
     folders = JobFolders.of(settings)
     control = drmaa_control(settings.library, folders.run_as) if settings.library else None
     return SlurmLrm(settings, control, folders=folders)
@@ -113,12 +113,12 @@ class SlurmLrm(PolledLrm):
         await super().close()
         await self._control.close()
 
-    async def submit(self, submission: LrmSubmission) -> str:
+    async def submit_job(self, submission: LrmSubmission) -> str:
         await self._reject_size(submission)
         native = self._native(submission)
         script = await place_script(submission, "srun", self._folders)
         try:
-            return await self._control.submit(script, submission, native)
+            return await self._control.submit_job(script, submission, native)
         except SiteUnavailable as error:
             # It may have been taken all the same; then a second one of that name must never be.
             if (job := await self._find_unanswered(error, submission)) is not None:
@@ -131,7 +131,7 @@ class SlurmLrm(PolledLrm):
         finally:
             self.poll_soon()
 
-    async def find(self, name: str, user: str = "") -> str | None:
+    async def find_job(self, name: str, user: str = "") -> str | None:
         uid = (await self._folders.run_as.accounts.find_account(user)).uid if user else os.getuid()
         answer = await self._squeue((user,), f"--name={name}", "--format=%i|%T|%U|%j")
         found = [each for each in _lines(answer.output) if (each.name, each.user) == (name, uid)]
@@ -144,7 +144,7 @@ class SlurmLrm(PolledLrm):
         """As long as Slurm's own parts wait for each other."""
         return (await self._configured("MessageTimeout")).get("MessageTimeout", self._message_timeout_s)
 
-    async def cancel(self, job: str, name: str, user: str = "", *, by_force: bool = False) -> None:
+    async def cancel_job(self, job: str, name: str, user: str = "", *, by_force: bool = False) -> None:
         look = ("--states=all", "--noheader", f"--jobs={job}", "--format=%i|%T|%U|%j")
         answer = await self._commands.run("squeue", *look)
         if answer.code:
@@ -159,14 +159,14 @@ class SlurmLrm(PolledLrm):
                     f"job {job} is {found.name} of user {found.user}, not our {name}: it is left alone", value=job
                 )
             self._cancelled.add(job)
-            await self._control.cancel(job, user)
+            await self._control.cancel_job(job, user)
             self.poll_soon()
 
-    async def version(self) -> str:
-        return await self._commands.version()
+    async def read_version(self) -> str:
+        return await self._commands.read_version()
 
-    async def check(self) -> Sequence[Finding]:
-        found = [self._commands.find("sinfo", "squeue", "srun")]
+    async def check_setup(self) -> Sequence[Finding]:
+        found = [self._commands.check_installed("sinfo", "squeue", "srun")]
         if found[0].ok:
             found.append(await check_version(self._commands))
             found += [each async for each in check_partition(self._commands, self._settings.partition)]
@@ -185,10 +185,10 @@ class SlurmLrm(PolledLrm):
                 found.append(Finding("queue", True, f"can be read; jobs of koalapy in it: {len(await self._jobs())}"))
             except SiteError as error:
                 found.append(Finding("queue", False, error.message, error.hint or "try squeue --me by hand"))
-            found += await self._control.check(smallest)
+            found += await self._control.check_setup(smallest)
         return found
 
-    async def snapshot(self) -> LrmSnapshot:
+    async def take_snapshot(self) -> LrmSnapshot:
         """Nodes first, jobs then: what has started in between counts as ours, and after an end both are asked again."""
         offer = await self._current_offer()
         for _ in range(_MAX_SNAPSHOT_TRIES):
@@ -257,7 +257,7 @@ class SlurmLrm(PolledLrm):
 
     async def _find_unanswered(self, error: SiteUnavailable, submission: LrmSubmission) -> str | None:
         try:
-            return await self.find(submission.name, submission.user)
+            return await self.find_job(submission.name, submission.user)
         except SiteError:
             raise error from None
 
@@ -265,7 +265,9 @@ class SlurmLrm(PolledLrm):
         """From Slurm's accounting; none where there is none."""
         which = (f"--name={name}", f"--starttime={_ACCOUNTING_SINCE}", "--format=JobIDRaw,State,UID,JobName")
         try:
-            answer = await self._commands.ask("sacct", "--noheader", "--parsable2", "--allocations", *which, user=user)
+            answer = await self._commands.run_checked(
+                "sacct", "--noheader", "--parsable2", "--allocations", *which, user=user
+            )
         except SiteError:
             return []
         return _lines(answer.output)
@@ -280,7 +282,7 @@ class SlurmLrm(PolledLrm):
     async def _nodes(self, offer: Offer) -> list[SlurmNode]:
         """All that jobs of ours may ever get."""
         names = [each.name for each in offer.partitions]
-        answer = await self._commands.ask("sinfo", "--Node", f"--partition={','.join(names)}", "--json")
+        answer = await self._commands.run_checked("sinfo", "--Node", f"--partition={','.join(names)}", "--json")
         if not answer.output.strip() and answer.errors.strip():
             raise self._commands.error("sinfo", answer)
         nodes = offer.ours(read_nodes(answer.output, names))
@@ -305,7 +307,9 @@ class SlurmLrm(PolledLrm):
         passes over an account that it does not know, and that account's jobs must not be taken for ended ones.
         """
         names = [name or _own_account() for name in users]
-        answer = await self._commands.ask("squeue", f"--user={','.join(names)}", "--states=all", "--noheader", *options)
+        answer = await self._commands.run_checked(
+            "squeue", f"--user={','.join(names)}", "--states=all", "--noheader", *options
+        )
         for name in re.findall(r"Invalid user: (\S+)", answer.errors):
             if name == _own_account() or await self._exists(name):
                 raise SiteUnavailable(f"squeue does not know the account {name}", hint="see getent passwd on this host")
@@ -324,7 +328,11 @@ class SlurmLrm(PolledLrm):
         if not cut:
             return jobs
         hosts = read_hosts(
-            (await self._commands.ask("squeue", "--states=all", "--noheader", f"--jobs={cut}", "--format=%i|%N")).output
+            (
+                await self._commands.run_checked(
+                    "squeue", "--states=all", "--noheader", f"--jobs={cut}", "--format=%i|%N"
+                )
+            ).output
         )
         if missing := next((job.id for job in jobs if job.hosts_cut and job.id not in hosts), ""):
             raise SiteUnavailable(f"squeue does not say which nodes job {missing} has")
@@ -333,7 +341,7 @@ class SlurmLrm(PolledLrm):
     async def _configured(self, *names: str) -> dict[str, float]:
         """Numbers of Slurm's configuration, as far as it tells them."""
         with contextlib.suppress(SiteError):
-            configured = (await self._commands.ask("scontrol", "show", "config")).text
+            configured = (await self._commands.run_checked("scontrol", "show", "config")).text
             lines = re.findall(r"^(\w+)\s*=\s*(\d+)", configured, re.MULTILINE)
             return {name: float(number) for name, number in lines if name in names}
         return {}

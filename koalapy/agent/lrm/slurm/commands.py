@@ -40,10 +40,10 @@ class SlurmCommands(Commands):
         hint = "see that slurmctld and munged run and can be reached"
         super().__init__(run_as.run, inherited(["SLURM_CONF"]), _TRANSIENT, _HINTS, hint)
 
-    async def version(self) -> str:
-        return (await self.ask("sinfo", "--version")).text.strip()
+    async def read_version(self) -> str:
+        return (await self.run_checked("sinfo", "--version")).text.strip()
 
-    def find(self, *names: str) -> Finding:
+    def check_installed(self, *names: str) -> Finding:
         """Return whether the commands are installed."""
         places = {name: shutil.which(name, path=self.environment.get("PATH")) for name in names}
         missing = [name for name, place in places.items() if place is None]
@@ -67,8 +67,8 @@ class SbatchControl(JobControl):
     def __init__(self, trial: Sequence[str], commands: SlurmCommands) -> None:
         self._trial, self._commands = tuple(trial), commands
 
-    async def submit(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
-        answer = await self._commands.ask(
+    async def submit_job(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
+        answer = await self._commands.run_checked(
             "sbatch",
             "--parsable",
             f"--job-name={submission.name}",
@@ -81,23 +81,25 @@ class SbatchControl(JobControl):
         )
         return parse_job_number("sbatch", answer)
 
-    async def cancel(self, job: str, user: str = "") -> None:
+    async def cancel_job(self, job: str, user: str = "") -> None:
         answer = await self._commands.run("scancel", job, user=user)
         if answer.code and not _UNKNOWN_JOB.search(answer.errors):
             raise self._commands.error("scancel", answer)
 
     async def submit_error(self) -> str:
-        found = self._commands.find("sbatch", "scancel")
+        found = self._commands.check_installed("sbatch", "scancel")
         return "" if found.ok else f"{found.result}; {found.hint}"
 
-    async def check(self, nodes: int = 1) -> list[Finding]:
+    async def check_setup(self, nodes: int = 1) -> list[Finding]:
         """Tell whether Slurm would take a job of so many nodes with our options."""
-        found = self._commands.find("sbatch", "scancel")
+        found = self._commands.check_installed("sbatch", "scancel")
         if not found.ok:
             return [found]
         what = "a job's options"
         try:
-            answer = await self._commands.ask("sbatch", "--test-only", f"--nodes={nodes}", *self._trial, "--wrap=true")
+            answer = await self._commands.run_checked(
+                "sbatch", "--test-only", f"--nodes={nodes}", *self._trial, "--wrap=true"
+            )
         except SiteError as error:
             hint = error.hint or "correct the cluster's partition and account"
             return [found, Finding(what, False, error.message, hint)]

@@ -126,7 +126,7 @@ async def read_offer(commands: SlurmCommands, wanted: str | None, options: Seque
 
 async def partitions(commands: SlurmCommands) -> dict[str, Partition]:
     """By name. ``SiteError``."""
-    answer = await commands.ask("sinfo", "--all", "--noheader", "--noconvert", "--format=%P|%a|%s")
+    answer = await commands.run_checked("sinfo", "--all", "--noheader", "--noconvert", "--format=%P|%a|%s")
     return read_partitions(answer.text)
 
 
@@ -192,7 +192,7 @@ def _excluded(hosts: str) -> tuple[frozenset[str], str]:
 
 async def _reservations(commands: SlurmCommands, names: Sequence[str]) -> tuple[tuple[Reservation, ...], str]:
     """Those of these names, and what is wrong with the others."""
-    answer = await commands.ask("scontrol", "show", "reservation", "--oneliner")
+    answer = await commands.run_checked("scontrol", "show", "reservation", "--oneliner")
     try:
         known = read_reservations(answer.text, names)
     except ValueError as error:
@@ -238,7 +238,7 @@ def _either(words: list[str], features: Collection[str], join: Callable[[Iterabl
 async def check_version(commands: SlurmCommands) -> Finding:
     """Whether Slurm is new enough."""
     try:
-        told = await commands.version()
+        told = await commands.read_version()
     except SiteError as error:
         return Finding("Slurm", False, error.message, error.hint or "try sinfo --version by hand")
     found = re.search(r"(\d+)\.(\d+)", told)

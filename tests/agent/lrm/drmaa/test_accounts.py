@@ -47,11 +47,11 @@ class FakeControl(JobControl):
     async def close(self) -> None:
         self.closed = True
 
-    async def submit(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
+    async def submit_job(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
         self.jobs.append(f"{self.made.index(self)}{len(self.jobs)}")
         return self.jobs[-1]
 
-    async def cancel(self, job: str, user: str = "") -> None:
+    async def cancel_job(self, job: str, user: str = "") -> None:
         self.cancelled.append(job)
 
     async def status(self, jobs: Sequence[str], user: str = "") -> dict[str, str]:
@@ -60,7 +60,7 @@ class FakeControl(JobControl):
     def on_ended(self, listener: Callable[[], None]) -> None:
         self.listeners.append(listener)
 
-    def ending(self, job: str) -> DrmaaEnding | None:
+    def reported_ending(self, job: str) -> DrmaaEnding | None:
         return self.endings.get(job)
 
 
@@ -89,14 +89,14 @@ def submission(user: str) -> LrmSubmission:
 
 
 async def submit(control: DrmaaAccounts, user: str) -> str:
-    return await control.submit(Path("/x/launch"), submission(user), [])
+    return await control.submit_job(Path("/x/launch"), submission(user), [])
 
 
 async def test_each_account_has_a_worker_of_its_own(control: DrmaaAccounts, made: list[FakeControl]) -> None:
     for user in ("ann", "ben", "ann"):
         await submit(control, user)
     assert [(each.who, len(each.jobs)) for each in made] == [("agent", 0), ("ann 2001", 2), ("ben 2002", 1)]
-    await control.cancel(made[2].jobs[0], "ben")
+    await control.cancel_job(made[2].jobs[0], "ben")
     assert [each.cancelled for each in made] == [[], [], made[2].jobs]
     assert await control.status(["7"], "ann") == {"7": "ann 2001"}
 
@@ -120,8 +120,8 @@ async def test_ends_are_told_whoever_hears_of_them(control: DrmaaAccounts, made:
     for listener in made[1].listeners:
         listener()
     assert told == ["early", "late"]
-    assert control.ending(job) == DrmaaEnding(job, 3)
-    assert control.ending("no such job") is None
+    assert control.reported_ending(job) == DrmaaEnding(job, 3)
+    assert control.reported_ending("no such job") is None
 
 
 async def test_an_idle_worker_ends_and_one_with_jobs_stays(

@@ -44,7 +44,7 @@ class FakeSession(JobControl):
         for listener in self._listeners:
             listener()
 
-    async def submit(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
+    async def submit_job(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
         if self.refusal is not None:
             raise self.refusal
         self.natives.append(list(native))
@@ -52,7 +52,7 @@ class FakeSession(JobControl):
         self.states[job] = "running"
         return job
 
-    async def cancel(self, job: str, user: str = "") -> None:
+    async def cancel_job(self, job: str, user: str = "") -> None:
         self.cancelled.append(job)
 
     async def status(self, jobs: Sequence[str], user: str = "") -> dict[str, str]:
@@ -61,7 +61,7 @@ class FakeSession(JobControl):
     def on_ended(self, listener: Callable[[], None]) -> None:
         self._listeners.append(listener)
 
-    def ending(self, job: str) -> DrmaaEnding | None:
+    def reported_ending(self, job: str) -> DrmaaEnding | None:
         return self._endings.get(job)
 
 
@@ -89,8 +89,8 @@ async def lrm(make_lrm: MakeLrm) -> AsyncIterator[DrmaaLrm]:
 
 async def first_with(lrm: DrmaaLrm, state: LrmJobState) -> LrmJob:
     async with asyncio.timeout(60):
-        async for _ in lrm.changes():
-            for job in (await lrm.snapshot()).jobs:
+        async for _ in lrm.watch_changes():
+            for job in (await lrm.take_snapshot()).jobs:
                 if job.state is state:
                     return job
     raise AssertionError("the changes came to an end")
@@ -108,14 +108,14 @@ def test_a_walltime_is_written_as_the_resource_manager_has_it(
 
 
 async def test_what_ours_do_not_hold_is_idle(lrm: DrmaaLrm, session: FakeSession, tmp_path: Path) -> None:
-    assert await lrm.snapshot() == LrmSnapshot(4, 4, 0, 0, ())
-    job = await lrm.submit(submission(tmp_path, nodes=3, walltime=90.0))
+    assert await lrm.take_snapshot() == LrmSnapshot(4, 4, 0, 0, ())
+    job = await lrm.submit_job(submission(tmp_path, nodes=3, walltime=90.0))
     assert session.natives == [["-n", "3", "-t", "0:02:00"]]
     assert "srun --nodes=3" in (tmp_path / "launch").read_text()
     running = LrmJob(job, "koala-a", LrmJobState.RUNNING)
-    assert await lrm.snapshot() == LrmSnapshot(4, 1, 0, 0, (running,))
+    assert await lrm.take_snapshot() == LrmSnapshot(4, 1, 0, 0, (running,))
     session.states[job] = "queued_active"
-    assert await lrm.snapshot() == LrmSnapshot(4, 4, 0, 0, (replace(running, state=LrmJobState.QUEUED),))
+    assert await lrm.take_snapshot() == LrmSnapshot(4, 4, 0, 0, (replace(running, state=LrmJobState.QUEUED),))
 
 
 @pytest.mark.parametrize(
@@ -143,32 +143,32 @@ async def test_what_ours_do_not_hold_is_idle(lrm: DrmaaLrm, session: FakeSession
 async def test_how_a_job_ended(
     lrm: DrmaaLrm, session: FakeSession, tmp_path: Path, state: str, ending: DrmaaEnding, ended: LrmJob
 ) -> None:
-    job = await lrm.submit(submission(tmp_path, walltime=1.0))
+    job = await lrm.submit_job(submission(tmp_path, walltime=1.0))
     session.end(state, ending)
     assert await first_with(lrm, LrmJobState.ENDED) == ended
-    assert (await lrm.snapshot()).idle == 4
-    assert await lrm.find("koala-a") == job
+    assert (await lrm.take_snapshot()).idle == 4
+    assert await lrm.find_job("koala-a") == job
 
 
 async def test_a_job_that_cannot_be_told_of_is_unknown(lrm: DrmaaLrm, session: FakeSession, tmp_path: Path) -> None:
-    job = await lrm.submit(submission(tmp_path, walltime=1.0, nodes=2))
+    job = await lrm.submit_job(submission(tmp_path, walltime=1.0, nodes=2))
     for said in ("undetermined", "TryLaterException"):
         session.states[job] = said
-        seen = await lrm.snapshot()
+        seen = await lrm.take_snapshot()
         assert (seen.jobs[0].state, seen.idle) == (LrmJobState.UNKNOWN, 2)
 
 
 async def test_a_job_is_known_after_a_restart(
     lrm: DrmaaLrm, make_lrm: MakeLrm, session: FakeSession, tmp_path: Path
 ) -> None:
-    job = await lrm.submit(submission(tmp_path, walltime=1.0))
+    job = await lrm.submit_job(submission(tmp_path, walltime=1.0))
     await lrm.close()
     again = make_lrm()
     await again.open()
-    assert await again.find("koala-a") == job
-    assert await again.find("koala-b") is None
+    assert await again.find_job("koala-a") == job
+    assert await again.find_job("koala-b") is None
     del session.states[job]
-    assert (await again.snapshot()).jobs[0].state is LrmJobState.RUNNING, "its exit code may still come"
+    assert (await again.take_snapshot()).jobs[0].state is LrmJobState.RUNNING, "its exit code may still come"
     ended = await first_with(again, LrmJobState.ENDED)
     assert (ended.exit_code, ended.lost) == (None, False)
     await again.close()
@@ -177,20 +177,20 @@ async def test_a_job_is_known_after_a_restart(
 async def test_ended_job_leaves_the_snapshots_after_its_retention(
     lrm: DrmaaLrm, session: FakeSession, tmp_path: Path, virtual_loop: VirtualTimeLoop
 ) -> None:
-    job = await lrm.submit(submission(tmp_path, walltime=1.0))
+    job = await lrm.submit_job(submission(tmp_path, walltime=1.0))
     session.end("done", DrmaaEnding(job, 0))
     for seconds, count in ((0.0, 1), (ENDED_RETENTION - 1, 1), (2.0, 0)):
         virtual_loop.jump(seconds)
-        assert len((await lrm.snapshot()).jobs) == count
+        assert len((await lrm.take_snapshot()).jobs) == count
 
 
 async def test_cancel_asks_for_the_name(lrm: DrmaaLrm, session: FakeSession, tmp_path: Path) -> None:
-    job = await lrm.submit(submission(tmp_path, walltime=1.0))
+    job = await lrm.submit_job(submission(tmp_path, walltime=1.0))
     with pytest.raises(SiteRejected, match="koala-b"):
-        await lrm.cancel(job, "koala-b")
-    await lrm.cancel("99", "koala-a")
+        await lrm.cancel_job(job, "koala-b")
+    await lrm.cancel_job("99", "koala-a")
     assert session.cancelled == []
-    await lrm.cancel(job, "koala-a")
+    await lrm.cancel_job(job, "koala-a")
     assert session.cancelled == [job]
     session.end("failed", DrmaaEnding(job, aborted=True))
     ended = await first_with(lrm, LrmJobState.ENDED)
@@ -202,16 +202,16 @@ async def test_a_job_of_which_nobody_knows_is_not_handed_in_again(
 ) -> None:
     session.refusal = Unanswered("the library died")
     with pytest.raises(SiteUnavailable):
-        await lrm.submit(submission(tmp_path, walltime=1.0))
+        await lrm.submit_job(submission(tmp_path, walltime=1.0))
     with pytest.raises(SiteRejected, match="is not known"):
-        await lrm.find("koala-a")
+        await lrm.find_job("koala-a")
 
 
 async def test_a_refused_job_may_be_handed_in_again(lrm: DrmaaLrm, session: FakeSession, tmp_path: Path) -> None:
     session.refusal = SiteRejected("DRMAA: denied")
     with pytest.raises(SiteRejected):
-        await lrm.submit(submission(tmp_path, walltime=1.0))
-    assert await lrm.find("koala-a") is None
+        await lrm.submit_job(submission(tmp_path, walltime=1.0))
+    assert await lrm.find_job("koala-a") is None
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ async def test_what_cannot_be_is_refused(
     lrm: DrmaaLrm, session: FakeSession, tmp_path: Path, changes: dict[str, float], says: str
 ) -> None:
     with pytest.raises(SiteRejected, match=says):
-        await lrm.submit(submission(tmp_path, **changes))
+        await lrm.submit_job(submission(tmp_path, **changes))
     assert session.natives == []
 
 

@@ -26,7 +26,7 @@ QUICK = DrmaaTimeouts(first_restart_s=0.0, max_restart_s=0.0, refused_s=0.0)
 
 
 async def hand_in(control: DrmaaControl, folder: Path) -> str:
-    return await control.submit(folder / "launch", submission(folder), ["-pe", "koala", "4", "-ac", "a b"])
+    return await control.submit_job(folder / "launch", submission(folder), ["-pe", "koala", "4", "-ac", "a b"])
 
 
 async def test_a_job_is_handed_in_as_asked(control: DrmaaControl, library: FakeLibrary, tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ async def test_nothing_of_the_agents_environment_comes_along(
     monkeypatch.setenv("KOALA_AGENT_TOKEN", "secret")
     monkeypatch.setenv("SGE_ROOT", "/opt/sge")
     control = make_control(library, contact="cell2")
-    assert (await control.check())[0].ok
+    assert (await control.check_setup())[0].ok
     await control.close()
     told = json.loads(library.calls("initialize")[0].partition(" ")[2])
     assert told["contact"] == "cell2"
@@ -85,8 +85,8 @@ async def test_a_library_that_writes_to_standard_output_does_no_harm(
 
 async def test_ending_what_is_unknown_is_no_error(control: DrmaaControl, library: FakeLibrary, tmp_path: Path) -> None:
     job = await hand_in(control, tmp_path)
-    await control.cancel(job)
-    await control.cancel("999")
+    await control.cancel_job(job)
+    await control.cancel_job("999")
     assert library.calls("terminate") == ["terminate 1"]
 
 
@@ -104,12 +104,12 @@ async def test_wait_that_raises_no_drmaa_error_keeps_other_exit_codes(
 ) -> None:
     odd, other = await hand_in(control, tmp_path), await hand_in(control, tmp_path)
     ended = asyncio.Event()
-    control.on_ended(lambda: ended.set() if control.ending(odd) and control.ending(other) else None)
+    control.on_ended(lambda: ended.set() if control.reported_ending(odd) and control.reported_ending(other) else None)
     library.job(odd, "done odd")
     library.job(other, "done exit 3")
     async with asyncio.timeout(60):
         await ended.wait()
-    endings = control.ending(odd), control.ending(other)
+    endings = control.reported_ending(odd), control.reported_ending(other)
     assert [each.exit_code for each in endings if each] == [None, 3]
     assert len(library.pids()) == 1
 
@@ -176,7 +176,7 @@ async def test_a_master_that_is_away_is_tried_again(quick: DrmaaControl, library
 
 async def test_a_library_that_cannot_be_loaded_says_the_way_out(library: FakeLibrary) -> None:
     control = make_control(library, path="/no/such/library")
-    (finding,) = await control.check()
+    (finding,) = await control.check_setup()
     assert (finding.ok, "cannot open shared object" in finding.result) == (False, True)
     assert "library" in finding.hint
     await control.close()
@@ -204,11 +204,11 @@ async def test_an_ended_job_is_told_of(
     heard = asyncio.Event()
     control.on_ended(heard.set)
     job = await hand_in(control, tmp_path)
-    assert control.ending(job) is None
+    assert control.reported_ending(job) is None
     library.job(job, words)
     async with asyncio.timeout(20):
         await heard.wait()
-    ending = control.ending(job)
+    ending = control.reported_ending(job)
     assert ending is not None
     assert (ending.exit_code, ending.signal, ending.aborted) == (exit_code, signal, aborted)
 
@@ -219,7 +219,7 @@ from koalapy.agent.lrm.drmaa.process import NO_SUCH_JOB
 from koalapy.agent.lrm.drmaa.control import DrmaaControl
 async def main():
     control = DrmaaControl(None, environment={"PYTHONPATH": sys.argv[1], "FAKE_DRMAA": sys.argv[2]})
-    assert (await control.check())[0].ok
+    assert (await control.check_setup())[0].ok
     try:
         async with asyncio.timeout(1 if sys.argv[3] == "hang" else 0.0):
             await control.status(["1"])

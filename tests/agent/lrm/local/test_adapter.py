@@ -37,55 +37,55 @@ def sleeping(site: Site, name: str) -> LrmSubmission:
 
 
 async def test_jobs_of_others_are_background(site: Site, lrm: LocalLrm) -> None:
-    ours = await lrm.submit(sleeping(site, "koala-1-a"))
+    ours = await lrm.submit_job(sleeping(site, "koala-1-a"))
     site.submit("exec sleep 60", name="theirs", user="alice", nodes=2)
     site.submit("exec sleep 60", name="koala-2-a", user="grid")
     site.submit("exec sleep 60", name="waiting", user="alice")
-    snapshot = await lrm.snapshot()
+    snapshot = await lrm.take_snapshot()
     assert [job.id for job in snapshot.jobs] == [ours]
     assert (snapshot.total, snapshot.idle, snapshot.background, snapshot.down) == (4, 0, 3, 0)
 
 
 async def test_nodes_out_of_use_are_down(site: Site, lrm: LocalLrm) -> None:
-    await lrm.submit(sleeping(site, "koala-1-a"))
+    await lrm.submit_job(sleeping(site, "koala-1-a"))
     for node, state in (("north-1", "drain"), ("north-2", "drain"), ("north-3", "down")):
         site.connection.request("node", node=node, state=state)
-    snapshot = await lrm.snapshot()
+    snapshot = await lrm.take_snapshot()
     # The first node still holds our job.
     assert (snapshot.total, snapshot.idle, snapshot.background, snapshot.down) == (4, 1, 0, 2)
 
 
 async def test_a_locald_that_was_killed_is_replaced_and_its_jobs_are_lost(site: Site, lrm: LocalLrm) -> None:
-    job = await lrm.submit(sleeping(site, "koala-1-a"))
-    ended = await lrm.submit(LrmSubmission("koala-1-b", 1, ["/bin/true"], {}, Path("/"), site.output()))
+    job = await lrm.submit_job(sleeping(site, "koala-1-a"))
+    ended = await lrm.submit_job(LrmSubmission("koala-1-b", 1, ["/bin/true"], {}, Path("/"), site.output()))
     await asyncio.to_thread(site.wait, ended)
     first = pid_of_locald(site.cluster)
-    async with asyncio.timeout(WITHIN), aclosing(lrm.changes()) as changes:
+    async with asyncio.timeout(WITHIN), aclosing(lrm.watch_changes()) as changes:
         await anext(changes)
         os.kill(first, signal.SIGKILL)
         async for _ in changes:
             with suppress(SiteUnavailable):  # asked while it was dying; the next change comes with its successor
-                seen = {each.id: each for each in (await lrm.snapshot()).jobs}
+                seen = {each.id: each for each in (await lrm.take_snapshot()).jobs}
                 if seen[job].state is LrmJobState.ENDED:
                     break
     assert (seen[job].lost, seen[ended].lost, seen[ended].exit_code) == (True, False, 0)
-    assert await lrm.find("koala-1-a") == job
+    assert await lrm.find_job("koala-1-a") == job
     assert pid_of_locald(site.cluster) != first
-    assert int(await lrm.submit(sleeping(site, "koala-1-c"))) > int(ended)
+    assert int(await lrm.submit_job(sleeping(site, "koala-1-c"))) > int(ended)
 
 
 async def test_many_requests_share_a_connection(site: Site, lrm: LocalLrm) -> None:
-    jobs = await asyncio.gather(*(lrm.submit(sleeping(site, f"koala-1-{k}")) for k in range(50)))
-    found = await asyncio.gather(*(lrm.find(f"koala-1-{k}") for k in range(50)))
+    jobs = await asyncio.gather(*(lrm.submit_job(sleeping(site, f"koala-1-{k}")) for k in range(50)))
+    found = await asyncio.gather(*(lrm.find_job(f"koala-1-{k}") for k in range(50)))
     assert found == jobs
-    assert len((await lrm.snapshot()).jobs) == 50
+    assert len((await lrm.take_snapshot()).jobs) == 50
 
 
 async def test_closing_ends_the_changes_but_not_the_jobs(site: Site, lrm: LocalLrm) -> None:
-    job = await lrm.submit(sleeping(site, "koala-1-a"))
+    job = await lrm.submit_job(sleeping(site, "koala-1-a"))
 
     async def follow() -> None:
-        async for _ in lrm.changes():
+        async for _ in lrm.watch_changes():
             pass
 
     following = asyncio.create_task(follow())
@@ -94,14 +94,14 @@ async def test_closing_ends_the_changes_but_not_the_jobs(site: Site, lrm: LocalL
     await asyncio.wait_for(following, WITHIN)
     assert site.look(job)["state"] == "running"
     with pytest.raises(SiteUnavailable):
-        await lrm.submit(sleeping(site, "koala-1-b"))
+        await lrm.submit_job(sleeping(site, "koala-1-b"))
 
 
 async def test_several_agents_starting_at_once_share_one_locald(make_cluster: Callable[..., LocalCluster]) -> None:
     cluster = make_cluster()
     lrms = [LocalLrm(cluster, "koala-") for _ in range(4)]
     await asyncio.gather(*(lrm.open() for lrm in lrms))
-    assert [(await lrm.snapshot()).total for lrm in lrms] == [4] * 4
+    assert [(await lrm.take_snapshot()).total for lrm in lrms] == [4] * 4
     for lrm in lrms:
         await lrm.close()
 
@@ -120,7 +120,7 @@ async def test_other_settings_replace_a_locald_without_work(make_cluster: Callab
     make_cluster(nodes=4).connect().close()
     lrm = LocalLrm(make_cluster(nodes=5), "koala-")
     await lrm.open()
-    assert (await lrm.snapshot()).total == 5
+    assert (await lrm.take_snapshot()).total == 5
     await lrm.close()
     with make_cluster(nodes=6).connect() as connection:
         assert connection.request("list")["total"] == 6

@@ -41,7 +41,7 @@ async def test_a_start_that_fails_has_its_nodes_and_ends_at_once(site: Site) -> 
     lrm = LocalLrm(site.cluster, "koala-1-", start_failures=1.0)
     await lrm.open()
     folder = site.cluster.directory
-    job = await lrm.submit(LrmSubmission("koala-1-a", 2, ["/bin/sleep", "60"], {}, folder, site.output()))
+    job = await lrm.submit_job(LrmSubmission("koala-1-a", 2, ["/bin/sleep", "60"], {}, folder, site.output()))
     ended = site.wait(job)
     assert (ended["state"], ended["exit_code"], len(ended["nodes"])) == ("ended", 1, 2)
     assert "on purpose" in site.output().read_text()

@@ -107,19 +107,19 @@ class RememberingControl(JobControl):
         self.told = ""
         self.refusal: Exception | None = None
 
-    async def submit(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
+    async def submit_job(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
         if self.refusal is not None:
             raise self.refusal
         self.native.append(list(native))
         return "7"
 
-    async def cancel(self, job: str, user: str = "") -> None:
+    async def cancel_job(self, job: str, user: str = "") -> None:
         self.cancelled.append(job)
 
     async def submit_error(self) -> str:
         return self.told
 
-    async def check(self, nodes: int = 1) -> Sequence[Finding]:
+    async def check_setup(self, nodes: int = 1) -> Sequence[Finding]:
         return [Finding("control", True, "remembers")]
 
 

@@ -37,19 +37,19 @@ def named(snapshot: LrmSnapshot, name: str) -> LrmJob:
 
 async def ended(lrm: SgeLrm, name: str) -> LrmJob:
     async with asyncio.timeout(600):
-        async for _ in lrm.changes():
-            if (job := named(await lrm.snapshot(), name)).state is LrmJobState.ENDED:
+        async for _ in lrm.watch_changes():
+            if (job := named(await lrm.take_snapshot(), name)).state is LrmJobState.ENDED:
                 return job
     raise AssertionError("the changes came to an end")
 
 
 async def test_an_idle_cluster(lrm: SgeLrm) -> None:
-    assert await lrm.snapshot() == LrmSnapshot(4, 4, 0, 0, ())
+    assert await lrm.take_snapshot() == LrmSnapshot(4, 4, 0, 0, ())
 
 
 async def test_our_jobs_and_the_nodes_they_hold(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("busy.xml")
-    seen = await lrm.snapshot()
+    seen = await lrm.take_snapshot()
     assert (seen.total, seen.idle, seen.background, seen.down) == (4, 0, 0, 0)
     states = {job.name: (job.state, len(job.nodes), job.lost, job.reason) for job in seen.jobs}
     assert states == {
@@ -60,19 +60,19 @@ async def test_our_jobs_and_the_nodes_they_hold(lrm: SgeLrm, engine: FakeGridEng
         "koala-x2": (LrmJobState.RUNNING, 1, False, ""),
     }
     engine.shows("deleting.xml")
-    assert named(await lrm.snapshot(), "koala-m").state is LrmJobState.RUNNING
+    assert named(await lrm.take_snapshot(), "koala-m").state is LrmJobState.RUNNING
 
 
 async def test_jobs_of_others_are_background(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("busy.xml", **{f">{OWNER}</JB_owner>": ">somebody</JB_owner>"})
-    assert await lrm.snapshot() == LrmSnapshot(4, 0, 4, 0, ())
+    assert await lrm.take_snapshot() == LrmSnapshot(4, 0, 4, 0, ())
     engine.shows("busy.xml", **{">koala-": ">other-"})
-    assert await lrm.snapshot() == LrmSnapshot(4, 0, 4, 0, ())
+    assert await lrm.take_snapshot() == LrmSnapshot(4, 0, 4, 0, ())
 
 
 async def test_one_question_is_a_look(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     for _ in range(3):
-        await lrm.snapshot()
+        await lrm.take_snapshot()
     assert engine.calls("qstat") == [f"qstat -f -g t -s {which} -u {OWNER} -xml" for which in ("prsz", "prs", "prs")]
     assert len(engine.calls("qconf")) == len(engine.calls("qselect")) == 1
 
@@ -80,18 +80,18 @@ async def test_one_question_is_a_look(lrm: SgeLrm, engine: FakeGridEngine) -> No
 async def test_snapshot_with_an_old_layout_reads_the_queues_anew(
     lrm: SgeLrm, engine: FakeGridEngine, virtual_loop: VirtualTimeLoop
 ) -> None:
-    await lrm.snapshot()
+    await lrm.take_snapshot()
     engine.answers("qselect", "all.q@h2-1\nall.q@h2-2\n")
-    assert (await lrm.snapshot()).total == 4
+    assert (await lrm.take_snapshot()).total == 4
     virtual_loop.jump(LAYOUT_MAX_AGE + 1)
-    assert (await lrm.snapshot()).total == 2
+    assert (await lrm.take_snapshot()).total == 2
 
 
 async def test_jobs_in_trouble_are_lost(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("troubled.xml")
     engine.answers("qstat -j 95", 'job_number: 95\nerror reason    1:      can\'t stat() "/root/no"\n')
     for _ in range(2):
-        seen = await lrm.snapshot()
+        seen = await lrm.take_snapshot()
     assert (seen.total, seen.idle, seen.background, seen.down) == (4, 0, 1, 2)
     broken = named(seen, "koala-err")
     assert (broken.state, broken.lost) == (LrmJobState.QUEUED, True)
@@ -102,26 +102,26 @@ async def test_jobs_in_trouble_are_lost(lrm: SgeLrm, engine: FakeGridEngine) -> 
 
 async def test_a_deleted_job_on_a_node_that_is_silent_has_ended(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("silent.xml", **{"<state>dr</state>": "<state>r</state>"})
-    seen = await lrm.snapshot()
+    seen = await lrm.take_snapshot()
     job = named(seen, "koala-d1")
     assert (job.state, job.lost, job.reason) == (LrmJobState.RUNNING, False, "node h2-3 does not answer Grid Engine")
     assert (seen.idle, seen.background, seen.down) == (1, 0, 0)
     engine.shows("silent.xml")
-    seen = await lrm.snapshot()
+    seen = await lrm.take_snapshot()
     assert named(seen, "koala-d1").state is LrmJobState.ENDED
     assert (seen.idle, seen.background, seen.down) == (1, 2, 1)
 
 
 async def test_an_ended_job_is_told_with_its_end(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("busy.xml")
-    before = named(await lrm.snapshot(), "koala-m")
+    before = named(await lrm.take_snapshot(), "koala-m")
     engine.accounts(before.id, "koala-m", "0", 7, before.nodes[0])
     engine.shows("idle.xml")
     for _ in range(2):
-        seen = await lrm.snapshot()
+        seen = await lrm.take_snapshot()
         assert named(seen, "koala-m") == LrmJob(before.id, "koala-m", LrmJobState.ENDED, before.nodes, 7)
         assert seen.idle == 4
-    assert await lrm.find("koala-m") == before.id
+    assert await lrm.find_job("koala-m") == before.id
     assert len(engine.calls(f"qacct -o {OWNER} -j {before.id}")) == 1
 
 
@@ -129,12 +129,12 @@ async def test_ended_job_leaves_the_snapshots_after_its_retention(
     lrm: SgeLrm, engine: FakeGridEngine, virtual_loop: VirtualTimeLoop
 ) -> None:
     engine.shows("busy.xml")
-    before = named(await lrm.snapshot(), "koala-m")
+    before = named(await lrm.take_snapshot(), "koala-m")
     engine.accounts(before.id, "koala-m", "0", 7, before.nodes[0])
     engine.shows("idle.xml")
-    assert named(await lrm.snapshot(), "koala-m").state is LrmJobState.ENDED
+    assert named(await lrm.take_snapshot(), "koala-m").state is LrmJobState.ENDED
     virtual_loop.jump(ENDED_RETENTION + 1)
-    assert "koala-m" not in {job.name for job in (await lrm.snapshot()).jobs}
+    assert "koala-m" not in {job.name for job in (await lrm.take_snapshot()).jobs}
 
 
 @pytest.mark.parametrize(
@@ -149,43 +149,43 @@ async def test_why_it_ended(
     lrm: SgeLrm, engine: FakeGridEngine, failed: str, status: int, lost: bool, reason: str
 ) -> None:
     engine.shows("busy.xml")
-    job = named(await lrm.snapshot(), "koala-m")
+    job = named(await lrm.take_snapshot(), "koala-m")
     engine.accounts(job.id, "koala-m", failed, status, job.nodes[0])
     engine.shows("idle.xml")
-    over = named(await lrm.snapshot(), "koala-m")
+    over = named(await lrm.take_snapshot(), "koala-m")
     assert (over.state, over.lost, over.reason) == (LrmJobState.ENDED, lost, reason)
 
 
 async def test_the_record_of_the_host_where_it_was_started_counts(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("busy.xml")
-    job = named(await lrm.snapshot(), "koala-m")
+    job = named(await lrm.take_snapshot(), "koala-m")
     first, second = job.nodes
     engine.accounts(job.id, "koala-m", "0", 3, first)
     engine.accounts(job.id, "koala-m", "100 : assumedly after job", 129, second)
     engine.shows("idle.xml")
-    over = named(await lrm.snapshot(), "koala-m")
+    over = named(await lrm.take_snapshot(), "koala-m")
     assert (over.state, over.exit_code, over.lost) == (LrmJobState.ENDED, 3, False)
 
 
 async def test_an_end_of_which_nothing_is_said_is_waited_for_a_little(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("busy.xml")
-    job = named(await lrm.snapshot(), "koala-m")
+    job = named(await lrm.take_snapshot(), "koala-m")
     engine.shows("idle.xml")
     engine.accounts(job.id, "koala-of-long-ago", "0", 0, job.nodes[0])  # numbers come round again
-    assert named(await lrm.snapshot(), "koala-m").state is LrmJobState.RUNNING
+    assert named(await lrm.take_snapshot(), "koala-m").state is LrmJobState.RUNNING
     over = await ended(lrm, "koala-m")
     assert (over.exit_code, over.lost, over.reason) == (None, False, "Grid Engine does not say how it ended")
 
 
 async def test_a_slow_accounting_keeps_nothing_waiting_but_its_own_job(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("busy.xml")
-    before = named(await lrm.snapshot(), "koala-m")
+    before = named(await lrm.take_snapshot(), "koala-m")
     engine.accounts(before.id, "koala-m", "0", 7, before.nodes[0])
     release = engine.hangs("qacct")
     engine.shows("idle.xml")
     async with asyncio.timeout(20):
         for _ in range(3):
-            seen = await lrm.snapshot()
+            seen = await lrm.take_snapshot()
             assert seen.idle == 4
             assert named(seen, "koala-m").state is LrmJobState.RUNNING
     release()
@@ -194,20 +194,20 @@ async def test_a_slow_accounting_keeps_nothing_waiting_but_its_own_job(lrm: SgeL
 
 async def test_an_accounting_that_never_answers_is_given_up(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("busy.xml")
-    await lrm.snapshot()
+    await lrm.take_snapshot()
     engine.hangs("qacct")
     engine.shows("idle.xml")
-    assert named(await lrm.snapshot(), "koala-m").state is LrmJobState.RUNNING
+    assert named(await lrm.take_snapshot(), "koala-m").state is LrmJobState.RUNNING
     over = await ended(lrm, "koala-m")
     assert over.reason == "Grid Engine does not say how it ended: its accounting has not answered for 60 s"
 
 
 async def test_an_accounting_that_fails_is_asked_again(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("busy.xml")
-    before = named(await lrm.snapshot(), "koala-m")
+    before = named(await lrm.take_snapshot(), "koala-m")
     engine.answers("qacct", "error: commlib error: got read error\n", 1)
     engine.shows("idle.xml")
-    seen = await lrm.snapshot()
+    seen = await lrm.take_snapshot()
     assert (seen.idle, named(seen, "koala-m").state) == (4, LrmJobState.RUNNING)
     engine.accounts(before.id, "koala-m", "0", 7, before.nodes[0])
     assert (await ended(lrm, "koala-m")).exit_code == 7
@@ -216,17 +216,17 @@ async def test_an_accounting_that_fails_is_asked_again(lrm: SgeLrm, engine: Fake
 async def test_a_job_in_trouble_of_which_nothing_is_said_fails_no_look(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("troubled.xml")
     engine.answers("qstat -j 95", "error: commlib error: got read error\n", 1)
-    seen = await lrm.snapshot()
+    seen = await lrm.take_snapshot()
     assert (seen.total, named(seen, "koala-err").lost) == (4, True)
 
 
 async def test_a_job_is_handed_in_on_whole_nodes(lrm: SgeLrm, control: RememberingControl, tmp_path: Path) -> None:
-    assert await lrm.submit(submission(tmp_path, walltime=90.5)) == "7"
+    assert await lrm.submit_job(submission(tmp_path, walltime=90.5)) == "7"
     assert control.native == [
         ["-pe", "koala", "4", "-q", "all.q", "-l", "h_rt=91", "-b", "y", "-shell", "n", "-r", "n", "-P", "grid"]
     ]
     assert "qrsh -inherit" in (tmp_path / "launch").read_text()
-    assert await lrm.find("koala-new") == "7"
+    assert await lrm.find_job("koala-new") == "7"
 
 
 @pytest.mark.parametrize(
@@ -244,41 +244,41 @@ async def test_a_refusal_comes_with_the_way_out(
 ) -> None:
     control.refusal = SiteRejected(f"DRMAA: {said}")
     with pytest.raises(SiteRejected) as raised:
-        await lrm.submit(submission(tmp_path))
+        await lrm.submit_job(submission(tmp_path))
     assert said in raised.value.message
     assert hint in raised.value.hint
 
 
 async def test_more_nodes_than_there_are_is_refused(lrm: SgeLrm, control: RememberingControl, tmp_path: Path) -> None:
     with pytest.raises(SiteRejected, match=r"5 nodes asked for, but queue all\.q has 4"):
-        await lrm.submit(submission(tmp_path, nodes=5))
+        await lrm.submit_job(submission(tmp_path, nodes=5))
     assert not control.native
 
 
 async def test_a_job_is_found_in_the_queue_and_in_the_accounting(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("busy.xml")
-    assert (await lrm.find("koala-q")) is not None
-    assert (await lrm.find("koala-nobody")) is None
+    assert (await lrm.find_job("koala-q")) is not None
+    assert (await lrm.find_job("koala-nobody")) is None
     engine.accounts("12", "koala-old", "0", 0, asked_by="koala-old")
-    assert (await lrm.find("koala-old")) == "12"
+    assert (await lrm.find_job("koala-old")) == "12"
 
 
 async def test_cancel_asks_for_the_name(lrm: SgeLrm, engine: FakeGridEngine, control: RememberingControl) -> None:
     engine.shows("busy.xml")
-    seen = named(await lrm.snapshot(), "koala-m")
+    seen = named(await lrm.take_snapshot(), "koala-m")
     job = seen.id
     with pytest.raises(SiteRejected, match="koala-m, not koala-b"):
-        await lrm.cancel(job, "koala-b")
-    await lrm.cancel("999999", "koala-a")
+        await lrm.cancel_job(job, "koala-b")
+    await lrm.cancel_job("999999", "koala-a")
     assert not control.cancelled
-    await lrm.cancel(job, "koala-m")
+    await lrm.cancel_job(job, "koala-m")
     assert control.cancelled == [job]
     engine.shows("deleting.xml")
-    await lrm.cancel(job, "koala-m")
+    await lrm.cancel_job(job, "koala-m")
     assert control.cancelled == [job]
     engine.accounts(job, "koala-m", "100 : assumedly after job", 137, seen.nodes[0])
     engine.shows("idle.xml")
-    over = named(await lrm.snapshot(), "koala-m")
+    over = named(await lrm.take_snapshot(), "koala-m")
     assert (over.exit_code, over.lost, over.reason) == (137, False, "cancelled")
 
 
@@ -286,40 +286,40 @@ async def test_a_cancelled_job_that_waited_has_ended_at_once(
     lrm: SgeLrm, engine: FakeGridEngine, control: RememberingControl
 ) -> None:
     engine.shows("busy.xml")
-    job = named(await lrm.snapshot(), "koala-q").id
-    await lrm.cancel(job, "koala-q")
+    job = named(await lrm.take_snapshot(), "koala-q").id
+    await lrm.cancel_job(job, "koala-q")
     engine.shows("idle.xml")
-    over = named(await lrm.snapshot(), "koala-q")
+    over = named(await lrm.take_snapshot(), "koala-q")
     assert (over.state, over.exit_code, over.nodes, over.lost) == (LrmJobState.ENDED, None, (), False)
 
 
 async def test_a_master_that_is_away(lrm: SgeLrm, engine: FakeGridEngine) -> None:
-    await lrm.snapshot()
+    await lrm.take_snapshot()
     engine.answers("qstat", "error: commlib error: got select error (Connection refused)\nerror: unable to send\n", 1)
     with pytest.raises(SiteUnavailable, match="qstat: error: commlib error: got select error"):
-        await lrm.snapshot()
+        await lrm.take_snapshot()
 
 
 async def test_a_queue_that_does_not_offer_the_environment(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.answers("qselect", "", 1)
     with pytest.raises(SiteRejected, match=r"queue all\.q does not offer the parallel environment koala"):
-        await lrm.snapshot()
+        await lrm.take_snapshot()
 
 
 @pytest.mark.parametrize("rule", ["$fill_up", "$round_robin", "$pe_slots", "0"])
 async def test_an_environment_without_whole_nodes(lrm: SgeLrm, engine: FakeGridEngine, rule: str) -> None:
     engine.answers("qconf -sp koala", f"pe_name koala\nallocation_rule {rule}\n")
     with pytest.raises(SiteRejected, match="does not give whole nodes") as raised:
-        await lrm.snapshot()
+        await lrm.take_snapshot()
     assert "allocation_rule" in raised.value.hint
 
 
 async def test_a_job_that_is_none_of_ours_is_not_followed(
     lrm: SgeLrm, engine: FakeGridEngine, control: RememberingControl, tmp_path: Path
 ) -> None:
-    assert await lrm.submit(replace(submission(tmp_path), name="local-1")) == "7"
+    assert await lrm.submit_job(replace(submission(tmp_path), name="local-1")) == "7"
     for _ in range(2):
-        assert (await lrm.snapshot()).jobs == ()
+        assert (await lrm.take_snapshot()).jobs == ()
     assert engine.calls("qacct") == []
 
 
@@ -327,28 +327,28 @@ async def test_a_job_that_was_deleted_and_is_still_there_is_deleted_by_force(
     lrm: SgeLrm, engine: FakeGridEngine, control: RememberingControl
 ) -> None:
     engine.shows("deleting.xml")
-    job = named(await lrm.snapshot(), "koala-m").id
+    job = named(await lrm.take_snapshot(), "koala-m").id
     engine.answers("qdel", f"koala has registered the job {job} for deletion\n............\n", code=1)
-    await lrm.cancel(job, "koala-m")
+    await lrm.cancel_job(job, "koala-m")
     assert engine.calls("qdel") == []
-    await lrm.cancel(job, "koala-m", by_force=True)
+    await lrm.cancel_job(job, "koala-m", by_force=True)
     assert engine.calls("qdel") == [f"qdel -f {job}"]
     assert control.cancelled == []
     engine.answers("qdel", f"job {job} is already in deletion\nkoala forced the deletion of job {job}\n", code=1)
-    await lrm.cancel(job, "koala-m", by_force=True)
+    await lrm.cancel_job(job, "koala-m", by_force=True)
     engine.answers("qdel", "koala - you are not a manager\n", code=1)
     with pytest.raises(SiteRejected, match="you are not a manager") as caught:
-        await lrm.cancel(job, "koala-m", by_force=True)
+        await lrm.cancel_job(job, "koala-m", by_force=True)
     assert "ENABLE_FORCED_QDEL" in caught.value.hint
 
 
 async def test_what_keeps_jobs_from_being_handed_in_is_part_of_a_look(lrm: SgeLrm, control: RememberingControl) -> None:
     control.told = "there is no library"
-    assert (await lrm.snapshot()).submit_error == "there is no library"
+    assert (await lrm.take_snapshot()).submit_error == "there is no library"
 
 
 async def test_a_refusal_says_whose_fault_it_is(lrm: SgeLrm, control: RememberingControl, tmp_path: Path) -> None:
     control.refusal = SiteRejected("job rejected: only 1 jobs are allowed per user (current job count: 1)")
     with pytest.raises(SiteRejected) as caught:
-        await lrm.submit(LrmSubmission("koala-x", 1, ("true",), {}, tmp_path, tmp_path / "out"))
+        await lrm.submit_job(LrmSubmission("koala-x", 1, ("true",), {}, tmp_path, tmp_path / "out"))
     assert caught.value.fault == "limit"

@@ -25,14 +25,14 @@ def lrm(engine: FakeGridEngine, control: RememberingControl, monkeypatch: pytest
 
 
 async def wrong(lrm: SgeLrm) -> list[Finding]:
-    found = [finding for finding in await lrm.check() if not finding.ok]
+    found = [finding for finding in await lrm.check_setup() if not finding.ok]
     assert all(finding.hint and "\n" not in finding.result for finding in found)
     return found
 
 
 async def test_all_is_well(lrm: SgeLrm) -> None:
     assert not await wrong(lrm)
-    said = " ".join(finding.result for finding in await lrm.check())
+    said = " ".join(finding.result for finding in await lrm.check_setup())
     for words in ("SGE 8.1.9", "9999 slots, 2 on each node", "all.q", "4, all up", "remembers"):
         assert words in said
 
@@ -72,7 +72,7 @@ async def test_what_is_wrong_is_said(
 
 async def test_nodes_that_are_down_are_named(lrm: SgeLrm, engine: FakeGridEngine) -> None:
     engine.shows("troubled.xml")
-    (nodes,) = [finding for finding in await lrm.check() if finding.subject == "nodes"]
+    (nodes,) = [finding for finding in await lrm.check_setup() if finding.subject == "nodes"]
     assert (nodes.ok, nodes.result) == (True, "4, of which 2 are down: h2-1 (d), h2-3 (u)")
 
 

@@ -34,7 +34,7 @@ async def test_nodes_of_one_memory_are_one_class_without_a_name(
     engine: FakeGridEngine, control: RememberingControl
 ) -> None:
     engine.answers("qhost", qhost(h2_1="31.2G", h2_2="31.3G", h2_3="31.1G", h2_4="31.2G"))
-    (known,) = (await engine.lrm(control).snapshot()).node_classes
+    (known,) = (await engine.lrm(control).take_snapshot()).node_classes
     assert (known.name, known.total, known.idle, known.memory) == ("", 4, 4, int(31.1 * 2**30))
 
 
@@ -43,20 +43,20 @@ async def test_classes_by_memory_and_by_configuration(
 ) -> None:
     engine.answers("qhost", qhost(h2_1="31.2G", h2_2="31.2G", h2_3="503.5G", h2_4="-"))
     adapter = engine.lrm(control, node_classes={"fast": NodeClassSettings(hosts="h2-1", power=2.0)})
-    classes = (await adapter.snapshot()).node_classes
+    classes = (await adapter.take_snapshot()).node_classes
     assert [(c.name, c.total, c.power) for c in classes] == [
         ("fast", 1, 2.0),
         ("other", 1, None),
         ("33.5GB", 1, None),
         ("541GB", 1, None),
     ]
-    await adapter.submit(submission(tmp_path, 1, "fast"))
-    await adapter.submit(submission(tmp_path, 2))
+    await adapter.submit_job(submission(tmp_path, 1, "fast"))
+    await adapter.submit_job(submission(tmp_path, 2))
     with_class, without = control.native
     assert with_class[with_class.index("-l") + 1] == "h=h2-1"
     assert "-l" not in without
     with pytest.raises(SiteRejected, match="2 nodes of the class 541GB") as refused:
-        await adapter.submit(submission(tmp_path, 2, "541GB"))
+        await adapter.submit_job(submission(tmp_path, 2, "541GB"))
     assert refused.value.fault == "limit"
 
 
@@ -64,7 +64,7 @@ async def test_several_hosts_are_asked_for_as_alternatives(
     engine: FakeGridEngine, control: RememberingControl, tmp_path: Path
 ) -> None:
     adapter = engine.lrm(control, node_classes={"fast": NodeClassSettings(hosts="h2-[1-3]")})
-    await adapter.submit(submission(tmp_path, 2, "fast"))
+    await adapter.submit_job(submission(tmp_path, 2, "fast"))
     assert "h=h2-1|h2-2|h2-3" in control.native[0]
 
 
@@ -72,9 +72,9 @@ async def test_where_qhost_does_not_answer_nothing_is_known_and_all_goes_on(
     engine: FakeGridEngine, control: RememberingControl
 ) -> None:
     engine.answers("qhost", "no such thing", code=1)
-    assert (await engine.lrm(control).snapshot()).node_classes == ()
+    assert (await engine.lrm(control).take_snapshot()).node_classes == ()
     engine.answers("qhost", "<html>", code=0)
-    assert (await engine.lrm(control).snapshot()).idle == 4
+    assert (await engine.lrm(control).take_snapshot()).idle == 4
 
 
 @pytest.mark.parametrize(

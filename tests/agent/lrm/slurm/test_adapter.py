@@ -25,7 +25,7 @@ def submission(folder: Path, **more: object) -> LrmSubmission:
 
 
 async def test_a_look_counts_every_node_once(slurm: FakeSlurm) -> None:
-    assert await slurm.lrm().snapshot() == LrmSnapshot(
+    assert await slurm.lrm().take_snapshot() == LrmSnapshot(
         total=4,
         idle=0,
         background=1,
@@ -40,8 +40,8 @@ async def test_a_look_counts_every_node_once(slurm: FakeSlurm) -> None:
 
 async def test_a_look_is_one_question_each_unless_a_job_has_ended(slurm: FakeSlurm) -> None:
     seen = slurm.lrm(partition="main")
-    await seen.snapshot()
-    await seen.snapshot()
+    await seen.take_snapshot()
+    await seen.take_snapshot()
     # At the first look the ended job is news, and nodes may have been seen before its end.
     assert [call for call in slurm.calls("sinfo") if "--json" in call] == ["--Node --partition=main --json"] * 3
     assert sum("--Format" in call for call in slurm.calls("squeue")) == 3
@@ -49,13 +49,13 @@ async def test_a_look_is_one_question_each_unless_a_job_has_ended(slurm: FakeSlu
 
 async def test_the_default_partition_is_looked_up_once(slurm: FakeSlurm) -> None:
     seen = slurm.lrm()
-    await seen.snapshot()
-    await seen.snapshot()
+    await seen.take_snapshot()
+    await seen.take_snapshot()
     assert sum("%P" in call for call in slurm.calls("sinfo")) == 1
 
 
 async def test_snapshot_asks_squeue_for_own_jobs_only(slurm: FakeSlurm) -> None:
-    await slurm.lrm().snapshot()
+    await slurm.lrm().take_snapshot()
     assert {call.split()[0] for call in slurm.calls("squeue")} == {f"--user={own_account()}"}
     assert not any("--json" in call for call in slurm.calls("squeue"))
 
@@ -63,14 +63,14 @@ async def test_snapshot_asks_squeue_for_own_jobs_only(slurm: FakeSlurm) -> None:
 @pytest.mark.parametrize("status", ["1792", "7:0"])
 async def test_snapshot_reads_exit_code_of_any_release(slurm: FakeSlurm, status: str) -> None:
     slurm.says("squeue", recorded_queue({166}, status=status), when=COLUMNS)
-    (job,) = (await slurm.lrm().snapshot()).jobs
+    (job,) = (await slurm.lrm().take_snapshot()).jobs
     assert (job.state, job.exit_code, job.lost) == (LrmJobState.ENDED, 7, False)
 
 
 @pytest.mark.parametrize("status", ["9", "0:9"])
 async def test_snapshot_reads_signal_of_any_release(slurm: FakeSlurm, status: str) -> None:
     slurm.says("squeue", recorded_queue({166}, status=status), when=COLUMNS)
-    (job,) = (await slurm.lrm().snapshot()).jobs
+    (job,) = (await slurm.lrm().take_snapshot()).jobs
     assert (job.exit_code, job.lost, job.reason) == (None, True, "killed by signal 9")
 
 
@@ -82,9 +82,9 @@ async def test_snapshot_knows_own_jobs_by_large_user_id(
     slurm.says("squeue", recorded_queue({167}, user=user), when=COLUMNS)
     slurm.says("squeue", f"167|RUNNING|{user}|koala-x-2.1.0\n", when="*%i*")
     seen = slurm.lrm()
-    assert [job.id for job in (await seen.snapshot()).jobs] == ["167"]
-    assert await seen.find("koala-x-2.1.0") == "167"
-    await seen.cancel("167", "koala-x-2.1.0")
+    assert [job.id for job in (await seen.take_snapshot()).jobs] == ["167"]
+    assert await seen.find_job("koala-x-2.1.0") == "167"
+    await seen.cancel_job("167", "koala-x-2.1.0")
     assert slurm.calls("scancel") == ["167"]
 
 
@@ -93,9 +93,9 @@ async def test_squeue_that_does_not_know_the_own_account_is_unavailable(slurm: F
     slurm.says("squeue", "", errors=f"squeue: error: Invalid user: {own_account()}\n\n")
     seen = slurm.lrm()
     with pytest.raises(SiteUnavailable, match="squeue does not know the account"):
-        await seen.snapshot()
+        await seen.take_snapshot()
     with pytest.raises(SiteUnavailable, match="squeue does not know the account"):
-        await seen.find("koala-x-2.1.0")
+        await seen.find_job("koala-x-2.1.0")
 
 
 @pytest.mark.parametrize(
@@ -109,20 +109,20 @@ async def test_squeue_that_does_not_know_the_own_account_is_unavailable(slurm: F
 async def test_slurm_without_json_plugin_gives_hint(slurm: FakeSlurm, errors: str, code: int) -> None:
     slurm.says("sinfo", "", errors=errors, code=code, when="*--json*")
     with pytest.raises(SiteRejected) as caught:
-        await slurm.lrm().snapshot()
+        await slurm.lrm().take_snapshot()
     assert "json-c" in caught.value.hint
-    (found,) = [each for each in await slurm.lrm().check() if each.subject == "nodes"]
+    (found,) = [each for each in await slurm.lrm().check_setup() if each.subject == "nodes"]
     assert (found.ok, "json-c" in found.hint) == (False, True)
 
 
 async def test_snapshot_after_unreadable_queue_recovers(slurm: FakeSlurm) -> None:
     seen = slurm.lrm()
-    first = await seen.snapshot()
+    first = await seen.take_snapshot()
     slurm.says("squeue", "slurm_load_jobs error: none\n", when=COLUMNS)
     with pytest.raises(SiteUnavailable):
-        await seen.snapshot()
+        await seen.take_snapshot()
     slurm.says("squeue", recorded_queue(), when=COLUMNS)
-    assert await seen.snapshot() == first
+    assert await seen.take_snapshot() == first
 
 
 def own_account() -> str:
@@ -144,11 +144,11 @@ async def test_nodes_that_are_too_many_for_a_column_are_asked_for_alone(slurm: F
     slurm.says("squeue", "".join(lines), when="*--Format*")
     slurm.says("squeue", f"167|{names}\n", when="*--jobs=167 --format=%i?%N*")
     seen = slurm.lrm()
-    jobs = {job.id: job.nodes for job in (await seen.snapshot()).jobs}
+    jobs = {job.id: job.nodes for job in (await seen.take_snapshot()).jobs}
     assert jobs == {"167": tuple(names.split(",")), "168": ("n3",)}
     slurm.says("squeue", "", when="*--jobs=167 --format=%i?%N*")
     with pytest.raises(SiteUnavailable, match="does not say which nodes job 167 has"):
-        await seen.snapshot()
+        await seen.take_snapshot()
 
 
 OURS = column_line("koala-x-1.1.0", "166", "n1")
@@ -202,14 +202,14 @@ def test_jobs_of_our_users_with_other_names_are_none_of_ours() -> None:
 async def test_an_answer_that_makes_no_sense(slurm: FakeSlurm, command: str, answer: str, told: str) -> None:
     slurm.says(command, answer, when="*--json*")
     with pytest.raises(SiteUnavailable, match=told):
-        await slurm.lrm().snapshot()
+        await slurm.lrm().take_snapshot()
 
 
 async def test_a_controller_that_is_down_is_tried_again(slurm: FakeSlurm) -> None:
     told = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     slurm.says("squeue", "", errors=told + "\n", code=1, when=COLUMNS)
     with pytest.raises(SiteUnavailable) as caught:
-        await slurm.lrm().snapshot()
+        await slurm.lrm().take_snapshot()
     assert caught.value.message == f"squeue: {told}"
 
 
@@ -218,7 +218,7 @@ async def test_what_sbatch_is_asked(slurm: FakeSlurm, tmp_path: Path, monkeypatc
     monkeypatch.setenv("SBATCH_PARTITION", "elsewhere")
     monkeypatch.setenv("SLURM_CONF", "/etc/north.conf")
     seen = slurm.lrm(partition="main", account="physics", options=("--qos=low",))
-    assert await seen.submit(submission(tmp_path, walltime=61.0)) == "171"
+    assert await seen.submit_job(submission(tmp_path, walltime=61.0)) == "171"
     assert slurm.calls("sbatch") == [
         f"--parsable --job-name=koala-x-9.1.0 --chdir={tmp_path} --output={tmp_path}/50%%.out --open-mode=append "
         "--nodes=2 --comment=koala-x-9.1.0 --time=0:02:00 --ntasks-per-node=1 --exclusive --no-requeue "
@@ -243,7 +243,7 @@ async def test_what_sbatch_is_asked(slurm: FakeSlurm, tmp_path: Path, monkeypatc
 async def test_all_of_a_nodes_memory_is_asked_for_unless_the_site_says_how_much(
     slurm: FakeSlurm, tmp_path: Path, options: tuple[str, ...], whole: bool
 ) -> None:
-    await slurm.lrm(partition="main", options=options).submit(submission(tmp_path))
+    await slurm.lrm(partition="main", options=options).submit_job(submission(tmp_path))
     assert ("--mem=0" in slurm.calls("sbatch")[0].split()) is whole
 
 
@@ -262,7 +262,7 @@ async def test_launch_script_without_binding_of_tasks_does_not_ask_to_lift_it(
     slurm: FakeSlurm, tmp_path: Path, told: str, bound: bool
 ) -> None:
     """srun would say so in the output of each job."""
-    await slurm.lrm(partition="main").submit(submission(tmp_path))
+    await slurm.lrm(partition="main").submit_job(submission(tmp_path))
     asked = tmp_path / "asked"
     for name, does in (("scontrol", f"printf %s {shlex.quote(told)}"), ("srun", f'echo "$*" > {asked}')):
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{does}\n")
@@ -288,13 +288,13 @@ async def test_launch_script_without_binding_of_tasks_does_not_ask_to_lift_it(
 async def test_walltimes_are_whole_minutes(
     slurm: FakeSlurm, tmp_path: Path, walltime: float | None, option: str
 ) -> None:
-    await slurm.lrm().submit(submission(tmp_path, walltime=walltime))
+    await slurm.lrm().submit_job(submission(tmp_path, walltime=walltime))
     assert [word for word in slurm.calls("sbatch")[0].split() if word.startswith("--time")] == option.split()
 
 
 async def test_more_nodes_than_there_are_never_reach_slurm(slurm: FakeSlurm, tmp_path: Path) -> None:
     with pytest.raises(SiteRejected, match="5 nodes asked for, but partition main has 4"):
-        await slurm.lrm().submit(submission(tmp_path, nodes=5))
+        await slurm.lrm().submit_job(submission(tmp_path, nodes=5))
     assert slurm.calls("sbatch") == []
 
 
@@ -311,7 +311,7 @@ async def test_more_nodes_than_there_are_never_reach_slurm(slurm: FakeSlurm, tmp
 async def test_what_sbatch_will_always_refuse(slurm: FakeSlurm, tmp_path: Path, told: str, hint: str) -> None:
     slurm.says("sbatch", "", errors=f"sbatch: error: look here\nsbatch: error: {told}\n", code=1)
     with pytest.raises(SiteRejected) as caught:
-        await slurm.lrm().submit(submission(tmp_path))
+        await slurm.lrm().submit_job(submission(tmp_path))
     assert caught.value.message == f"sbatch: look here; {told}"
     assert hint in caught.value.hint
 
@@ -328,64 +328,64 @@ async def test_what_sbatch_will_always_refuse(slurm: FakeSlurm, tmp_path: Path, 
 async def test_what_sbatch_may_do_later(slurm: FakeSlurm, tmp_path: Path, told: str) -> None:
     slurm.says("sbatch", "", errors=f"sbatch: error: Batch job submission failed: {told}\n", code=1)
     with pytest.raises(SiteUnavailable, match=told.split("(")[0]):
-        await slurm.lrm().submit(submission(tmp_path))
+        await slurm.lrm().submit_job(submission(tmp_path))
     assert "--name=koala-x-9.1.0" in slurm.calls("squeue")[-1]
 
 
 async def test_a_job_that_was_taken_all_the_same_is_found(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.dies("sbatch")
     slurm.says("squeue", "171|PENDING|1500|koala-x-9.1.0\n", when="*--name=koala-x-9.1.0*")
-    assert await slurm.lrm().submit(submission(tmp_path)) == "171"
+    assert await slurm.lrm().submit_job(submission(tmp_path)) == "171"
 
 
 async def test_a_submission_in_doubt_stays_in_doubt_when_nobody_answers(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.dies("sbatch")
     slurm.dies("squeue")
     with pytest.raises(SiteUnavailable, match="sbatch was killed by signal 9"):
-        await slurm.lrm().submit(submission(tmp_path))
+        await slurm.lrm().submit_job(submission(tmp_path))
 
 
 async def test_a_cluster_without_commands(slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SiteRejected, match="cannot run sinfo"):
-        await slurm.lrm().snapshot()
-    (finding,) = await slurm.lrm().check()
+        await slurm.lrm().take_snapshot()
+    (finding,) = await slurm.lrm().check_setup()
     assert (finding.ok, finding.result) == (False, "not found: sinfo, squeue, srun")
 
 
 async def test_of_several_of_a_name_the_one_that_lives_is_found(slurm: FakeSlurm) -> None:
     lines = "99|RUNNING|1500|koala-a\n100|FAILED|1500|koala-a\n101|RUNNING|1500|koala-ab\n"
     slurm.says("squeue", lines, when="*--name=koala-a *")
-    assert await slurm.lrm().find("koala-a") == "99"
+    assert await slurm.lrm().find_job("koala-a") == "99"
 
 
 async def test_accounting_remembers_what_the_queue_has_forgotten(slurm: FakeSlurm) -> None:
-    assert await slurm.lrm().find("koala-a") is None  # there is none
+    assert await slurm.lrm().find_job("koala-a") is None  # there is none
     slurm.says("sacct", "12|CANCELLED by 0|1500|koala-a\n7|COMPLETED|1500|koala-a\n")
-    assert await slurm.lrm().find("koala-a") == "12"
+    assert await slurm.lrm().find_job("koala-a") == "12"
 
 
 async def test_a_job_of_another_name_is_spared(slurm: FakeSlurm) -> None:
     slurm.says("squeue", RUNNING, when="*--jobs=167*")
     with pytest.raises(SiteRejected, match=r"job 167 is koala-x-2\.1\.0 of user 1500, not our koala-b"):
-        await slurm.lrm().cancel("167", "koala-b")
+        await slurm.lrm().cancel_job("167", "koala-b")
     assert slurm.calls("scancel") == []
 
 
 async def test_a_job_of_another_user_is_spared(slurm: FakeSlurm) -> None:
     slurm.says("squeue", "168|RUNNING|1501|koala-y-3.1.0\n", when="*--jobs=168*")
     with pytest.raises(SiteRejected, match="of user 1501"):
-        await slurm.lrm().cancel("168", "koala-y-3.1.0")
+        await slurm.lrm().cancel_job("168", "koala-y-3.1.0")
     assert slurm.calls("scancel") == []
 
 
 async def test_cancel_ends_ours_and_knows_it_afterwards(slurm: FakeSlurm) -> None:
     slurm.says("squeue", RUNNING, when="*--jobs=167*")
     seen = slurm.lrm()
-    await seen.cancel("167", "koala-x-2.1.0")
+    await seen.cancel_job("167", "koala-x-2.1.0")
     assert slurm.calls("scancel") == ["167"]
     slurm.says("squeue", recorded_queue(state="CANCELLED", status="15"), when=COLUMNS)
-    ended = {job.id: (job.lost, job.exit_code) for job in (await seen.snapshot()).jobs}
+    ended = {job.id: (job.lost, job.exit_code) for job in (await seen.take_snapshot()).jobs}
     assert ended == {"166": (True, None), "167": (False, None), "169": (True, None)}
 
 
@@ -399,7 +399,7 @@ async def test_cancel_ends_ours_and_knows_it_afterwards(slurm: FakeSlurm) -> Non
 )
 async def test_what_has_ended_is_not_cancelled(slurm: FakeSlurm, output: str, errors: str, code: int) -> None:
     slurm.says("squeue", output, errors=errors, code=code, when="*--jobs=*")
-    await slurm.lrm().cancel("167", "koala-x-2.1.0")
+    await slurm.lrm().cancel_job("167", "koala-x-2.1.0")
     assert slurm.calls("scancel") == []
 
 
@@ -409,15 +409,15 @@ async def test_what_has_ended_is_not_cancelled(slurm: FakeSlurm, output: str, er
 async def test_a_job_that_ends_while_it_is_cancelled(slurm: FakeSlurm, told: str) -> None:
     slurm.says("squeue", RUNNING, when="*--jobs=167*")
     slurm.says("scancel", "", errors=f"scancel: error: {told}\n", code=1)
-    await slurm.lrm().cancel("167", "koala-x-2.1.0")
+    await slurm.lrm().cancel_job("167", "koala-x-2.1.0")
     assert slurm.calls("scancel") == ["167"]
 
 
 async def test_changes_are_told_at_once_after_what_we_do(slurm: FakeSlurm, tmp_path: Path) -> None:
     seen = slurm.lrm(poll_interval=3600.0)
-    async with aclosing(seen.changes()) as changes, asyncio.timeout(60):  # type: ignore[type-var]
+    async with aclosing(seen.watch_changes()) as changes, asyncio.timeout(60):  # type: ignore[type-var]
         await anext(changes)
-        await seen.submit(submission(tmp_path))
+        await seen.submit_job(submission(tmp_path))
         await anext(changes)
         following = asyncio.ensure_future(anext(changes))
         await seen.close()
@@ -435,17 +435,17 @@ class Recorded(JobControl):
     async def close(self) -> None:
         self.told.append("close")
 
-    async def submit(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
+    async def submit_job(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
         self.told.append((script, submission.name, list(native)))
         return "171"
 
-    async def cancel(self, job: str, user: str = "") -> None:
+    async def cancel_job(self, job: str, user: str = "") -> None:
         self.told.append(job)
 
     async def submit_error(self) -> str:
         return self.error_told
 
-    async def check(self, nodes: int = 1) -> Sequence[Finding]:
+    async def check_setup(self, nodes: int = 1) -> Sequence[Finding]:
         return [Finding("library", True, "there")]
 
 
@@ -454,9 +454,9 @@ async def test_a_control_hands_in_and_ends(slurm: FakeSlurm, tmp_path: Path) -> 
     control = Recorded()
     seen = slurm.lrm(partition="main", control=control)
     await seen.open()
-    assert await seen.submit(submission(tmp_path, walltime=60.0)) == "171"
-    await seen.cancel("167", "koala-x-2.1.0")
-    found = await seen.check()
+    assert await seen.submit_job(submission(tmp_path, walltime=60.0)) == "171"
+    await seen.cancel_job("167", "koala-x-2.1.0")
+    found = await seen.check_setup()
     await seen.close()
     options = [
         "--nodes=2",
@@ -484,20 +484,22 @@ async def test_how_long_a_submission_stays_in_doubt(slurm: FakeSlurm, told: str,
 async def test_what_keeps_jobs_from_being_handed_in_is_part_of_a_look(slurm: FakeSlurm) -> None:
     control = Recorded()
     seen = slurm.lrm(partition="main", control=control)
-    assert (await seen.snapshot()).submit_error == ""
+    assert (await seen.take_snapshot()).submit_error == ""
     control.error_told = "there is no library"
-    assert (await seen.snapshot()).submit_error == "there is no library"
+    assert (await seen.take_snapshot()).submit_error == "there is no library"
 
 
 async def test_a_cluster_without_sbatch_takes_no_jobs(slurm: FakeSlurm, tmp_path: Path) -> None:
-    assert (await slurm.lrm().snapshot()).submit_error == ""
+    assert (await slurm.lrm().take_snapshot()).submit_error == ""
     (tmp_path / "bin" / "sbatch").unlink()
-    assert (await slurm.lrm().snapshot()).submit_error.startswith("not found: sbatch; install Slurm's client commands")
+    assert (await slurm.lrm().take_snapshot()).submit_error.startswith(
+        "not found: sbatch; install Slurm's client commands"
+    )
 
 
 async def test_a_job_that_will_never_start_is_told_with_whose_fault_that_is(slurm: FakeSlurm) -> None:
     slurm.says("squeue", recorded_queue(reason="PartitionTimeLimit"), when=COLUMNS)
-    found = {job.id: (job.state, job.fault, job.reason) for job in (await slurm.lrm().snapshot()).jobs}
+    found = {job.id: (job.state, job.fault, job.reason) for job in (await slurm.lrm().take_snapshot()).jobs}
     assert found["169"] == (LrmJobState.QUEUED, "unsuitable", "Slurm will not start it: PartitionTimeLimit")
     assert found["167"] == (LrmJobState.RUNNING, None, "")
 
@@ -505,5 +507,5 @@ async def test_a_job_that_will_never_start_is_told_with_whose_fault_that_is(slur
 async def test_a_refusal_says_whose_fault_it_is(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.says("sbatch", "", errors="sbatch: error: QOSMaxSubmitJobPerUserLimit\n", code=1)
     with pytest.raises(SiteRejected) as caught:
-        await slurm.lrm().submit(submission(tmp_path))
+        await slurm.lrm().submit_job(submission(tmp_path))
     assert caught.value.fault == "limit"

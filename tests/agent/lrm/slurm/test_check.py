@@ -10,7 +10,7 @@ from .conftest import ANSWERS, COLUMNS, FakeSlurm
 
 
 async def findings(slurm: FakeSlurm, **settings: object) -> dict[str, Finding]:
-    return {each.subject: each for each in await slurm.lrm(**settings).check()}
+    return {each.subject: each for each in await slurm.lrm(**settings).check_setup()}
 
 
 async def test_a_healthy_cluster(slurm: FakeSlurm) -> None:

@@ -91,7 +91,7 @@ async def test_nodes_that_we_never_get_do_not_count(
 async def test_a_job_that_is_larger_than_what_has_the_features_is_refused(slurm: FakeSlurm, tmp_path: Any) -> None:
     shows(slurm, "22.05")
     with pytest.raises(SiteRejected, match="3 nodes asked for, but partition main with ib has 2"):
-        await slurm.lrm(partition="main", options=("--constraint=ib",)).submit(submission(tmp_path, nodes=3))
+        await slurm.lrm(partition="main", options=("--constraint=ib",)).submit_job(submission(tmp_path, nodes=3))
 
 
 async def test_an_exclusion_that_nobody_understands_is_told(slurm: FakeSlurm) -> None:

@@ -50,7 +50,7 @@ def idle(snapshot: LrmSnapshot) -> dict[str, int]:
 @pytest.mark.parametrize("form", FORMS)
 async def test_what_slurm_says_makes_classes_in_the_order_of_their_weights(slurm: FakeSlurm, form: str) -> None:
     shows(slurm, form, n1="ALLOCATED")
-    classes = (await slurm.lrm().snapshot()).node_classes
+    classes = (await slurm.lrm().take_snapshot()).node_classes
     assert [(c.name, c.total, c.idle, c.memory, c.power) for c in classes] == [
         ("gpu+ib-67.1GB", 1, 1, 64 * GB << 20, None),
         ("ib-537GB", 1, 1, 512 * GB << 20, None),
@@ -62,15 +62,15 @@ async def test_what_slurm_says_makes_classes_in_the_order_of_their_weights(slurm
 async def test_memory_that_nobody_told_slurm_is_not_known(slurm: FakeSlurm, memory: object) -> None:
     nodes = [{"name": n, "state": "idle", "partitions": ["main"], "real_memory": memory} for n in ("n1", "n2")]
     slurm.says("sinfo", json.dumps({"nodes": nodes, "errors": []}), when="*--json*")
-    assert (await slurm.lrm().snapshot()).node_classes == ()
+    assert (await slurm.lrm().take_snapshot()).node_classes == ()
 
 
 async def test_a_job_of_a_class_gets_none_of_the_other_nodes(slurm: FakeSlurm, tmp_path: Path) -> None:
     shows(slurm)
-    await slurm.lrm().submit(submission(tmp_path, nodes=1, node_class="ib-537GB"))
+    await slurm.lrm().submit_job(submission(tmp_path, nodes=1, node_class="ib-537GB"))
     assert " --exclude=n1,n2,n3 " in slurm.calls("sbatch")[-1]
     assert "--constraint" not in slurm.calls("sbatch")[-1], "others have that feature, too"
-    await slurm.lrm().submit(submission(tmp_path))
+    await slurm.lrm().submit_job(submission(tmp_path))
     assert "--exclude" not in slurm.calls("sbatch")[-1]
 
 
@@ -78,8 +78,8 @@ async def test_a_class_by_a_feature_is_asked_for_by_it(slurm: FakeSlurm, tmp_pat
     shows(slurm)
     classes = {"fast": NodeClassSettings(feature="gpu", power=3.0)}
     adapter = slurm.lrm(node_classes=classes)
-    assert idle(await adapter.snapshot()) == {"fast": 1, "ib-537GB": 1, "ib-67.1GB": 2}
-    await adapter.submit(submission(tmp_path, nodes=1, node_class="fast"))
+    assert idle(await adapter.take_snapshot()) == {"fast": 1, "ib-537GB": 1, "ib-67.1GB": 2}
+    await adapter.submit_job(submission(tmp_path, nodes=1, node_class="fast"))
     assert " --constraint=gpu " in slurm.calls("sbatch")[-1]
 
 
@@ -87,9 +87,9 @@ async def test_what_is_configured_for_all_jobs_holds_for_those_of_a_class_too(sl
     shows(slurm)
     classes = {"fast": NodeClassSettings(feature="gpu"), "some": NodeClassSettings(hosts="n[1,4]")}
     adapter = slurm.lrm(node_classes=classes, options=("--constraint=ib", "--exclude=n4"))
-    assert idle(await adapter.snapshot()) == {"fast": 1, "some": 1, "ib-67.1GB": 1}
+    assert idle(await adapter.take_snapshot()) == {"fast": 1, "some": 1, "ib-67.1GB": 1}
     for name, others in (("fast", "n1,n2,n4"), ("some", "n2,n3,n4")):
-        await adapter.submit(submission(tmp_path, nodes=1, node_class=name))
+        await adapter.submit_job(submission(tmp_path, nodes=1, node_class=name))
         options = slurm.calls("sbatch")[-1].split()
         assert [word for word in options if word.startswith(("--exclude", "--constraint"))] == [
             "--constraint=ib",
@@ -102,6 +102,6 @@ async def test_a_class_that_there_is_not_or_not_so_much_of_is_a_limit(slurm: Fak
     shows(slurm)
     for name, nodes in (("gone", 1), ("ib-537GB", 2)):
         with pytest.raises(SiteRejected, match=f"nodes of the class {name}") as refused:
-            await slurm.lrm().submit(submission(tmp_path, nodes=nodes, node_class=name))
+            await slurm.lrm().submit_job(submission(tmp_path, nodes=nodes, node_class=name))
         assert refused.value.fault == "limit"
     assert slurm.calls("sbatch") == []

@@ -64,7 +64,7 @@ def waits(slurm: FakeSlurm, reason: str, *, state: str = "PENDING", description:
 
 
 async def seen(slurm: FakeSlurm, partition: str | None = "main", *options: str) -> LrmSnapshot:
-    return await slurm.lrm(partition=partition, options=options).snapshot()
+    return await slurm.lrm(partition=partition, options=options).take_snapshot()
 
 
 def counts(snapshot: LrmSnapshot) -> tuple[int, int, int, int]:
@@ -115,11 +115,11 @@ async def test_a_partition_that_comes_up_again_is_noticed(slurm: FakeSlurm) -> N
     slurm.says("sinfo", PARTITIONS, when="*%P*")
     shows(slurm, {"n1": "idle"}, {"n1": "shut"})
     lrm = slurm.lrm(partition="shut")
-    assert (await lrm.snapshot()).idle == 0
+    assert (await lrm.take_snapshot()).idle == 0
     slurm.says("sinfo", PARTITIONS.replace("down", "up"), when="*%P*")
     waits(slurm, "PartitionDown")
-    await lrm.snapshot()
-    found = await lrm.snapshot()
+    await lrm.take_snapshot()
+    found = await lrm.take_snapshot()
     assert (found.idle, found.submit_error) == (1, "")
 
 
@@ -129,11 +129,11 @@ async def test_snapshot_with_an_old_offer_reads_the_partitions_anew(
     slurm.says("sinfo", PARTITIONS, when="*%P*")
     shows(slurm, {"n1": "idle"}, {"n1": "shut"})
     lrm = slurm.lrm(partition="shut", clock=VirtualClock(virtual_loop))
-    await lrm.snapshot()
+    await lrm.take_snapshot()
     slurm.says("sinfo", PARTITIONS.replace("down", "up"), when="*%P*")
-    assert (await lrm.snapshot()).idle == 0
+    assert (await lrm.take_snapshot()).idle == 0
     virtual_loop.jump(OFFER_MAX_AGE + 1)
-    assert (await lrm.snapshot()).idle == 1
+    assert (await lrm.take_snapshot()).idle == 1
 
 
 BOTH = {"n1": "short long", "n2": "short long", "n3": "long", "n4": "long shut"}
@@ -161,7 +161,7 @@ async def test_what_no_partition_gives_to_one_job_never_reaches_slurm(slurm: Fak
     slurm.says("sinfo", PARTITIONS, when="*%P*")
     shows(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
     with pytest.raises(SiteRejected, match="2 nodes asked for, but partition short gives a job at most 1") as caught:
-        await slurm.lrm(partition="short").submit(submission(tmp_path, nodes=2))
+        await slurm.lrm(partition="short").submit_job(submission(tmp_path, nodes=2))
     assert caught.value.fault == "limit"
     assert slurm.calls("sbatch") == []
 
@@ -169,7 +169,7 @@ async def test_what_no_partition_gives_to_one_job_never_reaches_slurm(slurm: Fak
 async def test_several_partitions_are_handed_on_as_they_are(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.says("sinfo", PARTITIONS, when="*%P*")
     shows(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
-    await slurm.lrm(partition="short,long").submit(submission(tmp_path, nodes=4))
+    await slurm.lrm(partition="short,long").submit_job(submission(tmp_path, nodes=4))
     assert "--partition=short,long" in slurm.calls("sbatch")[0]
 
 
@@ -263,21 +263,21 @@ async def test_submit_of_fewer_nodes_than_the_partition_takes_is_unsuitable(slur
     slurm.says("sinfo", "main*|up|3-infinite\n", when="*%P*")
     adapter = slurm.lrm(partition="main")
     with pytest.raises(SiteRejected, match="2 nodes asked for, but partition main gives a job at least 3") as caught:
-        await adapter.submit(submission(tmp_path, nodes=2))
+        await adapter.submit_job(submission(tmp_path, nodes=2))
     assert (caught.value.fault, caught.value.hint) == ("unsuitable", "ask for at least 3 nodes")
     assert slurm.calls("sbatch") == []
-    assert await adapter.submit(submission(tmp_path, nodes=3)) == "171"
+    assert await adapter.submit_job(submission(tmp_path, nodes=3)) == "171"
 
 
 async def test_submit_refused_for_its_size_reads_the_limits_anew(slurm: FakeSlurm, tmp_path: Path) -> None:
     adapter = slurm.lrm(partition="main")
     slurm.says("sbatch", "", errors="sbatch: error: Node count specification invalid\n", code=1)
     with pytest.raises(SiteRejected) as caught:
-        await adapter.submit(submission(tmp_path, nodes=2))
+        await adapter.submit_job(submission(tmp_path, nodes=2))
     assert (caught.value.fault, "MinNodes" in caught.value.hint) == ("unsuitable", True)
     slurm.says("sinfo", "main*|up|3-infinite\n", when="*%P*")
     with pytest.raises(SiteRejected, match="at least 3"):
-        await adapter.submit(submission(tmp_path, nodes=2))
+        await adapter.submit_job(submission(tmp_path, nodes=2))
 
 
 @pytest.mark.parametrize(("nodes", "size"), [(1, 1), (2, 2), (3, 8), (7, 8), (8, 8), (64, 64), (65, 65)])
