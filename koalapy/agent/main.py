@@ -285,7 +285,7 @@ def check(
     configuration is looked for when none is given.
     """
     # Imported here: nobody else needs an HTTP client.
-    from koalapy.agent.check.cluster import Expected, check_cluster
+    from koalapy.agent.check.head_node import Expected, check_cluster
 
     configure_logging("critical")
     config = config or installed_configuration(installed)

@@ -1,4 +1,4 @@
-"""What the check of a head node finds and misses, each with the way out."""
+"""Findings of ``koala check`` on a head node, each with a hint if something is missing."""
 
 import os
 import socket
@@ -10,21 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agent.check.cluster import Expected, check_cluster
-from koalapy.agent.check.node import CHECKED
+from koalapy.agent.check.head_node import Expected, check_cluster, check_logins, file_system_type
+from koalapy.agent.check.trial import TRIAL_SUBJECT
 from koalapy.agent.core.settings import AgentSettings, AgentTimeouts
 from koalapy.agent.lrm.port import Finding, Lrm, LrmJobState, LrmSubmission
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from tests.agent.memory_lrm import MemoryLrm
 
-pytestmark = pytest.mark.processes
-
+processes = pytest.mark.processes
 SHORT = AgentTimeouts(trial_node_s=0.05, trial_output_s=0.05, trial_poll_s=0.01)
-NOBODY = "http://127.0.0.1:1"
+CLOSED_URL = "http://127.0.0.1:1"
 
 
-class Looked(MemoryLrm):
-    """A resource manager that has something to say."""
+class FindingsLrm(MemoryLrm):
+    """A resource manager whose own check returns these findings."""
 
     def __init__(self, *findings: Finding) -> None:
         super().__init__()
@@ -39,67 +38,76 @@ class Looked(MemoryLrm):
 
 
 @pytest.fixture
-def bin_(tmp_path: Path) -> Path:
+def bin_folder(tmp_path: Path) -> Path:
     folder = tmp_path / "prefix" / "bin"
     folder.mkdir(parents=True)
     return folder
 
 
-def program(path: Path, text: str) -> Path:
+def write_program(path: Path, text: str) -> Path:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return path
 
 
-def mpirun(folder: Path, version: str = "mpirun (Open MPI) 4.1.4") -> Path:
-    return program(folder / "mpirun", f"echo '{version}'")
+def write_mpirun(folder: Path, version: str = "mpirun (Open MPI) 4.1.4") -> Path:
+    return write_program(folder / "mpirun", f"echo '{version}'")
 
 
 @pytest.fixture
-def settings(tmp_path: Path, bin_: Path) -> AgentSettings:
+def settings(tmp_path: Path, bin_folder: Path) -> AgentSettings:
     return AgentSettings(
         "north",
-        NOBODY,
+        CLOSED_URL,
         "s3cret",
         tmp_path / "agent" / "spool",
-        environment={"PATH": f"{bin_}"},
+        environment={"PATH": f"{bin_folder}"},
         kind="slurm",
         runner_host="localhost",
     )
 
 
-async def found(
+async def run_check(
+    settings: AgentSettings, expected: Expected | None = None, lrm: Lrm | None = None, timeouts: AgentTimeouts = SHORT
+) -> list[Finding]:
+    return await check_cluster(settings, expected or Expected(4), lambda: lrm or MemoryLrm(), timeouts=timeouts)
+
+
+async def find(
     settings: AgentSettings,
-    what: str,
+    subject: str,
     expected: Expected | None = None,
     lrm: Lrm | None = None,
     timeouts: AgentTimeouts = SHORT,
 ) -> Finding:
-    findings = await check_cluster(settings, expected or Expected(4), lambda: lrm or MemoryLrm(), timeouts=timeouts)
-    return next(finding for finding in findings if finding.subject == what)
+    findings = await run_check(settings, expected, lrm, timeouts)
+    return next(finding for finding in findings if finding.subject == subject)
 
 
-async def test_the_resource_manager_speaks_for_itself_and_first(settings: AgentSettings) -> None:
-    lrm = Looked(Finding("controller", True, "answers"), Finding("partition", False, "none", "make one"))
-    findings = await check_cluster(settings, Expected(4), lambda: lrm, timeouts=SHORT)
+@processes
+async def test_check_cluster_returns_findings_of_the_lrm_first(settings: AgentSettings) -> None:
+    lrm = FindingsLrm(Finding("controller", True, "answers"), Finding("partition", False, "none", "make one"))
+    findings = await run_check(settings, lrm=lrm)
     assert findings[:2] == list(lrm.findings)
     assert lrm.opened == 1
     assert lrm.closed
 
 
-async def test_one_that_cannot_be_opened_though_nothing_seems_wrong(settings: AgentSettings) -> None:
-    lrm = Looked(Finding("controller", True, "answers"))
+@processes
+async def test_check_cluster_with_lrm_that_does_not_open_reports_it_once(settings: AgentSettings) -> None:
+    lrm = FindingsLrm(Finding("controller", True, "answers"))
     lrm.unopened = SiteUnavailable("the library is busy", hint="wait")
-    assert await found(settings, "resource manager", lrm=lrm) == Finding(
+    assert await find(settings, "resource manager", lrm=lrm) == Finding(
         "resource manager", False, "the library is busy", "wait"
     )
-    said = Finding("library", False, "it is busy", "wait")
-    lrm.findings = (said,)
-    findings = await check_cluster(settings, Expected(4), lambda: lrm, timeouts=SHORT)
-    assert [finding for finding in findings if finding.subject in ("resource manager", "library")] == [said]
+    library = Finding("library", False, "it is busy", "wait")
+    lrm.findings = (library,)
+    findings = await run_check(settings, lrm=lrm)
+    assert [finding for finding in findings if finding.subject in ("resource manager", "library")] == [library]
 
 
-async def test_one_for_which_a_package_is_missing(settings: AgentSettings) -> None:
+@processes
+async def test_check_cluster_with_missing_package_reports_it(settings: AgentSettings) -> None:
     def make() -> Lrm:
         raise SiteRejected("there is no drmaa", hint="pip install drmaa")
 
@@ -111,69 +119,76 @@ async def test_one_for_which_a_package_is_missing(settings: AgentSettings) -> No
 # Open MPI
 
 
-async def test_open_mpi_is_found_on_the_path_of_programs(settings: AgentSettings, bin_: Path) -> None:
-    path = mpirun(bin_)
-    assert await found(settings, "Open MPI") == Finding("Open MPI", True, f"4.1.4 ({path})")
+@processes
+async def test_open_mpi_is_found_on_the_path_of_programs(settings: AgentSettings, bin_folder: Path) -> None:
+    path = write_mpirun(bin_folder)
+    assert await find(settings, "Open MPI") == Finding("Open MPI", True, f"4.1.4 ({path})")
 
 
-async def test_a_prefix_goes_before_the_path(settings: AgentSettings, bin_: Path, tmp_path: Path) -> None:
-    mpirun(bin_)
-    other = tmp_path / "other" / "bin"
-    other.mkdir(parents=True)
-    path = mpirun(other, "mpirun (Open MPI) 5.0.6rc1\n\nReport bugs")
-    expected = Expected(5, mpi_prefix=str(tmp_path / "other"))
-    assert await found(settings, "Open MPI", expected) == Finding("Open MPI", True, f"5.0.6rc1 ({path})")
+@processes
+async def test_open_mpi_with_prefix_ignores_the_path(settings: AgentSettings, bin_folder: Path, tmp_path: Path) -> None:
+    write_mpirun(bin_folder)
+    prefix = tmp_path / "other"
+    (prefix / "bin").mkdir(parents=True)
+    path = write_mpirun(prefix / "bin", "mpirun (Open MPI) 5.0.6rc1\n\nReport bugs")
+    finding = await find(settings, "Open MPI", Expected(5, mpi_prefix=str(prefix)))
+    assert finding == Finding("Open MPI", True, f"5.0.6rc1 ({path})")
 
 
-async def test_another_series_than_the_configuration_says(settings: AgentSettings, bin_: Path) -> None:
-    path = mpirun(bin_)
-    assert await found(settings, "Open MPI", Expected(5)) == Finding(
+@processes
+async def test_open_mpi_of_wrong_series_fails(settings: AgentSettings, bin_folder: Path) -> None:
+    path = write_mpirun(bin_folder)
+    assert await find(settings, "Open MPI", Expected(5)) == Finding(
         "Open MPI",
         False,
         f"4.1.4 ({path}), but clusters.north.mpi.series is 5",
-        "set clusters.north.mpi.series to 4, or clusters.north.mpi.prefix to where series 5 is",
+        "set clusters.north.mpi.series to 4, or clusters.north.mpi.prefix to the folder of series 5",
     )
 
 
-async def test_an_mpirun_of_another_make(settings: AgentSettings, bin_: Path) -> None:
-    path = mpirun(bin_, "HYDRA build details:\n Version: 4.1")
-    seen = await found(settings, "Open MPI")
-    assert (seen.ok, seen.result) == (False, f"{path} is no Open MPI")
-    assert "clusters.north.mpi.prefix" in seen.hint
+@processes
+async def test_mpirun_of_another_vendor_fails(settings: AgentSettings, bin_folder: Path) -> None:
+    path = write_mpirun(bin_folder, "HYDRA build details:\n Version: 4.1")
+    finding = await find(settings, "Open MPI")
+    assert (finding.ok, finding.result) == (False, f"{path} is no Open MPI")
+    assert "clusters.north.mpi.prefix" in finding.hint
 
 
-async def test_no_open_mpi_at_all(settings: AgentSettings) -> None:
-    seen = await found(replace(settings, kind="local"), "Open MPI", Expected(4, mpi_prefix="/nowhere"))
-    assert (seen.ok, seen.result) == (False, "/nowhere/bin/mpirun was not found")
+@processes
+@pytest.mark.parametrize("kind", ["slurm", "sge", "drmaa"])
+async def test_open_mpi_missing_on_head_node_passes(settings: AgentSettings, kind: str) -> None:
+    finding = await find(replace(settings, kind=kind), "Open MPI", Expected(4, mpi_prefix="/nowhere"))
+    text = "/nowhere/bin/mpirun was not found on this host, where it is not needed"
+    assert (finding.ok, finding.result) == (True, text)
+    assert "see that the nodes have it" in finding.hint
 
 
-@pytest.mark.parametrize("lrm", ["slurm", "sge", "drmaa"])
-async def test_open_mpi_is_needed_on_nodes_and_not_on_their_head(settings: AgentSettings, lrm: str) -> None:
-    seen = await found(replace(settings, kind=lrm), "Open MPI", Expected(4, mpi_prefix="/nowhere"))
-    assert (seen.ok, seen.result) == (True, "/nowhere/bin/mpirun was not found on this host, where it is not needed")
-    assert "see that the nodes have it" in seen.hint
-    seen = await found(replace(settings, kind=lrm, modules=["no-such-module"]), "Open MPI", Expected(4))
-    assert not seen.ok
+@processes
+async def test_open_mpi_missing_on_embedded_cluster_fails(settings: AgentSettings) -> None:
+    finding = await find(replace(settings, kind="local"), "Open MPI", Expected(4, mpi_prefix="/nowhere"))
+    assert (finding.ok, finding.result) == (False, "/nowhere/bin/mpirun was not found")
 
 
-async def test_modules_that_cannot_be_loaded(settings: AgentSettings) -> None:
-    seen = await found(replace(settings, modules=["no-such-module"]), "Open MPI", Expected(4, "/nowhere"))
-    assert not seen.ok
+@processes
+async def test_modules_that_cannot_be_loaded_fail(settings: AgentSettings) -> None:
+    settings = replace(settings, modules=["no-such-module"])
+    for expected in (Expected(4), Expected(4, "/nowhere")):
+        assert not (await find(settings, "Open MPI", expected)).ok
 
 
 # Python, folders, address
 
 
-class Node(MemoryLrm):
-    """Runs the jobs it is given on a node, which has a Python of its own."""
+class NodeLrm(MemoryLrm):
+    """A resource manager that runs each job at once, with this Python."""
 
     def __init__(self, python: str) -> None:
         super().__init__()
         self.python = python
-        self.given: list[LrmSubmission] = []
+        self.submissions: list[LrmSubmission] = []
 
     async def submit_job(self, submission: LrmSubmission) -> str:
-        self.given.append(submission)
+        self.submissions.append(submission)
         job = await super().submit_job(submission)
         with submission.output.open("w") as output:
             command = [self.python, *submission.argv[1:]]
@@ -183,160 +198,180 @@ class Node(MemoryLrm):
 
 
 VERSION = ".".join(map(str, sys.version_info[:3]))
-OTHER_PYTHON = "set clusters.north.python to a Python 3.9 or newer that the nodes have"
+PYTHON_HINT = "set clusters.north.python to a Python 3.9 or newer that the nodes have"
 
 
-async def test_the_runner_is_tried_on_a_node_under_the_python_there(settings: AgentSettings, tmp_path: Path) -> None:
-    node = Node(sys.executable)
-    before = sorted(os.walk(tmp_path))
-    seen = await found(settings, CHECKED, lrm=node)
-    host = socket.gethostname()
-    assert seen == Finding(CHECKED, True, f"{VERSION} ({settings.python} on {host}), which runs the runner")
-    (given,) = node.given
-    assert (given.nodes, given.environment) == (1, settings.environment)
-    assert sorted(os.walk(tmp_path)) == before
-    assert [job for job, _ in node.cancelled] == ["1"], "nothing of it is left"
+@processes
+async def test_check_runner_runs_a_job_with_the_nodes_python(settings: AgentSettings, tmp_path: Path) -> None:
+    node = NodeLrm(sys.executable)
+    files = sorted(os.walk(tmp_path))
+    finding = await find(settings, TRIAL_SUBJECT, lrm=node)
+    text = f"{VERSION} ({settings.python} on {socket.gethostname()}), which runs the runner"
+    assert finding == Finding(TRIAL_SUBJECT, True, text)
+    (submission,) = node.submissions
+    assert (submission.nodes, submission.environment) == (1, settings.environment)
+    assert sorted(os.walk(tmp_path)) == files
+    assert [job for job, _ in node.cancelled] == ["1"]
 
 
-async def test_check_runner_with_least_nodes_tries_a_job_of_so_many(settings: AgentSettings) -> None:
-    node = Node(sys.executable)
+@processes
+async def test_check_runner_submits_the_smallest_job(settings: AgentSettings) -> None:
+    node = NodeLrm(sys.executable)
     node.smallest = 2
-    assert (await found(settings, CHECKED, lrm=node)).ok
-    assert [submission.nodes for submission in node.given] == [2]
+    assert (await find(settings, TRIAL_SUBJECT, lrm=node)).ok
+    assert [submission.nodes for submission in node.submissions] == [2]
 
 
-async def test_a_trial_that_is_over_is_seen_to_be_however_late(settings: AgentSettings) -> None:
-    seen = await found(settings, CHECKED, lrm=Node(sys.executable), timeouts=replace(SHORT, trial_node_s=0.0))
-    assert seen.result.endswith(", which runs the runner")
+@processes
+async def test_check_runner_looks_at_the_job_after_its_timeout(settings: AgentSettings) -> None:
+    timeouts = replace(SHORT, trial_node_s=0.0)
+    finding = await find(settings, TRIAL_SUBJECT, lrm=NodeLrm(sys.executable), timeouts=timeouts)
+    assert finding.result.endswith(", which runs the runner")
 
 
+@processes
 @pytest.mark.parametrize(
-    ("text", "problem", "hint"),
+    ("script", "problem", "hint"),
     [
-        ("echo koala-python 3.8.18", "PYTHON is 3.8.18 on n7, older than 3.9", OTHER_PYTHON),
-        ("echo hello", "PYTHON is none on n7: hello", OTHER_PYTHON),
-        ("exit 3", "PYTHON is none on n7: no answer", OTHER_PYTHON),
+        ("echo koala-python 3.8.18", "PYTHON is 3.8.18 on n7, older than 3.9", PYTHON_HINT),
+        ("echo hello", "PYTHON does not run as Python on n7: hello", PYTHON_HINT),
+        ("exit 3", "PYTHON does not run as Python on n7: no output", PYTHON_HINT),
         (
             "echo koala-python 3.9.2; echo NotImplementedError: setsid",
             "the runner does not run on n7 under 3.9.2: NotImplementedError: setsid",
-            f"correct what it says, or {OTHER_PYTHON}",
+            f"correct what the error says, or {PYTHON_HINT}",
         ),
     ],
 )
-async def test_a_node_on_which_it_does_not_run(
-    settings: AgentSettings, bin_: Path, text: str, problem: str, hint: str
+async def test_check_runner_with_unusable_python_fails(
+    settings: AgentSettings, bin_folder: Path, script: str, problem: str, hint: str
 ) -> None:
-    """Nothing was tried there: what the head node's Python could do was taken for what the nodes' can."""
-    seen = await found(settings, CHECKED, lrm=Node(str(program(bin_ / "python", text))))
-    assert seen == Finding(CHECKED, False, problem.replace("PYTHON", settings.python), hint)
+    finding = await find(settings, TRIAL_SUBJECT, lrm=NodeLrm(str(write_program(bin_folder / "python", script))))
+    assert finding == Finding(TRIAL_SUBJECT, False, problem.replace("PYTHON", settings.python), hint)
 
 
-async def test_an_embedded_clusters_nodes_are_this_host(settings: AgentSettings, bin_: Path) -> None:
-    node = Node(sys.executable)
+@processes
+async def test_check_runner_on_embedded_cluster_uses_this_host(settings: AgentSettings) -> None:
+    node = NodeLrm(sys.executable)
     local = replace(settings, kind="local")
-    expected = Finding(CHECKED, True, f"{VERSION} ({settings.python} on this host), which runs the runner")
-    assert await found(local, CHECKED, lrm=node) == expected
-    assert node.given == []
-    seen = await found(replace(local, python="/nowhere"), CHECKED)
-    assert (seen.ok, seen.result) == (False, "cannot run /nowhere: No such file or directory")
+    expected = Finding(TRIAL_SUBJECT, True, f"{VERSION} ({settings.python} on this host), which runs the runner")
+    assert await find(local, TRIAL_SUBJECT, lrm=node) == expected
+    assert node.submissions == []
+    finding = await find(replace(local, python="/nowhere"), TRIAL_SUBJECT)
+    assert (finding.ok, finding.result) == (False, "cannot run /nowhere: No such file or directory")
 
 
-async def test_where_no_node_is_free_it_is_tried_here_which_is_said(settings: AgentSettings) -> None:
+@processes
+async def test_check_runner_without_free_node_uses_this_host(settings: AgentSettings) -> None:
     lrm = MemoryLrm()
-    seen = await found(settings, CHECKED, lrm=lrm)
-    assert seen.ok
-    assert seen.result.endswith("on this host), which runs the runner; no node was free within 0.05 s to try it on")
-    assert seen.hint == "look again when there is one"
+    finding = await find(settings, TRIAL_SUBJECT, lrm=lrm)
+    assert finding.ok
+    text = "on this host), which runs the runner; no node was free within 0.05 s to try it on"
+    assert finding.result.endswith(text)
+    assert finding.hint == "check again when a node is free"
     assert [job for job, _ in lrm.cancelled] == ["1"]
 
 
-async def test_a_resource_manager_that_does_not_take_the_trial(settings: AgentSettings) -> None:
+@processes
+async def test_check_runner_with_rejected_job_reports_the_reason(settings: AgentSettings) -> None:
     lrm = MemoryLrm()
     lrm.refusal = SiteRejected("no account", hint="set one")
-    assert await found(settings, CHECKED, lrm=lrm) == Finding(CHECKED, False, "no account", "set one")
+    assert await find(settings, TRIAL_SUBJECT, lrm=lrm) == Finding(TRIAL_SUBJECT, False, "no account", "set one")
 
 
-async def test_a_directory_that_can_be_made_is_not_made(settings: AgentSettings, tmp_path: Path) -> None:
-    before = sorted(os.walk(tmp_path))
-    seen = await found(settings, "agent's directory")
-    assert seen.ok
-    assert str(settings.directory) in seen.result
-    assert sorted(os.walk(tmp_path)) == before
-    assert "shared" in seen.hint, "this test runs on a local disk"
-    local = await found(replace(settings, kind="local"), "agent's directory")
+@processes
+async def test_check_directory_does_not_make_it(settings: AgentSettings, tmp_path: Path) -> None:
+    files = sorted(os.walk(tmp_path))
+    finding = await find(settings, "agent's directory")
+    assert finding.ok
+    assert str(settings.directory) in finding.result
+    assert sorted(os.walk(tmp_path)) == files
+    assert "shared" in finding.hint, "this test runs on a local disk"
+    local = await find(replace(settings, kind="local"), "agent's directory")
     assert local == Finding("agent's directory", True, str(settings.directory))
 
 
-async def test_a_directory_that_cannot_be_made(settings: AgentSettings, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    seen = await found(replace(settings, directory=tmp_path / "file" / "spool"), "agent's directory")
-    assert not seen.ok
-    assert seen.result == f"{tmp_path}/file/spool cannot be made: Not a directory"
-    seen = await found(replace(settings, directory=Path("/proc/1")), "agent's directory")
-    assert not seen.ok
-    assert seen.result.startswith("/proc/1 cannot be written to: ")
+@processes
+async def test_check_directory_that_cannot_be_made_fails(settings: AgentSettings, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    finding = await find(replace(settings, directory=tmp_path / "file" / "spool"), "agent's directory")
+    assert (finding.ok, finding.result) == (False, f"{tmp_path}/file/spool cannot be made: Not a directory")
+    finding = await find(replace(settings, directory=Path("/proc/1")), "agent's directory")
+    assert not finding.ok
+    assert finding.result.startswith("/proc/1 cannot be written to: ")
+    finding = await find(replace(settings, stage_directory=tmp_path / "file" / "stages"), "stage directory")
+    assert finding.result == f"{tmp_path}/file/stages cannot be made: Not a directory"
+    assert finding.hint.startswith("set clusters.north.stage_directory to another")
 
 
+@processes
 @pytest.mark.parametrize(
-    ("host", "lrm", "problem"),
+    ("host", "kind", "problem"),
     [
         ("127.0.0.1", "local", ""),
         ("127.0.0.1", "slurm", "127.0.0.1 is for this host only: the nodes cannot reach it"),
         ("localhost", "sge", "localhost is for this host only: the nodes cannot reach it"),
         ("0.0.0.0", "local", "0.0.0.0 stands for every address: the nodes cannot reach it"),
         ("203.0.113.7", "slurm", "cannot listen on 203.0.113.7: Cannot assign requested address"),
-        ("", "slurm", f"no way from here leads to {NOBODY}"),
+        ("", "slurm", f"this host has no route to {CLOSED_URL}"),
     ],
 )
-async def test_the_address_for_runners(settings: AgentSettings, host: str, lrm: str, problem: str) -> None:
-    seen = await found(replace(settings, runner_host=host, kind=lrm), "runner address")
+async def test_check_runner_address_that_nodes_cannot_reach_fails(
+    settings: AgentSettings, host: str, kind: str, problem: str
+) -> None:
+    finding = await find(replace(settings, runner_host=host, kind=kind), "runner address")
     hint = "set clusters.north.runner_address to one that the nodes reach"
-    assert seen == Finding("runner address", not problem, problem or host, hint if problem else "")
+    assert finding == Finding("runner address", not problem, problem or host, hint if problem else "")
 
 
-async def test_folders_that_programs_are_promised(settings: AgentSettings, tmp_path: Path) -> None:
+@processes
+async def test_check_folders_of_programs_that_are_missing_fails(settings: AgentSettings, tmp_path: Path) -> None:
     expected = Expected(4, folders={"scratch": str(tmp_path), "home": "/nowhere"})
-    assert await found(settings, "scratch folder", expected) == Finding("scratch folder", True, str(tmp_path))
-    assert await found(settings, "home folder", expected) == Finding(
-        "home folder", False, "there is no /nowhere here", "make it, or correct clusters.north.home"
-    )
+    findings = await run_check(settings, expected)
+    assert Finding("scratch folder", True, str(tmp_path)) in findings
+    hint = "make it, or correct clusters.north.home"
+    assert Finding("home folder", False, "there is no /nowhere here", hint) in findings
 
 
-async def test_no_daemon(settings: AgentSettings) -> None:
-    seen = await found(settings, "daemon")
-    assert not seen.ok
-    assert seen.result.startswith(f"no daemon answers at {NOBODY} (")
+@processes
+async def test_check_daemon_without_daemon_fails(settings: AgentSettings) -> None:
+    finding = await find(settings, "daemon")
+    assert not finding.ok
+    assert finding.result.startswith(f"no daemon answers at {CLOSED_URL} (")
     for url in ("nonsense", "http://[::1", ""):
-        assert not (await found(replace(settings, url=url), "daemon")).ok
+        assert not (await find(replace(settings, url=url), "daemon")).ok
 
 
-async def test_nothing_is_left_behind(settings: AgentSettings, tmp_path: Path) -> None:
-    seen = sorted(os.walk(tmp_path))
-    await check_cluster(settings, Expected(4), MemoryLrm, timeouts=SHORT)
-    assert sorted(os.walk(tmp_path)) == seen
+@processes
+async def test_check_cluster_leaves_no_files(settings: AgentSettings, tmp_path: Path) -> None:
+    files = sorted(os.walk(tmp_path))
+    await run_check(settings)
+    assert sorted(os.walk(tmp_path)) == files
 
 
 # Files
 
 
-async def test_rsync_or_the_lack_of_it(settings: AgentSettings, bin_: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hint = "install rsync on this host: without it no files come from other clusters, and none go there"
-    monkeypatch.setenv("PATH", str(bin_))
-    assert await found(settings, "rsync") == Finding(
-        "rsync", False, "cannot run rsync: No such file or directory", hint
-    )
-    program(bin_ / "rsync", "echo nonsense")
-    assert await found(settings, "rsync") == Finding("rsync", False, "rsync is none: nonsense", hint)
-    program(bin_ / "rsync", "echo 'rsync  version 3.2.7  protocol version 31'")
-    assert await found(settings, "rsync") == Finding("rsync", True, "3.2.7")
+@processes
+async def test_check_rsync_that_is_missing_or_broken_fails(
+    settings: AgentSettings, bin_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hint = "install rsync on this host: files are sent to and from other clusters with it"
+    monkeypatch.setenv("PATH", str(bin_folder))
+    assert await find(settings, "rsync") == Finding("rsync", False, "cannot run rsync: No such file or directory", hint)
+    write_program(bin_folder / "rsync", "echo nonsense")
+    problem = "rsync --version prints no version: nonsense"
+    assert await find(settings, "rsync") == Finding("rsync", False, problem, hint)
+    write_program(bin_folder / "rsync", "echo 'rsync  version 3.2.7  protocol version 31'")
+    assert await find(settings, "rsync") == Finding("rsync", True, "3.2.7")
 
 
-async def test_replica_directories_are_read(settings: AgentSettings, tmp_path: Path) -> None:
-    none = await found(settings, "replica directories")
-    assert none.ok
-    assert "clusters.north.replica_directories" in none.hint
-    both = replace(settings, replica_directories=[tmp_path, Path("/nowhere")])
-    findings = await check_cluster(both, Expected(4), MemoryLrm, timeouts=SHORT)
+@processes
+async def test_check_replica_directory_that_is_missing_fails(settings: AgentSettings, tmp_path: Path) -> None:
+    finding = await find(settings, "replica directories")
+    assert finding.ok
+    assert "clusters.north.replica_directories" in finding.hint
+    findings = await run_check(replace(settings, replica_directories=[tmp_path, Path("/nowhere")]))
     assert [f for f in findings if f.subject == "replica directory"] == [
         Finding("replica directory", True, str(tmp_path)),
         Finding(
@@ -348,9 +383,37 @@ async def test_replica_directories_are_read(settings: AgentSettings, tmp_path: P
     ]
 
 
-async def test_the_folder_for_stages_is_written_to(settings: AgentSettings, tmp_path: Path) -> None:
-    assert (await found(settings, "stage directory")).ok
-    (tmp_path / "file").write_text("")
-    seen = await found(replace(settings, stage_directory=tmp_path / "file" / "stages"), "stage directory")
-    assert seen.result == f"{tmp_path}/file/stages cannot be made: Not a directory"
-    assert seen.hint.startswith("set clusters.north.stage_directory to another")
+def test_file_system_type_is_that_of_the_last_mount() -> None:
+    mounts = (
+        "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
+        "23 22 0:21 / /home rw - nfs4 server:/home rw\n"
+        r"24 23 0:22 / /home/with\040blank rw shared:3 master:2 - fuse.glusterfs x rw" + "\n"
+        "25 23 0:23 / /homes rw - tmpfs x rw\n"
+        "26 23 0:23 / /home rw - lustre over rw\n"
+    )
+    assert file_system_type(Path("/var/x"), mounts) == "ext4"
+    assert file_system_type(Path("/home/ada"), mounts) == "lustre", "the last mount hides earlier ones"
+    assert file_system_type(Path("/home/with blank/x"), mounts) == "fuse.glusterfs"
+    assert file_system_type(Path("/homes"), mounts) == "tmpfs"
+    assert file_system_type(Path("/x"), "") == "unknown"
+
+
+def test_check_logins_names_the_usable_socket_and_the_rejected_folder(settings: AgentSettings, tmp_path: Path) -> None:
+    private, writable = tmp_path / "private", tmp_path / "writable"
+    private.mkdir(mode=0o755)
+    writable.mkdir()
+    writable.chmod(0o777)
+    assert check_logins(settings) == []
+
+    def check(*folders: Path, identity: str = "service") -> tuple[bool, str, bool]:
+        sockets = [folder / "a.sock" for folder in folders]
+        (finding,) = check_logins(replace(settings, login_sockets=sockets, identity=identity))
+        return finding.ok, finding.result, bool(finding.hint)
+
+    all_users = f"users of this host log in at {private}/a.sock"
+    assert check(private, writable) == (True, all_users, False)
+    reason = f"{writable} may be written by others than its owner"
+    assert check(writable, private) == (True, f"only this account can log in, at {private}/a.sock: {reason}", True)
+    assert check(writable, private, identity="own")[1] == all_users
+    assert check(writable) == (True, f"users cannot log in on this host: {reason}", True)
+    assert list(private.iterdir()) == []

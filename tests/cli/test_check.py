@@ -59,7 +59,7 @@ def test_all_is_well(check: Check, server: Server) -> None:
     assert lines[1] == "ok    resource manager: embedded, 2 nodes, 2 idle"
     assert lines[-2].startswith("ok    daemon: koalapy ")
     assert lines[-2].endswith(f" at {server.url}")
-    assert lines[-1] == "ok    agent's token: lets an agent of north in"
+    assert lines[-1] == "ok    agent's token: is accepted for an agent of north"
     assert code == 0, lines
 
 
