@@ -28,10 +28,3 @@ def test_alerts_page_lists_every_setting_with_its_default() -> None:
 def test_alerts_page_lists_every_kind() -> None:
     table = (DOCS / "alerts.md").read_text(encoding="utf-8").partition("| setting |")[0]
     assert set(re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE)) == set(AlertKind)
-
-
-def test_operating_page_lists_every_alert_with_its_remedy() -> None:
-    table = (DOCS / "operating.md").read_text(encoding="utf-8").partition("## Incidents")[2].partition("\n## ")[0]
-    assert sorted(re.findall(r"^\| [^|]+ \| `([\w-]+)` \| [^|]+ \| [^|]+ \|$", table, re.MULTILINE)) == sorted(
-        AlertKind
-    )

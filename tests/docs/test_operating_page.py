@@ -1,4 +1,4 @@
-"""The page for operators has an answer to every alert, and tells what is kept for as long as it is."""
+"""docs/operating.md has a remedy for each alert and the retention times of the settings."""
 
 import re
 
@@ -7,21 +7,21 @@ from koalapy.model.alert import AlertKind
 from tests.docs.blocks import ROOT
 
 PAGE = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
-DEFAULTS = {one.path.rpartition(".")[2]: one.default for section in sections() for one in section.settings}
+DEFAULTS = {setting.path.rpartition(".")[2]: setting.default for section in sections() for setting in section.settings}
 
 
-def test_every_alert_has_an_answer() -> None:
+def test_operating_page_lists_every_alert_with_its_remedy() -> None:
     incidents = PAGE.partition("\n## Incidents\n")[2].partition("\n## ")[0]
-    told = re.findall(r"^\| [^|]+ \| `([\w-]+)` \| [^|]+ \| [^|]+ \|$", incidents, re.MULTILINE)
-    assert sorted(told) == sorted(AlertKind)
+    alerts = re.findall(r"^\| [^|]+ \| `([\w-]+)` \| [^|]+ \| [^|]+ \|$", incidents, re.MULTILINE)
+    assert sorted(alerts) == sorted(AlertKind)
 
 
-def test_what_is_kept_is_kept_for_so_long() -> None:
-    table = PAGE.partition("\n## What is kept, and for how long\n")[2].partition("\n## ")[0]
+def test_retention_table_gives_the_defaults_of_settings() -> None:
+    table = PAGE.partition("\n## Retention\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| [^|]+ \| ([^|]+) \| ([^|]+) \|$", table, re.MULTILINE)[2:]
     assert len(rows) > 5
-    for names, told in rows:
+    for names, retention in rows:
         for name in re.findall(r"`(\w+)`", names):
             default = DEFAULTS[name]
-            known = re.search(r"\(([\d.]+ \w+)\)", default)
-            assert known is None or known[1] in told, name
+            duration = re.search(r"\(([\d.]+ \w+)\)", default)
+            assert duration is None or duration[1] in retention, name
