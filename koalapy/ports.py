@@ -61,8 +61,8 @@ class JobFilter:
     limit: int = 100
     application: str = ""
     priority: str = ""
-    least_restarts: int = 0
-    most_restarts: int | None = None
+    min_restarts: int = 0
+    max_restarts: int | None = None
     """None means any number."""
     ids: tuple[JobId, ...] | None = None
     """Only these; None means any."""
@@ -97,7 +97,7 @@ class OutboxEntry:
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """An idempotency key, as ``key_of`` makes it of a user's, and what it was used for."""
+    """An idempotency key, as ``hash_key`` makes it of a user's, and what it was used for."""
 
     key: str
     job: JobId

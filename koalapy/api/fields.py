@@ -13,7 +13,7 @@ from koalapy.model.errors import ProblemCode
 from koalapy.model.field import Bounds, Length
 from koalapy.model.job import MAX_BANDWIDTH, MAX_DURATION, MAX_MEMORY
 from koalapy.model.lease import NO_LEASE
-from koalapy.model.quantities import bytes_of, bytes_per_second_of
+from koalapy.model.quantities import parse_bandwidth, parse_bytes
 from koalapy.model.request import (
     MAX_CLUSTER_NAME_LENGTH,
     MAX_LOGICAL_NAME_LENGTH,
@@ -119,14 +119,14 @@ def shown_lease(value: object) -> object:
 
 def _bytes(value: Any) -> int:
     try:
-        return bytes_of(value)
+        return parse_bytes(value)
     except ValueError:
         raise PydanticCustomError("bytes", "is no number of bytes") from None
 
 
 def _bandwidth(value: Any) -> float:
     try:
-        return bytes_per_second_of(value)
+        return parse_bandwidth(value)
     except ValueError:
         raise PydanticCustomError("bandwidth", "is no bandwidth") from None
 

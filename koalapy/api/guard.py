@@ -18,7 +18,7 @@ from koalapy.api.middleware import client_address
 from koalapy.api.problems import problem
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.auth.pace import Pace
-from koalapy.model.errors import ProblemCode, SiteUnavailable, TokenRefused
+from koalapy.model.errors import ProblemCode, SiteUnavailable, TokenRejected
 from koalapy.model.identity import Identity
 
 _HOST = re.compile(r"(?:\[(?P<six>[^\[\]]+)\]|(?P<name>[^\[\]:/@\s]+))(?::\d{0,5})?")
@@ -132,7 +132,7 @@ class ShownTokens:
         if identity is None:
             try:
                 identity = await self._identities.verify(shown)
-            except TokenRefused as error:
+            except TokenRejected as error:
                 why = error.message
             except SiteUnavailable as error:
                 return problem(error.code, error.message, hint=error.hint, headers={"Retry-After": "10"})

@@ -102,6 +102,6 @@ def alerts_router(alerts: Alerts) -> APIRouter:
     async def list_alerts(caller: Caller) -> Any:
         """What is wrong now, why, and what helps: operators are told all, others what concerns the clusters and their
         own jobs."""
-        return {"alerts": alerts.told_to(caller), "looked_at": alerts.looked_at}
+        return {"alerts": alerts.visible_to(caller), "looked_at": alerts.looked_at}
 
     return router

@@ -82,7 +82,7 @@ def history_router(service: History) -> APIRouter:
         if format is Format.SWF:
             user = None if caller.may(Role.OPERATOR) else caller.user
             return StreamingResponse(service.trace(span, user), media_type="text/plain; charset=utf-8")
-        table = await service.table(by, step, span, told_to(caller, by, name))
+        table = await service.table(by, step, span, visible_to(caller, by, name))
         if format is Format.CSV:
             return await text_of(as_csv, table.lines, "text/csv; charset=utf-8")
         rest = {"by": by, "step": step, "first": span.first.isoformat(), "last": span.last.isoformat()}
@@ -93,7 +93,7 @@ def history_router(service: History) -> APIRouter:
     return router
 
 
-def told_to(caller: Identity, by: Kind, name: str) -> str | None:
+def visible_to(caller: Identity, by: Kind, name: str) -> str | None:
     """Of whom or what somebody is told; None for all. ``ForbiddenError`` for other users."""
     if by is not Kind.USER or caller.may(Role.OPERATOR):
         return name or None

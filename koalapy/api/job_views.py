@@ -13,7 +13,7 @@ from koalapy.api.fields import Moment, Output
 from koalapy.daemon.jobs.jobs import JobRecord
 from koalapy.model.identity import Identity
 from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState, TimelineEntry
-from koalapy.model.listing import listed_job
+from koalapy.model.listing import summarize_job
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
 from koalapy.validation.permissions import may_see_all_of
 
@@ -226,7 +226,7 @@ def listed_for(caller: Identity, record: JobRecord) -> ListedJobView:
     """Return a job as the caller may see it in a list."""
     is_theirs = may_see_all_of(caller, record.job)
     seen = record if is_theirs else as_others_see(record)
-    job = listed_job(seen.job)
+    job = summarize_job(seen.job)
     told = _told_of(JobRecord(job, seen.reason), ListedJobView)
     view: ListedJobView = ListedJobView.model_validate(
         told | {"redacted": not is_theirs, "program": job.spec.command[0]}

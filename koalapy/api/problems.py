@@ -20,7 +20,7 @@ from koalapy.daemon.observability.audit import about
 from koalapy.model.corrections import correct
 from koalapy.model.errors import BusyError, KoalaError, ProblemCode, UsageError
 from koalapy.model.warning import WarningSignal
-from koalapy.model.wording import encodable, known_names
+from koalapy.model.wording import escape_surrogates, suggest_names
 
 log = structlog.get_logger()
 
@@ -60,8 +60,8 @@ def _problem(code: ProblemCode, detail: str, field: str, value: object, hint: st
         "title": HTTPStatus(code.status).phrase,
         "status": code.status,
         "code": code,
-        "detail": _cut(encodable(detail)),
-        "field": _cut(encodable(field)),
+        "detail": _cut(escape_surrogates(detail)),
+        "field": _cut(escape_surrogates(field)),
         "value": _json_value(value),
         "hint": hint,
     }
@@ -72,7 +72,7 @@ def _json_value(value: object) -> object:
         text = json.dumps(plain := jsonable_encoder(value), ensure_ascii=False, allow_nan=False)
         text.encode()
     except ValueError:
-        return encodable(repr(value))[:MAX_VALUE_LENGTH]
+        return escape_surrogates(repr(value))[:MAX_VALUE_LENGTH]
     return plain if len(text) <= MAX_VALUE_LENGTH else _cut(text)
 
 
@@ -278,4 +278,4 @@ def _known_beside(location: Sequence[int | str], model: type[BaseModel]) -> str:
         model = _REQUESTS[tag]
     if model is submission.NonFixedComponent and location[-1] == "cluster":
         return "leave it out, or make the request fixed"
-    return known_names(str(location[-1]), (field.alias or name for name, field in model.model_fields.items()))
+    return suggest_names(str(location[-1]), (field.alias or name for name, field in model.model_fields.items()))

@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
 from koalapy.model.errors import UsageError
-from koalapy.model.wording import known_names
+from koalapy.model.wording import suggest_names
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ async def refuse_unknown(request: Request) -> None:
     known = set(_parameter_names(route.dependant))
     for name, value in request.query_params.items():
         if name not in known:
-            raise UsageError(f"unknown parameter {name!r}", field=name, value=value, hint=known_names(name, known))
+            raise UsageError(f"unknown parameter {name!r}", field=name, value=value, hint=suggest_names(name, known))
 
 
 def _parameter_names(dependant: Dependant) -> Iterator[str]:

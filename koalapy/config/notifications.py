@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from koalapy.model.alert import Severity
-from koalapy.model.notification import ADDRESS, Reachable, host_of, why_no_url
+from koalapy.model.notification import ADDRESS, Reachable, host_of, url_problem
 from koalapy.system.local_token import checked_token
 from koalapy.system.tls import is_this_machine
 
@@ -36,13 +36,13 @@ def _server(text: str) -> str:
 
 def _host(text: str) -> str:
     url = f"https://{text}"
-    if why_no_url(url) or host_of(urlsplit(url)) != text or "/" in text or "?" in text:
+    if url_problem(url) or host_of(urlsplit(url)) != text or "/" in text or "?" in text:
         raise ValueError(f"{text!r} is no host: give its name in small letters, with a port unless it is 443")
     return text
 
 
 def _url(text: str) -> str:
-    if wrong := why_no_url(text):
+    if wrong := url_problem(text):
         raise ValueError(f"it is {wrong}")
     return text
 

@@ -39,7 +39,7 @@ from koalapy.config.types import (
 )
 from koalapy.model.alert import AlertRules
 from koalapy.model.cluster import ClusterPair, Link, check_cluster, pair_of
-from koalapy.model.coallocation import MAX_SETS, largest_sets
+from koalapy.model.coallocation import MAX_SETS, find_largest_sets
 from koalapy.model.disk import DiskLimits
 from koalapy.model.errors import UsageError
 from koalapy.model.identity import HighPriority, Role
@@ -49,9 +49,9 @@ from koalapy.model.limits import LimitSettings
 from koalapy.model.measurement import Measuring
 from koalapy.model.profile import ClusterProfile, Mpi
 from koalapy.model.provider import Provider
-from koalapy.model.quantities import bytes_per_second_of, seconds_of
+from koalapy.model.quantities import parse_bandwidth, seconds_of
 from koalapy.model.users import Accounts, Domain, User, Users
-from koalapy.model.wording import known_names
+from koalapy.model.wording import suggest_names
 from koalapy.record.settings import Recording
 from koalapy.scheduler.rules import Rules
 
@@ -149,9 +149,7 @@ class ClusterSection(ClusterProfile, SiteSettings):
 
     speed: Annotated[float, Field(gt=0)] = 1.0
     """Of its nodes, as against those of the other clusters."""
-    uplink_bandwidth: (
-        Annotated[float, BeforeValidator(bytes_per_second_of), Field(gt=0, allow_inf_nan=False)] | None
-    ) = None
+    uplink_bandwidth: Annotated[float, BeforeValidator(parse_bandwidth), Field(gt=0, allow_inf_nan=False)] | None = None
     """Bytes per second of its link to all other clusters together; also as ``1Gbit`` or ``100MB``. By default what was
     measured of its links."""
     token: Secret | None = field(default=None, repr=False)
@@ -219,7 +217,7 @@ class LinkSection:
     """The two clusters; of the network within one, it twice."""
     latency: Annotated[float, BeforeValidator(seconds_of), Field(gt=0, allow_inf_nan=False)] | None = None
     """Seconds; also as ``0.5ms``."""
-    bandwidth: Annotated[float, BeforeValidator(bytes_per_second_of), Field(gt=0, allow_inf_nan=False)] | None = None
+    bandwidth: Annotated[float, BeforeValidator(parse_bandwidth), Field(gt=0, allow_inf_nan=False)] | None = None
     """Bytes per second; also as ``1Gbit`` or ``100MB``."""
     encrypted: bool | None = None
     """Whether files that go over it are encrypted; by default as ``encrypt_transfers`` says."""
@@ -338,7 +336,7 @@ class Settings(BaseSettings):
                     f"users.{name}.accounts: there is no cluster {cluster}",
                     field=f"users.{name}.accounts",
                     value=cluster,
-                    hint=known_names(cluster, self.clusters),
+                    hint=suggest_names(cluster, self.clusters),
                 )
             if section.home:
                 check_cluster(section.home, self.clusters, f"users.{name}.home")
@@ -381,7 +379,7 @@ class Settings(BaseSettings):
             for index, other in enumerate(section.coallocate_with or ()):
                 check_cluster(other, self.clusters, f"clusters.{name}.coallocate_with[{index}]")
         for one_series in (False, True):
-            if len(list(islice(largest_sets(self.clusters, one_series=one_series), MAX_SETS + 1))) > MAX_SETS:
+            if len(list(islice(find_largest_sets(self.clusters, one_series=one_series), MAX_SETS + 1))) > MAX_SETS:
                 raise UsageError(
                     f"coallocate_with makes more than {MAX_SETS} sets of clusters that may share a job",
                     field="clusters",
@@ -438,7 +436,7 @@ class Settings(BaseSettings):
                         f"{field}.between[{place}]: there is no cluster {name}",
                         field=f"{field}.between[{place}]",
                         value=name,
-                        hint=known_names(name, self.clusters),
+                        hint=suggest_names(name, self.clusters),
                     )
             one, other = pair = pair_of(*section.between)
             if pair in told:

@@ -11,7 +11,7 @@ from koalapy.dashboard.rendering import with_query
 from koalapy.dashboard.survey import Survey
 from koalapy.model.alert import Alert, AlertKind
 from koalapy.model.cluster import ClusterState
-from koalapy.model.job_search import word_of
+from koalapy.model.job_search import format_term
 from koalapy.model.reports import LrmCalls, LrmOperation
 from koalapy.model.wording import shortened
 from koalapy.ports import ClusterRecord
@@ -156,7 +156,7 @@ def _where(alert: Alert) -> tuple[str, str]:
         return _WHERE[alert.kind]
     if alert.kind is AlertKind.QUEUE_FLOODED:
         return with_query(
-            "/queue", q=f"{word_of('user', alert.user)} state:waiting"
+            "/queue", q=f"{format_term('user', alert.user)} state:waiting"
         ), f"what {alert.user} has in the queue"
     if alert.job is not None:
         return f"/jobs/{alert.job}", f"job {alert.job}"

@@ -14,7 +14,7 @@ from koalapy.daemon.auth.login_codes import LoginCodes
 from koalapy.daemon.auth.provider_login import ProviderLogins
 from koalapy.daemon.observability.audit import about, under_way
 from koalapy.dashboard.dashboard import Dashboard, SentForm, read_form
-from koalapy.model.errors import SiteUnavailable, TokenRefused
+from koalapy.model.errors import SiteUnavailable, TokenRejected
 from koalapy.model.identity import Identity
 
 NOTE = "a browser"
@@ -99,10 +99,10 @@ class BrowserLogin:
         assert self._provider is not None
         try:
             if error or not code or not state or cookie_of(request.scope, "state") != state:
-                raise TokenRefused(error[:100] or "this login was not begun in this browser")
+                raise TokenRejected(error[:100] or "this login was not begun in this browser")
             identity, where = await self._provider.finish(state, code)
-        except (TokenRefused, SiteUnavailable) as refusal:
-            status = 401 if isinstance(refusal, TokenRefused) else 503
+        except (TokenRejected, SiteUnavailable) as refusal:
+            status = 401 if isinstance(refusal, TokenRejected) else 503
             about(detail=refusal.message)
             return self._page(request, status, problem={"detail": refusal.message, "hint": "try again"})
         # Browsers send the new cookie with what a page of ours leads to, not with what the provider's leads to.

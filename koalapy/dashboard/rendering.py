@@ -19,9 +19,9 @@ from markupsafe import Markup
 
 from koalapy import __version__
 from koalapy.dashboard.pictures import MEANINGS, bar, distribution, interval, job_lanes, node_grid, series
-from koalapy.model.job_search import word_of
-from koalapy.model.quantities import bytes_text
-from koalapy.model.wording import clock, days, duration, nodes, three_digits
+from koalapy.model.job_search import format_term
+from koalapy.model.quantities import format_bytes
+from koalapy.model.wording import clock, days, duration, format_three_digits, nodes
 
 TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 MANIFEST = "vendor/manifest.json"
@@ -112,7 +112,7 @@ def identifier(text: str) -> str:
 
 def size(count: float | None) -> str:
     """Bytes, as commands tell them."""
-    return "–" if count is None else bytes_text(count)
+    return "–" if count is None else format_bytes(count)
 
 
 def seconds(span: float | None) -> str:
@@ -126,7 +126,7 @@ def seconds(span: float | None) -> str:
 
 def rate(bandwidth: float | None) -> str:
     """Bytes per second: ``117 MB/s``."""
-    return "–" if bandwidth is None else f"{three_digits(bandwidth * 1e-6)} MB/s"
+    return "–" if bandwidth is None else f"{format_three_digits(bandwidth * 1e-6)} MB/s"
 
 
 def _environment() -> Environment:
@@ -151,7 +151,12 @@ def _environment() -> Environment:
         "quoted": lambda text: quote(str(text), safe=""),
         "size": size,
     }
-    environment.globals |= {"file": url_of, "version": __version__, "with_query": with_query, "word_of": word_of}
+    environment.globals |= {
+        "file": url_of,
+        "version": __version__,
+        "with_query": with_query,
+        "format_term": format_term,
+    }
     environment.globals |= {"lane_meanings": MEANINGS}
     environment.globals |= {picture.__name__: picture for picture in PICTURES}
     environment.globals |= {"rate": rate, "seconds": seconds}

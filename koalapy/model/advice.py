@@ -7,7 +7,7 @@ from koalapy.model.application import application_of
 from koalapy.model.job import Job, JobId, JobSpec, JobState
 from koalapy.model.request import ClusterName
 
-CLOCKS_AGREE = 1e-3
+CLOCK_TOLERANCE_S = 1e-3
 """Seconds by which a moment may be off, for being worked out from others."""
 
 
@@ -33,7 +33,7 @@ def size_of(spec: JobSpec) -> Size:
     return Size(spec.request.total_size, spec.processes_per_node or 0)
 
 
-def run_of(job: Job) -> Run | None:
+def completed_run_of(job: Job) -> Run | None:
     """What a job tells of its application; nothing if its program has no name.
 
     One that succeeded tells how long it takes, and one that was killed at its walltime that it takes longer than that.
@@ -56,7 +56,7 @@ def was_killed(walltime: float | None, launched: float | None, ended: float, exi
     """Whether what failed was ended at its walltime: nothing else ends so late a program that has no exit code."""
     if walltime is None or launched is None or exit_code is not None:
         return False
-    return ended - launched >= walltime - CLOCKS_AGREE
+    return ended - launched >= walltime - CLOCK_TOLERANCE_S
 
 
 @dataclass(frozen=True, slots=True)

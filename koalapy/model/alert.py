@@ -63,7 +63,7 @@ class AlertKind(StrEnum):
     """An agent has lost the records of components: their jobs are tried again."""
 
 
-TOLD_TO_ALL = frozenset(
+CLUSTER_ALERTS = frozenset(
     {
         AlertKind.AGENT_AWAY,
         AlertKind.RESOURCE_MANAGER,
@@ -100,15 +100,15 @@ class Alert:
     def key(self) -> tuple[AlertKind, str]:
         return self.kind, self.target
 
-    def told_to(self, identity: Identity) -> "Alert | None":
+    def visible_to(self, identity: Identity) -> "Alert | None":
         """As somebody is told of it: operators all, others what concerns clusters, their own jobs and themselves."""
         if identity.may(Role.OPERATOR):
             return self
         if self.user:
-            return self._told_to_owner() if identity.owns(self.user) else None
-        return replace(self, remedy=OPERATORS_SEE_IT) if self.kind in TOLD_TO_ALL else None
+            return self._for_owner() if identity.owns(self.user) else None
+        return replace(self, remedy=OPERATORS_SEE_IT) if self.kind in CLUSTER_ALERTS else None
 
-    def _told_to_owner(self) -> "Alert":
+    def _for_owner(self) -> "Alert":
         """What helps a job that starves is done to others' jobs; and who waits behind a flood is not told its user."""
         if self.kind is AlertKind.JOB_STARVES:
             return replace(self, remedy=f"see what it waits for: koala explain {self.job}")
@@ -117,7 +117,7 @@ class Alert:
         return self
 
 
-def by_urgency(alert: Alert) -> tuple[bool, float, str, str]:
+def urgency_key(alert: Alert) -> tuple[bool, float, str, str]:
     """What to look at first, as a key to sort by: the critical before the others, the oldest first."""
     return alert.severity is not Severity.CRITICAL, alert.since, alert.kind, alert.target
 

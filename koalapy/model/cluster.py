@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from koalapy.model.errors import NotFoundError, ProblemCode, UsageError
 from koalapy.model.request import ClusterName, InputFile, Request
-from koalapy.model.wording import known_names
+from koalapy.model.wording import suggest_names
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ def check_cluster(name: ClusterName, known: Collection[ClusterName], field: str 
     """
     if name in known:
         return
-    hint = known_names(name, known)
+    hint = suggest_names(name, known)
     if not field:
         raise NotFoundError(
             f"there is no cluster {name}", field="cluster", value=name, hint=hint, code=ProblemCode.CLUSTER_NOT_FOUND
@@ -105,10 +105,10 @@ class ClusterView:
 
     def with_idle(self, idle: int) -> "ClusterView":
         """The same cluster, if so many nodes were idle."""
-        return replace(self, idle=idle, node_classes=of_so_many(self.node_classes, idle))
+        return replace(self, idle=idle, node_classes=resize_classes(self.node_classes, idle))
 
 
-def of_so_many(classes: tuple[NodeClass, ...], idle: int) -> tuple[NodeClass, ...]:
+def resize_classes(classes: tuple[NodeClass, ...], idle: int) -> tuple[NodeClass, ...]:
     """The classes, if ``idle`` nodes were idle in all.
 
     Fewer: those are gone that resource managers give first to who asks for no class, which are those of the first

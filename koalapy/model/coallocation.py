@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from koalapy.model.profile import ClusterProfile, series_differ
+from koalapy.model.profile import ClusterProfile, describe_series_conflict
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import listed
 
@@ -29,7 +29,7 @@ def partners(name: ClusterName, profiles: Profiles, *, one_series: bool) -> froz
     )
 
 
-def largest_sets(profiles: Profiles, *, one_series: bool) -> Iterator[frozenset[ClusterName]]:
+def find_largest_sets(profiles: Profiles, *, one_series: bool) -> Iterator[frozenset[ClusterName]]:
     """Yield the largest sets of clusters of which each may share a job with each other one, in a fixed order."""
     if all(profile.coallocate_with is None for profile in profiles.values()):  # as a rule, and asked of each submission
         by_series: dict[int, list[ClusterName]] = {}
@@ -53,18 +53,18 @@ def largest_sets(profiles: Profiles, *, one_series: bool) -> Iterator[frozenset[
         yield from grow(frozenset(), frozenset(near), frozenset())
 
 
-def sets_that_share(profiles: Profiles, *, one_series: bool) -> tuple[frozenset[ClusterName], ...]:
+def find_sharing_sets(profiles: Profiles, *, one_series: bool) -> tuple[frozenset[ClusterName], ...]:
     """Return the largest sets that may share a job; nothing if all clusters may."""
-    sets = tuple(largest_sets(profiles, one_series=one_series))
+    sets = tuple(find_largest_sets(profiles, one_series=one_series))
     return sets if len(sets) > 1 else ()
 
 
-def why_not_together(names: Iterable[ClusterName], profiles: Profiles, *, one_series: bool) -> str:
+def explain_conflict(names: Iterable[ClusterName], profiles: Profiles, *, one_series: bool) -> str:
     """Say why these clusters may not share a job: their series of Open MPI, or those that do not allow each other."""
     named = sorted(names)
     apart = [(a, b) for i, a in enumerate(named) for b in named[i + 1 :] if not may_share_job(a, b, profiles)]
     said = [f"coallocate_with keeps {listed([f'{a} and {b}' for a, b in apart])} apart"] if apart else []
     series = {name: profiles[name].mpi.series for name in named}
     if one_series and len(set(series.values())) > 1:
-        said.append(series_differ(series))
+        said.append(describe_series_conflict(series))
     return "; ".join(said)

@@ -9,12 +9,12 @@ from typing import Any
 from koalapy.model.job import JobSpec
 
 
-def key_of(user: str, key: str) -> str:
+def hash_key(user: str, key: str) -> str:
     """Hash an ``Idempotency-Key`` with its user, so that no user finds the submissions of another."""
     return hashlib.sha256(f"{user}\n{key}".encode(errors="surrogatepass")).hexdigest()
 
 
-def digest_of(spec: JobSpec) -> str:
+def hash_spec(spec: JobSpec) -> str:
     """Hash a submission without its default values, so that a field that a later version adds changes no digest."""
     text = json.dumps(_plain(spec), sort_keys=True)
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()

@@ -6,7 +6,7 @@ from typing import Annotated
 from annotated_types import Ge
 
 from koalapy.model.bounds import Name, Path, Space
-from koalapy.model.quantities import bytes_text
+from koalapy.model.quantities import format_bytes
 
 LOW_FRACTION, MIN_FRACTION = 0.05, 0.01
 """Of a small disk these count instead of the bytes of ``DiskLimits``."""
@@ -28,7 +28,7 @@ class Disk:
     def __str__(self) -> str:
         left = "room for few files"
         if self.files is None or self.files > LOW_FILES:
-            left = f"{bytes_text(float(f'{self.free:.2g}'))} left"  # in two digits: it does not change all the time
+            left = f"{format_bytes(float(f'{self.free:.2g}'))} left"  # in two digits: it does not change all the time
         return f"the disk of its {self.what} ({self.path}) has {left}"
 
 

@@ -6,7 +6,7 @@ KoalaError
 ├── NotFoundError     no such job, cluster or policy
 ├── ConflictError     the thing exists but is in no state for this (cancel a finished job, …)
 │   └── LimitReached    a user or group has as much as they may have
-├── TokenRefused      a token is not believed
+├── TokenRejected      a token is not believed
 ├── ForbiddenError    who asks may not do that
 │   ├── NotLoggedIn     it is not known who asks
 │   └── NeverAllowed    more is asked for at once than a user or group may ever have
@@ -141,7 +141,7 @@ class NotLoggedIn(ForbiddenError):
     default_code = ProblemCode.NOT_LOGGED_IN
 
 
-class TokenRefused(KoalaError):
+class TokenRejected(KoalaError):
     """A token that is not believed; the text says why, for whoever shows it."""
 
     default_code = ProblemCode.NOT_LOGGED_IN

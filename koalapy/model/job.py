@@ -418,7 +418,7 @@ class Job:
         """Whether the job is in its placement queue."""
         return self.state is JobState.QUEUED and self.retry_at is None
 
-    def barred_from(self, now: float) -> frozenset[ClusterName]:
+    def barred_clusters(self, now: float) -> frozenset[ClusterName]:
         """The clusters where it is not to be placed, since they have refused it."""
         return frozenset(each.cluster for each in self.refusals if each.bars(now))
 
@@ -471,7 +471,7 @@ def is_token(text: str) -> bool:
     return _TOKEN.fullmatch(text) is not None
 
 
-def of_one_attempt(one: Token, other: Token) -> bool:
+def is_same_attempt(one: Token, other: Token) -> bool:
     """Whether two tokens name components of the same attempt of the same job; False when one is no token."""
     try:
         first, second = parse_token(one), parse_token(other)

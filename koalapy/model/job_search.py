@@ -118,12 +118,12 @@ class JobSearch:
     words: tuple[Word, ...]
     states: frozenset[JobState]
 
-    def matches(self, job: Job, now: float, *, in_whole: bool = True) -> bool:
-        """Whether a job is meant; not ``in_whole`` as those find it who see what everybody may see of it."""
+    def matches(self, job: Job, now: float, *, include_private: bool = True) -> bool:
+        """Whether a job is meant; not ``include_private`` as those find it who see what everybody may see of it."""
         if job.state not in self.states:
             return False
         for word in self.words:  # noqa: SIM110 - a generator costs more than all the words, and there are many jobs
-            if not ((in_whole or word.is_public) and word.holds(job, now)):
+            if not ((include_private or word.is_public) and word.holds(job, now)):
                 return False
         return True
 
@@ -211,7 +211,7 @@ def _word(piece: str) -> Word:
     return _meant(piece, kind, operator, values, sign == "-")
 
 
-def word_of(kind: str, value: str) -> str:
+def format_term(kind: str, value: str) -> str:
     """The word that means this value and nothing else, whoever has chosen it."""
     told = value if _PLAIN.fullmatch(value) else '"' + value.replace('"', '""') + '"'
     return f"{kind}:{told}"

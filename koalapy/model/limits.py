@@ -8,7 +8,7 @@ from annotated_types import Ge, Gt
 
 from koalapy.model.errors import LimitReached, NeverAllowed
 from koalapy.model.measurement import Finite
-from koalapy.model.quantities import bytes_text
+from koalapy.model.quantities import format_bytes
 
 DAY = 86400.0
 MAX_REMEMBERED_USERS = 10_000
@@ -111,7 +111,7 @@ class NodeUse:
 
 
 def _amount(name: str, value: float) -> str:
-    return bytes_text(int(value)) if name.endswith("_bytes") else f"{value:.12g}"
+    return format_bytes(int(value)) if name.endswith("_bytes") else f"{value:.12g}"
 
 
 class Limits:

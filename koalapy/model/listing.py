@@ -8,7 +8,7 @@ from koalapy.model.request import ComponentRequest, FlexibleRequest
 MAX_PROGRAM_LENGTH = 100
 
 
-def listed_job(job: Job) -> Job:
+def summarize_job(job: Job) -> Job:
     """Return the job with the parts of its specification that lists show."""
     spec = job.spec
     request = spec.request

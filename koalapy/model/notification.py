@@ -58,7 +58,7 @@ class Reachable:
     hosts: frozenset[str] = field(default_factory=frozenset)
     """Of webhooks, with the port where it is not that of https."""
 
-    def why_no_mail(self, address: str) -> str:
+    def mail_problem(self, address: str) -> str:
         """What stands against a mail address; empty when nothing does."""
         if not self.recipients:
             return "this daemon mails no users"
@@ -68,16 +68,16 @@ class Reachable:
         name, _, domain = address.lower().rpartition("@")
         return "" if {f"{name}@{domain}", f"@{domain}"} & allowed else "not one that this daemon may write to"
 
-    def why_no_webhook(self, url: str) -> str:
+    def webhook_problem(self, url: str) -> str:
         """The same of a webhook."""
         if not self.hosts:
             return "this daemon asks no webhooks of users"
-        if wrong := why_no_url(url):
+        if wrong := url_problem(url):
             return wrong
         return "" if host_of(urlsplit(url)) in self.hosts else "not on a host that this daemon may ask"
 
 
-def why_no_url(url: str) -> str:
+def url_problem(url: str) -> str:
     """Why something is no URL of a webhook; empty when it is."""
     if len(url) > MAX_URL_LENGTH or not all("!" <= sign <= "~" for sign in url) or "\\" in url:
         return "no URL: it has spaces, or signs that are not of ASCII"

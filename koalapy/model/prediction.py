@@ -110,7 +110,7 @@ class Course:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedPrediction:
     """A prediction and what it has come to."""
 
     job: JobId
@@ -121,7 +121,7 @@ class Judged:
     """By how much more it was than foretold, in the middle; of what is late and not over as much as it is by now."""
 
 
-def judge(told: Prediction, course: Course, now: float) -> Judged:
+def judge(told: Prediction, course: Course, now: float) -> JudgedPrediction:
     """What a prediction has come to by now."""
     if told.kind is PredictionKind.RUN_TIME:
         came, cut, elapsed = _run_time(course, now)
@@ -129,7 +129,9 @@ def judge(told: Prediction, course: Course, now: float) -> Judged:
         came, cut, elapsed = _moment(told, course, now)
     outcome = outcome_of(told.low, told.high, came, cut, elapsed)
     seen = next((each for each in (came, cut, elapsed) if each is not None), 0.0)
-    return Judged(told.job, told.kind, told.made_at, outcome, seen - told.middle if outcome.is_decided else None)
+    return JudgedPrediction(
+        told.job, told.kind, told.made_at, outcome, seen - told.middle if outcome.is_decided else None
+    )
 
 
 def outcome_of(low: float, high: float, came: float | None, cut: float | None, elapsed: float) -> Outcome:
@@ -189,11 +191,11 @@ class Coverage:
     censored: int
 
 
-def coverage_of(kind: PredictionKind, days: float, judged: Iterable[Judged]) -> Coverage:
+def compute_coverage(kind: PredictionKind, days: float, judged: Iterable[JudgedPrediction]) -> Coverage:
     """Of some predictions of one kind."""
     found = list(judged)
     counts = Counter(each.outcome for each in found)
-    by_job: dict[JobId, list[Judged]] = defaultdict(list)
+    by_job: dict[JobId, list[JudgedPrediction]] = defaultdict(list)
     for each in found:
         if each.outcome.is_decided:
             by_job[each.job].append(each)
@@ -207,7 +209,7 @@ def coverage_of(kind: PredictionKind, days: float, judged: Iterable[Judged]) -> 
         sum(map(len, by_job.values())),
         len(by_job),
         within if has_interval else None,
-        wilson(within, len(by_job)) if has_interval else None,
+        wilson_interval(within, len(by_job)) if has_interval else None,
         _share(by_job.values(), Outcome.EARLY) if has_interval else None,
         _share(by_job.values(), Outcome.LATE) if has_interval else None,
         median(sizes) if sizes else None,
@@ -217,12 +219,12 @@ def coverage_of(kind: PredictionKind, days: float, judged: Iterable[Judged]) -> 
     )
 
 
-def _share(jobs: Iterable[Sequence[Judged]], outcome: Outcome) -> float:
+def _share(jobs: Iterable[Sequence[JudgedPrediction]], outcome: Outcome) -> float:
     shares = [sum(each.outcome is outcome for each in several) / len(several) for several in jobs]
     return sum(shares) / len(shares) if shares else 0.0
 
 
-def wilson(share: float, number: int) -> tuple[float, float]:
+def wilson_interval(share: float, number: int) -> tuple[float, float]:
     """Wilson's interval of a binomial share of ``number`` trials, at least 1, with a probability of 95 %."""
     squared = NORMAL_95**2
     center = (share + squared / (2 * number)) / (1 + squared / number)

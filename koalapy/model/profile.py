@@ -107,7 +107,7 @@ class ClusterProfile:
         return _PLACEHOLDER.sub(replacement, text)
 
 
-def folders_used(texts: Iterable[str]) -> frozenset[str]:
+def find_folder_placeholders(texts: Iterable[str]) -> frozenset[str]:
     """Which of ``FOLDERS`` there are placeholders of."""
     # Asked at every try, of texts that may be long and full of braces.
     likely = [text for text in texts if any(f"{{{folder}}}" in text for folder in FOLDERS)]
@@ -125,7 +125,7 @@ def texts_of(spec: JobSpec, index: int | None = None) -> Iterator[tuple[str, str
 
 def folders_of(spec: JobSpec, index: int | None = None) -> frozenset[str]:
     """The folders that a cluster must have for a component."""
-    return folders_used(text for _, text in texts_of(spec, index))
+    return find_folder_placeholders(text for _, text in texts_of(spec, index))
 
 
 def folders_needed(spec: JobSpec) -> frozenset[str]:
@@ -148,7 +148,7 @@ def lacks(clusters: Sequence[ClusterName], folders: Iterable[str]) -> str:
     return f"clusters {listed(clusters)} have no {which} folder"
 
 
-def series_differ(series: Mapping[ClusterName, int]) -> str:
+def describe_series_conflict(series: Mapping[ClusterName, int]) -> str:
     """``north has Open MPI 5, south 4: a job runs under one series``; the clusters of one series together."""
     groups: dict[int, list[ClusterName]] = {}
     for name in sorted(series):

@@ -81,6 +81,6 @@ class Verified:
     expires_at: float
 
 
-def looks_signed(token: str) -> bool:
+def is_provider_token(token: str) -> bool:
     """Whether it has the form of a provider's tokens, which those of the daemon's own never have."""
     return token.count(".") == 2

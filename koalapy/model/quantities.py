@@ -16,7 +16,7 @@ def seconds_of(value: float | str) -> float:
     return _quantity(value, SECONDS, "give seconds, or a number with ms or us: 0.5ms")
 
 
-def bytes_of(value: float | str) -> int:
+def parse_bytes(value: float | str) -> int:
     """A number of bytes, or a text with a unit; ``ValueError`` that says what to write."""
     hint = "give bytes, or a number with a unit: 16GB, 512MiB"
     size = _quantity(value, BYTES, hint)
@@ -25,13 +25,13 @@ def bytes_of(value: float | str) -> int:
     return round(size)
 
 
-def bytes_per_second_of(value: float | str) -> float:
+def parse_bandwidth(value: float | str) -> float:
     """A number of bytes per second, or a text with a unit; ``ValueError`` that says what to write."""
     text = re.sub(r"/s$", "", value.strip()) if isinstance(value, str) else value
     return _quantity(text, BYTES_PER_SECOND, "give bytes per second, or a number with a unit: 1Gbit, 100MB")
 
 
-def bytes_text(size: float) -> str:
+def format_bytes(size: float) -> str:
     """``200 MB``, ``1.5 GB``, ``17 bytes``: decimal units, three digits."""
     for unit, power in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
         if size >= 0.9995 * power:

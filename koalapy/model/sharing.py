@@ -37,7 +37,7 @@ class Sharing:
         """The site whose queue is that of these jobs; empty where they wait in that of nobody."""
         return home if home in self._sections else ""
 
-    def takes_back(self, home: ClusterName) -> ClusterName:
+    def reclaiming_site(self, home: ClusterName) -> ClusterName:
         """The cluster that may take back nodes for jobs of this home site; empty where none does."""
         return home if self.reclaims and home in self._speeds else ""
 
@@ -64,7 +64,7 @@ class Sharing:
         least = self._threshold * self._speeds[home]
         return f"its speed is {self._speeds[cluster]:g}, and a job of {home} is to have at least {least:g}"
 
-    def not_for_its_home(self, clusters: Collection[ClusterName]) -> str:
+    def home_rejection_reason(self, clusters: Collection[ClusterName]) -> str:
         """Why a job does not go to these, without a name: jobs that may run on the same ones share what is said."""
         names = sorted(clusters)
         if self._mode == "independent":

@@ -20,7 +20,7 @@ class Transfer:
 NONE = Transfer()
 
 
-def transfer_to(
+def estimate_transfer(
     site: ClusterName, files: Sequence[InputFile], grid: GridView, assumed: float | None = None
 ) -> Transfer | None:
     """The best transfers of files to a cluster, one after the other: the sum of size / bandwidth.
@@ -40,7 +40,7 @@ def transfer_to(
     return Transfer(seconds, tuple(sources))
 
 
-def immovable(site: ClusterName, files: Sequence[InputFile], grid: GridView) -> str:
+def immovable_reason(site: ClusterName, files: Sequence[InputFile], grid: GridView) -> str:
     """Why some input can not be brought to a cluster though it is somewhere, in words; empty when nothing lacks."""
     for file in files:
         sites = grid.sites_of(file)

@@ -39,13 +39,13 @@ class Users:
                 if other != name:
                     raise ValueError(f"{account} on {cluster} is given to both {other} and {name}")
 
-    def person_of(self, cluster: ClusterName, account: str) -> str | None:
+    def configured_user_of(self, cluster: ClusterName, account: str) -> str | None:
         """Who of those that the configuration names has an account; None when nobody has."""
         return self._people.get((cluster, account))
 
     def user_of(self, cluster: ClusterName, account: str) -> str | None:
         """Whose account it is; None when accounts that belong to nobody may not come from there."""
-        person = self.person_of(cluster, account)
+        person = self.configured_user_of(cluster, account)
         return person or (f"{account}@{cluster}" if cluster in self.unmapped else None)
 
     def account_of(self, user: str, cluster: ClusterName) -> str | None:
@@ -146,6 +146,6 @@ MAX_OWNERS = 10_000
 """Of whom it is remembered where they may not run jobs."""
 
 
-def not_for_its_owner(clusters: Collection[ClusterName]) -> str:
+def owner_rejection_reason(clusters: Collection[ClusterName]) -> str:
     """Why a job does not go to these, without a name: owners who may use the same clusters share what is said."""
     return f"its owner may not use {listed(sorted(clusters))}"

@@ -29,7 +29,7 @@ def are_idle(count: int) -> str:
     return f"{count} {'is' if count == 1 else 'are'} idle"
 
 
-def known_names(wrong: str, names: Iterable[str]) -> str:
+def suggest_names(wrong: str, names: Iterable[str]) -> str:
     """The way out after a wrong name: the nearest one there is, then all of them."""
     known = sorted(names)
     near = get_close_matches(wrong[:MAX_COMPARED_LENGTH], known, 1)
@@ -61,13 +61,13 @@ def days(seconds: float) -> str:
     return f"{number:.0f} days" if number >= 2 and number.is_integer() else duration(seconds)
 
 
-def three_digits(number: float) -> str:
+def format_three_digits(number: float) -> str:
     """``1234``, ``123``, ``12.3``, ``1.23``, ``0.123``: never as a power of ten."""
     digits = next((digits for digits, least in ((0, 100), (1, 10), (2, 1)) if number >= least), 3)
     return f"{number:.{digits}f}"
 
 
-def exit_text(code: int) -> str:
+def describe_exit(code: int) -> str:
     """Return how a program ended: ``exited with 3``, ``was killed by signal 9 (SIGKILL)``.
 
     Codes above 128 are signals, as in shells and launchers, where there is a standard signal of that number.
@@ -91,7 +91,7 @@ def is_utf8(text: str) -> bool:
     return True
 
 
-def encodable(text: str) -> str:
+def escape_surrogates(text: str) -> str:
     """A text for people, with what cannot be encoded as escapes."""
     return text.encode(errors="backslashreplace").decode()
 

@@ -9,7 +9,7 @@ from koalapy.model.advice import Option
 from koalapy.model.cluster import ClusterView, GridView
 from koalapy.model.placement import PlacedComponent, Placement, Refusal
 from koalapy.model.request import ClusterName, FlexibleRequest, InputFile, NonFixedRequest
-from koalapy.model.transfer import NONE, Transfer, transfer_to
+from koalapy.model.transfer import NONE, Transfer, estimate_transfer
 from koalapy.policies.close_to_files import CloseToFiles
 from koalapy.policies.communication_aware import CommunicationAware
 from koalapy.policies.flexible import ClusterMinimization
@@ -309,4 +309,4 @@ def _longest(site: ClusterName, wanted: Sequence[Files], grid: GridView) -> floa
 
 
 def _brought(site: ClusterName, files: Files, grid: GridView) -> Transfer | None:
-    return transfer_to(site, files, grid, ASSUMED_BANDWIDTH) if files else NONE
+    return estimate_transfer(site, files, grid, ASSUMED_BANDWIDTH) if files else NONE

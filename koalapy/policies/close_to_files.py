@@ -16,7 +16,7 @@ from koalapy.model.request import (
     Request,
     RequestType,
 )
-from koalapy.model.transfer import NONE, Transfer, transfer_to
+from koalapy.model.transfer import NONE, Transfer, estimate_transfer
 from koalapy.model.wording import MAX_LISTED, are_idle, listed, nodes
 from koalapy.policies.fixed import Fixed
 from koalapy.policies.policy import does_not_serve
@@ -86,7 +86,7 @@ def _reach(files: tuple[InputFile, ...], grid: GridView, taken: Collection[Clust
 def _reached(files: tuple[InputFile, ...], grid: GridView, assumed: float | None = None) -> Reach:
     times: dict[float, list[tuple[ClusterName, Transfer]]] = {}
     for cluster in grid.by_idle:
-        transfer = transfer_to(cluster.name, files, grid, assumed)
+        transfer = estimate_transfer(cluster.name, files, grid, assumed)
         if transfer is not None:
             times.setdefault(transfer.seconds, []).append((cluster.name, transfer))
     return [times[seconds] for seconds in sorted(times)]
@@ -148,7 +148,7 @@ def _place_fixed(request: FixedRequest, grid: GridView) -> Placement | Refusal:
     placed: list[PlacedComponent] = []
     for index, component in enumerate(request.components):
         site = component.cluster or ""
-        transfer = transfer_to(site, component.inputs, grid)
+        transfer = estimate_transfer(site, component.inputs, grid)
         if transfer is None:
             return Refusal(
                 f"component {index}: {_unreached(component.inputs, grid, site)} to {site}", RefusalKind.FILES
@@ -161,7 +161,7 @@ def _explain_fixed(request: FixedRequest, grid: GridView) -> tuple[ClusterReason
     reasons = {reason.cluster: reason for reason in Fixed().explain(request, grid)}
     for index, component in enumerate(request.components):
         site, files = component.cluster or "", component.inputs
-        if transfer_to(site, files, grid) is None:
+        if estimate_transfer(site, files, grid) is None:
             reasons[site] = ClusterReason(site, f"component {index}: {_unreached(files, grid, site)} to {site}")
     return tuple(reasons[name] for name in sorted(reasons))
 
@@ -178,7 +178,7 @@ def _reason(request: NonFixedRequest, stuck: int, cluster: ClusterView, grid: Gr
     larger = sum(1 for other in request.components if other.size > component.size)
     needs = f"component {stuck} needs {component.size}{' beside larger ones' if larger else ''}"
     reason = reason_for(cluster, needs, wanted)
-    if cluster.usable_idle and transfer_to(cluster.name, component.inputs, grid) is None:
+    if cluster.usable_idle and estimate_transfer(cluster.name, component.inputs, grid) is None:
         unreached = _unreached(component.inputs, grid, cluster.name)
         return replace(reason, reason=f"component {stuck}: {unreached} to {cluster.name}")
     return reason
@@ -198,7 +198,7 @@ def _summary(components: Sequence[ComponentRequest], stuck: int, grid: GridView)
 def _unreached(files: Sequence[InputFile], grid: GridView, site: ClusterName | None = None) -> str:
     """The beginning of why files cannot be had, told of the first that cannot: to where is added."""
     to = [site] if site else [cluster.name for cluster in grid.by_idle]
-    file = next((f for f in files if all(transfer_to(name, (f,), grid) is None for name in to)), files[0])
+    file = next((f for f in files if all(estimate_transfer(name, (f,), grid) is None for name in to)), files[0])
     sites = sorted(grid.sites_of(file))
     if not sites:
         return f"no cluster has {file.name}, so it cannot be brought"

@@ -8,7 +8,7 @@ from koalapy.model.cluster import ClusterView, GridView
 from koalapy.model.errors import UsageError
 from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.model.request import FlexibleRequest, Request, RequestType
-from koalapy.model.wording import MAX_LISTED, known_names, listed, nodes
+from koalapy.model.wording import MAX_LISTED, listed, nodes, suggest_names
 from koalapy.policies.flexible import needs_of, placement_of, whole_on_first, why_not
 from koalapy.policies.network import Network, Weighing, combination, near_sets, network_of
 from koalapy.policies.policy import does_not_serve
@@ -36,10 +36,10 @@ class CommunicationAware:
         """By ``metric``, ``latency`` or ``bandwidth``; and within groups of ``group_latency`` seconds at most."""
         for name, value in options.items():
             if name not in OPTIONS:
-                raise _bad(name, value, f"policy {self.name} has no option {name}", known_names(name, OPTIONS))
+                raise _bad(name, value, f"policy {self.name} has no option {name}", suggest_names(name, OPTIONS))
         metric = options.get("metric", METRICS[0])
         if metric not in METRICS:
-            raise _bad("metric", metric, f"metric is {metric}", known_names(metric, METRICS))
+            raise _bad("metric", metric, f"metric is {metric}", suggest_names(metric, METRICS))
         return CommunicationAware(Weighing(metric == "bandwidth", _bound(options.get("group_latency"))))
 
     def place(self, request: Request, grid: GridView) -> Placement | Refusal:

@@ -11,7 +11,7 @@ from math import inf
 from koalapy.model.cluster import ClusterView, GridView
 from koalapy.model.placement import Placement
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, Request
-from koalapy.model.transfer import transfer_to
+from koalapy.model.transfer import estimate_transfer
 
 MAX_PARTS_TRIED = 8
 """A policy is asked for so many parts of the grid at most, for each of its ranges of speed."""
@@ -145,7 +145,7 @@ def _by_distance(request: Request, grid: GridView) -> Sequence[ClusterView]:
         return grid.by_idle
 
     def seconds(cluster: ClusterView) -> float:
-        transfers = [transfer_to(cluster.name, files, grid) for files in wanted]
+        transfers = [estimate_transfer(cluster.name, files, grid) for files in wanted]
         return max(inf if transfer is None else transfer.seconds for transfer in transfers)
 
     times = {cluster.name: seconds(cluster) for cluster in grid.by_idle}

@@ -5,7 +5,7 @@ from typing import TypeVar, cast, get_args
 
 from koalapy.model.errors import UsageError
 from koalapy.model.request import Environment, Request, RequestType
-from koalapy.model.wording import known_names
+from koalapy.model.wording import suggest_names
 from koalapy.policies.adaptive import Adaptive
 from koalapy.policies.auto import Auto
 from koalapy.policies.close_to_files import CloseToFiles
@@ -77,7 +77,7 @@ class Registry:
         """The policy of that name; ``UsageError`` with the nearest name when there is none."""
         policy = self._policies.get(name)
         if policy is None:
-            hint = known_names(name, self._policies)
+            hint = suggest_names(name, self._policies)
             raise UsageError(f"there is no policy {name}", field="policy", value=name, hint=hint)
         return policy
 

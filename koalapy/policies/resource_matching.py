@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from koalapy.model.cluster import ClusterState, ClusterView, GridView, Uplink
 from koalapy.model.errors import UsageError
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
-from koalapy.model.quantities import bytes_text
+from koalapy.model.quantities import format_bytes
 from koalapy.model.request import FlexibleRequest, Request, RequestType
-from koalapy.model.wording import known_names, listed, nodes
+from koalapy.model.wording import listed, nodes, suggest_names
 from koalapy.policies.flexible import needs_of, why_not
 from koalapy.policies.knowledge import Knowledge
 from koalapy.policies.matching.exact import Mode, fits, match, most_admitted
@@ -39,10 +39,10 @@ class ResourceMatching:
         """By ``mode``: ``optimal``, ``non-saturated`` or ``first-non-saturated``."""
         for name, value in options.items():
             if name not in OPTIONS:
-                raise _bad(name, value, f"policy {self.name} has no option {name}", known_names(name, OPTIONS))
+                raise _bad(name, value, f"policy {self.name} has no option {name}", suggest_names(name, OPTIONS))
         mode = options.get("mode", Mode.OPTIMAL)
         if mode not in list(Mode):
-            raise _bad("mode", mode, f"mode is {mode}", known_names(mode, Mode))
+            raise _bad("mode", mode, f"mode is {mode}", suggest_names(mode, Mode))
         return ResourceMatching(Mode(mode), self._known)
 
     def informed(self, knowledge: Knowledge) -> "ResourceMatching":
@@ -96,7 +96,7 @@ class ResourceMatching:
         if fill_in_turn(request, roomy) is None:
             within = " within the request's bounds" if sum(c.idle for c in roomy) >= request.total_size else ""
             have = listed([f"{c.name} {idle} of {c.idle}" for c, idle in able])
-            return f"needs {total} with {bytes_text(self._known.memory)} of memory{within}; idle with that are {have}"
+            return f"needs {total} with {format_bytes(self._known.memory)} of memory{within}; idle with that are {have}"
         bound = sorted(_held_back(problem), key=lambda held: (-held[1], held[0].name))
         links = listed([_link_text(problem, site) for site, _ in bound], separator="; ")
         return f"needs {total}, and every split saturates an uplink: {links}"
@@ -110,7 +110,7 @@ class ResourceMatching:
         needs = needs_of(request, cluster)
         site = next((site for site in problem.sites if site.name == cluster.name), None)
         if site is not None and site.idle < cluster.idle:
-            needs = f"{site.idle} of them with {bytes_text(self._known.memory)} of memory; {needs}"
+            needs = f"{site.idle} of them with {format_bytes(self._known.memory)} of memory; {needs}"
         if site is not None and any(site is held for held, _ in _held_back(problem)):
             needs = f"{needs}; {_link_text(problem, site)}"
         return reason_for(cluster, needs, idle_that_suffices(cluster, suffices))
@@ -134,9 +134,9 @@ def _held_back(problem: Problem) -> list[tuple[Site, int]]:
 
 
 def _link_text(problem: Problem, site: Site) -> str:
-    used = f"{bytes_text(site.consumed)}/s of {bytes_text(site.capacity or 0.0)}/s are used"
+    used = f"{format_bytes(site.consumed)}/s of {format_bytes(site.capacity or 0.0)}/s are used"
     admitted = most_admitted(problem, site)
-    each = f"{bytes_text(problem.bandwidth)}/s each"
+    each = f"{format_bytes(problem.bandwidth)}/s each"
     return f"{site.name}'s uplink admits {admitted} of its {site.idle} nodes with {each} ({used})"
 
 
@@ -158,7 +158,7 @@ def _why(problem: Problem, found: Matching) -> str:
     else:
         site = max((sites[n] for n in counts), key=lambda site: problem.link_slowdown(site, counts[site.name]))
         load = site.consumed + problem.demand(counts[site.name])
-        link = f"{site.name}'s uplink with {bytes_text(load)}/s of {bytes_text(site.capacity or 0.0)}/s"
+        link = f"{site.name}'s uplink with {format_bytes(load)}/s of {format_bytes(site.capacity or 0.0)}/s"
         parts.append(f"communication {found.communication:.3g} × ({link})")
     return f"{listed(given)}: {found.time:.3g} × the run time on idle nodes of power 1; {', '.join(parts)}"
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from math import inf
 
-from koalapy.model.cluster import ClusterState, ClusterView, Drain, NodeClass, of_so_many
+from koalapy.model.cluster import ClusterState, ClusterView, Drain, NodeClass, resize_classes
 from koalapy.model.disk import Disk
 from koalapy.model.job import JobId, Token
 from koalapy.model.profile import ClusterProfile
@@ -68,7 +68,7 @@ class NodeClasses:
             replace(each, idle=max(0, each.idle - gone)) if (gone := promised.get(each.name, 0)) else each
             for each in self._classes
         )
-        return of_so_many(left, idle)
+        return resize_classes(left, idle)
 
 
 def is_more(now: tuple[NodeClass, ...], before: tuple[NodeClass, ...]) -> bool:

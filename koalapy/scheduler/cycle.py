@@ -126,7 +126,7 @@ class Cycle:
 
     def _evaluate(self, job: Job, candidate: Candidate, now: float) -> Placement | Refusal:
         """Ask the policy on what is offered, then with preemption, then on what the home site may take back."""
-        barred, offer = job.barred_from(now), candidate.offer
+        barred, offer = job.barred_clusters(now), candidate.offer
         answer = self._policies.evaluate(job.spec, offer.view, barred)
         if isinstance(answer, Refusal) and offer.with_preemption is not None:
             answer = self._policies.evaluate(job.spec, offer.with_preemption, barred)
@@ -170,7 +170,7 @@ class Cycle:
 
     def _takes_back(self, owner: Job, candidate: Candidate, guest: Placement, now: float) -> bool:
         """Return whether a job would be placed only by what its home site takes back, once a guest is placed."""
-        barred, offer = owner.barred_from(now), candidate.offer
+        barred, offer = owner.barred_clusters(now), candidate.offer
         home = offer.at_home(owner.spec)
         if home is None or isinstance(self._policies.evaluate(owner.spec, home, barred), Refusal):
             return False

@@ -172,4 +172,4 @@ class Queries:
 
     def barred(self, job: Job) -> frozenset[ClusterName]:
         """Return the clusters where a job is not placed now, since they have refused it."""
-        return job.barred_from(self.now)
+        return job.barred_clusters(self.now)

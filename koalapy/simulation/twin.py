@@ -17,7 +17,7 @@ from koalapy.model.cluster import Drain, check_cluster
 from koalapy.model.errors import UsageError
 from koalapy.model.job import Job, JobId, JobSpec, JobState
 from koalapy.model.request import ClusterName
-from koalapy.model.wording import known_names, listed
+from koalapy.model.wording import listed, suggest_names
 from koalapy.policies.registry import Registry, builtin
 from koalapy.record.beginning import KnownCluster
 from koalapy.scheduler.rules import Rules
@@ -345,7 +345,7 @@ def changed_rules(rules: Rules, changes: Mapping[str, Any]) -> Rules:
     """With some parameters changed; ``UsageError`` for what is none, or is out of range."""
     known = asdict(rules)
     for name in changes.keys() - known.keys():
-        raise UsageError(f"there is no rule {name}", field=f"rules.{name}", value=name, hint=known_names(name, known))
+        raise UsageError(f"there is no rule {name}", field=f"rules.{name}", value=name, hint=suggest_names(name, known))
     try:
         changed: Rules = TypeAdapter(Rules).validate_python(known | dict(changes))
     except ValidationError as error:

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, RowMapping, case, delete, func, insert, select, update
 from sqlalchemy.sql import bindparam
 
-from koalapy.model.advice import CLOCKS_AGREE, Advised, Option, Run, Size, run_of
+from koalapy.model.advice import CLOCK_TOLERANCE_S, Advised, Option, Run, Size, completed_run_of
 from koalapy.model.job import Job, JobState
 from koalapy.model.prediction import Course, Prediction, PredictionKind, PredictionSource
 from koalapy.store import tables
@@ -46,7 +46,7 @@ class SqlAdvice:
         return {row["application"] for row in self._database.rows(query)}
 
     def runs(self, limit: int) -> list[Run]:
-        """What the last jobs have taught whose application is known, from the oldest to the newest; see ``run_of``.
+        """What the last jobs have taught whose application is known, from the oldest to the newest; see ``completed_run_of``.
 
         Where these are few, before them what jobs have taught that are not kept any more.
         """
@@ -57,7 +57,7 @@ class SqlAdvice:
         walltime = _jobs.spec["walltime"].as_float()
         lasted = _attempts.ended_at - _attempts.launched_at
         failed = (_jobs.state == JobState.FAILED.value) & _attempts.exit_code.is_(None)
-        killed = failed & (lasted >= walltime - CLOCKS_AGREE)
+        killed = failed & (lasted >= walltime - CLOCK_TOLERANCE_S)
         last = (
             select(_jobs.id, _jobs.generation, (_jobs.state == JobState.FAILED.value).label("killed"))
             .join(tables.attempts, (_attempts.job_id == _jobs.id) & (_attempts.generation == _jobs.generation))
@@ -110,7 +110,7 @@ def complete_advised(connection: Connection, jobs: Iterable[Job]) -> None:
     ran = [
         {"job": job.id, "of": job.generation, "seconds": run.seconds}
         for job in jobs
-        if job.state is JobState.SUCCEEDED and (run := run_of(job)) is not None
+        if job.state is JobState.SUCCEEDED and (run := completed_run_of(job)) is not None
     ]
     if ran:
         same = (_advice.job_id == bindparam("job")) & (_advice.generation == bindparam("of"))
@@ -136,7 +136,7 @@ def _run(rows: Sequence[RowMapping]) -> Run:
 
 def retain_runs(connection: Connection, jobs: Iterable[Job], max_runs: int) -> None:
     """Store what jobs have taught that will not be kept any more, and remove all but the newest ``max_runs``."""
-    runs = [{"job_id": job.id, "run": run._asdict()} for job in jobs if (run := run_of(job)) is not None]
+    runs = [{"job_id": job.id, "run": run._asdict()} for job in jobs if (run := completed_run_of(job)) is not None]
     if not runs:
         return
     connection.execute(insert(tables.runs), runs)

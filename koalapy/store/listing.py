@@ -37,7 +37,7 @@ def page_of_ids(connection: Connection, which: JobFilter) -> tuple[list[JobId], 
         query = select(jobs.c.id).where(jobs.c.id.in_(which.ids), *_conditions(which)).order_by(jobs.c.id.desc())
         return list(connection.execute(query.limit(which.limit)).scalars()), None
     sources = _sources(connection, which)
-    is_bounded_above_only = which.most_restarts is not None and which.least_restarts <= 0
+    is_bounded_above_only = which.max_restarts is not None and which.min_restarts <= 0
     if len(sources) == 1 and not which.cluster and not is_bounded_above_only:
         found = list(connection.execute(sources[0](which.before, which.limit + 1)).scalars())
         return found[: which.limit], found[which.limit - 1] if len(found) > which.limit else None
@@ -104,8 +104,8 @@ def _sources(connection: Connection, which: JobFilter) -> list[Source]:
         for name in ("application", "priority", "name")
         if (value := getattr(which, name))
     ]
-    if which.least_restarts > 0:
-        counts = _restart_counts(connection, which.least_restarts, which.most_restarts)
+    if which.min_restarts > 0:
+        counts = _restart_counts(connection, which.min_restarts, which.max_restarts)
         # The second is what the index says of those that are in it, word for word.
         found.append(_in_order([(jobs.c.restarts == count) & text("restarts > 0") for count in counts]))
     if which.cluster:
@@ -177,10 +177,10 @@ def _conditions(which: JobFilter) -> list[ColumnElement[bool]]:
     if which.states:
         conditions.append(jobs.c.state.in_(which.states))
     conditions += [jobs.c[name] == value for name in EQUAL if (value := getattr(which, name))]
-    if which.least_restarts > 0:
-        conditions.append(jobs.c.restarts >= which.least_restarts)
-    if which.most_restarts is not None:
-        conditions.append(jobs.c.restarts <= which.most_restarts)
+    if which.min_restarts > 0:
+        conditions.append(jobs.c.restarts >= which.min_restarts)
+    if which.max_restarts is not None:
+        conditions.append(jobs.c.restarts <= which.max_restarts)
     if which.before is not None:
         conditions.append(jobs.c.id < which.before)
     if which.cluster:

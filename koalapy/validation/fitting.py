@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from koalapy.model.coallocation import largest_sets, sets_that_share, why_not_together
+from koalapy.model.coallocation import explain_conflict, find_largest_sets, find_sharing_sets
 from koalapy.model.errors import UsageError, reject
 from koalapy.model.job import JobSpec, Launcher
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, NonFixedRequest, Request
@@ -46,9 +46,9 @@ def check_fits_together(spec: JobSpec, limits: Limits) -> None:
         assert refused is not None
         each = "; ".join(sizes_text(group) for group in groups)
         profiles = {cluster.name: cluster.profile for cluster in able}
-        why = why_not_together(profiles, profiles, one_series=spec.launcher is Launcher.OPENMPI)
+        why = explain_conflict(profiles, profiles, one_series=spec.launcher is Launcher.OPENMPI)
         problem = f"fits on the grid, but not on clusters that may share a job ({each}); {why}"
-        other_launcher = spec.launcher is Launcher.OPENMPI and not sets_that_share(profiles, one_series=False)
+        other_launcher = spec.launcher is Launcher.OPENMPI and not find_sharing_sets(profiles, one_series=False)
         hint = "ask for less, or use the launcher processes" if other_launcher else "ask for less"
         reject(refused.field, refused.value, problem, hint)
 
@@ -76,7 +76,7 @@ def sharing_groups(spec: JobSpec, clusters: Iterable[ClusterLimits]) -> list[lis
     """Return the largest groups of clusters that may share the job, whatever their sizes and speeds."""
     by_name = {cluster.name: cluster for cluster in clusters}
     profiles = {name: cluster.profile for name, cluster in by_name.items()}
-    sets = largest_sets(profiles, one_series=spec.launcher is Launcher.OPENMPI)
+    sets = find_largest_sets(profiles, one_series=spec.launcher is Launcher.OPENMPI)
     return [[cluster for name, cluster in by_name.items() if name in together] for together in sets]
 
 

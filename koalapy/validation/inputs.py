@@ -8,7 +8,7 @@ from koalapy.model.errors import reject
 from koalapy.model.job import JobSpec
 from koalapy.model.replica import Catalogue, Replica, ReplicaState
 from koalapy.model.request import FlexibleRequest, InputFile
-from koalapy.model.wording import known_names, listed
+from koalapy.model.wording import listed, suggest_names
 
 ADD = "koala replicas add NAME CLUSTER:PATH"
 MAX_SHOWN = 20
@@ -73,7 +73,7 @@ def _own_input(field: str, file: InputFile, catalogue: Catalogue) -> InputFile:
     if part is None:
         names = [part.name for part in first.parts]
         few = len(names) <= MAX_SHOWN
-        hint = known_names(file.part, names) if few else f"its {len(names)} entries are {listed(names)}"
+        hint = suggest_names(file.part, names) if few else f"its {len(names)} entries are {listed(names)}"
         reject(f"{field}.part", file.part, f"is {file.part}, and {file.name} has no such entry", hint)
     return replace(file, size=part.size, sites=sites, distribution="partitioned", target=file.file_name)
 
@@ -109,7 +109,7 @@ def near_names(wrong: str, names: Iterable[str]) -> str:
     """The way out after a wrong logical name, however many there are: all of a few, else the nearest."""
     known = sorted(names)
     if len(known) <= MAX_SHOWN:
-        return known_names(wrong, known)
+        return suggest_names(wrong, known)
     likely = known
     if len(known) > MAX_COMPARED:
         # To compare with very many costs seconds: those that end alike are the likeliest.

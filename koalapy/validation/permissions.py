@@ -96,11 +96,11 @@ def with_home_site(spec: JobSpec, by: Identity, accounts: Accounts) -> JobSpec:
 
 def check_notifications(spec: JobSpec, reachable: Reachable) -> None:
     """``UsageError`` for a place that is not reached from here, and for what is to be told nowhere."""
-    if spec.mail_user and (wrong := reachable.why_no_mail(spec.mail_user)):
+    if spec.mail_user and (wrong := reachable.mail_problem(spec.mail_user)):
         named = ", ".join(reachable.recipients[:5])
         hint = f"give one of {named}" if named else "leave it out: no notifications.mail.recipients are configured"
         reject("mail_user", spec.mail_user, f"is refused: {wrong}", hint)
-    if spec.webhook and (wrong := reachable.why_no_webhook(spec.webhook)):
+    if spec.webhook and (wrong := reachable.webhook_problem(spec.webhook)):
         named = ", ".join(sorted(reachable.hosts)[:5])
         hint = f"give one on {named}" if named else "leave it out: no notifications.webhooks are configured"
         reject("webhook", spec.webhook, f"is refused: {wrong}", hint)

@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from koalapy.model.cluster import check_cluster
-from koalapy.model.coallocation import why_not_together
+from koalapy.model.coallocation import explain_conflict
 from koalapy.model.errors import UsageError, reject
 from koalapy.model.job import JobSpec, Launcher
-from koalapy.model.profile import folders_needed, folders_of, folders_used, lacks, texts_of
+from koalapy.model.profile import find_folder_placeholders, folders_needed, folders_of, lacks, texts_of
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest
-from koalapy.model.users import not_for_its_owner
+from koalapy.model.users import owner_rejection_reason
 from koalapy.validation.limits import ClusterLimits, Limits
 
 MAX_NAMED = 5
@@ -73,7 +73,7 @@ def check_clusters_share(spec: JobSpec, limits: Limits) -> None:
     for index, component in enumerate(spec.request.components):
         named.append(name := component.cluster or "")
         for one_series in (False, spec.launcher is Launcher.OPENMPI):
-            if why := why_not_together(set(named), profiles, one_series=one_series):
+            if why := explain_conflict(set(named), profiles, one_series=one_series):
                 hint = "name clusters of one series, or use the launcher processes"
                 hint = hint if one_series else "name clusters that allow each other in coallocate_with"
                 reject(f"request.components[{index}].cluster", name, f"is {name}, but {why}", hint)
@@ -98,8 +98,8 @@ def able_clusters(spec: JobSpec, limits: Limits) -> Iterator[Sequence[ClusterLim
         distant = [name for name in left_out if name in away - closed]
         lacking = [name for name in left_out if name not in closed | away]
         why = [lacks(lacking, folders_needed(spec))] if lacking else []
-        why += [not_for_its_owner(foreign)] if foreign else []
-        why += [limits.sharing.not_for_its_home(distant)] if distant else []
+        why += [owner_rejection_reason(foreign)] if foreign else []
+        why += [limits.sharing.home_rejection_reason(distant)] if distant else []
         message = "; ".join([error.message, *why])
         raise UsageError(message, field=error.field, value=error.value, hint=error.hint) from None
 
@@ -115,7 +115,7 @@ def _able(spec: JobSpec, limits: Limits) -> Sequence[ClusterLimits]:
 def _reject_folder(spec: JobSpec, indices: Iterable[int | None], missing: frozenset[str], why: str) -> NoReturn:
     """Name the first text of these components that needs one of these folders."""
     for field, text in (each for index in indices for each in texts_of(spec, index)):
-        if used := folders_used([text]) & missing:
+        if used := find_folder_placeholders([text]) & missing:
             folder = min(used)
             hint = f"set {folder} in the cluster's configuration, or write {{{{{folder}}}}} for the text itself"
             reject(field, text, f"needs {{{folder}}}, {why}", hint)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from koalapy.model.errors import reject
 from koalapy.model.job import JobSpec
-from koalapy.model.quantities import bytes_text
+from koalapy.model.quantities import format_bytes
 from koalapy.model.wording import listed
 from koalapy.policies.registry import DEFAULTS
 from koalapy.validation.fitting import check_combination, check_fits, check_fits_together
@@ -35,7 +35,7 @@ def check_memory(spec: JobSpec, limits: Limits) -> None:
         return
     name = spec.policy or DEFAULTS[spec.request.type]
     heeding = [name for name in limits.policies.names() if limits.policies.capabilities(name).heeds_memory]
-    problem = f"is {bytes_text(spec.memory)}, and policy {name} does not go by what nodes have"
+    problem = f"is {format_bytes(spec.memory)}, and policy {name} does not go by what nodes have"
     reject("memory", spec.memory, problem, f"leave it out, or use policy {listed(heeding, separator=' or ')}")
 
 

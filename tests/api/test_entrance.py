@@ -7,7 +7,7 @@ import pytest
 
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.auth.pace import FAILURES_AT_ONCE, Pace
-from koalapy.model.errors import SiteUnavailable, TokenRefused
+from koalapy.model.errors import SiteUnavailable, TokenRejected
 from koalapy.model.identity import Identity, Role
 from koalapy.model.limits import Limits, LimitSettings, UserLimits
 from koalapy.model.provider import Verified
@@ -81,7 +81,7 @@ async def test_it_is_verified_once() -> None:
 
 
 async def test_who_shows_one_that_is_not_believed_is_told_why() -> None:
-    async with api(Provider(TokenRefused("The token is expired"))) as client:
+    async with api(Provider(TokenRejected("The token is expired"))) as client:
         refused = await client.get("/api/v1/whoami", headers=shows(SIGNED))
         assert refused.status_code == 401
         assert "The token is expired" in refused.json()["detail"]

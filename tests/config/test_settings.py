@@ -15,7 +15,7 @@ from koalapy.model.errors import UsageError
 from koalapy.model.identity import Role
 from koalapy.model.job import ClaimingMode
 from koalapy.model.measurement import Measuring
-from koalapy.model.quantities import bytes_of, bytes_per_second_of, seconds_of
+from koalapy.model.quantities import parse_bandwidth, parse_bytes, seconds_of
 
 
 @pytest.fixture
@@ -183,20 +183,20 @@ def test_seconds_with_units(text: float | str, seconds: float) -> None:
     [(10, 10.0), ("7", 7.0), ("1Gbit", 125e6), ("1Gbit/s", 125e6), ("100MB", 1e8), ("2 KiB/s", 2048.0), ("8bit", 1.0)],
 )
 def test_bytes_per_second_with_units(text: float | str, amount: float) -> None:
-    assert bytes_per_second_of(text) == pytest.approx(amount)
+    assert parse_bandwidth(text) == pytest.approx(amount)
 
 
 @pytest.mark.parametrize(
     ("text", "size"), [(16, 16), ("7", 7), ("16GB", 16 * 10**9), ("1.5 kB", 1500), ("512MiB", 2**29), ("2B", 2)]
 )
 def test_bytes_with_units(text: float | str, size: int) -> None:
-    assert bytes_of(text) == size
+    assert parse_bytes(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "GB", "16G", "8bit", "1GB/s", "-1", True, float("inf"), float("nan"), "9e999"])
 def test_what_is_no_size_is_refused(text: Any) -> None:
     with pytest.raises(ValueError, match="give bytes"):
-        bytes_of(text)
+        parse_bytes(text)
 
 
 @pytest.mark.parametrize("text", ["", "ms", "1h", "1 0ms", "nan", "-1s", "1ms/s", True])

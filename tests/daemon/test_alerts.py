@@ -107,11 +107,11 @@ async def test_users_are_told_what_concerns_clusters_and_their_own_jobs(scene: S
     ]
     await scene.look(0, *wrong)
     await scene.look(6, *wrong)
-    assert len(scene.alerts.told_to(OPERATOR)) == len(wrong)
-    told = {each.target: each.remedy for each in scene.alerts.told_to(ADA)}
+    assert len(scene.alerts.visible_to(OPERATOR)) == len(wrong)
+    told = {each.target: each.remedy for each in scene.alerts.visible_to(ADA)}
     assert told == {"cluster north": OPERATORS_SEE_IT, "job 1": "see what it waits for: koala explain 1"}
-    assert {each.target for each in scene.alerts.told_to(BOB)} == {"cluster north", "job 2", "user bob"}
-    (flood,) = (each for each in scene.alerts.told_to(BOB) if each.kind is AlertKind.QUEUE_FLOODED)
+    assert {each.target for each in scene.alerts.visible_to(BOB)} == {"cluster north", "job 2", "user bob"}
+    (flood,) = (each for each in scene.alerts.visible_to(BOB) if each.kind is AlertKind.QUEUE_FLOODED)
     assert (flood.cause, flood.remedy) == ("others wait as well", LET_OTHERS_GO), "nobody is told whose jobs wait"
 
 

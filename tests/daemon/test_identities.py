@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from koalapy.daemon.auth.identities import DEFAULT_SPAN, PREFIX, RETENTION, Identities, TokenOrder, agent_of
-from koalapy.model.errors import ConflictError, ForbiddenError, NotFoundError, StoreUnavailable, TokenRefused
+from koalapy.model.errors import ConflictError, ForbiddenError, NotFoundError, StoreUnavailable, TokenRejected
 from koalapy.model.identity import Identity, Role
 from koalapy.model.provider import Verified
 from koalapy.model.users import User, Users
@@ -412,7 +412,7 @@ async def test_role_of_user_is_the_highest_of_all_sources(place: Place) -> None:
 
 async def test_provider_token_of_name_of_daemon_is_refused(place: Place) -> None:
     identities = from_all_sources(place, Provider("koala"))
-    with pytest.raises(TokenRefused, match=r"the user koala is the daemon's own; .* oidc\.users"):
+    with pytest.raises(TokenRejected, match=r"the user koala is the daemon's own; .* oidc\.users"):
         await identities.verify("a.b.c")
     assert identities.of("a.b.c") is None
 

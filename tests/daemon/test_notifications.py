@@ -275,16 +275,16 @@ def test_nothing_of_a_name_gets_into_a_header() -> None:
     ],
 )
 def test_only_configured_hosts_are_reached(url: str, reached: bool) -> None:
-    assert (Reachable(hosts=frozenset({"hooks.example.org"})).why_no_webhook(url) == "") == reached
-    assert Reachable().why_no_webhook(url)
+    assert (Reachable(hosts=frozenset({"hooks.example.org"})).webhook_problem(url) == "") == reached
+    assert Reachable().webhook_problem(url)
 
 
 @pytest.mark.evidence("U7")
 @pytest.mark.parametrize("address", ["eve@example.com", "Any.One@EXAMPLE.org"])
 def test_only_configured_recipients_are_written_to(address: str) -> None:
     reachable = SECTION.reachable
-    assert not reachable.why_no_mail(address)
-    assert Reachable().why_no_mail(address)
+    assert not reachable.mail_problem(address)
+    assert Reachable().mail_problem(address)
     for other in (
         f"{address},x@example.org",
         f"<{address}>",
@@ -293,7 +293,7 @@ def test_only_configured_recipients_are_written_to(address: str) -> None:
         "bob@example.com",
         "@example.org",
     ):
-        assert reachable.why_no_mail(other), other
+        assert reachable.mail_problem(other), other
 
 
 # The senders themselves

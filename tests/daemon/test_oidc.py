@@ -17,7 +17,7 @@ from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
 
 from koalapy.daemon.auth.oidc import LEEWAY, MAX_KNOWN, MAX_SPAN, Oidc
 from koalapy.daemon.auth.provider_keys import MAX_AGE, MAX_SIZE, MIN_PAUSE, ProviderKeys, fetch, signing_keys
-from koalapy.model.errors import SiteUnavailable, TokenRefused
+from koalapy.model.errors import SiteUnavailable, TokenRejected
 from koalapy.model.identity import Role
 from koalapy.model.provider import Provider
 
@@ -106,7 +106,7 @@ async def test_a_list_of_audiences_with_ours_is_as_good() -> None:
     ],
 )
 async def test_no_token_is_believed_that_is_not_for_us_not_now_or_nobody_s(claims: dict[str, Any]) -> None:
-    with pytest.raises(TokenRefused):
+    with pytest.raises(TokenRejected):
         await oidc().verify(made(**claims))
 
 
@@ -125,7 +125,7 @@ def unsigned(head: dict[str, Any]) -> str:
 @pytest.mark.evidence("O1")
 @pytest.mark.parametrize("alg", ["none", "None", "NONE", "", None, "HS256", 5, ["ES256"]])
 async def test_without_a_signature_of_the_provider_s_nobody_is_believed(alg: Any) -> None:
-    with pytest.raises(TokenRefused):
+    with pytest.raises(TokenRejected):
         await oidc().verify(unsigned({"alg": alg, "kid": "ec"}))
 
 
@@ -134,7 +134,7 @@ async def test_the_public_key_is_no_secret_to_sign_with() -> None:
     for secret in (RSA.as_pem(private=False), public(RSA), EC.as_pem(private=False)):
         head, claims, _ = unsigned({"alg": "HS256", "kid": "rsa"}).split(".")
         signature = hmac.digest(secret, f"{head}.{claims}".encode(), "sha256")
-        with pytest.raises(TokenRefused, match="HS256"):
+        with pytest.raises(TokenRejected, match="HS256"):
             await oidc().verify(f"{head}.{claims}.{base64.urlsafe_b64encode(signature).rstrip(b'=').decode()}")
 
 
@@ -143,7 +143,7 @@ async def test_a_key_of_somebody_else_s_does_not_count_wherever_it_says_that_it_
     own = ECKey.generate_key("P-256", {"kid": "ec"})
     served = own.as_dict(private=False)
     for header in ({}, {"jwk": served}, {"jku": "http://127.0.0.1:1/keys"}, {"x5u": "http://127.0.0.1:1/x"}):
-        with pytest.raises(TokenRefused):
+        with pytest.raises(TokenRejected):
             await oidc().verify(made(own, header=header))
 
 
@@ -151,31 +151,31 @@ async def test_what_was_signed_is_what_counts() -> None:
     good, other = made(), made(sub="other")
     head, _, signature = good.split(".")
     for forged in (f"{head}.{other.split('.')[1]}.{signature}", f"{good}A", good[:-4], good + "." + signature):
-        with pytest.raises(TokenRefused):
+        with pytest.raises(TokenRejected):
             await oidc().verify(forged)
 
 
 async def test_a_key_signs_by_its_own_algorithm_only() -> None:
     for key, alg in ((RSA, "ES256"), (EC, "RS256"), (ED, "ES256")):
         head = base64.urlsafe_b64encode(json.dumps({"alg": alg, "kid": key.kid}).encode()).rstrip(b"=").decode()
-        with pytest.raises(TokenRefused):
+        with pytest.raises(TokenRejected):
             await oidc().verify(f"{head}.{made().split('.', 1)[1]}")
 
 
 async def test_what_a_token_says_to_be_critical_is_not_passed_over() -> None:
-    with pytest.raises(TokenRefused):
+    with pytest.raises(TokenRejected):
         await oidc().verify(unsigned({"alg": "ES256", "kid": "ec", "crit": ["exp"], "exp": 1}))
 
 
 @given(st.one_of(st.text(max_size=60), st.tuples(*[st.text("abcXYZ019-_=", max_size=30)] * 3).map(".".join)))
 def test_what_is_no_token_is_refused_and_nothing_else(text: str) -> None:
-    with pytest.raises(TokenRefused):
+    with pytest.raises(TokenRejected):
         asyncio.run(oidc().verify(text))
 
 
 @given(st.dictionaries(st.sampled_from(["alg", "kid", "typ", "crit", "b64"]), st.none() | st.integers() | st.text()))
 def test_so_is_one_with_whatever_header(header: dict[str, Any]) -> None:
-    with pytest.raises(TokenRefused):
+    with pytest.raises(TokenRejected):
         asyncio.run(oidc().verify(unsigned(header)))
 
 
@@ -206,7 +206,7 @@ def test_so_is_one_with_whatever_header(header: dict[str, Any]) -> None:
 async def test_a_claim_becomes_a_user_by_rule(rule: dict[str, Any], claims: dict[str, Any], user: str | None) -> None:
     verifying = oidc(with_rule(**rule)).verify(made(**claims))
     if user is None:
-        with pytest.raises(TokenRefused, match="nobody who is known here"):
+        with pytest.raises(TokenRejected, match="nobody who is known here"):
             await verifying
     else:
         assert (await verifying).user == user
@@ -275,7 +275,7 @@ async def test_who_names_keys_that_there_are_not_has_them_fetched_now_and_then_o
     time, keys = Clock(0.0), Keys(RSA)
     verifier = Oidc(PROVIDER, keys, lambda: NOW, keys_clock=time)
     for number in range(20):
-        with pytest.raises(TokenRefused):
+        with pytest.raises(TokenRejected):
             await verifier.verify(made(ECKey.generate_key("P-256", {"kid": f"{number}"})))
     assert keys.asked == 1
 
@@ -288,7 +288,7 @@ async def test_what_a_withdrawn_key_has_signed_is_believed_no_longer() -> None:
     keys.content = public(RSA)
     await verifier.keys.refresh()
     assert verifier.known(token) is None
-    with pytest.raises(TokenRefused):
+    with pytest.raises(TokenRejected):
         await verifier.verify(token)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.model.digest import digest_of
+from koalapy.model.digest import hash_spec
 from koalapy.model.job import JobSpec, Priority
 from koalapy.model.request import (
     Bundle,
@@ -41,12 +41,12 @@ specs = st.builds(
 
 @given(specs, specs)
 def test_two_are_the_same_only_if_all_of_them_is(one: JobSpec, other: JobSpec) -> None:
-    assert (digest_of(one) == digest_of(other)) == (one == other)
+    assert (hash_spec(one) == hash_spec(other)) == (one == other)
 
 
 def test_digest_of_spec_stays_the_same() -> None:
     """They are in databases: a change of form would refuse keys that are used again after an upgrade."""
-    assert digest_of(SPEC) == OF_SPEC
+    assert hash_spec(SPEC) == OF_SPEC
 
 
 @pytest.mark.parametrize("grown", [False, True], ids=["job", "request"])
@@ -58,5 +58,5 @@ def test_a_field_that_a_later_version_adds_changes_no_digest(grown: bool) -> Non
     request: Request = LaterRequest(6, max_components=2) if grown else SPEC.request
     later = make_dataclass("Later", [("urgency", int, field(default=3))], bases=(JobSpec,), frozen=True, slots=True)
     same = later(**{each.name: getattr(SPEC, each.name) for each in fields(SPEC)} | {"request": request})
-    assert digest_of(same) == OF_SPEC
-    assert digest_of(replace(same, urgency=4)) != OF_SPEC
+    assert hash_spec(same) == OF_SPEC
+    assert hash_spec(replace(same, urgency=4)) != OF_SPEC

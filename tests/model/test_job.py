@@ -15,7 +15,7 @@ from koalapy.model.job import (
     Job,
     JobSpec,
     JobState,
-    of_one_attempt,
+    is_same_attempt,
     parse_token,
     token_of,
 )
@@ -105,7 +105,7 @@ def test_no_two_components_share_a_token(parts: list[tuple[int, int, int, str]])
 def test_foreign_tokens_are_refused(token: str) -> None:
     with pytest.raises(ValueError):
         parse_token(token)
-    assert not of_one_attempt(token, token)
+    assert not is_same_attempt(token, token)
 
 
 def test_a_jobs_tokens_are_of_its_present_attempt() -> None:
@@ -115,9 +115,9 @@ def test_a_jobs_tokens_are_of_its_present_attempt() -> None:
     attempt = Attempt(3, components, 0.0, nonce="a1")
     job = replace(job, attempt=attempt, state=JobState.CLAIMING)
     assert job.token(1) == "7.3.1.a1"
-    assert of_one_attempt("7.3.1.a1", "7.3.0.a1")
+    assert is_same_attempt("7.3.1.a1", "7.3.0.a1")
     for other in ("7.3.1", "7.3.1.a2", "7.2.1.a1", "8.3.1.a1"):
-        assert not of_one_attempt("7.3.1.a1", other), other
+        assert not is_same_attempt("7.3.1.a1", other), other
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6))

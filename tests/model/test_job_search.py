@@ -10,7 +10,7 @@ from koalapy.api.job_views import as_others_see
 from koalapy.daemon.jobs.jobs import JobRecord
 from koalapy.model.errors import UsageError
 from koalapy.model.job import FINAL_STATES, Attempt, Component, Job, JobSpec, JobState, Priority
-from koalapy.model.job_search import KINDS, MAX_WORDS, STATE_GROUPS, parse_search, word_of
+from koalapy.model.job_search import KINDS, MAX_WORDS, STATE_GROUPS, format_term, parse_search
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
 
 NOW = 100_000.0
@@ -36,9 +36,9 @@ JOBS = [
 ]
 
 
-def found(text: str, *, in_whole: bool = True) -> list[int]:
+def found(text: str, *, include_private: bool = True) -> list[int]:
     search = parse_search(text)
-    return [job.id for job in JOBS if search.matches(job, NOW, in_whole=in_whole)]
+    return [job.id for job in JOBS if search.matches(job, NOW, include_private=include_private)]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ visible = st.text(st.one_of(st.sampled_from('*,":- ab'), st.characters(categorie
 @example('"')
 @example('a" user:"alice')
 def test_the_word_of_a_value_means_it_and_nothing_else(name: str) -> None:
-    search = parse_search(f"{word_of('user', name)} state:any")
+    search = parse_search(f"{format_term('user', name)} state:any")
     job = replace(JOBS[0], spec=replace(JOBS[0].spec, owner=name))
     others = [each for each in JOBS if each.spec.owner != name]
     assert search.matches(job, NOW)
@@ -173,13 +173,13 @@ def test_whatever_is_typed_is_understood_or_refused_and_who_sees_less_finds_by_n
     assert parse_search(search.text).states == search.states
     for job in JOBS:
         seen = as_others_see(JobRecord(job, "a secret")).job
-        by_others = search.matches(job, NOW, in_whole=False)
-        assert by_others == search.matches(seen, NOW, in_whole=False)
+        by_others = search.matches(job, NOW, include_private=False)
+        assert by_others == search.matches(seen, NOW, include_private=False)
         if not by_others:
             continue
         # Nothing that only its owner may see has any say in that.
         secret = replace(job, restarts=7, spec=replace(job.spec, owner="x", name="y", policy="z", application="q"))
-        assert search.matches(secret, NOW, in_whole=False)
+        assert search.matches(secret, NOW, include_private=False)
 
 
 def test_the_states_of_a_search_are_all_that_it_finds() -> None:

@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 from koalapy.model.job import JobState
 from koalapy.model.prediction import (
     Course,
-    Judged,
+    JudgedPrediction,
     Outcome,
     Prediction,
     PredictionKind,
     PredictionSource,
-    coverage_of,
+    compute_coverage,
     judge,
     outcome_of,
-    wilson,
+    wilson_interval,
 )
 
 MADE = 1000.0
@@ -80,7 +80,7 @@ def test_what_is_late_while_it_waits_stays_late_whatever_comes(bounds: list[floa
 
 
 JUDGED = st.builds(
-    lambda job, outcome, error: Judged(job, START, MADE, outcome, error if outcome.is_decided else None),
+    lambda job, outcome, error: JudgedPrediction(job, START, MADE, outcome, error if outcome.is_decided else None),
     st.integers(1, 20),
     st.sampled_from(list(Outcome)),
     st.floats(-1e6, 1e6),
@@ -88,8 +88,8 @@ JUDGED = st.builds(
 
 
 @given(st.lists(JUDGED, max_size=60))
-def test_every_prediction_is_counted_once_and_shares_add_up(judged: list[Judged]) -> None:
-    found = coverage_of(START, 7.0, judged)
+def test_every_prediction_is_counted_once_and_shares_add_up(judged: list[JudgedPrediction]) -> None:
+    found = compute_coverage(START, 7.0, judged)
     assert found.predictions + found.open + found.censored == len(judged)
     assert found.jobs == len({each.job for each in judged if each.outcome.is_decided})
     if found.within is None or found.early is None or found.late is None or found.within_between is None:
@@ -104,8 +104,10 @@ def test_every_prediction_is_counted_once_and_shares_add_up(judged: list[Judged]
 
 
 @given(st.lists(JUDGED, min_size=1, max_size=20), st.integers(2, 5))
-def test_to_foretell_the_same_again_and_again_makes_nothing_more_certain(judged: list[Judged], times: int) -> None:
-    once, again = coverage_of(START, 7.0, judged), coverage_of(START, 7.0, judged * times)
+def test_to_foretell_the_same_again_and_again_makes_nothing_more_certain(
+    judged: list[JudgedPrediction], times: int
+) -> None:
+    once, again = compute_coverage(START, 7.0, judged), compute_coverage(START, 7.0, judged * times)
     assert again.jobs == once.jobs
     assert again.within == (None if once.within is None else pytest.approx(once.within))
     if once.within_between is not None:
@@ -114,12 +116,12 @@ def test_to_foretell_the_same_again_and_again_makes_nothing_more_certain(judged:
 
 @given(st.floats(0, 1), st.integers(1, 10**6))
 def test_the_interval_of_a_share_holds_it_and_narrows_with_the_number(share: float, number: int) -> None:
-    low, high = wilson(share, number)
+    low, high = wilson_interval(share, number)
     assert 0.0 <= low <= share <= high <= 1.0
-    closer = wilson(share, 4 * number)
+    closer = wilson_interval(share, 4 * number)
     assert closer[1] - closer[0] < high - low
 
 
 def test_the_interval_is_wilsons() -> None:
     """Of 8 of 10, as the books have it."""
-    assert wilson(0.8, 10) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))
+    assert wilson_interval(0.8, 10) == (pytest.approx(0.4902, abs=1e-4), pytest.approx(0.9433, abs=1e-4))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.job import JobSpec
-from koalapy.model.profile import ClusterProfile, folders_needed, lacks, series_differ
+from koalapy.model.profile import ClusterProfile, describe_series_conflict, folders_needed, lacks
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest
 
 SOUTH = ClusterProfile(
@@ -122,6 +122,9 @@ def test_what_a_job_needs() -> None:
 def test_what_is_said() -> None:
     assert lacks(["south"], {"scratch"}) == "cluster south has no scratch folder"
     assert lacks(["east", "south"], {"scratch", "home"}) == "clusters east, south have no home or scratch folder"
-    assert series_differ({"north": 5, "south": 4}) == "north has Open MPI 5, south 4: a job runs under one series"
-    said = series_differ({"north": 5, "east": 4, "south": 4})
+    assert (
+        describe_series_conflict({"north": 5, "south": 4})
+        == "north has Open MPI 5, south 4: a job runs under one series"
+    )
+    said = describe_series_conflict({"north": 5, "east": 4, "south": 4})
     assert said == "east and south have Open MPI 4, north 5: a job runs under one series"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from koalapy.model.wording import are_idle, clock, exit_text, known_names, listed, nodes
+from koalapy.model.wording import are_idle, clock, describe_exit, listed, nodes, suggest_names
 
 NOON = 12 * 3600.0
 DAY = 86400.0
@@ -38,8 +38,8 @@ def test_numbers_agree_with_their_nouns() -> None:
 
 
 def test_a_wrong_name_brings_the_known_ones() -> None:
-    assert known_names("nroth", ["south", "north"]) == "did you mean north? known: north, south"
-    assert known_names("x", []) == "known: none"
+    assert suggest_names("nroth", ["south", "north"]) == "did you mean north? known: north, south"
+    assert suggest_names("x", []) == "known: none"
 
 
 @pytest.mark.parametrize(
@@ -55,4 +55,4 @@ def test_a_wrong_name_brings_the_known_ones() -> None:
     ],
 )
 def test_exit_text_names_standard_signals(code: int, text: str) -> None:
-    assert exit_text(code) == text
+    assert describe_exit(code) == text

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from koalapy.model.cluster import ClusterState, GridView, Link
 from koalapy.model.placement import PlacedComponent, Placement, Refusal
 from koalapy.model.request import ComponentRequest, FixedRequest, InputFile, NonFixedRequest
-from koalapy.model.transfer import Transfer, transfer_to
+from koalapy.model.transfer import Transfer, estimate_transfer
 from koalapy.policies.close_to_files import CloseToFiles, closest_site
 from koalapy.policies.worst_fit import WorstFit
 from tests.policies.grids import (
@@ -52,7 +52,7 @@ def oracle(request: NonFixedRequest, view: GridView) -> list[tuple[str, Transfer
     for index, component in sorted(enumerate(request.components), key=lambda pair: -pair[1].size):
         choices = []
         for name, idle in left.items():
-            transfer = transfer_to(name, component.inputs, view)
+            transfer = estimate_transfer(name, component.inputs, view)
             if transfer is not None and idle >= component.size:
                 choices.append((transfer.seconds, -idle, name, transfer))
         if not choices:

@@ -83,7 +83,7 @@ def check_effects(world: "World", effects: Effects) -> None:
         gangs.tokens[gang] |= set(tokens)
         submitted = {c.cluster for c in job.attempt.components if job.token(c.index) in tokens}
         # Of an attempt that ends, another component may have been refused after these were submitted: all are stopped.
-        refusing = job.barred_from(world.now) if job.ending is None else frozenset()
+        refusing = job.barred_clusters(world.now) if job.ending is None else frozenset()
         assert not submitted & refusing, "it is handed to a cluster that has refused it"
         _fits_request(job, job.attempt, replaced=gang in gangs.replaced)
         _is_where_its_home_site_lets_it(world, job, job.attempt)

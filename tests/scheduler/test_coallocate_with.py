@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from koalapy.config.settings import Settings
 from koalapy.model.cluster import GridView
-from koalapy.model.coallocation import MAX_SETS, largest_sets, may_share_job
+from koalapy.model.coallocation import MAX_SETS, find_largest_sets, may_share_job
 from koalapy.model.errors import UsageError
 from koalapy.model.job import JobSpec, Launcher
 from koalapy.model.placement import Placement, Refusal
@@ -115,7 +115,7 @@ def test_largest_sets_are_all_sets_of_clusters_that_allow_each_other_and_have_no
     subsets = [frozenset(names) for size in range(1, len(NAMES) + 1) for names in combinations(NAMES, size)]
     allowed = [names for names in subsets if allows_pairwise(names, profiles, launcher)]
     expected = {names for names in allowed if not any(names < other for other in allowed)}
-    found = list(largest_sets(profiles, one_series=one_series))
+    found = list(find_largest_sets(profiles, one_series=one_series))
     assert (len(found), set(found)) == (len(expected), expected)
 
 

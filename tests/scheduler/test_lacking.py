@@ -5,7 +5,7 @@ import pytest
 from koalapy.model.cluster import GridView, Link
 from koalapy.model.job import JobId, JobState, Priority
 from koalapy.model.request import ComponentRequest, FixedRequest, InputFile, NonFixedRequest
-from koalapy.model.transfer import Transfer, immovable, transfer_to
+from koalapy.model.transfer import Transfer, estimate_transfer, immovable_reason
 from tests.scheduler.requests import flexible
 from tests.scheduler.sites import Site
 from tests.scheduler.world import World
@@ -34,8 +34,8 @@ def grid(*cut_off: str) -> GridView:
 )
 def test_what_can_be_brought_where(cut_off: tuple[str, ...], to: str, answer: Transfer | None) -> None:
     view = grid(*cut_off)
-    assert transfer_to(to, (DATA,), view, 100.0) == answer
-    assert bool(immovable(to, (DATA,), view)) == (answer is None)
+    assert estimate_transfer(to, (DATA,), view, 100.0) == answer
+    assert bool(immovable_reason(to, (DATA,), view)) == (answer is None)
 
 
 @pytest.mark.parametrize(

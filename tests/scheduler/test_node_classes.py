@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.model.cluster import ClusterView, GridView, NodeClass, of_so_many
+from koalapy.model.cluster import ClusterView, GridView, NodeClass, resize_classes
 from koalapy.model.job import JobState, Token, parse_token
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
 from koalapy.model.reports import ClusterReport, NodeClassReport
@@ -115,7 +115,7 @@ CLASSES = st.lists(
 
 @given(CLASSES, st.integers(0, 60))
 def test_classes_always_add_up_to_the_idle_nodes(classes: tuple[NodeClass, ...], count: int) -> None:
-    fitted = of_so_many(classes, count)
+    fitted = resize_classes(classes, count)
     assert sum(idle(fitted).values()) == (count if classes else 0)
     before = idle(classes)
     more = count >= sum(before.values())
@@ -127,14 +127,14 @@ def test_classes_always_add_up_to_the_idle_nodes(classes: tuple[NodeClass, ...],
             assert each.power == min(c.power for c in classes), "nobody is promised more than there is"
     if count == sum(each.total for each in classes):
         assert all(each.idle == each.total for each in fitted), "the whole cluster"
-    assert of_so_many(fitted, count) == fitted
+    assert resize_classes(fitted, count) == fitted
 
 
 @given(CLASSES, st.integers(0, 5), st.integers(0, 5))
 def test_what_is_offered_of_the_idle_nodes_only_shrinks(classes: tuple[NodeClass, ...], kept: int, taken: int) -> None:
     count = sum(idle(classes).values())
-    before = idle(of_so_many(classes, max(0, count - kept)))
-    after = idle(of_so_many(classes, max(0, count - kept - taken)))
+    before = idle(resize_classes(classes, max(0, count - kept)))
+    after = idle(resize_classes(classes, max(0, count - kept - taken)))
     assert all(nodes <= before[name] for name, nodes in after.items())
 
 

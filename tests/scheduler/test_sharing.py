@@ -307,7 +307,7 @@ def test_a_home_site_is_always_for_its_own_jobs(
     assert closed <= speeds.keys()
     assert closed == {name for name in speeds if home and sharing.why_not(home, name)}
     assert (sharing.section(home) < sharing.section("")) == bool(sharing.site_of(home))
-    assert sharing.takes_back(home) in ("", home)
+    assert sharing.reclaiming_site(home) in ("", home)
 
 
 # What is said of it

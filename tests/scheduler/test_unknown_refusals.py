@@ -175,7 +175,7 @@ def test_nobody_is_preempted_on_a_cluster_that_has_refused_the_job() -> None:
     refusing(world, "north")
     high = world.submit(flexible(4, most=1), lasts=500, priority=Priority.HIGH)
     world.advance(1)
-    assert (world.state(high), world.job(high).barred_from(world.now)) == (JobState.QUEUED, {"north"})
+    assert (world.state(high), world.job(high).barred_clusters(world.now)) == (JobState.QUEUED, {"north"})
     world.sites["north"].refuses = lambda size: ""
     low = world.submit(flexible(4, most=1), lasts=500)
     world.advance(REFUSAL_PAUSE - 5)
@@ -190,7 +190,7 @@ def test_a_component_is_not_moved_to_a_cluster_that_has_refused_its_job() -> Non
     job = world.submit(flexible(2, most=1))
     world.advance(1)
     assert clusters_of(world, job) == {"south"}
-    assert world.job(job).barred_from(world.now) == {"north"}
+    assert world.job(job).barred_clusters(world.now) == {"north"}
 
 
 def test_explain_names_the_words_and_offers_nothing_on_the_cluster_that_refused() -> None:
@@ -249,7 +249,7 @@ def test_a_cluster_that_has_passed_its_trial_gets_the_jobs_that_it_refused_befor
     assert {world.state(job) for job in jobs} == {JobState.QUEUED}
     world.sites["north"].refuses = lambda size: ""
     world.advance(120)
-    barred = [job for job in jobs if world.job(job).barred_from(world.now)]
+    barred = [job for job in jobs if world.job(job).barred_clusters(world.now)]
     assert barred, "else there is nothing to forget"
     assert world.queries.grid["north"].health.probation
     trial = world.submit(flexible(1, most=1), lasts=1)

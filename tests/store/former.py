@@ -15,7 +15,7 @@ from sqlalchemy import JSON, RowMapping, Table, select, update
 
 from koalapy.model.advice import Advised, Option
 from koalapy.model.cluster import Drain
-from koalapy.model.digest import digest_of, key_of
+from koalapy.model.digest import hash_key, hash_spec
 from koalapy.model.job import (
     Attempt,
     ClaimingMode,
@@ -241,9 +241,9 @@ def world() -> World:
             timeline=timeline,
             outbox=commands,
             submitted=[
-                Submitted(key_of("ada", "key of 1"), 1, digest_of(plain)),
-                Submitted(key_of("bob", "key of 8"), 8, digest_of(rich)),
-                Submitted(key_of("cyd", "key of 9"), 9, digest_of(named)),
+                Submitted(hash_key("ada", "key of 1"), 1, hash_spec(plain)),
+                Submitted(hash_key("bob", "key of 8"), 8, hash_spec(rich)),
+                Submitted(hash_key("cyd", "key of 9"), 9, hash_spec(named)),
             ],
             clusters=[usable, given_up],
             scans={Priority.LOW: 9, Priority.HIGH: 3},

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from koalapy.model.advice import Advised, Option, Run, Size, run_of
+from koalapy.model.advice import Advised, Option, Run, Size, completed_run_of
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch
@@ -98,7 +98,7 @@ def test_what_was_killed_at_its_walltime_is_read_as_such_and_as_it_was_learned_a
     write(stores, *jobs)
     found = stores.advice.runs(10)
     assert [(run.seconds, run.killed) for run in found] == [(12.5, False), (30.5, True), (31.5, True)]
-    assert found == [run for job in jobs if (run := run_of(job)) is not None]
+    assert found == [run for job in jobs if (run := completed_run_of(job)) is not None]
     assert stores.advice.runs(1) == found[2:]
     stores.history.remove([1, 2, 3, 4, 5])
     assert stores.advice.runs(10) == found, "also when its job is not kept any more"

@@ -158,16 +158,16 @@ def test_page_by_application_priority_and_restarts_finds_exactly_these(stores: S
         over = [number for number in range(30, 0, -1) if not states or number % 3]
         assert ids(application="app1", states=states) == [number for number in over if number % 2]
         assert ids(priority="high", states=states) == [number for number in over if number % 4 == 0]
-        assert ids(least_restarts=3, states=states) == [number for number in over if number % 5 >= 3]
+        assert ids(min_restarts=3, states=states) == [number for number in over if number % 5 >= 3]
         both = [number for number in over if number % 2 == 0 and number % 5 >= 1]
-        assert ids(least_restarts=1, application="app0", states=states) == both
+        assert ids(min_restarts=1, application="app0", states=states) == both
         exactly = [number for number in over if number % 5 == 3]
-        assert ids(least_restarts=3, most_restarts=3, states=states) == exactly
-        assert ids(most_restarts=1, states=states) == [number for number in over if number % 5 <= 1]
-    assert ids(least_restarts=2, most_restarts=1) == []
-    assert ids(least_restarts=5) == ids(application="app2") == []
-    assert ids(least_restarts=3, limit=2) == [29, 28]
-    assert ids(least_restarts=3, limit=2, before=28) == [24, 23]
+        assert ids(min_restarts=3, max_restarts=3, states=states) == exactly
+        assert ids(max_restarts=1, states=states) == [number for number in over if number % 5 <= 1]
+    assert ids(min_restarts=2, max_restarts=1) == []
+    assert ids(min_restarts=5) == ids(application="app2") == []
+    assert ids(min_restarts=3, limit=2) == [29, 28]
+    assert ids(min_restarts=3, limit=2, before=28) == [24, 23]
 
 
 def test_the_timeline_keeps_its_order(stores: Stores) -> None:

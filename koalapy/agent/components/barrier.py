@@ -14,7 +14,7 @@ from koalapy.agent.core.lrm_jobs import LrmJobs, sleep_awake
 from koalapy.agent.core.reporter import RECORD_LOST, Reporter
 from koalapy.agent.core.spool import write_error
 from koalapy.agent.runners.runners import RunnerConnection, RunnerSecrets, lrm_name
-from koalapy.model.job import is_token, of_one_attempt
+from koalapy.model.job import is_same_attempt, is_token
 from koalapy.protocol.messages import Impostor, Relay
 from koalapy.runner.session import Session, make_nonce
 from koalapy.system.tasks import BackgroundTasks
@@ -292,7 +292,7 @@ class Barrier:
         """Hand a relay to the runner it is for: one of the same daemon's, and of the attempt that the sender is of."""
         component = self._reporter.find(message.token, instance)
         node = component.nodes[message.node] if component and 0 <= message.node < component.size else None
-        if not of_one_attempt(message.sender, message.token):
+        if not is_same_attempt(message.sender, message.token):
             log.warning("relay to another attempt", action="relay-refused", sender=message.sender, token=message.token)
             self._undelivered(instance, message, "not to a component of the same attempt")
         elif elsewhere:

@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from koalapy.model.errors import SiteFault, SiteRejected
-from koalapy.model.quantities import bytes_of, bytes_text
+from koalapy.model.quantities import format_bytes, parse_bytes
 from koalapy.model.reports import NodeClassReport
 
 MAX_CLASSES = 64
@@ -88,7 +88,7 @@ class NodeClassSettings:
     """Slurm, Grid Engine: these, as ``node[01-16],big1``."""
     power: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """What a node can do as against nodes of other clusters; by default the cluster's ``speed``."""
-    memory: Annotated[int, BeforeValidator(bytes_of), Field(gt=0, le=2**53)] | None = None
+    memory: Annotated[int, BeforeValidator(parse_bytes), Field(gt=0, le=2**53)] | None = None
     """Bytes of a node, or with a unit (``64GB``); by default what the resource manager says."""
 
     def __post_init__(self) -> None:
@@ -208,7 +208,7 @@ def _about(memory: int) -> int:
 
 def _name(features: frozenset[str], memory: int | None, taken: set[str]) -> str:
     """What nodes are called that nobody has given a name, as ``haswell+ib-64GB``: the same in each life of an agent."""
-    words = ["+".join(sorted(features)), "" if memory is None else bytes_text(memory).replace(" ", "")]
+    words = ["+".join(sorted(features)), "" if memory is None else format_bytes(memory).replace(" ", "")]
     name = "-".join(word for word in words if word)[:MAX_NAME_LENGTH] or "other"
     numbers = (f"{name}-{number}" for number in range(2, len(taken) + 3))
     return name if name not in taken else next(each for each in numbers if each not in taken)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, TypeAdapter
 
 from koalapy.model.bounds import Base64, Bytes, ExitCode, Host, Name, Nodes, Number, Payload, TruncatedText
-from koalapy.model.wording import encodable
+from koalapy.model.wording import escape_surrogates
 from koalapy.runner.session import NONCE_SIZE
 
 
@@ -74,7 +74,9 @@ class Relay(RunnerMessage):
 class Exit(RunnerMessage):
     t: Literal["exit"]
     code: ExitCode | None
-    error: Annotated[TruncatedText, BeforeValidator(lambda text: encodable(text) if isinstance(text, str) else text)]
+    error: Annotated[
+        TruncatedText, BeforeValidator(lambda text: escape_surrogates(text) if isinstance(text, str) else text)
+    ]
     """May name files, whose names are any bytes."""
     infrastructure: bool
     stopped: bool
@@ -85,7 +87,9 @@ class RunnerResult(RunnerMessage):
     """What a runner leaves in its spool when it ends, where programs may write, too."""
 
     code: ExitCode | None
-    error: Annotated[TruncatedText, BeforeValidator(lambda text: encodable(text) if isinstance(text, str) else text)]
+    error: Annotated[
+        TruncatedText, BeforeValidator(lambda text: escape_surrogates(text) if isinstance(text, str) else text)
+    ]
     infrastructure: bool
     stopped: bool
     warned: bool = False

@@ -14,7 +14,7 @@ from koalapy.client.agent_socket import Login
 from koalapy.client.answers import Json
 from koalapy.client.client import Client
 from koalapy.client.errors import CliError, Exit, printable
-from koalapy.model.quantities import bytes_text
+from koalapy.model.quantities import format_bytes
 
 
 def login(url: Url = None) -> None:
@@ -99,7 +99,7 @@ def _row(scope: Json, limit: Json) -> list[object]:
     def text(value: float | None) -> str:
         if value is None:
             return "-"
-        return bytes_text(int(value)) if limit["name"].endswith("_bytes") else f"{value:g}"
+        return format_bytes(int(value)) if limit["name"].endswith("_bytes") else f"{value:g}"
 
     of = f"group {scope['name']}" if scope["kind"] == "group" else scope["name"]
     return [of, limit["name"], text(limit["used"]), text(limit["limit"])]

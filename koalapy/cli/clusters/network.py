@@ -17,7 +17,7 @@ from koalapy.cli.terminal.width import left, right, terminal_size
 from koalapy.client.answers import Json
 from koalapy.client.client import Absence, Client, in_path
 from koalapy.client.errors import CliError, Exit, printable
-from koalapy.model.wording import clock, duration, three_digits
+from koalapy.model.wording import clock, duration, format_three_digits
 
 UNMEASURED = "–"
 UNREACHABLE = "unreachable"
@@ -67,7 +67,7 @@ def _cell(link: Json, *, back: bool) -> tuple[str, str]:
 
 
 def _number(value: float | None, factor: float) -> str:
-    return UNMEASURED if value is None else three_digits(value * factor)
+    return UNMEASURED if value is None else format_three_digits(value * factor)
 
 
 def _legend(answer: Json) -> list[str]:

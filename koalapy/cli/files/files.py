@@ -11,7 +11,7 @@ from koalapy.cli.terminal.tables import table
 from koalapy.client.answers import Json
 from koalapy.client.client import FINAL, MAX_PAGE_SIZE, Client
 from koalapy.client.errors import CliError, Exit, printable
-from koalapy.model.quantities import bytes_text
+from koalapy.model.quantities import format_bytes
 from koalapy.model.wording import listed
 
 Name = Annotated[str, Argument(help="the logical file", completes="replicas")]
@@ -33,7 +33,7 @@ def add(name: Name, place: Place, as_json: AsJson = False, daemon: Daemon = DAEM
         return
     count = replica["parts"]
     entries = "" if count is None else f", a folder of {count} {'entry' if count == 1 else 'entries'}"
-    said = f"{cluster} has {name}: {bytes_text(replica['size'])}{entries}, SHA-256 {replica['checksum']}"
+    said = f"{cluster} has {name}: {format_bytes(replica['size'])}{entries}, SHA-256 {replica['checksum']}"
     print(printable(said))
 
 
@@ -88,7 +88,7 @@ def remove(name: Name, cluster: Cluster = None, as_json: AsJson = False, daemon:
 def _page(replicas: list[Json]) -> str:
     rows = [
         [
-            *(r["name"], r["cluster"], r["state"], bytes_text(r["size"]), "-" if r["parts"] is None else r["parts"]),
+            *(r["name"], r["cluster"], r["state"], format_bytes(r["size"]), "-" if r["parts"] is None else r["parts"]),
             *(r["checksum"][:8], r["path"], r.get("problem") or r["reason"] or "-"),
         ]
         for r in replicas
@@ -126,7 +126,7 @@ def fetch(
     else:
         for name, some in came.items():
             files = f"{some.files} file{'' if some.files == 1 else 's'}"
-            print(printable(f"{folder / name}: {files}, {bytes_text(some.size)}"))
+            print(printable(f"{folder / name}: {files}, {format_bytes(some.size)}"))
     if missing:
         why = "the job is not over" if found["state"] not in FINAL else f"see koala show {job}"
         raise CliError(f"nothing came of {', '.join(missing)}", Exit.FAILED, why)

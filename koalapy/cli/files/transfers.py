@@ -13,7 +13,7 @@ from koalapy.client.answers import Component, Job
 from koalapy.client.client import Client
 from koalapy.client.errors import printable
 from koalapy.client.timeouts import TimeIsUp
-from koalapy.model.quantities import bytes_text
+from koalapy.model.quantities import format_bytes
 
 BAR_COLUMNS = 20
 """Characters."""
@@ -48,7 +48,7 @@ def _progress(job: Job, component: Component, unicode: bool) -> str:
     since = component["staging_since"] or ""
     if component["staged_at"]:
         took = seconds_since(since, component["staged_at"])
-        return f"{bytes_text(size)}{where} in {took:.3g} s{_speed(size, took)}"
+        return f"{format_bytes(size)}{where} in {took:.3g} s{_speed(size, took)}"
     if not size:
         return f"waits for its files{where}"
     now = job["ended_at"] or datetime.now(UTC).isoformat()
@@ -58,12 +58,12 @@ def _progress(job: Job, component: Component, unicode: bool) -> str:
 
 def _of(there: int, size: int) -> str:
     """``120 of 200 MB``, or with both units where they differ."""
-    (some, unit), (everything, whole) = bytes_text(there).split(" "), bytes_text(size).split(" ")
+    (some, unit), (everything, whole) = format_bytes(there).split(" "), format_bytes(size).split(" ")
     return f"{some} of {everything} {whole}" if unit == whole else f"{some} {unit} of {everything} {whole}"
 
 
 def _speed(size: int, seconds: float) -> str:
-    return f", {bytes_text(size / seconds)}/s" if size and seconds >= 0.05 else ""
+    return f", {format_bytes(size / seconds)}/s" if size and seconds >= 0.05 else ""
 
 
 def _bar(fraction: float, unicode: bool) -> str:

@@ -23,7 +23,7 @@ import click
 from click.core import ParameterSource
 
 from koalapy.client.errors import CliError, Exit
-from koalapy.model.wording import known_names
+from koalapy.model.wording import suggest_names
 
 Function = Callable[..., int | None]
 """What runs; it gives the exit code, None for 0."""
@@ -133,7 +133,7 @@ class _Choice(click.Choice[str]):
         return self._kind(super().convert(value, param, ctx))
 
     def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
-        return f"{value!r}; {known_names(str(value), self.choices)}"
+        return f"{value!r}; {suggest_names(str(value), self.choices)}"
 
 
 class _Refusing(click.Command):

@@ -8,7 +8,7 @@ from typing import IO, Self
 from koalapy.cli.terminal.screen import Block
 from koalapy.client.errors import printable
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
-from koalapy.model.quantities import bytes_text
+from koalapy.model.quantities import format_bytes
 from koalapy.model.wording import duration
 
 
@@ -60,11 +60,11 @@ class Transfer:
 
     def __str__(self) -> str:
         passed = time.monotonic() - self._began
-        speed = f", {bytes_text(int(self.done / passed))}/s" if self.done and passed > 0 else ""
+        speed = f", {format_bytes(int(self.done / passed))}/s" if self.done and passed > 0 else ""
         if self._size is None:
-            return f"{self._what}: {bytes_text(self.done)}{speed}"
+            return f"{self._what}: {format_bytes(self.done)}{speed}"
         percent = f" ({min(1.0, self.done / self._size):.0%})" if self._size else ""
-        return f"{self._what}: {bytes_text(self.done)} of {bytes_text(self._size)}{percent}{speed}"
+        return f"{self._what}: {format_bytes(self.done)} of {format_bytes(self._size)}{percent}{speed}"
 
     def counted(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
         """Yield the pieces, and count their bytes."""

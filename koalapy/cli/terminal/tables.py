@@ -12,7 +12,7 @@ from koalapy.cli.terminal.width import folded, left, terminal_size
 from koalapy.client.answers import Attempt, Cluster, Component, Job, Json, ListedJob
 from koalapy.client.client import nodes_of
 from koalapy.client.errors import printable
-from koalapy.model.quantities import bytes_text
+from koalapy.model.quantities import format_bytes
 from koalapy.model.wording import clock, duration, nodes
 
 QUEUE = ("ID", "NAME", "USER", "PRI", "STATE", "NODES", "TIME", "CLUSTERS", "REASON")
@@ -112,7 +112,7 @@ def cluster(found: Cluster) -> str:
     """One cluster: its line, what its nodes are, and its link to the others."""
     parts, details = [clusters([found])], found["details"]
     if classes := details.get("node_classes"):
-        sizes = ["-" if c["memory"] is None else bytes_text(c["memory"]) for c in classes]
+        sizes = ["-" if c["memory"] is None else format_bytes(c["memory"]) for c in classes]
         rows = [
             [c["name"] or "all", c["total"], c["idle"], f"{c['power']:g}", size]
             for c, size in zip(classes, sizes, strict=True)
@@ -120,8 +120,8 @@ def cluster(found: Cluster) -> str:
         parts.append(table(["CLASS", "TOTAL", "IDLE", "POWER", "MEMORY"], rows))
     if (uplink := details.get("uplink")) is not None:
         capacity = uplink["capacity"]
-        of = "; what it carries is not known" if capacity is None else f" of {bytes_text(capacity)}/s"
-        parts.append(f"uplink: {bytes_text(uplink['consumed'])}/s used{of}")
+        of = "; what it carries is not known" if capacity is None else f" of {format_bytes(capacity)}/s"
+        parts.append(f"uplink: {format_bytes(uplink['consumed'])}/s used{of}")
     return "\n\n".join(parts)
 
 

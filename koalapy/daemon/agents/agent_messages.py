@@ -13,7 +13,7 @@ from koalapy.daemon.agents.session import Session, Sessions
 from koalapy.daemon.auth.login import Logins
 from koalapy.daemon.engine.engine import Engine, WorkItem
 from koalapy.daemon.jobs.output import Outputs
-from koalapy.model.job import Component, Job, of_one_attempt
+from koalapy.model.job import Component, Job, is_same_attempt
 from koalapy.model.reports import ClusterReport, ComponentStatus, Inventory, StageStatus
 from koalapy.model.request import ClusterName
 from koalapy.ports import OutputPiece
@@ -225,7 +225,7 @@ class AgentMessages:
         if sender is None or sender[1].cluster != cluster:
             log.warning("a relay in another's name", action="agent-oversteps", cluster=cluster, sender=message.sender)
             return "not from a component of a live attempt"
-        if target is None or not of_one_attempt(message.sender, message.token):
+        if target is None or not is_same_attempt(message.sender, message.token):
             return "not to a component of the same attempt"
         cluster = target[1].cluster
         return self._sessions.get(cluster) or f"{cluster} is out of reach"

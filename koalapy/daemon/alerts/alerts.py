@@ -18,7 +18,7 @@ from koalapy.daemon.alerts.checks.jobs import JobChecks
 from koalapy.daemon.alerts.health import HealthMonitor
 from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.network.network import Network
-from koalapy.model.alert import Alert, AlertKind, AlertRules, by_urgency
+from koalapy.model.alert import Alert, AlertKind, AlertRules, urgency_key
 from koalapy.model.identity import Identity
 from koalapy.scheduler.queries import Queries
 
@@ -63,11 +63,11 @@ class Alerts:
 
     def current(self) -> Sequence[Alert]:
         """What is wrong now, the most urgent first."""
-        return sorted((seen.alert for seen in self._seen.values() if seen.told), key=by_urgency)[:MAX_ALERTS]
+        return sorted((seen.alert for seen in self._seen.values() if seen.told), key=urgency_key)[:MAX_ALERTS]
 
-    def told_to(self, identity: Identity) -> Sequence[Alert]:
+    def visible_to(self, identity: Identity) -> Sequence[Alert]:
         """The same, as far as it concerns somebody."""
-        return [told for alert in self.current() if (told := alert.told_to(identity)) is not None]
+        return [told for alert in self.current() if (told := alert.visible_to(identity)) is not None]
 
     async def look(self) -> None:
         """Ask all checks; others go on between two of them."""

@@ -19,10 +19,10 @@ from koalapy.model.errors import (
     NotFoundError,
     ProblemCode,
     StoreUnavailable,
-    TokenRefused,
+    TokenRejected,
 )
 from koalapy.model.identity import Identity, Role, highest_role
-from koalapy.model.provider import Verified, looks_signed
+from koalapy.model.provider import Verified, is_provider_token
 from koalapy.model.request import ClusterName
 from koalapy.model.users import Users
 from koalapy.ports import StoredToken, TokenStore
@@ -52,7 +52,7 @@ class Verifier(Protocol):
         """Of one that was verified before, and holds."""
 
     async def verify(self, token: str) -> Verified:
-        """``TokenRefused``, and ``SiteUnavailable`` while that cannot be told."""
+        """``TokenRejected``, and ``SiteUnavailable`` while that cannot be told."""
 
     def role_of(self, user: str) -> Role:
         """Return the highest role that its tokens may give a user."""
@@ -148,7 +148,7 @@ class Identities:
             return fixed
         found = self._valid.get(digest)
         if found is None or found.token is None:
-            signed = self._provider.known(token) if self._provider and looks_signed(token) else None
+            signed = self._provider.known(token) if self._provider and is_provider_token(token) else None
             return self._of_provider(signed) if signed and signed.user not in self._reserved else None
         now = self._clock()
         if _has_expired(found, now):
@@ -159,13 +159,13 @@ class Identities:
     async def verify(self, token: str) -> Identity | None:
         """As ``of``, for one that an OpenID provider may have signed and that is seen for the first time.
 
-        ``TokenRefused``, and ``SiteUnavailable`` while that cannot be told.
+        ``TokenRejected``, and ``SiteUnavailable`` while that cannot be told.
         """
-        if self._provider is None or not looks_signed(token):
+        if self._provider is None or not is_provider_token(token):
             return None
         signed = await self._provider.verify(token)
         if signed.user in self._reserved:
-            raise TokenRefused(
+            raise TokenRejected(
                 f"the user {signed.user} is the daemon's own; map the claim to another one in oidc.users"
             )
         return self._of_provider(signed)

@@ -75,7 +75,7 @@ class LoginRules:
 
     def _mapped_user(self, cluster: ClusterName, account: str, uid: int) -> str:
         domain = self.domains.get(cluster, Domain())
-        person = self.users.person_of(cluster, account)
+        person = self.users.configured_user_of(cluster, account)
         if account in self.refused.get(cluster, ()):
             raise Refused(f"the account {account} of {cluster} gets no login", "ask the grid's administrators why")
         if domain.identity == "own":
@@ -142,7 +142,7 @@ class Logins:
             raise Refused(f"too many logins from {cluster}", f"try again in {wait:.0f} s")
         # Of whom is refused nothing is remembered.
         user = self._rules.user_of(cluster, account, vouch.uid)
-        if vouch.runs_jobs and self._rules.users.person_of(cluster, account) is None:
+        if vouch.runs_jobs and self._rules.users.configured_user_of(cluster, account) is None:
             raise Refused(
                 f"{account} of {cluster} is the account of all jobs there, each of which would be another user so",
                 "log in as yourself, or show a token (KOALA_TOKEN)",

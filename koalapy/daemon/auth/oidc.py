@@ -11,7 +11,7 @@ from joserfc.jws import JWSRegistry
 from joserfc.jwt import JWTClaimsRegistry
 
 from koalapy.daemon.auth.provider_keys import Fetch, ProviderKeys, source_of
-from koalapy.model.errors import TokenRefused
+from koalapy.model.errors import TokenRejected
 from koalapy.model.identity import Role
 from koalapy.model.provider import Provider, Verified
 
@@ -61,24 +61,24 @@ class Oidc:
         return self.provider.possible_role(user) if seen is None else seen.role or Role.USER
 
     async def verify(self, token: str) -> Verified:
-        """``TokenRefused``, and ``SiteUnavailable`` while the provider's keys cannot be had."""
+        """``TokenRejected``, and ``SiteUnavailable`` while the provider's keys cannot be had."""
         if found := self.known(token):
             return found
         if len(token) > MAX_TOKEN_LENGTH:
-            raise TokenRefused(f"it has more than {MAX_TOKEN_LENGTH} characters")
+            raise TokenRejected(f"it has more than {MAX_TOKEN_LENGTH} characters")
         try:
             header = jws.extract_compact(token.encode(), registry=self._registry).headers()
             if header.get("alg") not in ALGORITHMS:
-                raise TokenRefused(f"it is signed by {str(header.get('alg'))[:20]}, not by one of {_LISTED}")
+                raise TokenRejected(f"it is signed by {str(header.get('alg'))[:20]}, not by one of {_LISTED}")
             kid = header.get("kid")
             keys = await self.keys.for_id(kid if isinstance(kid, str) else None)
             claims = jwt.decode(token, keys, registry=self._registry).claims
             self._check(claims)
         except JoseError as error:
-            raise TokenRefused(error.description or error.error.replace("_", " ")) from error
+            raise TokenRejected(error.description or error.error.replace("_", " ")) from error
         # What it holds is not ours: joserfc stumbles over some of what is no token at all.
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise TokenRefused("it is no signed token") from error
+            raise TokenRejected("it is no signed token") from error
         return self._remember(token, claims)
 
     def _check(self, claims: dict[str, Any]) -> None:
@@ -95,7 +95,7 @@ class Oidc:
     def _remember(self, token: str, claims: dict[str, Any]) -> Verified:
         user = self.provider.user_of(claims)
         if user is None:
-            raise TokenRefused(f"its {self.provider.claim} is nobody who is known here")
+            raise TokenRejected(f"its {self.provider.claim} is nobody who is known here")
         verified = Verified(user, self.provider.role_of(claims), min(claims["exp"], self._clock() + MAX_SPAN))
         if len(self._known) >= MAX_KNOWN:
             del self._known[next(iter(self._known))]

@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 import httpx2
 
 from koalapy.daemon.auth.identities import Identities
-from koalapy.model.errors import ProblemCode, SiteUnavailable, TokenRefused
+from koalapy.model.errors import ProblemCode, SiteUnavailable, TokenRejected
 from koalapy.model.identity import Identity
 from koalapy.model.provider import Provider
 from koalapy.system.tls import secure
@@ -71,15 +71,15 @@ class ProviderLogins:
         return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(query)}", state
 
     async def finish(self, state: str, code: str) -> tuple[Identity, str]:
-        """Who was logged in, and the page that he wanted; ``TokenRefused``, ``SiteUnavailable``."""
+        """Who was logged in, and the page that he wanted; ``TokenRejected``, ``SiteUnavailable``."""
         login = self._under_way.pop(state, None)
         if login is None or login.until <= self._clock():
-            raise TokenRefused("this login was not begun here, or took too long")
+            raise TokenRejected("this login was not begun here, or took too long")
         token = await self._id_token(login, code)
         identity = await self._identities.verify(token)
         # It is verified: what it says is the provider's word.
         if identity is None or _claims(token).get("nonce") != login.nonce:
-            raise TokenRefused("the provider's ID token is of another login")
+            raise TokenRejected("the provider's ID token is of another login")
         return identity, login.then
 
     async def _id_token(self, login: LoginUnderWay, code: str) -> str:
@@ -101,11 +101,11 @@ class ProviderLogins:
                 code=ProblemCode.PROVIDER_UNAVAILABLE,
             ) from error
         except (ValueError, RecursionError) as error:
-            raise TokenRefused("the OpenID provider's answer is no JSON") from error
+            raise TokenRejected("the OpenID provider's answer is no JSON") from error
         token = told.get("id_token") if isinstance(told, dict) else None
         if not isinstance(token, str):
             said = str(told.get("error", ""))[:100] if isinstance(told, dict) else ""
-            raise TokenRefused(f"the OpenID provider gives no ID token{f': {said}' if said else ''}")
+            raise TokenRejected(f"the OpenID provider gives no ID token{f': {said}' if said else ''}")
         return token
 
 

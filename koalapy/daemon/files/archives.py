@@ -19,8 +19,8 @@ import structlog
 
 from koalapy.daemon.jobs.quota import QuotaHold
 from koalapy.model.errors import StoreUnavailable, TooLargeError, UsageError
-from koalapy.model.quantities import bytes_text
-from koalapy.model.wording import encodable
+from koalapy.model.quantities import format_bytes
+from koalapy.model.wording import escape_surrogates
 
 log = structlog.get_logger()
 
@@ -96,8 +96,8 @@ async def receive(content: AsyncIterator[bytes], path: Path, limit: int, hold: Q
 def check_size(size: int, limit: int) -> None:
     """``TooLargeError`` for more bytes than are taken."""
     if size > limit:
-        hint = f"send at most {bytes_text(limit)}; files on clusters can be added with koala replicas add"
-        raise TooLargeError(f"the archive is larger than {bytes_text(limit)}", field="body", hint=hint)
+        hint = f"send at most {format_bytes(limit)}; files on clusters can be added with koala replicas add"
+        raise TooLargeError(f"the archive is larger than {format_bytes(limit)}", field="body", hint=hint)
 
 
 @contextmanager
@@ -214,7 +214,7 @@ def _check_member(member: tarfile.TarInfo, kinds: dict[str, bool]) -> None:
 
 
 def _refuse(member: tarfile.TarInfo, problem: str) -> None:
-    name = encodable(member.name[:100])
+    name = escape_surrogates(member.name[:100])
     raise UsageError(f"{name!r} in the archive {problem}", field="body", value=name, hint=WAY_OUT)
 
 

@@ -13,7 +13,7 @@ from koalapy.daemon.jobs.quota import Excess, Quota, Room, StorageLimits
 from koalapy.model.errors import FullError, NotFoundError, ProblemCode, UsageError
 from koalapy.model.identity import Identity, Role
 from koalapy.model.limits import Limits, Scope
-from koalapy.model.wording import encodable, is_utf8
+from koalapy.model.wording import escape_surrogates, is_utf8
 from koalapy.ports import FileStore, StoredBundle
 
 RETENTION = 86400.0
@@ -69,7 +69,7 @@ class Bundles:
             archive = await receive(content, path, self._limit, hold)
             if not archive.files:
                 raise UsageError("there is no file in the archive", field="body", hint=WAY_OUT)
-            if odd := next((encodable(name[:100]) for name in archive.names if not is_utf8(name)), None):
+            if odd := next((escape_surrogates(name[:100]) for name in archive.names if not is_utf8(name)), None):
                 said = f"the name {odd!r} in the archive is no UTF-8"
                 raise UsageError(said, field="body", value=odd, hint="rename that file, and send the archive again")
             async with self._changing:

@@ -28,7 +28,7 @@ from koalapy.model.identity import Identity
 from koalapy.model.job import JobSpec
 from koalapy.model.replica import Part, Replica, ReplicaState
 from koalapy.model.request import Bundle, ClusterName, InputFile
-from koalapy.model.wording import known_names, listed
+from koalapy.model.wording import listed, suggest_names
 from koalapy.ports import FileStore
 from koalapy.protocol.messages import Found
 from koalapy.scheduler.events import Event, ReplicasChanged
@@ -156,7 +156,7 @@ class Files:
         found = self.list(name)
         chosen = [replica for replica in found if cluster in (None, replica.cluster)]
         if name is not None and not chosen:
-            hint = known_names(cluster or "", (replica.cluster for replica in found))
+            hint = suggest_names(cluster or "", (replica.cluster for replica in found))
             raise NotFoundError(
                 f"{cluster} has no replica of {name}",
                 field="cluster",

@@ -13,12 +13,12 @@ from koalapy.model.history import DAY
 from koalapy.model.job import Job, JobId, JobState
 from koalapy.model.prediction import (
     Coverage,
-    Judged,
+    JudgedPrediction,
     Outcome,
     Prediction,
     PredictionKind,
     PredictionSource,
-    coverage_of,
+    compute_coverage,
     judge,
 )
 from koalapy.ports import AdviceStore, PredictionStore
@@ -109,14 +109,14 @@ class TrackRecord:
         for kind in PredictionKind:
             own = [each for each in judged if each.kind is kind]
             periods = [(days, [each for each in own if each.made_at >= now - days * DAY]) for days in PERIODS]
-            found += [coverage_of(kind, days, some) for days, some in periods if own]
+            found += [compute_coverage(kind, days, some) for days, some in periods if own]
         return found
 
     def _counts(self, now: float) -> Counter[tuple[PredictionKind, Outcome]]:
         judged = self._judged(now, COUNTED_DAYS * DAY, None, "")
         return Counter((each.kind, each.outcome) for each in judged if each.kind is not PredictionKind.ADVISED)
 
-    def _judged(self, now: float, span: float, owner: str | None, application: str) -> list[Judged]:
+    def _judged(self, now: float, span: float, owner: str | None, application: str) -> list[JudgedPrediction]:
         told = self._store.predictions(now - span, MAX_READ, owner, application)
         advised = _judged_advice(self._advice.record(application, MAX_ADVISED, owner))
         return [
@@ -140,10 +140,10 @@ def _predictions(
             yield Prediction(job.id, kind, at, source, job.generation, *bounds, under)
 
 
-def _judged_advice(advised: Sequence[Advised]) -> Iterator[Judged]:
+def _judged_advice(advised: Sequence[Advised]) -> Iterator[JudgedPrediction]:
     """Of jobs that have succeeded: of the others nobody knows how long they would have run."""
     for given in advised:
         if given.predicted is not None and given.actual is not None:
             error = given.actual - given.predicted
             outcome = Outcome.LATE if error > 0 else Outcome.EARLY
-            yield Judged(given.job, PredictionKind.ADVISED, given.at, outcome, error)
+            yield JudgedPrediction(given.job, PredictionKind.ADVISED, given.at, outcome, error)

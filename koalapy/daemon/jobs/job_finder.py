@@ -51,7 +51,7 @@ class JobFinder:
         now, sees_all = self._clock(), by.may(Role.OPERATOR)
 
         def is_meant(job: Job) -> bool:
-            return search.matches(job, now, in_whole=sees_all or may_see_all_of(by, job))
+            return search.matches(job, now, include_private=sees_all or may_see_all_of(by, job))
 
         unfinished = await self._unfinished(search, is_meant, before)
         over, horizon = await self._over(search, by, is_meant, before, limit)
@@ -90,8 +90,8 @@ class JobFinder:
             limit + 1,
             application=search.only("app"),
             priority=search.only("priority"),
-            least_restarts=search.least("restarts"),
-            most_restarts=search.most("restarts"),
+            min_restarts=search.least("restarts"),
+            max_restarts=search.most("restarts"),
             ids=search.ids,
         )
         found: list[Job] = []

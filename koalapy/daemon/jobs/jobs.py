@@ -12,13 +12,13 @@ from koalapy.daemon.engine.engine import RETRY_PAUSE, Engine, WorkItem
 from koalapy.daemon.jobs.idempotency import IdempotencyKeys
 from koalapy.daemon.jobs.output import Outputs, OutputTail
 from koalapy.daemon.observability.audit import about
-from koalapy.model.digest import digest_of, key_of
+from koalapy.model.digest import hash_key, hash_spec
 from koalapy.model.errors import ConflictError, ForbiddenError, KoalaError, NotFoundError, ProblemCode, StoreUnavailable
 from koalapy.model.explanation import Explanation
 from koalapy.model.history import DAY
 from koalapy.model.identity import Identity
 from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, Priority, TimelineEntry
-from koalapy.model.listing import listed_job
+from koalapy.model.listing import summarize_job
 from koalapy.model.notification import Reachable
 from koalapy.model.request import ClusterName
 from koalapy.policies.registry import DEFAULTS
@@ -147,12 +147,12 @@ class Jobs:
         return await self._engine.database.await_outcome(submitting, UNKNOWN_JOB_OF_KEY)
 
     async def _submit_once(self, spec: JobSpec, by: Identity, key: str) -> tuple[JobRecord, bool]:
-        own = key_of(by.user, key)
+        own = hash_key(by.user, key)
         async with self._keys.lock(own):
             first = await self._keys.find(own)
             if first is None:
-                return await self._store_new(spec, by, (own, digest_of(spec))), True
-            if digest_of(spec) != first.digest:
+                return await self._store_new(spec, by, (own, hash_spec(spec))), True
+            if hash_spec(spec) != first.digest:
                 raise ConflictError(
                     f"the Idempotency-Key was used for job {first.job}, which is not the same job",
                     field="Idempotency-Key",
@@ -287,7 +287,7 @@ class Jobs:
         before: JobId | None = None
         while over:
             ended, before = await self.page(JobFilter(limit=len(over), ids=over, before=before))
-            found |= {record.job.id: listed_job(record.job) for record in ended}
+            found |= {record.job.id: summarize_job(record.job) for record in ended}
             if before is None:
                 break
         return {job: found[job] for job in wanted if job in found}

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from koalapy.model.errors import FullError
-from koalapy.model.quantities import bytes_text
+from koalapy.model.quantities import format_bytes
 
 Excess = Callable[[], int]
 """How many bytes there are too many just now."""
@@ -64,7 +64,7 @@ class Quota:
             await self._free(excess)
         if excess() > 0:
             raise FullError(
-                f"there is no room for it: {self._setting} is {bytes_text(self._limit)}, and {self._why}",
+                f"there is no room for it: {self._setting} is {format_bytes(self._limit)}, and {self._why}",
                 field="body",
                 hint=f"try again later, or have the daemon's operator raise {self._setting}",
             )

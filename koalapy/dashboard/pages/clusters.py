@@ -148,7 +148,7 @@ def add_clusters(dashboard: Dashboard, services: Services, surveyor: Surveyor) -
             lane=lane_of(known, record, survey, now),
             homes=survey.homes.get(name, Homes()),
             troubles=[
-                trouble_of(alert, queries.grid) for alert in services.alerts.told_to(caller) if alert.cluster == name
+                trouble_of(alert, queries.grid) for alert in services.alerts.visible_to(caller) if alert.cluster == name
             ],
             drained=known.drained,
             health=replace(known.health),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import date
 
 from koalapy.api.access import Caller
-from koalapy.api.history import First, Last, Named, Steps, told_to
+from koalapy.api.history import First, Last, Named, Steps, visible_to
 from koalapy.daemon.engine.services import Services
 from koalapy.daemon.jobs.history import History, HistoryLine
 from koalapy.dashboard.dashboard import Dashboard
@@ -103,7 +103,7 @@ def add_history(dashboard: Dashboard, history: History) -> None:
         name: Named = "",
     ) -> HistoryView:
         span = history.span(first, last)
-        table = await history.table(by, step, span, told_to(caller, by, name))
+        table = await history.table(by, step, span, visible_to(caller, by, name))
         total = (await history.table(Kind.GRID, Step.ALL, span)).lines
         pictures, more = pictures_of(table.lines)
         return HistoryView(

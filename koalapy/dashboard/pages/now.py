@@ -66,7 +66,7 @@ def add_now(dashboard: Dashboard, services: Services, surveyor: Surveyor) -> Non
         lanes = problems_first([lane_of(queries.grid[each.name], each, survey, moment) for each in records])
         fresh = [lane for lane in lanes if not lane.stale]
         return NowView(
-            troubles=[trouble_of(alert, queries.grid) for alert in services.alerts.told_to(caller)],
+            troubles=[trouble_of(alert, queries.grid) for alert in services.alerts.visible_to(caller)],
             queued=engine.stored_queued,
             active=engine.stored_active,
             nodes=sum(lane.total for lane in lanes),

@@ -21,7 +21,7 @@ from koalapy.dashboard.rendering import with_query
 from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.identity import Identity
 from koalapy.model.job import Job, JobId, JobState, Priority
-from koalapy.model.job_search import KINDS, MAX_LENGTH, parse_search, word_of
+from koalapy.model.job_search import KINDS, MAX_LENGTH, format_term, parse_search
 from koalapy.validation.permissions import may_see_all_of
 
 MAX_ROWS = 200
@@ -252,7 +252,7 @@ def _confirmation(
 def _examples(by: Identity) -> Sequence[Example]:
     return (
         Example("all that are not over", ""),
-        Example("yours", word_of("user", by.user)),
+        Example("yours", format_term("user", by.user)),
         Example("waiting", "state:waiting"),
         Example("held", "state:held"),
         Example("active", "state:active"),

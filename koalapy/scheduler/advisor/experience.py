@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from math import exp, log
 
-from koalapy.model.advice import Run, Size, run_of, size_of
+from koalapy.model.advice import Run, Size, completed_run_of, size_of
 from koalapy.model.application import application_of
 from koalapy.model.job import Job, JobSpec
 from koalapy.model.request import ClusterName
@@ -130,7 +130,7 @@ class Experience:
 
     def learn(self, job: Job) -> None:
         """Take in a job that is over, if it tells something."""
-        if (run := run_of(job)) is None:
+        if (run := completed_run_of(job)) is None:
             return
         if not self.knows(run.application):
             self._first_seen.add(run.application)

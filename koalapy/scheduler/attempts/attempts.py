@@ -1,7 +1,7 @@
 """An attempt from the submission of its first component to its end, and what its job becomes then."""
 
 from koalapy.model.job import Component, ComponentState, Job, JobId, JobState, Token
-from koalapy.model.quantities import bytes_text
+from koalapy.model.quantities import format_bytes
 from koalapy.model.warning import StopWarning
 from koalapy.model.wording import listed
 from koalapy.scheduler.attempts.facts import link_demand, program_result, walltime_ends, warning_of
@@ -265,7 +265,7 @@ class Attempts:
         files = job.spec.inputs_of(component.request_index)
         away = [(f, s) for f, s in zip(files, component.sources, strict=False) if s != component.cluster]
         if away:
-            what = listed([f"{file.name} ({bytes_text(file.size)}) from {source}" for file, source in away])
+            what = listed([f"{file.name} ({format_bytes(file.size)}) from {source}" for file, source in away])
             about = f", about {component.transfer_time:.3g} s" if component.transfer_time else ""
             self._ledger.note(job, now, "transfer", f"{what} to {component.cluster}{about}", component)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from koalapy.model.job import Component, ComponentState, Job, JobState, Token
 from koalapy.model.reports import ComponentStatus
 from koalapy.model.request import ClusterName
-from koalapy.model.wording import exit_text
+from koalapy.model.wording import describe_exit
 from koalapy.scheduler.attempts.attempts import Attempts
 from koalapy.scheduler.attempts.facts import (
     derived_state,
@@ -210,4 +210,4 @@ class Components:
 def _exit_reason(code: int | None, error: str) -> str:
     if not code:
         return ""
-    return f"the program {exit_text(code)}" + (f": {error}" if error else "")
+    return f"the program {describe_exit(code)}" + (f": {error}" if error else "")

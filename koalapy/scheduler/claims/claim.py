@@ -12,7 +12,7 @@ from koalapy.model.cluster import GridView
 from koalapy.model.job import Attempt, ClaimingMode, Component, ComponentState, Job, JobState, Nonce, Priority
 from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.request import ClusterName, FixedRequest
-from koalapy.model.transfer import Transfer, transfer_to
+from koalapy.model.transfer import Transfer, estimate_transfer
 from koalapy.model.wording import listed
 from koalapy.policies.close_to_files import closest_site
 from koalapy.scheduler.attempts.attempts import Attempts
@@ -173,7 +173,7 @@ class Claiming:
         sources, seconds = placed.sources, placed.transfer_time
         files = job.spec.inputs_of(placed.request_index)
         if files and not sources:
-            transfer = transfer_to(placed.cluster, files, self._state.grid.view(), self._rules.assumed_bandwidth)
+            transfer = estimate_transfer(placed.cluster, files, self._state.grid.view(), self._rules.assumed_bandwidth)
             if transfer is not None:
                 sources, seconds = transfer.sources, transfer.seconds
         return Component(
@@ -314,7 +314,7 @@ class Claiming:
             kept = {cluster: nodes for cluster in view.by_idle if (nodes := self._reservation.aged(cluster.name))}
             view = view.changed([cluster.with_idle(max(0, cluster.idle - nodes)) for cluster, nodes in kept.items()])
         asked = spec.component(component.request_index)
-        barred = job.barred_from(self._state.now)
+        barred = job.barred_clusters(self._state.now)
         others = {other.cluster for other in live(job).gang if other.index != component.index}
         open_to_it = frozenset(
             cluster.name
@@ -333,7 +333,7 @@ class Claiming:
         """Return what makes room for a job: preemption for high priority, else what its home site takes back."""
         if job.spec.priority is Priority.HIGH and self._rules.preemption != "never":
             return self._preemption
-        return self._reclaiming.get(self._state.sharing.takes_back(job.spec.home_site))
+        return self._reclaiming.get(self._state.sharing.reclaiming_site(job.spec.home_site))
 
     def _preempt(self, job: Job, this: ClaimTry, now: float) -> None:
         """Make room for all components that are about to start on a cluster."""

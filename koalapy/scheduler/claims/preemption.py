@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from koalapy.model.job import Job, JobId, Priority, Token
 from koalapy.model.request import ClusterName
-from koalapy.model.wording import listed, nodes, three_digits
+from koalapy.model.wording import format_three_digits, listed, nodes
 from koalapy.scheduler.attempts.facts import is_program_over, walltime_ends
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.ledger import live
@@ -323,7 +323,7 @@ def _why(chosen: Sequence[Candidate]) -> str:
     work, jobs = harm_of(chosen).work, f" of {len(chosen)} jobs" if len(chosen) > 1 else ""
     if not work:
         return ", and no work is lost so"
-    amount = f"{work} node-seconds" if work < HOUR else f"{three_digits(work / HOUR)} node-hours"
+    amount = f"{work} node-seconds" if work < HOUR else f"{format_three_digits(work / HOUR)} node-hours"
     return f", and the least work is lost so: {amount}{jobs}"
 
 

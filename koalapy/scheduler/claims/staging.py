@@ -7,7 +7,7 @@ by the rank of its component: a stand-in on the same cluster finds its files.
 from collections import OrderedDict, defaultdict
 
 from koalapy.model.job import Component, Job, Token
-from koalapy.model.quantities import bytes_text
+from koalapy.model.quantities import format_bytes
 from koalapy.model.reports import StageStatus
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.attempts.attempts import Attempts
@@ -70,9 +70,9 @@ class Transfers:
         job = self._ledger.update_component(job, component.index, staged_at=now, staged=component.stage_size)
         if component.stage_size and component.staging_since is not None:
             took = max(now - component.staging_since, 1e-3)
-            speed = f"{bytes_text(component.stage_size / took)}/s"
+            speed = f"{format_bytes(component.stage_size / took)}/s"
             self._ledger.note(
-                job, now, "staged", f"{bytes_text(component.stage_size)} in {took:.3g} s ({speed})", component
+                job, now, "staged", f"{format_bytes(component.stage_size)} in {took:.3g} s ({speed})", component
             )
         if any(other.awaits_files for other in live(job).gang):
             return

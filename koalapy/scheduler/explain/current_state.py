@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from koalapy.model.explanation import ClusterFinding, Explanation
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, TimelineEntry
 from koalapy.model.placement import PlacedComponent, Placement
-from koalapy.model.quantities import bytes_text
+from koalapy.model.quantities import format_bytes
 from koalapy.model.wording import clock, listed, nodes
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.explain.cluster_findings import finding_of
@@ -122,7 +122,7 @@ def _files(attempt: Attempt, now: float) -> str:
     """How far the files are, and when they are expected."""
     awaited = _awaited(attempt)
     size, staged = sum(c.stage_size for c in awaited), sum(c.staged for c in awaited)
-    far = f" ({bytes_text(staged)} of {bytes_text(size)} are there)" if size else ""
+    far = f" ({format_bytes(staged)} of {format_bytes(size)} are there)" if size else ""
     late = attempt.start_estimate is None or attempt.start_estimate <= now
     about = "" if late else f", expected at {clock(attempt.start_estimate or now, now, exact=True)}"
     return f"the files of {_components(awaited)} are on their way{far}{about}"

@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from koalapy.model.cluster import GridView
-from koalapy.model.coallocation import partners, sets_that_share, why_not_together
+from koalapy.model.coallocation import explain_conflict, find_sharing_sets, partners
 from koalapy.model.job import Job, JobSpec, Launcher
 from koalapy.model.placement import ClusterReason, Refusal, RefusalKind
 from koalapy.model.profile import ClusterProfile, folders_needed, folders_of, lacks
 from koalapy.model.request import ClusterName, Environment, FixedRequest
 from koalapy.model.sharing import Sharing
-from koalapy.model.users import NOWHERE, Accounts, not_for_its_owner
+from koalapy.model.users import NOWHERE, Accounts, owner_rejection_reason
 from koalapy.model.wording import listed
 from koalapy.policies.constraints import Constraints
 from koalapy.scheduler.rules import Rules
@@ -55,7 +55,7 @@ class Eligibility:
         self, profiles: Mapping[ClusterName, ClusterProfile], accounts: Accounts, sharing: Sharing | None = None
     ) -> None:
         self._profiles, self._accounts, self._sharing = profiles, accounts, sharing or Sharing()
-        self._sets = {one_series: sets_that_share(profiles, one_series=one_series) for one_series in (False, True)}
+        self._sets = {one_series: find_sharing_sets(profiles, one_series=one_series) for one_series in (False, True)}
         self._mixed = len({profile.mpi.series for profile in profiles.values()}) > 1
         self._grouped: tuple[GridView, object, list[GridView]] | None = None
         """The last view and sets that were asked for, the same for a whole scan of like jobs, and the groups."""
@@ -88,9 +88,9 @@ class Eligibility:
     def barred_texts(self, demands: Demands, barred: Collection[ClusterName]) -> Iterator[str]:
         """Why a job may not run on these clusters."""
         if closed := demands.closed.intersection(barred):
-            yield not_for_its_owner(closed)
+            yield owner_rejection_reason(closed)
         if away := demands.away.intersection(barred) - demands.closed:
-            yield self._sharing.not_for_its_home(away)
+            yield self._sharing.home_rejection_reason(away)
 
     def allows(self, spec: JobSpec, names: frozenset[ClusterName], view: GridView) -> bool:
         """Whether the job may run on these clusters together, whatever is idle there."""
@@ -143,7 +143,7 @@ class Eligibility:
 
     def apart_text(self, names: Iterable[ClusterName], demands: Demands) -> str:
         """``north has Open MPI 5, south 4: a job runs under one series``."""
-        return why_not_together(names, self._profiles, one_series=demands.one_series)
+        return explain_conflict(names, self._profiles, one_series=demands.one_series)
 
     def beside_text(self, name: ClusterName, demands: Demands) -> str:
         """Say which clusters may share a job with one that cannot serve it alone."""

@@ -163,9 +163,9 @@ class PlacementQueues:
 
     def _push(self, job: Job) -> None:
         spec, sharing = job.spec, self._state.sharing
-        section, home = sharing.section(spec.home_site), sharing.takes_back(spec.home_site)
+        section, home = sharing.section(spec.home_site), sharing.reclaiming_site(spec.home_site)
         queue = self._queues[spec.priority]
-        shape, ask = self.shape(spec, job.barred_from(self._state.now)), self._use.ask(spec)
+        shape, ask = self.shape(spec, job.barred_clusters(self._state.now)), self._use.ask(spec)
         queue.push(job.id, job.queue_seq, shape, spec, ask, home, section, job.submitted_at)
         if self._learns(spec) and not self._state.experience.knows(application := application_of(spec)):
             self._unknown[application].add(job.id)

@@ -6,13 +6,13 @@ from dataclasses import replace
 from itertools import islice, product
 
 from koalapy.model.bounds import MAX_NODES
-from koalapy.model.cluster import ClusterPair, ClusterState, ClusterView, GridView, Link, Uplink, of_so_many
+from koalapy.model.cluster import ClusterPair, ClusterState, ClusterView, GridView, Link, Uplink, resize_classes
 from koalapy.model.errors import UsageError
 from koalapy.model.job import JobSpec
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
 from koalapy.model.profile import lacks
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, Request
-from koalapy.model.transfer import immovable
+from koalapy.model.transfer import immovable_reason
 from koalapy.model.users import NOWHERE
 from koalapy.model.wording import listed, nodes
 from koalapy.policies.constraints import Constraints, capped, part_with, parts
@@ -336,7 +336,7 @@ def _unmoved(spec: JobSpec, view: GridView) -> dict[ClusterName, str]:
     """Return the clusters to which some input cannot be brought for want of a program, and why."""
     if not view.cut_off or not (files := spec.all_inputs):
         return {}
-    found = {cluster.name: immovable(cluster.name, files, view) for cluster in view}
+    found = {cluster.name: immovable_reason(cluster.name, files, view) for cluster in view}
     return {name: why for name, why in found.items() if why}
 
 
@@ -345,7 +345,7 @@ def _unmoved_where_named(spec: JobSpec, request: FixedRequest, view: GridView) -
     if not view.cut_off:
         return ""
     needs = ((c.cluster or "", spec.inputs_of(index)) for index, c in enumerate(request.components))
-    return next(filter(None, (immovable(name, files, view) for name, files in needs)), "")
+    return next(filter(None, (immovable_reason(name, files, view) for name, files in needs)), "")
 
 
 LOOK_AHEAD = 50
@@ -505,7 +505,7 @@ def _all_idle(cluster: ClusterView) -> ClusterView:
     """A cluster as it would be if it was usable and nobody had nodes there."""
     total = cluster.total or MAX_NODES
     classes = tuple(replace(each, idle=max(each.total, each.idle)) for each in cluster.node_classes)
-    return ClusterView(cluster.name, total, total, speed=cluster.speed, node_classes=of_so_many(classes, total))
+    return ClusterView(cluster.name, total, total, speed=cluster.speed, node_classes=resize_classes(classes, total))
 
 
 def _assumed_links(view: GridView, bandwidth: float) -> Mapping[ClusterPair, Link]:

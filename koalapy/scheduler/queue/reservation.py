@@ -179,7 +179,7 @@ class Reservation:
                 spec = job.spec
                 if spec.internal:
                     continue
-                answer = evaluate(spec, self._empty, job.barred_from(self._state.now))
+                answer = evaluate(spec, self._empty, job.barred_clusters(self._state.now))
                 if isinstance(answer, Placement):
                     self._chosen, self._is_promised = entry.job, self._was_promised(entry)
                     for component in answer.components:

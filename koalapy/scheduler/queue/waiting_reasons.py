@@ -45,7 +45,7 @@ class WaitingReasons:
             return excess.said
         if (head := self._in_front_of(job)) is not None:
             return f"waits behind job {head}"
-        barred = job.barred_from(now)
+        barred = job.barred_clusters(now)
         shape = self._queues.shape(job.spec, barred)
         refusal = self._refusals.get(shape)
         if refusal is None:

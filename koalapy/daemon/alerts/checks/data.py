@@ -13,7 +13,7 @@ from koalapy.daemon.network.links import Knowledge
 from koalapy.daemon.network.network import LinkRecord
 from koalapy.daemon.observability.timings import Timings
 from koalapy.model.alert import Alert, AlertKind, AlertRules, Severity
-from koalapy.model.quantities import bytes_text
+from koalapy.model.quantities import format_bytes
 from koalapy.model.replica import Catalogue, Replica
 from koalapy.model.request import ClusterName
 from koalapy.model.wording import listed
@@ -95,7 +95,9 @@ class LinkCheck:
                 yield self._alert(record, "do not reach each other", cause, now)
             elif slow := self._slow(record.known):
                 has, usual = slow
-                cause = f"{bytes_text(has)}/s were measured last, and {bytes_text(usual)}/s before or by configuration"
+                cause = (
+                    f"{format_bytes(has)}/s were measured last, and {format_bytes(usual)}/s before or by configuration"
+                )
                 yield self._alert(record, f"have {has / usual:.0%} of their bandwidth", cause, now)
 
     def _slow(self, known: Knowledge) -> tuple[float, float] | None:

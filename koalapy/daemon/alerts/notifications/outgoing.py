@@ -205,7 +205,7 @@ class Notifications:
         reachable, operators = self._section.reachable, self._section.operators
         if not each.owner:
             return "" if each.to in (*operators.mail, *operators.webhooks) else "it is told operators no more"
-        return reachable.why_no_mail(each.to) if each.channel == "mail" else reachable.why_no_webhook(each.to)
+        return reachable.mail_problem(each.to) if each.channel == "mail" else reachable.webhook_problem(each.to)
 
     def _done(self, each: Notification) -> None:
         del self._waiting[each.id]
