@@ -46,9 +46,9 @@ class SqlAdvice:
         return {row["application"] for row in self._database.rows(query)}
 
     def runs(self, limit: int) -> list[Run]:
-        """What the last jobs have taught whose application is known, from the oldest to the newest; see ``completed_run_of``.
+        """Return the last runs of jobs with a known application, oldest first.
 
-        Where these are few, before them what jobs have taught that are not kept any more.
+        Precede them with the runs that the advisor kept of deleted jobs, up to ``limit`` runs in all.
         """
         succeeded = (_jobs.state == JobState.SUCCEEDED.value) & (_jobs.application != "")
         # So many have succeeded since this one: older ones are not looked at.
