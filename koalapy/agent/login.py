@@ -159,7 +159,7 @@ class LoginServer:
         if self._own_only and uid != os.geteuid():
             own = await _account(os.geteuid())
             raise Refused(f"the agent of {self._cluster} is {own}'s own: it vouches for nobody else")
-        if wait := self._pace.allows(uid, self._clock.monotonic()):
+        if wait := self._pace.count_if_allowed(uid, self._clock.monotonic()):
             raise Refused("too many logins", f"try again in {wait:.0f} s")
         account = await _account(uid)
         try:

@@ -155,13 +155,13 @@ def authorizer(theirs: Callable[[JobId, Identity], Awaitable[object]]) -> Callab
         least = needed if isinstance(needed, Role) else Role.USER
         if identity is None:
             raise NotLoggedIn("nobody is logged in", hint="log in first")
-        if not identity.may(least):
+        if not identity.has_role(least):
             raise ForbiddenError(
                 f"that is for {least}s",
                 hint="ask an administrator of the daemon for the role",
                 code=ProblemCode.ROLE_REQUIRED,
             )
-        if needed == "owner" and not identity.may(Role.OPERATOR):
+        if needed == "owner" and not identity.has_role(Role.OPERATOR):
             # What is no number for the route is none here, and the route says so.
             with suppress(ValidationError):
                 await theirs(_JOB.validate_python(connection.path_params["job"]), identity)

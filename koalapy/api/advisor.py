@@ -110,7 +110,7 @@ def advisor_router(advisor: Advisor) -> APIRouter:
 
 
 def _only(caller: Identity) -> str | None:
-    return None if caller.may(Role.OPERATOR) else caller.user
+    return None if caller.has_role(Role.OPERATOR) else caller.user
 
 
 def _application_view(found: ApplicationRecord) -> dict[str, Any]:

@@ -289,7 +289,7 @@ class Guard:
         excess, wait = found
         return problem(
             ProblemCode.RATE_LIMIT_EXCEEDED,
-            f"the limit {excess.name} of {excess.scope.who} is {excess.limit:g}",
+            f"the limit {excess.name} of {excess.scope.display_name} is {excess.limit:g}",
             field=f"limits.{excess.name}",
             value={"limit": excess.limit},
             hint=excess.hint,

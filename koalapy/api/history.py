@@ -80,7 +80,7 @@ def history_router(service: History) -> APIRouter:
         operators see no other users, and their own jobs only by name."""
         span = service.span(first, last)
         if format is Format.SWF:
-            user = None if caller.may(Role.OPERATOR) else caller.user
+            user = None if caller.has_role(Role.OPERATOR) else caller.user
             return StreamingResponse(service.trace(span, user), media_type="text/plain; charset=utf-8")
         table = await service.table(by, step, span, visible_to(caller, by, name))
         if format is Format.CSV:
@@ -95,7 +95,7 @@ def history_router(service: History) -> APIRouter:
 
 def visible_to(caller: Identity, by: Kind, name: str) -> str | None:
     """Of whom or what somebody is told; None for all. ``ForbiddenError`` for other users."""
-    if by is not Kind.USER or caller.may(Role.OPERATOR):
+    if by is not Kind.USER or caller.has_role(Role.OPERATOR):
         return name or None
     if name not in ("", caller.user):
         raise ForbiddenError(

@@ -161,7 +161,7 @@ def _whose(caller: Identity, *, mine: bool, owner: str, name: str) -> str:
     """Whose jobs are listed; everybody's when it is nobody's. Names of others tell users nothing, nor does a count."""
     if mine:
         owner = owner or caller.user
-    if caller.may(Role.OPERATOR):
+    if caller.has_role(Role.OPERATOR):
         return owner
     if owner not in ("", caller.user):
         raise ForbiddenError(

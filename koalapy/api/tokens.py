@@ -101,7 +101,7 @@ def tokens_router(identities: Identities) -> APIRouter:
         about("all tokens" if order.all else f"tokens {', '.join(map(str, order.tokens))}")
         if not order.all:
             return {"tokens": [_view(token) for token in await identities.revoke(order.tokens, caller)]}
-        if not caller.may(Role.ADMIN):
+        if not caller.has_role(Role.ADMIN):
             raise ForbiddenError("all tokens are revoked by administrators", field="all", hint="name your own")
         return {"tokens": [_view(token) for token in await identities.revoke_all()]}
 
@@ -165,7 +165,7 @@ LimitsOf = Annotated[fields.Name | None, Query(min_length=1, description="of thi
 def limited_user(caller: Identity, user: str | None) -> str:
     """Return the user whose limits a caller asks for; raise ``ForbiddenError`` if they are not for the caller."""
     wanted = user or caller.user
-    if wanted != caller.user and not caller.may(Role.OPERATOR):
+    if wanted != caller.user and not caller.has_role(Role.OPERATOR):
         raise ForbiddenError("the limits of others are for operators", field="user", value=user, hint="leave it out")
     return wanted
 

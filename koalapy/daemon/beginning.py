@@ -46,7 +46,7 @@ def beginning_of(
 def known_people(settings: Settings, stores: Stores, now: float) -> People:
     """Who has which accounts, what they may have, and have had of that in jobs that are over; the others are taken up
     later."""
-    users, counts_hours = settings.known_users(), Limits(settings.limits).limits(HOURS)
+    users, counts_hours = settings.known_users(), Limits(settings.limits).has_any(HOURS)
     return People(
         users.named,
         tuple(sorted(users.unmapped)),

@@ -208,10 +208,10 @@ class Dashboard:
             "path": path,
             "here": path + query,
             "twin": ("/now.json" if path == "/" else f"{path}.json") + query,
-            "links": [link for link in self.links if caller is not None and caller.may(link.role)],
+            "links": [link for link in self.links if caller is not None and caller.has_role(link.role)],
             "caller": caller,
-            "is_operator": caller is not None and caller.may(Role.OPERATOR),
-            "is_admin": caller is not None and caller.may(Role.ADMIN),
+            "is_operator": caller is not None and caller.has_role(Role.OPERATOR),
+            "is_admin": caller is not None and caller.has_role(Role.ADMIN),
             "csrf": csrf_of(request),
         }
 

@@ -87,7 +87,7 @@ class Advice:
     chosen: int
 
     @property
-    def taken(self) -> Option:
+    def chosen_option(self) -> Option:
         return self.options[self.chosen]
 
 
@@ -115,7 +115,7 @@ class Advised:
 
 def advised(job: Job, at: float, advice: Advice, reason: str) -> Advised:
     """For the record of a job that has just been placed."""
-    taken = advice.taken
+    option = advice.chosen_option
     return Advised(
-        job.id, job.generation, at, advice.application, len(taken.clusters), advice.options, reason, taken.run
+        job.id, job.generation, at, advice.application, len(option.clusters), advice.options, reason, option.run
     )

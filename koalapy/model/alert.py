@@ -102,7 +102,7 @@ class Alert:
 
     def visible_to(self, identity: Identity) -> "Alert | None":
         """As somebody is told of it: operators all, others what concerns clusters, their own jobs and themselves."""
-        if identity.may(Role.OPERATOR):
+        if identity.has_role(Role.OPERATOR):
             return self
         if self.user:
             return self._for_owner() if identity.owns(self.user) else None

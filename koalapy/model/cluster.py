@@ -182,7 +182,7 @@ class GridView:
     def _results(self) -> dict[Hashable, object]:
         return {}
 
-    def once(self, key: Hashable, work: "Callable[[GridView], T]") -> T:
+    def compute_once(self, key: Hashable, work: "Callable[[GridView], T]") -> T:
         """What ``work`` makes of the grid, done once for all requests of a scan; nobody else uses the same key."""
         try:
             return self._results[key]  # type: ignore[return-value]
@@ -194,7 +194,7 @@ class GridView:
     def _lasting_results(self) -> dict[Hashable, object]:
         return {}
 
-    def lasting(self, key: Hashable, work: "Callable[[GridView], T]") -> T:
+    def compute_lasting(self, key: Hashable, work: "Callable[[GridView], T]") -> T:
         """The same of what depends on no cluster's nodes, idle or not, but on their names, states and speeds, the links
         and the files: it outlasts this view, while none of these changes. Those asked for last are kept."""
         results = self._lasting_results
@@ -208,14 +208,14 @@ class GridView:
 
     def only(self, names: frozenset[ClusterName]) -> "GridView":
         """The part of the grid that these clusters are; made once for all requests of a scan."""
-        return self.once(("only", names), lambda grid: grid._part(names))
+        return self.compute_once(("only", names), lambda grid: grid._part(names))
 
     def _part(self, names: frozenset[ClusterName]) -> "GridView":
         part = replace(self, clusters=tuple(cluster for cluster in self.clusters if cluster.name in names))
-        part.__dict__["_lasting_results"] = self.lasting(("only", names), lambda _: dict[Hashable, object]())
+        part.__dict__["_lasting_results"] = self.compute_lasting(("only", names), lambda _: dict[Hashable, object]())
         return part
 
-    def changed(self, clusters: Sequence[ClusterView]) -> "GridView":
+    def with_clusters(self, clusters: Sequence[ClusterView]) -> "GridView":
         """The grid with these clusters in the place of those of their names.
 
         What was worked out of this one is carried over as far as it can be: the orders, in which only they are moved,
@@ -244,7 +244,7 @@ class GridView:
             carried["usable_idle"] = self.usable_idle + gained
         return view
 
-    def beside(self, waiting: tuple[Request, ...]) -> "GridView":
+    def with_waiting(self, waiting: tuple[Request, ...]) -> "GridView":
         """The grid with these requests of others who wait."""
         view = GridView(self.clusters, self.links, waiting, self.replicas, self.cut_off, self.uplinks)
         view.__dict__.update(by_idle=self.by_idle, by_speed=self.by_speed, usable_idle=self.usable_idle)

@@ -50,7 +50,7 @@ class Identity:
     guessable: bool = False
     """Whether people have thought of the token, which may be a poor one."""
 
-    def may(self, role: Role) -> bool:
+    def has_role(self, role: Role) -> bool:
         return self.role.includes(role)
 
     def owns(self, owner: str) -> bool:
@@ -71,4 +71,4 @@ class HighPriority:
 
     def is_allowed_to(self, caller: Identity) -> bool:
         """Return whether a caller may give jobs high priority."""
-        return caller.may(self.role) or caller.user in self.users or not set(self.groups).isdisjoint(caller.groups)
+        return caller.has_role(self.role) or caller.user in self.users or not set(self.groups).isdisjoint(caller.groups)

@@ -127,7 +127,7 @@ class JobSearch:
                 return False
         return True
 
-    def only(self, kind: str) -> str:
+    def single_value(self, kind: str) -> str:
         """The one value that a kind must have, if the search says so; empty otherwise."""
         for word in self.words:
             if word.kind == kind and len(word.values) == 1 and not word.opposite and "*" not in word.values[0]:
@@ -147,11 +147,11 @@ class JobSearch:
                 return tuple(int(value) for value in word.values if _JOB_NUMBER.fullmatch(value))
         return None
 
-    def least(self, kind: str) -> int:
+    def minimum(self, kind: str) -> int:
         """Return the least whole number that a kind may have by the search; 0 where the search sets no bound."""
         return max([0, *self._bounds(kind, _LEAST)])
 
-    def most(self, kind: str) -> int | None:
+    def maximum(self, kind: str) -> int | None:
         """Return the greatest whole number that a kind may have by the search; None where the search sets no bound."""
         return min(self._bounds(kind, _MOST), default=None)
 

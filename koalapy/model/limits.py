@@ -60,7 +60,7 @@ class Scope:
         return self.key[0] == "group"
 
     @property
-    def who(self) -> str:
+    def display_name(self) -> str:
         return f"the group {self.key[1]}" if self.is_group else self.key[1]
 
 
@@ -79,14 +79,14 @@ class Excess:
     def text(self) -> str:
         limit, used, asked = (_amount(self.name, value) for value in (self.limit, self.used, self.asked))
         have = f"{used} {'is' if self.used == 1 else 'are'} in use and {asked} more asked for"
-        return f"the limit {self.name} of {self.scope.who} is {limit}: {have}"
+        return f"the limit {self.name} of {self.scope.display_name} is {limit}: {have}"
 
     @property
     def hint(self) -> str:
         return self.contact or WAY_OUT
 
     @property
-    def said(self) -> str:
+    def waiting_reason(self) -> str:
         """Of a job that waits for it."""
         return f"{self.text}; {self.hint}"
 
@@ -94,7 +94,7 @@ class Excess:
     def value(self) -> dict[str, float]:
         return {"limit": self.limit, "used": self.used, "asked": self.asked}
 
-    def refuse(self) -> NoReturn:
+    def raise_error(self) -> NoReturn:
         """``NeverAllowed`` where that alone is more than the limit, else ``LimitReached``."""
         kind = NeverAllowed if self.asked > self.limit else LimitReached
         raise kind(self.text, field=f"limits.{self.name}", value=self.value, hint=self.hint)
@@ -131,7 +131,7 @@ class Limits:
         every = [self.settings.default, *self.settings.users.values(), *self.settings.groups.values()]
         self._limited = frozenset(name for name in NAMES for each in every if getattr(each, name) is not None)
 
-    def limits(self, *names: str) -> bool:
+    def has_any(self, *names: str) -> bool:
         """Whether anybody has a limit of one of these names."""
         return not self._limited.isdisjoint(names)
 
@@ -157,17 +157,17 @@ class Limits:
         ]
         return [scope for scope in found if scope.limits != UNLIMITED]
 
-    def has(self, scope: Scope, user: str) -> bool:
+    def applies_to(self, scope: Scope, user: str) -> bool:
         """Whether what a user has counts there."""
         return scope.key[1] == user if scope.key[0] == "user" else scope.key[1] in self._groups_of(user)
 
     def check(self, user: str, name: str, asked: float) -> None:
         """``NeverAllowed`` for what is more by itself than somebody may ever have."""
         for scope in self.scopes(user):
-            if excess := self.excess(scope, name, 0, asked):
-                excess.refuse()
+            if excess := self.find_excess(scope, name, 0, asked):
+                excess.raise_error()
 
-    def excess(self, scope: Scope, name: str, used: float, asked: float) -> Excess | None:
+    def find_excess(self, scope: Scope, name: str, used: float, asked: float) -> Excess | None:
         """None where there is room for what is asked for."""
         limit = getattr(scope.limits, name)
         if limit is None or used + asked <= limit:

@@ -90,7 +90,7 @@ class Catalogue:
         """The clusters that have a good replica."""
         return tuple(replica.cluster for replica in self.of(name) if replica.state is ReplicaState.GOOD)
 
-    def spoiled(self) -> list[Replica]:
+    def bad_replicas(self) -> list[Replica]:
         """All that are not good."""
         return list(self._spoiled.values())
 
@@ -100,7 +100,7 @@ class Catalogue:
             self._names = sorted(self._replicas)
         return self._names
 
-    def behind(self, name: str, cluster: ClusterName) -> Iterator[Replica]:
+    def replicas_after(self, name: str, cluster: ClusterName) -> Iterator[Replica]:
         """All replicas that come after one of that name and cluster, which need not be there, in the same order."""
         names = self.names()
         for index in range(bisect_left(names, name), len(names)):

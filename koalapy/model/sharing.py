@@ -55,7 +55,7 @@ class Sharing:
         least = self._threshold * self._speeds[home]
         return frozenset(name for name, speed in self._speeds.items() if speed < least and name != home)
 
-    def why_not(self, home: ClusterName, cluster: ClusterName) -> str:
+    def rejection_reason(self, home: ClusterName, cluster: ClusterName) -> str:
         """Why jobs of a home site may not run on a cluster; empty when they may."""
         if cluster not in self.closed_to(home):
             return ""

@@ -19,7 +19,7 @@ class Throttle:
         """From when on one may have the whole burst again; who was counted last stands last."""
         self._sweep_at = 100
 
-    def wait(self, who: Hashable, now: float) -> float:
+    def wait_time(self, who: Hashable, now: float) -> float:
         """Seconds until there may be one more; 0 when there may be now."""
         early = self._with_one_more(who, now) - now - self._burst * self._interval
         return early if early > _EXACT else 0.0
@@ -32,9 +32,9 @@ class Throttle:
         if len(self._full_at) > self._most:
             self._full_at.popitem(last=False)
 
-    def allows(self, who: Hashable, now: float) -> float:
+    def count_if_allowed(self, who: Hashable, now: float) -> float:
         """As ``wait``, and count one more if that may be."""
-        wait = self.wait(who, now)
+        wait = self.wait_time(who, now)
         if not wait:
             self.count(who, now)
         return wait

@@ -121,10 +121,12 @@ class Accounts:
         if closed is None:
             if len(self._closed) >= MAX_OWNERS:
                 self._closed.clear()
-            closed = self._closed[owner] = frozenset(name for name in self._domains if self.why_not(owner, name))
+            closed = self._closed[owner] = frozenset(
+                name for name in self._domains if self.rejection_reason(owner, name)
+            )
         return closed
 
-    def why_not(self, owner: str, cluster: ClusterName) -> str:
+    def rejection_reason(self, owner: str, cluster: ClusterName) -> str:
         """Why jobs of an owner may not run on a cluster; empty when they may."""
         domain = self._domains.get(cluster, SERVICE)
         if domain.identity == "own" and (not domain.user or owner != domain.user):

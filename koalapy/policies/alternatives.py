@@ -103,7 +103,7 @@ def _soonest(wanted: Sequence[Files], nominal: float, grid: GridView) -> list[Eq
         return [ranks[rank] for rank in sorted(ranks)]
 
     # Without transfers the order is the same for all run times.
-    return grid.lasting(("soonest", *wanted, nominal if wanted else 0.0), ordered)
+    return grid.compute_lasting(("soonest", *wanted, nominal if wanted else 0.0), ordered)
 
 
 def _alone(
@@ -242,15 +242,15 @@ def _near(grid: GridView) -> list[list[ClusterView]]:
         return [[name for name in names if name in inside] for inside in near_sets]
 
     def with_idle_nodes(grid: GridView) -> list[list[ClusterView]]:
-        found = grid.lasting(("near ones",), sets)
+        found = grid.compute_lasting(("near ones",), sets)
         return [[cluster for name in names if (cluster := grid.get(name)) is not None] for names in found]
 
-    return grid.once(("near ones",), with_idle_nodes)
+    return grid.compute_once(("near ones",), with_idle_nodes)
 
 
 def _has_links(grid: GridView) -> bool:
     """Whether anything is known of the latencies between clusters."""
-    return grid.lasting(
+    return grid.compute_lasting(
         ("has links",),
         lambda grid: any(one != other and link.latency is not None for (one, other), link in grid.links.items()),
     )

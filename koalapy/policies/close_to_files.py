@@ -80,7 +80,7 @@ def _reach(files: tuple[InputFile, ...], grid: GridView, taken: Collection[Clust
     if not files:
         # Among so many of those with most idle nodes is one of which nothing is taken: no later one has more left.
         return [[(cluster.name, NONE) for cluster in grid.by_idle[: len(taken) + 1]]]
-    return grid.lasting(("reach", files), lambda grid: _reached(files, grid))
+    return grid.compute_lasting(("reach", files), lambda grid: _reached(files, grid))
 
 
 def _reached(files: tuple[InputFile, ...], grid: GridView, assumed: float | None = None) -> Reach:

@@ -93,7 +93,7 @@ class CommunicationAware:
         return fill_in_turn(request, near) if near else None
 
     def _sets(self, least: int, grid: GridView, network: Network, level: int) -> list[list[ClusterView]]:
-        return grid.once(
+        return grid.compute_once(
             ("sets", self._weighing, least, level), lambda grid: self._sets_anew(least, grid, network, level)
         )
 
@@ -107,7 +107,7 @@ class CommunicationAware:
             groups = [[cluster for cluster in ordered if cluster.name in group] for group in network.groups]
             return sorted(filter(None, groups), key=len)
         names, near = tuple(cluster.name for cluster in ordered), network.levels[level]
-        sets = grid.lasting(("near sets", self._weighing, level, names), lambda _: near_sets(names, near))
+        sets = grid.compute_lasting(("near sets", self._weighing, level, names), lambda _: near_sets(names, near))
         return [[cluster for cluster in ordered if cluster.name in inside] for inside in sets]
 
     def _why(self, filled: Filled, network: Network) -> str:

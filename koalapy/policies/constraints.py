@@ -99,7 +99,7 @@ def _speed_ranges(answer: Placement, grid: GridView, ratio: float | None) -> lis
     def sets(grid: GridView) -> list[frozenset[ClusterName]]:
         return speed_sets({cluster.name: cluster.speed for cluster in grid.by_idle}, ratio)
 
-    ranges = [grid.only(names) for names in grid.once(("speeds", ratio), sets)]
+    ranges = [grid.only(names) for names in grid.compute_once(("speeds", ratio), sets)]
 
     def rank(inside: GridView) -> tuple[int, int]:
         return -sum(answer.nodes_on(cluster.name) for cluster in inside), -inside.usable_idle

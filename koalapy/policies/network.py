@@ -58,7 +58,7 @@ def _usable(names: Iterable[ClusterName], grid: GridView) -> Iterator[ClusterVie
 
 
 def network_of(grid: GridView, weighing: Weighing) -> Network:
-    return grid.lasting(("network", weighing), lambda grid: _network(grid, weighing))
+    return grid.compute_lasting(("network", weighing), lambda grid: _network(grid, weighing))
 
 
 def _network(grid: GridView, weighing: Weighing) -> Network:

@@ -67,4 +67,4 @@ def idle_that_suffices(cluster: ClusterView, fits: Callable[[int], bool], least:
 
 def with_idle(grid: GridView, cluster: ClusterView, idle: int) -> GridView:
     """The grid as it would be if a cluster had so many idle nodes."""
-    return grid.changed([cluster.with_idle(idle)])
+    return grid.with_clusters([cluster.with_idle(idle)])

@@ -118,7 +118,7 @@ class Cycle:
             return None
         job = self._ledger.jobs[candidate.job]
         if (excess := self._state.owner_use.of(job.spec, self._state.now)) is not None:
-            return Refusal(excess.said, RefusalKind.LIMIT)
+            return Refusal(excess.waiting_reason, RefusalKind.LIMIT)
         answer = self._evaluate(job, candidate, now)
         while isinstance(answer, Placement) and self._place_owner(job, answer, now):
             answer = self._evaluate(job, candidate, now)
@@ -175,7 +175,7 @@ class Cycle:
         if home is None or isinstance(self._policies.evaluate(owner.spec, home, barred), Refusal):
             return False
         taken = [cluster for cluster in offer.view if guest.nodes_on(cluster.name)]
-        left = offer.view.changed([c.with_idle(max(0, c.idle - guest.nodes_on(c.name))) for c in taken])
+        left = offer.view.with_clusters([c.with_idle(max(0, c.idle - guest.nodes_on(c.name))) for c in taken])
         return isinstance(self._policies.evaluate(owner.spec, left, barred), Refusal)
 
     # Act on their answers

@@ -253,7 +253,7 @@ class Lens:
         if cut_off != last.cut_off:
             last = replace(last, cut_off=cut_off)
         seen = map(self._see, touched)
-        return last.changed([cluster for cluster in seen if cluster != last.get(cluster.name)])
+        return last.with_clusters([cluster for cluster in seen if cluster != last.get(cluster.name)])
 
     def _see(self, cluster: ClusterStatus) -> ClusterView:
         return cluster.view(max(0, self._idle_of(cluster)))

@@ -27,10 +27,10 @@ class OwnerUse:
     def __init__(self, limits: Limits | None = None, past: Iterable[NodeUse] = ()) -> None:
         """``past`` is the use within the last day of attempts that have ended."""
         self.limits = limits or Limits()
-        self._counts_nodes = self.limits.limits(NODES, HOURS)
-        self.counts = self._counts_nodes or self.limits.limits(QUEUED)
+        self._counts_nodes = self.limits.has_any(NODES, HOURS)
+        self.counts = self._counts_nodes or self.limits.has_any(QUEUED)
         """Whether it is to be told of changes at all."""
-        self._counts_hours = self.limits.limits(HOURS)
+        self._counts_hours = self.limits.has_any(HOURS)
         self._waiting: Counter[ScopeKey] = Counter()
         self._nodes: Counter[ScopeKey] = Counter()
         self._promised: defaultdict[ScopeKey, float] = defaultdict(float)
@@ -97,9 +97,9 @@ class OwnerUse:
         if ask is None:
             return None
         for scope in self.limits.scopes(ask.owner):
-            over = self.limits.excess(scope, NODES, self._nodes[scope.key], ask.nodes)
+            over = self.limits.find_excess(scope, NODES, self._nodes[scope.key], ask.nodes)
             if over is None and scope.limits.node_hours_per_day is not None:
-                over = self.limits.excess(scope, HOURS, self._hours_used(scope.key, now), ask.hours)
+                over = self.limits.find_excess(scope, HOURS, self._hours_used(scope.key, now), ask.hours)
             if over is not None:
                 return over
         return None
@@ -119,8 +119,8 @@ class OwnerUse:
                 (QUEUED, self._waiting[scope.key], 1),
             )
             for name, used, asked in asks:
-                if over := self.limits.excess(scope, name, used, asked):
-                    over.refuse()
+                if over := self.limits.find_excess(scope, name, used, asked):
+                    over.raise_error()
 
     def used(self, scope: Scope, now: float) -> dict[str, float]:
         """How much of each there is, as far as it is counted."""

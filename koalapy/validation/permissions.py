@@ -13,7 +13,7 @@ from koalapy.model.wording import listed
 
 def may_see_all_of(by: Identity, job: Job) -> bool:
     """Users their own jobs, operators everybody's; the daemon's own are no user's, whatever they are called."""
-    return by.may(Role.OPERATOR) or (job.spec.owner == by.user and not job.spec.internal)
+    return by.has_role(Role.OPERATOR) or (job.spec.owner == by.user and not job.spec.internal)
 
 
 def check_is_theirs(by: Identity, job: Job) -> None:
@@ -52,11 +52,11 @@ class SubmissionRules:
 
     def _check_owner(self, owner: str, by: Identity) -> None:
         problem, hint = "", "leave it out to submit as yourself"
-        if not by.may(Role.OPERATOR):
+        if not by.has_role(Role.OPERATOR):
             problem, hint = f"and you are {by.user}", f"{hint}; only operators may submit for others"
         elif owner in self.reserved and by.user not in self.reserved:
             problem = "which is a name of the daemon's own"
-        elif not by.may(role := self.role_of(owner)):
+        elif not by.has_role(role := self.role_of(owner)):
             problem = f"whose role is {role} or may be, and yours is {by.role}"
             hint = f"{hint}, or ask an administrator to submit it for {owner}"
         if problem:
@@ -79,11 +79,11 @@ def with_home_site(spec: JobSpec, by: Identity, accounts: Accounts) -> JobSpec:
     Raise ``ForbiddenError`` for a site of which the owner is not known to be a user, since a site's own jobs go first
     there.
     """
-    came_by = by.site if by.site and by.owns(spec.owner) and not accounts.why_not(spec.owner, by.site) else ""
+    came_by = by.site if by.site and by.owns(spec.owner) and not accounts.rejection_reason(spec.owner, by.site) else ""
     if not spec.home_site:
         return replace(spec, home_site=came_by or accounts.home_of(spec.owner))
     sites = [*accounts.sites_of(spec.owner), *([came_by] if came_by else [])]
-    if spec.home_site not in sites and not by.may(Role.OPERATOR):
+    if spec.home_site not in sites and not by.has_role(Role.OPERATOR):
         of = f"a user of {listed(sorted(set(sites)))}" if sites else "not known to be a user of any cluster"
         raise ForbiddenError(
             f"home_site is {spec.home_site}, and {spec.owner} is {of}",

@@ -29,7 +29,7 @@ def check_accounts(spec: JobSpec, limits: Limits) -> None:
     if isinstance(spec.request, FixedRequest):
         for index, component in enumerate(spec.request.components):
             if (name := component.cluster or "") in closed:
-                problem = f"is {name}, but {limits.accounts.why_not(spec.owner, name)}"
+                problem = f"is {name}, but {limits.accounts.rejection_reason(spec.owner, name)}"
                 hint = f"name {' or '.join(open_to_it[:MAX_NAMED])}, or {way_out}"
                 reject(f"request.components[{index}].cluster", name, problem, hint)
 
@@ -40,12 +40,12 @@ def check_home_site(spec: JobSpec, limits: Limits) -> None:
     if not home:
         return
     check_cluster(home, [cluster.name for cluster in limits.clusters], "home_site")
-    if why := limits.accounts.why_not(spec.owner, home):
+    if why := limits.accounts.rejection_reason(spec.owner, home):
         reject("home_site", home, f"is {home}, but {why}", "leave it out, or name a cluster that its owner may use")
     if isinstance(spec.request, FixedRequest):
         for index, component in enumerate(spec.request.components):
             name = component.cluster or ""
-            if why := limits.sharing.why_not(home, name):
+            if why := limits.sharing.rejection_reason(home, name):
                 problem = f"is {name}, but {why}"
                 reject(f"request.components[{index}].cluster", name, problem, "name other clusters, or no home site")
 

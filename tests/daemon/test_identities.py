@@ -150,7 +150,7 @@ async def test_others_make_none_for_others_nor_one_that_can_do_more(
     place: Place, order: TokenOrder, role: Role
 ) -> None:
     alice = Identity("alice", role, "alice on north")
-    if order.user == "alice" and alice.may(order.role):
+    if order.user == "alice" and alice.has_role(order.role):
         await place.identities.create(order, alice)
         return
     with pytest.raises(ForbiddenError):

@@ -48,7 +48,7 @@ class Maker:
         return self.tokens[-1], f"koala_secret-{ident}"
 
     def list(self, by: Identity, user: str | None = None) -> list[StoredToken]:
-        assert by.may(Role.ADMIN)
+        assert by.has_role(Role.ADMIN)
         return [token for token in self.tokens if token.revoked_at is None and user in (None, token.user)]
 
     async def revoke(self, tokens: Collection[int], by: Identity) -> None:
@@ -214,7 +214,7 @@ def test_a_pace_is_kept_by_each_for_themselves(steps: list[tuple[str, float]]) -
     pace, now, done = Throttle(burst=3, interval=1.0), 0.0, dict[str, list[float]](a=[], b=[], c=[])
     for who, pause in steps:
         now += pause
-        wait = pace.allows(who, now)
+        wait = pace.count_if_allowed(who, now)
         if wait == 0.0:
             done[who].append(now)
         else:
@@ -228,5 +228,5 @@ def test_a_pace_is_kept_by_each_for_themselves(steps: list[tuple[str, float]]) -
 def test_who_did_nothing_lately_is_forgotten() -> None:
     pace = Throttle(burst=3, interval=1.0)
     for number in range(100_000):
-        assert pace.allows(number, number * 1.0) == 0.0
+        assert pace.count_if_allowed(number, number * 1.0) == 0.0
     assert len(pace._full_at) <= 200

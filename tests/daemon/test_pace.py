@@ -97,7 +97,7 @@ def test_memory_is_bounded_however_many_come() -> None:
         throttle.count(number, 0.0)
         throttle.count("busy", 0.0)
     assert len(throttle._full_at) == 3
-    assert throttle.wait("busy", 0.0)
+    assert throttle.wait_time("busy", 0.0)
 
 
 @given(rate=st.floats(0.01, 100), burst=st.floats(1, 100), pauses=st.lists(st.floats(0, 20), max_size=60))
@@ -105,11 +105,11 @@ def test_never_more_than_the_burst_and_what_has_come_since(rate: float, burst: f
     throttle, now, taken = Throttle(burst, 1 / rate), 0.0, 0
     for pause in pauses:
         now += pause
-        while not throttle.wait("x", now):
+        while not throttle.wait_time("x", now):
             throttle.count("x", now)
             taken += 1
         assert taken <= burst + now * rate + 1e-6
-        assert throttle.wait("x", now) <= 1 / rate + 1e-9
+        assert throttle.wait_time("x", now) <= 1 / rate + 1e-9
 
 
 def test_agent_attempts_from_one_address_are_bounded_for_all_clusters(clock: Clock) -> None:

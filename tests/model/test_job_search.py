@@ -55,7 +55,7 @@ def found(text: str, *, include_private: bool = True) -> list[int]:
     ],
 )
 def test_most_restarts_of_a_search_are_what_every_meant_job_has(text: str, most: int | None) -> None:
-    assert parse_search(text).most("restarts") == most
+    assert parse_search(text).maximum("restarts") == most
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_the_word_of_a_value_means_it_and_nothing_else(name: str) -> None:
     job = replace(JOBS[0], spec=replace(JOBS[0].spec, owner=name))
     others = [each for each in JOBS if each.spec.owner != name]
     assert search.matches(job, NOW)
-    assert search.only("user") == name
+    assert search.single_value("user") == name
     assert not any(search.matches(each, NOW) for each in others)
 
 
@@ -209,7 +209,7 @@ def test_a_long_pattern_costs_no_more_than_a_short_one() -> None:
     ],
 )
 def test_least_restarts_of_a_search_are_what_every_meant_job_has(text: str, least: int) -> None:
-    assert parse_search(text).least("restarts") == least
+    assert parse_search(text).minimum("restarts") == least
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_who_is_known_by_an_account_runs_as_no_other_one_there(cluster: str, acc
 def test_where_somebody_may_not_run_jobs_there_is_a_reason_and_no_account(user: str) -> None:
     for cluster in DOMAINS:
         closed = cluster in ACCOUNTS.closed_to(user)
-        assert closed == bool(ACCOUNTS.why_not(user, cluster))
+        assert closed == bool(ACCOUNTS.rejection_reason(user, cluster))
         assert bool(ACCOUNTS.local_user(user, cluster)) == (not closed and DOMAINS[cluster].identity == "mapped")
 
 
@@ -70,7 +70,7 @@ def test_where_somebody_may_not_run_jobs_there_is_a_reason_and_no_account(user: 
     ],
 )
 def test_a_cluster_is_closed_with_a_reason(owner: str, closed: dict[str, str]) -> None:
-    assert {name: ACCOUNTS.why_not(owner, name) for name in ACCOUNTS.closed_to(owner)} == closed
+    assert {name: ACCOUNTS.rejection_reason(owner, name) for name in ACCOUNTS.closed_to(owner)} == closed
 
 
 def test_a_mapped_cluster_without_any_mapping_is_closed_to_everybody() -> None:

@@ -87,7 +87,7 @@ def test_a_placement_is_always_valid_and_tells_what_was_compared(
     answer = checked(Auto().informed(known), request, view)
     if isinstance(answer, Placement):
         assert answer.advice is not None
-        assert set(answer.advice.taken.clusters) == {component.cluster for component in answer.components}
+        assert set(answer.advice.chosen_option.clusters) == {component.cluster for component in answer.components}
         assert answer.reason
 
 
@@ -99,7 +99,7 @@ def test_what_is_chosen_is_by_its_own_prediction_never_worse_than_the_other_ways
     if isinstance(answer, Placement):
         assert answer.advice is not None
         responses = [option.response for option in answer.advice.options if option.response is not None]
-        if (taken := answer.advice.taken.response) is not None and not known.loaded:
+        if (taken := answer.advice.chosen_option.response) is not None and not known.loaded:
             assert taken <= min(responses)
         return
     together = together_now(request, view, known)

@@ -62,7 +62,7 @@ def test_every_policy_answers_on_a_changed_view_as_on_a_new_one(
         look(view)
         answers(asked, view)
         answers(asked, view.only(PART))
-        view = view.changed(step)
+        view = view.with_clusters(step)
     new = GridView(view.clusters, view.links, view.waiting, view.replicas, view.cut_off)
     assert look(view) == look(new)
     assert answers(request, view) == answers(request, new)
@@ -72,19 +72,19 @@ def test_every_policy_answers_on_a_changed_view_as_on_a_new_one(
 def test_what_is_known_of_uplinks_stays_with_a_view() -> None:
     uplinks = {"north": Uplink(1e9, 1e6)}
     view = replace(grid(north=4, south=2), uplinks=uplinks)
-    assert view.changed([ClusterView("north", 4, 1)]).uplinks is uplinks
-    assert view.beside(()).uplinks is uplinks
+    assert view.with_clusters([ClusterView("north", 4, 1)]).uplinks is uplinks
+    assert view.with_waiting(()).uplinks is uplinks
     assert view.only(PART).uplinks is uplinks
 
 
 def test_a_view_of_before_stays_what_it_was() -> None:
     before = grid(north=4, south=2)
     look(before)
-    after = before.changed([ClusterView("north", 4, 1)])
+    after = before.with_clusters([ClusterView("north", 4, 1)])
     assert [c.name for c in before.by_idle] == ["north", "south"]
     assert [c.name for c in after.by_idle] == ["south", "north"]
     assert (before.usable_idle, after.usable_idle) == (6, 3)
-    assert before.changed([]) is before
+    assert before.with_clusters([]) is before
 
 
 def test_what_lasts_is_worked_out_anew_where_it_may_have_changed() -> None:
@@ -95,16 +95,16 @@ def test_what_lasts_is_worked_out_anew_where_it_may_have_changed() -> None:
         return len(looks)
 
     view = grid(north=4, south=2)
-    assert view.lasting("key", work) == 1
-    assert view.changed([ClusterView("north", 4, 0)]).lasting("key", work) == 1
-    assert view.beside((nonfixed(1),)).lasting("key", work) == 1
+    assert view.compute_lasting("key", work) == 1
+    assert view.with_clusters([ClusterView("north", 4, 0)]).compute_lasting("key", work) == 1
+    assert view.with_waiting((nonfixed(1),)).compute_lasting("key", work) == 1
     for different in (ClusterView("north", 4, 4, ClusterState.DRAINED), ClusterView("north", 4, 4, speed=2.0)):
-        assert view.changed([different]).lasting("key", work) == len(looks)
+        assert view.with_clusters([different]).compute_lasting("key", work) == len(looks)
     assert len(looks) == 3
     part = frozenset({"north"})
-    assert view.only(part).lasting("key", work) == 4
-    assert view.changed([ClusterView("south", 2, 0)]).only(part).lasting("key", work) == 4
-    assert with_links(view, {"north": Link(1.0)}).lasting("key", work) == 5
+    assert view.only(part).compute_lasting("key", work) == 4
+    assert view.with_clusters([ClusterView("south", 2, 0)]).only(part).compute_lasting("key", work) == 4
+    assert with_links(view, {"north": Link(1.0)}).compute_lasting("key", work) == 5
 
 
 def test_so_much_lasts_and_no_more() -> None:
@@ -115,7 +115,7 @@ def test_so_much_lasts_and_no_more() -> None:
             worked.append(key)
             return key
 
-        assert view.lasting(key, work) == key
+        assert view.compute_lasting(key, work) == key
 
     for key in [*range(MAX_LASTING), 0, MAX_LASTING]:
         ask(key)
@@ -127,7 +127,7 @@ def test_so_much_lasts_and_no_more() -> None:
 
 def test_others_who_wait_stand_beside_a_view_that_is_known_already() -> None:
     view, waiting = grid(north=4, south=6), (nonfixed(2),)
-    beside = view.beside(waiting)
+    beside = view.with_waiting(waiting)
     assert beside == GridView(view.clusters, waiting=waiting)
     assert look(beside) == look(view)
-    assert beside.changed([ClusterView("south", 6, 1)]).waiting == waiting
+    assert beside.with_clusters([ClusterView("south", 6, 1)]).waiting == waiting

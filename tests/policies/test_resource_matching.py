@@ -117,7 +117,7 @@ def test_a_refusal_has_a_reason_for_each_cluster_and_what_is_missing_would_do(
     for reason in reasons:
         cluster = view.get(reason.cluster)
         if reason.missing is not None and cluster is not None:
-            more = view.changed([cluster.with_idle(cluster.idle + reason.missing)])
+            more = view.with_clusters([cluster.with_idle(cluster.idle + reason.missing)])
             assert isinstance(policy.place(request, more), Placement)
 
 

@@ -85,10 +85,10 @@ def check_owners(world: "World") -> None:
     for owner in {job.spec.owner for job in world.queries.jobs()}:
         for scope in world.limits.scopes(owner):
             now, counted = use.used(scope, world.now), fresh.used(scope, world.now)
-            assert (now[NODES], now[QUEUED]) == (counted[NODES], counted[QUEUED]), scope.who
+            assert (now[NODES], now[QUEUED]) == (counted[NODES], counted[QUEUED]), scope.display_name
             assert now[HOURS] >= counted[HOURS] - 1e-6, "what has run counts as well"
             if scope.limits.nodes is not None:
-                assert now[NODES] <= scope.limits.nodes, f"{scope.who} has more than is allowed"
+                assert now[NODES] <= scope.limits.nodes, f"{scope.display_name} has more than is allowed"
     active = sum(job.state.is_active for job in world.queries.jobs())
     assert active + sum(job.state in (JobState.QUEUED, JobState.HELD) for job in world.queries.jobs()) == len(
         world.queries.jobs()

@@ -253,7 +253,7 @@ def of_classes(*components: tuple[int, str, str]) -> Placement:
 
 def classed() -> GridView:
     """north has 3 fast nodes and one slow one."""
-    return grid(east=4, north=4).changed(
+    return grid(east=4, north=4).with_clusters(
         [ClusterView("north", 4, 4, node_classes=(NodeClass("fast", 3, 2.0), NodeClass("slow", 1)))]
     )
 

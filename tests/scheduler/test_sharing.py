@@ -305,7 +305,7 @@ def test_a_home_site_is_always_for_its_own_jobs(
     closed = sharing.closed_to(home)
     assert home not in closed
     assert closed <= speeds.keys()
-    assert closed == {name for name in speeds if home and sharing.why_not(home, name)}
+    assert closed == {name for name in speeds if home and sharing.rejection_reason(home, name)}
     assert (sharing.section(home) < sharing.section("")) == bool(sharing.site_of(home))
     assert sharing.reclaiming_site(home) in ("", home)
 

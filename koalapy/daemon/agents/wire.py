@@ -57,12 +57,14 @@ class CommandMessages:
             case SubmitComponent() if job is not None:
                 owner, cluster = job.spec.owner, command.cluster
                 # Who may use which cluster may have been changed since the job was placed there.
-                if why := self._accounts.why_not(owner, cluster):
+                if why := self._accounts.rejection_reason(owner, cluster):
                     return Stop(**own, reason=why).model_dump()
                 return _submit(
                     job, own, self._accounts.local_user(owner, cluster), self._profiles[cluster]
                 ).model_dump()
-            case StageComponent() if job is not None and self._accounts.why_not(job.spec.owner, command.cluster):
+            case StageComponent() if job is not None and self._accounts.rejection_reason(
+                job.spec.owner, command.cluster
+            ):
                 return Unstage(**own).model_dump()
             case StageComponent() if job is not None:
                 user = self._accounts.local_user(job.spec.owner, command.cluster)

@@ -208,7 +208,7 @@ class Identities:
                 f"{order.user} is a name of the daemon's own", field="user", value=order.user, hint="give another name"
             )
         expires_at = None if order.expires is None else now + order.expires
-        if not by.may(Role.ADMIN):
+        if not by.has_role(Role.ADMIN):
             _check_own(order, by)
             if by.expires_at is not None:
                 expires_at = by.expires_at if expires_at is None else min(expires_at, by.expires_at)
@@ -268,7 +268,7 @@ class Identities:
     def list(self, by: Identity, user: str | None = None, *, every: bool = False) -> Sequence[StoredToken]:
         """Those that hold, or ``every`` one that is known: all for administrators, and for others their own."""
         now = self._clock()
-        if not by.may(Role.ADMIN):
+        if not by.has_role(Role.ADMIN):
             user = by.user if user in (None, by.user) else ""
         chosen = (token for token in self._stored.values() if user in (None, token.user))
         return [self._with_last_use(token) for token in chosen if every or self.is_valid(token, now)]
@@ -287,7 +287,7 @@ class Identities:
         """
         for number in tokens:
             found = self._stored.get(number)
-            if found is None or not (by.may(Role.ADMIN) or by.owns(found.user)):
+            if found is None or not (by.has_role(Role.ADMIN) or by.owns(found.user)):
                 raise NotFoundError(
                     f"there is no token {number}",
                     field="token",
@@ -377,7 +377,7 @@ def _check_own(order: TokenOrder, by: Identity) -> None:
         raise ForbiddenError(
             "tokens for others are made by administrators", field="user", value=order.user, hint="leave it out"
         )
-    if not by.may(order.role):
+    if not by.has_role(order.role):
         raise ForbiddenError(
             f"a token for {order.role}s is made by administrators",
             field="role",

@@ -138,7 +138,7 @@ class Logins:
 
     async def _log_in(self, cluster: ClusterName, vouch: Vouch) -> Vouched:
         now, account = self._monotonic(), vouch.account
-        if wait := self._by_cluster.allows(cluster, now):
+        if wait := self._by_cluster.count_if_allowed(cluster, now):
             raise Refused(f"too many logins from {cluster}", f"try again in {wait:.0f} s")
         # Of whom is refused nothing is remembered.
         user = self._rules.user_of(cluster, account, vouch.uid)
@@ -148,7 +148,7 @@ class Logins:
                 "log in as yourself, or show a token (KOALA_TOKEN)",
             )
         role = self._rules.role_of(user, cluster)
-        if wait := self._by_account.allows((cluster, account), now):
+        if wait := self._by_account.count_if_allowed((cluster, account), now):
             raise Refused(f"too many logins of {account} on {cluster}", f"try again in {wait:.0f} s")
         how = f"{account} on {cluster}"
         lifetime = self._rules.lifetime

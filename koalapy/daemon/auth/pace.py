@@ -21,7 +21,7 @@ class Pace:
 
     def __init__(self, limits: Limits | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits = limits or Limits()
-        self._is_limited = self._limits.limits(RATE)
+        self._is_limited = self._limits.has_any(RATE)
         self._clock = clock
         self._requests: dict[float, Throttle] = {}
         """By the rate that is the limit: of these there are as many as the configuration names."""
@@ -34,7 +34,7 @@ class Pace:
         now = self._clock()
         scopes = [(s, rate) for s in self._limits.scopes(user) if (rate := s.limits.requests_per_second)]
         for scope, rate in scopes:
-            if wait := self._throttle(rate).wait(scope.key, now):
+            if wait := self._throttle(rate).wait_time(scope.key, now):
                 return Excess(scope, RATE, rate, rate, 1, self._limits.contact), wait
         for scope, rate in scopes:
             self._throttle(rate).count(scope.key, now)
@@ -48,7 +48,7 @@ class Pace:
 
     def guessing(self, address: str) -> float:
         """Seconds for which nothing is said to an address that has shown too many tokens which nobody has."""
-        return self._failures.wait(_network(address), self._clock())
+        return self._failures.wait_time(_network(address), self._clock())
 
     def failed(self, address: str) -> None:
         """A token was shown that nobody has."""
@@ -71,8 +71,10 @@ class AgentAttempts:
     def wait(self, cluster: str, address: str) -> float:
         """Return the seconds for which no token that could be guessed is looked at; 0 if one is."""
         network, now = _network(address), self._clock()
-        of_cluster = 0.0 if self._admitted.get(cluster) == network else self._failures.wait(("cluster", cluster), now)
-        return max(of_cluster, self._failures.wait(("address", network), now))
+        of_cluster = (
+            0.0 if self._admitted.get(cluster) == network else self._failures.wait_time(("cluster", cluster), now)
+        )
+        return max(of_cluster, self._failures.wait_time(("address", network), now))
 
     def failed(self, cluster: str, address: str) -> None:
         """Count a wrong token."""

@@ -104,7 +104,7 @@ class Bundles:
 
     def seen_by(self, by: Identity) -> Sequence[StoredBundle]:
         """Those that somebody may have, those first that were wanted last; users are told of no other senders."""
-        if by.may(Role.OPERATOR):
+        if by.has_role(Role.OPERATOR):
             found = list(self._known.values())
         else:
             theirs = (bundle for bundle in self._known.values() if by.user in bundle.owners)
@@ -116,7 +116,7 @@ class Bundles:
         return sum(bundle.size for bundle in self._known.values() if self._is_of(scope, any, bundle))
 
     def _is_of(self, scope: Scope, how: Callable[[Iterable[bool]], bool], bundle: StoredBundle) -> bool:
-        return how(self._owners.has(scope, owner) for owner in bundle.owners)
+        return how(self._owners.applies_to(scope, owner) for owner in bundle.owners)
 
     async def _make_room_of(self, owner: str, size: int) -> None:
         """What an owner has too much of goes, as far as nobody else sent it and no job needs it; else no more comes."""
@@ -132,12 +132,12 @@ class Bundles:
                     with suppress(OSError):
                         await self._remove(bundle.id)
                         used -= bundle.size
-            if excess := self._owners.excess(scope, "bundle_bytes", used, size):
-                excess.refuse()
+            if excess := self._owners.find_excess(scope, "bundle_bytes", used, size):
+                excess.raise_error()
 
     def wanted_by(self, by: Identity, bundle: str) -> StoredBundle:
         """``touch`` for somebody who may have it: to know its digest is not enough. ``NotFoundError`` as for none."""
-        if not by.may(Role.OPERATOR) and (bundle not in self._known or by.user not in self._known[bundle].owners):
+        if not by.has_role(Role.OPERATOR) and (bundle not in self._known or by.user not in self._known[bundle].owners):
             raise _no_bundle(bundle)
         return self.touch(bundle)
 

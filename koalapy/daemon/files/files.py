@@ -74,7 +74,7 @@ class Files:
     ) -> Sequence[Replica]:
         """In order of name and cluster, those behind ``after``; ``NotFoundError`` for a name that is not there."""
         if name is None:
-            return list(islice(self._catalogue.behind(*after), limit))
+            return list(islice(self._catalogue.replicas_after(*after), limit))
         found = self._catalogue.of(name)
         if not found:
             hint = f"{near_names(name, self._catalogue.names())}; add it with {ADD}"

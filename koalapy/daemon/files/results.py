@@ -77,7 +77,7 @@ class Results:
     async def size_of(self, scope: Scope) -> int:
         """Bytes that are kept of a user, or of a group's members."""
         sizes = await self.sizes()
-        return sum(size for owner, size in sizes.items() if self._owners.has(scope, owner))
+        return sum(size for owner, size in sizes.items() if self._owners.applies_to(scope, owner))
 
     async def _make_room_of(self, owner: str, size: int) -> None:
         """What an owner has too much of goes, that of jobs that ended first; ``FullError`` where that is not enough."""
@@ -86,12 +86,12 @@ class Results:
             if most is None:
                 continue
             sizes = await in_database(self._store.results_sizes)
-            theirs = {one: kept for one, kept in sizes.items() if self._owners.has(scope, one)}
+            theirs = {one: kept for one, kept in sizes.items() if self._owners.applies_to(scope, one)}
             over = sum(theirs.values()) + size - most
             if over > 0:
                 gone, _ = await self._remove(self._clock() - MIN_RETENTION, over, list(theirs))
                 over -= sum(gone.values())
-            if excess := self._owners.excess(scope, "result_bytes", most + over - size, size):
+            if excess := self._owners.find_excess(scope, "result_bytes", most + over - size, size):
                 raise FullError(excess.text, field="limits.result_bytes", value=excess.value, hint=excess.hint)
 
     async def _component(self, cluster: ClusterName, token: str) -> tuple[JobId, int, int, str]:

@@ -40,15 +40,15 @@ class JobFinder:
         self, search: JobSearch, by: Identity, *, before: JobId | None = None, limit: int = 100
     ) -> FoundJobs:
         """``ForbiddenError`` where others' jobs are looked for by their owner."""
-        owner = search.only("user")
-        if owner not in ("", by.user) and not by.may(Role.OPERATOR):
+        owner = search.single_value("user")
+        if owner not in ("", by.user) and not by.has_role(Role.OPERATOR):
             raise ForbiddenError(
                 f"user is {owner}, and you are {by.user}",
                 field="q",
                 value=f"user:{owner}",
                 hint="leave it out: others' jobs are listed without their names",
             )
-        now, sees_all = self._clock(), by.may(Role.OPERATOR)
+        now, sees_all = self._clock(), by.has_role(Role.OPERATOR)
 
         def is_meant(job: Job) -> bool:
             return search.matches(job, now, include_private=sees_all or may_see_all_of(by, job))
@@ -79,19 +79,19 @@ class JobFinder:
             return [], None
         # By some words others' are found by operators only: the rest need not be looked at.
         is_private = any(not word.is_public for word in search.words)
-        owner = search.only("user") or (by.user if is_private and not by.may(Role.OPERATOR) else "")
+        owner = search.single_value("user") or (by.user if is_private and not by.has_role(Role.OPERATOR) else "")
         which = JobFilter(
             tuple(sorted(states)),
             owner,
-            search.only("name"),
-            search.only("cluster"),
-            search.only("home"),
+            search.single_value("name"),
+            search.single_value("cluster"),
+            search.single_value("home"),
             before,
             limit + 1,
-            application=search.only("app"),
-            priority=search.only("priority"),
-            min_restarts=search.least("restarts"),
-            max_restarts=search.most("restarts"),
+            application=search.single_value("app"),
+            priority=search.single_value("priority"),
+            min_restarts=search.minimum("restarts"),
+            max_restarts=search.maximum("restarts"),
             ids=search.ids,
         )
         found: list[Job] = []

@@ -191,7 +191,7 @@ class Network:
 
     def why_not_now(self, pair: ClusterPair) -> str:
         for name in dict.fromkeys(pair):
-            if why := self._queries.accounts.why_not(self._owner(pair), name):
+            if why := self._queries.accounts.rejection_reason(self._owner(pair), name):
                 return why
             cluster = self._queries.grid[name]
             if cluster.state not in (ClusterState.USABLE, ClusterState.PROBATION):

@@ -114,7 +114,7 @@ def failures_of(instruments: Instruments, cluster: ClusterName) -> Failures:
 def calls_seen(cluster: ClusterStatus, by: Identity) -> list[Calls]:
     """How its resource manager answered; what it said of jobs, which may be anybody's, is for operators."""
     told = [calls_of(each, cluster.reported_at) for each in cluster.calls]
-    if by.may(Role.OPERATOR):
+    if by.has_role(Role.OPERATOR):
         return told
     return [each if each.operation in OF_NO_JOB else replace(each, last_error="") for each in told]
 

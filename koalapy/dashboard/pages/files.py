@@ -59,7 +59,7 @@ def add_files(dashboard: Dashboard, services: Services) -> None:
         brought = [
             ResultsOf(user, size)
             for user, size in sorted(sizes.items(), key=lambda pair: -pair[1])
-            if caller.may(Role.OPERATOR) or user == caller.user
+            if caller.has_role(Role.OPERATOR) or user == caller.user
         ]
         return FilesView(
             name=name,

@@ -86,7 +86,7 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities) 
         counts: dict[str, _Counts] = {by.user: _Counts()}
         async for some in slices(engine.queries.jobs(), AT_ONCE):
             for job in some:
-                if not job.spec.internal and (by.may(Role.OPERATOR) or job.spec.owner == by.user):
+                if not job.spec.internal and (by.has_role(Role.OPERATOR) or job.spec.owner == by.user):
                     counts.setdefault(job.spec.owner, _Counts()).add(job)
         found = [count.told(user) for user, count in counts.items()]
         return sorted(found, key=lambda use: (-use.queued - use.active, use.user))
@@ -96,7 +96,7 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities) 
         wanted = limited_user(caller, user)
         found = await uses(caller)
         # As by the REST API: administrators see all tokens, others their own.
-        of = None if user is None and caller.may(Role.ADMIN) else wanted
+        of = None if user is None and caller.has_role(Role.ADMIN) else wanted
         tokens = sorted(identities.list(caller, of, every=every), key=lambda token: -token.id)
         return UsersView(
             user=wanted,

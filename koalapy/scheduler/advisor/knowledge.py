@@ -94,7 +94,7 @@ class KnowledgeBuilder:
     def build(self, spec: JobSpec, view: GridView) -> Knowledge:
         """Of one job, as far as it bears on its placement on a view."""
         application = application_of(spec)
-        first_two = view.once(("first two that wait",), lambda view: tuple(islice(self._queues.requests(), 2)))
+        first_two = view.compute_once(("first two that wait",), lambda view: tuple(islice(self._queues.requests(), 2)))
         slowdowns, times = self._experience.answer(application, size_of(spec), spec.communication)
         loaded = any(request != spec.request for request in first_two) or len(first_two) > 1
         return Knowledge(
@@ -116,7 +116,7 @@ class KnowledgeBuilder:
         """Return whether to co-allocate a job to learn how that goes: the less often, the less hope there is. While
         others wait only after runs on one cluster, which it is compared with; on the lesser part of all nodes."""
         application, size = application_of(spec), spec.request.total_size
-        under_way = view.once(("probes",), lambda view: self._probes())
+        under_way = view.compute_once(("probes",), lambda view: self._probes())
         between = runs_between(probability, loaded) * (1 + len(under_way.get(application, ())))
         if self._experience.alone_since(application) < between:
             return False

@@ -93,7 +93,7 @@ class ClaimTry:
         names = {name for name, nodes in self._taken.items() if nodes}
         names |= {cluster.name for cluster in self._grid.clusters() if cluster.kept_from(self._job)}
         taken = [cluster for name in sorted(names) if (cluster := view.get(name)) is not None]
-        return view.changed([cluster.with_idle(max(0, self.free(cluster.name) or 0)) for cluster in taken])
+        return view.with_clusters([cluster.with_idle(max(0, self.free(cluster.name) or 0)) for cluster in taken])
 
     def move(self, moved: Component, left_behind: ClusterName) -> None:
         """Note that a component which could not start, or only by preemption, can start on another cluster."""
@@ -312,7 +312,9 @@ class Claiming:
             return None
         if spec.priority is not Priority.HIGH:
             kept = {cluster: nodes for cluster in view.by_idle if (nodes := self._reservation.aged(cluster.name))}
-            view = view.changed([cluster.with_idle(max(0, cluster.idle - nodes)) for cluster, nodes in kept.items()])
+            view = view.with_clusters(
+                [cluster.with_idle(max(0, cluster.idle - nodes)) for cluster, nodes in kept.items()]
+            )
         asked = spec.component(component.request_index)
         barred = job.barred_clusters(self._state.now)
         others = {other.cluster for other in live(job).gang if other.index != component.index}

@@ -210,7 +210,7 @@ def _left_by_others(queries: Queries, cancelled: Job) -> GridView | None:
                 answer = queries.evaluate(job.spec, view, queries.barred(job))
             if isinstance(answer, Placement):
                 taken = [c for c in view if answer.nodes_on(c.name)]
-                view = view.changed([c.with_idle(max(0, c.idle - answer.nodes_on(c.name))) for c in taken])
+                view = view.with_clusters([c.with_idle(max(0, c.idle - answer.nodes_on(c.name))) for c in taken])
                 continue
             if queries.has_waited_long(job) or _makes_room(queries, job):
                 return None

@@ -62,7 +62,7 @@ def explain_submission(
         headline = f"would be placed at once on {listed_where(answer)}{others}"
         return Explanation(None, JobState.PLACED, headline, clusters, notes, placement=answer)
     if excess is not None:
-        headline = excess.said
+        headline = excess.waiting_reason
     elif not tried:
         headline = f"would wait behind job {queries.queues.head_before(spec)}"
     elif _is_reservation_in_the_way(dry_run, spec):

@@ -79,9 +79,9 @@ class Eligibility:
         return ()
 
     def barred_reasons(self, spec: JobSpec, names: Iterable[ClusterName]) -> Reasons:
-        reasons = {name: self._accounts.why_not(spec.owner, name) for name in names}
+        reasons = {name: self._accounts.rejection_reason(spec.owner, name) for name in names}
         return {
-            name: ClusterReason(name, why or self._sharing.why_not(spec.home_site, name))
+            name: ClusterReason(name, why or self._sharing.rejection_reason(spec.home_site, name))
             for name, why in reasons.items()
         }
 

@@ -465,9 +465,9 @@ class PolicyEvaluator:
             waiting = list(islice(self._queues.requests(), LOOK_AHEAD + 1))
             if spec.request in waiting:  # its own, or one that is as good
                 waiting.remove(spec.request)
-            return view.beside(tuple(waiting[:LOOK_AHEAD]))
+            return view.with_waiting(tuple(waiting[:LOOK_AHEAD]))
 
-        return view.once(("waiting beside", spec.request), ahead)
+        return view.compute_once(("waiting beside", spec.request), ahead)
 
     def _one_trial_each(self, policy: Policy, spec: JobSpec, view: GridView, answer: Placement) -> Placement | Refusal:
         """Ask anew where an answer gives a cluster on probation more than one component.
@@ -483,7 +483,7 @@ class PolicyEvaluator:
             if not crowded:
                 return answer
             largest = {n: max(c.size for c in answer.components if c.cluster == n) * narrow for n in crowded}
-            view = view.changed([c.with_idle(largest[c.name]) for c in view if c.name in largest])
+            view = view.with_clusters([c.with_idle(largest[c.name]) for c in view if c.name in largest])
             another = self._calls.evaluate(policy, spec, self._looking_ahead(policy, spec, view))
             if isinstance(another, Refusal):
                 return another if self._may_come_so(policy, spec, view, largest) else whole
@@ -497,7 +497,7 @@ class PolicyEvaluator:
         if self._grid.is_all_on_trial:
             return False
         view = self._whole.view().only(frozenset(cluster.name for cluster in offered))
-        view = view.changed([c.with_idle(min(c.idle, at_most[c.name])) for c in view if c.name in at_most])
+        view = view.with_clusters([c.with_idle(min(c.idle, at_most[c.name])) for c in view if c.name in at_most])
         return isinstance(self._calls.evaluate(policy, spec, self._looking_ahead(policy, spec, view)), Placement)
 
 

@@ -42,7 +42,7 @@ class WaitingReasons:
                 return f"{again}: {refusals}"
             return f"{again}, after {'a failed attempt' if job.restarts == 1 else f'{job.restarts} failed attempts'}"
         if (excess := self._state.owner_use.of(job.spec, now)) is not None:
-            return excess.said
+            return excess.waiting_reason
         if (head := self._in_front_of(job)) is not None:
             return f"waits behind job {head}"
         barred = job.barred_clusters(now)

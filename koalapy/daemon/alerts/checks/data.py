@@ -138,7 +138,7 @@ class ReplicaCheck:
 
     async def __call__(self, now: float) -> AsyncIterator[Alert]:
         by_cluster: defaultdict[ClusterName, list[Replica]] = defaultdict(list)
-        for replica in self._catalogue.spoiled():
+        for replica in self._catalogue.bad_replicas():
             by_cluster[replica.cluster].append(replica)
         for cluster, gone in by_cluster.items():
             yield self._alert(cluster, sorted(gone, key=lambda replica: replica.name), now)

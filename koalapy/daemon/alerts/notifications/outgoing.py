@@ -174,7 +174,7 @@ class Notifications:
         return None if next_at is None else max(0.0, next_at - now)
 
     def _too_fast(self, each: Notification, now: float) -> float:
-        return 0.0 if each.id in self._paced else self._pace.wait(each.owner, now)
+        return 0.0 if each.id in self._paced else self._pace.wait_time(each.owner, now)
 
     async def _tell(self, each: Notification) -> None:
         told = {"channel": each.channel, "to": each.place, "what": each.body.get("event"), "job": each.body.get("job")}
