@@ -1,7 +1,7 @@
 """The lease of a component: for how long it goes on while its daemon is silent, and when it is certainly over.
 
 Its runner counts the silence and ends the program when the lease is over; the daemon counts from no earlier a moment,
-and for longer, before it starts the next attempt (docs/adr/0030-a-lease-for-each-component.md).
+and for longer, before it starts the next attempt (docs/adr/0030-component-leases.md).
 """
 
 DEFAULT_LEASE = 2400.0

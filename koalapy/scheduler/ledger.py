@@ -1,7 +1,7 @@
 """The unfinished jobs, and the one way to change them: checked against the state machine, and noted.
 
 A job changes in place as long as nothing outside has seen it: what was handed out by ``share`` never changes, the next
-change is made in a copy (docs/adr/0022-jobs-change-in-place-until-they-are-seen.md).
+change is made in a copy (docs/adr/0022-copy-on-write-jobs.md).
 """
 
 from collections.abc import Callable, Iterable

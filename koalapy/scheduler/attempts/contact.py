@@ -2,7 +2,7 @@
 
 A component of a silent cluster may run on. It counts as lost, so that its job may be tried again, only once it is
 certainly over: when its lease or its walltime has passed on its nodes, or an operator has declared the cluster lost
-(docs/adr/0030-a-lease-for-each-component.md).
+(docs/adr/0030-component-leases.md).
 """
 
 from collections import defaultdict
