@@ -14,7 +14,7 @@ from experiments.results import load
 from experiments.traces import VARIABLE, Traces, default_folder
 from experiments.workers import workers
 from koalapy.model.errors import KoalaError, NotFoundError, UsageError
-from koalapy.model.wording import duration
+from koalapy.model.wording import format_duration
 from koalapy.workload import swf
 from koalapy.workload.tables import markdown
 
@@ -132,9 +132,9 @@ def progress_line(progress: runs.Progress) -> str:
     """Return a bar, the number of simulations that are done, and the expected time until all are."""
     bar = "#" * (BAR_LENGTH * progress.done // progress.cells)
     passed, left = time.monotonic() - progress.began, progress.cells - progress.done
-    parts = [f"[{bar:-<{BAR_LENGTH}}] {progress.done} of {progress.cells} simulations, {duration(passed)}"]
+    parts = [f"[{bar:-<{BAR_LENGTH}}] {progress.done} of {progress.cells} simulations, {format_duration(passed)}"]
     if progress.finished:
-        parts.append(f"about {duration(passed / progress.finished * left)} left")
+        parts.append(f"about {format_duration(passed / progress.finished * left)} left")
     return ", ".join([*parts, *([progress.running] if progress.running else [])])
 
 

@@ -7,7 +7,7 @@ from experiments.papers import PAPERS
 from experiments.runs import Outcome
 from experiments.tables import repetitions, table
 from koalapy.model.errors import UsageError
-from koalapy.model.wording import duration
+from koalapy.model.wording import format_duration
 
 INDEX = "README.md"
 HOW = """`python -m experiments list` names all experiments, and `python -m experiments run NAME…` runs some of them
@@ -42,7 +42,7 @@ def section(outcome: Outcome, plot: str = "") -> str:
 def _how(outcome: Outcome) -> str:
     kept = outcome.kept
     assert kept is not None
-    seconds = duration(sum(result.seconds for result in kept.results))
+    seconds = format_duration(sum(result.seconds for result in kept.results))
     cells, count = len(kept.results), repetitions(outcome)
     made = [
         f"{count} repetitions, {cells} simulations" if count > 1 else f"{cells} simulation{'s' if cells > 1 else ''}"

@@ -23,7 +23,7 @@ from koalapy.model.explanation import Explanation, PastReason
 from koalapy.model.job import MAX_DURATION, Job, JobSpec
 from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.request import MAX_NAME_LENGTH
-from koalapy.model.wording import days
+from koalapy.model.wording import format_days
 from koalapy.policies.registry import DEFAULTS
 from koalapy.simulation.twin import HORIZON, Change, Expected, Forecast, Interval
 
@@ -218,7 +218,7 @@ def _if_submitted(told: IfSubmitted) -> dict[str, Any]:
     if expected is None:
         starts = Interval(0.0, 0.0, 0.0) if told.at_once else None
         return {"starts": starts, "ends": None, "not_run": None, "basis": "", "at_once": told.at_once, "why": told.why}
-    why = "" if expected.starts else f"it started in no simulation of the next {days(HORIZON)}"
+    why = "" if expected.starts else f"it started in no simulation of the next {format_days(HORIZON)}"
     told_too = {name: getattr(expected, name) for name in ("starts", "ends", "not_run", "basis")}
     return {"at_once": False, "why": why, **told_too}
 

@@ -33,7 +33,7 @@ from koalapy.daemon.jobs.jobs import ActionResult, JobChange, Jobs
 from koalapy.model.errors import ForbiddenError, NotFoundError, ProblemCode, StoreUnavailable
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import FINAL_STATES, Job, JobState, Priority
-from koalapy.model.wording import listed
+from koalapy.model.wording import format_list
 from koalapy.ports import JobFilter
 from koalapy.validation.permissions import may_see_all_of
 
@@ -153,7 +153,7 @@ def _check_component(job: Job, component: int | None, *, follow: bool) -> None:
             field="component",
             value=component,
             code=ProblemCode.COMPONENT_NOT_FOUND,
-            hint=f"give one of {listed([str(index) for index in indices])}",
+            hint=f"give one of {format_list([str(index) for index in indices])}",
         )
 
 

@@ -6,7 +6,7 @@ from koalapy.api.job_views import as_others_see
 from koalapy.daemon.jobs.jobs import JobRecord
 from koalapy.model.identity import Identity
 from koalapy.model.job import Job, JobId, JobState
-from koalapy.model.wording import shortened
+from koalapy.model.wording import shorten
 from koalapy.validation.permissions import may_see_all_of
 
 
@@ -62,7 +62,7 @@ def row_of(record: JobRecord, by: Identity, position: int | None = None, *, whol
         waited=None if job.state.waits or job.placed_at is None else max(0.0, job.placed_at - job.submitted_at),
         started_at=began,
         ran=None if began is None or job.ended_at is None else max(0.0, job.ended_at - began),
-        reason=reason if whole_reason else shortened(reason, MAX_REASON_LENGTH),
+        reason=reason if whole_reason else shorten(reason, MAX_REASON_LENGTH),
     )
 
 

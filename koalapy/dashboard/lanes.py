@@ -13,7 +13,7 @@ from koalapy.model.alert import Alert, AlertKind
 from koalapy.model.cluster import ClusterState
 from koalapy.model.job_search import format_term
 from koalapy.model.reports import LrmCalls, LrmOperation
-from koalapy.model.wording import shortened
+from koalapy.model.wording import shorten
 from koalapy.ports import ClusterRecord
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.grid import GridStatus
@@ -98,7 +98,7 @@ def lane_of(cluster: ClusterStatus, record: ClusterRecord, survey: Survey, now: 
         cluster=cluster.name,
         kind=record.kind,
         state=record.state,
-        reason=shortened(record.reason, MAX_REASON_LENGTH),
+        reason=shorten(record.reason, MAX_REASON_LENGTH),
         nodes=node_counts(cluster, survey),
         total=cluster.total,
         known_at=known_at,
@@ -106,7 +106,7 @@ def lane_of(cluster: ClusterStatus, record: ClusterRecord, survey: Survey, now: 
         connected=cluster.has_agent,
         heard_at=None if cluster.has_agent else cluster.contact.last_heard,
         away_because=cluster.absence,
-        problem=shortened(cluster.problem, MAX_REASON_LENGTH),
+        problem=shorten(cluster.problem, MAX_REASON_LENGTH),
         answers=calls_of(looks[0], cluster.reported_at) if looks else None,
         waiting=survey.may_run_on(cluster.name),
         drained=cluster.drained is not None,

@@ -7,7 +7,7 @@ from itertools import pairwise
 from markupsafe import Markup, escape
 
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, TimelineEntry
-from koalapy.model.wording import clock
+from koalapy.model.wording import format_time
 
 BAR_WIDTH, BAR_HEIGHT = 160, 10
 
@@ -163,9 +163,11 @@ def series(points: Sequence[Point], label: str, told: Callable[[float], str]) ->
     places = [(x(point.at), y(point.value)) for point in points]
     parts.append(f'<polyline class="line" points="{" ".join(f"{a:.1f},{b:.1f}" for a, b in places)}"/>')
     parts += [f'<circle class="mark" cx="{a:.1f}" cy="{b:.1f}" r="{MARK}"/>' for a, b in places]
-    parts.append(f'<text class="start" x="{LEFT}" y="{SERIES_HEIGHT - 5}">{clock(first, last)}</text>')
+    parts.append(f'<text class="start" x="{LEFT}" y="{SERIES_HEIGHT - 5}">{format_time(first, last)}</text>')
     if last > first:
-        parts.append(f'<text class="end" x="{SERIES_WIDTH - RIGHT}" y="{SERIES_HEIGHT - 5}">{clock(last, last)}</text>')
+        parts.append(
+            f'<text class="end" x="{SERIES_WIDTH - RIGHT}" y="{SERIES_HEIGHT - 5}">{format_time(last, last)}</text>'
+        )
     parts.append("</svg>")
     return Markup("".join(parts))
 

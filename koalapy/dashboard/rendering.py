@@ -21,7 +21,7 @@ from koalapy import __version__
 from koalapy.dashboard.pictures import MEANINGS, bar, distribution, interval, job_lanes, node_grid, series
 from koalapy.model.job_search import format_term
 from koalapy.model.quantities import format_bytes
-from koalapy.model.wording import clock, days, duration, format_three_digits, nodes
+from koalapy.model.wording import format_days, format_duration, format_nodes, format_three_digits, format_time
 
 TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 MANIFEST = "vendor/manifest.json"
@@ -82,7 +82,7 @@ def moment(at: float | None) -> Markup:
         return Markup("–")
     told = datetime.fromtimestamp(at, UTC)
     return Markup('<time datetime="{}">{}</time>').format(
-        told.strftime("%Y-%m-%dT%H:%M:%SZ"), clock(at, time.time(), exact=True)
+        told.strftime("%Y-%m-%dT%H:%M:%SZ"), format_time(at, time.time(), exact=True)
     )
 
 
@@ -96,7 +96,7 @@ def age(at: float | None, now: float) -> Markup:
     if at is None:
         return Markup("never")
     told = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return Markup('<time class="age" datetime="{}">{}</time>').format(told, duration(max(0.0, now - at)))
+    return Markup('<time class="age" datetime="{}">{}</time>').format(told, format_duration(max(0.0, now - at)))
 
 
 def with_query(path: str, **query: object) -> str:
@@ -121,7 +121,7 @@ def seconds(span: float | None) -> str:
         return "–"
     if span < 1:
         return f"{span * 1000:.2g} ms" if span < 0.01 else f"{span * 1000:.0f} ms"
-    return f"{span:.1f} s" if span < 100 else duration(span)
+    return f"{span:.1f} s" if span < 100 else format_duration(span)
 
 
 def rate(bandwidth: float | None) -> str:
@@ -141,11 +141,11 @@ def _environment() -> Environment:
     environment.filters |= {
         "age": age,
         "clocked": clocked,
-        "days": days,
-        "duration": duration,
+        "days": format_days,
+        "duration": format_duration,
         "identifier": identifier,
         "moment": moment,
-        "nodes": nodes,
+        "nodes": format_nodes,
         "rate": rate,
         "seconds": seconds,
         "quoted": lambda text: quote(str(text), safe=""),

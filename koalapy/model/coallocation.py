@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from koalapy.model.profile import ClusterProfile, describe_series_conflict
 from koalapy.model.request import ClusterName
-from koalapy.model.wording import listed
+from koalapy.model.wording import format_list
 
 MAX_SETS = 64
 """Largest sets of clusters that may share a job: for each of them a policy is asked once more."""
@@ -63,7 +63,7 @@ def explain_conflict(names: Iterable[ClusterName], profiles: Profiles, *, one_se
     """Say why these clusters may not share a job: their series of Open MPI, or those that do not allow each other."""
     named = sorted(names)
     apart = [(a, b) for i, a in enumerate(named) for b in named[i + 1 :] if not may_share_job(a, b, profiles)]
-    said = [f"coallocate_with keeps {listed([f'{a} and {b}' for a, b in apart])} apart"] if apart else []
+    said = [f"coallocate_with keeps {format_list([f'{a} and {b}' for a, b in apart])} apart"] if apart else []
     series = {name: profiles[name].mpi.series for name in named}
     if one_series and len(set(series.values())) > 1:
         said.append(describe_series_conflict(series))

@@ -414,7 +414,7 @@ class Job:
     """The clusters that have refused it in words that do not concern it on every cluster, by name."""
 
     @property
-    def waits(self) -> bool:
+    def is_in_queue(self) -> bool:
         """Whether the job is in its placement queue."""
         return self.state is JobState.QUEUED and self.retry_at is None
 

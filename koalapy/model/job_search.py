@@ -18,7 +18,7 @@ from koalapy.model.application import application_of
 from koalapy.model.errors import UsageError
 from koalapy.model.job import ACTIVE_STATES, FINAL_STATES, Job, JobState, Priority
 from koalapy.model.request import FlexibleRequest
-from koalapy.model.wording import listed
+from koalapy.model.wording import format_list
 
 MAX_LENGTH = 1000
 """Characters of a search."""
@@ -244,7 +244,7 @@ def _meant(piece: str, kind: str, operator: str, values: tuple[str, ...], opposi
     if not exact and known.number is None:
         _refuse(piece, f"{kind} cannot be compared with {operator}", f"as in {known.example}")
     if not exact and len(values) > 1:
-        _refuse(piece, f"{kind} is compared with {listed(values)}", f"compare it with one: {known.example}")
+        _refuse(piece, f"{kind} is compared with {format_list(values)}", f"compare it with one: {known.example}")
     holds = (
         _numeric(piece, known, operator, values)
         if known.number and (not exact or not known.texts)

@@ -14,7 +14,7 @@ from annotated_types import Ge, Le, Predicate
 
 from koalapy.model.job import MAX_DURATION, MAX_PROCESSES_PER_NODE, JobId, JobSpec
 from koalapy.model.request import ClusterName, FlexibleRequest
-from koalapy.model.wording import listed
+from koalapy.model.wording import format_list
 
 FOLDERS = ("scratch", "home")
 """What not every cluster has."""
@@ -145,7 +145,7 @@ def lacks(clusters: Sequence[ClusterName], folders: Iterable[str]) -> str:
     which = " or ".join(sorted(folders))
     if len(clusters) == 1:
         return f"cluster {clusters[0]} has no {which} folder"
-    return f"clusters {listed(clusters)} have no {which} folder"
+    return f"clusters {format_list(clusters)} have no {which} folder"
 
 
 def describe_series_conflict(series: Mapping[ClusterName, int]) -> str:
@@ -156,5 +156,5 @@ def describe_series_conflict(series: Mapping[ClusterName, int]) -> str:
     texts: list[str] = []
     for number, names in groups.items():
         have = "" if texts else "has Open MPI " if len(names) == 1 else "have Open MPI "
-        texts.append(f"{listed(names, separator=' and ')} {have}{number}")
+        texts.append(f"{format_list(names, separator=' and ')} {have}{number}")
     return f"{', '.join(texts)}: a job runs under one series"

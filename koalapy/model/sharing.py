@@ -5,7 +5,7 @@ from typing import Literal
 
 from koalapy.model.request import ClusterName
 from koalapy.model.users import NOWHERE
-from koalapy.model.wording import listed
+from koalapy.model.wording import format_list
 
 SharingMode = Literal["ordinary", "independent", "feasible"]
 
@@ -68,5 +68,7 @@ class Sharing:
         """Why a job does not go to these, without a name: jobs that may run on the same ones share what is said."""
         names = sorted(clusters)
         if self._mode == "independent":
-            return f"sharing is independent: {listed(names)} {'is' if len(names) == 1 else 'are'} not its home site"
-        return f"{listed(names)} {'is' if len(names) == 1 else 'are'} too slow beside its home site"
+            return (
+                f"sharing is independent: {format_list(names)} {'is' if len(names) == 1 else 'are'} not its home site"
+            )
+        return f"{format_list(names)} {'is' if len(names) == 1 else 'are'} too slow beside its home site"

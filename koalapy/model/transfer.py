@@ -6,7 +6,7 @@ from math import inf
 
 from koalapy.model.cluster import ClusterState, GridView
 from koalapy.model.request import ClusterName, InputFile
-from koalapy.model.wording import listed
+from koalapy.model.wording import format_list
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def immovable_reason(site: ClusterName, files: Sequence[InputFile], grid: GridVi
         if site in grid.cut_off:
             return f"{site} has no rsync, by which {file.name} would come"
         if sites and grid.cut_off.issuperset(sites):
-            return f"{listed(sorted(sites), separator=' and ')}, which has {file.name}, has no rsync to send it"
+            return f"{format_list(sorted(sites), separator=' and ')}, which has {file.name}, has no rsync to send it"
     return ""
 
 

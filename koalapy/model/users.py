@@ -6,7 +6,7 @@ from typing import Literal
 
 from koalapy.model.identity import Role
 from koalapy.model.request import ClusterName
-from koalapy.model.wording import listed
+from koalapy.model.wording import format_list
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,4 +150,4 @@ MAX_OWNERS = 10_000
 
 def owner_rejection_reason(clusters: Collection[ClusterName]) -> str:
     """Why a job does not go to these, without a name: owners who may use the same clusters share what is said."""
-    return f"its owner may not use {listed(sorted(clusters))}"
+    return f"its owner may not use {format_list(sorted(clusters))}"

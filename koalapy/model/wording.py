@@ -1,4 +1,4 @@
-"""Short texts for people, the same in every room."""
+"""Format short texts for users, the same in all packages."""
 
 import signal
 from collections.abc import Iterable, Sequence
@@ -6,64 +6,70 @@ from datetime import UTC, datetime
 from difflib import get_close_matches
 
 SIGNAL_BASE = 128
-"""What shells add to the number of a signal for an exit code."""
+"""Offset that shells add to a signal number to make an exit code."""
 MAX_LISTED = 4
-"""How much of a long list a one-line text shows."""
+"""Entries of a long list that a one-line text shows."""
 MAX_COMPARED_LENGTH = 200
-"""Characters of a name that are compared with others."""
+"""Characters of a name that are compared with similar names."""
 
 
-def listed(texts: Sequence[str], count: int | None = None, separator: str = ", ") -> str:
-    """The first few texts in one line; ``count`` is how many there are in all, if more than ``texts`` holds."""
-    shown = separator.join(texts[:MAX_LISTED])
-    more = (len(texts) if count is None else count) - min(len(texts), MAX_LISTED)
-    return f"{shown} and {more} more" if more > 0 else shown
+def format_list(texts: Sequence[str], count: int | None = None, separator: str = ", ") -> str:
+    """Join the first few texts and say how many are left out.
+
+    ``count`` is the total number of texts if ``texts`` holds only some of them.
+    """
+    listed = separator.join(texts[:MAX_LISTED])
+    left_out = (len(texts) if count is None else count) - min(len(texts), MAX_LISTED)
+    return f"{listed} and {left_out} more" if left_out > 0 else listed
 
 
-def nodes(count: int, kind: str = "") -> str:
-    """``1 node``, ``2 nodes``, ``2 idle nodes``."""
+def format_nodes(count: int, kind: str = "") -> str:
+    """Format a number of nodes: ``1 node``, ``2 nodes``, ``2 idle nodes``."""
     return f"{count} {kind}{' ' if kind else ''}{'node' if count == 1 else 'nodes'}"
 
 
-def are_idle(count: int) -> str:
+def format_idle(count: int) -> str:
+    """Format a number of idle nodes as a clause: ``1 is idle``, ``2 are idle``."""
     return f"{count} {'is' if count == 1 else 'are'} idle"
 
 
-def suggest_names(wrong: str, names: Iterable[str]) -> str:
-    """The way out after a wrong name: the nearest one there is, then all of them."""
-    known = sorted(names)
-    near = get_close_matches(wrong[:MAX_COMPARED_LENGTH], known, 1)
-    question = f"did you mean {near[0]}? " if near else ""
-    return f"{question}known: {', '.join(known) or 'none'}"
+def suggest_names(unknown_name: str, names: Iterable[str]) -> str:
+    """Return a hint for an unknown name: the most similar name, then all names."""
+    sorted_names = sorted(names)
+    similar = get_close_matches(unknown_name[:MAX_COMPARED_LENGTH], sorted_names, 1)
+    question = f"did you mean {similar[0]}? " if similar else ""
+    return f"{question}known: {', '.join(sorted_names) or 'none'}"
 
 
-def clock(at: float, now: float, *, exact: bool = False) -> str:
-    """Seconds since the epoch in UTC: ``14:02``, with ``exact`` ``14:02:07``, on another day ``2026-11-20 14:02``."""
-    moment, today = datetime.fromtimestamp(at, UTC), datetime.fromtimestamp(now, UTC)
+def format_time(timestamp: float, now: float, *, exact: bool = False) -> str:
+    """Format a time in UTC: ``14:02``, with ``exact`` ``14:02:07``, on another day than today ``2026-11-20 14:02``.
+
+    Both times are in seconds since the epoch.
+    """
+    moment, today = datetime.fromtimestamp(timestamp, UTC), datetime.fromtimestamp(now, UTC)
     time = moment.strftime("%H:%M:%S" if exact else "%H:%M")
     return time if moment.date() == today.date() else f"{moment.date().isoformat()} {time}"
 
 
-def duration(seconds: float | None) -> str:
-    """``0:07``, ``1:02:03``, ``2-00:00:00``."""
+def format_duration(seconds: float | None) -> str:
+    """Format a duration: ``0:07``, ``1:02:03``, ``2-00:00:00``; ``-`` for None."""
     if seconds is None:
         return "-"
-    whole = int(seconds)
-    days, rest = divmod(whole, 86400)
-    hours, minutes, left = rest // 3600, rest // 60 % 60, rest % 60
-    clock = f"{hours}:{minutes:02}:{left:02}" if hours or days else f"{minutes}:{left:02}"
-    return f"{days}-{clock}" if days else clock
+    days, day_seconds = divmod(int(seconds), 86400)
+    hours, minutes, second = day_seconds // 3600, day_seconds // 60 % 60, day_seconds % 60
+    time = f"{hours}:{minutes:02}:{second:02}" if hours or days else f"{minutes}:{second:02}"
+    return f"{days}-{time}" if days else time
 
 
-def days(seconds: float) -> str:
-    """``30 days``; a time that is no number of days as ``duration`` has it."""
-    number = seconds / 86400
-    return f"{number:.0f} days" if number >= 2 and number.is_integer() else duration(seconds)
+def format_days(seconds: float) -> str:
+    """Format a whole number of at least 2 days as ``30 days``, any other duration as ``format_duration`` does."""
+    days = seconds / 86400
+    return f"{days:.0f} days" if days >= 2 and days.is_integer() else format_duration(seconds)
 
 
 def format_three_digits(number: float) -> str:
-    """``1234``, ``123``, ``12.3``, ``1.23``, ``0.123``: never as a power of ten."""
-    digits = next((digits for digits, least in ((0, 100), (1, 10), (2, 1)) if number >= least), 3)
+    """Format a number with three significant digits and no exponent: ``1234``, ``123``, ``12.3``, ``0.123``."""
+    digits = next((digits for digits, minimum in ((0, 100), (1, 10), (2, 1)) if number >= minimum), 3)
     return f"{number:.{digits}f}"
 
 
@@ -83,7 +89,7 @@ def describe_exit(code: int) -> str:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a text can be encoded: JSON, file systems and arguments may bring lone surrogates, which cannot."""
+    """Return whether a text has no lone surrogates, which JSON, file names and arguments may bring."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -92,10 +98,10 @@ def is_utf8(text: str) -> bool:
 
 
 def escape_surrogates(text: str) -> str:
-    """A text for people, with what cannot be encoded as escapes."""
+    """Replace lone surrogates, which cannot be encoded, by escapes."""
     return text.encode(errors="backslashreplace").decode()
 
 
-def shortened(text: str, length: int) -> str:
-    """Return a text of at most so many characters; a cut is marked by an ellipsis."""
+def shorten(text: str, length: int) -> str:
+    """Cut a text to ``length`` characters; an ellipsis marks the cut."""
     return text if len(text) <= length else f"{text[: length - 1]}…"

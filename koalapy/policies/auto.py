@@ -7,7 +7,7 @@ from koalapy.model.advice import Advice, Option
 from koalapy.model.cluster import ClusterView, GridView
 from koalapy.model.placement import ClusterReason, Placement, Refusal, RefusalKind
 from koalapy.model.request import FixedRequest, Request, RequestType
-from koalapy.model.wording import clock, nodes
+from koalapy.model.wording import format_nodes, format_time
 from koalapy.policies.alternatives import NOTHING, Alternative, Choosing, alone_later, alone_now, together_now
 from koalapy.policies.fixed import Fixed
 from koalapy.policies.knowledge import HOPELESS, PAYS_UP_TO, SURE, Knowledge
@@ -156,11 +156,11 @@ class Auto:
     def _awaited_nodes(self, request: Choosing, later: Alternative) -> str:
         wait, cluster = later.option.wait, later.option.clusters[0]
         if wait is None:
-            return f"{nodes(request.total_size)} in one cluster, such as {cluster}"
-        return f"{nodes(request.total_size)} in {cluster}, expected at {self._moment(wait)}"
+            return f"{format_nodes(request.total_size)} in one cluster, such as {cluster}"
+        return f"{format_nodes(request.total_size)} in {cluster}, expected at {self._moment(wait)}"
 
     def _moment(self, wait: float) -> str:
-        return clock(self._known.now + wait, self._known.now, exact=True)
+        return format_time(self._known.now + wait, self._known.now, exact=True)
 
     def _slowdown(self, alternative: Alternative) -> str:
         slowdowns = self._known.slowdowns

@@ -17,7 +17,7 @@ from koalapy.model.request import (
     RequestType,
 )
 from koalapy.model.transfer import NONE, Transfer, estimate_transfer
-from koalapy.model.wording import MAX_LISTED, are_idle, listed, nodes
+from koalapy.model.wording import MAX_LISTED, format_idle, format_list, format_nodes
 from koalapy.policies.fixed import Fixed
 from koalapy.policies.policy import does_not_serve
 from koalapy.policies.reasons import idle_nodes, idle_that_suffices, nothing_usable, reason_for, with_idle
@@ -43,8 +43,8 @@ class CloseToFiles:
         if not grid.by_idle:
             return Refusal(nothing_usable(grid), RefusalKind.CLUSTERS)
         if request.total_size > grid.usable_idle:
-            needs = f"needs {nodes(request.total_size)}"
-            return Refusal(f"{needs}; {are_idle(grid.usable_idle)} ({idle_nodes(grid)})")
+            needs = f"needs {format_nodes(request.total_size)}"
+            return Refusal(f"{needs}; {format_idle(grid.usable_idle)} ({idle_nodes(grid)})")
         placed = _place(request.components, grid)
         if isinstance(placed, int):
             return Refusal(_summary(request.components, placed, grid))
@@ -190,9 +190,9 @@ def _summary(components: Sequence[ComponentRequest], stuck: int, grid: GridView)
     if files and not reach:
         return f"component {stuck}: {_unreached(files, grid)} to any usable cluster ({idle_nodes(grid)})"
     left = " left" if max(component.size for component in components) > size else ""
-    names = listed([file.name for file in files])
+    names = format_list([file.name for file in files])
     which = f" that {names} can be brought to" if files and sum(map(len, reach)) < len(grid.by_idle) else ""
-    return f"no cluster{which} has {nodes(size, 'idle')}{left} for component {stuck} ({idle_nodes(grid)})"
+    return f"no cluster{which} has {format_nodes(size, 'idle')}{left} for component {stuck} ({idle_nodes(grid)})"
 
 
 def _unreached(files: Sequence[InputFile], grid: GridView, site: ClusterName | None = None) -> str:
@@ -204,15 +204,17 @@ def _unreached(files: Sequence[InputFile], grid: GridView, site: ClusterName | N
         return f"no cluster has {file.name}, so it cannot be brought"
     away = [name for name in sites if (c := grid.get(name)) is not None and c.state is ClusterState.UNREACHABLE]
     if away == sites:
-        return f"{listed(away, separator=' and ')}, which has {file.name}, is out of reach, so it cannot be brought"
-    return f"no known bandwidth from {listed(sites, separator=' or ')}, which has {file.name},"
+        return (
+            f"{format_list(away, separator=' and ')}, which has {file.name}, is out of reach, so it cannot be brought"
+        )
+    return f"no known bandwidth from {format_list(sites, separator=' or ')}, which has {file.name},"
 
 
 def _why(placed: Sequence[PlacedComponent]) -> str:
     inputs = _inputs(placed)
     if inputs:
         return inputs
-    sites = listed([f"{c.cluster} ({c.size})" for c in placed[:MAX_LISTED]], len(placed))
+    sites = format_list([f"{c.cluster} ({c.size})" for c in placed[:MAX_LISTED]], len(placed))
     return f"nothing is transferred: the largest first, each where most nodes were idle: {sites}"
 
 
@@ -226,4 +228,4 @@ def _inputs(placed: Sequence[PlacedComponent]) -> str:
         elif sources:
             took = f"from {' and '.join(sources)} in {component.transfer_time:.3g} s"
             texts.append(f"{component.cluster} gets that of component {component.request_index} {took}")
-    return listed(texts) if texts else ""
+    return format_list(texts) if texts else ""

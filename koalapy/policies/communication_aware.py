@@ -8,7 +8,7 @@ from koalapy.model.cluster import ClusterView, GridView
 from koalapy.model.errors import UsageError
 from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.model.request import FlexibleRequest, Request, RequestType
-from koalapy.model.wording import MAX_LISTED, listed, nodes, suggest_names
+from koalapy.model.wording import MAX_LISTED, format_list, format_nodes, suggest_names
 from koalapy.policies.flexible import needs_of, placement_of, whole_on_first, why_not
 from koalapy.policies.network import Network, Weighing, combination, near_sets, network_of
 from koalapy.policies.policy import does_not_serve
@@ -121,7 +121,7 @@ class CommunicationAware:
             f"{c.name} ({size} of {c.idle}{self._cost_text(network.average[c.name])})"
             for c, size in filled[:MAX_LISTED]
         ]
-        return f"by {best} average {what}: {listed(taken, len(filled))}{_unmeasured(filled, network)}"
+        return f"by {best} average {what}: {format_list(taken, len(filled))}{_unmeasured(filled, network)}"
 
     def _cost_text(self, cost: float) -> str:
         if not isfinite(cost):
@@ -135,9 +135,8 @@ class CommunicationAware:
         sets = self._sets(least, grid, network, len(network.levels) - 1)
         most = max((sum(cluster.idle for cluster in clusters) for clusters in sets), default=0)
         fewer = "" if most < request.total_size else " within the request's bounds"
-        return (
-            f"needs {nodes(request.total_size)}; at most {most} are idle on {self._near()}{fewer} ({idle_nodes(grid)})"
-        )
+        needed = format_nodes(request.total_size)
+        return f"needs {needed}; at most {most} are idle on {self._near()}{fewer} ({idle_nodes(grid)})"
 
     def _near(self) -> str:
         """What clusters are that may be combined."""
@@ -167,7 +166,9 @@ def _unmeasured(filled: Filled, network: Network) -> str:
     pairs = [(one.name, other.name) for (one, _), (other, _) in combinations(filled, 2)]
     unmeasured = [f"{one} and {other}" for one, other in pairs if other not in network.near[one]]
     return (
-        f"; not measured is the link between {listed(unmeasured[:MAX_LISTED], len(unmeasured))}" if unmeasured else ""
+        f"; not measured is the link between {format_list(unmeasured[:MAX_LISTED], len(unmeasured))}"
+        if unmeasured
+        else ""
     )
 
 

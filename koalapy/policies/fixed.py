@@ -5,7 +5,7 @@ from collections import Counter
 from koalapy.model.cluster import ClusterState, GridView
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
 from koalapy.model.request import ClusterName, FixedRequest, Request, RequestType
-from koalapy.model.wording import are_idle, listed, nodes
+from koalapy.model.wording import format_idle, format_list, format_nodes
 from koalapy.policies.policy import does_not_serve
 from koalapy.policies.reasons import not_usable, reason_for
 
@@ -22,9 +22,9 @@ class Fixed:
         wanted = _wanted(request)
         short = _short(wanted, grid)
         if short:
-            return Refusal(listed([_problem(name, wanted[name], grid) for name in short], separator="; "))
+            return Refusal(format_list([_problem(name, wanted[name], grid) for name in short], separator="; "))
         placed = tuple(PlacedComponent(c.size, c.cluster or "", i) for i, c in enumerate(request.components))
-        where = listed([f"{name} ({size})" for name, size in wanted.items()])
+        where = format_list([f"{name} ({size})" for name, size in wanted.items()])
         return Placement(placed, f"the request names its clusters: {where}")
 
     def explain(self, request: Request, grid: GridView) -> tuple[ClusterReason, ...]:
@@ -63,5 +63,5 @@ def _problem(name: ClusterName, size: int, grid: GridView) -> str:
     if cluster is None:
         return f"there is no cluster {name}"
     if cluster.state is not ClusterState.USABLE:
-        return f"needs {nodes(size)} on {name}, which is {not_usable(cluster)}"
-    return f"needs {nodes(size)} on {name}; {are_idle(cluster.idle)}"
+        return f"needs {format_nodes(size)} on {name}, which is {not_usable(cluster)}"
+    return f"needs {format_nodes(size)} on {name}; {format_idle(cluster.idle)}"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from koalapy.model.cluster import ClusterView, GridView
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
 from koalapy.model.request import FlexibleRequest, Request, RequestType
-from koalapy.model.wording import MAX_LISTED, are_idle, listed, nodes
+from koalapy.model.wording import MAX_LISTED, format_idle, format_list, format_nodes
 from koalapy.policies.policy import does_not_serve
 from koalapy.policies.reasons import idle_nodes, nothing_usable, reason_for
 from koalapy.policies.splitting import Filled, explain_options, fill_in_turn, most_components, place_options
@@ -101,7 +101,7 @@ def taken_in_turn(filled: Filled, first: str) -> str:
     begun, *rest = [f"{size} of {cluster.idle}" for cluster, size in filled[:MAX_LISTED]]
     taken = [f"{filled[0][0].name} had {first} ({begun})"]
     taken += [f"then {cluster.name} ({share})" for (cluster, _), share in zip(filled[1:], rest, strict=False)]
-    return listed(taken, len(filled))
+    return format_list(taken, len(filled))
 
 
 def why_not(request: FlexibleRequest, grid: GridView) -> str:
@@ -110,16 +110,16 @@ def why_not(request: FlexibleRequest, grid: GridView) -> str:
     if not grid.by_idle:
         return nothing_usable(grid)
     if grid.usable_idle < total:
-        return f"needs {nodes(total)}; {are_idle(grid.usable_idle)} ({idle_nodes(grid)})"
+        return f"needs {format_nodes(total)}; {format_idle(grid.usable_idle)} ({idle_nodes(grid)})"
     roomy = [cluster.idle for cluster in grid.by_idle if cluster.idle >= least]
     if sum(roomy) < total:
-        problem = f"needs {nodes(total)}; {are_idle(sum(roomy))} on clusters with at least {least}"
+        problem = f"needs {format_nodes(total)}; {format_idle(sum(roomy))} on clusters with at least {least}"
     elif sum(roomy[:most]) < total:
         clusters = "one cluster" if most == 1 else f"at most {most} clusters"
         largest = sum(roomy[:most])
-        problem = f"needs {nodes(total)} on {clusters}; {are_idle(largest)} on the largest"
+        problem = f"needs {format_nodes(total)} on {clusters}; {format_idle(largest)} on the largest"
     else:
-        problem = f"{nodes(total)} cannot be split into components of at least {least}"
+        problem = f"{format_nodes(total)} cannot be split into components of at least {least}"
     return f"{problem} ({idle_nodes(grid)})"
 
 

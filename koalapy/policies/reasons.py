@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from koalapy.model.cluster import ClusterState, ClusterView, GridView
 from koalapy.model.placement import ClusterReason
-from koalapy.model.wording import MAX_LISTED, listed
+from koalapy.model.wording import MAX_LISTED, format_list
 
 MAX_TRIED_IN_TURN = 8
 """So many counts are tried one by one; the rest by halving, which finds one that suffices, if not always the least."""
@@ -23,14 +23,14 @@ def not_usable(cluster: ClusterView) -> str:
 def idle_nodes(grid: GridView) -> str:
     """The clusters with the most idle nodes, then those that are not usable: ``north 3, south 2; east unreachable``."""
     most = [f"{c.name} {c.idle}" for c in grid.by_idle[:MAX_LISTED]]
-    return "; ".join(filter(None, (listed(most, len(grid.by_idle)), unusable_clusters(grid))))
+    return "; ".join(filter(None, (format_list(most, len(grid.by_idle)), unusable_clusters(grid))))
 
 
 def unusable_clusters(grid: GridView) -> str:
     """The clusters that are not usable and their state: ``east unreachable, west drained``; often empty."""
     if len(grid.by_idle) == len(grid.clusters):
         return ""
-    return listed(sorted(f"{c.name} {c.state}" for c in grid.clusters if c.state is not ClusterState.USABLE))
+    return format_list(sorted(f"{c.name} {c.state}" for c in grid.clusters if c.state is not ClusterState.USABLE))
 
 
 def nothing_usable(grid: GridView) -> str:

@@ -7,7 +7,7 @@ from koalapy.model.errors import UsageError
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
 from koalapy.model.quantities import format_bytes
 from koalapy.model.request import FlexibleRequest, Request, RequestType
-from koalapy.model.wording import listed, nodes, suggest_names
+from koalapy.model.wording import format_list, format_nodes, suggest_names
 from koalapy.policies.flexible import needs_of, why_not
 from koalapy.policies.knowledge import Knowledge
 from koalapy.policies.matching.exact import Mode, fits, match, most_admitted
@@ -90,15 +90,15 @@ class ResourceMatching:
         """The first that binds: nodes within the request's bounds, those with memory enough, or links."""
         if fill_in_turn(request, grid.by_idle) is None:
             return why_not(request, grid)
-        total = nodes(request.total_size)
+        total = format_nodes(request.total_size)
         able = [(c, site.idle) for site in problem.sites if (c := grid.get(site.name)) is not None]
         roomy = sorted((c.with_idle(idle) for c, idle in able), key=lambda c: (-c.idle, c.name))
         if fill_in_turn(request, roomy) is None:
             within = " within the request's bounds" if sum(c.idle for c in roomy) >= request.total_size else ""
-            have = listed([f"{c.name} {idle} of {c.idle}" for c, idle in able])
+            have = format_list([f"{c.name} {idle} of {c.idle}" for c, idle in able])
             return f"needs {total} with {format_bytes(self._known.memory)} of memory{within}; idle with that are {have}"
         bound = sorted(_held_back(problem), key=lambda held: (-held[1], held[0].name))
-        links = listed([_link_text(problem, site) for site, _ in bound], separator="; ")
+        links = format_list([_link_text(problem, site) for site, _ in bound], separator="; ")
         return f"needs {total}, and every split saturates an uplink: {links}"
 
     def _reason(
@@ -148,7 +148,7 @@ def _why(problem: Problem, found: Matching) -> str:
     for name, count in counts.items():
         kinds = [f"{share.nodes} {share.kind}" for share in found.shares if share.site == name and share.kind]
         if count:
-            given.append(f"{name} {count} ({listed(kinds)})" if kinds else f"{name} {count}")
+            given.append(f"{name} {count} ({format_list(kinds)})" if kinds else f"{name} {count}")
     slowest = _slowest(problem, found)
     parts = [f"computation {found.processing:.3g} × ({slowest})"]
     if len(given) == 1:
@@ -160,7 +160,7 @@ def _why(problem: Problem, found: Matching) -> str:
         load = site.consumed + problem.demand(counts[site.name])
         link = f"{site.name}'s uplink with {format_bytes(load)}/s of {format_bytes(site.capacity or 0.0)}/s"
         parts.append(f"communication {found.communication:.3g} × ({link})")
-    return f"{listed(given)}: {found.time:.3g} × the run time on idle nodes of power 1; {', '.join(parts)}"
+    return f"{format_list(given)}: {found.time:.3g} × the run time on idle nodes of power 1; {', '.join(parts)}"
 
 
 def _slowest(problem: Problem, found: Matching) -> str:

@@ -7,7 +7,7 @@ from koalapy.model.cluster import ClusterView, GridView
 from koalapy.model.errors import UsageError
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
 from koalapy.model.request import FixedRequest, FlexibleRequest, Request, RequestType
-from koalapy.model.wording import nodes
+from koalapy.model.wording import format_nodes
 from koalapy.policies.policy import does_not_serve
 from koalapy.policies.reasons import idle_nodes, nothing_usable, reason_for
 
@@ -36,7 +36,7 @@ class OnOneCluster(ABC):
         if not grid.by_idle:
             return Refusal(nothing_usable(grid), RefusalKind.CLUSTERS)
         if grid.by_idle[0].idle < size:
-            return Refusal(f"no cluster has {nodes(size, 'idle')} ({idle_nodes(grid)})")
+            return Refusal(f"no cluster has {format_nodes(size, 'idle')} ({idle_nodes(grid)})")
         cluster, reason = self.choose(size, grid)
         index = None if isinstance(request, FlexibleRequest) else 0
         return Placement((PlacedComponent(size, cluster.name, index),), reason)

@@ -7,7 +7,7 @@ from itertools import islice
 from koalapy.model.cluster import ClusterView, GridView
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
 from koalapy.model.request import FlexibleRequest
-from koalapy.model.wording import listed
+from koalapy.model.wording import format_list
 from koalapy.policies.reasons import idle_nodes, nothing_usable, reason_for
 from koalapy.policies.worst_fit import Unplaced, fit_in_turn, idle_wanted, summary_of
 
@@ -88,7 +88,7 @@ def place_options(request: FlexibleRequest, grid: GridView) -> Placement | Refus
             which = "the first split option" if index == 0 else f"split_options[{index}], the first that fits"
             return Placement(placed, f"{_option_name(sizes)} is {which}")
         refused.append(f"{_option_name(sizes)}: {summary_of(sizes, fit)}")
-    return Refusal(f"no split option fits: {listed(refused, separator='; ')} ({idle_nodes(grid)})")
+    return Refusal(f"no split option fits: {format_list(refused, separator='; ')} ({idle_nodes(grid)})")
 
 
 def explain_options(request: FlexibleRequest, grid: GridView) -> tuple[ClusterReason, ...]:

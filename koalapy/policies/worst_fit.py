@@ -8,7 +8,7 @@ from heapq import heapify, heapreplace
 from koalapy.model.cluster import ClusterState, ClusterView, GridView
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
 from koalapy.model.request import ClusterName, NonFixedRequest, Request, RequestType
-from koalapy.model.wording import MAX_LISTED, listed, nodes
+from koalapy.model.wording import MAX_LISTED, format_list, format_nodes
 from koalapy.policies.policy import does_not_serve
 from koalapy.policies.reasons import nothing_usable, reason_for, unusable_clusters
 
@@ -113,11 +113,11 @@ def idle_wanted(sizes: Sequence[int], grid: GridView, cluster: ClusterView) -> i
 def summary_of(sizes: Sequence[int], unplaced: Unplaced) -> str:
     """What the component that fits nowhere lacks."""
     left = " left" if unplaced.placed else ""
-    return f"no cluster has {nodes(sizes[unplaced.index], 'idle')}{left}"
+    return f"no cluster has {format_nodes(sizes[unplaced.index], 'idle')}{left}"
 
 
 def _why(sizes: Sequence[int], sites: Sequence[tuple[ClusterName, int]]) -> str:
     if len(sites) == 1:
         return f"{sites[0][0]} had the most idle nodes ({sites[0][1]})"
     shown = [f"{name} ({size} of {idle})" for size, (name, idle) in zip(sizes[:MAX_LISTED], sites, strict=False)]
-    return f"the largest first, each where most nodes were idle: {listed(shown, len(sites))}"
+    return f"the largest first, each where most nodes were idle: {format_list(shown, len(sites))}"

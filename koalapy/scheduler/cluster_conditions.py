@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from koalapy.model.job import Token
 from koalapy.model.request import Request
-from koalapy.model.wording import clock, nodes
+from koalapy.model.wording import format_nodes, format_time
 
 HALF_LIFE = 3600.0
 """Seconds after which a claim weighs half as much: local users of the afternoon are not those of the morning."""
@@ -78,8 +78,8 @@ class Limit:
     reason: str
 
     def __str__(self) -> str:
-        until = clock(self.until, self.until, exact=True)
-        return f"takes nothing of {nodes(self.size)} or more until {until}: {self.reason}"
+        until = format_time(self.until, self.until, exact=True)
+        return f"takes nothing of {format_nodes(self.size)} or more until {until}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +97,11 @@ class Doubt:
     """The class of these nodes, if the claim asked for one."""
 
     def __str__(self) -> str:
-        until = clock(self.until, self.until, exact=True)
+        until = format_time(self.until, self.until, exact=True)
         again = ", tried by one claim at a time" if self.is_tried else f" until {until}"
         of_class = f" of the class {self.node_class}" if self.node_class else ""
-        return f"has {nodes(self.nodes, 'idle')} in doubt{again}: a claim for {nodes(self.size)}{of_class} was in vain"
+        claimed = f"{format_nodes(self.size)}{of_class}"
+        return f"has {format_nodes(self.nodes, 'idle')} in doubt{again}: a claim for {claimed} was in vain"
 
 
 JobKind = tuple[str, str, Request]

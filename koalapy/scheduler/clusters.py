@@ -10,7 +10,7 @@ from koalapy.model.job import JobId, Token
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.reports import ClusterReport, LrmCalls, NodeClassReport, Versions
 from koalapy.model.request import ClusterName
-from koalapy.model.wording import listed
+from koalapy.model.wording import format_list
 from koalapy.scheduler.cluster_conditions import (
     ClaimEvidence,
     ContactStatus,
@@ -546,7 +546,7 @@ class ClusterStatus:
     @property
     def said(self) -> str:
         """Everything that an operator should know of it in one line; empty when all is well."""
-        lacks = f"has no {listed(sorted(self.lacks))}: no files come there from other clusters, and none go"
+        lacks = f"has no {format_list(sorted(self.lacks))}: no files come there from other clusters, and none go"
         return "; ".join(filter(None, (self.why, self.held_back, lacks if self.lacks else "", *self.notices)))
 
     def view(self, idle: int) -> ClusterView:

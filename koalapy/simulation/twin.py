@@ -17,7 +17,7 @@ from koalapy.model.cluster import Drain, check_cluster
 from koalapy.model.errors import UsageError
 from koalapy.model.job import Job, JobId, JobSpec, JobState
 from koalapy.model.request import ClusterName
-from koalapy.model.wording import listed, suggest_names
+from koalapy.model.wording import format_list, suggest_names
 from koalapy.policies.registry import Registry, builtin
 from koalapy.record.beginning import KnownCluster
 from koalapy.scheduler.rules import Rules
@@ -69,7 +69,7 @@ class Change:
         named = [("walltimes", ident) for ident in self.walltimes]
         if self.first is not None:
             named.append(("first", self.first))
-        waiting = {job.id for job in moment.beginning.jobs if job.waits} if named else frozenset()
+        waiting = {job.id for job in moment.beginning.jobs if job.is_in_queue} if named else frozenset()
         for field_name, ident in named:
             if ident not in waiting:
                 hint = "name one that is queued"
@@ -80,11 +80,12 @@ class Change:
 
     def _check_policy(self, moment: Moment, policies: Registry) -> None:
         serves = sorted(policies.get(self.policy).serves)
-        waiting = [job.spec for job in moment.jobs if job.waits]
+        waiting = [job.spec for job in moment.jobs if job.is_in_queue]
         if waiting and not any(is_served(self.policy, spec, policies) for spec in waiting):
-            asked = listed(sorted({spec.request.type for spec in waiting}))
+            asked = format_list(sorted({spec.request.type for spec in waiting}))
             raise UsageError(
-                f"{self.policy} places none of the jobs that wait: it serves {listed(serves)}, and they are {asked}",
+                f"{self.policy} places none of the jobs that wait: it serves {format_list(serves)}, "
+                f"and they are {asked}",
                 field="policy",
                 value=self.policy,
                 hint=f"name a policy that serves {asked} requests",
@@ -109,7 +110,7 @@ class Change:
         )
 
     def _job(self, job: Job, policies: Registry, first: int) -> Job:
-        if not job.waits:
+        if not job.is_in_queue:
             return job
         spec = job.spec
         if self.policy and is_served(self.policy, spec, policies):
@@ -257,7 +258,7 @@ def _plan(
     missing = sorted({job.spec.policy for job in changed.jobs if job.spec.policy} - set(policies.names()))
     if missing:
         hint = "install the package that it comes with"
-        raise UsageError(f"there is no policy {listed(missing)} here", field="policy", value=missing[0], hint=hint)
+        raise UsageError(f"there is no policy {format_list(missing)} here", field="policy", value=missing[0], hint=hint)
     estimates = RunTimeEstimates(moment.beginning.runs, {each.name: each.speed for each in changed.beginning.clusters})
     number = draws or max(MIN_DRAWS, min(MAX_DRAWS, JOB_RUNS // max(1, len(changed.jobs))))
     return _Plan(changed, estimates, policies, number, horizon, seed)
@@ -296,7 +297,7 @@ def _simulate(planned: tuple[_Plan, int]) -> _Course:
 
 def _summary(plan: _Plan, courses: Sequence[_Course]) -> Forecast:
     now, jobs = plan.moment.now, plan.moment.jobs
-    waiting = [job.id for job in jobs if job.waits]
+    waiting = [job.id for job in jobs if job.is_in_queue]
     expected = []
     for job in sorted(jobs, key=lambda job: job.id):
         starts = [course.starts.get(job.id) for course in courses]
@@ -306,9 +307,9 @@ def _summary(plan: _Plan, courses: Sequence[_Course]) -> Forecast:
             Expected(
                 job.id,
                 job.state,
-                plan.interval(starts) if job.waits else None,
+                plan.interval(starts) if job.is_in_queue else None,
                 plan.interval(ends),
-                _interval(end - start for start, end in ran) if job.waits else None,
+                _interval(end - start for start, end in ran) if job.is_in_queue else None,
                 ends.count(None) / len(courses),
                 plan.estimates.basis(job.spec),
             )

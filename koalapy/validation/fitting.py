@@ -7,7 +7,7 @@ from koalapy.model.coallocation import explain_conflict, find_largest_sets, find
 from koalapy.model.errors import UsageError, reject
 from koalapy.model.job import JobSpec, Launcher
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, NonFixedRequest, Request
-from koalapy.model.wording import listed, nodes
+from koalapy.model.wording import format_list, format_nodes
 from koalapy.policies.constraints import capped, speed_sets
 from koalapy.policies.registry import DEFAULTS, Registry
 from koalapy.policies.worst_fit import fits_by_worst_fit
@@ -67,7 +67,7 @@ def check_on(totals: Totals, request: Request, policy: str, policies: Registry) 
     _check_components(request, known)
     sizes, name = [component.size for component in request.components], policy or DEFAULTS[request.type]
     if not policies.fits_empty_grid(name, sizes, list(known.values())):
-        shown = listed([str(size) for size in sizes], separator="+")
+        shown = format_list([str(size) for size in sizes], separator="+")
         problem = f"of {shown} nodes never fit together by {name}, even on the empty grid ({sizes_text(known)})"
         reject("request.components", sizes, problem, "use smaller components, or make the request flexible")
 
@@ -87,7 +87,7 @@ def totals_of(clusters: Iterable[ClusterLimits]) -> Totals:
 def sizes_text(totals: Totals) -> str:
     """The largest clusters with their sizes, as far as known."""
     known = ((name, total) for name, total in totals.items() if total is not None)
-    return listed([f"{name} {total}" for name, total in sorted(known, key=lambda item: (-item[1], item[0]))])
+    return format_list([f"{name} {total}" for name, total in sorted(known, key=lambda item: (-item[1], item[0]))])
 
 
 def _check_fixed(request: FixedRequest, totals: Totals) -> None:
@@ -97,7 +97,7 @@ def _check_fixed(request: FixedRequest, totals: Totals) -> None:
         wanted[name] += component.size
         total = totals[name]
         if total is not None and wanted[name] > total:
-            problem = f"is {component.size}, but {name} has {nodes(total)}"
+            problem = f"is {component.size}, but {name} has {format_nodes(total)}"
             if wanted[name] > component.size:
                 problem += f" and the components there need {wanted[name]}"
             reject(f"request.components[{index}].size", component.size, problem, f"ask for at most {total} on {name}")
@@ -107,18 +107,18 @@ def _check_components(request: NonFixedRequest, known: Sizes) -> None:
     sizes, largest, whole = [c.size for c in request.components], max(known.values()), sum(known.values())
     for index, size in enumerate(sizes):
         if size > largest:
-            problem = f"is {size}, but no cluster has more than {nodes(largest)}"
+            problem = f"is {size}, but no cluster has more than {format_nodes(largest)}"
             hint = "split it, or make the request flexible"
             reject(f"request.components[{index}].size", size, problem, hint)
     if sum(sizes) > whole:
-        problem = f"need {sum(sizes)} nodes, but the whole grid has {nodes(whole)} ({sizes_text(known)})"
+        problem = f"need {sum(sizes)} nodes, but the whole grid has {format_nodes(whole)} ({sizes_text(known)})"
         reject("request.components", sizes, problem, f"ask for at most {whole} in all")
     for size in sorted(set(sizes), reverse=True):
         many = sum(1 for other in sizes if other >= size)
         room = sum(total // size for total in known.values())
         if many > room:
             place = f"the empty grid has room for {room} such ({sizes_text(known)})"
-            problem = f"are {many} of at least {nodes(size)}, but {place}"
+            problem = f"are {many} of at least {format_nodes(size)}, but {place}"
             reject("request.components", sizes, problem, "use smaller components, or make the request flexible")
 
 
@@ -126,7 +126,7 @@ def _check_flexible(request: FlexibleRequest, known: Sizes) -> None:
     total, least, most = request.total_size, request.min_component_size, request.max_components
     whole, each = sum(known.values()), sizes_text(known)
     if total > whole:
-        problem = f"is {total}, but the whole grid has {nodes(whole)} ({each})"
+        problem = f"is {total}, but the whole grid has {format_nodes(whole)} ({each})"
         reject("request.total_size", total, problem, f"ask for at most {whole}")
     if request.split_options:
         if not any(fits_by_worst_fit(option, known.values()) for option in request.split_options):
@@ -136,14 +136,14 @@ def _check_flexible(request: FlexibleRequest, known: Sizes) -> None:
         return
     roomy = sorted((size for size in known.values() if size >= least), reverse=True)
     if sum(roomy) < total:
-        problem = f"is {least}, but the clusters with at least that many have {nodes(sum(roomy))} ({each})"
+        problem = f"is {least}, but the clusters with at least that many have {format_nodes(sum(roomy))} ({each})"
         reject("request.min_component_size", least, problem, "lower it, or ask for fewer nodes in all")
     if sum(roomy[:most]) < total:
-        problem = f"is {most}, but that many clusters have at most {nodes(sum(roomy[:most]))} ({each})"
+        problem = f"is {most}, but that many clusters have at most {format_nodes(sum(roomy[:most]))} ({each})"
         reject("request.max_components", most, problem, "allow more, or ask for fewer nodes in all")
     fewest = next(count for count in range(1, len(roomy) + 1) if sum(roomy[:count]) >= total)
     if fewest * least > total:
-        problem = f"is {least}, but {nodes(total)} need {fewest} clusters ({each}), too many for that"
+        problem = f"is {least}, but {format_nodes(total)} need {fewest} clusters ({each}), too many for that"
         reject("request.min_component_size", least, problem, f"lower it to {total // fewest} or less")
 
 
@@ -164,7 +164,7 @@ def _check_named_together(spec: JobSpec, request: FixedRequest, limits: Limits) 
     at_most, ratio = spec.coallocation, spec.speed_ratio_min
     named = {component.cluster or "" for component in request.components}
     if at_most is not None and len(named) > at_most:
-        problem = f"is {at_most}, but the request names {len(named)} clusters ({listed(sorted(named))})"
+        problem = f"is {at_most}, but the request names {len(named)} clusters ({format_list(sorted(named))})"
         reject("coallocation", at_most, problem, f"allow {len(named)}, or name fewer clusters")
     used = sorted((cluster for cluster in limits.clusters if cluster.name in named), key=lambda c: (c.speed, c.name))
     if ratio is not None and used and used[0].speed < used[-1].speed * ratio:
@@ -182,12 +182,12 @@ def _check_fits_together(spec: JobSpec, clusters: list[ClusterLimits], policies:
         largest = max(cluster.total or 0 for cluster in clusters)
         problem = f"is {spec.request.total_size}, but policy {spec.policy} takes one cluster, and none has more than "
         hint = f"ask for at most {largest}, or use another policy"
-        reject("request.total_size", spec.request.total_size, f"{problem}{nodes(largest)}", hint)
+        reject("request.total_size", spec.request.total_size, f"{problem}{format_nodes(largest)}", hint)
     if fits(at_most, ratio):
         return
     if ratio is not None and (at_most is None or fits(at_most, None)):
         each = sorted(clusters, key=lambda cluster: (-cluster.speed, cluster.name))
-        speeds = listed([f"{c.name} {c.total} of speed {c.speed:g}" for c in each])
+        speeds = format_list([f"{c.name} {c.total} of speed {c.speed:g}" for c in each])
         problem = f"is {ratio:g}, but clusters with such speeds have no room for the request together ({speeds})"
         reject("speed_ratio_min", ratio, problem, "lower it, or ask for fewer nodes")
     together = "no cluster has" if at_most == 1 else f"no {at_most} clusters have"

@@ -8,7 +8,7 @@ from koalapy.model.errors import reject
 from koalapy.model.job import JobSpec
 from koalapy.model.replica import Catalogue, Replica, ReplicaState
 from koalapy.model.request import FlexibleRequest, InputFile
-from koalapy.model.wording import listed, suggest_names
+from koalapy.model.wording import format_list, suggest_names
 
 ADD = "koala replicas add NAME CLUSTER:PATH"
 MAX_SHOWN = 20
@@ -73,7 +73,7 @@ def _own_input(field: str, file: InputFile, catalogue: Catalogue) -> InputFile:
     if part is None:
         names = [part.name for part in first.parts]
         few = len(names) <= MAX_SHOWN
-        hint = suggest_names(file.part, names) if few else f"its {len(names)} entries are {listed(names)}"
+        hint = suggest_names(file.part, names) if few else f"its {len(names)} entries are {format_list(names)}"
         reject(f"{field}.part", file.part, f"is {file.part}, and {file.name} has no such entry", hint)
     return replace(file, size=part.size, sites=sites, distribution="partitioned", target=file.file_name)
 
@@ -86,7 +86,7 @@ def _good(field: str, file: InputFile, catalogue: Catalogue) -> list[Replica]:
         reject(f"{field}.file", file.name, f"is {file.name}, which the replica catalogue does not know", hint)
     good = [replica for replica in replicas if replica.state is ReplicaState.GOOD]
     if not good:
-        bad = listed([f"{r.cluster} is {r.state}{f' ({r.reason})' if r.reason else ''}" for r in replicas])
+        bad = format_list([f"{r.cluster} is {r.state}{f' ({r.reason})' if r.reason else ''}" for r in replicas])
         hint = f"mend one and say koala replicas verify {file.name}, or add another with {ADD}"
         reject(f"{field}.file", file.name, f"is {file.name}, of which no replica is good: {bad}", hint)
     return good

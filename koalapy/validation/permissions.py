@@ -8,7 +8,7 @@ from koalapy.model.identity import HighPriority, Identity, Role
 from koalapy.model.job import Job, JobSpec, Priority
 from koalapy.model.notification import Reachable
 from koalapy.model.users import Accounts
-from koalapy.model.wording import listed
+from koalapy.model.wording import format_list
 
 
 def may_see_all_of(by: Identity, job: Job) -> bool:
@@ -84,7 +84,7 @@ def with_home_site(spec: JobSpec, by: Identity, accounts: Accounts) -> JobSpec:
         return replace(spec, home_site=came_by or accounts.home_of(spec.owner))
     sites = [*accounts.sites_of(spec.owner), *([came_by] if came_by else [])]
     if spec.home_site not in sites and not by.has_role(Role.OPERATOR):
-        of = f"a user of {listed(sorted(set(sites)))}" if sites else "not known to be a user of any cluster"
+        of = f"a user of {format_list(sorted(set(sites)))}" if sites else "not known to be a user of any cluster"
         raise ForbiddenError(
             f"home_site is {spec.home_site}, and {spec.owner} is {of}",
             field="home_site",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from koalapy.model.errors import reject
 from koalapy.model.job import JobSpec
 from koalapy.model.quantities import format_bytes
-from koalapy.model.wording import listed
+from koalapy.model.wording import format_list
 from koalapy.policies.registry import DEFAULTS
 from koalapy.validation.fitting import check_combination, check_fits, check_fits_together
 from koalapy.validation.limits import Limits
@@ -36,7 +36,7 @@ def check_memory(spec: JobSpec, limits: Limits) -> None:
     name = spec.policy or DEFAULTS[spec.request.type]
     heeding = [name for name in limits.policies.names() if limits.policies.capabilities(name).heeds_memory]
     problem = f"is {format_bytes(spec.memory)}, and policy {name} does not go by what nodes have"
-    reject("memory", spec.memory, problem, f"leave it out, or use policy {listed(heeding, separator=' or ')}")
+    reject("memory", spec.memory, problem, f"leave it out, or use policy {format_list(heeding, separator=' or ')}")
 
 
 def check_placement(spec: JobSpec, limits: Limits) -> None:

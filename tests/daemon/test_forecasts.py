@@ -198,7 +198,7 @@ async def test_what_is_foretold_is_kept_again_once_a_job_is_twice_as_old_and_wha
     forecasts, stores, record, _ = recording(queries, clock)
     await forecasts.what_if(Change(add={"new": 12}))
     first = kept_by(stores)
-    waiting = [job.id for job in queries.jobs() if job.waits]
+    waiting = [job.id for job in queries.jobs() if job.is_in_queue]
     assert {(job, "start", 50.0) for job in waiting} == {key for key in first if key[1] == "start"}
     assert {each.source for each in first.values()} == {PredictionSource.WHAT_IF}
     assert first[waiting[0], "start", 50.0].conditions["waiting"] == len(waiting)

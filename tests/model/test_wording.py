@@ -2,20 +2,20 @@
 
 import pytest
 
-from koalapy.model.wording import are_idle, clock, describe_exit, listed, nodes, suggest_names
+from koalapy.model.wording import describe_exit, format_idle, format_list, format_nodes, format_time, suggest_names
 
 NOON = 12 * 3600.0
 DAY = 86400.0
 
 
 def test_today_needs_no_date() -> None:
-    assert clock(NOON + 127.9, NOON) == "12:02"
-    assert clock(NOON + 127.9, NOON, exact=True) == "12:02:07"
+    assert format_time(NOON + 127.9, NOON) == "12:02"
+    assert format_time(NOON + 127.9, NOON, exact=True) == "12:02:07"
 
 
 def test_another_day_has_its_date() -> None:
-    assert clock(NOON, NOON + DAY) == "1970-01-01 12:00"
-    assert clock(DAY - 1, DAY, exact=True) == "1970-01-01 23:59:59"
+    assert format_time(NOON, NOON + DAY) == "1970-01-01 12:00"
+    assert format_time(DAY - 1, DAY, exact=True) == "1970-01-01 23:59:59"
 
 
 @pytest.mark.parametrize(
@@ -29,12 +29,12 @@ def test_another_day_has_its_date() -> None:
     ],
 )
 def test_long_lists_are_cut(texts: list[str], count: int | None, line: str) -> None:
-    assert listed(texts, count) == line
+    assert format_list(texts, count) == line
 
 
 def test_numbers_agree_with_their_nouns() -> None:
-    assert [nodes(0), nodes(1), nodes(2, "idle")] == ["0 nodes", "1 node", "2 idle nodes"]
-    assert [are_idle(1), are_idle(2)] == ["1 is idle", "2 are idle"]
+    assert [format_nodes(0), format_nodes(1), format_nodes(2, "idle")] == ["0 nodes", "1 node", "2 idle nodes"]
+    assert [format_idle(1), format_idle(2)] == ["1 is idle", "2 are idle"]
 
 
 def test_a_wrong_name_brings_the_known_ones() -> None:

@@ -21,7 +21,7 @@ def check_positions(world: "World") -> None:
     expected: dict[int, int] = {}
     for priority in Priority:
         for section in range(len(world.sites) + 1):
-            queue = [job for job in jobs if job.waits and job.spec.priority is priority]
+            queue = [job for job in jobs if job.is_in_queue and job.spec.priority is priority]
             queue = [job for job in queue if laws.section_of(world, job) == section]
             queue.sort(key=lambda job: laws.place_of(world, job))
             expected |= {job.id: place for place, job in enumerate(queue, 1)}

@@ -372,7 +372,7 @@ def _whose_turn_it_is(world: "World") -> Iterator[Job]:
 
     Whom nodes are kept for is always tried.
     """
-    everybody = [job for job in world.queries.jobs() if job.waits and world.queries.over_limit(job.spec) is None]
+    everybody = [job for job in world.queries.jobs() if job.is_in_queue and world.queries.over_limit(job.spec) is None]
     heads = set[object]()
     for job in sorted(everybody, key=lambda job: place_of(world, job)):
         queue = job.spec.priority, section_of(world, job)
@@ -416,7 +416,7 @@ def check_nobody_passed(world: "World", effects: Effects) -> None:
             behind = [place_of(world, one) for one in placed if one.spec.priority is priority]
             behind = [place for place in behind if place[0] == section_of(world, job)]
             last = max(behind, default=(0, 0, 0))
-            passed = job.waits and job.spec.priority is priority and place_of(world, job) < last
+            passed = job.is_in_queue and job.spec.priority is priority and place_of(world, job) < last
             if not passed or job.id in concerned or (priority, _shape(job)) in refused:
                 continue
             if not queries.policies.capabilities(job.spec.policy).learns and queries.over_limit(job.spec) is None:
@@ -444,7 +444,7 @@ def check_reservation(world: "World") -> None:
 
     kinds = [(Priority.LOW, was_promised), *((priority, has_aged) for priority in Priority)]
     for priority, has_waited in kinds:
-        waiting = [job for job in world.jobs.values() if job.waits and job.spec.priority is priority]
+        waiting = [job for job in world.jobs.values() if job.is_in_queue and job.spec.priority is priority]
         met: set[object] = set()
         is_oldest = True
         for job in sorted(waiting, key=lambda job: job.queue_seq):

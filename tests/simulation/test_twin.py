@@ -179,7 +179,7 @@ def test_with_walltimes_alone_the_interval_is_wide_and_within_them() -> None:
 
 def test_a_job_that_is_held_is_left_out() -> None:
     moment = moment_at(crowd(20), 250.0)
-    last = max((each for each in moment.jobs if each.waits), key=lambda each: each.id)
+    last = max((each for each in moment.jobs if each.is_in_queue), key=lambda each: each.id)
     held = tuple(replace(each, state=JobState.HELD) if each.id == last.id else each for each in moment.beginning.jobs)
     foretold = forecast(replace(moment, beginning=replace(moment.beginning, jobs=held)), draws=1)
     assert foretold.of(last.id) is None

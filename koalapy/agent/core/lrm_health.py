@@ -11,7 +11,7 @@ import structlog
 from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.model.reports import LrmCalls, LrmOperation
-from koalapy.model.wording import clock as clock_text
+from koalapy.model.wording import format_time as clock_text
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 log = structlog.get_logger()

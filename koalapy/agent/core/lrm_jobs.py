@@ -17,8 +17,8 @@ from koalapy.agent.core.spool import write_error
 from koalapy.agent.lrm.port import Fault, Lrm, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from koalapy.model.reports import LrmOperation
-from koalapy.model.wording import clock as clock_text
-from koalapy.model.wording import nodes
+from koalapy.model.wording import format_nodes
+from koalapy.model.wording import format_time as clock_text
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 from koalapy.system.tasks import BackgroundTasks
 
@@ -96,7 +96,7 @@ class Leftovers:
         now = self._clock.now()
         return [
             f"the resource manager still holds job {left.job.id} ({left.job.name}"
-            f"{f', {nodes(len(left.job.nodes))}' if left.job.nodes else ''}), "
+            f"{f', {format_nodes(len(left.job.nodes))}' if left.job.nodes else ''}), "
             f"told to end at {clock_text(left.since, now, exact=True)}"
             + (f": {left.job.reason}" if left.job.reason else "")
             + (f"; {left.refusal}" if left.refusal else "")

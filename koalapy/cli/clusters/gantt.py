@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from koalapy.cli.terminal.width import cut, left
 from koalapy.client.answers import Attempt, AttemptComponent, Job
 from koalapy.client.errors import printable
-from koalapy.model.wording import clock
+from koalapy.model.wording import format_time
 
 MEANINGS = {
     "queued": "queued",
@@ -68,7 +68,7 @@ def chart(
     rows = [Row("queued", _queue_phases(job, start, end)), *_attempt_rows(job, attempts, limit, end, marks["cut"])]
     if not unicode:
         rows = [replace(row, label=_ascii(row.label), text=_ascii(row.text)) for row in rows]
-    origin = f"{clock(start, now, exact=True)} UTC"
+    origin = f"{format_time(start, now, exact=True)} UTC"
     margin = max(cell_len(label) for label in (origin, *(row.label for row in rows))) + 2
     columns = max(MIN_COLUMNS, width - margin)
     scale = Scale(start, end, columns)

@@ -10,7 +10,7 @@ from koalapy.cli.terminal.tables import seconds_since
 from koalapy.client.answers import Alert, Cluster, Json
 from koalapy.client.client import Client
 from koalapy.client.errors import CliError, Exit, printable
-from koalapy.model.wording import duration, nodes
+from koalapy.model.wording import format_duration, format_nodes
 
 Name = Annotated[str, Argument(help="the cluster", completes="clusters")]
 
@@ -53,7 +53,7 @@ def drain(
     """Place nothing more on a cluster; running jobs go on. Again: with the new reason."""
     order = {"reason": reason} | ({"requeue": True} if requeue else {})
     cluster = daemon.client().act_on_cluster(name, "drain", order)
-    left = f"; jobs still have {nodes(cluster['used'])} there" if cluster["used"] else ""
+    left = f"; jobs still have {format_nodes(cluster['used'])} there" if cluster["used"] else ""
     print(f"cluster {name} is drained{left}")
 
 
@@ -125,7 +125,7 @@ def _page(answer: Json) -> str:
 
 
 def _text(alert: Alert) -> str:
-    so_long = duration(seconds_since(alert["since"], None))
+    so_long = format_duration(seconds_since(alert["since"], None))
     told = {name: printable(str(value)) for name, value in alert.items()}
     head = f"{told['severity'].upper()}  {told['target']}  {told['kind']}, for {so_long}"
     return f"{head}\n  {told['summary']}\n  cause:  {told['cause']}\n  remedy: {told['remedy']}"

@@ -17,7 +17,7 @@ from koalapy.cli.terminal.width import left, right, terminal_size
 from koalapy.client.answers import Json
 from koalapy.client.client import Absence, Client, in_path
 from koalapy.client.errors import CliError, Exit, printable
-from koalapy.model.wording import clock, duration, format_three_digits
+from koalapy.model.wording import format_duration, format_three_digits, format_time
 
 UNMEASURED = "–"
 UNREACHABLE = "unreachable"
@@ -76,7 +76,7 @@ def _legend(answer: Json) -> list[str]:
     meanings = {
         UNMEASURED: "not measured: koala network measure" if "unmeasured" in states or partly else "",
         "( )": "configured, not measured" if "configured" in states else "",
-        STALE: f"measured more than {duration(answer['stale_after'])} ago; used all the same"
+        STALE: f"measured more than {format_duration(answer['stale_after'])} ago; used all the same"
         if "stale" in states
         else "",
         UNREACHABLE: "the nodes do not reach each other: never combined" if UNREACHABLE in states else "",
@@ -125,7 +125,7 @@ def history_table(lines: Sequence[Json]) -> str:
 
 def _clock(moment: str) -> str:
     at = datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()
-    return clock(at, datetime.now(UTC).timestamp(), exact=True)
+    return format_time(at, datetime.now(UTC).timestamp(), exact=True)
 
 
 POLL_INTERVAL_S = 0.5

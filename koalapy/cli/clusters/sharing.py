@@ -8,7 +8,7 @@ from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, print_answer
 from koalapy.cli.terminal.tables import signed_duration, table
 from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit
-from koalapy.model.wording import duration, listed
+from koalapy.model.wording import format_duration, format_list
 
 MAX_DAYS = 36_500
 HEADER = ("SITE", "NODES", "JOBS", "ELSEWHERE", "TOO WIDE", "IN THE GRID", "ALONE", "GAIN", "BETWEEN", "IT IS")
@@ -46,11 +46,11 @@ def _day(text: str) -> date:
 
 def _page(found: Json) -> str:
     sites: list[Json] = found["sites"]
-    worse = listed([site["site"] for site in sites if site["verdict"] == "worse"])
+    worse = format_list([site["site"] for site in sites if site["verdict"] == "worse"])
     parts = [ANSWERS[found["every_site"]].format(worse=worse), table(HEADER, [_row(site) for site in sites])]
     if found["left_out"]:
         lines = [
-            f"  {each['count']} {each['why']}: {listed([str(job) for job in each['jobs']], each['count'])}"
+            f"  {each['count']} {each['why']}: {format_list([str(job) for job in each['jobs']], each['count'])}"
             for each in found["left_out"]
         ]
         parts.append("\n".join(["Jobs that do not count:", *lines]))
@@ -61,7 +61,7 @@ def _row(site: Json) -> list[object]:
     low, high = signed_duration(site["low"]), signed_duration(site["high"])
     counts = [site[name] for name in ("site", "nodes", "jobs", "elsewhere", "too_wide")]
     between = "-" if site["low"] is None else f"{low} and {high}"
-    times = [duration(site["grid"]), duration(site["alone"]), signed_duration(site["gain"]), between]
+    times = [format_duration(site["grid"]), format_duration(site["alone"]), signed_duration(site["gain"]), between]
     return [*counts, *times, site["verdict"] if site["jobs"] else "-"]
 
 

@@ -12,7 +12,7 @@ from koalapy.client.answers import Json
 from koalapy.client.client import FINAL, MAX_PAGE_SIZE, Client
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.model.quantities import format_bytes
-from koalapy.model.wording import listed
+from koalapy.model.wording import format_list
 
 Name = Annotated[str, Argument(help="the logical file", completes="replicas")]
 OptionalName = Annotated[str | None, Argument(help="the logical file; default: all", completes="replicas")]
@@ -70,7 +70,7 @@ def verify(
         print(_page(answer["replicas"]))
     replicas = answer["replicas"]
     if bad := [replica for replica in replicas if replica["problem"] or replica["state"] != "good"]:
-        told = listed([f"{replica['name']} on {replica['cluster']}" for replica in bad])
+        told = format_list([f"{replica['name']} on {replica['cluster']}" for replica in bad])
         raise CliError(f"not all are good: {told}", Exit.FAILED, "see the reasons above" if not as_json else "")
 
 

@@ -8,7 +8,7 @@ from koalapy.cli.terminal.arguments import Group, Option
 from koalapy.cli.terminal.options import DAEMON, AsJson, Daemon, print_answer
 from koalapy.cli.terminal.tables import signed_duration, table
 from koalapy.client.answers import Json
-from koalapy.model.wording import duration
+from koalapy.model.wording import format_duration
 
 KINDS = {"start": "start", "end": "end", "run-time": "run time", "advised": "run time by auto"}
 
@@ -89,7 +89,7 @@ def coverage_table(found: Sequence[Json]) -> str:
         if same == before or not any(same[1:]):
             continue
         before = same
-        median = "-" if each["median_error"] is None else duration(each["median_error"])
+        median = "-" if each["median_error"] is None else format_duration(each["median_error"])
         shares = (_share(each), _formatted(each["early"], ".0%"), _formatted(each["late"], ".0%"))
         counts = (KINDS[each["kind"]], f"{each['days']:g} d", each["predictions"], each["jobs"])
         rows.append([*counts, *shares, median, signed_duration(each["bias"]), each["open"], each["censored"]])

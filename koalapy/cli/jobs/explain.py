@@ -11,7 +11,7 @@ from koalapy.cli.terminal.tables import moment_text, table
 from koalapy.client.answers import Json
 from koalapy.client.client import Client
 from koalapy.client.errors import CliError, printable
-from koalapy.model.wording import days, duration
+from koalapy.model.wording import format_days, format_duration
 
 MAX_LINES = 20
 """Jobs that are shown; ``--json`` has all."""
@@ -63,7 +63,9 @@ def _page(found: Json) -> str:
     later = {job["job"]: job for job in found["changed"]["jobs"]} if found["changed"] else {}
 
     def starts(job: Json | None) -> str:
-        return "-" if job is None else f"not in {days(horizon)}" if job["starts"] is None else span(job["starts"])
+        return (
+            "-" if job is None else f"not in {format_days(horizon)}" if job["starts"] is None else span(job["starts"])
+        )
 
     head = ("JOB", "STARTS IN", *(("CHANGED",) if later else ()), "RUN TIME BY")
     lines = [
@@ -88,7 +90,7 @@ def span(interval: Json | None) -> str:
     """The middle of an interval, and between which bounds it lies."""
     if interval is None:
         return "-"
-    low, middle, high = (duration(interval[name]) for name in ("low", "middle", "high"))
+    low, middle, high = (format_duration(interval[name]) for name in ("low", "middle", "high"))
     return middle if low == high else f"{middle} ({low} to {high})"
 
 

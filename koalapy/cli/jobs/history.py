@@ -9,7 +9,7 @@ from koalapy.cli.terminal.streams import ProgramOutput
 from koalapy.cli.terminal.tables import table
 from koalapy.client.answers import Json
 from koalapy.model.history import Kind, Step
-from koalapy.model.wording import duration
+from koalapy.model.wording import format_duration
 
 MAX_DAYS = 36_500
 HEADER = ("DAYS", "NAME", "JOBS", "FAILED", "SUCCESS", "CO-ALLOC", "USED", "QUEUED", "IN 10 MIN", "RUN", "SLOWDOWN")
@@ -42,7 +42,7 @@ def history(
 
 def _page(found: Json) -> str:
     rows = table(HEADER, [_row(line) for line in found["lines"]])
-    kept = "for good" if found["jobs_keep"] is None else f"for {duration(found['jobs_keep'])}"
+    kept = "for good" if found["jobs_keep"] is None else f"for {format_duration(found['jobs_keep'])}"
     return f"{rows}\n\nKnown since {found['since'] or 'today'}. Days are kept for good, jobs {kept} after their end."
 
 
@@ -51,7 +51,7 @@ def _row(line: Json) -> list[object]:
     success, coallocated, used, soon = (
         _share(line[name]) for name in ("success", "coallocated", "utilisation", "within_10m")
     )
-    queued, ran = duration(line["queue_time"]), duration(line["run_time"])
+    queued, ran = format_duration(line["queue_time"]), format_duration(line["run_time"])
     slowdown = "-" if line["slowdown"] is None else f"{line['slowdown']:.2f}"
     counts = [days, line["name"] or "-", line["jobs"], line["failed"]]
     return [*counts, success, coallocated, used, queued, soon, ran, slowdown]

@@ -15,7 +15,7 @@ from koalapy.client.answers import Job, TimelineEntry
 from koalapy.client.client import FINAL, Client, events
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
-from koalapy.model.wording import duration
+from koalapy.model.wording import format_duration
 
 RETRY_DELAY = 1.0
 """Seconds until a daemon that is away is asked again."""
@@ -99,7 +99,7 @@ class WaitReporter:
             job = self._job
             if job is None or self._is_silent or job["state"] in RUNS:
                 return ""
-            waits = duration(seconds_since(job["submitted_at"], None))
+            waits = format_duration(seconds_since(job["submitted_at"], None))
             return f"job {job['id']} is {job['state']}, {waits}" + (f": {job['reason']}" if job["reason"] else "")
 
     def _end_silence(self) -> None:

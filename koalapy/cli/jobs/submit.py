@@ -15,7 +15,7 @@ from koalapy.client.answers import Job as SubmittedJob
 from koalapy.client.answers import Json
 from koalapy.client.client import Client, nodes_of
 from koalapy.client.errors import CliError, Exit, printable
-from koalapy.model.wording import nodes
+from koalapy.model.wording import format_nodes
 
 
 def submit(
@@ -81,7 +81,7 @@ def _submit(client: Client, body: Json, options: Json, paths: list[str], key: st
 
 def _announce(job: SubmittedJob, wait: bool) -> None:
     request = job["request"]
-    kind = f"{request['type']}, {nodes(nodes_of(request))}, {job['priority']} priority"
+    kind = f"{request['type']}, {format_nodes(nodes_of(request))}, {job['priority']} priority"
     # The program's output goes to standard output alone when it is waited for.
     print(printable(f"Submitted job {job['id']}: {kind}"), file=sys.stderr if wait else sys.stdout, flush=True)
     if not wait and sys.stdout.isatty():

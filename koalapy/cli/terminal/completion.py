@@ -24,7 +24,7 @@ from koalapy.client.answers import ListedJob
 from koalapy.client.client import Client, nodes_of
 from koalapy.client.errors import CliError, printable
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts, TimeIsUp, until
-from koalapy.model.wording import nodes
+from koalapy.model.wording import format_nodes
 
 Offer = tuple[str, str]
 """A word, and what is said of it."""
@@ -80,12 +80,12 @@ def _jobs(
 
 def _job(job: ListedJob) -> Offer:
     whose = job["name"] or job["program"][:30]
-    return str(job["id"]), f"{job['state']}: {nodes(nodes_of(job['request']))} {whose} {job['owner']}"
+    return str(job["id"]), f"{job['state']}: {format_nodes(nodes_of(job['request']))} {whose} {job['owner']}"
 
 
 def _clusters(client: Client, _: str) -> Iterable[Offer]:
     for cluster in client.clusters():
-        yield cluster["name"], f"{cluster['state']}: {cluster['idle']} of {nodes(cluster['total'])} idle"
+        yield cluster["name"], f"{cluster['state']}: {cluster['idle']} of {format_nodes(cluster['total'])} idle"
 
 
 def _policies(client: Client, _: str) -> Iterable[Offer]:

@@ -9,7 +9,7 @@ from koalapy.cli.terminal.screen import Block
 from koalapy.client.errors import printable
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.model.quantities import format_bytes
-from koalapy.model.wording import duration
+from koalapy.model.wording import format_duration
 
 
 class Progress(Block):
@@ -48,7 +48,7 @@ class Progress(Block):
 def waiting_for(what: str) -> Progress:
     """Return a progress line with the time that something takes."""
     began = time.monotonic()
-    return Progress(lambda: f"{what}, {duration(time.monotonic() - began)}")
+    return Progress(lambda: f"{what}, {format_duration(time.monotonic() - began)}")
 
 
 class Transfer:

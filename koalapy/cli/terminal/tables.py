@@ -13,7 +13,7 @@ from koalapy.client.answers import Attempt, Cluster, Component, Job, Json, Liste
 from koalapy.client.client import nodes_of
 from koalapy.client.errors import printable
 from koalapy.model.quantities import format_bytes
-from koalapy.model.wording import clock, duration, nodes
+from koalapy.model.wording import format_duration, format_nodes, format_time
 
 QUEUE = ("ID", "NAME", "USER", "PRI", "STATE", "NODES", "TIME", "CLUSTERS", "REASON")
 CLUSTERS = ("NAME", "KIND", "STATE", "TOTAL", "IDLE", "USED", "BACKGROUND", "DOWN", "ERRORS", "REASON")
@@ -54,7 +54,7 @@ def _span(start: str, end: str) -> float:
 
 
 def signed_duration(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{'-' if seconds < 0 else '+'}{duration(abs(seconds))}"
+    return "-" if seconds is None else f"{'-' if seconds < 0 else '+'}{format_duration(abs(seconds))}"
 
 
 def moment_text(moment: str | None) -> str:
@@ -74,7 +74,7 @@ def _running_time(job: ListedJob) -> str:
     """Of the last attempt; a job that waits again has none."""
     if not job["started_at"] or job["state"] in ("queued", "held", "placed", "claiming"):
         return "-"
-    return duration(seconds_since(job["started_at"], job["ended_at"]))
+    return format_duration(seconds_since(job["started_at"], job["ended_at"]))
 
 
 def queue_row(job: ListedJob) -> list[object]:
@@ -134,7 +134,7 @@ def _cluster_reason(cluster: Cluster) -> str:
     order = cluster["drained"]
     if order is None:
         return cluster["reason"] or "-"
-    since = clock(_moment(order["at"]).timestamp(), datetime.now(UTC).timestamp())
+    since = format_time(_moment(order["at"]).timestamp(), datetime.now(UTC).timestamp())
     said = f"since {since} UTC" + (f" by {order['by']}" if order["by"] else "")
     said += f": {order['reason']}" if order["reason"] else ""
     return said + (f"; also unusable after {cluster['errors']} errors" if cluster["unusable"] else "")
@@ -156,7 +156,7 @@ def metrics(found: Json) -> str:
     ended = ", ".join(f"{found['ended'][state]} {state}" for state in ("succeeded", "failed", "cancelled"))
     return "\n\n".join(
         [
-            f"The last {duration(span)}, until {found['end']}; NODES to IDLE are those of now.",
+            f"The last {format_duration(span)}, until {found['end']}; NODES to IDLE are those of now.",
             table(["CLUSTER", "NODES", "USED", "BACKGROUND", "IDLE", "NODE-HOURS", "UTILISATION"], used),
             table(["PRIORITY", "JOBS", "QUEUE TIME", "WAIT TIME", "START-UP", "RESPONSE TIME", "START DELAY"], waited),
             "BACKGROUND: nodes of the clusters' own users. START-UP: from the placement to the program's start.\n"
@@ -187,7 +187,7 @@ def job_page(
         ("job", f"{job['id']}" + (f" ({job['name']})" if job["name"] else "")),
         ("user", job["owner"]),
         ("state", job["state"] + (f": {job['reason']}" if job["reason"] else "")),
-        ("request", f"{request['type']}, {nodes(nodes_of(request))}, {job['priority']} priority"),
+        ("request", f"{request['type']}, {format_nodes(nodes_of(request))}, {job['priority']} priority"),
         *([("home site", job["home_site"])] if job.get("home_site") else []),
         ("policy", job["policy"]),
         ("command", " ".join(job["command"]) or "(one for each component)"),

@@ -21,7 +21,7 @@ from koalapy.cli.terminal.width import can_redraw, folded
 from koalapy.client.answers import Alert, Cluster, ListedJob
 from koalapy.client.client import Client, nodes_of
 from koalapy.client.errors import CliError, Exit, printable
-from koalapy.model.wording import nodes
+from koalapy.model.wording import format_nodes
 
 EXPLAINED = ("queued", "held", "placed", "claiming", "unknown")
 """States of jobs whose page begins with an explanation."""
@@ -207,7 +207,7 @@ class Top:
         text += f": {shown}" + ("; more jobs wait, --limit shows them" if found.has_more else "")
         waiting = sum(job["state"] in ("queued", "held") for job in found.jobs)
         requested = sum(nodes_of(job["request"]) for job in found.jobs if job["state"] == "queued")
-        text += f" ({waiting} wait for {nodes(requested)})" if waiting and not found.has_more else ""
+        text += f" ({waiting} wait for {format_nodes(requested)})" if waiting and not found.has_more else ""
         is_old = (found.everyone, found.cluster) != (self._everyone, self._cluster)
         return printable(text + (" …" if is_old else ""))
 

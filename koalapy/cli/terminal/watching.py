@@ -12,7 +12,7 @@ from koalapy.cli.terminal.screen import Block, Line, Screen
 from koalapy.cli.terminal.width import can_redraw
 from koalapy.client.client import Client, events
 from koalapy.client.errors import CliError, Exit, printable
-from koalapy.model.wording import duration
+from koalapy.model.wording import format_duration
 
 T = TypeVar("T")
 TICK_S = 1.0
@@ -58,7 +58,7 @@ class Feed(Generic[T]):
         if self.trouble is None and age <= STALE_AFTER_S:
             return ""
         why = self.trouble.message if self.trouble is not None else "the daemon takes long to answer"
-        return printable(f"as it was {duration(age)} ago: {why}")
+        return printable(f"as it was {format_duration(age)} ago: {why}")
 
     def refresh(self) -> None:
         """Ask again as soon as the load of the daemon permits."""

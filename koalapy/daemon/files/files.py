@@ -28,7 +28,7 @@ from koalapy.model.identity import Identity
 from koalapy.model.job import JobSpec
 from koalapy.model.replica import Part, Replica, ReplicaState
 from koalapy.model.request import Bundle, ClusterName, InputFile
-from koalapy.model.wording import listed, suggest_names
+from koalapy.model.wording import format_list, suggest_names
 from koalapy.ports import FileStore
 from koalapy.protocol.messages import Found
 from koalapy.scheduler.events import Event, ReplicasChanged
@@ -110,7 +110,7 @@ class Files:
         async with self._changing:
             good = [r for r in self._good(name) if r.cluster != cluster]
             if good and good[0].checksum != seen.checksum:
-                where = listed([r.cluster for r in good])
+                where = format_list([r.cluster for r in good])
                 raise ConflictError(
                     f"{cluster}:{path} is another file than the {name} on {where}: its SHA-256 begins with "
                     f"{seen.checksum[:8]}, not {good[0].checksum[:8]}",

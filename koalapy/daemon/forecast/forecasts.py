@@ -129,7 +129,7 @@ class Forecasts:
         began = self._clock()
         if began < self._rests_until or self._is_fresh():
             return
-        if not any(job.waits and not job.spec.internal for job in self._queries.jobs()):
+        if not any(job.is_in_queue and not job.spec.internal for job in self._queries.jobs()):
             return
         try:
             await self._tell_anew(PredictionSource.DAEMON)

@@ -3,7 +3,7 @@
 from koalapy.model.job import Component, ComponentState, Job, JobId, JobState, Token
 from koalapy.model.quantities import format_bytes
 from koalapy.model.warning import StopWarning
-from koalapy.model.wording import listed
+from koalapy.model.wording import format_list
 from koalapy.scheduler.attempts.facts import link_demand, program_result, walltime_ends, warning_of
 from koalapy.scheduler.attempts.health import ClusterHealth
 from koalapy.scheduler.claims.preemption import is_preemptible
@@ -265,7 +265,7 @@ class Attempts:
         files = job.spec.inputs_of(component.request_index)
         away = [(f, s) for f, s in zip(files, component.sources, strict=False) if s != component.cluster]
         if away:
-            what = listed([f"{file.name} ({format_bytes(file.size)}) from {source}" for file, source in away])
+            what = format_list([f"{file.name} ({format_bytes(file.size)}) from {source}" for file, source in away])
             about = f", about {component.transfer_time:.3g} s" if component.transfer_time else ""
             self._ledger.note(job, now, "transfer", f"{what} to {component.cluster}{about}", component)
 

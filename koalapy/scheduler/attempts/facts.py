@@ -2,7 +2,7 @@
 
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, Launcher
 from koalapy.model.warning import StopWarning
-from koalapy.model.wording import clock, listed
+from koalapy.model.wording import format_list, format_time
 from koalapy.scheduler.grid import GridStatus
 from koalapy.scheduler.ledger import live
 from koalapy.scheduler.rules import Rules
@@ -68,13 +68,13 @@ def unknown_reason(job: Job, now: float) -> str:
     """Why a job's state is unknown, and until when, in one line."""
     unknown = [c for c in live(job).components if c.unknown_since is not None and not c.has_ended]
     clusters = sorted({component.cluster for component in unknown})
-    away = f"{listed(clusters, separator=' and ')} {'is' if len(clusters) == 1 else 'are'} out of reach"
+    away = f"{format_list(clusters, separator=' and ')} {'is' if len(clusters) == 1 else 'are'} out of reach"
     if live(job).barrier_at is None:
         return f"{away}, before its program was started there"
     lasting = sorted({component.cluster for component in unknown if component.lost_at is None})
     if lasting:
         return f"{away}, where it may still run: tried again once that is over (koala clusters lost {lasting[0]})"
-    until = clock(max(component.lost_at or now for component in unknown), now, exact=True)
+    until = format_time(max(component.lost_at or now for component in unknown), now, exact=True)
     return f"{away}, where it may still run: tried again at {until} UTC, when that is certainly over"
 
 

@@ -11,7 +11,7 @@ from koalapy.model.application import application_of
 from koalapy.model.job import ClusterRefusal, Component, Job, JobId, JobState
 from koalapy.model.reports import Refusal
 from koalapy.model.request import ClusterName
-from koalapy.model.wording import nodes
+from koalapy.model.wording import format_nodes
 from koalapy.scheduler.attempts.attempts import Attempts
 from koalapy.scheduler.attempts.health import ClusterHealth
 from koalapy.scheduler.claims.claim import Claiming
@@ -109,7 +109,7 @@ class Failures:
         elif pending := self._lrm_waits.reason(token):
             why, reason = ClaimFailure.NOT_STARTED, f"{cluster} did not start it: {pending}"
         elif kept := self._grid[cluster].still_to_leave(token):
-            why, reason = ClaimFailure.KEPT, f"{cluster} does not let go of {nodes(kept)}"
+            why, reason = ClaimFailure.KEPT, f"{cluster} does not let go of {format_nodes(kept)}"
         else:
             why, reason = ClaimFailure.LOCAL_USERS, f"local users of {cluster} were faster"
         job = self._claiming.component_failed(job, component, why, reason, now)

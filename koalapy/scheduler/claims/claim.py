@@ -13,7 +13,7 @@ from koalapy.model.job import Attempt, ClaimingMode, Component, ComponentState, 
 from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.request import ClusterName, FixedRequest
 from koalapy.model.transfer import Transfer, estimate_transfer
-from koalapy.model.wording import listed
+from koalapy.model.wording import format_list
 from koalapy.policies.close_to_files import closest_site
 from koalapy.scheduler.attempts.attempts import Attempts
 from koalapy.scheduler.attempts.facts import expected_end_of_transfers, unclaimed
@@ -343,7 +343,7 @@ class Claiming:
             return
         room = by.make_room(this.preempted_nodes(), now)
         if room.awaited:
-            jobs = listed([f"job {other.id}" for other, _ in room.awaited])
+            jobs = format_list([f"job {other.id}" for other, _ in room.awaited])
             self._ledger.note(job, now, "awaits", f"{jobs}, about to end: nobody is preempted for those nodes")
         for other, until in room.awaited:
             for component in live(other).components:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from koalapy.model.job import Job, JobId, Priority, Token
 from koalapy.model.request import ClusterName
-from koalapy.model.wording import format_three_digits, listed, nodes
+from koalapy.model.wording import format_list, format_nodes, format_three_digits
 from koalapy.scheduler.attempts.facts import is_program_over, walltime_ends
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.ledger import live
@@ -296,7 +296,7 @@ class Preemption:
         if chosen is None:
             return Room()
         why = _why(chosen)
-        victims = (Victim(self._ledger.jobs[each.job], listed(sorted(each.frees)), why) for each in chosen)
+        victims = (Victim(self._ledger.jobs[each.job], format_list(sorted(each.frees)), why) for each in chosen)
         return Room(tuple(victims), tuple((self._ledger.jobs[job], about_to_end[job]) for job in awaited))
 
     def _about_to_end(self, held: Held, now: float) -> dict[JobId, float]:
@@ -362,7 +362,8 @@ class Reclaiming(Preemption):
     def told(self, victims: Iterable[Victim]) -> str:
         jobs = [victim.job for victim in victims]
         freed = sum(c.size for job in jobs for c in live(job).components if c.cluster == self._site and not c.has_ended)
-        return f"your site {self._site} reclaimed {nodes(freed)}, of {listed([f'job {job.id}' for job in jobs])}"
+        preempted_jobs = format_list([f"job {job.id}" for job in jobs])
+        return f"your site {self._site} reclaimed {format_nodes(freed)}, of {preempted_jobs}"
 
     def stopping(self, victim: Job) -> Job:
         return self._put_first(victim) if self._rules.reclaimed_position == "front" else victim

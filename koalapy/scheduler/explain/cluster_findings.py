@@ -10,7 +10,7 @@ from koalapy.model.explanation import ClusterFinding
 from koalapy.model.job import JobId
 from koalapy.model.placement import ClusterReason, Placement
 from koalapy.model.request import ClusterName, FixedRequest, Request
-from koalapy.model.wording import clock, listed, nodes
+from koalapy.model.wording import format_list, format_nodes, format_time
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.explain.dry_run import Way
 
@@ -101,14 +101,14 @@ def not_usable(cluster: ClusterStatus, now: float) -> str:
     if cluster.state is ClusterState.USABLE:
         return ""
     if cluster.drained is not None:
-        return f"drained since {clock(cluster.drained.at, now)} {cluster.why}"
+        return f"drained since {format_time(cluster.drained.at, now)} {cluster.why}"
     if cluster.state is ClusterState.UNREACHABLE:
         heard = None if cluster.contact.connected else cluster.contact.last_heard
-        since = "" if heard is None else f" since {clock(heard, now)}"
+        since = "" if heard is None else f" since {format_time(heard, now)}"
         return f"unreachable{since}: {cluster.why}"
     if cluster.state is ClusterState.UNUSABLE:
         at = cluster.health.probation_at
-        again = "" if at is None else f"; to be tried again at {clock(at, now)}"
+        again = "" if at is None else f"; to be tried again at {format_time(at, now)}"
         return f"{cluster.why}{again}"
     return cluster.why
 
@@ -116,7 +116,7 @@ def not_usable(cluster: ClusterStatus, now: float) -> str:
 def _part_of(placement: Placement | None, gives: int) -> str:
     if placement is None:
         return ""
-    return f"{nodes(gives)} would be taken here" if gives else "not needed"
+    return f"{format_nodes(gives)} would be taken here" if gives else "not needed"
 
 
 def _holders(cluster: ClusterStatus, idle: int, kept_for: JobId | None) -> str:
@@ -137,10 +137,13 @@ def _holders(cluster: ClusterStatus, idle: int, kept_for: JobId | None) -> str:
 def enough_idle(lacking: Mapping[ClusterName, Lack]) -> list[str]:
     """What more idle nodes on one cluster would do, the fewest first."""
     ordered = sorted((lack.nodes, name, lack.beside) for name, lack in lacking.items())
-    return [f"{nodes(count, 'more idle')} in {name}{beside and f' beside {beside}'}" for count, name, beside in ordered]
+    return [
+        f"{format_nodes(count, 'more idle')} in {name}{beside and f' beside {beside}'}"
+        for count, name, beside in ordered
+    ]
 
 
 def listed_where(placement: Placement) -> str:
     """``north (4 nodes), south (2 nodes)``; components on one cluster together."""
     names = dict.fromkeys(component.cluster for component in placement.components)
-    return listed([f"{name} ({nodes(placement.nodes_on(name))})" for name in names])
+    return format_list([f"{name} ({format_nodes(placement.nodes_on(name))})" for name in names])

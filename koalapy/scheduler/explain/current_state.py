@@ -6,7 +6,7 @@ from koalapy.model.explanation import ClusterFinding, Explanation
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, TimelineEntry
 from koalapy.model.placement import PlacedComponent, Placement
 from koalapy.model.quantities import format_bytes
-from koalapy.model.wording import clock, listed, nodes
+from koalapy.model.wording import format_list, format_nodes, format_time
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.explain.cluster_findings import finding_of
 from koalapy.scheduler.grid import GridStatus
@@ -44,7 +44,7 @@ def _headline(job: Job, attempt: Attempt | None, grid: GridStatus, waits: LrmWai
     if job.state is JobState.HELD:
         return "held" if job.reason in ("", "held") else f"held: {job.reason}"
     if job.state.is_final:
-        ended = "" if job.ended_at is None else f" at {clock(job.ended_at, now)}"
+        ended = "" if job.ended_at is None else f" at {format_time(job.ended_at, now)}"
         return f"{job.state}{ended}" + (f": {job.reason}" if job.reason not in ("", job.state) else "")
     if attempt is None:
         return job.reason or str(job.state)
@@ -56,7 +56,7 @@ def _headline(job: Job, attempt: Attempt | None, grid: GridStatus, waits: LrmWai
         return _out_of_reach(attempt, now)
     if job.state is JobState.RUNNING:
         started = attempt.launched_at or job.started_at or attempt.placed_at
-        return f"runs since {clock(started, now)} on {_where(attempt.gang)}"
+        return f"runs since {format_time(started, now)} on {_where(attempt.gang)}"
     if job.state is JobState.STARTING:
         return "every node has reported, and the program is being launched"
     starting = [c for c in attempt.gang if (waits.up_by(job.token(c.index)) or now) > now]
@@ -64,7 +64,7 @@ def _headline(job: Job, attempt: Attempt | None, grid: GridStatus, waits: LrmWai
     if starting:
         at = max(waits.up_by(job.token(c.index)) or now for c in starting)
         headline = f"the nodes of {_components(starting)} on {_names(starting)} are being started, "
-        headline += f"which takes until {clock(at, now, exact=True)} at most"
+        headline += f"which takes until {format_time(at, now, exact=True)} at most"
     else:
         headline = _claiming(attempt, rules, now)
     lrm_reasons = "".join(f"; {name}: {reason}" for name, reason in sorted(reasons.items()) if reason)
@@ -72,7 +72,7 @@ def _headline(job: Job, attempt: Attempt | None, grid: GridStatus, waits: LrmWai
 
 
 def _where(components: Sequence[Component]) -> str:
-    return listed([f"{c.cluster} ({nodes(c.size)})" for c in components])
+    return format_list([f"{c.cluster} ({format_nodes(c.size)})" for c in components])
 
 
 def _out_of_reach(attempt: Attempt, now: float) -> str:
@@ -82,7 +82,7 @@ def _out_of_reach(attempt: Attempt, now: float) -> str:
     since = min(c.unknown_since for c in lost if c.unknown_since is not None)
     names = sorted({c.cluster for c in lost})
     are = "is" if len(names) == 1 else "are"
-    return f"{listed(names)} {are} out of reach since {clock(since, now)}: what runs there is not known"
+    return f"{format_list(names)} {are} out of reach since {format_time(since, now)}: what runs there is not known"
 
 
 def _lrm_problems(attempt: Attempt, grid: GridStatus) -> str:
@@ -100,7 +100,7 @@ def _claiming(attempt: Attempt, rules: Rules, now: float) -> str:
         at = attempt.claim_at if attempt.claim_at is not None else now
         what = "its nodes" if len(placed) == len(attempt.gang) else f"the nodes of {_components(placed)}"
         awaited = f"; {_files(attempt, now)}" if _awaited(attempt) else ""
-        return f"placed on {_where(attempt.gang)}{awaited}; asks for {what} at {clock(at, now, exact=True)}"
+        return f"placed on {_where(attempt.gang)}{awaited}; asks for {what} at {format_time(at, now, exact=True)}"
     if waiting := by_state.get(ComponentState.WAITING):
         return (
             f"waits in the resource manager of {_names(waiting)} behind local users with {_components(waiting)}, "
@@ -124,17 +124,17 @@ def _files(attempt: Attempt, now: float) -> str:
     size, staged = sum(c.stage_size for c in awaited), sum(c.staged for c in awaited)
     far = f" ({format_bytes(staged)} of {format_bytes(size)} are there)" if size else ""
     late = attempt.start_estimate is None or attempt.start_estimate <= now
-    about = "" if late else f", expected at {clock(attempt.start_estimate or now, now, exact=True)}"
+    about = "" if late else f", expected at {format_time(attempt.start_estimate or now, now, exact=True)}"
     return f"the files of {_components(awaited)} are on their way{far}{about}"
 
 
 def _components(components: Sequence[Component]) -> str:
     ranks = [str(component.rank) for component in components]
-    return f"component{'s' if len(ranks) > 1 else ''} {listed(ranks)}"
+    return f"component{'s' if len(ranks) > 1 else ''} {format_list(ranks)}"
 
 
 def _names(components: Sequence[Component]) -> str:
-    return listed(sorted({component.cluster for component in components}))
+    return format_list(sorted({component.cluster for component in components}))
 
 
 NOT_CLAIMED = (ComponentState.PLACED, ComponentState.SUBMITTED, ComponentState.WAITING)
@@ -161,7 +161,10 @@ def _findings(attempt: Attempt, grid: GridStatus, now: float) -> Iterator[Cluste
         if name in grid:
             texts += _shown_by_claims(grid[name], there, now)
             yield finding_of(
-                grid[name], grid[name].available, gives=sum(c.size for c in there), reason=listed(texts, separator="; ")
+                grid[name],
+                grid[name].available,
+                gives=sum(c.size for c in there),
+                reason=format_list(texts, separator="; "),
             )
 
 
@@ -183,7 +186,7 @@ def _from(component: Component) -> str:
 
 def _since(component: Component, now: float) -> str:
     if component.unknown_since is not None:
-        return f" (as known at {clock(component.unknown_since, now, exact=True)})"
+        return f" (as known at {format_time(component.unknown_since, now, exact=True)})"
     at = {
         ComponentState.WAITING: component.submitted_at,
         ComponentState.SUBMITTED: component.submitted_at,
@@ -191,4 +194,4 @@ def _since(component: Component, now: float) -> str:
         ComponentState.DELIVERING: component.ended_at,
         ComponentState.ENDED: component.ended_at,
     }.get(component.state)
-    return "" if at is None else f" since {clock(at, now, exact=True)}"
+    return "" if at is None else f" since {format_time(at, now, exact=True)}"

@@ -8,7 +8,7 @@ from koalapy.model.explanation import ClusterFinding, Explanation, PastReason
 from koalapy.model.job import Job, JobId, JobSpec, JobState, TimelineEntry
 from koalapy.model.placement import ClusterReason, Placement, Refusal
 from koalapy.model.request import ClusterName
-from koalapy.model.wording import clock
+from koalapy.model.wording import format_time
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.explain.cluster_findings import (
     Kept,
@@ -82,7 +82,7 @@ def _queued_job(dry_run: DryRun, job: Job, timeline: Sequence[TimelineEntry], no
     returns = [e for e in timeline if e.event in ("requeued", "released")]
     notes = explanation.notes
     if returns and returns[-1].event == "requeued":
-        notes = (f"queued again at {clock(returns[-1].at, now, exact=True)}: {returns[-1].reason}", *notes)
+        notes = (f"queued again at {format_time(returns[-1].at, now, exact=True)}: {returns[-1].reason}", *notes)
     position = queries.position(job.id)
     return replace(explanation, notes=notes, position=position, ahead=(position or 1) - 1)
 

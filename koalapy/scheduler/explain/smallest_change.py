@@ -13,7 +13,7 @@ from koalapy.model.cluster import GridView
 from koalapy.model.explanation import Change, ChangeValue
 from koalapy.model.job import JobSpec, Priority
 from koalapy.model.request import FixedRequest, FlexibleRequest, NonFixedRequest
-from koalapy.model.wording import listed, nodes
+from koalapy.model.wording import format_list, format_nodes
 from koalapy.policies.registry import DEFAULTS
 from koalapy.scheduler.explain.dry_run import DryRun
 from koalapy.scheduler.grid import GridStatus
@@ -115,7 +115,7 @@ def _with_the_same_nodes(spec: JobSpec, dry_run: DryRun) -> Iterator[Steps]:
     whole = as_flexible(spec)
     if whole is not None and not isinstance(spec.request, FlexibleRequest):
         yield single_step(
-            "request.type", "flexible", f"let the scheduler split the {nodes(whole.request.total_size)}", whole
+            "request.type", "flexible", f"let the scheduler split the {format_nodes(whole.request.total_size)}", whole
         )
     yield from _other_combinations(spec, queries.grid)
     if whole is not None:
@@ -123,7 +123,7 @@ def _with_the_same_nodes(spec: JobSpec, dry_run: DryRun) -> Iterator[Steps]:
         yield single_step(
             "request",
             {"type": "flexible", "total_size": free.request.total_size},
-            f"ask for {nodes(free.request.total_size)} without any bounds",
+            f"ask for {format_nodes(free.request.total_size)} without any bounds",
             free,
         )
     if spec.priority is Priority.LOW and dry_run.high_priority_allowed:
@@ -162,7 +162,7 @@ def _looser(request: FlexibleRequest, spec: JobSpec, clusters: int) -> Iterator[
         more = range(request.max_components + 1, min(clusters, request.total_size) + 1)
         yield Steps(more, lambda n: bound("max_components", n, f"allow {n} components"))
     less = range(request.min_component_size - 1, 0, -1)
-    yield Steps(less, lambda n: bound("min_component_size", n, f"allow components of {nodes(n)}"))
+    yield Steps(less, lambda n: bound("min_component_size", n, f"allow components of {format_nodes(n)}"))
     if request.split_options:
         free = replace(spec, request=replace(request, split_options=()))
         yield single_step("request.split_options", [], "leave the split to the scheduler", free)
@@ -241,7 +241,7 @@ def _smaller_total(spec: JobSpec, request: FlexibleRequest, view: GridView, also
     def candidate(total: int) -> Candidate:
         least = min(request.min_component_size, total)
         changed = replace(request, total_size=total, min_component_size=least, split_options=())
-        text = f"ask for {nodes(total)}{also}"
+        text = f"ask for {format_nodes(total)}{also}"
         return Candidate("request.total_size", total, text, replace(spec, request=changed))
 
     return Steps(range(most, 0, -1), candidate)
@@ -260,7 +260,7 @@ def _smaller_components(spec: JobSpec, request: NonFixedRequest, also: str) -> S
 def _resized(spec: JobSpec, request: NonFixedRequest | FixedRequest, also: str) -> Candidate:
     named = isinstance(request, FixedRequest)
     sizes = [f"{c.size} on {c.cluster}" if c.cluster else str(c.size) for c in request.components]
-    shown = listed(sizes, separator=" and " if named else "+")
+    shown = format_list(sizes, separator=" and " if named else "+")
     value: list[object] = [
         {"size": c.size, "cluster": c.cluster} if named else {"size": c.size} for c in request.components
     ]

@@ -15,7 +15,7 @@ from koalapy.model.profile import ClusterProfile, folders_needed, folders_of, la
 from koalapy.model.request import ClusterName, Environment, FixedRequest
 from koalapy.model.sharing import Sharing
 from koalapy.model.users import NOWHERE, Accounts, owner_rejection_reason
-from koalapy.model.wording import listed
+from koalapy.model.wording import format_list
 from koalapy.policies.constraints import Constraints
 from koalapy.scheduler.rules import Rules
 
@@ -150,7 +150,7 @@ class Eligibility:
         if not self._sets[False]:
             return f"only clusters with Open MPI {self._profiles[name].mpi.series} count beside it"
         others = sorted(partners(name, self._profiles, one_series=demands.one_series))
-        return f"only {listed(others)} may share a job with it" if others else "no cluster may share a job with it"
+        return f"only {format_list(others)} may share a job with it" if others else "no cluster may share a job with it"
 
 
 def without_barred(barred: frozenset[ClusterName], view: GridView) -> tuple[GridView, list[ClusterName]]:

@@ -138,7 +138,7 @@ class PlacementQueues:
         for job in jobs:
             self._last_seq = max(self._last_seq, job.queue_seq)
             self._first_seq = min(self._first_seq, job.queue_seq)
-            if job.waits:
+            if job.is_in_queue:
                 self._push(job)
         self.reservation.restore(jobs)
 
@@ -209,7 +209,7 @@ class PlacementQueues:
 
     def change_priority(self, job: Job, priority: Priority) -> Job:
         """Give a job another priority, and move it to its place in the other queue; its tries go with it."""
-        if not (job.waits and job.id in self._queues[job.spec.priority]):
+        if not (job.is_in_queue and job.id in self._queues[job.spec.priority]):
             return self._ledger.change(job, spec=replace(job.spec, priority=priority))
         job = self.leave(job)
         job = self._ledger.change(job, spec=replace(job.spec, priority=priority))

@@ -14,7 +14,7 @@ from koalapy.model.profile import lacks
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, Request
 from koalapy.model.transfer import immovable_reason
 from koalapy.model.users import NOWHERE
-from koalapy.model.wording import listed, nodes
+from koalapy.model.wording import format_list, format_nodes
 from koalapy.policies.constraints import Constraints, capped, part_with, parts
 from koalapy.policies.knowledge import Knowledge
 from koalapy.policies.policy import Policy
@@ -99,11 +99,11 @@ def _grid_problem(placement: Placement, view: GridView) -> str:
     for name, size in given.items():
         cluster = view.get(name)
         if cluster is None:
-            return f"it placed {nodes(size)} on {name}, which it was not offered"
+            return f"it placed {format_nodes(size)} on {name}, which it was not offered"
         if cluster.state is not ClusterState.USABLE:
-            return f"it placed {nodes(size)} on {name}, which is {cluster.state}"
+            return f"it placed {format_nodes(size)} on {name}, which is {cluster.state}"
         if size > cluster.idle:
-            return f"it placed {nodes(size)} on {name}, where {cluster.idle} are idle"
+            return f"it placed {format_nodes(size)} on {name}, where {cluster.idle} are idle"
     return _class_problem(placement, view)
 
 
@@ -119,7 +119,7 @@ def _class_problem(placement: Placement, view: GridView) -> str:
         idle = {each.name: each.idle for each in cluster.node_classes} if cluster else {}
         if size > idle.get(node_class, 0):
             where = f"where {idle[node_class]} are idle" if node_class in idle else "which it has none of"
-            return f"it placed {nodes(size)} on {name}'s class {node_class}, {where}"
+            return f"it placed {format_nodes(size)} on {name}'s class {node_class}, {where}"
     return ""
 
 
@@ -134,7 +134,7 @@ def _request_problem(placement: Placement, request: Request) -> str:
         index = component.request_index or 0
         asked = request.components[index]
         if component.size != asked.size:
-            return f"it placed component {index} with {nodes(component.size)} in place of {asked.size}"
+            return f"it placed component {index} with {format_nodes(component.size)} in place of {asked.size}"
         if asked.cluster is not None and asked.cluster != component.cluster:
             return f"it placed component {index} on {component.cluster} in place of {asked.cluster}"
     return ""
@@ -151,7 +151,7 @@ def _flexible_sizes(placed: Sequence[PlacedComponent]) -> list[int]:
 
 def _flexible_problem(request: FlexibleRequest, sizes: Sequence[int]) -> str:
     if sum(sizes) != request.total_size:
-        return f"it placed {nodes(sum(sizes))} in place of {request.total_size}"
+        return f"it placed {format_nodes(sum(sizes))} in place of {request.total_size}"
     if min(sizes) < request.min_component_size:
         return f"it placed a component of {min(sizes)}, below the min_component_size of {request.min_component_size}"
     if request.max_components is not None and len(sizes) > request.max_components:
@@ -212,7 +212,7 @@ def _beside(cluster: ClusterView, part: GridView, view: GridView, constraints: C
         told.append(f"coallocation allows {constraints.at_most} clusters")
     unlike = sorted(c.name for c in view.by_idle if not constraints.similar([c, cluster]))
     if unlike:
-        told.append(f"speed_ratio_min of {constraints.speed_ratio:g} rules out {listed(unlike)} beside it")
+        told.append(f"speed_ratio_min of {constraints.speed_ratio:g} rules out {format_list(unlike)} beside it")
     return "".join(f"; {text}" for text in told)
 
 
@@ -374,7 +374,7 @@ class PolicyEvaluator:
             return Refusal(nowhere, RefusalKind.FILES)
         if barred:
             if named := sorted(barred.intersection(_named_clusters(spec))):
-                return Refusal(f"{listed(named)} has refused it", RefusalKind.ELIGIBILITY)
+                return Refusal(f"{format_list(named)} has refused it", RefusalKind.ELIGIBILITY)
             view = view.only(frozenset(cluster.name for cluster in view if cluster.name not in barred))
         try:
             policy = self._policy(spec, view)
@@ -533,5 +533,5 @@ def _had_from_nowhere(spec: JobSpec, view: GridView) -> str:
         if not sites:
             return f"no cluster has a good replica of {file.name}"
         if all((c := view.get(name)) is not None and c.state is ClusterState.UNREACHABLE for name in sites):
-            return f"{listed(sites, separator=' and ')}, which has {file.name}, is out of reach"
+            return f"{format_list(sites, separator=' and ')}, which has {file.name}, is out of reach"
     return ""

@@ -3,7 +3,7 @@
 from koalapy.model.job import ClusterRefusal, Job, JobId
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import ClusterName
-from koalapy.model.wording import clock
+from koalapy.model.wording import format_time
 from koalapy.scheduler.queue.placement_queues import PlacementQueues
 from koalapy.scheduler.queue.policy_calls import PolicyEvaluator
 from koalapy.scheduler.queue.queue import Shape
@@ -14,7 +14,7 @@ def refusal_text(refusal: ClusterRefusal, now: float) -> str:
     """Return ``north has refused it, and is asked again at 10:00:30: no node hours left``."""
     again = "is not asked again"
     if refusal.until is not None:
-        again = f"is asked again at {clock(refusal.until, now, exact=True)}"
+        again = f"is asked again at {format_time(refusal.until, now, exact=True)}"
     return f"{refusal.cluster} has refused it, and {again}: {refusal.words}"
 
 
@@ -37,7 +37,7 @@ class WaitingReasons:
         now = self._state.now
         refusals = "; ".join(refusal_text(each, now) for each in job.refusals if each.bars(now))
         if job.retry_at is not None:
-            again = f"is tried again at {clock(job.retry_at, job.retry_at, exact=True)}"
+            again = f"is tried again at {format_time(job.retry_at, job.retry_at, exact=True)}"
             if refusals:
                 return f"{again}: {refusals}"
             return f"{again}, after {'a failed attempt' if job.restarts == 1 else f'{job.restarts} failed attempts'}"

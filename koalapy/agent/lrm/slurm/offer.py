@@ -10,7 +10,7 @@ from koalapy.agent.lrm.slurm.answers import SlurmNode, read_count
 from koalapy.agent.lrm.slurm.commands import SlurmCommands
 from koalapy.agent.lrm.slurm.states import NodeState
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected
-from koalapy.model.wording import listed
+from koalapy.model.wording import format_list
 
 _AVAILABLE = {"up": "UP", "down": "DOWN", "drain": "DRAIN", "inact": "INACTIVE"}
 """What sinfo says of a partition, as ``scontrol`` and ``slurm.conf`` call it."""
@@ -198,7 +198,7 @@ async def _reservations(commands: SlurmCommands, names: Sequence[str]) -> tuple[
     except ValueError as error:
         return (), f"scontrol answered what cannot be understood: {error}"
     missing = [name for name in names if name not in known]
-    wrong = f"there is no reservation {listed(missing)}" if missing else ""
+    wrong = f"there is no reservation {format_list(missing)}" if missing else ""
     return tuple(known[name] for name in names if name in known), wrong
 
 

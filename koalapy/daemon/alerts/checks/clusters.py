@@ -14,7 +14,7 @@ from koalapy.model.alert import Alert, AlertKind, AlertRules, Severity
 from koalapy.model.cluster import ClusterState
 from koalapy.model.disk import Disk, DiskLimits
 from koalapy.model.request import ClusterName
-from koalapy.model.wording import clock, listed, nodes
+from koalapy.model.wording import format_list, format_nodes, format_time
 from koalapy.scheduler.clusters import NOTHING_TOLD, ClusterStatus
 
 REJECTION_WINDOW = 600.0
@@ -78,7 +78,7 @@ class ClusterChecks:
 
     def _agent_alert(self, cluster: ClusterStatus, what: str, cause: str, remedy: str, now: float) -> Alert:
         name, last_heard = cluster.name, cluster.contact.last_heard
-        held = f"; jobs have {nodes(sum(cluster.live.values()))} there" if cluster.live else ""
+        held = f"; jobs have {format_nodes(sum(cluster.live.values()))} there" if cluster.live else ""
         if (lost_by := cluster.contact.lost_by) is not None:
             held += f" and {_until(lost_by, now)}"
             remedy += f"; only if nothing runs on {name} any more, have its jobs started again now: "
@@ -102,7 +102,9 @@ def _restart(name: ClusterName) -> str:
 def _until(lost_by: float, now: float) -> str:
     """Until when jobs of a silent cluster are not tried again."""
     if isfinite(lost_by):
-        return f"are tried again at {clock(lost_by, now, exact=True)} UTC at the latest, when their leases are over"
+        return (
+            f"are tried again at {format_time(lost_by, now, exact=True)} UTC at the latest, when their leases are over"
+        )
     return "are not tried again before it is back: they have no lease"
 
 
@@ -129,7 +131,7 @@ def _records_lost(cluster: ClusterStatus, now: float) -> Alert:
         Severity.WARNING,
         f"cluster {name}",
         f"the agent of {name} has lost the records of {count}: it ended them, and their jobs are tried again",
-        f"files in its directory were removed or damaged: {listed(tokens)}",
+        f"files in its directory were removed or damaged: {format_list(tokens)}",
         f"see what writes to its directory, and whether the disk fails: journalctl -u koala-agent@{name}; dmesg",
         now,
         cluster=name,
@@ -249,8 +251,8 @@ class VersionCheck:
                 AlertKind.OLD_VERSION,
                 Severity.WARNING,
                 "daemon",
-                f"the daemon is of version {__version__}, older than the agents of {listed(sorted(newer))}",
-                f"agents are of version {listed(sorted(set(newer.values())))}: the daemon is to be updated first",
+                f"the daemon is of version {__version__}, older than the agents of {format_list(sorted(newer))}",
+                f"agents are of version {format_list(sorted(set(newer.values())))}: the daemon is to be updated first",
                 "update koalapy where the daemon runs, and start it anew: systemctl restart koala-serve",
                 now,
             )

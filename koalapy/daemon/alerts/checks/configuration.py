@@ -7,7 +7,7 @@ from typing import Any
 
 from koalapy.model.alert import Alert, AlertKind, Severity
 from koalapy.model.errors import UsageError
-from koalapy.model.wording import listed
+from koalapy.model.wording import format_list
 
 REMEDY = "start the daemon anew, as settings are read at its start only: systemctl restart koala-serve; jobs go on"
 Values = Mapping[str, Any]
@@ -59,7 +59,7 @@ def _cluster_differences(old: object, new: object) -> list[str]:
     changed = {name for name in old.keys() & new.keys() if old[name] != new[name]}
     groups = {"added": new.keys() - old.keys(), "removed": old.keys() - new.keys(), "changed": changed}
     return [
-        f"{'cluster' if len(names) == 1 else 'clusters'} {listed(sorted(map(str, names)))} {change}"
+        f"{'cluster' if len(names) == 1 else 'clusters'} {format_list(sorted(map(str, names)))} {change}"
         for change, names in groups.items()
         if names
     ]

@@ -16,7 +16,7 @@ from koalapy.model.alert import Alert, AlertKind, AlertRules, Severity
 from koalapy.model.quantities import format_bytes
 from koalapy.model.replica import Catalogue, Replica
 from koalapy.model.request import ClusterName
-from koalapy.model.wording import listed
+from koalapy.model.wording import format_list
 
 WINDOW = 60.0
 """Seconds: whether the database is slow is judged by the transactions of the last ones."""
@@ -145,7 +145,7 @@ class ReplicaCheck:
 
     def _alert(self, cluster: ClusterName, gone: list[Replica], now: float) -> Alert:
         lost = [replica.name for replica in gone if not self._catalogue.sites(replica.name)]
-        nowhere = f"; of {listed(lost)} there is no good one anywhere" if lost else ""
+        nowhere = f"; of {format_list(lost)} there is no good one anywhere" if lost else ""
         told = [f"{replica.name} is {replica.state}" for replica in gone]
         count = "1 replica" if len(gone) == 1 else f"{len(gone)} replicas"
         return Alert(
@@ -153,7 +153,7 @@ class ReplicaCheck:
             Severity.CRITICAL if lost else Severity.WARNING,
             f"replicas on {cluster}",
             f"{count} on {cluster} cannot be used any more{nowhere}",
-            f"{listed(told)}: {gone[0].reason or 'not what the catalogue says'}",
+            f"{format_list(told)}: {gone[0].reason or 'not what the catalogue says'}",
             f"put the files back, and look again: koala replicas verify --cluster {cluster}; or forget them: "
             f"koala replicas remove {quote(gone[0].name)} --cluster {cluster}",
             min([now, *(replica.verified_at for replica in gone if replica.verified_at)]),

@@ -11,7 +11,7 @@ from shlex import quote
 from koalapy.daemon.forecast.slices import slices
 from koalapy.model.alert import Alert, AlertKind, AlertRules, Severity
 from koalapy.model.job import Attempt, ComponentState, Job, JobId, JobState
-from koalapy.model.wording import listed, nodes
+from koalapy.model.wording import format_list, format_nodes
 from koalapy.scheduler.explain.explain import explain
 from koalapy.scheduler.queries import Queries
 
@@ -85,7 +85,7 @@ class JobChecks:
             AlertKind.CLAIM_STUCK,
             Severity.WARNING,
             f"job {job.id}",
-            f"job {job.id} asks for its nodes in vain, and holds {nodes(_held(job.attempt))} meanwhile",
+            f"job {job.id} asks for its nodes in vain, and holds {format_nodes(_held(job.attempt))} meanwhile",
             why,
             f"end it, and submit it again later: koala cancel {job.id}{drain}",
             since,
@@ -101,7 +101,7 @@ class JobChecks:
             AlertKind.JOB_STARVES,
             Severity.WARNING,
             f"job {job.id}",
-            f"job {job.id} waits for {nodes(job.spec.request.total_size)}, while {later} got some",
+            f"job {job.id} waits for {format_nodes(job.spec.request.total_size)}, while {later} got some",
             queries.waiting_reason(job),
             self._let_it_start(job, queued),
             since,
@@ -129,7 +129,7 @@ class JobChecks:
                 Severity.WARNING,
                 f"user {owner}",
                 f"{count} of the {total} jobs that wait are {owner}'s",
-                f"{len(queued) - 1} others wait as well: {listed(sorted(set(queued) - {owner}))}",
+                f"{len(queued) - 1} others wait as well: {format_list(sorted(set(queued) - {owner}))}",
                 f"hold them: koala hold $({listing} --user {quote(owner)} --limit {count}); for ever: "
                 f"limits.users.{owner}.queued_jobs in the configuration",
                 now,
