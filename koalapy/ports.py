@@ -1,4 +1,4 @@
-"""What the stores keep, and how services ask for it: the Protocols that ``daemon.assembly`` fills with adapters."""
+"""What the stores keep, and how services ask for it: the Protocols that ``daemon.core`` fills with adapters."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field

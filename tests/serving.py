@@ -28,8 +28,7 @@ from koalapy.daemon.alerts.health import HealthMonitor
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.auth.login_codes import LoginCodes
 from koalapy.daemon.auth.pace import Pace
-from koalapy.daemon.engine.engine import Engine
-from koalapy.daemon.engine.outbox import Outbox
+from koalapy.daemon.engine.engine import Engine, Outbox
 from koalapy.daemon.files.bundles import Bundles
 from koalapy.daemon.files.files import Files
 from koalapy.daemon.files.results import Results
@@ -39,14 +38,13 @@ from koalapy.daemon.forecast.track_record import TrackRecord
 from koalapy.daemon.jobs.advisor import Advisor
 from koalapy.daemon.jobs.history import History
 from koalapy.daemon.jobs.jobs import Jobs
-from koalapy.daemon.jobs.limits import LimitsInUse
 from koalapy.daemon.jobs.output import Outputs
-from koalapy.daemon.jobs.quota import StorageLimits
+from koalapy.daemon.jobs.quota import LimitsInUse, StorageLimits
 from koalapy.daemon.jobs.record import Record
 from koalapy.daemon.network.links import LinkTable
 from koalapy.daemon.network.network import Network
 from koalapy.daemon.observability.audit import Audit
-from koalapy.dashboard.app import add_dashboard
+from koalapy.dashboard.app import build_dashboard
 from koalapy.dashboard.login import WaysIn
 from koalapy.model.advice import Run, Size
 from koalapy.model.alert import AlertRules
@@ -295,7 +293,7 @@ async def serving(
         "history": history,
         "identities": identities,
         "jobs": jobs,
-        "limits": LimitsInUse(queries.owner_use, bundles, results, engine.clock),
+        "limits": LimitsInUse(queries.owner_use, bundles.size_of, results.size_of, engine.clock),
         "network": network,
         "record": record,
         "results": results,
@@ -307,7 +305,9 @@ async def serving(
         if has_dashboard:
             ways = WaysIn(identities, ShownTokens(identities, Pace()), LoginCodes(), None, 3600.0)
             of_pages: Any = SimpleNamespace(**services)
-            add_dashboard(app, of_pages, engine, ways, services["audit"])
+            dashboard = build_dashboard(of_pages, engine, ways, services["audit"])
+            app.include_router(dashboard.router)
+            app.state.error_page = dashboard.show_problem
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=URL, headers=shown) as client:
             yield client
     await network.stop()

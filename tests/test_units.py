@@ -23,7 +23,7 @@ PYTHON = sys.executable
 PROBE = """
 import json, mmap, os, socket, sys
 import httptools, psycopg, sqlalchemy, uvloop
-import koalapy.daemon.assembly
+import koalapy.daemon.main
 from koalapy.system.hardening import scrub_environment
 scrub_environment()
 def refused(attempt):

@@ -17,7 +17,7 @@ from koalapy.api.guard import Guard, Hosts
 from koalapy.api.health import health_router
 from koalapy.api.jobs import jobs_router
 from koalapy.api.middleware import Admission, AnswerHeaders, Shares
-from koalapy.api.problems import declared, install
+from koalapy.api.problems import ErrorPage, declared, install
 from koalapy.api.tokens import login_router, tokens_router
 from koalapy.daemon.alerts.health import HealthMonitor
 from koalapy.daemon.auth.identities import Identities
@@ -57,6 +57,8 @@ def create_app(
     pace: Pace | None = None,
     audit: Audit | None = None,
     codes: LoginCodes | None = None,
+    *,
+    error_page: ErrorPage | None = None,
 ) -> FastAPI:
     """The application: requests must show a token that the ``identities`` know, and name one of the ``hosts``."""
     app = Api(
@@ -86,7 +88,7 @@ def create_app(
         app.include_router(router)
     _describe(app)
     app.include_router(docs_router(app.openapi))
-    install(app)
+    install(app, error_page)
     app.add_middleware(Shares, max_requests=max_requests)
     app.add_middleware(Guard, identities=identities, hosts=hosts or Hosts(), pace=pace or Pace())
     if audit is not None:

@@ -90,13 +90,8 @@ ErrorPage = Callable[[Request, int, dict[str, Any]], Response]
 """What shows people in a browser a problem, of a status."""
 
 
-def show_problems_by(app: FastAPI, page: ErrorPage) -> None:
-    """Have problems shown as pages to who asks for pages."""
-    app.state.error_page = page
-
-
 def _for_browser(request: Request, answer: JSONResponse) -> Response:
-    page: ErrorPage | None = getattr(request.app.state, "error_page", None)
+    page: ErrorPage | None = request.app.state.error_page
     wants_page = "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/")
     if page is None or not wants_page:
         return answer
@@ -105,8 +100,9 @@ def _for_browser(request: Request, answer: JSONResponse) -> Response:
     return shown
 
 
-def install(app: FastAPI) -> None:
-    """Have every error of the application answered as a problem."""
+def install(app: FastAPI, error_page: ErrorPage | None = None) -> None:
+    """Answer every error of the application as a problem, or by ``error_page`` to browsers."""
+    app.state.error_page = error_page
     app.add_exception_handler(KoalaError, _koala_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)

@@ -14,7 +14,7 @@ from koalapy.api.problems import declared
 from koalapy.api.routes import api_router
 from koalapy.daemon.auth.identities import DEFAULT_SPAN, Identities, TokenOrder
 from koalapy.daemon.auth.login_codes import SPAN, LoginCodes
-from koalapy.daemon.jobs.limits import LimitsInUse, ScopeInUse
+from koalapy.daemon.jobs.quota import LimitsInUse, ScopeInUse
 from koalapy.daemon.observability.audit import about
 from koalapy.model.errors import ConflictError, ForbiddenError
 from koalapy.model.identity import Identity, Role
@@ -185,6 +185,6 @@ def limits_router(limits: LimitsInUse) -> APIRouter:
     async def show_limits(caller: Caller, user: LimitsOf = None) -> Any:
         """The limits of who asks, and how much of each is used; operators may ask for anybody's."""
         wanted = limited_user(caller, user)
-        return {"user": wanted, "scopes": await limits.of(wanted), "contact": limits.limits.contact}
+        return {"user": wanted, "scopes": await limits.read(wanted), "contact": limits.limits.contact}
 
     return router

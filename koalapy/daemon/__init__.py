@@ -1,6 +1,7 @@
 """The daemon: one process that owns the scheduler, the database, and the connections of agents and clients.
 
-``main.py`` starts it and ``assembly.py`` builds the parts, one folder each. The parts import the layers below
-(``scheduler``, ``record``, ``protocol``, ``model``, ``config``, ``system``) and the protocols of ``ports.py``; the
-SQL store is chosen in ``assembly.py`` only. Start at ``engine/engine.py``.
+``main.py`` builds the parts in order, each by its own function: ``core.py`` (stores, scheduler, engine), ``access.py``
+(tokens and logins), ``services.py`` and ``web_server.py``. The folders hold the parts; they import the layers below
+(``scheduler``, ``record``, ``protocol``, ``model``, ``config``, ``system``) and the protocols of ``ports.py``. Only
+``core.py`` chooses the SQL store. Start at ``engine/engine.py``.
 """

@@ -1,91 +1,143 @@
-"""The daemon, for those who start one."""
+"""Start a daemon: read the configuration, build the parts, and run until a signal ends it."""
 
 import gc
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
 
 from koalapy.config.logs import configure_logging, warn_of_unknown_variables, watch_out_for_crashes
-from koalapy.config.settings import Settings, TlsSection, load, proxies, read_file
+from koalapy.config.settings import Settings, load, read_file
+from koalapy.daemon.access import build_identities, build_logins, openid_provider, own_access, token_duties
+from koalapy.daemon.agents.embedded import build_embedded_agents, make_agent_tokens
+from koalapy.daemon.alerts.alerts import Check
+from koalapy.daemon.alerts.checks.configuration import ConfigurationCheck
+from koalapy.daemon.core import build_core, check_settings
+from koalapy.daemon.engine.daemon import Daemon
+from koalapy.daemon.listener.connections import FILES_WANTED, Connections
+from koalapy.daemon.observability.audit import Audit
+from koalapy.daemon.observability.traced_app import traced
+from koalapy.daemon.services import build_duties, build_services
+from koalapy.daemon.web_server import ServerOptions, build_application, listen, load_certificate, trust_proxies
 from koalapy.policies.installed import policies
+from koalapy.policies.registry import Registry
 from koalapy.system.hardening import drop_own_variables
+from koalapy.system.limits import raise_limit
 from koalapy.system.local_token import TOKEN_FILE
 from koalapy.system.private_files import FOR_OTHERS, private_directory
 from koalapy.system.systemd import ServiceManager
 
 CONTENTS = ("koala.db", TOKEN_FILE, "bundles", "results", "clusters")
-"""By any of these a data directory is known."""
-SWITCH_INTERVAL = 0.0005
-"""Seconds after which a thread that is busy, as those are that read for pages, lets another go on: the event loop waits
-so long for each of them whenever it has something to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wire:
-    """What the command line says of how the daemon is reached; what is not given there is the configuration's."""
-
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    behind_proxy: str | None = None
-    """Addresses and networks, with commas between."""
-
-    def over(self, settings: Settings) -> Settings:
-        """The settings with what was given in its place; ``UsageError``."""
-        tls = TlsSection(
-            settings.tls.certificate if self.tls_cert is None else str(self.tls_cert.absolute()),
-            settings.tls.key if self.tls_key is None else str(self.tls_key.absolute()),
-        )
-        behind = settings.behind_proxy if self.behind_proxy is None else proxies(self.behind_proxy.split(","))
-        return settings.model_copy(update={"tls": tls, "behind_proxy": behind})
+"""Entries by which a folder is recognized as a data directory."""
+SWITCH_INTERVAL_S = 0.0005
+"""After this time a busy thread, such as one that reads for a page, yields to the event loop."""
 
 
 def serve(
-    host: str, port: int, data_dir: Path, config: Path | None, wire: Wire, announce: Callable[[str], None]
+    host: str, port: int, data_dir: Path, config: Path | None, options: ServerOptions, announce: Callable[[str], None]
 ) -> None:
-    """Run a daemon until it is told to end. ``port`` 0 takes any free one; ``announce`` is called with the URL."""
-    sys.setswitchinterval(SWITCH_INTERVAL)
+    """Run a daemon until a signal ends it. Port 0 takes any free one; ``announce`` is called with the URL."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     configure_logging()
-    started_with = {} if config is None else read_file(config)
-    settings = wire.over(load(config))
+    sections = {} if config is None else read_file(config)
+    settings = options.apply(load(config))
     configure_logging(settings.log_level, settings.log_format)
     watch_out_for_crashes()
     warn_of_unknown_variables()
     manager = ServiceManager.of_environment()
     drop_own_variables()
     umask = os.umask(FOR_OTHERS)
-    # Imported here, so that an agent, which also comes through this module, does not pay for it.
-    from koalapy.daemon.alerts.checks.configuration import ConfigurationCheck
-    from koalapy.daemon.assembly import run
+    checks = [] if config is None else [ConfigurationCheck(config.absolute(), sections, read_file)]
+    is_new = is_unannounced = False
 
-    checks = [] if config is None else [ConfigurationCheck(config.absolute(), started_with, read_file)]
-    is_new = is_untold = False
-
-    def data_directory() -> Path:
+    def make_data_directory() -> Path:
         nonlocal is_new
-        with suppress(OSError):  # which is told below, if it is one
+        with suppress(OSError):  # private_directory reports the error
             data_dir.parent.mkdir(parents=True, exist_ok=True)
             data_dir.mkdir(mode=0o700)
             is_new = True
         return private_directory(data_dir, CONTENTS, "--data-dir")
 
-    def announced(url: str) -> None:
-        nonlocal is_untold
-        # What is there now stays: a full collection of it would keep all requests waiting for a sixth of a second.
+    def collect_and_announce(url: str) -> None:
+        nonlocal is_unannounced
+        # What exists now stays. A full collection of it later would delay all requests by 0.2 s.
         gc.collect()
         gc.freeze()
-        is_untold = True
+        is_unannounced = True
         announce(url)
-        is_untold = False
+        is_unannounced = False
 
     try:
-        uvloop.run(run(settings, policies(), host, port, data_directory, umask, announced, manager, checks))
+        uvloop.run(
+            run(settings, policies(), host, port, make_data_directory, umask, collect_and_announce, manager, checks)
+        )
     finally:
-        # The lease was ours: no other daemon has served from it. Of a database elsewhere there may be moved output.
-        if is_new and is_untold and not settings.database:
+        # No other daemon has used the directory, since this one held the lease.
+        if is_new and is_unannounced and not settings.database:
             shutil.rmtree(data_dir, ignore_errors=True)
+
+
+async def run(
+    settings: Settings,
+    policies: Registry,
+    host: str,
+    port: int,
+    make_data_directory: Callable[[], Path],
+    umask: int,
+    announce: Callable[[str], None],
+    manager: ServiceManager,
+    more_checks: Sequence[Check] = (),
+) -> None:
+    """Build the parts of a daemon and run it until a signal ends it; ``umask`` is that of embedded agents.
+
+    The data directory is made once settings and address are valid.
+    """
+    check_settings(settings)
+    listener = listen(host, port, settings)
+    data_dir = make_data_directory()
+    certificate = load_certificate(settings, data_dir)
+    core = build_core(settings, policies, data_dir)
+    engine, stores = core.engine, core.stores
+    provider, audit = openid_provider(settings), Audit(stores.audit, core.clock)
+    connections = Connections(raise_limit(FILES_WANTED))
+    tokens = make_agent_tokens(settings)
+    agents = build_embedded_agents(settings, tokens, data_dir, umask, engine, certificate)
+    with traced(settings, engine, stores.jobs.instance), own_access(data_dir, listener, certificate) as own_token:
+        identities = build_identities(settings, stores.tokens, core.clock, provider, own_token)
+        logins = build_logins(settings, identities, core.clock, audit)
+        await logins.end_what_is_over()
+        services = build_services(core, identities, logins, audit, certificate, more_checks)
+        app = build_application(core, host, services, identities, tokens, audit, connections.max_requests)
+        app = trust_proxies(app, settings, certificate)
+        duties = [*build_duties(core, services, audit, certificate), *token_duties(identities, provider)]
+        services.network.start()
+        core.notifications.start()
+        try:
+            await services.health.look_at_disks()
+            await engine.instruments.look_at_size(stores.history.size)
+            await Daemon(
+                engine,
+                stores.jobs,
+                services.hub,
+                app,
+                listener,
+                connections,
+                agents,
+                announce,
+                duties,
+                certificate,
+                manager,
+                lambda: services.health.readiness().status,
+                audit.give_up,
+            ).run()
+        finally:
+            await services.network.stop()
+            await core.notifications.stop()
+            await audit.end()
+            if core.record is not None:
+                await core.record.close()
+            stores.jobs.close()

@@ -2,14 +2,13 @@
 
 from collections.abc import AsyncIterator
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Request, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from koalapy.api.middleware import FOREVER
-from koalapy.api.problems import show_problems_by
 from koalapy.daemon.engine.engine import Engine
-from koalapy.daemon.engine.services import Services
 from koalapy.daemon.observability.audit import Audit
+from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.login import BrowserLogin, WaysIn
 from koalapy.dashboard.pages.audit import add_audit
@@ -31,8 +30,8 @@ from koalapy.model.errors import NotFoundError
 KEPT = {"Cache-Control": FOREVER}
 
 
-def add_dashboard(app: FastAPI, services: Services, engine: Engine, ways: WaysIn, audit: Audit) -> None:
-    """Serve the dashboard."""
+def build_dashboard(services: Services, engine: Engine, ways: WaysIn, audit: Audit) -> Dashboard:
+    """Return the dashboard with all its pages."""
     dashboard = Dashboard(engine)
     surveyor = Surveyor(engine)
     add_now(dashboard, services, surveyor)
@@ -51,8 +50,7 @@ def add_dashboard(app: FastAPI, services: Services, engine: Engine, ways: WaysIn
     BrowserLogin(dashboard, ways)
     _add_files(dashboard)
     _add_events(dashboard)
-    app.include_router(dashboard.router)
-    show_problems_by(app, dashboard.show_problem)
+    return dashboard
 
 
 def _add_files(dashboard: Dashboard) -> None:

@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from koalapy.daemon.engine.engine import Engine
-from koalapy.daemon.forecast.slices import slices
 from koalapy.model.job import Attempt, ComponentState, Job, JobState
 from koalapy.model.request import ClusterName, FixedRequest
+from koalapy.system.tasks import iterate_in_slices
 
 REST = 20.0
 """So many times as long as a look took, it is told again though something has changed since, until that is told."""
@@ -106,7 +106,7 @@ class Surveyor:
 
     async def _look(self) -> Survey:
         survey, began = Survey(), time.thread_time()
-        async for some in slices(self._engine.queries.jobs()):
+        async for some in iterate_in_slices(self._engine.queries.jobs()):
             for job in some:
                 survey.note(job)
         self._took = time.thread_time() - began

@@ -1,7 +1,21 @@
-"""Background tasks of an object."""
+"""Background tasks of an object, and long loops that let other tasks run."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+SLICE_SIZE = 500
+"""Items of one slice, where each takes about a microsecond to look at."""
+
+
+async def iterate_in_slices(items: Sequence[T], size: int = SLICE_SIZE) -> AsyncIterator[Sequence[T]]:
+    """Yield ``size`` items at a time, and let other tasks run in between."""
+    for start in range(0, len(items), size):
+        if start:
+            await asyncio.sleep(0)
+        yield items[start : start + size]
 
 
 class BackgroundTasks:

@@ -287,7 +287,7 @@ async def test_bundles_for_which_there_is_no_room_are_refused_with_the_way_out(o
     problem = answers[-1].json()
     assert (problem["title"], problem["field"]) == ("Insufficient Storage", "body")
     assert "bundles_quota is 4.19 MB" in problem["detail"]
-    assert "operator raise bundles_quota" in problem["hint"]
+    assert "operator to raise bundles_quota" in problem["hint"]
     assert (await api.post("/api/v1/bundles", content=large[0])).status_code == 507, "who sends asks for it before"
     assert (await api.get(f"/api/v1/bundles/{sha(large[0])}")).status_code == 200
 

@@ -8,7 +8,7 @@ import pytest
 
 from koalapy.client.client import _refusal
 from koalapy.client.http import Answer
-from koalapy.daemon.jobs.limits import LimitInUse, ScopeInUse
+from koalapy.daemon.jobs.quota import LimitInUse, ScopeInUse
 from koalapy.model.limits import Limits
 from tests.cli.conftest import Koala, Server
 
@@ -18,7 +18,7 @@ class InUse:
 
     limits = Limits(contact="write to grid@example.org")
 
-    async def of(self, user: str) -> Sequence[ScopeInUse]:
+    async def read(self, user: str) -> Sequence[ScopeInUse]:
         if user != "ada":
             return []
         own = [LimitInUse("nodes", 64, 12), LimitInUse("bundle_bytes", 10**9, 2048.0)]

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from koalapy.daemon.listening import addresses
+from koalapy.daemon.access import reachable_addresses
 
 
 @pytest.mark.parametrize(("only", "hosts"), [(0, {"::", "127.0.0.1", "::1"}), (1, {"::", "::1"})])
@@ -12,4 +12,4 @@ def test_a_token_is_not_registered_for_an_address_at_which_others_may_listen(onl
     with socket.socket(socket.AF_INET6) as listener:
         listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
         listener.bind(("::", 0))
-        assert {host for host, _ in addresses(listener)} == hosts
+        assert {host for host, _ in reachable_addresses(listener)} == hosts

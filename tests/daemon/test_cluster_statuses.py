@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from koalapy.config.settings import ClusterSection, Settings
-from koalapy.daemon.beginning import describer, known_clusters
+from koalapy.daemon.core import build_describer, collect_clusters
 from koalapy.model.cluster import ClusterState, Drain
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.request import FlexibleRequest
@@ -26,7 +26,7 @@ SETTINGS = Settings(clusters={"north": ClusterSection(), "south": ClusterSection
 def saved_by(path: Path, *clusters: ClusterStatus) -> Saved:
     """Through the database, as the daemon writes it."""
     known = {cluster.name: cluster for cluster in clusters}
-    describe = describer(SETTINGS, GridStatus(clusters), path)
+    describe = build_describer(SETTINGS, GridStatus(clusters), path)
     engine = make_engine(f"sqlite:///{path / 'koala.db'}")
     migrate(engine)
     store = SqlStore(Database(engine))
@@ -38,7 +38,7 @@ def saved_by(path: Path, *clusters: ClusterStatus) -> Saved:
 
 
 def statuses(settings: Settings, saved: Saved) -> list[ClusterStatus]:
-    return [cluster.status() for cluster in known_clusters(settings, saved)]
+    return [cluster.status() for cluster in collect_clusters(settings, saved)]
 
 
 def known(cluster: ClusterStatus) -> tuple[object, ...]:

@@ -6,7 +6,7 @@ from typing import Any, cast
 from koalapy.api.metrics import Exposition
 from koalapy.daemon.alerts.alerts import Alerts
 from koalapy.daemon.alerts.health import HealthMonitor
-from koalapy.daemon.engine.outbox import Outbox
+from koalapy.daemon.engine.engine import Outbox
 from koalapy.daemon.observability.figures import Figures, figures_of
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.model.alert import AlertRules

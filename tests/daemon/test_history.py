@@ -125,10 +125,10 @@ async def test_the_daemons_own_jobs_are_no_use(place: Place) -> None:
 async def test_nothing_is_told_of_the_wrong_way_round_and_of_too_much(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UsageError, match="first is 2024-10-11, after last"):
+    with pytest.raises(UsageError, match="first is 2024-10-11, which is after last"):
         place.history.span(date(2024, 10, 11), date(2024, 10, 10))
     monkeypatch.setattr("koalapy.daemon.jobs.history.MAX_LINES", 1)
-    with pytest.raises(UsageError, match="more than 1 lines") as refused:
+    with pytest.raises(UsageError, match="has more than 1 lines") as refused:
         await place.lines(Kind.USER)
     assert "step=week" in (refused.value.hint or "")
 
@@ -153,7 +153,7 @@ async def test_a_trace_can_be_read_as_a_workload(place: Place) -> None:
 
 async def test_a_trace_is_told_piece_by_piece(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs that ended at the same moment, too."""
-    monkeypatch.setattr("koalapy.daemon.jobs.history.PIECE", 1)
+    monkeypatch.setattr("koalapy.daemon.jobs.history.TRACE_PAGE_SIZE", 1)
     span = place.history.span(None, None)
     text = "".join([piece async for piece in place.history.trace(span, None)])
     assert [line.split()[0] for line in text.splitlines() if not line.startswith(";")] == ["2", "3", "1"]

@@ -17,8 +17,7 @@ from koalapy.daemon.agents.agent_messages import AgentMessages, NoteImpostor, Tr
 from koalapy.daemon.agents.hub import Hub, Terms
 from koalapy.daemon.agents.questions import Questions
 from koalapy.daemon.agents.session import MAX_UNREAD, Session, Sessions
-from koalapy.daemon.engine.engine import Engine, WorkItem, steady_clock
-from koalapy.daemon.engine.outbox import Outbox
+from koalapy.daemon.engine.engine import Engine, Outbox, WorkItem, steady_clock
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.jobs.output import Outputs
 from koalapy.model.errors import StoreUnavailable

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from koalapy.config.settings import Settings
-from koalapy.daemon.people import check_reserved_names, reserved_names
+from koalapy.daemon.access import check_reserved_names, reserved_names
 from koalapy.model.errors import UsageError
 
 OIDC = {"issuer": "https://sso.example.org", "audience": "koala", "jwks_file": "/keys"}

@@ -215,11 +215,11 @@ async def test_a_bundle_whose_file_stays_is_known_until_it_is_gone_and_keeps_no_
     world.now += DAY + 1
     with pytest.raises(OSError, match=a):
         await kept.tidy()
-    assert ([bundle.id for bundle in world.store.bundles()], kept.room.used) == ([a], SIZE)
+    assert ([bundle.id for bundle in world.store.bundles()], kept.storage_use.used) == ([a], SIZE)
     (kept.path(a) / "below").rmdir()
     kept.path(a).rmdir()
     assert await kept.tidy() == [a]
-    assert (world.store.bundles(), kept.room.used) == ([], 0)
+    assert (world.store.bundles(), kept.storage_use.used) == ([], 0)
 
 
 # Results
@@ -257,13 +257,13 @@ async def test_results_whose_files_stay_are_counted_until_they_are_gone(world: W
         await kept.tidy(world.now)
     assert os.listdir(world.path / "results") == ["1"], "that of the other is gone"
     for now_and_after_a_restart in (kept, world.results(2 * SIZE)):
-        assert now_and_after_a_restart.room.used == SIZE
+        assert now_and_after_a_restart.storage_use.used == SIZE
         with pytest.raises(FullError):
             await now_and_after_a_restart.put("north", "3.2.0", pieces(bytes(2 * SIZE)))
     folder.unlink()
     (world.path / "aside").rename(folder)
     assert await kept.tidy(world.now) == [1]
-    assert (world.there("results"), kept.room.used) == ([], 0)
+    assert (world.there("results"), kept.storage_use.used) == ([], 0)
 
 
 async def test_results_whose_files_went_before_a_cut_are_given_up_by_the_next_round(
@@ -286,7 +286,7 @@ async def test_results_whose_files_went_before_a_cut_are_given_up_by_the_next_ro
     with pytest.raises(NotFoundError, match="the files of job 1 are not kept any more"):
         await again.archive(1)
     assert await again.tidy(world.now) == [1]
-    assert (again.room.used, world.store.results_sizes()) == (0, {})
+    assert (again.storage_use.used, world.store.results_sizes()) == (0, {})
 
 
 async def test_a_leftover_that_cannot_be_removed_keeps_no_daemon_from_its_start(
@@ -301,7 +301,7 @@ async def test_a_leftover_that_cannot_be_removed_keeps_no_daemon_from_its_start(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", broken)
-        assert (world.bundles(SIZE).room.used, world.results(SIZE).room.used) == (0, 0)
+        assert (world.bundles(SIZE).storage_use.used, world.results(SIZE).storage_use.used) == (0, 0)
     world.bundles(SIZE)
     world.results(SIZE)
     assert world.there("bundles") == world.there("results") == []

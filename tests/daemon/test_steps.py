@@ -6,8 +6,10 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
-from koalapy.daemon.engine.engine import Engine, WorkItem
-from koalapy.daemon.engine.outbox import Outbox
+import pytest
+
+from koalapy.daemon.engine.engine import Engine, Outbox, WorkItem
+from koalapy.model.errors import StoreUnavailable
 from koalapy.model.job import Job, JobSpec, JobState
 from koalapy.model.reports import ClusterReport, Inventory
 from koalapy.model.request import FlexibleRequest
@@ -30,6 +32,10 @@ TRIES = 20
 DEADLINE = 30.0
 
 
+def describe_north(name: str) -> ClusterRecord:
+    return ClusterRecord(name, "slurm", "usable", JOBS, 0, 0, 0, 0, 0, "", None, 1, 1.0)
+
+
 def ticking() -> Callable[[], float]:
     ticks = count()
     return lambda: float(next(ticks))
@@ -42,10 +48,7 @@ async def test_who_comes_while_very_many_jobs_are_placed_is_served_between_them(
     state = SchedulerState(Rules(step_budget=float(TRIES)), builtin(), [ClusterStatus("north")])
     scheduler = Scheduler(state, nonces=str, clock=ticking())
 
-    def describe(name: str) -> ClusterRecord:
-        return ClusterRecord(name, "slurm", "usable", JOBS, 0, 0, 0, 0, 0, "", None, 1, 1.0)
-
-    engine = Engine(scheduler, store, Outbox((), 1), epoch=1, describe=describe)
+    engine = Engine(scheduler, store, Outbox((), 1), epoch=1, describe=describe_north)
     placed: list[int] = []
     engine.subscribe(lambda job, before: placed.append(job.id) if job.state is JobState.CLAIMING else None)
     running = asyncio.create_task(engine.run())
@@ -70,10 +73,7 @@ async def test_round_with_more_events_than_its_budget_leaves_them_to_the_next(tm
     store = SqlStore(Database(database))
     scheduler = Scheduler(SchedulerState(Rules(), builtin(), [ClusterStatus("north")]), nonces=str)
 
-    def describe(name: str) -> ClusterRecord:
-        return ClusterRecord(name, "slurm", "usable", JOBS, 0, 0, 0, 0, 0, "", None, 1, 1.0)
-
-    engine = Engine(scheduler, store, Outbox((), 1), epoch=1, describe=describe, take_in_budget_s=0.0)
+    engine = Engine(scheduler, store, Outbox((), 1), epoch=1, describe=describe_north, take_in_budget_s=0.0)
     jobs = [Job(ident, JobSpec(FlexibleRequest(1), ("program",)), time.time()) for ident in range(1, 21)]
     waiting = [asyncio.create_task(engine.commit(WorkItem((JobSubmitted(job),)))) for job in jobs]
     await asyncio.sleep(0)
@@ -84,4 +84,26 @@ async def test_round_with_more_events_than_its_budget_leaves_them_to_the_next(tm
     assert [job.id for job in store.load().jobs] == [job.id for job in jobs]
     engine.stop()
     await running
+    store.close()
+
+
+class StoreWithoutEpochs(SqlStore):
+    """A store that cannot write a higher epoch."""
+
+    def raise_epoch(self, epoch: int) -> None:
+        raise StoreUnavailable(f"epoch {epoch} is not written")
+
+
+async def test_engine_epoch_that_is_not_stored_is_not_used(tmp_path: Path) -> None:
+    database = make_engine(f"sqlite:///{tmp_path}/koala.db")
+    migrate(database)
+    store = StoreWithoutEpochs(Database(database))
+    scheduler = Scheduler(SchedulerState(Rules(), builtin(), [ClusterStatus("north")]), nonces=str)
+    engine = Engine(scheduler, store, Outbox((), 1), epoch=1, describe=describe_north)
+    engine.post(WorkItem(epoch=2))
+    engine.stop()
+    with pytest.raises(StoreUnavailable, match="epoch 2 is not written"):
+        await engine.run()
+    assert engine.epoch == 1
+    assert engine.outbox.new_id() < 2 * 10**9, "commands still have ids of the stored epoch"
     store.close()

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import pytest
 
-from koalapy.daemon.forecast.slices import SLICE
 from koalapy.daemon.jobs.changes import Changes
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.dashboard.pages.clusters import calls_seen, failures_of
@@ -17,6 +16,7 @@ from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, 
 from koalapy.model.reports import LrmCalls, LrmOperation
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
 from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
+from koalapy.system.tasks import SLICE_SIZE
 
 ANYWHERE = Job(1, JobSpec(FlexibleRequest(4), owner="alice"), 20.0)
 
@@ -66,7 +66,7 @@ def test_whose_nodes_a_sites_users_have_and_who_has_theirs() -> None:
 
 
 def test_many_who_ask_have_one_look_which_lets_others_go_on_and_a_change_has_another() -> None:
-    jobs, looks = [ANYWHERE] * (3 * SLICE), 0
+    jobs, looks = [ANYWHERE] * (3 * SLICE_SIZE), 0
 
     def look() -> list[Job]:
         nonlocal looks
@@ -81,12 +81,12 @@ def test_many_who_ask_have_one_look_which_lets_others_go_on_and_a_change_has_ano
         await asyncio.sleep(0)
         assert not first.done()
         assert (await first) is (await second)
-        assert (await surveyor.survey()).waiting == 3 * SLICE
+        assert (await surveyor.survey()).waiting == 3 * SLICE_SIZE
         assert looks == 1
         surveyor._took = 0.0
         engine.changes.note("jobs")
         jobs.pop()
-        assert (await surveyor.survey()).waiting == 3 * SLICE - 1
+        assert (await surveyor.survey()).waiting == 3 * SLICE_SIZE - 1
         assert looks == 2
 
     asyncio.run(play())

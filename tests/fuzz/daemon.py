@@ -16,7 +16,7 @@ from unittest.mock import patch
 import httpx2
 
 from koalapy.config.settings import Settings
-from koalapy.daemon import assembly
+from koalapy.daemon import core, main
 from koalapy.daemon.engine.engine import WorkItem
 from koalapy.policies.registry import builtin
 from koalapy.scheduler.effects import Effects
@@ -109,16 +109,14 @@ async def serving(settings: Settings, directory: Path, now: float = BEGIN) -> As
     ready: asyncio.Future[Watched] = asyncio.get_running_loop().create_future()
     clock, nonces = Clock(now), count(0xFA)
     with (
-        patch.object(assembly, "Daemon", lambda *parts, **more: Watched(ready, clock, parts)),
-        patch.object(assembly, "time", SimpleNamespace(time=clock, monotonic=clock)),
-        patch.object(assembly, "_nonce", lambda: f"{next(nonces):x}"),
-        patch.object(assembly, "steady_clock", lambda: clock),
+        patch.object(main, "Daemon", lambda *parts, **more: Watched(ready, clock, parts)),
+        patch.object(core, "time", SimpleNamespace(time=clock, monotonic=clock)),
+        patch.object(core, "make_nonce", lambda: f"{next(nonces):x}"),
+        patch.object(core, "steady_clock", lambda: clock),
         patch.dict(os.environ, {"XDG_STATE_HOME": str(directory / "state")}),
     ):
         life = asyncio.create_task(
-            assembly.run(
-                settings, builtin(), "127.0.0.1", 0, lambda: directory, 0o077, lambda url: None, ServiceManager()
-            )
+            main.run(settings, builtin(), "127.0.0.1", 0, lambda: directory, 0o077, lambda url: None, ServiceManager())
         )
         await asyncio.wait({life, ready}, return_when=asyncio.FIRST_COMPLETED)
         if life.done():

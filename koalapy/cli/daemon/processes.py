@@ -55,13 +55,13 @@ def serve(
     if not host:
         raise CliError("--host is empty", Exit.USAGE, "give 127.0.0.1, or 0.0.0.0 for every address of this machine")
     scrub_environment()
-    from koalapy.daemon.main import Wire
     from koalapy.daemon.main import serve as run_daemon
+    from koalapy.daemon.web_server import ServerOptions
 
     def announce(url: str) -> None:
         print(f"koala serves {url} (data in {directory})", flush=True)
 
-    run_daemon(host, port, directory, config, Wire(tls_cert, tls_key, behind_proxy), announce)
+    run_daemon(host, port, directory, config, ServerOptions(tls_cert, tls_key, behind_proxy), announce)
 
 
 def agent(

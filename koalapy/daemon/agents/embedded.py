@@ -3,17 +3,26 @@
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
 
+from koalapy.agent.core.handover import write_handover
+from koalapy.agent.core.settings import of_agents
+from koalapy.config.settings import Settings
+from koalapy.daemon.engine.engine import Engine, WorkItem
 from koalapy.daemon.engine.timeouts import DEFAULT_TIMEOUTS, DaemonTimeouts
+from koalapy.daemon.listener.certificate import Certificate
+from koalapy.model.request import ClusterName
+from koalapy.scheduler.events import AgentFailed
 
 log = structlog.get_logger()
 
@@ -73,6 +82,44 @@ class EmbeddedAgents:
             self._tell(process.cluster, f"{why}; it is started again after {pause:g} s")
             await asyncio.sleep(pause)
             pause = min(timeouts.max_restart_delay_s, 2 * pause)
+
+
+def build_embedded_agents(
+    settings: Settings,
+    tokens: Mapping[ClusterName, str | None],
+    data_dir: Path,
+    umask: int,
+    engine: Engine,
+    certificate: Certificate | None,
+) -> EmbeddedAgents:
+    """Return the agents of the configured embedded clusters; ``umask`` is that of their processes."""
+
+    def report_failure(cluster: str, reason: str) -> None:
+        engine.post(WorkItem(events=(AgentFailed(cluster, f"its agent {reason}"),)))
+
+    processes = []
+    for name in (name for name, section in settings.clusters.items() if section.is_embedded):
+        handover = write_handover(name, settings, tokens[name] or "", umask, certificate.shown if certificate else None)
+        command = [sys.executable, "-m", "koalapy.cli.main", "agent", name, "--embedded"]
+        command += ["--directory", str(agent_directory(data_dir, name))]
+        processes.append(AgentProcess(name, command, of_agents(), handover))
+    return EmbeddedAgents(processes, report_failure)
+
+
+def make_agent_tokens(settings: Settings) -> dict[ClusterName, str | None]:
+    """Return the token of each cluster's agent: the configured one, or a new one if the agent is embedded."""
+    return {
+        name: section.token or (secrets.token_urlsafe(24) if section.is_embedded else None)
+        for name, section in settings.clusters.items()
+    }
+
+
+def agent_directory(data_dir: Path, cluster: str) -> Path:
+    """Return the directory of an embedded cluster's agent."""
+    clusters = data_dir / "clusters"
+    with contextlib.suppress(OSError):  # the agent reports the error
+        clusters.mkdir(mode=0o700, exist_ok=True)
+    return clusters / cluster
 
 
 async def _run(process: AgentProcess, url: str, last_words_s: float) -> str:

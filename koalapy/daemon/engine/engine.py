@@ -17,13 +17,12 @@ import structlog
 
 from koalapy.daemon.agents.wire import CommandMessages
 from koalapy.daemon.engine.database import SLOW_AFTER, DatabaseMonitor
-from koalapy.daemon.engine.outbox import Outbox
 from koalapy.daemon.jobs.changes import Changes, Topic
 from koalapy.daemon.observability.audit import DONE, Deed, take
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.model.cluster import check_cluster
 from koalapy.model.errors import KoalaError, StoreUnavailable
-from koalapy.model.job import Attempt, Job, JobId, JobState, parse_token
+from koalapy.model.job import Attempt, Job, JobId, JobState, Token, parse_token
 from koalapy.model.notification import Notification
 from koalapy.model.replica import Catalogue
 from koalapy.model.reports import ClusterReport
@@ -115,6 +114,54 @@ class Transaction:
     def events(self) -> Iterator[Event]:
         """What they brought; not what was made of them."""
         return (event for item in self.items for event in item.events)
+
+
+class Outbox:
+    """The memory of the outbox table: what must be sent again when a cluster's agent comes back."""
+
+    def __init__(self, entries: Iterable[OutboxEntry], epoch: int) -> None:
+        self._entries: dict[int, OutboxEntry] = {}
+        self._open: Counter[ClusterName] = Counter()
+        self.add(entries)
+        self._next = max(self._entries, default=0) + 1
+        self.outgrow(epoch)
+
+    def outgrow(self, epoch: int) -> None:
+        """Ids rise over all epochs, so that an acknowledgement can never be taken for that of another command."""
+        self._next = max(self._next, epoch * 10**9)
+
+    def new_id(self) -> int:
+        self._next += 1
+        return self._next
+
+    def add(self, entries: Iterable[OutboxEntry]) -> None:
+        for entry in entries:
+            self._entries[entry.id] = entry
+            self._open[entry.cluster] += 1
+
+    def open(self, cluster: ClusterName) -> int:
+        """How many commands a cluster has not acknowledged."""
+        return self._open[cluster]
+
+    def acknowledge(self, cluster: ClusterName, ident: int) -> bool:
+        """Whether the command was still open, and that cluster's to carry out."""
+        known = self._entries.get(ident)
+        if known is None or known.cluster != cluster:
+            return False
+        del self._entries[ident]
+        self._open[cluster] -= 1
+        return True
+
+    def of(self, cluster: ClusterName, epoch: int) -> Sequence[dict[str, object]]:
+        """What a cluster has not acknowledged, as messages of today's epoch: first what ends other components."""
+        submitted = self.undelivered_submits(cluster)
+        own = [entry for entry in self._entries.values() if entry.cluster == cluster]
+        own.sort(key=lambda entry: entry.kind != "stop" or entry.token in submitted)
+        return [entry.payload | {"epoch": epoch} for entry in own]
+
+    def undelivered_submits(self, cluster: ClusterName) -> frozenset[Token]:
+        entries = self._entries.values()
+        return frozenset(e.token for e in entries if e.cluster == cluster and e.kind == "submit")
 
 
 class Engine:

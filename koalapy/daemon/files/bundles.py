@@ -9,7 +9,7 @@ from pathlib import Path
 
 from koalapy.daemon.engine.database import in_database
 from koalapy.daemon.files.archives import WAY_OUT, check, check_size, discard, incoming, keeping, receive
-from koalapy.daemon.jobs.quota import Excess, Quota, Room, StorageLimits
+from koalapy.daemon.jobs.quota import Excess, Quota, StorageLimits, StorageUse
 from koalapy.model.errors import FullError, NotFoundError, ProblemCode, UsageError
 from koalapy.model.identity import Identity, Role
 from koalapy.model.limits import Limits, Scope
@@ -82,7 +82,7 @@ class Bundles:
                 # Known only when that is written: after a restart nobody would know of it.
                 await in_database(self._store.save_bundles, [bundle])
                 # One whose file was lost is counted, until it is back or thrown away.
-                hold.keep(instead_of=self._known[bundle.id].size if bundle.id in self._known else 0)
+                hold.keep(replaced_size=self._known[bundle.id].size if bundle.id in self._known else 0)
                 self._known[bundle.id] = bundle
                 self._tops[bundle.id] = _tops(archive.names)
         return bundle, True
@@ -99,8 +99,8 @@ class Bundles:
         return found, True
 
     @property
-    def room(self) -> Room:
-        return self._quota.room
+    def storage_use(self) -> StorageUse:
+        return self._quota.use
 
     def seen_by(self, by: Identity) -> Sequence[StoredBundle]:
         """Those that somebody may have, those first that were wanted last; users are told of no other senders."""
@@ -186,7 +186,7 @@ class Bundles:
                     continue
                 gone.append(ident)
         with suppress(FullError):
-            await self._quota.make_room()
+            await self._quota.free_space()
         touched = self._touched & self._known.keys()
         await in_database(self._store.save_bundles, [self._known[ident] for ident in touched])
         self._touched -= touched

@@ -11,7 +11,7 @@ from pathlib import Path
 from koalapy.daemon.engine.database import in_database, query
 from koalapy.daemon.files.archives import PIECE_SIZE, discard, incoming, keeping, plain_name, receive
 from koalapy.daemon.jobs.jobs import JobRecord
-from koalapy.daemon.jobs.quota import Excess, Quota, Room, StorageLimits
+from koalapy.daemon.jobs.quota import Excess, Quota, StorageLimits, StorageUse
 from koalapy.model.errors import ConflictError, FullError, NotFoundError, ProblemCode
 from koalapy.model.job import Attempt, JobId, JobState, parse_token
 from koalapy.model.limits import Limits, Scope
@@ -62,13 +62,13 @@ class Results:
             async with self._changing:
                 await self._make_room_of(owner, archive.size)
                 # Written down first: a file that nobody knows of would stay for ever.
-                hold.keep(instead_of=await in_database(self._store.save_result, result))
+                hold.keep(replaced_size=await in_database(self._store.save_result, result))
                 await asyncio.to_thread(_keep, path, self._path(result), generation)
         return result
 
     @property
-    def room(self) -> Room:
-        return self._quota.room
+    def storage_use(self) -> StorageUse:
+        return self._quota.use
 
     async def sizes(self) -> dict[str, int]:
         """Bytes that are kept of each user."""
@@ -160,7 +160,7 @@ class Results:
             async with self._changing:
                 gone, stuck = await self._remove(before)
         with suppress(FullError):
-            await self._quota.make_room()
+            await self._quota.free_space()
         if stuck is not None:
             raise stuck
         return list(gone)

@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from koalapy.daemon.engine.database import query
-from koalapy.daemon.forecast.slices import slices
 from koalapy.daemon.forecast.subprocess_worker import run_in_subprocess
 from koalapy.daemon.jobs.history import Span
 from koalapy.model.errors import UsageError
@@ -16,6 +15,7 @@ from koalapy.ports import HistoryStore
 from koalapy.scheduler.queries import Queries
 from koalapy.simulation.sharing import SharingQuestion, SharingReport, Site
 from koalapy.simulation.wire import answer_sharing_question, read_sharing_report, write_sharing_question
+from koalapy.system.tasks import iterate_in_slices
 
 MAX_JOBS = 100_000
 """Of one report."""
@@ -65,7 +65,7 @@ class Sharing:
         start, end = span.seconds
         jobs = await self._ended(span, now)
         under_way: list[JobId] = []
-        async for some in slices(self._queries.jobs()):
+        async for some in iterate_in_slices(self._queries.jobs()):
             here = [job for job in some if start <= job.submitted_at < end]
             under_way += [job.id for job in here if job.spec.home_site and not job.spec.internal]
         sites = await self._sites(span)

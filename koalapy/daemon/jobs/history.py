@@ -1,53 +1,54 @@
-"""What has become of jobs by days, weeks or all together: of the grid, by cluster, user, policy and priority.
+"""The history of jobs by days or weeks: of the grid, by cluster, user, policy and priority; also as a trace.
 
-It is told by the days as they add up with every job that ends, so that it costs the same however many jobs there were,
-and outlives them.
+Figures are read from the daily sums that the store keeps, so a query costs the same however many jobs ended. The sums
+remain when the jobs are removed.
 """
 
 import asyncio
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
+from koalapy import __version__
 from koalapy.daemon.engine.database import query
-from koalapy.daemon.jobs.swf import header, lines
 from koalapy.model.errors import UsageError
 from koalapy.model.history import DAY, WITHIN, DayFilter, Days, EndedJob, Figures, Key, Kind, Step, day_of, running
-from koalapy.model.job import Job
+from koalapy.model.job import Job, JobState, Priority
 from koalapy.model.request import ClusterName
 from koalapy.ports import HistoryStore
 
 MAX_LINES = 5000
-"""That are told at once."""
-PIECE = 1000
-"""Jobs of a trace that are read at once."""
+"""Lines of one table."""
+TRACE_PAGE_SIZE = 1000
+"""Jobs that one query of a trace reads."""
 EPOCH = date(1970, 1, 1)
 COUNTS = ("jobs", "succeeded", "failed", "cancelled", "restarts", "ran")
 MEANS = ("queue_time", "wait_time", "startup_overhead", "run_time", "response_time", "slowdown")
-MONDAY = 4
-"""The first Monday after the epoch."""
+FIRST_MONDAY = 4
+"""The first Monday after the epoch, as a day number."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryLine:
-    """One span of days of one cluster, user and so on; times are means in seconds over the jobs that ``ran``, which is
-    to an end of their own, and null where there were none.
+    """The figures of one period of one cluster, user, policy or priority.
+
+    Times are means in seconds over the jobs that ``ran``, i.e. succeeded or failed by themselves; null if none did.
     """
 
     start: date
     end: date
-    """The last day of it."""
+    """The last day of the period."""
     name: str
     """Empty for the whole grid."""
     jobs: int
-    """That ended in it."""
+    """Jobs that ended in the period."""
     succeeded: int
     failed: int
     cancelled: int
     success: float | None
-    """Of those that succeeded or failed, the share that succeeded."""
+    """Share of succeeded among succeeded and failed jobs."""
     restarts: int
     ran: int
     queue_time: float | None
@@ -56,57 +57,58 @@ class HistoryLine:
     run_time: float | None
     response_time: float | None
     slowdown: float | None
-    """Response time by run time, at least 1; who ran for less than 10 s counts as having run for 10 s."""
+    """Response time divided by run time, at least 1. Run times under 10 s count as 10 s."""
     within_1m: float | None
-    """The share of those that ran that were placed within a minute; the others likewise."""
+    """Share of the jobs that ran that were placed within a minute of submission; likewise below."""
     within_10m: float | None
     within_1h: float | None
     within_6h: float | None
     within_1d: float | None
     coallocated: float | None
-    """The share of those that ran that ran on several clusters at once."""
+    """Share of the jobs that ran that ran on several clusters at once."""
     node_seconds: float
-    """That jobs had, of whatever attempts."""
+    """Node-seconds of all attempts."""
     coallocated_node_seconds: float
     utilisation: float | None
-    """Node-seconds by those that there were: of the cluster, or of all clusters."""
+    """Node-seconds divided by those available, on the cluster or on all clusters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Lines in order of their days and names."""
+    """Lines ordered by period and name."""
 
     by: Kind
     step: Step
     first: date
     last: date
     since: date | None
-    """The first day of which anything is known; days are kept for good."""
+    """The first recorded day. Daily sums are kept for ever."""
     jobs_keep: float | None
-    """Seconds for which jobs themselves are kept after their end; null: for good."""
+    """Seconds for which jobs are kept after their end; null: for ever."""
     lines: Sequence[HistoryLine]
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """From the first to the last day."""
+    """The days from ``first`` to ``last``, both included."""
 
     first: date
     last: date
 
     @property
     def days(self) -> tuple[int, int]:
-        return _number(self.first), _number(self.last)
+        """The first and the last day as days since the epoch."""
+        return _day_number(self.first), _day_number(self.last)
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """Its beginning, and its end."""
+        """Start and end of the span in seconds since the epoch."""
         first, last = self.days
         return first * DAY, (last + 1) * DAY
 
 
 class History:
-    """Reads the store's days, and what of today is still under way from the jobs that run."""
+    """Tables and traces of ended jobs; tables also count what running jobs have used today."""
 
     def __init__(
         self,
@@ -118,121 +120,121 @@ class History:
         self._store, self._clock, self._jobs, self._jobs_keep = store, clock, jobs, jobs_keep
 
     def span(self, first: date | None, last: date | None, days: int = 30) -> Span:
-        """What is not said is today, and so many days until then; ``UsageError`` for one that ends before it begins."""
+        """Return the span; ``last`` defaults to today, ``first`` to ``days`` days up to then.
+
+        Raise ``UsageError`` if it ends before it begins.
+        """
         last = last or _date(day_of(self._clock()))
         first = first or last - min(timedelta(days=days - 1), last - date.min)
         if first > last:
             raise UsageError(
-                f"first is {first}, after last, which is {last}",
+                f"first is {first}, which is after last, {last}",
                 field="first",
                 value=str(first),
-                hint="give the earlier day first",
+                hint="give the earlier day as first",
             )
         return Span(first, last)
 
     async def table(self, by: Kind, step: Step, span: Span, name: str | None = None) -> Table:
-        """``UsageError`` for more lines than are told at once."""
+        """Return the figures of a span. Raise ``UsageError`` if they have more than ``MAX_LINES`` lines."""
         now = self._clock()
         first, last = span.days
-        length, offset = {Step.DAY: (1, 0), Step.WEEK: (7, MONDAY), Step.ALL: (last - first + 1, first)}[step]
-        which = DayFilter(by, first, last, name, length, offset, MAX_LINES + 1)
-        jobs = tuple(self._jobs())  # as they are now: what is read of them aside does not change
-        known = await query(self._read, which, jobs, now)
-        if len(known.lines) > MAX_LINES:
+        length, offset = {Step.DAY: (1, 0), Step.WEEK: (7, FIRST_MONDAY), Step.ALL: (last - first + 1, first)}[step]
+        day_filter = DayFilter(by, first, last, name, length, offset, MAX_LINES + 1)
+        jobs = tuple(self._jobs())  # a copy: the query runs in a thread, while the scheduler changes jobs
+        lines, first_day = await query(self._read, day_filter, jobs, now)
+        if len(lines) > MAX_LINES:
             raise UsageError(
-                f"that is more than {MAX_LINES} lines",
+                f"the table has more than {MAX_LINES} lines",
                 field="step",
                 value=str(step),
-                hint="ask for fewer days, for weeks (step=week), or for one (name)",
+                hint="ask for fewer days, for weeks (step=week), or for one name (name=NAME)",
             )
-        since = None if known.since is None else _date(known.since)
-        return Table(by, step, span.first, span.last, since, self._jobs_keep, known.lines)
+        since = None if first_day is None else _date(first_day)
+        return Table(by, step, span.first, span.last, since, self._jobs_keep, lines)
 
-    def _read(self, which: DayFilter, jobs: Sequence[Job], now: float) -> "_Known":
-        """What blocks, or takes its time."""
-        found = Days(self._store.days(which))
+    def _read(self, day_filter: DayFilter, jobs: Sequence[Job], now: float) -> tuple[list[HistoryLine], int | None]:
+        """Return the lines and the first recorded day. Runs in a thread, since it blocks."""
+        days = Days(self._store.days(day_filter))
         for key, figures in running(jobs, now).items():
-            if which.has(key):
-                found[Key(key.kind, which.period(key.day), key.name)].add(figures)
-        since, sizes = self._store.first_day(), self._store.nodes_by_day(which.last)
-        last = min(which.last, day_of(now))
-        first = last if since is None else min(max(since, which.first), last)
-        began = self._store.first_submission()
-        capacity = _Capacity(sizes, first, last, now, 0.0 if began is None else began)
-        return _Known([_line(key, figures, which, capacity) for key, figures in sorted(found.items())], since)
+            if day_filter.has(key):
+                days[Key(key.kind, day_filter.period(key.day), key.name)].add(figures)
+        first_day, node_counts = self._store.first_day(), self._store.nodes_by_day(day_filter.last)
+        last = min(day_filter.last, day_of(now))
+        first = last if first_day is None else min(max(first_day, day_filter.first), last)
+        capacity = _Capacity(node_counts, first, last, now, self._store.first_submission() or 0.0)
+        return [_line(key, figures, day_filter, capacity) for key, figures in sorted(days.items())], first_day
 
     async def trace(self, span: Span, user: str | None) -> AsyncIterator[str]:
-        """Jobs that ended in a span, as far as they are kept, in the Standard Workload Format.
+        """Yield the kept jobs that ended in a span in the Standard Workload Format.
 
-        ``user``: of others' jobs neither who nor what they were is told; None tells all.
+        ``user``: hide owner and application of other users' jobs; None hides nothing.
         """
         start, end = span.seconds
-        yield header(start, end, await query(self._store.nodes_by_day, span.days[1]))
-        numbers: dict[str, dict[str, int]] = defaultdict(dict)
+        yield _trace_header(start, end, await query(self._store.nodes_by_day, span.days[1]))
+        numbers: Numbers = defaultdict(dict)
         after = (start, 0)
         while True:
-            jobs: Sequence[EndedJob] = await query(self._store.ended, after, end, PIECE)
-            yield await asyncio.to_thread(lines, jobs, numbers, user)
-            if len(jobs) < PIECE:
+            jobs: Sequence[EndedJob] = await query(self._store.ended, after, end, TRACE_PAGE_SIZE)
+            yield await asyncio.to_thread(_trace_lines, jobs, numbers, user)
+            if len(jobs) < TRACE_PAGE_SIZE:
                 return
             after = (jobs[-1].ended_at, jobs[-1].id)
 
 
 class _Capacity:
-    """The node-seconds that there were: each day as many nodes as the clusters had when that was told last."""
+    """The available node-seconds of clusters, by the node counts that they reported last."""
 
     def __init__(
-        self, sizes: Sequence[tuple[int, ClusterName, int]], first: int, last: int, now: float, began: float
+        self,
+        node_counts: Sequence[tuple[int, ClusterName, int]],
+        first: int,
+        last: int,
+        now: float,
+        first_submission: float,
     ) -> None:
-        """Count up to now, and from the first day on of which anything is known.
+        """Count from day ``first`` to day ``last`` or ``now``.
 
-        ``began``: when the first job was submitted. On the day on which the first cluster told its nodes they count
-        from then on, as before there was no daemon.
+        If the first submission was on the first reported day, that day counts from then: before, no daemon ran.
         """
         self._first = first
         self._sums: dict[str, list[float]] = {"": [0.0] * (last - first + 2)}
-        told: dict[ClusterName, list[tuple[int, int]]] = defaultdict(list)
-        if not sizes or day_of(began) != min(day for day, _, _ in sizes):
-            began = 0.0
-        for day, cluster, nodes in sizes:
-            told[cluster].append((day, nodes))
-        for cluster, changes in told.items():
-            self._sums[cluster] = list(self._added_up(changes, first, last, now, began))
-        for cluster in told:
-            self._sums[""] = [all_ + one for all_, one in zip(self._sums[""], self._sums[cluster], strict=True)]
+        changes: dict[ClusterName, list[tuple[int, int]]] = defaultdict(list)
+        if not node_counts or day_of(first_submission) != min(day for day, _, _ in node_counts):
+            first_submission = 0.0
+        for day, cluster, nodes in node_counts:
+            changes[cluster].append((day, nodes))
+        for cluster, cluster_changes in changes.items():
+            sums = list(self._cumulate(cluster_changes, first, last, now, first_submission))
+            self._sums[cluster] = sums
+            self._sums[""] = [total + added for total, added in zip(self._sums[""], sums, strict=True)]
 
     @staticmethod
-    def _added_up(
-        changes: Sequence[tuple[int, int]], first: int, last: int, now: float, began: float
+    def _cumulate(
+        changes: Sequence[tuple[int, int]], first: int, last: int, now: float, start: float
     ) -> Iterator[float]:
-        """Node-seconds from the first day to the beginning of each, and to the end of the last."""
-        total, nodes, coming = 0.0, changes[0][1], deque(changes)
+        """Yield the node-seconds from day ``first`` to the start of each day, then to the end of day ``last``."""
+        total, nodes, remaining = 0.0, changes[0][1], deque(changes)
         for day in range(first, last + 2):
             yield total
-            while coming and coming[0][0] <= day:
-                nodes = coming.popleft()[1]
-            total += nodes * max(0.0, min((day + 1) * DAY, now) - max(day * DAY, began))
+            while remaining and remaining[0][0] <= day:
+                nodes = remaining.popleft()[1]
+            total += nodes * max(0.0, min((day + 1) * DAY, now) - max(day * DAY, start))
 
-    def of(self, name: str, first: int, last: int) -> float:
-        """Of a cluster, or of all; 0 where nothing is known of it."""
-        sums = self._sums.get(name)
+    def node_seconds(self, cluster: str, first: int, last: int) -> float:
+        """Return the node-seconds of a cluster, or of all for an empty name; 0 if it reported no nodes."""
+        sums = self._sums.get(cluster)
         if sums is None:
             return 0.0
         start, end = (min(max(day - self._first, 0), len(sums) - 1) for day in (first, last + 1))
         return sums[end] - sums[start]
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    lines: list[HistoryLine]
-    since: int | None
-
-
-def _line(key: Key, figures: Figures, which: DayFilter, capacity: _Capacity) -> HistoryLine:
-    end = min(key.day + which.days - 1, which.last)
-    start = max(key.day, which.first)
-    there = capacity.of(key.name if key.kind is Kind.CLUSTER else "", start, end)
-    ended_itself = figures.succeeded + figures.failed
+def _line(key: Key, figures: Figures, day_filter: DayFilter, capacity: _Capacity) -> HistoryLine:
+    end = min(key.day + day_filter.days - 1, day_filter.last)
+    start = max(key.day, day_filter.first)
+    available = capacity.node_seconds(key.name if key.kind is Kind.CLUSTER else "", start, end)
+    completed = figures.succeeded + figures.failed
 
     def mean(name: str) -> float | None:
         return round(getattr(figures, name) / figures.ran, 6) if figures.ran else None
@@ -244,8 +246,8 @@ def _line(key: Key, figures: Figures, which: DayFilter, capacity: _Capacity) -> 
         start=_date(start),
         end=_date(end),
         name=key.name,
-        success=round(figures.succeeded / ended_itself, 6) if ended_itself else None,
-        utilisation=round(figures.node_seconds / there, 6) if there else None,
+        success=round(figures.succeeded / completed, 6) if completed else None,
+        utilisation=round(figures.node_seconds / available, 6) if available else None,
         **values,
     )
 
@@ -254,5 +256,70 @@ def _date(day: int) -> date:
     return EPOCH + timedelta(days=day)
 
 
-def _number(day: date) -> int:
+def _day_number(day: date) -> int:
     return (day - EPOCH).days
+
+
+# The Standard Workload Format of the Parallel Workloads Archive
+
+SWF_STATUS = {JobState.FAILED: 0, JobState.SUCCEEDED: 1, JobState.CANCELLED: 5}
+SWF_QUEUES = {Priority.HIGH: 1, Priority.LOW: 2}
+UNKNOWN = -1
+Numbers = dict[str, dict[str, int]]
+"""The numbers that stand for names, by kind of name; from 1 on in order of occurrence."""
+MAX_TIMESTAMP = datetime.max.replace(microsecond=0, tzinfo=UTC).timestamp()
+
+
+def _trace_header(start: float, end: float, node_counts: Sequence[tuple[int, ClusterName, int]]) -> str:
+    nodes = {cluster: count for _, cluster, count in node_counts}  # by days in order: the last count stays
+
+    def text(at: float) -> str:
+        return datetime.fromtimestamp(min(at, MAX_TIMESTAMP), UTC).strftime("%a %b %d %H:%M:%S %Y")
+
+    fields = {
+        "Version": "2.2",
+        "Computer": f"koalapy {__version__}",
+        "UnixStartTime": "0",
+        "TimeZoneString": "UTC",
+        "StartTime": text(start),
+        "EndTime": text(end),
+        "MaxNodes": str(sum(nodes.values())),
+        "MaxProcs": str(sum(nodes.values())),
+        "Queues": "1 high priority, 2 low priority",
+        "Note": "jobs by their end in this span; processors are nodes; partition 0 is several clusters at once",
+    }
+    partitions = [f"; Partition: {number} {name}" for number, name in enumerate(sorted(nodes), 1)]
+    return "\n".join([*(f"; {name}: {value}" for name, value in fields.items()), *partitions]) + "\n"
+
+
+def _trace_lines(jobs: Sequence[EndedJob], numbers: Numbers, user: str | None) -> str:
+    return "".join(_trace_line(job, numbers, user) for job in jobs)
+
+
+def _trace_line(job: EndedJob, numbers: Numbers, user: str | None) -> str:
+    def number(kind: str, name: str) -> int:
+        return numbers[kind].setdefault(name, len(numbers[kind]) + 1)
+
+    is_visible = user in (None, job.owner)
+    start = job.started_at
+    fields = (
+        job.id,
+        round(job.submitted_at),
+        UNKNOWN if start is None else max(0, round(start - job.submitted_at)),
+        UNKNOWN if start is None else max(0, round(job.ended_at - start)),
+        UNKNOWN if start is None else job.nodes,
+        UNKNOWN,
+        UNKNOWN,
+        job.nodes or UNKNOWN,
+        UNKNOWN if job.walltime is None else round(job.walltime),
+        UNKNOWN,
+        SWF_STATUS.get(job.state, UNKNOWN),
+        number("user", job.owner) if is_visible else UNKNOWN,
+        UNKNOWN,
+        number("application", job.application) if is_visible and job.application else UNKNOWN,
+        SWF_QUEUES.get(job.priority, UNKNOWN),
+        number("cluster", job.clusters[0]) if len(job.clusters) == 1 else UNKNOWN if start is None else 0,
+        UNKNOWN,
+        UNKNOWN,
+    )
+    return " ".join(map(str, fields)) + "\n"

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from koalapy.daemon.forecast.slices import slices
 from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.model.errors import ForbiddenError
 from koalapy.model.identity import Identity, Role
@@ -11,6 +10,7 @@ from koalapy.model.job import FINAL_STATES, Job, JobId
 from koalapy.model.job_search import JobSearch
 from koalapy.ports import JobFilter
 from koalapy.scheduler.queries import Queries
+from koalapy.system.tasks import iterate_in_slices
 from koalapy.validation.permissions import may_see_all_of
 
 AT_ONCE = 500
@@ -66,7 +66,7 @@ class JobFinder:
         if search.states <= FINAL_STATES:
             return []
         found: list[Job] = []
-        async for some in slices(self._queries.jobs()):
+        async for some in iterate_in_slices(self._queries.jobs()):
             found += [job for job in some if (before is None or job.id < before) and is_meant(job)]
         return found
 

@@ -1,89 +1,146 @@
-"""How much of the daemon's disk the files of others may take, those that are still coming included."""
+"""Quotas of files kept on the daemon's disk, and the limits of users with their use."""
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from koalapy.model.errors import FullError
+from koalapy.model.limits import NAMES, Limits, Scope
 from koalapy.model.quantities import format_bytes
+from koalapy.scheduler.owner_use import OwnerUse
 
 Excess = Callable[[], int]
-"""How many bytes there are too many just now."""
+"""Returns the number of bytes over the quota."""
 
 
 @dataclass(frozen=True, slots=True)
 class StorageLimits:
-    """Bytes of one archive, and of all of its sort together."""
+    """The largest size of one archive and of all archives of its kind, in bytes."""
 
     archive: int
     quota: int
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """Bytes that are kept of one sort of files, and that may be."""
+class StorageUse:
+    """The stored bytes of one kind of files and their quota."""
 
     used: int
     limit: int
 
 
 class Quota:
-    """Counts the bytes of one sort of files; ``free`` is asked to remove some when there would be too many."""
+    """The limit of one kind of files, with those that are still being received."""
 
     def __init__(
-        self, setting: str, limit: int, used: int, free: Callable[[Excess], Awaitable[None]], why: str
+        self,
+        setting: str,
+        limit: int,
+        used: int,
+        remove_files: Callable[[Excess], Awaitable[None]],
+        rejection_reason: str,
     ) -> None:
+        """Call ``remove_files`` when the quota would be exceeded; ``rejection_reason`` says why files remain."""
         self._setting = setting
         self._limit = limit
         self.used = used
-        """Bytes that are kept or on their way."""
-        self._free = free
-        self._why = why
-        """What may be said of files that were not removed."""
+        """Bytes of files that are stored or being received."""
+        self._remove_files = remove_files
+        self._rejection_reason = rejection_reason
 
     @property
-    def room(self) -> Room:
-        return Room(self.used, self._limit)
+    def use(self) -> StorageUse:
+        return StorageUse(self.used, self._limit)
 
     @contextmanager
     def hold(self) -> Iterator["QuotaHold"]:
-        """For a file that comes: what is not kept of it in the end counts no more."""
+        """Count a file while it is received. What ``keep`` was not called for is released at the end."""
         hold = QuotaHold(self)
         try:
             yield hold
         finally:
             self.used -= hold.size
 
-    async def make_room(self, size: int = 0) -> None:
-        """For so many bytes more; ``FullError`` when there is none to be had."""
+    async def free_space(self, size: int = 0) -> None:
+        """Remove files until ``size`` more bytes fit. Raise ``FullError`` if they still do not fit."""
 
         def excess() -> int:
             return self.used + size - self._limit
 
         if excess() > 0:
-            await self._free(excess)
+            await self._remove_files(excess)
         if excess() > 0:
             raise FullError(
-                f"there is no room for it: {self._setting} is {format_bytes(self._limit)}, and {self._why}",
+                f"the daemon's storage is full: {self._setting} is {format_bytes(self._limit)}, and "
+                f"{self._rejection_reason}",
                 field="body",
-                hint=f"try again later, or have the daemon's operator raise {self._setting}",
+                hint=f"try again later, or ask the daemon's operator to raise {self._setting}",
             )
 
 
 class QuotaHold:
-    """What one file takes while it comes."""
+    """The bytes that one file takes while it is received."""
 
     def __init__(self, quota: Quota) -> None:
         self._quota = quota
         self.size = 0
 
     async def add(self, size: int) -> None:
-        """So many bytes more; ``FullError`` when there is no room for them."""
-        await self._quota.make_room(size)
+        """Count ``size`` more bytes. Raise ``FullError`` if they do not fit."""
+        await self._quota.free_space(size)
         self._quota.used += size
         self.size += size
 
-    def keep(self, instead_of: int = 0) -> None:
-        """The file is there to stay, in place of others of so many bytes."""
-        self._quota.used -= instead_of
+    def keep(self, replaced_size: int = 0) -> None:
+        """Keep counting the file after the hold, in place of stored files of ``replaced_size`` bytes."""
+        self._quota.used -= replaced_size
         self.size = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LimitInUse:
+    """A limit and its use; ``used`` is None where use is not counted, as of the size of one request."""
+
+    name: str
+    limit: float
+    used: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeInUse:
+    """The limits of a user, or of one of the user's groups."""
+
+    kind: str
+    name: str
+    limits: Sequence[LimitInUse]
+
+
+class LimitsInUse:
+    """Reports the limits that apply to a user, with their use."""
+
+    def __init__(
+        self,
+        owner_use: OwnerUse,
+        bundle_bytes: Callable[[Scope], int],
+        result_bytes: Callable[[Scope], Awaitable[int]],
+        clock: Callable[[], float],
+    ) -> None:
+        self._owner_use, self._bundle_bytes, self._result_bytes, self._clock = (
+            owner_use,
+            bundle_bytes,
+            result_bytes,
+            clock,
+        )
+        self.limits: Limits = owner_use.limits
+
+    async def read(self, user: str) -> Sequence[ScopeInUse]:
+        scopes = []
+        for scope in self.limits.scopes(user):
+            used: dict[str, float] = {**self._owner_use.used(scope, self._clock())}
+            used["bundle_bytes"] = self._bundle_bytes(scope)
+            if scope.limits.result_bytes is not None:
+                used["result_bytes"] = await self._result_bytes(scope)
+            limits = ((name, getattr(scope.limits, name)) for name in NAMES)
+            in_use = [LimitInUse(name, limit, used.get(name)) for name, limit in limits if limit is not None]
+            scopes.append(ScopeInUse(*scope.key, in_use))
+        return scopes

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from koalapy.daemon.alerts.alerts import Alerts
 from koalapy.daemon.alerts.health import Check, HealthMonitor
 from koalapy.daemon.engine.engine import Engine
-from koalapy.daemon.forecast.slices import slices
 from koalapy.model.alert import AlertKind, Severity
 from koalapy.model.cluster import ClusterState
 from koalapy.model.disk import Disk
@@ -15,6 +14,7 @@ from koalapy.model.job import Job, JobState, Priority
 from koalapy.model.reports import LrmCalls, LrmOperation, Versions
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.clusters import ClusterStatus
+from koalapy.system.tasks import iterate_in_slices
 
 OPERATIONS = frozenset(str(operation) for operation in LrmOperation)
 
@@ -107,7 +107,7 @@ async def _jobs(jobs: Sequence[Job], now: float) -> JobFigures:
     by_site: Counter[tuple[ClusterName, JobState]] = Counter()
     since: dict[JobState, float] = {}
     internal = staging = missing = 0
-    async for some in slices(jobs):
+    async for some in iterate_in_slices(jobs):
         for job in some:
             state = job.state
             if job.spec.internal:

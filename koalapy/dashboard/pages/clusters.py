@@ -8,8 +8,8 @@ from urllib.parse import quote
 
 from koalapy.api.access import Caller
 from koalapy.api.clusters import Name
-from koalapy.daemon.engine.services import Services
 from koalapy.daemon.observability.instruments import Instruments
+from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard, SentForm
 from koalapy.dashboard.lanes import Calls, Lane, Trouble, calls_of, lane_of, problems_first, trouble_of
 from koalapy.dashboard.pictures import NodeCounts

@@ -9,8 +9,8 @@ from fastapi import Query
 from koalapy.api import fields
 from koalapy.api.access import Caller
 from koalapy.api.files import After, AfterCluster, ReplicaView
-from koalapy.daemon.engine.services import Services
-from koalapy.daemon.jobs.quota import Room
+from koalapy.daemon.jobs.quota import StorageUse
+from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.rendering import with_query
 from koalapy.model.identity import Role
@@ -39,9 +39,9 @@ class FilesView:
     next: str
     bundles: Sequence[StoredBundle]
     more_bundles: int
-    bundle_room: Room
+    bundle_room: StorageUse
     results: Sequence[ResultsOf]
-    result_room: Room
+    result_room: StorageUse
 
 
 def add_files(dashboard: Dashboard, services: Services) -> None:
@@ -67,7 +67,7 @@ def add_files(dashboard: Dashboard, services: Services) -> None:
             next=more if len(found) > limit else "",
             bundles=sent[:MAX_BUNDLES],
             more_bundles=max(0, len(sent) - MAX_BUNDLES),
-            bundle_room=bundles.room,
+            bundle_room=bundles.storage_use,
             results=brought,
-            result_room=results.room,
+            result_room=results.storage_use,
         )

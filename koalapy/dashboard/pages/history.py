@@ -6,8 +6,8 @@ from datetime import date
 
 from koalapy.api.access import Caller
 from koalapy.api.history import First, Last, Named, Steps, visible_to
-from koalapy.daemon.engine.services import Services
 from koalapy.daemon.jobs.history import History, HistoryLine
+from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.model.history import Kind, Step
 from koalapy.model.identity import Role

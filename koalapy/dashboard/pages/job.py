@@ -14,8 +14,8 @@ from fastapi.responses import PlainTextResponse
 from koalapy.api.access import Caller, Id
 from koalapy.api.forecasts import ExplanationView
 from koalapy.api.job_views import AttemptView, JobView, TimelineView, attempt_view, seen_by
-from koalapy.daemon.engine.services import Services
 from koalapy.daemon.jobs.output import OutputTail
+from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.job_row import JobRow, row_of
 from koalapy.dashboard.pictures import JobLane, lanes_of

@@ -9,9 +9,9 @@ from urllib.parse import quote
 from fastapi import Query
 
 from koalapy.api.network import Name
-from koalapy.daemon.engine.services import Services
 from koalapy.daemon.network.links import LinkState
 from koalapy.daemon.network.network import LinkRecord, Network
+from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard, SentForm
 from koalapy.dashboard.pictures import Point
 from koalapy.model.cluster import pair_of

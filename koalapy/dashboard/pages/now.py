@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from koalapy.api.access import Caller
-from koalapy.daemon.engine.services import Services
+from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.lanes import Lane, Trouble, lane_of, problems_first, trouble_of
 from koalapy.dashboard.survey import Surveyor

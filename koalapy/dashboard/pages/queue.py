@@ -11,10 +11,9 @@ from pydantic import Field
 
 from koalapy.api import fields
 from koalapy.api.access import Caller
-from koalapy.daemon.engine.services import Services
-from koalapy.daemon.forecast.slices import slices
 from koalapy.daemon.jobs.job_finder import JobFinder
 from koalapy.daemon.jobs.jobs import ActionResult
+from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard, Form, SentForm
 from koalapy.dashboard.job_row import JobRow, row_of
 from koalapy.dashboard.rendering import with_query
@@ -22,6 +21,7 @@ from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.identity import Identity
 from koalapy.model.job import Job, JobId, JobState, Priority
 from koalapy.model.job_search import KINDS, MAX_LENGTH, format_term, parse_search
+from koalapy.system.tasks import iterate_in_slices
 from koalapy.validation.permissions import may_see_all_of
 
 MAX_ROWS = 200
@@ -152,7 +152,7 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
     async def rows_of(found: Sequence[Job], by: Identity) -> list[JobRow]:
         positions = engine.queries.queues.positions(found)
         rows: list[JobRow] = []
-        async for some in slices(found, ROWS_AT_ONCE):
+        async for some in iterate_in_slices(found, ROWS_AT_ONCE):
             rows += [row_of(jobs.record(job), by, positions.get(job.id)) for job in some]
         return rows
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from koalapy.api.access import Caller
-from koalapy.daemon.engine.services import Services
+from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.model.job import Job, JobId, JobSpec, Priority
 from koalapy.model.request import FlexibleRequest

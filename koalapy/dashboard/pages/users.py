@@ -10,13 +10,13 @@ from fastapi import Query
 from koalapy.api.access import Caller
 from koalapy.api.tokens import Id, LimitsOf, TokenView, limited_user
 from koalapy.daemon.auth.identities import Identities
-from koalapy.daemon.engine.services import Services
-from koalapy.daemon.forecast.slices import slices
-from koalapy.daemon.jobs.limits import ScopeInUse
+from koalapy.daemon.jobs.quota import ScopeInUse
+from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard, SentForm
 from koalapy.dashboard.rendering import with_query
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job, JobState
+from koalapy.system.tasks import iterate_in_slices
 
 AT_ONCE = 1000
 MAX_USERS = 500
@@ -84,7 +84,7 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities) 
 
     async def uses(by: Identity) -> list[UserUse]:
         counts: dict[str, _Counts] = {by.user: _Counts()}
-        async for some in slices(engine.queries.jobs(), AT_ONCE):
+        async for some in iterate_in_slices(engine.queries.jobs(), AT_ONCE):
             for job in some:
                 if not job.spec.internal and (by.has_role(Role.OPERATOR) or job.spec.owner == by.user):
                     counts.setdefault(job.spec.owner, _Counts()).add(job)
@@ -102,7 +102,7 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities) 
             user=wanted,
             users=found[:MAX_USERS],
             more_users=max(0, len(found) - MAX_USERS),
-            scopes=await limits.of(wanted),
+            scopes=await limits.read(wanted),
             contact=limits.limits.contact,
             tokens=[TokenView.model_validate(token) for token in tokens[:MAX_TOKENS]],
             more_tokens=max(0, len(tokens) - MAX_TOKENS),

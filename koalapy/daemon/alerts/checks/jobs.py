@@ -8,12 +8,12 @@ from heapq import nsmallest
 from itertools import islice
 from shlex import quote
 
-from koalapy.daemon.forecast.slices import slices
 from koalapy.model.alert import Alert, AlertKind, AlertRules, Severity
 from koalapy.model.job import Attempt, ComponentState, Job, JobId, JobState
 from koalapy.model.wording import format_list, format_nodes
 from koalapy.scheduler.explain.explain import explain
 from koalapy.scheduler.queries import Queries
+from koalapy.system.tasks import iterate_in_slices
 
 SLICE = 200
 """Jobs that are looked at before others go on."""
@@ -59,7 +59,7 @@ class JobChecks:
 
     async def _survey(self, now: float) -> Survey:
         survey, rules = Survey(), self._rules
-        async for some in slices(self._queries.jobs(), SLICE):
+        async for some in iterate_in_slices(self._queries.jobs(), SLICE):
             for job in some:
                 if job.spec.internal:
                     continue

@@ -14,13 +14,13 @@ from koalapy.config.notifications import NotificationSection
 from koalapy.daemon.alerts.notifications.channels import Mail, NotTold, Sender, Webhooks
 from koalapy.daemon.alerts.notifications.events import happened, of_alert, of_job, places, waits_since
 from koalapy.daemon.engine.database import query
-from koalapy.daemon.forecast.slices import slices
 from koalapy.model.alert import Alert, Severity
 from koalapy.model.errors import LeaseLost, StoreUnavailable, UsageError
 from koalapy.model.job import Job, JobState
 from koalapy.model.notification import Channel, MailType, Notification
 from koalapy.model.throttle import Throttle
 from koalapy.ports import NotificationStore
+from koalapy.system.tasks import iterate_in_slices
 from koalapy.system.tls import Trust
 
 log = structlog.get_logger()
@@ -125,7 +125,7 @@ class Notifications:
         """Tell of the jobs that have waited for long since this was last called."""
         before, self._looked_at = self._looked_at, self._clock()
         found: list[Notification] = []
-        async for some in slices(self._jobs(), SLICE):
+        async for some in iterate_in_slices(self._jobs(), SLICE):
             for job in some:
                 since = waits_since(job)
                 if since is not None and before < since + self._section.waiting_after <= self._looked_at:

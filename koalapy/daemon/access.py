@@ -1,4 +1,4 @@
-"""Who may come in to a daemon: this account by its own token, the configuration's people, and whoever was made one."""
+"""Tokens, users and logins of a daemon: its own token, those of the configuration, and those that it issues."""
 
 import os
 import pwd
@@ -18,7 +18,6 @@ from koalapy.daemon.auth.provider_login import ProviderLogins
 from koalapy.daemon.engine.duties import Duty
 from koalapy.daemon.jobs.retention import HOUSEKEEPING_INTERVAL
 from koalapy.daemon.listener.certificate import Certificate
-from koalapy.daemon.listening import addresses
 from koalapy.daemon.network.network import OWNER
 from koalapy.daemon.observability.audit import REFUSED, Audit
 from koalapy.model.errors import LeaseLost, StoreUnavailable, UsageError
@@ -32,25 +31,25 @@ if TYPE_CHECKING:
     from koalapy.daemon.auth.oidc import Oidc
 
 REFRESH_INTERVAL = 300.0
-"""Seconds after which a provider's keys are taken anew, so that one that was withdrawn is not believed for long."""
+"""Seconds between two downloads of the provider's keys. A key that the provider revokes is accepted until the next."""
 
 log = structlog.get_logger()
 
 
 @contextmanager
 def own_access(data_dir: Path, listener: socket.socket, certificate: Certificate | None) -> Iterator[str]:
-    """The daemon's own, an administrator's, which this account's commands find while we serve."""
-    token, why = own_token(data_dir)
-    if why:
-        log.warning("a new token was made", action="token-made", file=str(data_dir / TOKEN_FILE), reason=why)
+    """Yield the daemon's own token, an administrator's. Meanwhile commands of this account find it with the address."""
+    token, reason = own_token(data_dir)
+    if reason:
+        log.warning("a new token was made", action="token-made", file=str(data_dir / TOKEN_FILE), reason=reason)
     with ExitStack() as stack:
         try:
             shown = certificate.shown if certificate else None
-            stack.callback(Registration(token, addresses(listener), shown).close)
+            stack.callback(Registration(token, reachable_addresses(listener), shown).close)
         except OSError as error:
-            # An account without a home of its own, as services have: the token is in the data directory all the same.
+            # Accounts of system services may have no home directory. The token is in the data directory as well.
             log.warning(
-                "the commands of this account must be given the token: KOALA_TOKEN",
+                "cannot register the daemon's token: set KOALA_TOKEN for commands of this account",
                 action="token-not-registered",
                 file=str(data_dir / TOKEN_FILE),
                 reason=str(error),
@@ -58,17 +57,26 @@ def own_access(data_dir: Path, listener: socket.socket, certificate: Certificate
         yield token
 
 
+def reachable_addresses(listener: socket.socket) -> list[tuple[str, int]]:
+    """Return the local addresses of a listening socket: its own, and for a wildcard those of the loopback."""
+    host, port = listener.getsockname()[:2]
+    loopback = {"0.0.0.0": ["127.0.0.1"], "::": ["127.0.0.1", "::1"]}
+    if host == "::" and listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY):
+        loopback["::"] = ["::1"]  # another process may listen on 127.0.0.1
+    return [(address, port) for address in (host, *loopback.get(host, ()))]
+
+
 def openid_provider(settings: Settings) -> "Oidc | None":
-    """Whose tokens are taken beside, if anybody's."""
+    """Return the verifier of the OpenID provider's tokens, or None if no provider is configured."""
     if settings.oidc is None:
         return None
-    from koalapy.daemon.auth.oidc import Oidc  # a fifth of a second that no other daemon needs to start
+    from koalapy.daemon.auth.oidc import Oidc  # takes 0.2 s, which daemons without a provider save
 
     return Oidc(settings.oidc)
 
 
 def provider_logins(settings: Settings, identities: Identities) -> ProviderLogins | None:
-    """Where browsers may log in at the provider, if the configuration says how."""
+    """Return the browser login at the provider, or None if the configuration has no authorization endpoint."""
     provider = settings.oidc
     if provider is None or provider.authorization_endpoint is None:
         return None
@@ -82,47 +90,48 @@ def reserved_names() -> frozenset[str]:
 
 def check_reserved_names(settings: Settings) -> None:
     """Raise ``UsageError`` if the configuration gives a name of the daemon's own to another user."""
-    sources = {f"tokens[{index}].user": section.user for index, section in enumerate(settings.tokens)}
-    sources |= {f"users.{name}": name for name in settings.users}
+    users = {f"tokens[{index}].user": section.user for index, section in enumerate(settings.tokens)}
+    users |= {f"users.{name}": name for name in settings.users}
     if settings.oidc is not None:
-        sources |= {f"oidc.users.{claim}": user for claim, user in settings.oidc.users.items()}
-    for field, user in sources.items():
+        users |= {f"oidc.users.{claim}": user for claim, user in settings.oidc.users.items()}
+    for field, user in users.items():
         if user in reserved_names():
             raise UsageError(
-                f"{field}: the name {user} is the daemon's own, and what is {user}'s is the administrator's",
+                f"{field} is {user}, which is reserved: the daemon runs as {user}, who is an administrator",
                 field=field,
                 value=user,
-                hint="give the user another name; the daemon's account uses the daemon's token",
+                hint="give the user another name; the daemon's account uses the daemon's own token",
             )
 
 
 def build_identities(
     settings: Settings, store: TokenStore, clock: Callable[[], float], provider: Verifier | None, own_token: str
 ) -> Identities:
-    """Return the identities of the daemon's own token, of the configuration's, of stored and of the provider's."""
+    """Return the identities of all valid tokens: the daemon's own, those configured, stored, or of the provider."""
     users = settings.known_users()
     fixed = {own_token: Identity(_own_account(), Role.ADMIN, "the daemon's own token")}
     for index, section in enumerate(settings.tokens):
         groups = users.groups_of(section.user)
-        how = f"tokens[{index}] of the configuration"
-        fixed[section.token] = Identity(section.user, section.role, how, groups, guessable=True)
+        source = f"tokens[{index}] of the configuration"
+        fixed[section.token] = Identity(section.user, section.role, source, groups, guessable=True)
     return Identities(fixed, store, users, clock, provider, reserved_names())
 
 
 def note_impostors(audit: Audit) -> NoteImpostor:
-    """Who claimed to be a job's runner, as its cluster's agent told it, is written down."""
+    """Return a function that records in the audit log a rejected runner that an agent has reported."""
 
-    async def note(cluster: str, job: Job, told: Impostor) -> None:
-        how = "without the node's secret" if told.how == "forged" else "with the node's secret, though it has a runner"
-        detail = f"node {told.node} of {told.token}, {how}, {told.times} times since it was told last"
-        origin, target = f"{told.address} on {cluster}"[:100], f"job {job.id}"
+    async def note(cluster: str, job: Job, report: Impostor) -> None:
+        is_forged = report.how == "forged"
+        how = "without the node's secret" if is_forged else "with the node's secret, though it has a runner"
+        detail = f"node {report.node} of {report.token}, {how}, {report.times} times since the last report"
+        origin, target = f"{report.address} on {cluster}"[:100], f"job {job.id}"
         await audit.record("impersonate-runner", None, origin=origin, target=target, outcome=REFUSED, detail=detail)
 
     return note
 
 
 def build_logins(settings: Settings, identities: Identities, clock: Callable[[], float], audit: Audit) -> Logins:
-    """Return the logins for which the clusters' agents vouch."""
+    """Return the logins of users whose accounts the agents attest."""
     rules = LoginRules(
         settings.known_users(),
         settings.known_domains(),
@@ -143,11 +152,13 @@ def _own_account() -> str:
 
 
 def token_duties(identities: Identities, provider: "Oidc | None") -> list[Duty]:
+    """Return the periodic work on tokens and on the provider's keys."""
+
     async def tidy() -> None:
         try:
             await identities.tidy()
         except (StoreUnavailable, LeaseLost) as error:
-            log.warning("not all tokens that ended were forgotten", action="token-not-stored", error=error.message)
+            log.warning("some expired tokens could not be removed", action="token-not-stored", error=error.message)
 
     keys = [] if provider is None else [Duty("keys of the provider", REFRESH_INTERVAL, provider.keys.refresh)]
     return [

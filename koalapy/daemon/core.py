@@ -1,0 +1,218 @@
+"""The core of a daemon: its stores, the scheduler with all unfinished jobs, and the engine around it."""
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from koalapy.agent.main import replica_directory
+from koalapy.config.settings import ClusterSection, Settings
+from koalapy.daemon.access import check_reserved_names
+from koalapy.daemon.agents.embedded import agent_directory
+from koalapy.daemon.agents.session import Sessions
+from koalapy.daemon.alerts.notifications.outgoing import Notifications, build_notifications
+from koalapy.daemon.engine.engine import Engine, Outbox, steady_clock
+from koalapy.daemon.jobs.advisor import MAX_LEARNED_RUNS
+from koalapy.daemon.jobs.record import Record
+from koalapy.daemon.network.links import LinkTable
+from koalapy.daemon.observability.job_log import log_change
+from koalapy.model.limits import DAY, Limits
+from koalapy.model.profile import ClusterProfile
+from koalapy.model.replica import Catalogue
+from koalapy.model.request import ClusterName
+from koalapy.policies.registry import Registry
+from koalapy.ports import ClusterRecord, Saved
+from koalapy.record.beginning import Beginning, KnownCluster, People
+from koalapy.record.recorder import RecordedScheduler
+from koalapy.scheduler.grid import GridStatus
+from koalapy.scheduler.owner_use import HOURS
+from koalapy.scheduler.queries import Queries
+from koalapy.scheduler.scheduler import Scheduler
+from koalapy.store.job_numbers import NUMBERS_FILE, JobNumbers
+from koalapy.store.opening import Stores, open_stores
+from koalapy.store.output import FileOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """What the other parts of a daemon are built from."""
+
+    settings: Settings
+    data_dir: Path
+    stores: Stores
+    links: LinkTable
+    people: People
+    record: Record | None
+    queries: Queries
+    clock: Callable[[], float]
+    describe: Callable[[ClusterName], ClusterRecord]
+    sessions: Sessions
+    notifications: Notifications
+    engine: Engine
+    run_id: str
+    """Tells this daemon run from all others of the same database."""
+
+
+def check_settings(settings: Settings) -> None:
+    """Raise ``UsageError`` for settings that contradict each other."""
+    settings.known_links()
+    settings.check_people()
+    settings.check_coallocation()
+    settings.local_networks()
+    check_reserved_names(settings)
+
+
+def build_core(settings: Settings, policies: Registry, data_dir: Path) -> Core:
+    """Open the database and build the engine. Raise ``KoalaError`` if another daemon holds the database."""
+    output = FileOutput(data_dir / "output", settings.output_limit)
+    numbers = JobNumbers(data_dir / NUMBERS_FILE, (data_dir / "output", data_dir / "results"))
+    stores = open_stores(settings.database or f"sqlite:///{data_dir / 'koala.db'}", output, time.time, numbers)
+    clock = steady_clock()
+    links = LinkTable(settings.clusters, settings.known_links(), stores.measurements.latest())
+    catalogue = Catalogue(stores.files.replicas())
+    beginning = collect_beginning(settings, policies, stores, links, catalogue)
+    record = None
+    scheduler: Scheduler | RecordedScheduler
+    if settings.record.enabled:
+        record = Record(data_dir / "record", settings.record, settings.disks, beginning)
+        scheduler = RecordedScheduler(beginning, policies, make_nonce, time.monotonic, record.keep)
+    else:
+        scheduler = beginning.scheduler(policies, make_nonce, time.monotonic)
+    queries = scheduler.queries
+    describe = build_describer(settings, queries.grid, data_dir)
+    sessions, epoch = Sessions(clock), stores.jobs.epoch
+    notifications = build_notifications(settings.notifications, stores.notifications, clock, queries.jobs)
+    engine = Engine(
+        scheduler,
+        stores.jobs,
+        Outbox(stores.saved.outbox, epoch),
+        epoch=epoch,
+        describe=describe,
+        clock=clock,
+        catalogue=catalogue,
+        dispatcher=sessions,
+        notifier=notifications,
+    )
+    engine.subscribe(log_change)
+    return Core(
+        settings,
+        data_dir,
+        stores,
+        links,
+        beginning.people,
+        record,
+        queries,
+        clock,
+        describe,
+        sessions,
+        notifications,
+        engine,
+        make_nonce(),
+    )
+
+
+def make_nonce() -> str:
+    return secrets.token_hex(8)
+
+
+def collect_beginning(
+    settings: Settings, policies: Registry, stores: Stores, links: LinkTable, catalogue: Catalogue
+) -> Beginning:
+    """Return what the scheduler starts from: the configuration, and the state that the previous daemon stored."""
+    saved, now = stores.saved, time.time()
+    users, counts_hours = settings.known_users(), Limits(settings.limits).has_any(HOURS)
+    # Input files without any replica are listed too, as files that are on no cluster.
+    file_names = {*catalogue.names(), *(file.name for job in saved.jobs for file in job.spec.all_inputs)}
+    return Beginning(
+        settings.rules,
+        tuple(policies.names()),
+        tuple(collect_clusters(settings, saved)),
+        tuple((one, other, link) for (one, other), link in links.links().items()),
+        tuple(stores.advice.runs(MAX_LEARNED_RUNS)),
+        People(
+            users.named,
+            tuple(sorted(users.unmapped)),
+            settings.known_domains(),
+            settings.limits,
+            settings.limits_contact,
+            tuple(stores.history.node_use(now - DAY)) if counts_hours else (),
+        ),
+        {name: catalogue.sites(name) for name in sorted(file_names)},
+        saved.jobs,
+        saved.scans,
+        now,
+    )
+
+
+def collect_clusters(settings: Settings, saved: Saved) -> list[KnownCluster]:
+    """Return the configured clusters with their stored health, and those that only unfinished jobs still use."""
+    records = {record.name: record for record in saved.clusters}
+    clusters = []
+    for name, section in settings.clusters.items():
+        profile = _complete_profile(section, settings.lease)
+        cluster = KnownCluster(name, section.speed, profile, uplink_bandwidth=section.uplink_bandwidth)
+        if (record := records.get(name)) is not None:
+            cluster = replace(
+                cluster,
+                total=record.total,
+                drained=record.drained,
+                errors=record.errors,
+                unusable=record.unusable,
+                note=record.note,
+                trials=record.trials,
+            )
+        clusters.append(cluster)
+    used = {component.cluster for job in saved.jobs if job.attempt for component in job.attempt.components}
+    return clusters + [KnownCluster(name) for name in sorted(used - settings.clusters.keys())]
+
+
+def _complete_profile(section: ClusterSection, lease: float) -> ClusterProfile:
+    """Return the section with the home directory of this account, if its nodes are this host, and with a lease."""
+    home = str(Path.home()) if section.home is None and section.lrm.on_this_host else section.home
+    return replace(section, home=home, lease=lease if section.lease is None else section.lease)
+
+
+def build_describer(settings: Settings, grid: GridStatus, data_dir: Path) -> Callable[[ClusterName], ClusterRecord]:
+    """Return a function that describes a cluster, as the API reports it and the store keeps it."""
+
+    def describe(name: str) -> ClusterRecord:
+        cluster = grid[name]
+        section = settings.clusters.get(name, ClusterSection(kind="drmaa"))
+        details: dict[str, object] = {}
+        if section.lrm.on_this_host:
+            directory = agent_directory(data_dir, name)
+            details["directory"] = str(directory / "lrm")
+            details["replica_directories"] = section.replica_directories or [str(replica_directory(directory))]
+        if classes := cluster.node_classes:
+            details["node_classes"] = [asdict(node_class) for node_class in classes]
+        if (uplink := grid.uplinks.get(name)) is not None:
+            details["uplink"] = asdict(uplink)
+        if cluster.disks:
+            details["disks"] = [asdict(disk) for disk in cluster.disks]
+        if cluster.reported_at is not None:
+            details["reported_at"] = cluster.reported_at
+            details["versions"] = asdict(cluster.versions) if cluster.versions else None
+            details["calls"] = [asdict(calls) for calls in cluster.calls]
+        return ClusterRecord(
+            name=name,
+            kind=section.kind,
+            state=str(cluster.state),
+            total=cluster.total,
+            idle=cluster.idle,
+            used=cluster.used,
+            background=cluster.background,
+            down=cluster.down,
+            errors=cluster.health.errors,
+            reason=cluster.said,
+            last_heard=cluster.contact.last_heard,
+            processes_per_node=section.processes_per_node,
+            speed=section.speed,
+            unusable=cluster.health.unusable,
+            note=cluster.health.note,
+            trials=cluster.health.trials,
+            drained=cluster.drained,
+            details=details,
+        )
+
+    return describe

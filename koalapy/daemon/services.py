@@ -1,0 +1,165 @@
+"""The services of a daemon, which routes, pages, agents and duties call, and how they are built."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from koalapy.daemon.access import note_impostors, reserved_names
+from koalapy.daemon.agents.agent_messages import AgentMessages, TransferFeedback
+from koalapy.daemon.agents.hub import Hub, Terms
+from koalapy.daemon.agents.questions import Questions
+from koalapy.daemon.agents.wire import is_brought
+from koalapy.daemon.alerts.alerts import LOOK_INTERVAL as ALERTS_INTERVAL
+from koalapy.daemon.alerts.alerts import Alerts, Check, build_alerts
+from koalapy.daemon.alerts.checks.data import CertificateCheck, RecordCheck
+from koalapy.daemon.alerts.health import DISK_INTERVAL, HealthMonitor
+from koalapy.daemon.alerts.notifications.outgoing import LOOK_INTERVAL as NOTIFICATIONS_INTERVAL
+from koalapy.daemon.auth.identities import Identities
+from koalapy.daemon.auth.login import Logins
+from koalapy.daemon.core import Core
+from koalapy.daemon.engine.duties import Duty
+from koalapy.daemon.files.bundles import Bundles
+from koalapy.daemon.files.files import Files
+from koalapy.daemon.files.results import Results
+from koalapy.daemon.forecast.forecasts import Forecasts
+from koalapy.daemon.forecast.sharing import Sharing
+from koalapy.daemon.forecast.track_record import COUNT_INTERVAL, TrackRecord
+from koalapy.daemon.jobs.advisor import Advisor
+from koalapy.daemon.jobs.history import History
+from koalapy.daemon.jobs.jobs import Jobs
+from koalapy.daemon.jobs.output import Outputs
+from koalapy.daemon.jobs.quota import LimitsInUse, StorageLimits
+from koalapy.daemon.jobs.record import FLUSH_INTERVAL
+from koalapy.daemon.jobs.retention import HOUSEKEEPING_INTERVAL, Housekeeping, Retention, RetentionTimes, removal_clock
+from koalapy.daemon.listener.certificate import LOOK_INTERVAL, Certificate
+from koalapy.daemon.network.network import DUE_CHECK_INTERVAL, Network
+from koalapy.daemon.observability.audit import MERGE_INTERVAL, Audit
+from koalapy.daemon.observability.instruments import SIZE_INTERVAL
+from koalapy.model.request import ClusterName
+from koalapy.policies.installed import policies as installed
+from koalapy.store.engine import file_of
+from koalapy.validation.permissions import SubmissionRules
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The services of one daemon."""
+
+    jobs: Jobs
+    bundles: Bundles
+    files: Files
+    results: Results
+    network: Network
+    advisor: Advisor
+    health: HealthMonitor
+    retention: Retention
+    limits: LimitsInUse
+    alerts: Alerts
+    history: History
+    sharing: Sharing
+    forecasts: Forecasts
+    track_record: TrackRecord
+    hub: Hub
+    questions: Questions
+
+
+def build_services(
+    core: Core,
+    identities: Identities,
+    logins: Logins,
+    audit: Audit,
+    certificate: Certificate | None,
+    more_checks: Sequence[Check],
+) -> Services:
+    settings, data_dir, stores, sessions = core.settings, core.data_dir, core.stores, core.sessions
+    engine, queries, clock = core.engine, core.queries, core.clock
+    owners, outputs = queries.owner_use.limits, Outputs(engine, queries, stores.jobs, stores.output)
+
+    def is_wanted(cluster: ClusterName, source: ClusterName, path: str) -> bool:
+        return is_brought(queries.jobs(), cluster, source, path, engine.catalogue)
+
+    questions = Questions(sessions.offer, is_wanted)
+    bundles = Bundles(
+        stores.files,
+        data_dir / "bundles",
+        StorageLimits(settings.bundle_limit, settings.bundles_quota),
+        clock=clock,
+        needed=lambda: {job.spec.bundle.id for job in queries.jobs() if job.spec.bundle},
+        owners=owners,
+    )
+    files = Files(engine, stores.files, questions, bundles)
+    rules = SubmissionRules(settings.high_priority, identities.role_of, reserved_names())
+    next_job, reachable = stores.saved.next_job, settings.notifications.reachable
+    jobs = Jobs(engine, queries, stores.jobs, outputs, next_job, core.describe, files.resolve, rules, reachable)
+    result_limits = StorageLimits(settings.collect_limit, settings.results_quota)
+    results = Results(
+        stores.files, data_dir / "results", result_limits, clock=clock, attempts=jobs.attempts, owners=owners
+    )
+    network = Network(engine, queries, jobs, stores.measurements, core.links, settings.network)
+    feedback = TransferFeedback(network.transferred, files.spoiled, engine.instruments.moved)
+    hub = Hub(
+        engine,
+        queries.accounts,
+        sessions,
+        AgentMessages(engine, queries, outputs, sessions, questions, feedback, logins, note_impostors(audit)),
+        questions,
+        Terms(stores.jobs.instance, core.run_id, settings.output_limit, settings.public_url or ""),
+        unreachable_after=queries.rules.unreachable_after,
+        number_above=jobs.number_above,
+    )
+    folders = {"data directory": data_dir} | {name: data_dir / name for name in ("bundles", "results", "output")}
+    if (database := file_of(settings.database)) is not None:
+        folders["database"] = database.parent
+    health = HealthMonitor(engine, queries, folders, settings.disks)
+    if certificate is not None:
+        more_checks = (CertificateCheck(certificate), *more_checks)
+    if core.record is not None:
+        more_checks = (RecordCheck(core.record), *more_checks)
+    changed = core.notifications.alert_changed
+    alerts = build_alerts(settings, engine, queries, hub, sessions, health, network, data_dir, more_checks, changed)
+    track_record = TrackRecord(stores.predictions, stores.advice, clock)
+    times = RetentionTimes(settings.jobs_keep, settings.internal_jobs_keep)
+    return Services(
+        jobs,
+        bundles,
+        files,
+        results,
+        network,
+        Advisor(queries.experience, stores.advice, track_record),
+        health,
+        Retention(stores.history, outputs, results, times, removal_clock(clock), lambda: engine.draining),
+        LimitsInUse(queries.owner_use, bundles.size_of, results.size_of, clock),
+        alerts,
+        History(stores.history, clock, queries.jobs, settings.jobs_keep),
+        Sharing(stores.history, queries, clock),
+        Forecasts(queries, core.people, clock, installed, track_record=track_record),
+        track_record,
+        hub,
+        questions,
+    )
+
+
+def build_duties(core: Core, services: Services, audit: Audit, certificate: Certificate | None) -> list[Duty]:
+    """Return the periodic work of the services."""
+    settings, instruments = core.settings, core.engine.instruments
+    housekeeping = Housekeeping(
+        services.bundles, services.results, services.retention, settings.results_keep, removal_clock(core.clock)
+    )
+    duties = [
+        Duty("tidy", HOUSEKEEPING_INTERVAL, housekeeping.tidy, by_calendar=True),
+        Duty("alerts", ALERTS_INTERVAL, services.alerts.look),
+        Duty("disks", DISK_INTERVAL, services.health.look_at_disks),
+        Duty("network", DUE_CHECK_INTERVAL, services.network.measure_what_is_due),
+        Duty("predictions", COUNT_INTERVAL, partial(instruments.look_at_predictions, services.track_record.counts)),
+        Duty("notifications", NOTIFICATIONS_INTERVAL, core.notifications.look),
+        Duty("audit", MERGE_INTERVAL, lambda: audit.tidy(settings.audit_keep)),
+        Duty("size", SIZE_INTERVAL, partial(instruments.look_at_size, core.stores.history.size)),
+    ]
+    if settings.forecast_interval:
+        duties.append(Duty("forecast", settings.forecast_interval, services.forecasts.watch))
+    if certificate is not None:
+        duties.append(Duty("certificate", LOOK_INTERVAL, partial(asyncio.to_thread, certificate.look)))
+    if core.record is not None:
+        duties.append(Duty("record", FLUSH_INTERVAL, core.record.flush))
+    return duties
