@@ -13,7 +13,7 @@ from koalapy.agent.lrm.local.adapter import LocalLrm
 from koalapy.agent.lrm.local.cluster import LocalCluster
 from koalapy.agent.lrm.port import LrmSnapshot, LrmSubmission
 from koalapy.model.errors import SiteRejected
-from tests.agent.lrm.conftest import WITHIN, make_cluster
+from tests.agent.lrm.conftest import TIMEOUT_S, make_cluster
 from tests.agent.memory_lrm import MemoryLrm
 
 __all__ = ["make_cluster"]
@@ -28,7 +28,7 @@ async def lrm(make_cluster: Callable[..., LocalCluster]) -> AsyncIterator[LocalL
 
 
 async def until(lrm: LocalLrm, condition: Callable[[LrmSnapshot], bool]) -> LrmSnapshot:
-    async with asyncio.timeout(WITHIN), aclosing(lrm.watch_changes()) as changes:
+    async with asyncio.timeout(TIMEOUT_S), aclosing(lrm.watch_changes()) as changes:
         async for _ in changes:
             if condition(snapshot := await lrm.take_snapshot()):
                 return snapshot

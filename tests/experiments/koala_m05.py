@@ -194,7 +194,7 @@ def run(
         localds: dict[str, LocalConnection] = {}
         for name, nodes in CLUSTERS.items():
             place = Path(grid.cluster(name)["details"]["directory"])
-            localds[name] = connections.enter_context(LocalCluster(place, name, nodes).reach())
+            localds[name] = connections.enter_context(LocalCluster(place, name, nodes).connect())
         experiment = Experiment(grid, plan, localds)
         lasted = experiment.run(longest)
         offered = sum(CLUSTERS.values()) * lasted

@@ -16,7 +16,7 @@ import httpx2
 import psutil
 import pytest
 
-from koalapy.agent.lrm.local.processes import environment_of
+from koalapy.agent.lrm.local.processes import read_environment
 from tests.grid.embedded import Embedded, close
 from tests.grid.world import until
 from tests.needs import ROOT, needs
@@ -108,7 +108,7 @@ def test_no_process_shows_a_secret_to_anybody(busy: Busy) -> None:
             command = (process / "cmdline").read_bytes()
         except OSError:
             continue
-        text = (command + b"\0" + environment_of(int(process.name))).decode(errors="replace")
+        text = (command + b"\0" + read_environment(int(process.name))).decode(errors="replace")
         is_the_jobs = f"KOALA_JOB={busy.job}\0" in text and str(busy.grid.directory) in text
         found = [line for line in text.split("\0") if any(secret in line for secret in busy.secrets)]
         assert [line for line in found if not is_the_jobs or not line.startswith("KEY_OF_THE_JOB=")] == []

@@ -116,8 +116,7 @@ def local_run(
     """Run something on an embedded cluster as its local users do, past the scheduler."""
     import getpass
 
-    from koalapy.agent.lrm.local.cluster import LocalCluster
-    from koalapy.agent.lrm.local.run import local_run as run
+    from koalapy.agent.lrm.local.cluster import LocalCluster, run_as_local_user
 
     found = daemon.client().cluster(cluster)
     directory = found["details"].get("directory")
@@ -125,7 +124,7 @@ def local_run(
         raise CliError(f"cluster {cluster} is no embedded one", Exit.USAGE, "use its own sbatch or qsub")
     own = {name: value for name, value in os.environ.items() if not name.startswith(OWN_PREFIX)}
     local = LocalCluster(Path(directory), cluster, found["total"])
-    return run(local, nodes, command, user or getpass.getuser(), own, Path.cwd())
+    return run_as_local_user(local, nodes, command, user or getpass.getuser(), own, Path.cwd())
 
 
 def demo(keep: Annotated[bool, Option("--keep", help="leave the daemon running, and say where")] = False) -> int:

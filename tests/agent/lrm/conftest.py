@@ -1,10 +1,10 @@
-"""Embedded clusters in temporary directories; each is shut down after its test, and nothing may be left of it."""
+"""Embedded clusters in temporary directories. Each is shut down after its test, and no process of it may be left."""
 
 import asyncio
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,25 +12,25 @@ from typing import Any
 import pytest
 
 from koalapy.agent.lrm.local.cluster import LocalCluster, LocalConnection
-from koalapy.agent.lrm.local.processes import is_of, kill_marked
+from koalapy.agent.lrm.local.processes import belongs_to_cluster, kill_cluster
+from koalapy.model.errors import SiteUnavailable
 from tests.signals import until
 from tests.virtual_time import VirtualTimeLoop
 
-WITHIN = 60.0
-"""Seconds after which something that should happen has failed to."""
+TIMEOUT_S = 60.0
 
 
 def eventually(condition: Callable[[], Any]) -> Any:
     """Return the first true value of a condition, outside of an event loop."""
     loop = asyncio.new_event_loop()  # not asyncio.run, which forgets the thread's other loop
     try:
-        return loop.run_until_complete(until(condition, WITHIN))
+        return loop.run_until_complete(until(condition, TIMEOUT_S))
     finally:
         loop.close()
 
 
 def is_alive(pid: int) -> bool:
-    """It runs; what has ended and only waits for its parent does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -38,9 +38,9 @@ def is_alive(pid: int) -> bool:
 
 
 def processes_of(directory: Path) -> list[int]:
-    """Everything alive that was started by the locald of that directory, and itself."""
+    """Return the living processes of a directory's locald and of its jobs."""
     pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
-    return [pid for pid in pids if is_of(pid, str(directory.resolve())) and is_alive(pid)]
+    return [pid for pid in pids if belongs_to_cluster(pid, str(directory.resolve())) and is_alive(pid)]
 
 
 def pid_of_locald(cluster: LocalCluster) -> int:
@@ -48,9 +48,28 @@ def pid_of_locald(cluster: LocalCluster) -> int:
 
 
 def numbers_in(path: Path) -> list[int]:
-    """Whole lines of numbers that a job has written so far."""
+    """Return the numbers that a job has written so far, one a line."""
     text = path.read_text() if path.exists() else ""
     return [int(line) for line in text.splitlines(keepends=True) if line.endswith("\n") and line.strip().isdecimal()]
+
+
+def connect(cluster: LocalCluster) -> LocalConnection:
+    """Start locald unless it runs, and return a connection to it."""
+
+    def attempt() -> LocalConnection | None:
+        cluster.start()
+        try:
+            connection = LocalConnection(cluster.socket_path())
+        except (OSError, SiteUnavailable):
+            return None
+        with suppress(SiteUnavailable):  # it is ending
+            connection.request("hello")
+            return connection
+        connection.close()
+        return None
+
+    connection: LocalConnection = eventually(attempt)
+    return connection
 
 
 class Site:
@@ -58,7 +77,7 @@ class Site:
 
     def __init__(self, cluster: LocalCluster) -> None:
         self.cluster = cluster
-        self.connection: LocalConnection = cluster.connect()
+        self.connection = connect(cluster)
 
     def submit(self, script: str, *, nodes: int = 1, **fields: Any) -> str:
         """Submit a shell script; its output goes to ``NAME.out``."""
@@ -71,7 +90,7 @@ class Site:
     def wait(self, job: str) -> dict[str, Any]:
         return self.connection.request("wait", job=job)
 
-    def look(self, job: str) -> dict[str, Any]:
+    def find(self, job: str) -> dict[str, Any]:
         return self.connection.request("find", job=job)
 
     def list(self) -> dict[str, Any]:
@@ -83,7 +102,7 @@ class Site:
 
 @pytest.fixture
 async def virtual_loop() -> VirtualTimeLoop:
-    """Return the loop of a test of ring 1."""
+    """Return the loop of a ring 1 test."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualTimeLoop)
     return loop
@@ -91,21 +110,21 @@ async def virtual_loop() -> VirtualTimeLoop:
 
 @pytest.fixture
 def make_cluster(tmp_path: Path) -> Iterator[Callable[..., LocalCluster]]:
-    made: list[LocalCluster] = []
+    clusters: list[LocalCluster] = []
 
     def make(**changes: Any) -> LocalCluster:
-        plain = LocalCluster(tmp_path / "north", "north", 4, linger=20.0, kill_grace=0.3)
-        made.append(replace(plain, **changes))
-        return made[-1]
+        cluster = replace(LocalCluster(tmp_path / "north", "north", 4, linger=20.0, kill_grace=0.3), **changes)
+        clusters.append(cluster)
+        return cluster
 
     yield make
-    for cluster in made:
+    for cluster in clusters:
         cluster.stop()
-    for cluster in made:
+    for cluster in clusters:
         try:
             eventually(lambda directory=cluster.directory: not processes_of(directory))
         finally:
-            kill_marked(str(cluster.directory.resolve()), within=5)
+            kill_cluster(str(cluster.directory.resolve()), timeout_s=5)
 
 
 @pytest.fixture

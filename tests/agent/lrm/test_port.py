@@ -20,7 +20,7 @@ from koalapy.agent.lrm.local.cluster import LocalCluster
 from koalapy.agent.lrm.port import Lrm, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.model.errors import SiteRejected
 
-from .conftest import WITHIN, eventually, is_alive, numbers_in
+from .conftest import TIMEOUT_S, eventually, is_alive, numbers_in
 
 pytestmark = pytest.mark.processes
 
@@ -37,7 +37,7 @@ class Tried:
 
 
 KIND = os.environ.get("KOALA_PORT_KIND", "local")
-TRIED = {"local": Tried(4, 0.2, WITHIN), "slurm": Tried(3, 60, 120), "sge": Tried(3, 1, 60)}[KIND]
+TRIED = {"local": Tried(4, 0.2, TIMEOUT_S), "slurm": Tried(3, 60, 120), "sge": Tried(3, 1, 60)}[KIND]
 NODES = TRIED.nodes
 run = ""
 """Of the test under way: resource managers remember the jobs of earlier ones."""

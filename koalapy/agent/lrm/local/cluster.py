@@ -1,55 +1,93 @@
-"""Where an embedded cluster is, how its locald is started, and a plain blocking connection to it."""
+"""Start an embedded cluster's locald, talk to it over a blocking connection, and run commands as its local users.
+
+Light to import, since ``koala local-run`` does.
+"""
 
 import contextlib
+import fcntl
 import json
 import os
+import select
+import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from types import FrameType
+from typing import Any, BinaryIO, NoReturn
 
-from koalapy.agent.core.settings import OPEN_MPI, inherited
 from koalapy.agent.lrm.local.processes import MARK
 from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 
+LOCK_FILE = "locald.pid"
+"""Name of the file that locald and its keeper hold locked, in the cluster's directory."""
+CANNOT_RUN = 2
+HELD_BY_ANOTHER = 3
+"""Exit codes of locald: it cannot run as asked; another one holds the directory."""
+REQUEST_TIMEOUT_S = 30.0
+CONNECT_INTERVAL_S = 0.05
+OUTPUT_INTERVAL_S = 0.1
+"""Seconds between two looks at the output file of ``koala local-run``."""
+INTERRUPTED_EXIT_CODE = 130
 _LOCALD = Path(__file__).with_name("locald.py")
-_CANNOT_RUN = 2
-_HELD_BY_ANOTHER = 3
-REQUEST_TIMEOUT = 30.0
-"""Seconds that locald has to answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalCluster:
-    """An embedded cluster: ``nodes`` nodes at addresses ``network``.1 and so on; its locald lives in ``directory``."""
+    """An embedded cluster of ``nodes`` nodes at the addresses ``network``.1, ``network``.2 and so on."""
 
     directory: Path
+    """Where locald has its socket, lock, log and journal."""
     name: str
     nodes: int
     network: str = "127.0.1"
     preload: Path | None = None
-    """Python file that locald runs without starting an interpreter; see ``locald``."""
+    """Python file that locald runs without starting an interpreter."""
     linger: float = 30.0
     """Seconds without clients and jobs after which locald ends."""
     kill_grace: float = 1.0
     """Seconds between SIGTERM and SIGKILL."""
     start_timeout: float = 15.0
-    """Seconds until a locald that does not answer is an error."""
+    """Seconds for which locald may not answer before that is an error."""
 
     @property
     def addresses(self) -> list[str]:
-        """Those of its nodes, by their numbers."""
         return [f"{self.network}.{number}" for number in range(1, self.nodes + 1)]
 
+    @property
+    def start_command(self) -> list[str]:
+        options = {
+            "--dir": self.directory.resolve(),
+            "--cluster": self.name,
+            "--nodes": self.nodes,
+            "--network": self.network,
+            "--linger": self.linger,
+            "--kill-grace": self.kill_grace,
+            "--preload": self.preload,
+        }
+        arguments = [text for key, value in options.items() if value is not None for text in (key, str(value))]
+        return [sys.executable, "-I", "-S", str(_LOCALD), *arguments]
+
     def start(self) -> None:
-        """Start the cluster's locald unless it runs; returns when it answers. Raises ``SiteError``."""
+        """Start locald unless one holds the directory, and wait until it answers. Raise ``SiteError``.
+
+        One that holds the directory may still be starting or ending: try to connect, and call this again.
+        """
+        # A locald that starts waits until no other process of its directory is left. Starting one more and one more
+        # while it does would keep it waiting.
+        if self._is_held():
+            return
+        # Imported here: koala local-run starts no locald.
+        from koalapy.agent.core.settings import OPEN_MPI, inherited
+
         environment = inherited(prefixes=OPEN_MPI) | {MARK: f"@{self.directory.resolve()}"}
         try:
-            done = subprocess.run(
-                self._command(),
+            locald = subprocess.run(
+                self.start_command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -60,17 +98,28 @@ class LocalCluster:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise SiteUnavailable(f"cluster {self.name}: locald does not start: {error}") from error
-        if done.returncode == _CANNOT_RUN:
-            raise SiteRejected(
-                f"cluster {self.name}: {done.stderr.decode(errors='replace').strip()}", fault=SiteFault.SITE
-            )
-        if done.returncode > 0 and done.returncode != _HELD_BY_ANOTHER:
-            raise SiteUnavailable(f"cluster {self.name}: locald: {done.stderr.decode(errors='replace').strip()}")
+        message = locald.stderr.decode(errors="replace").strip()
+        if locald.returncode == CANNOT_RUN:
+            raise SiteRejected(f"cluster {self.name}: {message}", fault=SiteFault.SITE)
+        if locald.returncode > 0 and locald.returncode != HELD_BY_ANOTHER:
+            raise SiteUnavailable(f"cluster {self.name}: locald: {message}")
+
+    def _is_held(self) -> bool:
+        """Return whether a locald or a keeper has the directory's lock."""
+        try:
+            with (self.directory / LOCK_FILE).open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False
 
     def socket_path(self) -> str:
-        """Where its locald listens, or did; raises ``SiteUnavailable`` when none has been started.
+        """Return the path at which locald listens, or did last. Raise ``SiteUnavailable`` if none has been started.
 
-        That may be in its directory though its file is gone or names another place, as after the directory was moved.
+        The socket in the directory is used if ``locald.json`` is missing or damaged, or names a path that does not
+        exist, as after the directory was moved.
         """
         default = self.directory / "locald.sock"
         try:
@@ -81,55 +130,28 @@ class LocalCluster:
             raise SiteUnavailable(f"cluster {self.name}: locald does not run: {error}") from error
         return str(default) if not os.path.exists(path) and default.exists() else path
 
-    def matches(self, hello: dict[str, Any]) -> bool:
-        """Whether the locald that says so runs this cluster, and not one from before the settings were changed."""
-        told = hello["cluster"], hello["nodes"], hello.get("network", self.network)
-        return told == (self.name, self.nodes, self.network)
-
-    def raise_mismatch(self, hello: dict[str, Any]) -> NoReturn:
-        """Raises ``SiteRejected``: the directory is in use by a cluster of other settings."""
-        raise SiteRejected(
-            f"cluster {self.name} of {self.nodes} nodes at {self.network}: {self.directory} is held by cluster "
-            f"{hello['cluster']} of {hello['nodes']} nodes at {hello.get('network', self.network)}",
-            hint="end its jobs and agents first",
-            fault=SiteFault.SITE,
-        )
-
     def connect(self) -> "LocalConnection":
-        """A connection to its locald, which is started if it does not run. Raises ``SiteError``."""
-        deadline = time.monotonic() + self.start_timeout
-        while True:
-            try:
-                if connection := self._greet():
-                    return connection
-            except (SiteUnavailable, OSError) as error:
-                if time.monotonic() >= deadline:
-                    raise SiteUnavailable(f"cluster {self.name}: locald does not answer: {error}") from error
-            self.start()
-            time.sleep(0.01)  # another one may just be letting go of the directory
+        """Wait until locald answers, and return a connection to it. Raise ``SiteError``.
 
-    def reach(self) -> "LocalConnection":
-        """A connection to its locald as it is, for those who only use the cluster. Raises ``SiteError``.
-
-        While it does not run they wait for its agent to start it: they do not know its network, nor how it is set.
+        It does not start locald: users of the cluster do not know its network and other settings, its agent does.
         """
         deadline = time.monotonic() + self.start_timeout
         while True:
             try:
-                with contextlib.ExitStack() as unfit:
-                    connection = unfit.enter_context(LocalConnection(self.socket_path()))
-                    connection.request("hello")  # one that is dying still takes connections
-                    unfit.pop_all()
+                with contextlib.ExitStack() as on_failure:
+                    connection = on_failure.enter_context(LocalConnection(self.socket_path()))
+                    connection.request("hello")  # one that is ending still accepts connections
+                    on_failure.pop_all()
                     return connection
             except (SiteUnavailable, OSError) as error:
                 if time.monotonic() >= deadline:
-                    raise SiteUnavailable(
-                        f"cluster {self.name}: locald does not answer: {error}", hint="its agent starts it: see its log"
-                    ) from error
-            time.sleep(0.05)
+                    hint = "its agent starts locald: see the agent's log"
+                    text = f"cluster {self.name}: locald does not answer: {error}"
+                    raise SiteUnavailable(text, hint=hint) from error
+            time.sleep(CONNECT_INTERVAL_S)
 
     def stop(self, *, if_idle: bool = False) -> bool:
-        """Shut its locald down with all its jobs and wait until it is gone; False when it is busy and ``if_idle``."""
+        """Shut locald down with all its jobs and wait until it is gone; return False if it is busy and ``if_idle``."""
         try:
             with LocalConnection(self.socket_path()) as connection:
                 if not connection.request("shutdown", if_idle=if_idle)["shutdown"]:
@@ -139,38 +161,12 @@ class LocalCluster:
             pass
         return True
 
-    def _greet(self) -> "LocalConnection | None":
-        """A connection to the locald that runs; None when that was one of other settings, without work, now gone."""
-        with contextlib.ExitStack() as unfit:
-            connection = unfit.enter_context(LocalConnection(self.socket_path()))
-            hello = connection.request("hello")  # one that is dying still takes connections
-            if self.matches(hello):
-                unfit.pop_all()
-                return connection
-            if not connection.request("shutdown", if_idle=True, if_alone=True)["shutdown"]:
-                self.raise_mismatch(hello)
-            connection.wait_for_end()
-        return None
-
-    def _command(self) -> list[str]:
-        options = {
-            "--dir": self.directory.resolve(),
-            "--cluster": self.name,
-            "--nodes": self.nodes,
-            "--network": self.network,
-            "--linger": self.linger,
-            "--kill-grace": self.kill_grace,
-            "--preload": self.preload,
-        }
-        given = [text for key, value in options.items() if value is not None for text in (key, str(value))]
-        return [sys.executable, "-I", "-S", str(_LOCALD), *given]
-
 
 class LocalConnection:
-    """One request at a time, blocking."""
+    """A blocking connection to locald with one request at a time."""
 
     def __init__(self, path: str) -> None:
-        """Raises ``OSError`` when nothing listens there."""
+        """Connect; raise ``OSError`` if nothing listens at ``path``."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.connect(path)
@@ -190,12 +186,11 @@ class LocalConnection:
         self._socket.close()
 
     def fileno(self) -> int:
-        """Readable when a reply to ``send`` is there."""
         return self._socket.fileno()
 
     def request(self, operation: str, **fields: object) -> dict[str, Any]:
-        """Ask and wait for the reply, for so long as one may take. Raises ``SiteError``."""
-        self._socket.settimeout(REQUEST_TIMEOUT)
+        """Send a request and return the reply. Raise ``SiteError``."""
+        self._socket.settimeout(REQUEST_TIMEOUT_S)
         try:
             self.send(operation, **fields)
             return self.receive()
@@ -209,7 +204,7 @@ class LocalConnection:
             raise SiteUnavailable(f"locald does not listen: {error}") from error
 
     def receive(self) -> dict[str, Any]:
-        """The next line from locald, once there is one. Raises ``SiteError``."""
+        """Wait for the next reply or notice. Raise ``SiteError``."""
         try:
             line = self._lines.readline()
         except OSError as error:
@@ -222,7 +217,7 @@ class LocalConnection:
         return reply
 
     def wait_for_end(self) -> None:
-        """Until locald closes the connection."""
+        """Wait until locald closes the connection."""
         with contextlib.suppress(OSError):
             while self._lines.readline():
                 pass
@@ -234,3 +229,75 @@ def raise_error(reply: dict[str, Any]) -> NoReturn:
     if kind == "unavailable":
         raise SiteUnavailable(message, value=kind)
     raise SiteRejected(message, value=kind, fault=SiteFault.LIMIT if kind == "limit" else SiteFault.UNKNOWN)
+
+
+class _Interrupted(BaseException):
+    """SIGINT or SIGTERM has arrived."""
+
+
+def run_as_local_user(
+    cluster: LocalCluster, nodes: int, argv: Sequence[str], user: str, env: Mapping[str, str], cwd: Path
+) -> int:
+    """Run a command on each of so many nodes, with its output on stdout. Raise ``SiteError``.
+
+    Return its exit code, or 130 after SIGINT or SIGTERM. The command ends with this process.
+    """
+    with cluster.connect() as connection:
+        folder = cluster.directory.resolve() / "local-run"
+        folder.mkdir(exist_ok=True)
+        output_path = folder / f"{os.getpid()}.out"
+        output_path.touch()
+        name = f"{Path(argv[0]).name}-{os.getpid()}"
+        try:
+            with output_path.open("rb") as output, _raise_on_signals():
+                job = connection.request(
+                    "submit",
+                    name=name,
+                    user=user,
+                    nodes=nodes,
+                    argv=list(argv),
+                    env=dict(env),
+                    cwd=str(cwd),
+                    output=str(output_path),
+                    attached=True,
+                )["job"]
+                connection.send("wait", job=job)
+                record: dict[str, Any] = {}
+                try:
+                    while not select.select([connection], [], [], OUTPUT_INTERVAL_S)[0]:
+                        _copy_output(output)
+                    record = connection.receive()
+                    _copy_output(output)
+                except _Interrupted:
+                    with LocalConnection(cluster.socket_path()) as other:
+                        other.request("cancel", job=job, name=name)
+                    if not record:
+                        connection.receive()
+                    _copy_output(output)
+                    return INTERRUPTED_EXIT_CODE
+        except _Interrupted:  # before the submission was answered, or again while the job is cancelled
+            return INTERRUPTED_EXIT_CODE
+        finally:
+            output_path.unlink(missing_ok=True)
+    if record.get("lost"):
+        print(f"lost: {record['reason']}", file=sys.stderr)
+    code = record.get("exit_code")
+    return 1 if code is None else int(code)
+
+
+def _copy_output(output: BinaryIO) -> None:
+    shutil.copyfileobj(output, sys.stdout.buffer)
+    sys.stdout.buffer.flush()
+
+
+@contextlib.contextmanager
+def _raise_on_signals() -> Iterator[None]:
+    def interrupt(_signum: int, _frame: FrameType | None) -> None:
+        raise _Interrupted
+
+    handlers = {signum: signal.signal(signum, interrupt) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)

@@ -1,19 +1,27 @@
-"""What one local cluster has: its nodes, its jobs and the queue; knows neither processes nor sockets."""
+"""The nodes, jobs and queue of an embedded cluster, and the journal that keeps jobs over restarts.
 
+Nothing here knows processes or sockets.
+"""
+
+import json
 import math
 import os
+import sys
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from koalapy.runner.atomic_files import replace_file
 
 WALLTIME_EXCEEDED = "walltime exceeded"
 MAX_RETAINED_JOBS = 10_000
-"""Ended jobs remembered."""
+_MAX_JOURNAL_LINES = 6 * MAX_RETAINED_JOBS
 
 
 class RequestRejected(Exception):
-    """A request that cannot be; ``kind`` is ``rejected`` or, for what may work later, ``unavailable`` or ``limit``."""
+    """A rejected request; ``kind`` is ``rejected``, or ``unavailable`` or ``limit`` if it may succeed later."""
 
     def __init__(self, message: str, kind: str = "rejected") -> None:
         super().__init__(message)
@@ -22,15 +30,17 @@ class RequestRejected(Exception):
 
 @dataclass(eq=False, slots=True)
 class LocalNode:
+    """A node, and the job that holds it."""
+
     name: str
     address: str
-    state: str = "up"
-    """``up``, ``drain`` (no new jobs) or ``down``."""
     job: "LocalJob | None" = None
 
 
 @dataclass(eq=False, slots=True)
 class LocalJob:
+    """A job of a grid or a local user."""
+
     id: int
     name: str
     user: str
@@ -38,15 +48,16 @@ class LocalJob:
     argv: list[str] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
     secrets: list[str] = field(default_factory=list, repr=False)
-    """One for each node, or none: handed to what is started there, and written down nowhere."""
+    """One for each node, or none. Only the process on that node gets it; it is never written to a file."""
     cwd: str = "/"
     output: str = os.devnull
     account: dict[str, Any] | None = None
-    """As whom it runs, with number, groups and home; None: as locald itself."""
+    """The account that the job runs as, with uid, groups and home; None: that of locald."""
     walltime: float | None = None
-    among: frozenset[str] = frozenset()
-    """Addresses of the nodes that it may have; empty: any."""
+    eligible: frozenset[str] = frozenset()
+    """Addresses of the nodes that it may get; empty: any."""
     state: str = "queued"
+    """``queued``, ``running`` or ``ended``."""
     nodes: list[LocalNode] = field(default_factory=list)
     exit_code: int | None = None
     lost: bool = False
@@ -54,8 +65,8 @@ class LocalJob:
     ended_seq: int = 0
     """The table's ``seq`` when the job ended."""
 
-    def record(self) -> dict[str, Any]:
-        """What clients see of the job."""
+    def as_record(self) -> dict[str, Any]:
+        """Return the job as clients see it."""
         return {
             "job": str(self.id),
             "name": self.name,
@@ -70,101 +81,97 @@ class LocalJob:
 
 
 class JobTable:
-    """Strict first come, first served over all users; nodes belong to one job at a time, lowest numbers first."""
+    """All jobs, and a queue that is strictly first come, first served over all users.
 
-    def __init__(self, nodes: list[LocalNode], remembered: Iterable[LocalJob] = ()) -> None:
+    A node belongs to one job at a time; the lowest numbers are allocated first.
+    """
+
+    def __init__(self, nodes: list[LocalNode], ended_jobs: Iterable[LocalJob] = ()) -> None:
         self.nodes = nodes
         self.seq = 0
         """Rises with every change that a client can see."""
         self.queue: deque[LocalJob] = deque()
         self.running: dict[int, LocalJob] = {}
         self._ended: deque[LocalJob] = deque()
-        self._known: dict[int, LocalJob] = {}
-        self._newest: dict[str, LocalJob] = {}
-        for job in remembered:
-            self._remember(job)
-            self._to_ended(job)
-        self._next_id = max(self._known, default=0) + 1
+        self._by_id: dict[int, LocalJob] = {}
+        self._newest_by_name: dict[str, LocalJob] = {}
+        for job in ended_jobs:
+            self._add(job)
+            self._add_ended(job)
+        self._next_id = max(self._by_id, default=0) + 1
 
     @property
-    def active(self) -> list[LocalJob]:
+    def active_jobs(self) -> list[LocalJob]:
         return [*self.running.values(), *self.queue]
 
-    def submit(self, request: dict[str, Any]) -> LocalJob:
-        """Queue a job as a client describes it; raises ``RequestRejected`` naming the field that is wrong."""
-        job = _job_of(request, self._next_id, frozenset(node.address for node in self.nodes))
+    @property
+    def all_jobs(self) -> list[LocalJob]:
+        """All retained jobs, in order of submission."""
+        return list(self._by_id.values())
+
+    def submit_job(self, request: dict[str, Any]) -> LocalJob:
+        """Queue the job that a request describes. Raise ``RequestRejected``, which names the wrong field."""
+        job = parse_submission(request, self._next_id, frozenset(node.address for node in self.nodes))
         self._next_id += 1
-        self._remember(job)
+        self._add(job)
         self.queue.append(job)
         self.seq += 1
         return job
 
-    def start_next(self) -> LocalJob | None:
-        """Allocate nodes to the head of the queue, if there are enough for it."""
+    def start_next_job(self) -> LocalJob | None:
+        """Allocate nodes to the head of the queue and return it; None if there are too few idle nodes."""
         if not self.queue:
             return None
-        idle = self.idle_nodes(self.queue[0].among)
-        if len(idle) < self.queue[0].size:
+        head = self.queue[0]
+        nodes = [node for node in self.idle_nodes() if not head.eligible or node.address in head.eligible]
+        if len(nodes) < head.size:
             return None
         job = self.queue.popleft()
         job.state = "running"
-        job.nodes = idle[: job.size]
+        job.nodes = nodes[: job.size]
         for node in job.nodes:
             node.job = job
         self.running[job.id] = job
         self.seq += 1
         return job
 
-    def end(self, job: LocalJob) -> None:
-        """The job is over and its nodes are free."""
+    def end_job(self, job: LocalJob) -> None:
+        """Free the job's nodes, or take it out of the queue."""
         if self.running.pop(job.id, None) is None:
             self.queue.remove(job)
         for node in job.nodes:
             node.job = None
-        self._to_ended(job)
+        self._add_ended(job)
 
     def mark_lost(self, job: LocalJob, reason: str) -> None:
-        """The cluster has failed the job, which may still run on other nodes; the first reason counts."""
+        """Record that the cluster failed the job, which may still run on other nodes. The first reason is kept."""
         if not job.lost:
             job.lost, job.reason = True, reason
             self.seq += 1
 
-    def idle_nodes(self, among: frozenset[str] = frozenset()) -> list[LocalNode]:
-        """Those that could be allocated now, of all or of these."""
-        idle = [node for node in self.nodes if node.job is None and node.state == "up"]
-        return [node for node in idle if node.address in among] if among else idle
+    def idle_nodes(self) -> list[LocalNode]:
+        return [node for node in self.nodes if node.job is None]
 
-    def node(self, name: object) -> LocalNode:
-        """A node by name or address; raises ``RequestRejected``."""
-        for node in self.nodes:
-            if name in (node.name, node.address):
-                return node
-        raise RequestRejected(f"node: there is no {name!r}; nodes are {self.nodes[0].name} to {self.nodes[-1].name}")
+    def find_job(self, id: object) -> LocalJob | None:
+        """Return the job with this id, a decimal string as in records."""
+        return self._by_id.get(int(id)) if isinstance(id, str) and id.isdecimal() else None
 
-    def job(self, id: object) -> LocalJob | None:
-        return self._known.get(int(id)) if isinstance(id, str) and id.isdecimal() else None
+    def newest_job(self, name: str) -> LocalJob | None:
+        return self._newest_by_name.get(name)
 
-    def newest(self, name: str) -> LocalJob | None:
-        """The latest job of that name."""
-        return self._newest.get(name)
-
-    def ended_since(self, seq: int) -> list[LocalJob]:
-        """Jobs that ended after the table stood at ``seq``, latest first."""
-        found = []
+    def jobs_ended_since(self, seq: int) -> list[LocalJob]:
+        """Return the jobs that ended after ``seq``, latest first."""
+        jobs = []
         for job in reversed(self._ended):
             if job.ended_seq <= seq:
                 break
-            found.append(job)
-        return found
+            jobs.append(job)
+        return jobs
 
-    def remembered(self) -> list[LocalJob]:
-        """All jobs known, in order of submission."""
-        return list(self._known.values())
+    def _add(self, job: LocalJob) -> None:
+        self._by_id[job.id] = self._newest_by_name[job.name] = job
 
-    def _remember(self, job: LocalJob) -> None:
-        self._known[job.id] = self._newest[job.name] = job
-
-    def _to_ended(self, job: LocalJob) -> None:
+    def _add_ended(self, job: LocalJob) -> None:
         self.seq += 1
         job.state = "ended"
         job.ended_seq = self.seq
@@ -172,56 +179,62 @@ class JobTable:
         self._ended.append(job)
         if len(self._ended) > MAX_RETAINED_JOBS:
             oldest = self._ended.popleft()
-            del self._known[oldest.id]
-            if self._newest.get(oldest.name) is oldest:
-                del self._newest[oldest.name]
+            del self._by_id[oldest.id]
+            if self._newest_by_name.get(oldest.name) is oldest:
+                del self._newest_by_name[oldest.name]
 
 
-def _job_of(request: dict[str, Any], id: int, addresses: frozenset[str]) -> LocalJob:
+def parse_submission(request: dict[str, Any], id: int, addresses: frozenset[str]) -> LocalJob:
+    """Return the job that a request describes. Raise ``RequestRejected``, which names the wrong field."""
     size = request.get("nodes")
     if type(size) is not int or size < 1:
-        raise RequestRejected(f"nodes: a whole number of at least 1 is needed, not {size!r}")
+        raise RequestRejected(f"nodes: must be a whole number of at least 1, not {size!r}")
     if size > len(addresses):
-        raise RequestRejected(f"nodes: {size} asked for, the cluster has {len(addresses)}", "limit")
-    among = _among(request.get("among", []), addresses)
-    if among and size > len(among):
-        raise RequestRejected(f"nodes: {size} asked for, of {len(among)} that it may have", "limit")
+        raise RequestRejected(f"nodes: {size} requested, and the cluster has {len(addresses)}", "limit")
+    eligible = request.get("eligible", [])
+    if not isinstance(eligible, list) or not all(isinstance(node, str) and node in addresses for node in eligible):
+        raise RequestRejected("eligible: must be a list of addresses of nodes")
+    if eligible and size > len(set(eligible)):
+        raise RequestRejected(f"nodes: {size} requested, and {len(set(eligible))} are eligible", "limit")
     argv = request.get("argv")
     if not isinstance(argv, list) or not argv:
-        raise RequestRejected("argv: a list of at least one string is needed")
+        raise RequestRejected("argv: must be a list of at least one string")
     env = request.get("env", {})
     if not isinstance(env, dict):
-        raise RequestRejected("env: an object of strings is needed")
+        raise RequestRejected("env: must be an object of strings")
     if any(not key or "=" in key for key in env):
         raise RequestRejected("env: a name is empty or contains '='")
     secrets = request.get("secrets", [])
     if not isinstance(secrets, list) or len(secrets) not in (0, size):
-        raise RequestRejected("secrets: a list of one string for each node is needed, or an empty one")
+        raise RequestRejected("secrets: must be a list of one string for each node, or an empty list")
+    output = _parse_text("output", request.get("output", os.devnull))
+    _parse_directory("output", os.path.dirname(output))
+    walltime = request.get("walltime")
+    if walltime is not None and (
+        isinstance(walltime, bool)
+        or not isinstance(walltime, int | float)
+        or not (math.isfinite(walltime) and walltime > 0)
+    ):
+        raise RequestRejected(f"walltime: must be a positive number of seconds, not {walltime!r}")
     return LocalJob(
         id=id,
-        name=_text("name", request.get("name")),
-        user=_text("user", request.get("user", "grid")),
+        name=_parse_text("name", request.get("name")),
+        user=_parse_text("user", request.get("user", "grid")),
         size=size,
-        argv=[_text("argv", each, empty=position > 0) for position, each in enumerate(argv)],
-        env={_text("env", key): _text("env", value, empty=True) for key, value in env.items()},
-        secrets=[_text("secrets", each) for each in secrets],
-        cwd=_directory("cwd", request.get("cwd", "/")),
-        output=_output(request.get("output", os.devnull)),
-        account=_account(request.get("account")),
-        walltime=_walltime(request.get("walltime")),
-        among=among,
+        argv=[_parse_text("argv", argument, may_be_empty=index > 0) for index, argument in enumerate(argv)],
+        env={_parse_text("env", key): _parse_text("env", value, may_be_empty=True) for key, value in env.items()},
+        secrets=[_parse_text("secrets", secret) for secret in secrets],
+        cwd=_parse_directory("cwd", request.get("cwd", "/")),
+        output=output,
+        account=_parse_account(request.get("account")),
+        walltime=None if walltime is None else float(walltime),
+        eligible=frozenset(eligible),
     )
 
 
-def _among(value: object, addresses: frozenset[str]) -> frozenset[str]:
-    if not isinstance(value, list) or not all(isinstance(each, str) and each in addresses for each in value):
-        raise RequestRejected("among: a list of addresses of nodes is needed")
-    return frozenset(value)
-
-
-def _text(name: str, value: object, *, empty: bool = False) -> str:
-    if not isinstance(value, str) or not (value or empty):
-        raise RequestRejected(f"{name}: a string is needed, not {value!r}")
+def _parse_text(name: str, value: object, *, may_be_empty: bool = False) -> str:
+    if not isinstance(value, str) or not (value or may_be_empty):
+        raise RequestRejected(f"{name}: must be a string, not {value!r}")
     try:
         encoded = os.fsencode(value)
     except UnicodeEncodeError as error:
@@ -231,33 +244,105 @@ def _text(name: str, value: object, *, empty: bool = False) -> str:
     return value
 
 
-def _directory(name: str, value: object) -> str:
-    path = _text(name, value)
+def _parse_directory(name: str, value: object) -> str:
+    path = _parse_text(name, value)
     if not os.path.isabs(path) or not os.path.isdir(path):
-        raise RequestRejected(f"{name}: {path!r} is no absolute path of a directory")
+        raise RequestRejected(f"{name}: must be the absolute path of a directory, not {path!r}")
     return path
 
 
-def _output(value: object) -> str:
-    path = _text("output", value)
-    _directory("output", os.path.dirname(path))
-    return path
-
-
-def _account(value: object) -> dict[str, Any] | None:
+def _parse_account(value: object) -> dict[str, Any] | None:
     if value is None:
         return None
-    kinds = {"uid": int, "gid": int, "groups": list, "name": str, "home": str, "shell": str}
-    if not isinstance(value, dict) or any(type(value.get(name)) is not kind for name, kind in kinds.items()):
-        raise RequestRejected(f"account: an object with {', '.join(kinds)} is needed")
+    types = {"uid": int, "gid": int, "groups": list, "name": str, "home": str, "shell": str}
+    if not isinstance(value, dict) or any(type(value.get(name)) is not kind for name, kind in types.items()):
+        raise RequestRejected(f"account: must be an object with {', '.join(types)}")
     if min(value["uid"], value["gid"]) < 1 or any(type(group) is not int for group in value["groups"]):
-        raise RequestRejected("account: numbers of at least 1 are needed")
+        raise RequestRejected("account: uid and gid must be at least 1, and groups must be numbers")
     return value
 
 
-def _walltime(value: object) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
-        raise RequestRejected(f"walltime: a positive number of seconds is needed, not {value!r}")
-    return float(value)
+class Journal:
+    """An append-only file of submitted and ended jobs, one JSON line each, rewritten when it is long.
+
+    It is not synced: it survives a restart of locald, and not a crash of the machine.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = -1
+        self._line_count = 0
+
+    def load(self) -> list[LocalJob]:
+        """Return the jobs of the last locald; those that had not ended are lost."""
+        jobs: dict[int, LocalJob] = {}
+        try:
+            lines = self._path.read_text(errors="replace").splitlines()
+        except FileNotFoundError:
+            return []
+        for line in lines:
+            try:
+                entry = json.loads(line)
+            except ValueError:  # cut off when the machine or the process died
+                continue
+            match entry:
+                case ["submitted", int(id), str(name), str(user), int(size)]:
+                    jobs[id] = LocalJob(id, name, user, size)
+                case ["ended", int(id), int() | None as exit_code, bool(lost), str(reason)] if id in jobs:
+                    job = jobs[id]
+                    job.state, job.exit_code, job.lost, job.reason = "ended", exit_code, lost, reason
+        for job in jobs.values():
+            if job.state != "ended":
+                job.lost, job.reason = True, "the cluster's resource manager was killed"
+        return list(jobs.values())[-MAX_RETAINED_JOBS:]
+
+    def add_submitted(self, job: LocalJob) -> None:
+        """Append a job. Raise ``OSError``."""
+        self._append(_submitted_line(job))
+
+    def add_ended(self, job: LocalJob) -> None:
+        """Append how a job ended; an error is only printed."""
+        try:
+            self._append(_ended_line(job))
+        except OSError as error:
+            print(f"locald: {self._path}: {error}", file=sys.stderr)
+
+    @property
+    def exists(self) -> bool:
+        """Whether the file is still there: its directory may have been removed."""
+        return self._path.exists()
+
+    @property
+    def is_long(self) -> bool:
+        return self._line_count > _MAX_JOURNAL_LINES
+
+    def rewrite(self, jobs: Iterable[LocalJob]) -> None:
+        """Replace the file by these jobs. Raise ``OSError``."""
+        lines = []
+        for job in jobs:
+            lines += [_submitted_line(job), _ended_line(job)] if job.state == "ended" else [_submitted_line(job)]
+        replace_file(self._path, b"".join(lines))
+        self.close()
+        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        self._line_count = len(lines)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _append(self, line: bytes) -> None:
+        os.write(self._file, line)
+        self._line_count += 1
+
+
+def _submitted_line(job: LocalJob) -> bytes:
+    return _encode_line(["submitted", job.id, job.name, job.user, job.size])
+
+
+def _ended_line(job: LocalJob) -> bytes:
+    return _encode_line(["ended", job.id, job.exit_code, job.lost, job.reason])
+
+
+def _encode_line(entry: list[object]) -> bytes:
+    return b"\n" + json.dumps(entry).encode() + b"\n"  # a newline first ends a line that was cut off

@@ -1,4 +1,4 @@
-"""Linux processes as /proc and prctl show them: trees, marks, orphans. Standard library only."""
+"""Find, signal and end Linux processes through /proc and prctl. Standard library only."""
 
 import ctypes
 import os
@@ -10,31 +10,49 @@ from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 
 MARK = "LOCALD_MARK"
-"""Environment variable by which processes of a local cluster are known after they have lost their parents."""
+"""Environment variable that identifies processes of an embedded cluster after they have lost their parents.
 
+Its value ends with ``@`` and the cluster's directory.
+"""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
-# Kernels without CONFIG_PROC_CHILDREN do not have the file.
+# Kernels without CONFIG_PROC_CHILDREN lack the file.
 _KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
-_EXEC_PAUSES = [0.0003 * number for number in range(1, 11)]
-"""Seconds between looks at a process that shows no environment; all different, for programs that execute in turn."""
-_PATIENT_LOOK = 0.02
-"""Seconds between two looks at processes that are let end by themselves."""
-_NUMBERS_STAY_UNIQUE = 5.0
-"""Seconds in which the kernel does not come round to a process number again."""
+_EXEC_PAUSES_S = [0.0003 * number for number in range(1, 11)]
+"""Pauses between looks at a process that shows no environment. They differ, for programs that exec at a fixed rate."""
+_POLL_INTERVAL_S = 0.02
+_PID_REUSE_S = 5.0
+"""Seconds in which the kernel does not use a process id again."""
 
 
 def adopt_orphans() -> None:
-    """From now on descendants whose parents end become children of this process."""
+    """Make this process the parent of all descendants that lose their own parent from now on."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def is_below(pid: int, ancestor: int) -> bool:
-    """Whether a process is a descendant of another; one that has gone, or is not to be seen here, might have been.
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when ``parent`` ends; end it now if that has happened."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
 
-    A process between the two may end meanwhile, and its children have another parent then.
+
+def redirect_streams(output: str, mode: int) -> None:
+    """Read standard input from /dev/null, and append standard output and error to a file. Raise ``OSError``."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    sink = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode)
+    for target, source in ((0, null), (1, sink), (2, sink)):
+        os.dup2(source, target)
+    os.close(null)
+    os.close(sink)
+
+
+def is_below(pid: int, ancestor: int) -> bool:
+    """Return whether a process is a descendant of another; True for one that has gone or has no visible id.
+
+    A process between the two may end at any time, which gives its children another parent.
     """
     if pid == 0:
         return True
@@ -50,126 +68,60 @@ def is_below(pid: int, ancestor: int) -> bool:
     return line[-1] == ancestor
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when ``parent`` ends; ends it now if that has happened."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
+def process_trees(roots: Iterable[int]) -> list[int]:
+    """Return these processes and all their descendants, parents first."""
+    children_of = _children_by_kernel if _KERNEL_LISTS_CHILDREN else _children_by_scan()
+    pids = list(roots)
+    for pid in pids:
+        pids += children_of(pid)
+    return pids
 
 
-def trees_of(roots: Iterable[int]) -> list[int]:
-    """The processes given and all their descendants, parents first."""
-    children = _children_by_kernel if _KERNEL_LISTS_CHILDREN else _children_by_scan()
-    found = list(roots)
-    for pid in found:
-        found += children(pid)
-    return found
-
-
-class Adopted:
-    """Finds the children of this process that it did not start itself: orphans handed to it."""
+class OrphanFinder:
+    """Finds children that this process has adopted."""
 
     def __init__(self) -> None:
         self._foreign: set[int] = set()
-        self._fresh_until = 0.0
+        """Processes that are no descendants of this one: they never become its children."""
+        self._foreign_until = 0.0
 
-    def besides(self, started: Container[int]) -> list[int]:
-        """All children but those ``started``."""
+    def find_orphans(self, started: Container[int]) -> list[int]:
+        """Return all children of this process but those in ``started``."""
         children = _children_by_kernel(os.getpid()) if _KERNEL_LISTS_CHILDREN else self._scan(started)
         return [pid for pid in children if pid not in started]
 
     def _scan(self, started: Container[int]) -> list[int]:
-        """Look only at processes not seen before: one that was not a descendant of ours never becomes a child."""
         now = time.monotonic()
-        if now > self._fresh_until:  # by then a process number may have been used again
+        if now > self._foreign_until:
             self._foreign.clear()
-        self._fresh_until = now + _NUMBERS_STAY_UNIQUE
+        self._foreign_until = now + _PID_REUSE_S
         present = set(_all_pids())
         self._foreign &= present
-        found, us = [], os.getpid()
+        children = []
         for pid in sorted(present - self._foreign):
             if pid not in started:
                 parent = _parent_of(pid)
-                if parent == us:
-                    found.append(pid)
+                if parent == os.getpid():
+                    children.append(pid)
                 elif parent in self._foreign or parent in (None, 0, 1):
                     self._foreign.add(pid)
-        return found
+        return children
 
 
-def end_children(patience: float = 0.0) -> None:
-    """Wait up to ``patience`` seconds for the children to end by themselves, then kill them and their descendants until
-    none is left. The calling process adopts orphans: no descendant leaves it."""
-    adopted, deadline = Adopted(), time.monotonic() + patience
-    while _has_children():
+def end_children(grace_s: float = 0.0) -> None:
+    """Wait up to ``grace_s`` for children to end, then kill them and their descendants until none is left.
+
+    The calling process must adopt orphans, so that no descendant escapes.
+    """
+    finder, deadline = OrphanFinder(), time.monotonic() + grace_s
+    while _reap_children():
         if time.monotonic() >= deadline:
-            send(trees_of(adopted.besides(())), signal.SIGKILL)
-        time.sleep(_PATIENT_LOOK)
+            send_signal(process_trees(finder.find_orphans(())), signal.SIGKILL)
+        time.sleep(_POLL_INTERVAL_S)
 
 
-def send(pids: Iterable[int], signum: int) -> None:
-    """Send a signal to each; those gone or not ours are left out."""
-    for pid in pids:
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signum)
-
-
-def mark_of(pid: int) -> str:
-    """The mark in the environment the process was started with; empty when it has none or cannot be read."""
-    name = MARK.encode() + b"="
-    variables = environment_of(pid).split(b"\0")
-    return next((os.fsdecode(each[len(name) :]) for each in variables if each.startswith(name)), "")
-
-
-def environment_of(pid: int) -> bytes:
-    """What a process was started with, as /proc has it; empty where that cannot be read.
-
-    While it executes another program it shows a part, or nothing: its end is waited for.
-    """
-    shown = b""
-    for pause in _EXEC_PAUSES:
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                shown = file.read()
-        except OSError:
-            return b""
-        if shown.endswith(b"\0") or not (shown or _has_memory(pid)):
-            break
-        time.sleep(pause)
-    return shown
-
-
-def is_of(pid: int, directory: str) -> bool:
-    """Whether a process is that of a directory's locald, or comes from it.
-
-    Its own mark only root can read, and that of what it forked: these are known by a part of their command line.
-    """
-    command = f"\0--dir\0{directory}\0".encode(errors="surrogateescape")
-    return mark_of(pid).endswith(f"@{directory}") or command in _read(pid, "cmdline")
-
-
-def kill_marked(directory: str, within: float, patience: float = 0.0) -> int:
-    """Kill an earlier locald of a directory, and every process that it left; wait until they are gone.
-
-    For ``patience`` seconds they are let end by themselves: a runner that ends its program finds more of it.
-    Returns how many were killed. Raises ``TimeoutError`` when some stay longer than ``within`` seconds after that.
-    """
-    began = time.monotonic()
-    deadline = began + patience + within
-    killed = 0
-    while marked := [pid for pid in _all_pids() if pid != os.getpid() and is_of(pid, directory)]:
-        if time.monotonic() < began + patience:
-            time.sleep(_PATIENT_LOOK)
-            continue
-        for pid in marked:
-            killed += _kill_and_wait(pid, directory, deadline)
-        if time.monotonic() >= deadline:
-            raise TimeoutError(f"processes of {directory} cannot be killed: {marked}")
-    return killed
-
-
-def _has_children() -> bool:
-    """Collect the children that have ended; return whether others are left."""
+def _reap_children() -> bool:
+    """Collect the children that have ended; return whether there are others."""
     try:
         while os.waitpid(-1, os.WNOHANG) != (0, 0):
             pass
@@ -178,28 +130,77 @@ def _has_children() -> bool:
     return True
 
 
-def _has_memory(pid: int) -> bool:
-    """Whether there is such a process, and it is neither over nor the kernel's own."""
-    pages = _read(pid, "statm").partition(b" ")[0]
-    return pages not in (b"", b"0")
+def send_signal(pids: Iterable[int], signum: int) -> None:
+    """Send a signal to processes; skip those that are gone or belong to another account."""
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signum)
 
 
-def _read(pid: int, name: str) -> bytes:
-    """What the kernel shows of a process; nothing of one that is gone, or another account's."""
-    try:
-        with open(f"/proc/{pid}/{name}", "rb") as file:
-            return file.read()
-    except OSError:
-        return b""
+def read_mark(pid: int) -> str:
+    """Return the mark in a process's initial environment; empty if there is none or it cannot be read."""
+    prefix = MARK.encode() + b"="
+    variables = read_environment(pid).split(b"\0")
+    return next((os.fsdecode(entry[len(prefix) :]) for entry in variables if entry.startswith(prefix)), "")
+
+
+def read_environment(pid: int) -> bytes:
+    """Return a process's initial environment as /proc has it; empty if it cannot be read.
+
+    During an exec the kernel shows a part of it or nothing: wait until that is over.
+    """
+    environment = b""
+    for pause in _EXEC_PAUSES_S:
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                environment = file.read()
+        except OSError:
+            return b""
+        # A process without memory is a zombie or the kernel's own.
+        has_memory = _read(pid, "statm").partition(b" ")[0] not in (b"", b"0")
+        if environment.endswith(b"\0") or not (environment or has_memory):
+            break
+        time.sleep(pause)
+    return environment
+
+
+def belongs_to_cluster(pid: int, directory: str) -> bool:
+    """Return whether a process is locald of a cluster's directory, or was started by it.
+
+    Only root can read the mark of locald and of its forks: their command line has the directory instead.
+    """
+    command = f"\0--dir\0{directory}\0".encode(errors="surrogateescape")
+    return read_mark(pid).endswith(f"@{directory}") or command in _read(pid, "cmdline")
+
+
+def kill_cluster(directory: str, timeout_s: float, grace_s: float = 0.0) -> int:
+    """Kill an earlier locald of a directory and all processes that it left, and wait until they are gone.
+
+    In the first ``grace_s`` they may end by themselves: a runner finds more of its program's processes than locald.
+    Return the number of killed processes. Raise ``TimeoutError`` if some are left ``timeout_s`` after that.
+    """
+    grace_end = time.monotonic() + grace_s
+    deadline = grace_end + timeout_s
+    killed = 0
+    while pids := [pid for pid in _all_pids() if pid != os.getpid() and belongs_to_cluster(pid, directory)]:
+        if time.monotonic() < grace_end:
+            time.sleep(_POLL_INTERVAL_S)
+            continue
+        for pid in pids:
+            killed += _kill_and_wait(pid, directory, deadline)
+        if time.monotonic() >= deadline:
+            raise TimeoutError(f"processes of {directory} cannot be killed: {pids}")
+    return killed
 
 
 def _kill_and_wait(pid: int, directory: str, deadline: float) -> int:
+    """Return the number of killed processes."""
     try:
         handle = os.pidfd_open(pid)
     except OSError:
         return 0
     try:
-        if not is_of(pid, directory):  # the number may belong to another process by now
+        if not belongs_to_cluster(pid, directory):  # the id may belong to another process by now
             return 0
         with suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(handle, signal.SIGKILL)
@@ -216,12 +217,12 @@ def _all_pids() -> list[int]:
 
 
 def _children_by_kernel(pid: int) -> list[int]:
-    found: list[int] = []
+    children: list[int] = []
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as listing:
-                found += map(int, listing.read().split())
-    return found
+                children += map(int, listing.read().split())
+    return children
 
 
 def _children_by_scan() -> Callable[[int], list[int]]:
@@ -233,6 +234,15 @@ def _children_by_scan() -> Callable[[int], list[int]]:
 
 
 def _parent_of(pid: int) -> int | None:
-    """Its number; 0 when that is of another namespace, as for what is started in a container; None: it has gone."""
+    """Return the parent's id; 0 if that is in another namespace, as in a container; None if the process is gone."""
     fields = _read(pid, "stat").rpartition(b")")[2].split()
     return int(fields[1]) if fields else None
+
+
+def _read(pid: int, name: str) -> bytes:
+    """Return a file of /proc; empty for a process that is gone or belongs to another account."""
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""

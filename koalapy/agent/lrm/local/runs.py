@@ -1,19 +1,18 @@
-"""The processes of locald's running jobs: one run for each node of a job, from the fork to the last orphan's end."""
+"""Start, watch and end the processes of locald's running jobs: one run for each node of a job."""
 
 import os
 import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
 
 from koalapy.agent.lrm.local.jobs import WALLTIME_EXCEEDED, JobTable, LocalJob, LocalNode
-from koalapy.agent.lrm.local.processes import MARK, Adopted, mark_of, send, trees_of
+from koalapy.agent.lrm.local.processes import MARK, OrphanFinder, process_trees, read_mark, send_signal
 from koalapy.agent.lrm.local.spawn import Spawner
 
 
-class Deadlines:
-    """Things to do later, one for each key."""
+class Timers:
+    """Functions to call later, one for each key."""
 
     def __init__(self) -> None:
         self._entries: dict[Hashable, tuple[float, Callable[[], None]]] = {}
@@ -24,68 +23,82 @@ class Deadlines:
     def set(self, key: Hashable, seconds: float, action: Callable[[], None]) -> None:
         self._entries[key] = (time.monotonic() + seconds, action)
 
-    def drop(self, key: Hashable) -> None:
+    def cancel(self, key: Hashable) -> None:
         self._entries.pop(key, None)
 
-    def timeout(self) -> float | None:
-        """Seconds until the next one; None when there is none."""
+    def seconds_left(self) -> float | None:
+        """Return the seconds until the next call; None if there is none."""
         if not self._entries:
             return None
-        return max(0.0, min(when for when, _ in self._entries.values()) - time.monotonic())
+        return max(0.0, min(due for due, _ in self._entries.values()) - time.monotonic())
 
     def run_due(self) -> None:
-        """Do what is due now; what an action drops, or sets anew, is not done."""
+        """Call what is due now, except what an earlier call cancels or sets again."""
         now = time.monotonic()
         for key, entry in list(self._entries.items()):
-            when, action = entry
-            if when <= now and self._entries.get(key) is entry:
+            due, action = entry
+            if due <= now and self._entries.get(key) is entry:
                 del self._entries[key]
                 action()
 
 
 class NodeRun:
-    """What a job does on one node. ``stage`` is the last signal that locald has sent: 0, SIGTERM or SIGKILL."""
+    """The processes of a job on one node."""
 
-    __slots__ = ("alive", "job", "mark", "node", "pid", "signalled", "stage")
+    __slots__ = ("is_alive", "job", "mark", "node", "pid", "sent_signal", "signalled_pids")
 
     def __init__(self, job: LocalJob, node: LocalNode, mark: str) -> None:
         self.job = job
         self.node = node
         self.mark = mark
         self.pid = 0
-        self.alive = False
-        """The main process lives."""
-        self.stage = 0
-        self.signalled: set[int] = set()
+        """The main process."""
+        self.is_alive = False
+        """Whether the main process runs."""
+        self.sent_signal = 0
+        """The last signal that locald has sent: 0, SIGTERM or SIGKILL."""
+        self.signalled_pids: set[int] = set()
 
 
 class Runs:
-    """Starts, watches and ends the processes of jobs; a job is over when no process of it is left on any node."""
+    """The runs of all running jobs. A job ends when none of its processes is left on any node."""
 
     def __init__(
-        self, jobs: JobTable, spawner: Spawner, deadlines: Deadlines, *, mark_ending: str, base_env: Mapping[str, str]
+        self,
+        jobs: JobTable,
+        spawner: Spawner,
+        timers: Timers,
+        *,
+        mark_ending: str,
+        base_env: Mapping[str, str],
+        kill_grace_s: float = 1.0,
     ) -> None:
+        """``kill_grace_s``: seconds between SIGTERM and SIGKILL."""
         self._jobs = jobs
         self._spawner = spawner
-        self._deadlines = deadlines
+        self._timers = timers
         self._mark_ending = mark_ending
         self._base_env = base_env
-        self._adopted = Adopted()
+        self._kill_grace_s = kill_grace_s
+        self._orphan_finder = OrphanFinder()
         self._runs: dict[LocalNode, NodeRun] = {}
         self._by_pid: dict[int, NodeRun] = {}
-        """Runs whose main process lives."""
-        self._owners: dict[int, NodeRun] = {}
-        """Orphans whose run is known."""
-        self.kill_grace = 1.0
-        """Seconds between SIGTERM and SIGKILL."""
+        """Runs with a living main process."""
+        self._orphan_runs: dict[int, NodeRun] = {}
+        """The runs of orphans, by process id."""
 
-    def start(self, job: LocalJob) -> None:
-        """Start the job on all of its nodes."""
+    def start_job(self, job: LocalJob) -> None:
+        """Start the job's program on all of its nodes."""
         addresses = ",".join(node.address for node in job.nodes)
+        base_env = dict(self._base_env)
+        if job.account is not None:
+            base_env.pop("TMPDIR", None)
+            base_env |= {"HOME": job.account["home"], "USER": job.account["name"], "LOGNAME": job.account["name"]}
+            base_env["SHELL"] = job.account["shell"] or "/bin/sh"
         for index, node in enumerate(job.nodes):
             run = NodeRun(job, node, f"{job.id}.{index}{self._mark_ending}")
             env = {
-                **(self._base_env if job.account is None else _environment_of(job.account, self._base_env)),
+                **base_env,
                 **job.env,
                 "LOCALD_JOB": str(job.id),
                 "LOCALD_NODES": addresses,
@@ -99,36 +112,28 @@ class Runs:
                 secret = job.secrets[index] if job.secrets else ""
                 run.pid = self._spawner.spawn(job.argv, env, job.cwd, job.output, account=job.account, secret=secret)
             except OSError as error:
-                self._main_over(run, 126, f"node {node.name}: cannot start: {error}")
+                self._end_main_process(run, 126, f"node {node.name}: cannot start: {error}")
             else:
-                run.alive = True
+                run.is_alive = True
                 self._by_pid[run.pid] = run
         if job.walltime is not None:
-            self._deadlines.set(job, job.walltime, lambda: self.stop(job, WALLTIME_EXCEEDED))
+            self._timers.set(job, job.walltime, lambda: self.stop_job(job, WALLTIME_EXCEEDED))
         self._sweep()
 
-    def stop(self, job: LocalJob, reason: str) -> None:
-        """End all processes of a running job: SIGTERM, and SIGKILL after the grace."""
+    def stop_job(self, job: LocalJob, reason: str) -> None:
+        """End all processes of a running job: SIGTERM, and SIGKILL after the grace time."""
         if not job.reason:
             job.reason = reason
-        self._deadlines.drop(job)
+        self._timers.cancel(job)
         for node in job.nodes:
             run = self._runs.get(node)
-            if run is not None and not run.stage:
-                self._end(run, signal.SIGTERM)
+            if run is not None and not run.sent_signal:
+                self._signal_run(run, signal.SIGTERM)
         self._sweep()
 
-    def fail_node(self, node: LocalNode) -> None:
-        """The node breaks: kill what runs there."""
-        run = self._runs.get(node)
-        if run is not None:
-            self._jobs.mark_lost(run.job, f"node {node.name}: down")
-            self._end(run, signal.SIGKILL)
-            self._sweep()
-
     def reap(self) -> None:
-        """Collect every child that has ended."""
-        ended = False
+        """Collect all children that have ended."""
+        has_ended = False
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -136,95 +141,79 @@ class Runs:
                 break
             if pid == 0:
                 break
-            ended = True
-            self._owners.pop(pid, None)
+            has_ended = True
+            self._orphan_runs.pop(pid, None)
             run = self._by_pid.pop(pid, None)
             if run is not None:
                 code = os.waitstatus_to_exitcode(status)
-                lost = f"node {run.node.name}: runner killed by signal {-code}" if code < 0 and not run.stage else ""
-                self._main_over(run, code if code >= 0 else 128 - code, lost)
-        if ended:
+                is_lost = code < 0 and not run.sent_signal
+                reason = f"node {run.node.name}: runner killed by signal {-code}" if is_lost else ""
+                self._end_main_process(run, code if code >= 0 else 128 - code, reason)
+        if has_ended:
             self._sweep()
 
-    def _main_over(self, run: NodeRun, code: int, lost: str) -> None:
-        run.alive = False
-        job = run.job
-        if not job.exit_code:
-            job.exit_code = code
-        if lost:
-            self._jobs.mark_lost(job, lost)
+    def _end_main_process(self, run: NodeRun, code: int, lost_reason: str) -> None:
+        run.is_alive = False
+        if not run.job.exit_code:
+            run.job.exit_code = code
+        if lost_reason:
+            self._jobs.mark_lost(run.job, lost_reason)
 
-    def _end(self, run: NodeRun, how: signal.Signals) -> None:
-        run.stage = how
-        run.signalled.clear()
-        if how == signal.SIGTERM:
-            self._deadlines.set(run, self.kill_grace, lambda: self._kill(run))
-        else:
-            self._deadlines.drop(run)
-        if run.alive:
-            tree = trees_of([run.pid])
+    def _signal_run(self, run: NodeRun, signum: signal.Signals) -> None:
+        run.sent_signal = signum
+        run.signalled_pids.clear()
+        if signum == signal.SIGTERM:
+
+            def kill() -> None:
+                self._signal_run(run, signal.SIGKILL)
+                self._sweep()
+
+            self._timers.set(run, self._kill_grace_s, kill)
+        if run.is_alive:
+            tree = process_trees([run.pid])
             try:
-                os.killpg(run.pid, how)
-            except ProcessLookupError:  # so young that it does not lead its session yet
-                os.kill(run.pid, how)
-            send(tree[1:], how)
-
-    def _kill(self, run: NodeRun) -> None:
-        self._end(run, signal.SIGKILL)
-        self._sweep()
+                os.killpg(run.pid, signum)
+            except ProcessLookupError:  # too young to lead its session yet
+                os.kill(run.pid, signum)
+            send_signal(tree[1:], signum)
 
     def _sweep(self) -> None:
-        """End the orphans of runs that are ending; let go of nodes on which nothing is left."""
-        ending = [run for run in self._runs.values() if run.stage or not run.alive]
+        """End the orphans of runs that are ending, and free nodes on which no process is left."""
+        ending = [run for run in self._runs.values() if run.sent_signal or not run.is_alive]
         if not ending:
             return
-        left = self._orphans_of(ending)
+        orphans: defaultdict[NodeRun, list[int]] = defaultdict(list)
+        for pid in self._orphan_finder.find_orphans(self._by_pid):
+            orphan_run = self._orphan_runs.get(pid) or self._find_run(pid, ending)
+            if orphan_run is not None:
+                orphans[orphan_run].append(pid)
         for run in ending:
-            if pids := left.get(run):
-                if not run.stage:
-                    self._end(run, signal.SIGTERM)
-                if new := [pid for pid in pids if pid not in run.signalled]:
-                    run.signalled.update(new)
-                    send(trees_of(new), run.stage)
-            elif not run.alive:
-                self._release(run)
+            if pids := orphans.get(run):
+                if not run.sent_signal:
+                    self._signal_run(run, signal.SIGTERM)
+                if new_pids := [pid for pid in pids if pid not in run.signalled_pids]:
+                    run.signalled_pids.update(new_pids)
+                    send_signal(process_trees(new_pids), run.sent_signal)
+            elif not run.is_alive:
+                self._timers.cancel(run)
+                del self._runs[run.node]
+                if not any(node in self._runs for node in run.job.nodes):
+                    self._timers.cancel(run.job)
+                    self._jobs.end_job(run.job)
 
-    def _orphans_of(self, ending: list[NodeRun]) -> dict[NodeRun, list[int]]:
-        found: defaultdict[NodeRun, list[int]] = defaultdict(list)
-        for pid in self._adopted.besides(self._by_pid):
-            owner = self._owners.get(pid) or self._owner_of(pid, ending)
-            if owner is not None:
-                found[owner].append(pid)
-        return found
+    def _find_run(self, pid: int, ending: list[NodeRun]) -> NodeRun | None:
+        """Return the run of an orphan, by its mark or else its session.
 
-    def _owner_of(self, pid: int, ending: list[NodeRun]) -> NodeRun | None:
-        """The run of an orphan: by its mark, else by its session.
-
-        One that has given up both belongs to whichever node ends first: better ended early than left behind.
+        One that has neither counts for the run that ends first: it is better ended early than left behind.
         """
-        mark = mark_of(pid)
+        mark = read_mark(pid)
         for run in self._runs.values():
             if run.mark == mark:
-                self._owners[pid] = run
+                self._orphan_runs[pid] = run
                 return run
         try:
             session = os.getsid(pid)
         except ProcessLookupError:
             return None
         by_session = next((run for run in self._runs.values() if run.pid == session), None)
-        return by_session or next((run for run in ending if not run.alive), None)
-
-    def _release(self, run: NodeRun) -> None:
-        self._deadlines.drop(run)
-        del self._runs[run.node]
-        job = run.job
-        if not any(node in self._runs for node in job.nodes):
-            self._deadlines.drop(job)
-            self._jobs.end(job)
-
-
-def _environment_of(account: Mapping[str, Any], base: Mapping[str, str]) -> dict[str, str]:
-    """What is ours gives way to what is the account's own."""
-    kept = {name: value for name, value in base.items() if name != "TMPDIR"}
-    own = {"HOME": account["home"], "USER": account["name"], "LOGNAME": account["name"]}
-    return kept | own | {"SHELL": account["shell"] or "/bin/sh"}
+        return by_session or next((run for run in ending if not run.is_alive), None)

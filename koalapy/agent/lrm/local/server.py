@@ -1,4 +1,7 @@
-"""locald's one loop: clients on a Unix socket, children that end, deadlines. JSON lines, a reply for each request."""
+"""The event loop of locald: clients on a Unix socket, children that end, timers.
+
+Messages are JSON, one a line; each request gets one reply.
+"""
 
 import errno
 import json
@@ -12,47 +15,43 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from koalapy.agent.lrm.local.jobs import JobTable, LocalJob, RequestRejected
-from koalapy.agent.lrm.local.journal import Journal
+from koalapy.agent.lrm.local.jobs import JobTable, Journal, LocalJob, RequestRejected
 from koalapy.agent.lrm.local.processes import is_below
-from koalapy.agent.lrm.local.runs import Deadlines, Runs
+from koalapy.agent.lrm.local.runs import Runs, Timers
 from koalapy.system.login_socket import peer_of
 
-_MAX_LINE = 4 << 20
-_MAX_UNSENT = 64 << 20
-_NOT_FOR_JOBS = ("submit", "cancel", "node", "shutdown", "keep")
-"""What no program orders that runs on the cluster itself."""
-_UNTOLD = 1
-"""With which a runner ends whose result nobody took."""
-_OWED_FOR = 7 * 86400.0
-"""Seconds."""
-_BUSY_READING = 1 << 16
-"""Bytes not yet read by a client that make its notices of change wait."""
+_MAX_LINE_BYTES = 4 << 20
+_MAX_UNSENT_BYTES = 64 << 20
+_FORBIDDEN_FOR_JOBS = ("submit", "cancel", "shutdown", "keep")
+"""Operations that programs on the cluster itself may not request."""
+_RESULT_UNDELIVERED = 1
+"""Exit code of a runner after no agent has received its result."""
+_KEY_RETENTION_S = 7 * 86400.0
+_MAX_PENDING_BYTES = 1 << 16
+"""Bytes that a client has not read yet, beyond which its notices of change wait."""
 _NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
-_ACCEPT_RETRY_DELAY = 0.5
-"""Seconds until somebody is let in again for whom there was no room."""
-_NOTICE_INTERVAL = 0.01
-"""Seconds between two notices of change."""
+_ACCEPT_RETRY_S = 0.5
+_NOTICE_INTERVAL_S = 0.01
 
 
 class ClientConnection:
-    """One connection."""
+    """A connection of a client, with its buffers."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self.connection = connection
-        self.is_of_a_job = is_below(peer_of(connection).pid, os.getpid())
-        """Whether it belongs to a program that runs here: all that those start stays below us."""
-        self.attached: list[LocalJob] = []
-        """Jobs that end when the client goes."""
+        self.is_from_job = is_below(peer_of(connection).pid, os.getpid())
+        """Whether the client is a program of a job: all their processes stay descendants of locald."""
+        self.attached_jobs: list[LocalJob] = []
+        """Jobs that end when the client disconnects."""
         self.received = bytearray()
         self.unsent = bytearray()
-        self.watching = False
-        self.notified = 0
-        """The table's ``seq`` of which this client has been notified."""
+        self.is_watching = False
+        self.notified_seq = 0
+        """The ``seq`` of the job table in the last notice to this client."""
 
-    def receive(self) -> list[bytes] | None:
-        """Whole lines that have arrived; None when the client is gone or its line is too long."""
+    def receive_lines(self) -> list[bytes] | None:
+        """Return complete lines that have arrived; None if the client is gone or its line is too long."""
         try:
             data = self.connection.recv(1 << 16)
         except BlockingIOError:
@@ -60,144 +59,147 @@ class ClientConnection:
         except OSError:
             return None
         self.received += data
-        if not data or len(self.received) > _MAX_LINE:
+        if not data or len(self.received) > _MAX_LINE_BYTES:
             return None
-        *lines, rest = self.received.split(b"\n")
-        self.received = rest
+        *lines, self.received = self.received.split(b"\n")
         return [bytes(line) for line in lines if line.strip()]
 
     def send(self, message: dict[str, Any]) -> None:
+        """Queue a message for ``flush``."""
         self.unsent += json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
     def flush(self) -> bool:
-        """Send what the socket takes; False when the client is gone or takes nothing any more."""
+        """Send as much as the socket takes; return False if the client is gone or has stopped reading."""
         try:
             while self.unsent:
                 del self.unsent[: self.connection.send(self.unsent)]
         except BlockingIOError:
-            return len(self.unsent) <= _MAX_UNSENT
+            return len(self.unsent) <= _MAX_UNSENT_BYTES
         except OSError:
             return False
         return True
 
 
 class Server:
-    """Answers clients and moves the queue on."""
-
-    _runs: Runs
+    """Answers clients and advances the queue."""
 
     def __init__(
         self,
         jobs: JobTable,
-        deadlines: Deadlines,
+        runs: Runs,
+        timers: Timers,
         journal: Journal,
         listener: socket.socket,
         *,
-        facts: dict[str, Any],
-        linger: float,
+        settings: dict[str, Any],
+        linger_s: float,
     ) -> None:
+        """``settings``: the reply to ``hello``; ``linger_s``: seconds without clients and jobs until it ends."""
         self._jobs = jobs
-        self._deadlines = deadlines
+        self._runs = runs
+        self._timers = timers
         self._journal = journal
         self._listener = listener
-        self._facts = facts
-        self._linger = linger
+        self._settings = settings
+        self._linger_s = linger_s
         self._clients: set[ClientConnection] = set()
         self._waiting: defaultdict[LocalJob, list[tuple[ClientConnection, Any]]] = defaultdict(list)
-        self._journalled = jobs.seq
+        """Clients that wait for a job's end, with the ids of their requests."""
+        self._journalled_seq = jobs.seq
         self._key = ""
-        self._owed_until = 0.0
-        """Until when an agent may come for results that runners could not tell: only by our key are they theirs."""
-        self._stopping = self._done = self._terminated = False
+        self._key_needed_until = 0.0
+        """When to forget the key: until then an agent needs it to accept results that runners could not deliver."""
+        self._is_stopping = self._is_done = self._is_terminated = False
         self._operations: dict[str, Callable[[ClientConnection, dict[str, Any]], dict[str, Any] | None]] = {
-            "hello": self._hello,
-            "submit": self._submit,
-            "cancel": self._cancel,
-            "find": self._find,
-            "wait": self._wait,
-            "list": self._list,
+            "hello": lambda _, __: self._settings,
+            "submit": self._submit_job,
+            "cancel": self._cancel_job,
+            "find": self._find_job,
+            "wait": self._wait_for_job,
+            "list": self._list_jobs,
             "watch": self._watch,
-            "node": self._node,
-            "shutdown": self._shutdown,
-            "keep": self._keep,
+            "shutdown": self._shut_down,
+            "keep": self._keep_key,
         }
-
-    def run(self, runs: Runs) -> None:
-        """Serve until told to end, or idle for the linger time."""
-        self._runs = runs
         self._selector = selectors.DefaultSelector()
-        self._wakeup, self._alarm = socket.socketpair()
-        for end in (self._wakeup, self._alarm):
+        self._signal_reader, self._signal_writer = socket.socketpair()
+        for end in (self._signal_reader, self._signal_writer, listener):
             end.setblocking(False)
-        signal.set_wakeup_fd(self._alarm.fileno(), warn_on_full_buffer=False)
+
+    def run(self) -> None:
+        """Serve until a client or SIGTERM ends it, or until it was unused for ``linger_s``."""
+
+        def terminate(*_: object) -> None:
+            self._is_terminated = True
+
+        signal.set_wakeup_fd(self._signal_writer.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, self._on_sigterm)
-        self._listener.setblocking(False)
-        self._listen()
-        self._selector.register(self._wakeup, selectors.EVENT_READ, self._on_signal)
+        signal.signal(signal.SIGTERM, terminate)
+        self.listen()
+        self._selector.register(self._signal_reader, selectors.EVENT_READ, self._handle_signals)
         while True:
             self._advance()
-            if self._done:
+            if self._is_done:
                 break
-            for key, _ in self._selector.select(self._deadlines.timeout()):
+            for key, _ in self._selector.select(self._timers.seconds_left()):
                 key.data()
-            self._deadlines.run_due()
+            self._timers.run_due()
 
     def release(self) -> None:
-        """Close everything, here only: a forked process must not touch what epoll watches for the other."""
+        """Close everything in this process only: a forked one must not change what epoll watches for the other."""
         signal.set_wakeup_fd(-1)
         self._selector.close()
         for client in self._clients:
             client.connection.close()
-        for end in (self._listener, self._wakeup, self._alarm):
+        for end in (self._listener, self._signal_reader, self._signal_writer):
             end.close()
         self._journal.close()
 
-    def _on_sigterm(self, *_: object) -> None:
-        self._terminated = True
-
-    def _on_signal(self) -> None:
+    def _handle_signals(self) -> None:
         with suppress(BlockingIOError):
-            while self._wakeup.recv(4096):
+            while self._signal_reader.recv(4096):
                 pass
         self._runs.reap()
-        if self._terminated and not self._stopping:
-            self._stop_everything()
+        if self._is_terminated and not self._is_stopping:
+            self._stop_all_jobs()
 
-    def _listen(self) -> None:
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+    def listen(self) -> None:
+        """Accept clients from now on."""
+        self._selector.register(self._listener, selectors.EVENT_READ, self.accept_client)
 
-    def _accept(self) -> None:
+    def accept_client(self) -> None:
+        """Accept a waiting client. If no file descriptor is left, stop listening for a while."""
         try:
             connection, _ = self._listener.accept()
-        except OSError as error:  # gone again, or no file descriptor left for it
-            if error.errno in _NO_RESOURCES:  # it would be tried all the time
+        except OSError as error:  # gone again, or no resources left
+            if error.errno in _NO_RESOURCES:  # the selector would report the listener all the time
                 self._selector.unregister(self._listener)
-                self._deadlines.set("listen", _ACCEPT_RETRY_DELAY, self._listen)
+                self._timers.set("listen", _ACCEPT_RETRY_S, self.listen)
             return
         client = ClientConnection(connection)
         self._clients.add(client)
-        self._selector.register(connection, selectors.EVENT_READ, lambda: self._on_client(client))
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._read_requests(client))
 
-    def _on_client(self, client: ClientConnection) -> None:
-        lines = client.receive()
+    def _read_requests(self, client: ClientConnection) -> None:
+        lines = client.receive_lines()
         if lines is None:
-            self._drop(client)
+            self._drop_client(client)
             return
         for line in lines:
             self._answer(client, line)
 
-    def _drop(self, client: ClientConnection) -> None:
+    def _drop_client(self, client: ClientConnection) -> None:
         self._clients.discard(client)
         self._selector.unregister(client.connection)
         client.connection.close()
-        if client.attached:
-            self._deadlines.set(client, 0.0, lambda: self._end_attached(client))
 
-    def _end_attached(self, client: ClientConnection) -> None:
-        for job in client.attached:
-            self._end_job(job, "who ran it has gone")
+        def end_attached() -> None:
+            for job in client.attached_jobs:
+                self._end_job(job, "its client disconnected")
+
+        if client.attached_jobs:
+            self._timers.set(client, 0.0, end_attached)
 
     def _answer(self, client: ClientConnection, line: bytes) -> None:
         reply: dict[str, Any] | None
@@ -205,46 +207,43 @@ class Server:
         try:
             request = json.loads(line)
             if not isinstance(request, dict) or request.get("op") not in list(self._operations):
-                raise RequestRejected(f"op: an object with one of {', '.join(self._operations)} is needed")
-            if client.is_of_a_job and request["op"] in _NOT_FOR_JOBS:
-                raise RequestRejected(f"op: {request['op']} is not for programs that run on the cluster itself")
+                raise RequestRejected(f"op: must be one of {', '.join(self._operations)}")
+            if client.is_from_job and request["op"] in _FORBIDDEN_FOR_JOBS:
+                raise RequestRejected(f"op: programs on the cluster may not request {request['op']}")
             reply = self._operations[request["op"]](client, request)
         except RequestRejected as error:
             reply = {"error": str(error), "kind": error.kind}
         except (ValueError, RecursionError) as error:
-            reply = {"error": f"no JSON: {error}", "kind": "rejected"}
+            reply = {"error": f"not JSON: {error}", "kind": "rejected"}
         if reply is not None:
             id = request.get("id") if isinstance(request, dict) else None
             client.send(reply if id is None else {"id": id, **reply})
 
-    def _hello(self, _: ClientConnection, __: dict[str, Any]) -> dict[str, Any]:
-        return self._facts
-
-    def _keep(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
-        """The key of the agents of this cluster: the first that any of them had, as long as we live."""
-        if not isinstance(offered := request.get("key"), str) or not offered:
-            raise RequestRejected("key: a string is needed")
-        self._key = self._key or offered
+    def _keep_key(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the key of the cluster's agents: the first one that an agent offered to this process."""
+        if not isinstance(key := request.get("key"), str) or not key:
+            raise RequestRejected("key: must be a string")
+        self._key = self._key or key
         return {"key": self._key}
 
-    def _submit(self, client: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
-        """``attached``: the job ends when this client goes, however that happens."""
-        if self._stopping:
+    def _submit_job(self, client: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
+        """Queue a job; an ``attached`` one ends when its client disconnects."""
+        if self._is_stopping:
             raise RequestRejected("the cluster is shutting down", "unavailable")
         if type(attached := request.get("attached", False)) is not bool:
-            raise RequestRejected(f"attached: true or false is needed, not {attached!r}")
-        job = self._jobs.submit(request)
+            raise RequestRejected(f"attached: must be true or false, not {attached!r}")
+        job = self._jobs.submit_job(request)
         try:
-            self._journal.submitted(job)
+            self._journal.add_submitted(job)
         except OSError as error:
-            self._jobs.end(job)
+            self._jobs.end_job(job)
             raise RequestRejected(f"the journal cannot be written: {error}", "unavailable") from error
         if attached:
-            client.attached.append(job)
+            client.attached_jobs.append(job)
         return {"job": str(job.id)}
 
-    def _cancel(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
-        job = self._jobs.job(request.get("job"))
+    def _cancel_job(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
+        job = self._jobs.find_job(request.get("job"))
         if job is None:
             raise RequestRejected(f"job: there is no {request.get('job')!r}", "unknown")
         if job.name != request.get("name"):
@@ -255,119 +254,102 @@ class Server:
     def _end_job(self, job: LocalJob, reason: str) -> None:
         if job.state == "queued":
             job.reason = reason
-            self._jobs.end(job)
+            self._jobs.end_job(job)
         elif job.state == "running":
-            self._runs.stop(job, reason)
+            self._runs.stop_job(job, reason)
 
-    def _find(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
+    def _find_job(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
         name = request.get("name")
-        job = self._jobs.newest(name) if isinstance(name, str) else self._jobs.job(request.get("job"))
-        return {"job": None} if job is None else job.record()
+        job = self._jobs.newest_job(name) if isinstance(name, str) else self._jobs.find_job(request.get("job"))
+        return {"job": None} if job is None else job.as_record()
 
-    def _wait(self, client: ClientConnection, request: dict[str, Any]) -> dict[str, Any] | None:
-        """Answered when the job has ended."""
-        job = self._jobs.job(request.get("job"))
+    def _wait_for_job(self, client: ClientConnection, request: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the job's record, or None to answer when it ends."""
+        job = self._jobs.find_job(request.get("job"))
         if job is None or job.state == "ended":
-            return {"job": None} if job is None else job.record()
+            return {"job": None} if job is None else job.as_record()
         self._waiting[job].append((client, request.get("id")))
         return None
 
-    def _list(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
-        """All active jobs, and those that ended after ``ended_since`` with names of ``ended_prefix``."""
+    def _list_jobs(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
+        """Return all active jobs, and those with a prefix in their name that ended after ``ended_since``."""
         since, prefix = request.get("ended_since", 0), request.get("ended_prefix", "")
         if type(since) is not int or not isinstance(prefix, str):
-            raise RequestRejected("ended_since: a whole number; ended_prefix: a string")
-        if prefix:  # an agent
-            self._owed_until = 0.0
-        ended = (job for job in self._jobs.ended_since(since) if job.name.startswith(prefix))
-        nodes = self._jobs.nodes
+            raise RequestRejected("ended_since must be a whole number, ended_prefix a string")
+        if prefix:  # the client is an agent, which has the results now
+            self._key_needed_until = 0.0
+        ended = (job for job in self._jobs.jobs_ended_since(since) if job.name.startswith(prefix))
         return {
             "seq": self._jobs.seq,
-            "total": len(nodes),
+            "total": len(self._jobs.nodes),
             "idle": len(self._jobs.idle_nodes()),
-            "out": {node.address: node.state for node in nodes if node.state != "up"},
-            "jobs": [job.record() for job in (*self._jobs.active, *ended)],
+            "jobs": [job.as_record() for job in (*self._jobs.active_jobs, *ended)],
         }
 
     def _watch(self, client: ClientConnection, _: dict[str, Any]) -> dict[str, Any]:
-        client.watching = True
-        client.notified = self._jobs.seq
-        return {"seq": client.notified}
+        client.is_watching = True
+        client.notified_seq = self._jobs.seq
+        return {"seq": client.notified_seq}
 
-    def _node(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
-        node = self._jobs.node(request.get("node"))
-        states = {"drain": "drain", "down": "down", "resume": "up"}
-        wanted = request.get("state")
-        if not isinstance(wanted, str) or wanted not in states:
-            raise RequestRejected(f"state: one of {', '.join(states)}, not {wanted!r}")
-        node.state = states[wanted]
-        self._jobs.seq += 1
-        if wanted == "down":
-            self._runs.fail_node(node)
-        return {"node": node.name, "state": node.state}
-
-    def _shutdown(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
-        active = len(self._jobs.active)
-        shared = bool(request.get("if_alone")) and len(self._clients) > 1
-        if (request.get("if_idle") and active) or shared:
+    def _shut_down(self, _: ClientConnection, request: dict[str, Any]) -> dict[str, Any]:
+        active = len(self._jobs.active_jobs)
+        is_shared = bool(request.get("if_alone")) and len(self._clients) > 1
+        if (request.get("if_idle") and active) or is_shared:
             return {"shutdown": False, "jobs": active}
-        self._stop_everything()
+        self._stop_all_jobs()
         return {"shutdown": True, "jobs": active}
 
-    def _stop_everything(self) -> None:
-        self._stopping = True
+    def _stop_all_jobs(self) -> None:
+        self._is_stopping = True
         for job in [*self._jobs.queue, *self._jobs.running.values()]:
             self._end_job(job, "the cluster is shut down")
 
     def _advance(self) -> None:
-        """Everything that follows from what has just happened."""
-        while not self._stopping and (job := self._jobs.start_next()):
-            self._runs.start(job)
-        self._write_ends()
+        """Do everything that follows from the last events."""
+        while not self._is_stopping and (job := self._jobs.start_next_job()):
+            self._runs.start_job(job)
+        self._record_ended_jobs()
         self._notify_watchers()
         for client in list(self._clients):
-            self._flush(client)
-        self._done = self._done or (self._stopping and not self._jobs.active)
-        if self._clients or self._jobs.active:
-            self._deadlines.drop("linger")
-        elif "linger" not in self._deadlines:
-            self._deadlines.set("linger", self._linger, self._on_linger)
+            if not client.flush():
+                self._drop_client(client)
+                continue
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.unsent else 0)
+            key = self._selector.get_key(client.connection)
+            if key.events != events:
+                self._selector.modify(client.connection, events, key.data)
+        self._is_done = self._is_done or (self._is_stopping and not self._jobs.active_jobs)
+        if self._clients or self._jobs.active_jobs:
+            self._timers.cancel("linger")
+        elif "linger" not in self._timers:
+            self._timers.set("linger", self._linger_s, self._end_if_unused)
 
-    def _on_linger(self) -> None:
-        if time.monotonic() < self._owed_until and self._journal.is_there:
-            self._deadlines.set("linger", self._linger, self._on_linger)
+    def _end_if_unused(self) -> None:
+        if time.monotonic() < self._key_needed_until and self._journal.exists:
+            self._timers.set("linger", self._linger_s, self._end_if_unused)
         else:
-            self._done = True
+            self._is_done = True
 
-    def _write_ends(self) -> None:
-        for job in reversed(self._jobs.ended_since(self._journalled)):
-            self._journal.ended(job)
-            if self._key and job.exit_code == _UNTOLD:
-                self._owed_until = time.monotonic() + _OWED_FOR
+    def _record_ended_jobs(self) -> None:
+        for job in reversed(self._jobs.jobs_ended_since(self._journalled_seq)):
+            self._journal.add_ended(job)
+            if self._key and job.exit_code == _RESULT_UNDELIVERED:
+                self._key_needed_until = time.monotonic() + _KEY_RETENTION_S
             for client, id in self._waiting.pop(job, ()):
-                client.send({"id": id, **job.record()})
-        self._journalled = self._jobs.seq
+                client.send({"id": id, **job.as_record()})
+        self._journalled_seq = self._jobs.seq
         if self._journal.is_long:
-            with suppress(OSError):  # it merely stays long
-                self._journal.rewrite(self._jobs.remembered())
+            with suppress(OSError):  # it stays long
+                self._journal.rewrite(self._jobs.all_jobs)
 
     def _notify_watchers(self) -> None:
-        if "notice" in self._deadlines:
+        if "notice" in self._timers:
             return
         seq = self._jobs.seq
-        unaware = [client for client in self._clients if client.watching and client.notified != seq]
+        unaware = [client for client in self._clients if client.is_watching and client.notified_seq != seq]
         for client in unaware:
-            if len(client.unsent) < _BUSY_READING:
-                client.notified = seq
+            if len(client.unsent) < _MAX_PENDING_BYTES:
+                client.notified_seq = seq
                 client.send({"changed": seq})
         if unaware:
-            self._deadlines.set("notice", _NOTICE_INTERVAL, lambda: None)
-
-    def _flush(self, client: ClientConnection) -> None:
-        if not client.flush():
-            self._drop(client)
-            return
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.unsent else 0)
-        key = self._selector.get_key(client.connection)
-        if key.events != events:
-            self._selector.modify(client.connection, events, key.data)
+            self._timers.set("notice", _NOTICE_INTERVAL_S, lambda: None)

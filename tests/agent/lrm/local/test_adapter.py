@@ -1,6 +1,7 @@
-"""The ``local`` cluster seen from its agent: background load, nodes out of use, a locald that dies."""
+"""The adapter of embedded clusters, and commands of local users."""
 
 import asyncio
+import fcntl
 import json
 import os
 import signal
@@ -13,14 +14,13 @@ from pathlib import Path
 import pytest
 
 from koalapy.agent.lrm.local.adapter import LocalLrm
-from koalapy.agent.lrm.local.cluster import LocalCluster
-from koalapy.agent.lrm.local.run import local_run as run_locally
+from koalapy.agent.lrm.local.cluster import LOCK_FILE, LocalCluster, run_as_local_user
 from koalapy.agent.lrm.port import LrmJobState, LrmSubmission
 from koalapy.model.errors import SiteRejected, SiteUnavailable
-from tests.agent.lrm.conftest import WITHIN, Site, is_alive, pid_of_locald
+from tests.agent.lrm.conftest import TIMEOUT_S, Site, connect, is_alive, pid_of_locald
 from tests.signals import until
 
-pytestmark = pytest.mark.processes
+processes = pytest.mark.processes
 
 
 @pytest.fixture
@@ -31,58 +31,52 @@ async def lrm(site: Site) -> AsyncIterator[LocalLrm]:
     await lrm.close()
 
 
-def sleeping(site: Site, name: str) -> LrmSubmission:
+def sleep_submission(site: Site, name: str) -> LrmSubmission:
     folder = site.cluster.directory
     return LrmSubmission(name, 1, ["/bin/sleep", "60"], {}, folder, folder / f"{name}.out")
 
 
-async def test_jobs_of_others_are_background(site: Site, lrm: LocalLrm) -> None:
-    ours = await lrm.submit_job(sleeping(site, "koala-1-a"))
-    site.submit("exec sleep 60", name="theirs", user="alice", nodes=2)
+@processes
+async def test_snapshot_counts_jobs_of_other_users_as_background(site: Site, lrm: LocalLrm) -> None:
+    job = await lrm.submit_job(sleep_submission(site, "koala-1-a"))
+    site.submit("exec sleep 60", name="other", user="alice", nodes=2)
     site.submit("exec sleep 60", name="koala-2-a", user="grid")
     site.submit("exec sleep 60", name="waiting", user="alice")
     snapshot = await lrm.take_snapshot()
-    assert [job.id for job in snapshot.jobs] == [ours]
+    assert [listed.id for listed in snapshot.jobs] == [job]
     assert (snapshot.total, snapshot.idle, snapshot.background, snapshot.down) == (4, 0, 3, 0)
 
 
-async def test_nodes_out_of_use_are_down(site: Site, lrm: LocalLrm) -> None:
-    await lrm.submit_job(sleeping(site, "koala-1-a"))
-    for node, state in (("north-1", "drain"), ("north-2", "drain"), ("north-3", "down")):
-        site.connection.request("node", node=node, state=state)
-    snapshot = await lrm.take_snapshot()
-    # The first node still holds our job.
-    assert (snapshot.total, snapshot.idle, snapshot.background, snapshot.down) == (4, 1, 0, 2)
-
-
-async def test_a_locald_that_was_killed_is_replaced_and_its_jobs_are_lost(site: Site, lrm: LocalLrm) -> None:
-    job = await lrm.submit_job(sleeping(site, "koala-1-a"))
+@processes
+async def test_adapter_replaces_killed_locald_and_reports_its_jobs_lost(site: Site, lrm: LocalLrm) -> None:
+    job = await lrm.submit_job(sleep_submission(site, "koala-1-a"))
     ended = await lrm.submit_job(LrmSubmission("koala-1-b", 1, ["/bin/true"], {}, Path("/"), site.output()))
     await asyncio.to_thread(site.wait, ended)
     first = pid_of_locald(site.cluster)
-    async with asyncio.timeout(WITHIN), aclosing(lrm.watch_changes()) as changes:
+    async with asyncio.timeout(TIMEOUT_S), aclosing(lrm.watch_changes()) as changes:
         await anext(changes)
         os.kill(first, signal.SIGKILL)
         async for _ in changes:
-            with suppress(SiteUnavailable):  # asked while it was dying; the next change comes with its successor
-                seen = {each.id: each for each in (await lrm.take_snapshot()).jobs}
-                if seen[job].state is LrmJobState.ENDED:
+            with suppress(SiteUnavailable):  # it was ending; the next change comes with its successor
+                jobs = {listed.id: listed for listed in (await lrm.take_snapshot()).jobs}
+                if jobs[job].state is LrmJobState.ENDED:
                     break
-    assert (seen[job].lost, seen[ended].lost, seen[ended].exit_code) == (True, False, 0)
+    assert (jobs[job].lost, jobs[ended].lost, jobs[ended].exit_code) == (True, False, 0)
     assert await lrm.find_job("koala-1-a") == job
     assert pid_of_locald(site.cluster) != first
-    assert int(await lrm.submit_job(sleeping(site, "koala-1-c"))) > int(ended)
+    assert int(await lrm.submit_job(sleep_submission(site, "koala-1-c"))) > int(ended)
 
 
-async def test_many_requests_share_a_connection(site: Site, lrm: LocalLrm) -> None:
-    jobs = await asyncio.gather(*(lrm.submit_job(sleeping(site, f"koala-1-{k}")) for k in range(50)))
-    found = await asyncio.gather(*(lrm.find_job(f"koala-1-{k}") for k in range(50)))
-    assert found == jobs
+@processes
+async def test_concurrent_requests_share_a_connection(site: Site, lrm: LocalLrm) -> None:
+    jobs = await asyncio.gather(*(lrm.submit_job(sleep_submission(site, f"koala-1-{k}")) for k in range(50)))
+    assert await asyncio.gather(*(lrm.find_job(f"koala-1-{k}") for k in range(50))) == jobs
     assert len((await lrm.take_snapshot()).jobs) == 50
 
 
-async def test_closing_ends_the_changes_but_not_the_jobs(site: Site, lrm: LocalLrm) -> None:
-    job = await lrm.submit_job(sleeping(site, "koala-1-a"))
+@processes
+async def test_close_ends_changes_and_keeps_jobs(site: Site, lrm: LocalLrm) -> None:
+    job = await lrm.submit_job(sleep_submission(site, "koala-1-a"))
 
     async def follow() -> None:
         async for _ in lrm.watch_changes():
@@ -91,42 +85,55 @@ async def test_closing_ends_the_changes_but_not_the_jobs(site: Site, lrm: LocalL
     following = asyncio.create_task(follow())
     await asyncio.sleep(0)
     await lrm.close()
-    await asyncio.wait_for(following, WITHIN)
-    assert site.look(job)["state"] == "running"
+    await asyncio.wait_for(following, TIMEOUT_S)
+    assert site.find(job)["state"] == "running"
     with pytest.raises(SiteUnavailable):
-        await lrm.submit_job(sleeping(site, "koala-1-b"))
+        await lrm.submit_job(sleep_submission(site, "koala-1-b"))
 
 
-async def test_several_agents_starting_at_once_share_one_locald(make_cluster: Callable[..., LocalCluster]) -> None:
+@processes
+async def test_agents_starting_at_once_share_one_locald(make_cluster: Callable[..., LocalCluster]) -> None:
     cluster = make_cluster()
-    lrms = [LocalLrm(cluster, "koala-") for _ in range(4)]
+    lrms = [LocalLrm(cluster, "koala-") for _ in range(8)]
     await asyncio.gather(*(lrm.open() for lrm in lrms))
-    assert [(await lrm.take_snapshot()).total for lrm in lrms] == [4] * 4
+    assert [(await lrm.take_snapshot()).total for lrm in lrms] == [4] * 8
     for lrm in lrms:
         await lrm.close()
 
 
-async def test_a_directory_held_by_another_cluster_is_refused(
+@processes
+def test_start_with_held_lock_starts_no_locald(tmp_path: Path) -> None:
+    """Else locald, which waits until other processes of its directory have ended, would wait for the next starters."""
+    cluster = LocalCluster(tmp_path, "north", 4, start_timeout=0.0)  # a process would be an error at once
+    with (tmp_path / LOCK_FILE).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        cluster.start()
+    with pytest.raises(SiteUnavailable, match="locald does not start"):
+        cluster.start()
+
+
+@processes
+async def test_adapter_rejects_directory_held_by_other_settings(
     site: Site, make_cluster: Callable[..., LocalCluster]
 ) -> None:
     with pytest.raises(SiteRejected, match="of 4 nodes"):
         await LocalLrm(make_cluster(nodes=5), "koala-").open()
-    with pytest.raises(SiteRejected, match="of 4 nodes"):
-        make_cluster(nodes=5).connect()
     assert site.list()["total"] == 4
 
 
-async def test_other_settings_replace_a_locald_without_work(make_cluster: Callable[..., LocalCluster]) -> None:
-    make_cluster(nodes=4).connect().close()
+@processes
+async def test_adapter_replaces_unused_locald_with_other_settings(make_cluster: Callable[..., LocalCluster]) -> None:
+    await asyncio.to_thread(lambda: connect(make_cluster(nodes=4)).close())
     lrm = LocalLrm(make_cluster(nodes=5), "koala-")
     await lrm.open()
     assert (await lrm.take_snapshot()).total == 5
     await lrm.close()
-    with make_cluster(nodes=6).connect() as connection:
-        assert connection.request("list")["total"] == 6
 
 
-async def test_a_preload_without_main_is_told(make_cluster: Callable[..., LocalCluster], tmp_path: Path) -> None:
+@processes
+async def test_adapter_with_preload_without_main_fails(
+    make_cluster: Callable[..., LocalCluster], tmp_path: Path
+) -> None:
     empty = tmp_path / "empty.py"
     empty.touch()
     with pytest.raises(SiteRejected, match=r"empty\.py has no function main"):
@@ -136,74 +143,77 @@ async def test_a_preload_without_main_is_told(make_cluster: Callable[..., LocalC
 RUN = """
 import sys
 from pathlib import Path
-from koalapy.agent.lrm.local.cluster import LocalCluster
-from koalapy.agent.lrm.local.run import local_run
+from koalapy.agent.lrm.local.cluster import LOCK_FILE, LocalCluster, run_as_local_user
 assert not {"asyncio", "pydantic"} & sys.modules.keys()
 cluster = LocalCluster(Path(sys.argv[1]), "north", 4)
-sys.exit(local_run(cluster, int(sys.argv[2]), sys.argv[3:], "alice", {"GREETING": "hello"}, Path("/")))
+sys.exit(run_as_local_user(cluster, int(sys.argv[2]), sys.argv[3:], "alice", {"GREETING": "hello"}, Path("/")))
 """
 
 
-async def local_run(cluster: LocalCluster, nodes: int, script: str) -> asyncio.subprocess.Process:
+async def start_local_run(cluster: LocalCluster, nodes: int, script: str) -> asyncio.subprocess.Process:
     arguments = [str(cluster.directory), str(nodes), "/bin/sh", "-c", script]
     pipe = asyncio.subprocess.PIPE
     return await asyncio.create_subprocess_exec(sys.executable, "-c", RUN, *arguments, stdout=pipe)
 
 
-async def test_local_run_shows_the_output_and_exits_like_its_command(site: Site) -> None:
-    process = await local_run(site.cluster, 2, "echo $GREETING; exit 5")
-    shown, _ = await asyncio.wait_for(process.communicate(), WITHIN)
-    assert (shown, process.returncode) == (b"hello\nhello\n", 5)
+@processes
+async def test_local_run_copies_output_and_exit_code(site: Site) -> None:
+    process = await start_local_run(site.cluster, 2, "echo $GREETING; exit 5")
+    output, _ = await asyncio.wait_for(process.communicate(), TIMEOUT_S)
+    assert (output, process.returncode) == (b"hello\nhello\n", 5)
     assert not list((site.cluster.directory / "local-run").iterdir())
 
 
-async def test_local_run_waits_for_the_agent_to_start_the_cluster(make_cluster: Callable[..., LocalCluster]) -> None:
-    """It does not know the network: a locald that it started would give the nodes other clusters' addresses."""
+@processes
+async def test_local_run_waits_until_the_agent_starts_locald(make_cluster: Callable[..., LocalCluster]) -> None:
+    """``koala local-run`` does not know the network: its nodes would have other clusters' addresses."""
     cluster = make_cluster(network="127.0.9")
-    cluster.connect().close()
+    await asyncio.to_thread(lambda: connect(cluster).close())
     os.kill(pid_of_locald(cluster), signal.SIGKILL)
-    process = await local_run(cluster, 1, "echo $LOCALD_NODE")
+    process = await start_local_run(cluster, 1, "echo $LOCALD_NODE")
     lrm = LocalLrm(cluster, "koala-")
     await lrm.open()
-    shown, _ = await asyncio.wait_for(process.communicate(), WITHIN)
-    assert (shown, process.returncode) == (b"127.0.9.1\n", 0)
+    output, _ = await asyncio.wait_for(process.communicate(), TIMEOUT_S)
+    assert (output, process.returncode) == (b"127.0.9.1\n", 0)
     await lrm.close()
 
 
-def test_a_user_of_a_cluster_that_nobody_starts_is_told_so(make_cluster: Callable[..., LocalCluster]) -> None:
-    cluster = make_cluster(start_timeout=0.1)
-    with pytest.raises(SiteUnavailable, match="locald does not") as told:
-        run_locally(cluster, 1, ["true"], "alice", {}, Path("/"))
-    assert "agent" in told.value.hint
+def test_local_run_without_locald_names_the_agent(tmp_path: Path) -> None:
+    cluster = LocalCluster(tmp_path / "north", "north", 4, start_timeout=0.0)
+    with pytest.raises(SiteUnavailable, match="locald does not") as error:
+        run_as_local_user(cluster, 1, ["true"], "alice", {}, Path("/"))
+    assert "agent" in error.value.hint
     assert not cluster.directory.exists()
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-async def test_local_run_takes_its_job_along_however_it_ends(site: Site, how: signal.Signals) -> None:
-    process = await local_run(site.cluster, 1, "echo $$; sleep 60")
+@processes
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+async def test_local_run_that_is_ended_ends_its_job(site: Site, signum: signal.Signals) -> None:
+    process = await start_local_run(site.cluster, 1, "echo $$; sleep 60")
     assert process.stdout is not None
-    pid = int(await asyncio.wait_for(process.stdout.readline(), WITHIN))
-    process.send_signal(how)
-    await asyncio.wait_for(process.communicate(), WITHIN)
-    assert process.returncode == (-how if how == signal.SIGKILL else 130)
+    pid = int(await asyncio.wait_for(process.stdout.readline(), TIMEOUT_S))
+    process.send_signal(signum)
+    await asyncio.wait_for(process.communicate(), TIMEOUT_S)
+    assert process.returncode == (-signum if signum == signal.SIGKILL else 130)
     await until(lambda: not is_alive(pid))
     await until(lambda: site.list()["idle"] == 4)
 
 
-async def test_local_run_interrupted_before_its_submission_is_answered_goes_at_once(tmp_path: Path) -> None:
-    """It goes, and its job with it, whose number it never heard."""
+@processes
+async def test_local_run_interrupted_before_the_reply_ends_at_once(tmp_path: Path) -> None:
+    """Its job ends with the connection."""
     cluster = LocalCluster(tmp_path, "north", 4)
     (tmp_path / "locald.json").write_text(json.dumps({"socket": str(tmp_path / "socket")}))
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "socket"))
         listener.listen()
-        process = await local_run(cluster, 1, "sleep 60")
-        taken, _ = await asyncio.to_thread(listener.accept)
-        with taken, taken.makefile("rb") as asked:
-            assert json.loads(await asyncio.to_thread(asked.readline))["op"] == "hello"
-            taken.sendall(b"{}\n")
-            assert json.loads(await asyncio.to_thread(asked.readline))["attached"] is True
+        process = await start_local_run(cluster, 1, "sleep 60")
+        connection, _ = await asyncio.to_thread(listener.accept)
+        with connection, connection.makefile("rb") as requests:
+            assert json.loads(await asyncio.to_thread(requests.readline))["op"] == "hello"
+            connection.sendall(b"{}\n")
+            assert json.loads(await asyncio.to_thread(requests.readline))["attached"] is True
             process.send_signal(signal.SIGTERM)
-            assert await asyncio.to_thread(asked.readline) == b""
-    assert await asyncio.wait_for(process.wait(), WITHIN) == 130
+            assert await asyncio.to_thread(requests.readline) == b""
+    assert await asyncio.wait_for(process.wait(), TIMEOUT_S) == 130
     assert not list((tmp_path / "local-run").iterdir())

@@ -1,4 +1,4 @@
-"""locald's own promises: nothing of a job outlives it, nodes are exclusive, no client can bring it down."""
+"""locald: no process outlives its job, nodes are exclusive, no client can crash it."""
 
 import json
 import os
@@ -7,63 +7,64 @@ import select
 import shutil
 import signal
 import socket
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from koalapy.agent.lrm.local.cluster import LocalCluster, LocalConnection
+from koalapy.agent.lrm.local.cluster import HELD_BY_ANOTHER, LOCK_FILE, LocalCluster, LocalConnection
 from koalapy.model.errors import SiteRejected
-from tests.agent.lrm.conftest import Site, eventually, is_alive, numbers_in, pid_of_locald, processes_of
+from tests.agent.lrm.conftest import Site, connect, eventually, is_alive, numbers_in, pid_of_locald, processes_of
 
 pytestmark = pytest.mark.processes
 
 DAEMON = "setsid sh -c 'sh -c \"echo \\$\\$; trap : TERM; while :; do sleep 0.1; done\" & exit' "
-"""Leaves a process behind that has lost its parents, has its own session and shrugs at SIGTERM; tells its number."""
-NAMELESS = "setsid sh -c 'env -i sh -c \"echo \\$\\$; exec sleep 60\" & exit' "
-"""The like, without the mark of its job."""
+"""Starts an orphan with its own session that ignores SIGTERM, and prints its process id."""
+UNMARKED = "setsid sh -c 'env -i sh -c \"echo \\$\\$; exec sleep 60\" & exit' "
+"""Starts an orphan with its own session without the mark of its job, and prints its process id."""
 
 
-def pids(site: Site, count: int, name: str = "job") -> list[int]:
-    return eventually(lambda: len(found := numbers_in(site.output(name))) >= count and found)
+def wait_for_pids(site: Site, count: int, name: str = "job") -> list[int]:
+    return eventually(lambda: len(pids := numbers_in(site.output(name))) >= count and pids)
 
 
-@pytest.mark.parametrize("daemon", [DAEMON, NAMELESS])
-def test_a_node_is_free_only_when_nothing_is_left_on_it(site: Site, daemon: str) -> None:
+@pytest.mark.parametrize("daemon", [DAEMON, UNMARKED])
+def test_job_ends_when_its_last_process_has_ended(site: Site, daemon: str) -> None:
     job = site.submit(daemon + "; until [ -s job.out ]; do sleep 0.02; done; exit 0")
-    (pid,) = pids(site, 1)
+    (pid,) = wait_for_pids(site, 1)
     record = site.wait(job)
     assert not is_alive(pid)
     assert (record["state"], record["exit_code"], record["lost"]) == ("ended", 0, False)
 
 
-def test_cancel_finds_daemons_while_their_job_runs(site: Site) -> None:
+def test_cancel_ends_orphans_of_its_job_only(site: Site) -> None:
     other = site.submit(DAEMON + "; exec sleep 60", name="other")
     job = site.submit(DAEMON + "; exec sleep 60")
-    (pid,), (pid_of_other,) = pids(site, 1), pids(site, 1, "other")
+    (pid,), (pid_of_other,) = wait_for_pids(site, 1), wait_for_pids(site, 1, "other")
     site.connection.request("cancel", job=job, name="job")
     assert site.wait(job)["reason"] == "cancelled"
     assert (is_alive(pid), is_alive(pid_of_other)) == (False, True)
-    assert site.look(other)["state"] == "running"
+    assert site.find(other)["state"] == "running"
 
 
-def test_descendants_of_a_living_job_are_left_alone_when_another_ends(site: Site) -> None:
+def test_end_of_job_keeps_processes_of_others(site: Site) -> None:
     site.submit(DAEMON + "; sh -c 'echo $$; exec sleep 60' & wait", name="stays")
-    living = pids(site, 2, "stays")
+    living = wait_for_pids(site, 2, "stays")
     for k in range(3):
         site.wait(site.submit("sleep 0.01 & exit", name=f"short-{k}"))
     assert all(is_alive(pid) for pid in living)
 
 
-def test_what_ignores_sigterm_is_killed(site: Site) -> None:
+def test_process_that_ignores_sigterm_is_killed(site: Site) -> None:
     job = site.submit("trap : TERM; echo $$; while :; do sleep 0.05; done")
-    pids(site, 1)
+    wait_for_pids(site, 1)
     site.connection.request("cancel", job=job, name="job")
     record = site.wait(job)
     assert (record["exit_code"], record["lost"], record["reason"]) == (137, False, "cancelled")
 
 
-def test_a_job_is_ended_at_its_walltime(site: Site) -> None:
+def test_job_is_ended_at_its_walltime(site: Site) -> None:
     record = site.wait(site.submit("exec sleep 60", walltime=0.1))
     assert (record["exit_code"], record["lost"], record["reason"]) == (143, False, "walltime exceeded")
 
@@ -84,21 +85,21 @@ def test_jobs_never_share_a_node(make_site: Callable[..., Site]) -> None:
     assert site.list()["idle"] == 5
 
 
-def test_first_come_first_served_whoever_asks(site: Site) -> None:
+def test_queue_is_first_come_first_served_over_users(site: Site) -> None:
     site.submit("until [ -e gate ]; do sleep 0.02; done", nodes=3, name="first")
     names = ["large", "small", "also"]
     jobs = [
         site.submit("echo $LOCALD_JOB >>order", nodes=nodes, name=name, user=user)
         for name, nodes, user in zip(names, (4, 1, 4), ("grid", "alice", "grid"), strict=True)
     ]
-    assert [record["state"] for record in map(site.look, jobs)] == ["queued"] * 3
+    assert [record["state"] for record in map(site.find, jobs)] == ["queued"] * 3
     (site.cluster.directory / "gate").touch()
     site.wait(jobs[-1])
     order = (site.cluster.directory / "order").read_text().split()
     assert order == [jobs[0]] * 4 + [jobs[1]] + [jobs[2]] * 4
 
 
-def test_a_job_learns_where_it_runs(site: Site) -> None:
+def test_job_environment_names_its_nodes(site: Site) -> None:
     script = 'echo "$LOCALD_JOB $LOCALD_NODES $LOCALD_NODE $LOCALD_NODE_NAME $LOCALD_NODE_INDEX $GREETING"'
     site.submit("exec sleep 60", name="first")
     job = site.submit(script, nodes=2, env={"GREETING": "hello", "LOCALD_NODE": "forged"})
@@ -110,104 +111,75 @@ def test_a_job_learns_where_it_runs(site: Site) -> None:
     ]
 
 
-def test_a_broken_node_loses_its_job_at_once_and_is_not_used(site: Site) -> None:
-    job = site.submit("echo $$; trap : TERM; while :; do sleep 0.05; done", nodes=2)
-    pids(site, 2)
-    site.connection.request("node", node="north-2", state="down")
-    seen = site.look(job)
-    assert (seen["state"], seen["lost"], seen["reason"]) == ("running", True, "node north-2: down")
-    site.connection.request("cancel", job=job, name="job")
-    assert site.wait(job)["lost"]
-    fit = site.submit("exec sleep 60", nodes=3, name="fit")
-    assert site.look(fit)["nodes"] == ["127.0.1.1", "127.0.1.3", "127.0.1.4"]
-    waits = site.submit("true", name="waits")
-    site.connection.request("node", node="127.0.1.2", state="resume")
-    assert site.wait(waits)["nodes"] == ["127.0.1.2"]
-
-
-def test_a_runner_that_is_killed_marks_its_job_lost_while_the_others_go_on(site: Site) -> None:
+def test_killed_runner_marks_its_running_job_lost(site: Site) -> None:
     job = site.submit("echo $$; if [ $LOCALD_NODE_INDEX = 1 ]; then kill -9 $$; fi; sleep 60", nodes=3)
-    pids(site, 3)
-    seen = eventually(lambda: (record := site.look(job))["lost"] and record)
-    assert (seen["state"], seen["reason"]) == ("running", "node north-2: runner killed by signal 9")
+    wait_for_pids(site, 3)
+    record = eventually(lambda: (record := site.find(job))["lost"] and record)
+    assert (record["state"], record["reason"]) == ("running", "node north-2: runner killed by signal 9")
     # A node is held until the whole job is over, as with any batch system.
     assert site.list()["idle"] == 1
 
 
-def test_a_drained_node_finishes_its_job_and_takes_no_other(site: Site) -> None:
-    first = site.submit("until [ -e gate ]; do sleep 0.02; done", name="first")
-    site.connection.request("node", node="north-1", state="drain")
-    (site.cluster.directory / "gate").touch()
-    assert site.wait(first)["exit_code"] == 0
-    assert site.wait(site.submit("true"))["nodes"] == ["127.0.1.2"]
-    site.connection.request("node", node="north-1", state="resume")
-    assert site.wait(site.submit("true"))["nodes"] == ["127.0.1.1"]
-
-
-def test_a_killed_locald_takes_its_runners_along_and_the_next_one_ends_the_rest(site: Site) -> None:
+def test_killed_locald_leaves_no_processes_to_the_next(site: Site) -> None:
     site.submit(DAEMON + "; echo $$; exec sleep 60")
-    left_behind, runner = sorted(pids(site, 2), key=lambda pid: os.getsid(pid) == pid)
+    orphan, runner = sorted(wait_for_pids(site, 2), key=lambda pid: os.getsid(pid) == pid)
     os.kill(pid_of_locald(site.cluster), signal.SIGKILL)
     eventually(lambda: not is_alive(runner))
-    assert is_alive(left_behind)
-    with site.cluster.connect() as connection:
-        assert not is_alive(left_behind)
+    assert is_alive(orphan)
+    with connect(site.cluster) as connection:
+        assert not is_alive(orphan)
         assert connection.request("list")["idle"] == 4
         assert connection.request("find", name="job")["lost"]
 
 
-def test_attached_jobs_end_with_whoever_submitted_them(site: Site) -> None:
-    """Those that run and those that wait; all others stay, and get the nodes."""
+def test_attached_jobs_end_with_their_client(site: Site) -> None:
     stays = site.submit("exec sleep 60", name="stays")
     with LocalConnection(site.cluster.socket_path()) as user:
         submitted = [
             user.request("submit", name=f"job-{k}", nodes=3, argv=["sleep", "60"], attached=True)["job"] for k in (1, 2)
         ]
         after = site.submit("exec sleep 60", nodes=3, name="after")
-        assert [site.look(job)["state"] for job in (*submitted, after)] == ["running", "queued", "queued"]
+        assert [site.find(job)["state"] for job in (*submitted, after)] == ["running", "queued", "queued"]
     for job in submitted:
-        assert site.wait(job)["reason"] == "who ran it has gone"
-    eventually(lambda: site.look(after)["state"] == "running")
-    assert site.look(stays)["state"] == "running"
+        assert site.wait(job)["reason"] == "its client disconnected"
+    eventually(lambda: site.find(after)["state"] == "running")
+    assert site.find(stays)["state"] == "running"
 
 
-def test_shutdown_waits_when_asked_to_and_leaves_nothing(site: Site) -> None:
+def test_shutdown_if_idle_waits_for_jobs_and_leaves_nothing(site: Site) -> None:
     site.submit(DAEMON + "; exec sleep 60", nodes=2)
-    left = pids(site, 2)
+    pids = wait_for_pids(site, 2)
     site.submit("true", nodes=4, name="waits")
     assert site.cluster.stop(if_idle=True) is False
-    assert all(map(is_alive, left))
+    assert all(map(is_alive, pids))
     assert site.cluster.stop() is True
     eventually(lambda: not processes_of(site.cluster.directory))
-    assert not any(map(is_alive, left))
+    assert not any(map(is_alive, pids))
     assert not list(site.cluster.directory.glob("locald.s*")) + list(site.cluster.directory.glob("*.json"))
 
 
-def test_sigterm_is_a_shutdown(site: Site) -> None:
+def test_sigterm_shuts_locald_down(site: Site) -> None:
     site.submit(DAEMON + "; exec sleep 60")
-    (pid,) = pids(site, 1)
+    (pid,) = wait_for_pids(site, 1)
     locald = pid_of_locald(site.cluster)
     os.kill(locald, signal.SIGTERM)
     eventually(lambda: not is_alive(locald))
     assert not is_alive(pid)
 
 
-def test_it_ends_by_itself_without_clients_and_jobs(make_site: Callable[..., Site]) -> None:
+def test_unused_locald_ends(make_site: Callable[..., Site]) -> None:
     site = make_site(linger=0.1)
     locald = pid_of_locald(site.cluster)
     job = site.submit("until [ -e gate ]; do sleep 0.02; done")
     site.connection.close()
-    with site.cluster.connect() as again:
+    with connect(site.cluster) as again:
         assert (pid_of_locald(site.cluster), again.request("find", job=job)["state"]) == (locald, "running")
     (site.cluster.directory / "gate").touch()
     eventually(lambda: not is_alive(locald))
 
 
-@pytest.mark.parametrize("then", ["an agent comes", "its directory goes"])
-def test_it_stays_with_its_key_while_a_runner_could_not_tell_its_result(
-    make_site: Callable[..., Site], then: str
-) -> None:
-    """What that one left is known to be its own by the key alone."""
+@pytest.mark.parametrize("event", ["agent connects", "directory is removed"])
+def test_locald_with_undelivered_result_keeps_its_key(make_site: Callable[..., Site], event: str) -> None:
     site = make_site(linger=0.1)
     locald = pid_of_locald(site.cluster)
     assert site.connection.request("keep", key="aa")["key"] == "aa"
@@ -215,8 +187,8 @@ def test_it_stays_with_its_key_while_a_runner_could_not_tell_its_result(
     site.connection.close()
     ended, _, _ = select.select([os.pidfd_open(locald)], [], [], 0.5)
     assert not ended, "it would have ended five times"
-    if then == "an agent comes":
-        with site.cluster.connect() as agent:
+    if event == "agent connects":
+        with connect(site.cluster) as agent:
             assert agent.request("keep", key="bb")["key"] == "aa"
             agent.request("list", ended_since=0, ended_prefix="koala-")
     else:
@@ -225,7 +197,7 @@ def test_it_stays_with_its_key_while_a_runner_could_not_tell_its_result(
 
 
 @pytest.mark.evidence("R6")
-def test_who_starts_a_runner_hands_it_its_secret_and_nobody_else(make_site: Callable[..., Site]) -> None:
+def test_secret_of_runner_is_only_in_its_pipe(make_site: Callable[..., Site]) -> None:
     site = make_site()
     script = 'cat /dev/fd/"$KOALA_SECRET_PIPE"; tr "\\0" "\\n" </proc/self/environ | grep -c aaaa; exit 0'
     job = site.submit(script, nodes=1, secrets=["aaaa"])
@@ -261,35 +233,35 @@ def test_who_starts_a_runner_hands_it_its_secret_and_nobody_else(make_site: Call
         ("attached", 1),
     ],
 )
-def test_a_bad_submission_is_refused_by_the_name_of_its_field(site: Site, field: str, value: object) -> None:
+def test_wrong_submission_names_its_field(site: Site, field: str, value: object) -> None:
     good: dict[str, object] = {"nodes": 1, "argv": ["/bin/true"], "name": "job"}
     with pytest.raises(SiteRejected, match=f"^{field}: "):
         site.connection.request("submit", **{**good, field: value})
     assert site.list()["jobs"] == []
 
 
-def test_no_client_brings_it_down(site: Site) -> None:
+def test_wrong_requests_do_not_crash_locald(site: Site) -> None:
     path = site.cluster.socket_path()
     lines = [b"{", b"\xff\xfe", b"[1]", b"null", b'"op"', b'{"op": 1}', b'{"op": []}', b'{"op": "eat"}']
     lines += [b"[" * 100_000, b'{"op": "cancel", "job": []}', b'{"op": "wait", "job": {}}', b'{"op": "find"}']
-    lines += [b'{"op": "list", "ended_since": "x"}', b'{"op": "node", "node": {}, "state": []}', b'{"op":"node"}']
-    with socket.socket(socket.AF_UNIX) as rude:
-        rude.connect(path)
-        rude.sendall(b"\n".join(lines) + b"\n")
-        with rude.makefile("rb") as replies:
-            kinds = [json.loads(replies.readline()) for _ in lines]
-    assert all("error" in reply or reply == {"job": None} for reply in kinds)
-    with socket.socket(socket.AF_UNIX) as rude:
-        rude.connect(path)
+    lines += [b'{"op": "list", "ended_since": "x"}', b'{"op": "keep", "key": {}}']
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(path)
+        client.sendall(b"\n".join(lines) + b"\n")
+        with client.makefile("rb") as replies:
+            answers = [json.loads(replies.readline()) for _ in lines]
+    assert all("error" in reply or reply == {"job": None} for reply in answers)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(path)
         with pytest.raises(OSError):
-            rude.sendall(b"x" * (100 << 20))
-    with socket.socket(socket.AF_UNIX) as deaf:
-        deaf.connect(path)
-        deaf.sendall(b'{"op": "list"}\n' * 1000)
+            client.sendall(b"x" * (100 << 20))
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(path)
+        client.sendall(b'{"op": "list"}\n' * 1000)
     assert site.list()["total"] == 4
 
 
-def test_a_directory_too_deep_for_a_socket(make_site: Callable[..., Site], tmp_path: Path) -> None:
+def test_long_directory_has_its_socket_elsewhere(make_site: Callable[..., Site], tmp_path: Path) -> None:
     site = make_site(directory=tmp_path / ("deep" * 30) / "north")
     path = Path(site.cluster.socket_path())
     assert site.cluster.directory not in path.parents
@@ -299,27 +271,27 @@ def test_a_directory_too_deep_for_a_socket(make_site: Callable[..., Site], tmp_p
     eventually(lambda: not path.parent.exists())
 
 
-def test_only_its_user_may_talk_to_it(site: Site) -> None:
+def test_socket_is_private_to_its_account(site: Site) -> None:
     assert Path(site.cluster.socket_path()).stat().st_mode & 0o077 == 0
 
 
-def test_a_list_can_leave_out_what_has_been_seen(site: Site) -> None:
+def test_list_leaves_out_jobs_that_ended_earlier(site: Site) -> None:
     for k in range(3):
-        site.wait(site.submit("true", name=f"ours-{k}"))
-    site.wait(site.submit("true", name="theirs"))
-    seen = site.list()
-    assert len(seen["jobs"]) == 4
-    site.wait(site.submit("true", name="ours-3"))
-    ask = site.connection.request
-    assert [job["name"] for job in ask("list", ended_since=seen["seq"])["jobs"]] == ["ours-3"]
-    assert len(ask("list", ended_prefix="ours-")["jobs"]) == 4
+        site.wait(site.submit("true", name=f"koala-{k}"))
+    site.wait(site.submit("true", name="other"))
+    listing = site.list()
+    assert len(listing["jobs"]) == 4
+    site.wait(site.submit("true", name="koala-3"))
+    request = site.connection.request
+    assert [job["name"] for job in request("list", ended_since=listing["seq"])["jobs"]] == ["koala-3"]
+    assert len(request("list", ended_prefix="koala-")["jobs"]) == 4
 
 
-def test_watchers_hear_of_changes(site: Site) -> None:
+def test_watcher_is_notified_of_changes(site: Site) -> None:
     with LocalConnection(site.cluster.socket_path()) as watcher:
-        before = watcher.request("watch")["seq"]
+        seq = watcher.request("watch")["seq"]
         site.submit("true")
-        assert watcher.receive()["changed"] > before
+        assert watcher.receive()["changed"] > seq
 
 
 PRELOADED = """
@@ -356,7 +328,7 @@ def run_preloaded(site: Site, *args: str, interpreter: str = "/no/such/python") 
     return site.wait(site.submit("", argv=argv, env={"GREETING": "hello"}))
 
 
-def test_the_preloaded_program_runs_without_an_interpreter(preloaded: Site) -> None:
+def test_preloaded_program_runs_without_an_interpreter(preloaded: Site) -> None:
     folder = preloaded.cluster.directory
     for _ in range(2):
         assert run_preloaded(preloaded, "a", "b")["exit_code"] == 2
@@ -364,33 +336,33 @@ def test_the_preloaded_program_runs_without_an_interpreter(preloaded: Site) -> N
     assert preloaded.output().read_text() == line * 2
 
 
-def test_a_preloaded_program_may_raise_or_exit(preloaded: Site) -> None:
+def test_preloaded_program_may_raise_or_exit(preloaded: Site) -> None:
     assert run_preloaded(preloaded, "exit")["exit_code"] == 4
     assert run_preloaded(preloaded, "raise")["exit_code"] == 1
     assert "ValueError: as asked" in preloaded.output().read_text()
     assert preloaded.list()["idle"] == 4
 
 
-def test_what_a_preloaded_program_forks_ends_with_it(preloaded: Site) -> None:
+def test_fork_of_preloaded_program_ends_with_it(preloaded: Site) -> None:
     assert run_preloaded(preloaded, "fork")["exit_code"] == 1
     (pid,) = numbers_in(preloaded.output())
     assert not is_alive(pid)
 
 
-def test_what_a_preloaded_program_forks_does_not_outlive_a_killed_locald(preloaded: Site) -> None:
+def test_fork_of_preloaded_program_ends_with_killed_locald(preloaded: Site) -> None:
     argv = ["python", str(preloaded.cluster.preload), "fork"]
     held = ["python", str(preloaded.cluster.preload), "orphan"]
     preloaded.submit("", argv=held, name="held")
     preloaded.submit("", argv=argv)
     os.kill(pid_of_locald(preloaded.cluster), signal.SIGKILL)
-    with preloaded.cluster.connect() as connection:
+    with connect(preloaded.cluster) as connection:
         assert connection.request("list")["idle"] == 4
     locald = pid_of_locald(preloaded.cluster)
     keeper = int(Path(f"/proc/{locald}/stat").read_text().rpartition(")")[2].split()[1])
     assert {*processes_of(preloaded.cluster.directory)} == {keeper, locald}
 
 
-def test_a_preloaded_file_that_has_changed_is_run_anew(preloaded: Site) -> None:
+def test_changed_preloaded_file_runs_by_exec(preloaded: Site) -> None:
     file = preloaded.cluster.preload
     assert file is not None
     file.write_text("print('changed')")
@@ -401,40 +373,37 @@ def test_a_preloaded_file_that_has_changed_is_run_anew(preloaded: Site) -> None:
     assert record["exit_code"] == 126
 
 
-def test_one_locald_for_each_directory(site: Site, make_cluster: Callable[..., LocalCluster]) -> None:
+def test_second_locald_of_directory_exits(site: Site) -> None:
     locald = pid_of_locald(site.cluster)
-    make_cluster().start()
+    assert subprocess.run(site.cluster.start_command, check=False).returncode == HELD_BY_ANOTHER
     assert pid_of_locald(site.cluster) == locald
 
 
-def test_cluster_whose_file_of_a_living_locald_is_gone_finds_it_and_it_writes_the_file_again(
-    site: Site, make_cluster: Callable[..., LocalCluster]
-) -> None:
+def test_removed_locald_json_is_written_again(site: Site, make_cluster: Callable[..., LocalCluster]) -> None:
     job = site.submit("exec sleep 60")
     (site.cluster.directory / "locald.json").unlink()
-    with make_cluster().connect() as connection:
+    with connect(make_cluster()) as connection:
         assert connection.request("find", job=job)["state"] == "running"
     eventually((site.cluster.directory / "locald.json").exists)
+    assert int((site.cluster.directory / LOCK_FILE).read_text()) == pid_of_locald(site.cluster)
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 40, b"\xe9\xff", b"[]", b'{"socket": "/no/such/socket"}'])
-def test_cluster_whose_file_of_a_living_locald_is_damaged_finds_it(
+def test_damaged_locald_json_leaves_locald_reachable(
     site: Site, make_cluster: Callable[..., LocalCluster], content: bytes
 ) -> None:
     (site.cluster.directory / "locald.json").write_bytes(content)
-    with make_cluster().connect() as connection:
+    with connect(make_cluster()) as connection:
         assert connection.request("list")["idle"] == 4
 
 
-def test_cluster_whose_directory_was_moved_while_locald_lives_finds_it(
-    site: Site, make_cluster: Callable[..., LocalCluster]
-) -> None:
+def test_moved_directory_leaves_locald_reachable(site: Site, make_cluster: Callable[..., LocalCluster]) -> None:
     job = site.submit("echo $$; exec sleep 60")
-    pids(site, 1)
+    wait_for_pids(site, 1)
     moved = site.cluster.directory.with_name("moved")
     site.cluster.directory.rename(moved)
     cluster = make_cluster(directory=moved)
-    with cluster.connect() as connection:
+    with connect(cluster) as connection:
         assert connection.request("find", job=job)["state"] == "running"
         connection.request("cancel", job=job, name="job")
         assert connection.request("wait", job=job)["reason"] == "cancelled"

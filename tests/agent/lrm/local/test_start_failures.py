@@ -1,4 +1,4 @@
-"""Starts that fail on purpose: how often, by whose word, and that they are refused where nobody can be fooled."""
+"""Starts that fail on purpose."""
 
 from pathlib import Path
 
@@ -13,31 +13,31 @@ from tests.agent.lrm.conftest import Site
 RUNNER = ["python", "runner.py"]
 
 
-def failed(failures: StartFailures, starts: int = 1000) -> int:
-    return sum(failures.command(RUNNER) != RUNNER for _ in range(starts))
+def count_failures(failures: StartFailures, starts: int = 1000) -> int:
+    return sum(failures.choose_command(RUNNER) != RUNNER for _ in range(starts))
 
 
-def test_as_often_as_configured_and_the_same_in_each_life(tmp_path: Path) -> None:
+def test_failures_are_as_often_as_configured_and_repeatable(tmp_path: Path) -> None:
     first, second = (StartFailures(tmp_path, "north", 0.3) for _ in range(2))
-    draws = [first.command(RUNNER) == RUNNER for _ in range(1000)]
-    assert draws == [second.command(RUNNER) == RUNNER for _ in range(1000)]
+    draws = [first.choose_command(RUNNER) == RUNNER for _ in range(1000)]
+    assert draws == [second.choose_command(RUNNER) == RUNNER for _ in range(1000)]
     assert 250 < draws.count(False) < 350
-    assert draws != [StartFailures(tmp_path, "south", 0.3).command(RUNNER) == RUNNER for _ in range(1000)]
+    assert draws != [StartFailures(tmp_path, "south", 0.3).choose_command(RUNNER) == RUNNER for _ in range(1000)]
 
 
-def test_the_file_counts_while_it_is_there(tmp_path: Path) -> None:
+def test_file_replaces_the_configured_probability(tmp_path: Path) -> None:
     failures = StartFailures(tmp_path, "north", 0.0)
-    assert failed(failures) == 0
+    assert count_failures(failures) == 0
     (tmp_path / START_FAILURES_FILE).write_text("1\n")
-    assert failed(failures) == 1000
+    assert count_failures(failures) == 1000
     (tmp_path / START_FAILURES_FILE).write_text("soon")
-    assert failed(failures) == 0, "not a number"
+    assert count_failures(failures) == 0, "not a number"
     (tmp_path / START_FAILURES_FILE).unlink()
-    assert failed(failures) == 0
+    assert count_failures(failures) == 0
 
 
 @pytest.mark.processes
-async def test_a_start_that_fails_has_its_nodes_and_ends_at_once(site: Site) -> None:
+async def test_failed_start_takes_its_nodes_and_ends(site: Site) -> None:
     lrm = LocalLrm(site.cluster, "koala-1-", start_failures=1.0)
     await lrm.open()
     folder = site.cluster.directory
@@ -49,7 +49,7 @@ async def test_a_start_that_fails_has_its_nodes_and_ends_at_once(site: Site) -> 
 
 
 @pytest.mark.parametrize("text", ["{kind: slurm, start_failures: 0.1}", "{start_failures: 1.5}", "{start_failures: x}"])
-def test_a_wrong_setting_is_refused_by_its_name(text: str, tmp_path: Path) -> None:
+def test_wrong_setting_is_rejected_by_name(text: str, tmp_path: Path) -> None:
     config = tmp_path / "koala.yaml"
     config.write_text(f"clusters: {{north: {text}}}")
     with pytest.raises(UsageError) as error:
@@ -57,5 +57,5 @@ def test_a_wrong_setting_is_refused_by_its_name(text: str, tmp_path: Path) -> No
     assert error.value.field == "clusters.north.start_failures"
 
 
-def test_by_default_nothing_fails() -> None:
+def test_start_failures_default_to_zero() -> None:
     assert ClusterSection().start_failures == 0
