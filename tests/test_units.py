@@ -24,7 +24,7 @@ PROBE = """
 import json, mmap, os, socket, sys
 import httptools, psycopg, sqlalchemy, uvloop
 import koalapy.daemon.main
-from koalapy.system.hardening import scrub_environment
+from koalapy.system.process import scrub_environment
 scrub_environment()
 def refused(attempt):
     try:

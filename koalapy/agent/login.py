@@ -22,8 +22,8 @@ from koalapy.agent.core.settings import AgentSettings
 from koalapy.agent.runners.uplink import Uplink
 from koalapy.model.throttle import Throttle
 from koalapy.protocol.messages import Vouch, Vouched, Welcome
-from koalapy.system.accept import ONE_A_TURN, let_wait
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
+from koalapy.system.event_loop import ACCEPTS_PER_TURN, raise_backlog
 from koalapy.system.login_socket import DIRECTORY, MAX_LINE, address, open_folder, peer_of
 
 log = structlog.get_logger()
@@ -79,9 +79,9 @@ class LoginServer:
                 failures.append(f"{path}: {_reason(error)}")
                 continue
             self._server = await asyncio.start_unix_server(
-                self._serve, sock=self._bound.socket, limit=MAX_LINE, backlog=ONE_A_TURN
+                self._serve, sock=self._bound.socket, limit=MAX_LINE, backlog=ACCEPTS_PER_TURN
             )
-            let_wait(self._server)
+            raise_backlog(self._server)
             log.info("users of this host can log in", action="login-socket", cluster=self._cluster, socket=str(path))
             break
         if failures:

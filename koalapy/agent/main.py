@@ -26,11 +26,10 @@ from koalapy.agent.lrm.port import Finding, Lrm
 from koalapy.config.logs import configure_logging, warn_of_unknown_variables, watch_out_for_crashes
 from koalapy.config.settings import ClusterSection, Settings, load
 from koalapy.model.errors import UsageError
-from koalapy.system.hardening import drop_own_variables
-from koalapy.system.limits import raise_limit
 from koalapy.system.login_socket import NAME as LOGIN_SOCKET
 from koalapy.system.login_socket import well_known
 from koalapy.system.private_files import private_directory
+from koalapy.system.process import drop_own_variables, raise_file_limit
 from koalapy.system.systemd import ServiceManager
 from koalapy.system.tls import OF_THIS_MACHINE, Trust, check_encrypted
 
@@ -56,7 +55,7 @@ def agent(
     ``embedded``: or until the daemon dies that started it, and hands over its settings and token.
     """
     configure_logging("warning" if embedded else "info", cluster=cluster)
-    raise_limit(MAX_OPEN_FILES)
+    raise_file_limit(MAX_OPEN_FILES)
     if embedded:
         token, settings, trust = take_handover()
     else:

@@ -7,7 +7,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from koalapy.apps import report
+from koalapy.apps import program
 
 
 def pattern(rank: int, turn: int, count: int) -> NDArray[np.int64]:
@@ -22,10 +22,10 @@ def is_right(received: NDArray[np.int64], turn: int) -> bool:
 
 def main() -> int:
     world = MPI.COMM_WORLD
-    options = report.parser(__doc__)
+    options = program.parser(__doc__)
     options.add_argument("--count", type=int, default=1000, help="numbers of 8 bytes from each rank")
     options.add_argument("--repeats", type=int, default=100)
-    given = report.parse(options, world)
+    given = program.parse(options, world)
     if given.count < 1 or given.repeats < 1:
         if world.rank == 0:
             print("--count and --repeats must be at least 1", file=sys.stderr)
@@ -43,7 +43,7 @@ def main() -> int:
     wanted = given.repeats * world.size
     mean = world.allreduce(spent, op=MPI.SUM) / wanted
     result = f"allgather: {given.count * 8} bytes from each of {world.size} ranks, {1e6 * mean:.0f} µs a call"
-    return report.finish(
+    return program.finish(
         world, result, f"{total} of {wanted} calls brought what was sent", total == wanted, given.where
     )
 

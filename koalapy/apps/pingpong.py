@@ -16,7 +16,7 @@ from functools import partial
 
 from mpi4py import MPI
 
-from koalapy.apps import report
+from koalapy.apps import program
 
 LATENCY_BYTES = 64 * 1024
 BANDWIDTH_BYTES = 1024 * 1024
@@ -161,11 +161,11 @@ def mean_bandwidth(ways: list[OneWay]) -> float:
 
 def main() -> int:
     world = MPI.COMM_WORLD
-    options = report.parser(__doc__)
+    options = program.parser(__doc__)
     options.add_argument("--repeats", type=int, default=300, help="messages of each size and way at most")
     options.add_argument("--budget", type=float, default=BUDGET, help="seconds for each size")
     options.add_argument("--json", action="store_true", help="tell the result in one line of JSON, and nothing else")
-    given = report.parse(options, world)
+    given = program.parse(options, world)
     if world.size < 2 or given.repeats < 1 or not given.budget > 0:
         if world.rank == 0:
             said = f"not {world.size}, --repeats of at least 1, and a --budget above 0"
@@ -192,7 +192,7 @@ def main() -> int:
         for partner, ways in pairs.items()
     ]
     result = "\n".join([f"pingpong: {world.size} ranks, up to {given.repeats} repeats", *lines])
-    return report.finish(world, result, "every message came as it was sent", right, given.where)
+    return program.finish(world, result, "every message came as it was sent", right, given.where)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from koalapy.apps import report
-from koalapy.apps.partition import block
+from koalapy.apps import program
 
 Grid = NDArray[np.float64]
 
@@ -75,17 +74,17 @@ def exchange(world: MPI.Intracomm, u: Grid) -> tuple[Grid, Grid]:
 
 def main() -> int:
     world = MPI.COMM_WORLD
-    options = report.parser(__doc__)
+    options = program.parser(__doc__)
     options.add_argument("--grid", type=int, default=160, help="inner points in each direction")
     options.add_argument("--iterations", type=int, default=500, help="at most")
     options.add_argument("--tolerance", type=float, default=1e-3, help="largest error that passes")
-    given = report.parse(options, world)
+    given = program.parse(options, world)
     if given.grid < world.size:
         if world.rank == 0:
             print(f"--grid is {given.grid}, but each of the {world.size} ranks needs a row", file=sys.stderr)
         return 2
     started = time.perf_counter()
-    first, last = block(given.grid, world.rank, world.size)
+    first, last = program.block(given.grid, world.rank, world.size)
     spacing = 1.0 / (given.grid + 1)
     points = np.arange(1, given.grid + 1) * spacing
     x, y = np.meshgrid(points, points[first:last])
@@ -101,7 +100,7 @@ def main() -> int:
     took = time.perf_counter() - started
     result = f"poisson: {given.grid} x {given.grid} points, {world.size} ranks, {iterations} iterations, {took:.2f} s"
     check = f"max error {error:.1e} <= {given.tolerance:.1e} against the analytic solution"
-    return report.finish(world, result, check, error <= given.tolerance, given.where)
+    return program.finish(world, result, check, error <= given.tolerance, given.where)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from koalapy.apps import report
-from koalapy.apps.partition import block
+from koalapy.apps import program
 
 KNOWN = {10: 4, 100: 25, 1000: 168, 10**4: 1229, 10**5: 9592, 10**6: 78498, 10**7: 664579, 10**8: 5761455}
 """The prime-counting function at powers of ten."""
@@ -53,16 +52,16 @@ def legendre(limit: int) -> int:
 
 def main() -> int:
     world = MPI.COMM_WORLD
-    options = report.parser(__doc__)
+    options = program.parser(__doc__)
     options.add_argument("--limit", type=int, default=10**7)
     options.add_argument("--expect", type=int, help="the count to check against; default: the known one")
-    given = report.parse(options, world)
+    given = program.parse(options, world)
     if given.limit < 1:
         if world.rank == 0:
             print(f"--limit is {given.limit}, but must be at least 1", file=sys.stderr)
         return 2
     started = time.perf_counter()
-    first, last = block(given.limit + 1, world.rank, world.size)
+    first, last = program.block(given.limit + 1, world.rank, world.size)
     count = world.allreduce(count_between(first, last), op=MPI.SUM)
     took = time.perf_counter() - started
     expected = given.expect
@@ -70,7 +69,7 @@ def main() -> int:
         expected = KNOWN.get(given.limit) or legendre(given.limit)
     expected = world.bcast(expected, root=0)
     result = f"prime: {count} primes up to {given.limit}, {world.size} ranks, {took:.2f} s"
-    return report.finish(world, result, f"{count} = {expected}", count == expected, given.where)
+    return program.finish(world, result, f"{count} = {expected}", count == expected, given.where)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from koalapy.apps import report
-from koalapy.apps.partition import block
+from koalapy.apps import program
 
 Points = NDArray[np.float64]
 
@@ -37,17 +36,17 @@ def neighbours(world: MPI.Intracomm, u: Points) -> tuple[float, float]:
 
 def main() -> int:
     world = MPI.COMM_WORLD
-    options = report.parser(__doc__)
+    options = program.parser(__doc__)
     options.add_argument("--points", type=int, default=2000)
     options.add_argument("--steps", type=int, default=800)
     options.add_argument("--tolerance", type=float, default=1e-3, help="largest error that passes")
-    given = report.parse(options, world)
+    given = program.parse(options, world)
     if given.points < world.size or given.steps < 1:
         if world.rank == 0:
             print(f"--points must be at least {world.size}, a point for each rank, and --steps 1", file=sys.stderr)
         return 2
     started = time.perf_counter()
-    first, last = block(given.points, world.rank, world.size)
+    first, last = program.block(given.points, world.rank, world.size)
     spacing = 1.0 / (given.points + 1)
     courant = 0.9
     delta = courant * spacing
@@ -59,7 +58,7 @@ def main() -> int:
     took = time.perf_counter() - started
     result = f"wave: {given.points} points, {given.steps} steps, {world.size} ranks, {took:.2f} s"
     check = f"max error {error:.1e} <= {given.tolerance:.1e} against the closed form"
-    return report.finish(world, result, check, error <= given.tolerance, given.where)
+    return program.finish(world, result, check, error <= given.tolerance, given.where)
 
 
 if __name__ == "__main__":

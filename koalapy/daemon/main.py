@@ -25,8 +25,7 @@ from koalapy.daemon.services import build_duties, build_services
 from koalapy.daemon.web_server import ServerOptions, build_application, listen, load_certificate, trust_proxies
 from koalapy.policies.installed import policies
 from koalapy.policies.registry import Registry
-from koalapy.system.hardening import drop_own_variables
-from koalapy.system.limits import raise_limit
+from koalapy.system.process import drop_own_variables, raise_file_limit
 from koalapy.system.local_token import TOKEN_FILE
 from koalapy.system.private_files import FOR_OTHERS, private_directory
 from koalapy.system.systemd import ServiceManager
@@ -103,7 +102,7 @@ async def run(
     core = build_core(settings, policies, data_dir)
     engine, stores = core.engine, core.stores
     provider, audit = openid_provider(settings), Audit(stores.audit, core.clock)
-    connections = Connections(raise_limit(FILES_WANTED))
+    connections = Connections(raise_file_limit(FILES_WANTED))
     tokens = make_agent_tokens(settings)
     agents = build_embedded_agents(settings, tokens, data_dir, umask, engine, certificate)
     with traced(settings, engine, stores.jobs.instance), own_access(data_dir, listener, certificate) as own_token:

@@ -26,7 +26,7 @@ import tarfile
 if not __package__:
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from koalapy.runner.collected import Patterns, TooDeep, regular, write_archive
+from koalapy.runner.result_archive import Patterns, TooDeep, regular, write_archive
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 
+from koalapy.runner.exec_guard import SHELL
 from koalapy.runner.processes import find_program
-from koalapy.runner.rank_script import SHELL
 from koalapy.runner.settings import Failure
 
 TYPE_CHECKING = False

@@ -7,16 +7,14 @@ import signal
 import socket
 from collections.abc import Callable
 
-from koalapy.runner.exec_guard import ExecGuard
+from koalapy.runner.exec_guard import SCRIPT_VARIABLE, ExecGuard, write_rank_script
 from koalapy.runner.installation import NAMING, Installation
 from koalapy.runner.link import Loop
 from koalapy.runner.output_filter import OutputFilter
 from koalapy.runner.parameters import REFUSE_MPICH, check_parameters, prepare, rank_environment, select_parameters
 from koalapy.runner.plan import Plan, Role
-from koalapy.runner.preflight import Preflight, Prober
-from koalapy.runner.probe import MAX_CONCURRENT_PROBES, MAX_PEERS
+from koalapy.runner.preflight import MAX_CONCURRENT_PROBES, MAX_PEERS, Preflight, Prober
 from koalapy.runner.processes import allow_files, command_of, require_program
-from koalapy.runner.rank_script import SCRIPT_VARIABLE, write_rank_script
 from koalapy.runner.settings import Failure
 
 TYPE_CHECKING = False

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from koalapy.runner.exec_guard import LAUNCHER
 from koalapy.runner.networks import is_ipv4
-from koalapy.runner.rank_script import LAUNCHER
 from koalapy.runner.settings import Settings
 
 TYPE_CHECKING = False

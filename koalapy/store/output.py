@@ -16,7 +16,7 @@ from pathlib import Path
 
 from koalapy.model.job import JobId, Token, parse_token
 from koalapy.ports import OutputPiece
-from koalapy.system.limits import identity_of
+from koalapy.system.process import file_identity
 
 SEGMENT = 4 * 1024 * 1024
 """Bytes of a segment at most."""
@@ -62,10 +62,10 @@ class FileOutput:
         self._streams: dict[Token, Stream] = {}
         self._lock = threading.Lock()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._identity = identity_of(directory)
+        self._identity = file_identity(directory)
 
     def append(self, token: Token, pieces: Sequence[OutputPiece]) -> int:
-        if identity_of(self._directory) != self._identity:
+        if file_identity(self._directory) != self._identity:
             raise OSError(errno.ESTALE, "the folder was replaced while the daemon uses it", str(self._directory))
         with self._stream(token) as stream:
             try:

@@ -16,7 +16,7 @@ from koalapy.agent.core import spool as spool_module
 from koalapy.agent.core.spool import DamagedJournal, DiskSync, Folder, Spool
 from koalapy.agent.lrm.local.adapter import LocalLrm
 from koalapy.model.disk import LOW_FILES, MIN_FILES, Disk, DiskLimits
-from koalapy.system.limits import disks_of
+from koalapy.system.process import measure_disks
 from tests.agent.conftest import FakeDaemon, Site
 from tests.agent.memory_agent import serving
 from tests.agent.memory_lrm import MemoryLrm
@@ -272,7 +272,7 @@ def test_what_is_said_of_a_disk_changes_seldom(free: int) -> None:
 
 def test_of_folders_on_one_disk_the_first_is_told(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
-    (found,) = disks_of({"spool": tmp_path / "a", "stages": tmp_path / "not" / "there" / "yet"})
+    (found,) = measure_disks({"spool": tmp_path / "a", "stages": tmp_path / "not" / "there" / "yet"})
     assert (found.what, found.path) == ("spool", str(tmp_path / "a"))
     assert 0 < found.free <= found.size
 
@@ -282,7 +282,9 @@ class Room:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.free = 100 * GB
-        monkeypatch.setattr(reporter, "disks_of", lambda folders: [Disk("spool", "/the/spool", self.free, 1000 * GB)])
+        monkeypatch.setattr(
+            reporter, "measure_disks", lambda folders: [Disk("spool", "/the/spool", self.free, 1000 * GB)]
+        )
 
 
 @pytest.fixture
@@ -328,12 +330,12 @@ async def test_an_agent_starts_on_a_full_disk_and_tells_runners_where_it_is_when
 async def test_silent_disk_is_reported(tmp_path: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a file server that is away."""
     reading, writing = os.pipe()
-    monkeypatch.setattr(reporter, "disks_of", lambda folders: os.read(reading, 1) and [])
+    monkeypatch.setattr(reporter, "measure_disks", lambda folders: os.read(reading, 1) and [])
     async with serving(MemoryLrm(), daemon, tmp_path):
         with hanging_threads():
             await daemon.until(lambda: "has not answered" in daemon.report().get("problem", ""))
         os.write(writing, b"x" * 1000)
         await daemon.until(lambda: daemon.report()["problem"] == "")
-        monkeypatch.setattr(reporter, "disks_of", lambda folders: [])
+        monkeypatch.setattr(reporter, "measure_disks", lambda folders: [])
     os.close(writing)
     os.close(reading)

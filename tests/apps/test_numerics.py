@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.apps.allgather import is_right, pattern
-from koalapy.apps.partition import block
 from koalapy.apps.poisson import conjugate_gradients, minus_laplace, solution, source
 from koalapy.apps.prime import KNOWN, count_between, legendre, small_primes
+from koalapy.apps.program import block
 from koalapy.apps.wave import closed_form, step
 
 

@@ -27,7 +27,7 @@ async def test_health_tells_of_a_disk_that_is_low(tmp_path: Path, monkeypatch: p
         health = HealthMonitor(daemon.engine, daemon.queries, {"data directory": tmp_path}, DiskLimits())
         free = 10**9
         monkeypatch.setattr(
-            service_health, "disks_of", lambda folders: [Disk("data directory", str(tmp_path), free, 10**12)]
+            service_health, "measure_disks", lambda folders: [Disk("data directory", str(tmp_path), free, 10**12)]
         )
         await health.look_at_disks()
         words = f"the disk of its data directory ({tmp_path}) has"
@@ -45,7 +45,7 @@ async def test_health_tells_of_a_disk_that_is_low(tmp_path: Path, monkeypatch: p
         def broken(folders: object) -> list[Disk]:
             raise OSError(5, "Input/output error")
 
-        monkeypatch.setattr(service_health, "disks_of", broken)
+        monkeypatch.setattr(service_health, "measure_disks", broken)
         await health.look_at_disks()
         assert health.report().problems == ["the daemon's disks cannot be looked at: Input/output error"]
         assert not health.report().ready, "who does not know says no"

@@ -194,7 +194,7 @@ async def test_a_disk_that_takes_nothing_ends_the_record_and_nothing_else(tmp_pa
 
 async def test_a_disk_that_is_nearly_full_is_left_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk("record", str(tmp_path), 10**6, 10**12)
-    monkeypatch.setattr(records, "disks_of", lambda _: [disk])
+    monkeypatch.setattr(records, "measure_disks", lambda _: [disk])
     one = record(tmp_path, disks=DiskLimits())
     await kept(one, steps(2))
     assert f"{disk}" in one.problem

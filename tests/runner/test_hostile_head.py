@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from koalapy.runner.exec_guard import REFUSAL
 from koalapy.runner.networks import own_addresses
-from koalapy.runner.rank_script import REFUSAL
 from tests.needs import OPEN_MPI_4, SERIES_4
 from tests.runner.conftest import MPI_ENVIRONMENT, FakeAgent, FakeNode, alive
 from tests.runner.installations import origin

@@ -4,13 +4,13 @@ import socket
 
 import pytest
 
-from koalapy.runner import probe
+from koalapy.runner import preflight
 from koalapy.runner.link import Loop
 
 
 def test_probe_listener_with_too_many_peers_disconnects_the_oldest() -> None:
     loop = Loop()
-    listener = probe.ProbeListener(loop, "node-1", "127.0.0.1", None, max_peers=3)
+    listener = preflight.ProbeListener(loop, "node-1", "127.0.0.1", None, max_peers=3)
     peers = []
     try:
         for _ in range(8):
@@ -44,12 +44,12 @@ def test_a_node_that_is_reached_has_longer_to_answer(answers: bool) -> None:
     loop, found = Clock(), list[dict[int, str]]()
     with socket.create_server(("127.0.0.1", 0)) as slow:
         listeners = {1: ("127.0.0.1", slow.getsockname()[1], "word")}
-        tried = probe.ProbeRound(loop, "127.0.0.1", listeners, found.append)
+        tried = preflight.ProbeRound(loop, "127.0.0.1", listeners, found.append)
         tried.start()
         loop.turn()
         peer, _ = slow.accept()
         with peer:
-            turn_after(loop, probe.REPLY_TIMEOUT - 1)
+            turn_after(loop, preflight.REPLY_TIMEOUT - 1)
             assert found == []
             if answers:
                 peer.sendall(b"word 127.0.0.1\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.runner.rank_script import LAUNCHER, REFUSAL, SCRIPT_VARIABLE, write_rank_script
+from koalapy.runner.exec_guard import LAUNCHER, REFUSAL, SCRIPT_VARIABLE, write_rank_script
 
 pytestmark = pytest.mark.processes
 

@@ -17,7 +17,7 @@ from koalapy.agent.runners.runners import RunnerConnection, RunnerSecrets, lrm_n
 from koalapy.model.job import is_same_attempt, is_token
 from koalapy.protocol.messages import Impostor, Relay
 from koalapy.runner.session import Session, make_nonce
-from koalapy.system.tasks import BackgroundTasks
+from koalapy.system.event_loop import BackgroundTasks
 
 log = structlog.get_logger()
 

@@ -25,7 +25,7 @@ from koalapy.agent.lrm.commands import RunCommand, run_command
 from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable, UsageError
 from koalapy.runner.account_files import LEFT, LOG_END, MAX_RESULT, NAME
 from koalapy.runner.atomic_files import replace_file
-from koalapy.runner.collected import Taker
+from koalapy.runner.result_archive import Taker
 
 PROGRAM = Path(koalapy.__file__).parent / "runner" / "account_files.py"
 COMMAND = "koala-account-files"

@@ -11,7 +11,7 @@ from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.reporter import Reporter
 from koalapy.agent.transfers.stages import Stages
 from koalapy.model.errors import SiteError, SiteUnavailable
-from koalapy.system.tasks import BackgroundTasks
+from koalapy.system.event_loop import BackgroundTasks
 
 log = structlog.get_logger()
 

@@ -40,8 +40,8 @@ from koalapy.model.reports import ComponentStatus, Versions
 from koalapy.protocol import messages as wire
 from koalapy.runner.folders import sweep
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
+from koalapy.system.event_loop import BackgroundTasks
 from koalapy.system.systemd import ServiceManager
-from koalapy.system.tasks import BackgroundTasks
 
 log = structlog.get_logger()
 

@@ -20,7 +20,7 @@ from koalapy.model.reports import LrmOperation
 from koalapy.model.wording import format_nodes
 from koalapy.model.wording import format_time as clock_text
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
-from koalapy.system.tasks import BackgroundTasks
+from koalapy.system.event_loop import BackgroundTasks
 
 log = structlog.get_logger()
 

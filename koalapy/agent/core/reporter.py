@@ -26,7 +26,7 @@ from koalapy.model.reports import (
 )
 from koalapy.protocol.messages import Output
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
-from koalapy.system.limits import disks_of
+from koalapy.system.process import measure_disks
 
 log = structlog.get_logger()
 
@@ -280,7 +280,7 @@ class DiskWatch:
             await asyncio.sleep(CHECK_INTERVAL)
 
     async def look(self) -> None:
-        looking = asyncio.ensure_future(asyncio.to_thread(disks_of, self._folders))
+        looking = asyncio.ensure_future(asyncio.to_thread(measure_disks, self._folders))
         await asyncio.wait({looking}, timeout=CHECK_TIMEOUT)
         places = " and ".join(map(str, self._folders.values()))
         if not looking.done():

@@ -25,7 +25,7 @@ from koalapy.agent.transfers.trees import remove_tree
 from koalapy.runner.account_files import LOG_END as LAST_LINE_WINDOW
 from koalapy.runner.account_files import MAX_RESULT
 from koalapy.runner.account_files import RUNNER_LOG as RUNNER_LOG
-from koalapy.runner.collected import CONTENT
+from koalapy.runner.result_archive import CONTENT
 from koalapy.runner.session import FILE_TAG_LENGTH, open_file
 
 log = structlog.get_logger()

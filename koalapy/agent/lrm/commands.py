@@ -10,7 +10,7 @@ from typing import Protocol
 
 from koalapy.agent.lrm.refusals import classify_rejection
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
-from koalapy.system.limits import RUN_OUT
+from koalapy.system.process import TRANSIENT_ERRORS
 
 _CHUNK = 65_536
 COMMAND_TIMEOUT = 30.0
@@ -126,7 +126,7 @@ async def run_command(
             stderr=asyncio.subprocess.PIPE,
         )
     except OSError as error:
-        if error.errno in RUN_OUT:
+        if error.errno in TRANSIENT_ERRORS:
             raise SiteUnavailable(f"cannot run {argv[0]} now: {error.strerror}") from error
         raise SiteRejected(
             f"cannot run {argv[0]}: {error.strerror}",

@@ -21,8 +21,8 @@ from koalapy.runner.atomic_files import replace_file
 from koalapy.runner.link import KEEPALIVE
 from koalapy.runner.session import TAG_LENGTH, Line, Session, derive
 from koalapy.runner.settings import SECRET_FILE
-from koalapy.system.accept import ONE_A_TURN, let_wait, take_in
-from koalapy.system.limits import open_files
+from koalapy.system.event_loop import ACCEPTS_PER_TURN, accept_waiting, raise_backlog
+from koalapy.system.process import count_open_files
 
 log = structlog.get_logger()
 
@@ -336,7 +336,7 @@ class RunnerServer:
 
     def check_open_files(self) -> None:
         """Say once when there may soon be none left for a runner: whoever comes then is not even heard."""
-        few, (used, most) = self._short_of_files, open_files()
+        few, (used, most) = self._short_of_files, count_open_files()
         self._short_of_files = used > most * OPEN_FILES_WARNING
         if self._short_of_files and not few:
             log.warning(
@@ -350,7 +350,7 @@ class RunnerServer:
     async def drain(self) -> None:
         """Wait until all is handled that runners have sent: when we were stopped, much of it may not have been read."""
         if self._server is not None:
-            await take_in(self._server)
+            await accept_waiting(self._server)
         await asyncio.sleep(LOOP_TURN)  # what is accepted becomes a connection
         for connection in self._connections.everyone:
             await connection.drain()
@@ -368,6 +368,6 @@ class RunnerServer:
 
 
 async def _listen(connection: Callable[[], RunnerConnection], host: str, port: int) -> asyncio.Server:
-    server = await asyncio.get_running_loop().create_server(connection, host, port, backlog=ONE_A_TURN)
-    let_wait(server)
+    server = await asyncio.get_running_loop().create_server(connection, host, port, backlog=ACCEPTS_PER_TURN)
+    raise_backlog(server)
     return server

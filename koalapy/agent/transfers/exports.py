@@ -27,8 +27,7 @@ from koalapy.agent.transfers.replicas import Replicas, Wanted
 from koalapy.agent.transfers.tunnel import CERTIFICATE, HOST, PORT
 from koalapy.model.errors import SiteFault, SiteRejected
 from koalapy.runner.atomic_files import replace_file
-from koalapy.system.accept import FIRST_OF_TLS, first_byte
-from koalapy.system.tasks import BackgroundTasks
+from koalapy.system.event_loop import TLS_FIRST_BYTE, BackgroundTasks, peek_first_byte
 
 log = structlog.get_logger()
 
@@ -347,14 +346,14 @@ class Exports:
             ours.enter_context(connection)
             try:
                 async with asyncio.timeout(self._login_s):
-                    first = await first_byte(connection)
+                    first = await peek_first_byte(connection)
                 connection.setblocking(True)
-                if first == FIRST_OF_TLS and self._identity is not None:
+                if first == TLS_FIRST_BYTE and self._identity is not None:
                     here, there = socket.socketpair()
                     ours.enter_context(there)
                     process = await self._start_rsync(here, ours, encrypted=True)
                     processes = [process, await self._identity.start_tunnel(connection, there, self._login_s)]
-                elif first and first != FIRST_OF_TLS:
+                elif first and first != TLS_FIRST_BYTE:
                     processes = [await self._start_rsync(connection, ours, encrypted=False)]
                 else:
                     return

@@ -24,7 +24,7 @@ from koalapy.agent.transfers.replicas import Replicas
 from koalapy.agent.transfers.roots import shown
 from koalapy.agent.transfers.stages import Stages
 from koalapy.model.errors import SiteRejected, SiteUnavailable
-from koalapy.runner.collected import Patterns, TooDeep, write_archive
+from koalapy.runner.result_archive import Patterns, TooDeep, write_archive
 
 log = structlog.get_logger()
 

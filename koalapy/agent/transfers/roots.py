@@ -14,7 +14,7 @@ from pathlib import Path
 
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.model.wording import is_utf8
-from koalapy.system.limits import RUN_OUT
+from koalapy.system.process import TRANSIENT_ERRORS
 
 FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 CONTENT = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -111,7 +111,7 @@ def shown(path: str) -> str:
 
 
 def _rejected(path: str, error: OSError) -> SiteError:
-    if error.errno in RUN_OUT:
+    if error.errno in TRANSIENT_ERRORS:
         return SiteUnavailable(f"{path} cannot be looked at now: {error.strerror}")
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return SiteRejected(f"{path} is not there", fault=SiteFault.MISSING)

@@ -18,7 +18,7 @@ from koalapy.agent.transfers.stage import AccountsStage, StageRun
 from koalapy.model.errors import SiteError
 from koalapy.model.reports import StageStatus
 from koalapy.protocol.messages import Stage, StageFile
-from koalapy.system.tasks import BackgroundTasks
+from koalapy.system.event_loop import BackgroundTasks
 
 log = structlog.get_logger()
 

@@ -11,7 +11,7 @@ from koalapy.cli.terminal.arguments import Argument, Option
 from koalapy.cli.terminal.options import ABOUT_CA_FILE, DAEMON, Daemon
 from koalapy.client.access import DEFAULT_URL, showable
 from koalapy.client.errors import CliError, Exit, printable
-from koalapy.system.hardening import OWN_PREFIX, scrub_environment
+from koalapy.system.process import VARIABLE_PREFIX, scrub_environment
 from koalapy.system.tls import CA_FILE
 
 Config = Annotated[Path | None, Option("--config", help="configuration in YAML", envvar="KOALA_CONFIG")]
@@ -122,7 +122,7 @@ def local_run(
     directory = found["details"].get("directory")
     if directory is None:
         raise CliError(f"cluster {cluster} is no embedded one", Exit.USAGE, "use its own sbatch or qsub")
-    own = {name: value for name, value in os.environ.items() if not name.startswith(OWN_PREFIX)}
+    own = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)}
     local = LocalCluster(Path(directory), cluster, found["total"])
     return run_as_local_user(local, nodes, command, user or getpass.getuser(), own, Path.cwd())
 

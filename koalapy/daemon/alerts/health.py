@@ -17,7 +17,7 @@ from koalapy.model.disk import Disk, DiskLimits
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.clusters import NOTHING_TOLD, ClusterStatus
 from koalapy.scheduler.queries import Queries
-from koalapy.system.limits import disks_of, identity_of
+from koalapy.system.process import file_identity, measure_disks
 
 log = structlog.get_logger()
 
@@ -122,7 +122,7 @@ class HealthMonitor:
 
     def _look(self) -> tuple[Sequence[Disk], str]:
         """The disks, and why one takes no file though it says that it has room. ``OSError``."""
-        disks = disks_of(self._folders)
+        disks = measure_disks(self._folders)
         for what, folder in self._folders.items():
             if fault := self._folder_fault(folder):
                 return disks, f"its {what} ({folder}) {fault}"
@@ -136,7 +136,7 @@ class HealthMonitor:
     def _folder_fault(self, folder: Path) -> str:
         """Return why a folder is not the one that was there before; empty if it is, or has never been there."""
         try:
-            found = identity_of(folder)
+            found = file_identity(folder)
         except FileNotFoundError:
             return "was removed while the daemon uses it" if folder in self._identities else ""
         known = self._identities.setdefault(folder, found)

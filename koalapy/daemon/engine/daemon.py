@@ -25,7 +25,7 @@ from koalapy.daemon.listener.stand_in import StandIn
 from koalapy.model.errors import StoreUnavailable
 from koalapy.ports import Store
 from koalapy.protocol.messages import MAX_FRAME_SIZE
-from koalapy.system.accept import ONE_A_TURN, let_wait
+from koalapy.system.event_loop import ACCEPTS_PER_TURN, raise_backlog
 from koalapy.system.systemd import ServiceManager
 
 log = structlog.get_logger()
@@ -50,7 +50,7 @@ class HttpServer(uvicorn.Server):
             timeout_graceful_shutdown=SHUTDOWN_GRACE,
             ws_max_size=MAX_FRAME_SIZE,
             ws_per_message_deflate=False,
-            backlog=ONE_A_TURN,
+            backlog=ACCEPTS_PER_TURN,
             proxy_headers=False,
         )
         super().__init__(config)
@@ -65,7 +65,7 @@ class HttpServer(uvicorn.Server):
         if self._certificate is None:
             await super().startup(sockets)
             for server in self.servers:
-                let_wait(server)
+                raise_backlog(server)
         else:
             await super().startup([])
             for listener in sockets or ():

@@ -23,7 +23,7 @@ from typing import IO, Any
 import structlog
 
 from koalapy.model.errors import BusyError
-from koalapy.system.hardening import OWN_PREFIX, scrub_environment
+from koalapy.system.process import VARIABLE_PREFIX, scrub_environment
 
 log = structlog.get_logger()
 
@@ -88,7 +88,7 @@ def _start_child(
     """
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", __spec__.name, f"{timeout_s}", *map(_name_of, functions)]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(OWN_PREFIX)}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(VARIABLE_PREFIX)}
     try:
         with theirs:
             process = subprocess.Popen(

@@ -27,7 +27,7 @@ from koalapy.record.beginning import Beginning
 from koalapy.record.lines import FORMAT, beginning_to_json, line, step_to_json
 from koalapy.record.settings import Recording
 from koalapy.record.step import Step
-from koalapy.system.limits import disks_of
+from koalapy.system.process import measure_disks
 
 log = structlog.get_logger()
 
@@ -134,7 +134,7 @@ class Record:
             self._file.close()
             self._tidy()
             self._begin_part()
-        elif full := [disk for disk in disks_of({"record": self._directory}) if self._disks.is_full(disk)]:
+        elif full := [disk for disk in measure_disks({"record": self._directory}) if self._disks.is_full(disk)]:
             raise OSError(0, str(full[0]))
 
     def _begin_part(self) -> None:

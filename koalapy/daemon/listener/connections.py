@@ -12,7 +12,7 @@ import structlog
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from koalapy.model.errors import ProblemCode
-from koalapy.system.accept import BACKLOG, FIRST_OF_TLS, first_byte
+from koalapy.system.event_loop import BACKLOG, TLS_FIRST_BYTE, peek_first_byte
 
 log = structlog.get_logger()
 
@@ -188,8 +188,8 @@ class TlsServer:
         is_passed_on = False
         try:
             connection.setblocking(False)
-            first = await first_byte(connection)
-            if first == FIRST_OF_TLS:
+            first = await peek_first_byte(connection)
+            if first == TLS_FIRST_BYTE:
                 await counted.loop.connect_accepted_socket(
                     self._protocol,
                     connection,

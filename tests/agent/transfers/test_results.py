@@ -18,7 +18,7 @@ from koalapy.agent.transfers import results
 from koalapy.agent.transfers.daemon_files import DaemonFiles
 from koalapy.agent.transfers.results import Collector
 from koalapy.model.errors import SiteRejected, SiteUnavailable
-from koalapy.runner.collected import Patterns, TooDeep, regular, write_archive
+from koalapy.runner.result_archive import Patterns, TooDeep, regular, write_archive
 from tests.agent.conftest import VIRTUAL_DEADLINE
 from tests.agent.transfers.fake_daemon_files import FakeDaemonFiles
 

@@ -31,7 +31,7 @@ from koalapy.agent.lrm.local.runs import Runs, Timers
 from koalapy.agent.lrm.local.server import Server
 from koalapy.agent.lrm.local.spawn import Preloaded, PreloadError, Spawner
 from koalapy.runner.atomic_files import replace_file
-from koalapy.system.hardening import forbid_dumps
+from koalapy.system.process import forbid_dumps
 
 CANNOT_RUN = 2
 HELD_BY_ANOTHER = 3

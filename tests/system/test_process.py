@@ -14,7 +14,7 @@ from koalapy.agent.lrm.commands import run_command
 from koalapy.agent.lrm.drmaa.process import DrmaaProcess
 from koalapy.agent.runners.runners import RunnerServer
 from koalapy.model.errors import SiteRejected, SiteUnavailable, UsageError
-from koalapy.system.limits import open_files, raise_limit
+from koalapy.system.process import count_open_files, raise_file_limit
 
 
 @contextmanager
@@ -32,12 +32,12 @@ def few(left: int = 0) -> Iterator[int]:
 
 def test_the_limit_is_raised_as_far_as_that_is_allowed() -> None:
     with few(left=10) as limit:
-        assert raise_limit(limit + 10) == limit + 10
-        assert open_files()[1] == limit + 10
-        assert raise_limit(limit) == limit + 10, "it is never lowered"
+        assert raise_file_limit(limit + 10) == limit + 10
+        assert count_open_files()[1] == limit + 10
+        assert raise_file_limit(limit) == limit + 10, "it is never lowered"
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if hard != resource.RLIM_INFINITY:
-            assert raise_limit(hard + 1) == hard
+            assert raise_file_limit(hard + 1) == hard
 
 
 def test_an_agent_raises_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +49,7 @@ def test_an_agent_raises_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         with pytest.raises(UsageError, match="there is no cluster south"):
             agents.agent("south", "http://127.0.0.1:1", config, tmp_path / "agent", "s3cret", None)
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        assert open_files()[1] == (
+        assert count_open_files()[1] == (
             agents.MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(agents.MAX_OPEN_FILES, hard)
         )
 
@@ -75,7 +75,7 @@ def test_it_is_said_once_that_few_are_left(tmp_path: Path) -> None:
     with capture_logs() as said, few() as limit:
         for _ in range(2):
             server.check_open_files()
-        raise_limit(2 * limit + 100)
+        raise_file_limit(2 * limit + 100)
         server.check_open_files()
     assert [each["event"] for each in said] == ["few more runners can connect"]
     assert "raise LimitNOFILE" in said[0]["hint"]

@@ -1,4 +1,4 @@
-"""How every program tells its result: what, how long, the check, and which rank ran where."""
+"""Parse the options of a program, share its work among ranks, and print its report."""
 
 import argparse
 import os
@@ -41,3 +41,10 @@ def finish(world: MPI.Intracomm, result: str, check: str, passed: bool, places: 
         print(result)
         print(f"check: {check}: {'passed' if passed else 'FAILED'}", flush=True)
     return 0 if passed else 1
+
+
+def block(total: int, rank: int, ranks: int) -> tuple[int, int]:
+    """The half-open range of ``range(total)`` that is this rank's."""
+    share, rest = divmod(total, ranks)
+    start = rank * share + min(rank, rest)
+    return start, start + share + (1 if rank < rest else 0)

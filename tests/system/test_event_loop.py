@@ -14,9 +14,9 @@ from koalapy.agent.login import LoginServer
 from koalapy.agent.runners.runners import RunnerServer
 from koalapy.daemon.engine.daemon import HttpServer
 from koalapy.daemon.listener.connections import OWN_FILES, Connections
-from koalapy.system.accept import ONE_A_TURN, let_wait, take_in
+from koalapy.system.event_loop import ACCEPTS_PER_TURN, accept_waiting, raise_backlog
 from tests.agent.test_login import settings
-from tests.system.test_limits import few
+from tests.system.test_process import few
 
 DEADLINE = 30.0
 MANY = 50
@@ -91,11 +91,11 @@ async def test_all_that_wait_are_taken_in(tmp_path: Path) -> None:
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             taken.append(transport)
 
-    server = await asyncio.get_running_loop().create_server(Taken, "127.0.0.1", 0, backlog=ONE_A_TURN)
-    let_wait(server)
+    server = await asyncio.get_running_loop().create_server(Taken, "127.0.0.1", 0, backlog=ACCEPTS_PER_TURN)
+    raise_backlog(server)
     with ExitStack() as stack:
         many_connect(stack, server.sockets[0].getsockname())
-        await take_in(server)
+        await accept_waiting(server)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert len(taken) == MANY
@@ -105,10 +105,10 @@ async def test_all_that_wait_are_taken_in(tmp_path: Path) -> None:
 
 
 async def test_those_that_cannot_be_taken_in_are_not_waited_for() -> None:
-    server = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0, backlog=ONE_A_TURN)
-    let_wait(server)
+    server = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0, backlog=ACCEPTS_PER_TURN)
+    raise_backlog(server)
     with ExitStack() as stack:
         many_connect(stack, server.sockets[0].getsockname())
         with few():
-            await take_in(server)
+            await accept_waiting(server)
     server.close()
