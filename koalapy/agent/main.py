@@ -26,9 +26,9 @@ from koalapy.agent.lrm.port import Finding, Lrm
 from koalapy.config.logs import configure_logging, warn_of_unknown_variables, watch_out_for_crashes
 from koalapy.config.settings import ClusterSection, Settings, load
 from koalapy.model.errors import UsageError
+from koalapy.system.files import private_directory
 from koalapy.system.login_socket import NAME as LOGIN_SOCKET
 from koalapy.system.login_socket import well_known
-from koalapy.system.private_files import private_directory
 from koalapy.system.process import drop_own_variables, raise_file_limit
 from koalapy.system.systemd import ServiceManager
 from koalapy.system.tls import OF_THIS_MACHINE, Trust, check_encrypted

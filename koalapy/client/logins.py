@@ -19,9 +19,9 @@ from koalapy.client import agent_socket
 from koalapy.client.agent_socket import Login
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
+from koalapy.system.files import open_own_folder, read_private, write_private
 from koalapy.system.local_token import account_directory, checked_token
 from koalapy.system.login_socket import DIRECTORY
-from koalapy.system.private_files import open_own_folder, read_private, write_private
 
 RETRY_PAUSE_S = 0.05
 

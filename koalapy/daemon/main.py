@@ -25,9 +25,9 @@ from koalapy.daemon.services import build_duties, build_services
 from koalapy.daemon.web_server import ServerOptions, build_application, listen, load_certificate, trust_proxies
 from koalapy.policies.installed import policies
 from koalapy.policies.registry import Registry
-from koalapy.system.process import drop_own_variables, raise_file_limit
+from koalapy.system.files import FOR_OTHERS, private_directory
 from koalapy.system.local_token import TOKEN_FILE
-from koalapy.system.private_files import FOR_OTHERS, private_directory
+from koalapy.system.process import drop_own_variables, raise_file_limit
 from koalapy.system.systemd import ServiceManager
 
 CONTENTS = ("koala.db", TOKEN_FILE, "bundles", "results", "clusters")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from koalapy.daemon.engine.engine import Engine
 from koalapy.model.job import Attempt, ComponentState, Job, JobState
 from koalapy.model.request import ClusterName, FixedRequest
-from koalapy.system.tasks import iterate_in_slices
+from koalapy.system.event_loop import iterate_in_slices
 
 REST = 20.0
 """So many times as long as a look took, it is told again though something has changed since, until that is told."""

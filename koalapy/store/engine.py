@@ -22,7 +22,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.pool import QueuePool
 
 from koalapy.model.errors import DatabaseDamaged, StoreUnavailable, UsageError
-from koalapy.system.private_files import private_file
+from koalapy.system.files import private_file
 
 RESTART_HINT = "stop the daemon, put the newest copy back (koala restore), and start the daemon"
 MIN_SIZE = 512

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from koalapy.model.errors import StoreUnavailable
 from koalapy.model.job import JobId
-from koalapy.system.private_files import owner_only
+from koalapy.system.files import owner_only
 
 NUMBERS_FILE = "job-numbers"
 """In the data directory."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from koalapy.model.job import JobId, Token, parse_token
 from koalapy.ports import OutputPiece
-from koalapy.system.process import file_identity
+from koalapy.system.files import file_identity
 
 SEGMENT = 4 * 1024 * 1024
 """Bytes of a segment at most."""

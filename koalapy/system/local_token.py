@@ -16,8 +16,8 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from koalapy.model.errors import UsageError
+from koalapy.system.files import open_own_folder, read_private, write_private
 from koalapy.system.login_socket import FOLDER
-from koalapy.system.private_files import open_own_folder, read_private, write_private
 
 TOKEN_FILE = "token"
 """In a daemon's data directory."""

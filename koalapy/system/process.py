@@ -1,12 +1,11 @@
-"""Protect this process from others of its account, raise its limits, and measure the disks it writes to. Linux only."""
+"""Protect this process from other processes of its account, and raise its limit of open files. Linux only.
+
+Imports the standard library only, since programs on nodes import it, too.
+"""
 
 import errno
 import os
 import resource
-from collections.abc import Mapping
-from pathlib import Path
-
-from koalapy.model.disk import Disk
 
 TRANSIENT_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 """Errors of a system that is short of files or memory: the same call may succeed a moment later."""
@@ -62,24 +61,3 @@ def count_open_files() -> tuple[int, int]:
         return len(os.listdir("/proc/self/fd")), soft
     except OSError:  # there is no file left to list them with
         return soft, soft
-
-
-def file_identity(path: Path) -> tuple[int, int]:
-    """Return device and inode of a file or folder, which differ once it is replaced. Raise ``OSError``."""
-    status = path.stat()
-    return status.st_dev, status.st_ino
-
-
-def measure_disks(folders: Mapping[str, Path]) -> list[Disk]:
-    """Measure the disks of some folders, each disk once and under the first folder on it. Raise ``OSError``."""
-    disks: dict[int, Disk] = {}
-    for purpose, folder in folders.items():
-        path = folder.absolute()
-        while not path.exists():
-            path = path.parent
-        device = path.stat().st_dev
-        if device not in disks:
-            status = os.statvfs(path)
-            size, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
-            disks[device] = Disk(purpose, str(folder), free, size, status.f_favail if status.f_files else None)
-    return list(disks.values())

@@ -16,7 +16,7 @@ from koalapy.agent.core import spool as spool_module
 from koalapy.agent.core.spool import DamagedJournal, DiskSync, Folder, Spool
 from koalapy.agent.lrm.local.adapter import LocalLrm
 from koalapy.model.disk import LOW_FILES, MIN_FILES, Disk, DiskLimits
-from koalapy.system.process import measure_disks
+from koalapy.system.files import measure_disks
 from tests.agent.conftest import FakeDaemon, Site
 from tests.agent.memory_agent import serving
 from tests.agent.memory_lrm import MemoryLrm

@@ -16,7 +16,7 @@ from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, 
 from koalapy.model.reports import LrmCalls, LrmOperation
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest
 from koalapy.scheduler.effects import AttemptFailure, ClaimFailure
-from koalapy.system.tasks import SLICE_SIZE
+from koalapy.system.event_loop import SLICE_SIZE
 
 ANYWHERE = Job(1, JobSpec(FlexibleRequest(4), owner="alice"), 20.0)
 

@@ -26,7 +26,7 @@ from koalapy.model.reports import (
 )
 from koalapy.protocol.messages import Output
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
-from koalapy.system.process import measure_disks
+from koalapy.system.files import measure_disks
 
 log = structlog.get_logger()
 

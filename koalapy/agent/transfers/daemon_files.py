@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from koalapy.model.errors import SiteRejected, SiteUnavailable
-from koalapy.system.private_files import owner_only
+from koalapy.system.files import owner_only
 from koalapy.system.tls import OF_THIS_MACHINE, Trust, refusal
 
 IO_TIMEOUT = 60.0

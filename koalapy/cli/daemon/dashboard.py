@@ -10,8 +10,8 @@ from typing import Annotated
 from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, Daemon
 from koalapy.client.errors import CliError, Exit, printable
+from koalapy.system.files import open_own_folder, write_private
 from koalapy.system.local_token import account_directory
-from koalapy.system.private_files import open_own_folder, write_private
 
 PAGE = "dashboard.html"
 

@@ -17,7 +17,7 @@ from koalapy.model.disk import Disk, DiskLimits
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.clusters import NOTHING_TOLD, ClusterStatus
 from koalapy.scheduler.queries import Queries
-from koalapy.system.process import file_identity, measure_disks
+from koalapy.system.files import file_identity, measure_disks
 
 log = structlog.get_logger()
 

@@ -15,7 +15,7 @@ from koalapy.ports import HistoryStore
 from koalapy.scheduler.queries import Queries
 from koalapy.simulation.sharing import SharingQuestion, SharingReport, Site
 from koalapy.simulation.wire import answer_sharing_question, read_sharing_report, write_sharing_question
-from koalapy.system.tasks import iterate_in_slices
+from koalapy.system.event_loop import iterate_in_slices
 
 MAX_JOBS = 100_000
 """Of one report."""

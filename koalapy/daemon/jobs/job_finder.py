@@ -10,7 +10,7 @@ from koalapy.model.job import FINAL_STATES, Job, JobId
 from koalapy.model.job_search import JobSearch
 from koalapy.ports import JobFilter
 from koalapy.scheduler.queries import Queries
-from koalapy.system.tasks import iterate_in_slices
+from koalapy.system.event_loop import iterate_in_slices
 from koalapy.validation.permissions import may_see_all_of
 
 AT_ONCE = 500

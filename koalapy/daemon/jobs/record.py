@@ -27,7 +27,7 @@ from koalapy.record.beginning import Beginning
 from koalapy.record.lines import FORMAT, beginning_to_json, line, step_to_json
 from koalapy.record.settings import Recording
 from koalapy.record.step import Step
-from koalapy.system.process import measure_disks
+from koalapy.system.files import measure_disks
 
 log = structlog.get_logger()
 

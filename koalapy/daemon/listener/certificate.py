@@ -13,7 +13,7 @@ import structlog
 
 from koalapy.model.errors import UsageError
 from koalapy.runner.atomic_files import replace_file
-from koalapy.system.private_files import FOR_OTHERS
+from koalapy.system.files import FOR_OTHERS
 from koalapy.system.tls import secure
 
 log = structlog.get_logger()

@@ -14,7 +14,7 @@ from koalapy.model.job import Job, JobState, Priority
 from koalapy.model.reports import LrmCalls, LrmOperation, Versions
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.clusters import ClusterStatus
-from koalapy.system.tasks import iterate_in_slices
+from koalapy.system.event_loop import iterate_in_slices
 
 OPERATIONS = frozenset(str(operation) for operation in LrmOperation)
 

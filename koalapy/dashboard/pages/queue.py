@@ -21,7 +21,7 @@ from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.identity import Identity
 from koalapy.model.job import Job, JobId, JobState, Priority
 from koalapy.model.job_search import KINDS, MAX_LENGTH, format_term, parse_search
-from koalapy.system.tasks import iterate_in_slices
+from koalapy.system.event_loop import iterate_in_slices
 from koalapy.validation.permissions import may_see_all_of
 
 MAX_ROWS = 200

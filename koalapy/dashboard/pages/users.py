@@ -16,7 +16,7 @@ from koalapy.dashboard.dashboard import Dashboard, SentForm
 from koalapy.dashboard.rendering import with_query
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job, JobState
-from koalapy.system.tasks import iterate_in_slices
+from koalapy.system.event_loop import iterate_in_slices
 
 AT_ONCE = 1000
 MAX_USERS = 500

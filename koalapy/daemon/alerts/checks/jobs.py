@@ -13,7 +13,7 @@ from koalapy.model.job import Attempt, ComponentState, Job, JobId, JobState
 from koalapy.model.wording import format_list, format_nodes
 from koalapy.scheduler.explain.explain import explain
 from koalapy.scheduler.queries import Queries
-from koalapy.system.tasks import iterate_in_slices
+from koalapy.system.event_loop import iterate_in_slices
 
 SLICE = 200
 """Jobs that are looked at before others go on."""

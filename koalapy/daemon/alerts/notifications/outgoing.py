@@ -20,7 +20,7 @@ from koalapy.model.job import Job, JobState
 from koalapy.model.notification import Channel, MailType, Notification
 from koalapy.model.throttle import Throttle
 from koalapy.ports import NotificationStore
-from koalapy.system.tasks import iterate_in_slices
+from koalapy.system.event_loop import iterate_in_slices
 from koalapy.system.tls import Trust
 
 log = structlog.get_logger()

@@ -9,7 +9,7 @@ import pytest
 from koalapy.model.errors import UsageError
 from koalapy.runner.atomic_files import replace_file
 from koalapy.store.engine import make_engine
-from koalapy.system.private_files import private_directory
+from koalapy.system.files import private_directory
 from tests.needs import ROOT, needs
 
 CONTENTS = ("koala.db", "token")

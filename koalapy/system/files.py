@@ -1,11 +1,15 @@
-"""Directories and files that no other account may read. Standard library only, as the command line needs it, too."""
+"""Create and read files that no other account may read, and measure disks.
+
+Imports little, since the command line reads it at start.
+"""
 
 import os
 import stat
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from koalapy.model.disk import Disk
 from koalapy.model.errors import UsageError
 from koalapy.system.login_socket import FOLDER, WRITABLE_BY_OTHERS
 
@@ -134,3 +138,24 @@ def write_private(name: str, folder: int, text: str, before: Callable[[int], Non
             os.unlink(fresh, dir_fd=folder)
         raise
     return descriptor
+
+
+def file_identity(path: Path) -> tuple[int, int]:
+    """Return device and inode of a file or folder, which differ once it is replaced. Raise ``OSError``."""
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
+def measure_disks(folders: Mapping[str, Path]) -> list[Disk]:
+    """Measure the disks of some folders, each disk once and under the first folder on it. Raise ``OSError``."""
+    disks: dict[int, Disk] = {}
+    for purpose, folder in folders.items():
+        path = folder.absolute()
+        while not path.exists():
+            path = path.parent
+        device = path.stat().st_dev
+        if device not in disks:
+            status = os.statvfs(path)
+            size, free = status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+            disks[device] = Disk(purpose, str(folder), free, size, status.f_favail if status.f_files else None)
+    return list(disks.values())
