@@ -12,15 +12,14 @@ from typing import Any, NoReturn
 import httpx2
 from fastapi import APIRouter, FastAPI
 
-from koalapy.api.advisor import advisor_router
 from koalapy.api.agents import agents_router
 from koalapy.api.app import create_app
-from koalapy.api.background import background_router
+from koalapy.api.clusters import background_router
 from koalapy.api.files import agent_files_router, files_router
-from koalapy.api.forecasts import forecasts_router
+from koalapy.api.forecasts import advisor_router, forecasts_router
 from koalapy.api.guard import ShownTokens
 from koalapy.api.history import history_router, record_router, sharing_router
-from koalapy.api.metrics import add_metrics
+from koalapy.api.monitoring import add_metrics
 from koalapy.api.network import network_router
 from koalapy.api.tokens import limits_router
 from koalapy.daemon.alerts.alerts import Alerts

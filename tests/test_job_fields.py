@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from koalapy.api.fields import as_json
-from koalapy.api.job_views import JobView, job_view
-from koalapy.api.submission import JobSubmission
+from koalapy.api.job_views import JobSubmission, JobView, job_view
 from koalapy.cli.jobs.job_options import JOB_FIELDS, form_of
 from koalapy.cli.jobs.submit import submit
 from koalapy.cli.terminal.arguments import click_command

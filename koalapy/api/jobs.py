@@ -16,6 +16,7 @@ from koalapy.api.fields import Input, Output, Problem, as_json
 from koalapy.api.job_views import (
     AttemptList,
     JobPage,
+    JobSubmission,
     JobView,
     JobWithTimeline,
     Timeline,
@@ -27,7 +28,6 @@ from koalapy.api.job_views import (
 )
 from koalapy.api.problems import declared, problem_of
 from koalapy.api.routes import api_router, json_list
-from koalapy.api.submission import JobSubmission
 from koalapy.daemon.jobs.changes import TOPICS, Changes, Topic
 from koalapy.daemon.jobs.jobs import ActionResult, JobChange, Jobs
 from koalapy.model.errors import ForbiddenError, NotFoundError, ProblemCode, StoreUnavailable

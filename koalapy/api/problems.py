@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match
 
-from koalapy.api import submission
+from koalapy.api.job_views import ComponentInput, Fixed, FixedComponent, Flexible, JobInput, NonFixed, NonFixedComponent
 from koalapy.daemon.observability.audit import about
 from koalapy.model.corrections import correct
 from koalapy.model.errors import BusyError, KoalaError, ProblemCode, UsageError
@@ -176,12 +176,8 @@ def _body_of(request: Request) -> type[BaseModel]:
     return next((kind for kind in kinds if issubclass(kind, BaseModel)), BaseModel)
 
 
-_REQUESTS: dict[str, type[BaseModel]] = {
-    "fixed": submission.Fixed,
-    "nonfixed": submission.NonFixed,
-    "flexible": submission.Flexible,
-}
-_COMPONENTS: dict[str, type[BaseModel]] = {"fixed": submission.FixedComponent, "nonfixed": submission.NonFixedComponent}
+_REQUESTS: dict[str, type[BaseModel]] = {"fixed": Fixed, "nonfixed": NonFixed, "flexible": Flexible}
+_COMPONENTS: dict[str, type[BaseModel]] = {"fixed": FixedComponent, "nonfixed": NonFixedComponent}
 _KINDS = "fixed, nonfixed or flexible"
 _CORRECTIONS = {
     "one_line": ("with characters that cannot be shown", "leave them out"),
@@ -267,11 +263,11 @@ def _field_of(location: Sequence[int | str]) -> str:
 def _known_beside(location: Sequence[int | str], model: type[BaseModel]) -> str:
     tag = str(location[2]) if len(location) > 3 else ""
     if "inputs" in location[:-1]:
-        model = submission.ComponentInput if tag in _COMPONENTS else submission.JobInput
+        model = ComponentInput if tag in _COMPONENTS else JobInput
     elif tag in _COMPONENTS and len(location) > 4:
         model = _COMPONENTS[tag]
     elif tag in _REQUESTS:
         model = _REQUESTS[tag]
-    if model is submission.NonFixedComponent and location[-1] == "cluster":
+    if model is NonFixedComponent and location[-1] == "cluster":
         return "leave it out, or make the request fixed"
     return suggest_names(str(location[-1]), (field.alias or name for name, field in model.model_fields.items()))

@@ -12,19 +12,18 @@ from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.login import BrowserLogin, WaysIn
 from koalapy.dashboard.pages.audit import add_audit
-from koalapy.dashboard.pages.clusters import add_clusters
+from koalapy.dashboard.pages.capacity import add_capacity
+from koalapy.dashboard.pages.clusters import add_clusters, add_now
 from koalapy.dashboard.pages.files import add_files
 from koalapy.dashboard.pages.history import add_history, add_sharing
 from koalapy.dashboard.pages.job import add_job
 from koalapy.dashboard.pages.network import add_network
-from koalapy.dashboard.pages.now import add_now
 from koalapy.dashboard.pages.queue import add_queue
-from koalapy.dashboard.pages.room import add_room
 from koalapy.dashboard.pages.scheduler import add_scheduler
 from koalapy.dashboard.pages.users import add_users
 from koalapy.dashboard.pages.what_if import add_what_if
 from koalapy.dashboard.rendering import page_files
-from koalapy.dashboard.survey import Surveyor
+from koalapy.dashboard.rows import Surveyor
 from koalapy.model.errors import NotFoundError
 
 KEPT = {"Cache-Control": FOREVER}
@@ -38,7 +37,7 @@ def build_dashboard(services: Services, engine: Engine, ways: WaysIn, audit: Aud
     add_queue(dashboard, services)
     add_job(dashboard, services)
     add_clusters(dashboard, services, surveyor)
-    add_room(dashboard, services)
+    add_capacity(dashboard, services)
     add_network(dashboard, services)
     add_scheduler(dashboard)
     add_users(dashboard, services, ways.identities)

@@ -5,7 +5,7 @@ from math import log
 import httpx2
 import pytest
 
-from koalapy.api.advisor import AdvisorRecord, AdvisorView, advisor_router
+from koalapy.api.forecasts import AdvisorRecord, AdvisorView, advisor_router
 from koalapy.daemon.jobs.advisor import Verdict, verdict_on
 from koalapy.model.advice import Advised, Option, Run, Size
 from koalapy.policies.knowledge import Slowdowns

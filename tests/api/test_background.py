@@ -6,7 +6,7 @@ import httpx2
 import pytest
 import pytest_asyncio
 
-from koalapy.api.background import BackgroundStarted, background_router
+from koalapy.api.clusters import BackgroundStarted, background_router
 from koalapy.model.errors import ProblemCode, SiteRejected, SiteUnavailable
 from tests.identities import administrators
 from tests.serving import NO_PAGE, TOKEN, URL, Open, bare_application

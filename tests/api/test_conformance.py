@@ -22,7 +22,7 @@ from schemathesis.checks import CHECKS
 from schemathesis.core.failures import FailureGroup
 from schemathesis.core.parameters import ParameterLocation
 
-from koalapy.api.background import background_router
+from koalapy.api.clusters import background_router
 from koalapy.model.cluster import check_cluster
 from koalapy.ports import ClusterRecord
 from koalapy.scheduler.rules import Rules

@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 from fastapi import FastAPI
 
-from koalapy.api.docs import docs_router
+from koalapy.api.app import docs_router
 
 DOCUMENT: dict[str, Any] = {
     "info": {"title": "koalapy", "version": "1", "description": "One."},

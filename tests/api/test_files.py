@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from koalapy.api.submission import JobSubmission
+from koalapy.api.job_views import JobSubmission
 from koalapy.model.errors import SiteFault, SiteRejected
 from tests.daemon.archives import GOOD, archive_of, pieces
 from tests.daemon.sites import Sites, sha

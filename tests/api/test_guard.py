@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from koalapy.api.agents import agents_router
-from koalapy.api.background import background_router
+from koalapy.api.clusters import background_router
 from koalapy.api.guard import Hosts
 from koalapy.api.middleware import BehindProxies
 from tests.identities import administrators

@@ -12,8 +12,8 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from koalapy.api import metrics
-from koalapy.api.metrics import Exposition
+from koalapy.api import monitoring
+from koalapy.api.monitoring import Exposition
 from koalapy.daemon.observability.figures import Figures, JobFigures
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.model.identity import Identity, Role
@@ -184,7 +184,7 @@ async def test_scrapes_within_the_interval_compute_the_figures_once(monkeypatch:
         computed += 1
         return NOTHING
 
-    monkeypatch.setattr(metrics, "figures_of", compute)
-    scrapes = metrics.Scrapes(SimpleNamespace(instruments=Instruments()), None, None, min_interval_s=1000.0)  # type: ignore[arg-type]
+    monkeypatch.setattr(monitoring, "figures_of", compute)
+    scrapes = monitoring.Scrapes(SimpleNamespace(instruments=Instruments()), None, None, min_interval_s=1000.0)  # type: ignore[arg-type]
     texts = await asyncio.gather(*(scrapes.told("text/plain") for _ in range(20)))
     assert (computed, len(set(texts))) == (1, 1)

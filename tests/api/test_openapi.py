@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from koalapy.api.fields import Output, Problem
-from koalapy.api.submission import JobSubmission
+from koalapy.api.job_views import JobSubmission
 from tests.daemon.archives import GOOD, archive_of
 from tests.daemon.sites import Sites, sha
 from tests.serving import BUNDLE_LIMIT, Open

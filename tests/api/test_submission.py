@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 
 from koalapy.api.fields import as_json, seconds
-from koalapy.api.job_views import attempt_view, job_view
-from koalapy.api.submission import JobSubmission
+from koalapy.api.job_views import JobSubmission, attempt_view, job_view
 from koalapy.daemon.jobs.jobs import JobRecord
 from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState
 from koalapy.model.request import Bundle, ComponentRequest, FixedRequest, FlexibleRequest, InputFile

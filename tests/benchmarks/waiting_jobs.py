@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, islice, product
 from typing import Any
 
-from koalapy.api.submission import JobSubmission
+from koalapy.api.job_views import JobSubmission
 from koalapy.model.job import Job, JobSpec
 from koalapy.model.reports import ClusterReport, Inventory
 from koalapy.policies.registry import builtin

@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 import uvicorn
 
-from koalapy.api.advisor import advisor_router
 from koalapy.api.agents import AgentConnection, agents_router
 from koalapy.api.app import create_app
 from koalapy.api.files import files_router
-from koalapy.api.forecasts import forecasts_router
-from koalapy.api.health import alerts_router
+from koalapy.api.forecasts import advisor_router, forecasts_router
+from koalapy.api.monitoring import alerts_router
 from koalapy.api.network import network_router
 from koalapy.api.tokens import limits_router
 from koalapy.cli.jobs import job_progress

@@ -6,7 +6,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddic
 import pytest
 from fastapi import FastAPI
 
-from koalapy.api.health import alerts_router
+from koalapy.api.monitoring import alerts_router
 from koalapy.client import answers
 from koalapy.daemon.alerts.alerts import Alerts
 from koalapy.model.alert import AlertRules

@@ -9,8 +9,7 @@ from koalapy.daemon.alerts.checks.data import CertificateCheck
 from koalapy.daemon.alerts.health import HealthMonitor
 from koalapy.daemon.listener.certificate import EXPIRY_WARNING, Certificate
 from koalapy.daemon.observability.figures import _cluster as figures_of_cluster
-from koalapy.dashboard.lanes import Lane, lane_of
-from koalapy.dashboard.survey import Survey
+from koalapy.dashboard.rows import Lane, Survey, lane_of
 from koalapy.model.alert import Alert, AlertKind, Severity
 from koalapy.model.disk import DiskLimits
 from koalapy.model.reports import Inventory

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
-from koalapy.api.metrics import Exposition
+from koalapy.api.monitoring import Exposition
 from koalapy.daemon.alerts.alerts import Alerts
 from koalapy.daemon.alerts.health import HealthMonitor
 from koalapy.daemon.engine.engine import Outbox

@@ -26,14 +26,14 @@ def people(daemon: ServedDaemon) -> Iterator[dict[str, httpx2.Client]]:
 def pages(client: httpx2.Client) -> list[str]:
     """What the navigation has, a cluster, and a link."""
     found = re.findall(r'<a href="(/[^"]*)" data-key', client.get("/").text)
-    return [*found, "/clusters/north", "/network/north/south", "/room?priority=high"]
+    return [*found, "/clusters/north", "/network/north/south", "/capacity?priority=high"]
 
 
 @pytest.mark.parametrize("role", ["user", "operator", "admin"])
 def test_each_page_is_there_as_html_as_a_part_and_as_json(people: dict[str, httpx2.Client], role: str) -> None:
     client = people[role]
     seen = pages(client)
-    assert {"/", "/clusters", "/room", "/network"} <= set(seen)
+    assert {"/", "/clusters", "/capacity", "/network"} <= set(seen)
     for path in seen:
         page = client.get(path)
         assert (page.status_code, "<!doctype html>" in page.text) == (200, True), path
@@ -74,5 +74,5 @@ def test_what_is_not_there_is_told_with_what_is(people: dict[str, httpx2.Client]
 
 
 def test_what_a_page_does_not_take_is_refused(people: dict[str, httpx2.Client]) -> None:
-    for path in ("/room?priority=urgent", "/room?q=1", "/clusters?x=1"):
+    for path in ("/capacity?priority=urgent", "/capacity?q=1", "/clusters?x=1"):
         assert people["user"].get(path).status_code == 422

@@ -10,7 +10,7 @@ import pytest
 from koalapy.daemon.jobs.changes import Changes
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.dashboard.pages.clusters import calls_seen, failures_of
-from koalapy.dashboard.survey import Homes, Survey, Surveyor
+from koalapy.dashboard.rows import Homes, Survey, Surveyor
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.reports import LrmCalls, LrmOperation

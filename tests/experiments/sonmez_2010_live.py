@@ -20,7 +20,7 @@ from statistics import fmean, median
 from typing import Any
 
 from experiments.local_users import poisson
-from koalapy.api.submission import JobSubmission
+from koalapy.api.job_views import JobSubmission
 from koalapy.model.cluster import Link
 from koalapy.simulation.grid import SimulatedCluster, SimulatedGrid
 from koalapy.simulation.jobs import Gang, PlannedJob

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koalapy.api.submission import JobSubmission
+from koalapy.api.job_views import JobSubmission
 from koalapy.model.errors import UsageError
 from koalapy.validation.limits import ClusterLimits, Limits
 from koalapy.validation.submission import check

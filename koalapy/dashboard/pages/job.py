@@ -17,8 +17,8 @@ from koalapy.api.job_views import AttemptView, JobView, TimelineView, attempt_vi
 from koalapy.daemon.jobs.output import OutputTail
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard
-from koalapy.dashboard.job_row import JobRow, row_of
 from koalapy.dashboard.pictures import JobLane, lanes_of
+from koalapy.dashboard.rows import JobRow, row_of
 from koalapy.model.job import Job, JobState, Priority
 from koalapy.validation.permissions import may_see_all_of
 

@@ -15,8 +15,8 @@ from koalapy.daemon.jobs.job_finder import JobFinder
 from koalapy.daemon.jobs.jobs import ActionResult
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard, Form, SentForm
-from koalapy.dashboard.job_row import JobRow, row_of
 from koalapy.dashboard.rendering import with_query
+from koalapy.dashboard.rows import JobRow, row_of
 from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.identity import Identity
 from koalapy.model.job import Job, JobId, JobState, Priority
