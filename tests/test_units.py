@@ -13,7 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from koalapy.agent.accounts.accounts import Account, RunAs, SwitchMethod
+from koalapy.agent.accounts import Account, RunAs, SwitchMethod
 from tests.needs import CONFINEMENT, ROOT, SYSTEMD, needs
 
 UNITS = Path(__file__).parents[1] / "deploy" / "systemd"

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from koalapy.agent.accounts.accounts import SwitchMethod, detect_switch_method
+from koalapy.agent.accounts import SwitchMethod, detect_switch_method
 from koalapy.agent.core.agent import run_agent
 from koalapy.agent.core.directory_lock import lock_directory
 from koalapy.agent.core.handover import take_handover

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agent.accounts import accounts as module
-from koalapy.agent.accounts.accounts import Account, Accounts, RunAs, SwitchMethod, account_environment, account_name
+import koalapy.agent.accounts as module
+from koalapy.agent.accounts import Account, Accounts, RunAs, SwitchMethod, account_environment, account_name
 from koalapy.agent.core.settings import AgentSettings, SiteSettings
 from koalapy.agent.main import _check_identity
 from koalapy.config.settings import ClusterSection

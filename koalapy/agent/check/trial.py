@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from koalapy.agent.accounts.accounts import SwitchMethod
+from koalapy.agent.accounts import SwitchMethod
 from koalapy.agent.components.job_folders import COMMAND, JobFolders
 from koalapy.agent.core.settings import (
     DEFAULT_TIMEOUTS,

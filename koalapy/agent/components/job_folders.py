@@ -17,8 +17,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import koalapy
-from koalapy.agent.accounts.account_process import AccountProcess
-from koalapy.agent.accounts.accounts import ACCOUNT_NAME, Account, Accounts, RunAs, SwitchMethod, account_environment
+from koalapy.agent.accounts import (
+    ACCOUNT_NAME,
+    Account,
+    AccountProcess,
+    Accounts,
+    RunAs,
+    SwitchMethod,
+    account_environment,
+)
 from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentSettings, AgentTimeouts, SiteSettings, inherited
 from koalapy.agent.core.spool import RUNNER_LOG, Folder
 from koalapy.agent.lrm.commands import RunCommand, run_command

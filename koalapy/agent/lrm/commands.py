@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from koalapy.agent.lrm.refusals import classify_rejection
+from koalapy.agent.lrm.rejections import classify_rejection
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.system.process import TRANSIENT_ERRORS
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import structlog
 from pydantic import BaseModel, Field
 
-from koalapy.agent.accounts.accounts import drop_capabilities
+from koalapy.agent.accounts import drop_capabilities
 from koalapy.agent.core.questions import ASKER
 from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.agent.transfers.replicas import Replicas, Wanted

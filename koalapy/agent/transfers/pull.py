@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 from pydantic import ValidationError
 
-from koalapy.agent.accounts.accounts import drop_capabilities
+from koalapy.agent.accounts import drop_capabilities
 from koalapy.agent.core.questions import Questions
 from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.agent.core.spool import DiskSync

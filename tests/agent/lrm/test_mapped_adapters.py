@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.agent.accounts.accounts import Account, Accounts, RunAs, SwitchMethod
+from koalapy.agent.accounts import Account, Accounts, RunAs, SwitchMethod
 from koalapy.agent.components.job_folders import COMMAND, PROGRAM, JobFolders
 from koalapy.agent.core.settings import SiteSettings
 from koalapy.agent.lrm.commands import CommandResult, RunCommand, run_command

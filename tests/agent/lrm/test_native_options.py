@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agent.accounts.accounts import Accounts, RunAs
+from koalapy.agent.accounts import Accounts, RunAs
 from koalapy.agent.core.settings import SiteSettings
 from koalapy.agent.lrm.drmaa.adapter import DrmaaLrm
 from koalapy.agent.lrm.drmaa.control import DrmaaControl

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agent.accounts.accounts import Account, Accounts, RunAs, SwitchMethod
+from koalapy.agent.accounts import Account, Accounts, RunAs, SwitchMethod
 from koalapy.agent.components.component import Component
 from koalapy.agent.components.job_folders import PROGRAM, JobFolders
 from koalapy.agent.core.agent import Agent

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agent.accounts.accounts import SwitchMethod
+from koalapy.agent.accounts import SwitchMethod
 from koalapy.agent.check.trial import TRIAL_SUBJECT, TrialOutput, check_accounts, check_runner, describe_wrong_account
 from koalapy.agent.core.settings import RUNNER, AgentSettings
 from koalapy.agent.lrm.local.adapter import LocalLrm

@@ -10,10 +10,14 @@ from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.settings import AgentSettings, SiteSettings
 from koalapy.agent.lrm.drmaa.control import DrmaaAccounts, DrmaaControl, drmaa_control
 from koalapy.agent.lrm.drmaa.process import NO_SUCH_JOB, Unanswered
-from koalapy.agent.lrm.native_options import reject_qsub_options, reject_sbatch_options, split_options
-from koalapy.agent.lrm.polling import PolledLrm
-from koalapy.agent.lrm.port import DrmaaEnding, Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
-from koalapy.agent.lrm.refusals import reject_other_job, reject_size
+from koalapy.agent.lrm.port import DrmaaEnding, Finding, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission, PolledLrm
+from koalapy.agent.lrm.rejections import (
+    reject_other_job,
+    reject_qsub_options,
+    reject_sbatch_options,
+    reject_size,
+    split_options,
+)
 from koalapy.agent.lrm.script import place_script
 from koalapy.agent.lrm.slurm.commands import time_limit
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from koalapy.agent.accounts.accounts import RunAs, SwitchMethod, account_environment
+from koalapy.agent.accounts import RunAs, SwitchMethod, account_environment
 from koalapy.agent.lrm.drmaa.process import DEFAULT_TIMEOUTS, NO_SUCH_JOB, Become, DrmaaProcess, DrmaaTimeouts
 from koalapy.agent.lrm.port import DrmaaEnding, Finding, JobControl, LrmSubmission
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected

@@ -15,7 +15,7 @@ from typing import Any
 
 from koalapy.agent.core.settings import RESOURCE_MANAGERS, RESOURCE_MANAGERS_BEGIN, inherited
 from koalapy.agent.lrm.port import DrmaaEnding
-from koalapy.agent.lrm.refusals import classify_rejection
+from koalapy.agent.lrm.rejections import classify_rejection
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 
 WORKER = Path(__file__).with_name("worker.py")

@@ -11,11 +11,18 @@ from dataclasses import replace
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.settings import AgentSettings, SiteSettings
 from koalapy.agent.lrm.drmaa.control import drmaa_control
-from koalapy.agent.lrm.native_options import reject_qsub_options, split_options
 from koalapy.agent.lrm.node_classes import KnownNode, NodeGroups, group_nodes
-from koalapy.agent.lrm.polling import PolledLrm
-from koalapy.agent.lrm.port import JOB_PREFIX, Finding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
-from koalapy.agent.lrm.refusals import reject_other_job, reject_size
+from koalapy.agent.lrm.port import (
+    JOB_PREFIX,
+    Finding,
+    JobControl,
+    LrmJob,
+    LrmJobState,
+    LrmSnapshot,
+    LrmSubmission,
+    PolledLrm,
+)
+from koalapy.agent.lrm.rejections import reject_other_job, reject_qsub_options, reject_size, split_options
 from koalapy.agent.lrm.script import place_script
 from koalapy.agent.lrm.sge.answers import (
     DELETED,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from koalapy.agent.accounts.accounts import RunAs
+from koalapy.agent.accounts import RunAs
 from koalapy.agent.core.settings import inherited
 from koalapy.agent.lrm.commands import COMMAND_TIMEOUT, CommandResult, Commands, parse_job_number
 from koalapy.agent.lrm.port import Finding, JobControl, LrmSubmission

@@ -12,11 +12,18 @@ from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.core.settings import AgentSettings, SiteSettings
 from koalapy.agent.lrm.commands import CommandResult
 from koalapy.agent.lrm.drmaa.control import drmaa_control
-from koalapy.agent.lrm.native_options import reject_sbatch_options, split_options
 from koalapy.agent.lrm.node_classes import KnownNode, NodeGroups, expand_host_list, group_nodes
-from koalapy.agent.lrm.polling import PolledLrm
-from koalapy.agent.lrm.port import JOB_PREFIX, Finding, JobControl, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
-from koalapy.agent.lrm.refusals import reject_size
+from koalapy.agent.lrm.port import (
+    JOB_PREFIX,
+    Finding,
+    JobControl,
+    LrmJob,
+    LrmJobState,
+    LrmSnapshot,
+    LrmSubmission,
+    PolledLrm,
+)
+from koalapy.agent.lrm.rejections import reject_sbatch_options, reject_size, split_options
 from koalapy.agent.lrm.script import place_script
 from koalapy.agent.lrm.slurm.answers import (
     COLUMNS,

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from koalapy.agent.accounts.accounts import RunAs
+from koalapy.agent.accounts import RunAs
 from koalapy.agent.core.settings import inherited
 from koalapy.agent.lrm.commands import Commands, parse_job_number
 from koalapy.agent.lrm.port import Finding, JobControl, LrmSubmission

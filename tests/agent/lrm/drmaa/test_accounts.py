@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.agent.accounts.accounts import Account, Accounts, RunAs, SwitchMethod
+from koalapy.agent.accounts import Account, Accounts, RunAs, SwitchMethod
 from koalapy.agent.core.settings import SiteSettings
 from koalapy.agent.lrm.drmaa.control import IDLE_TIMEOUT, DrmaaAccounts, DrmaaControl, drmaa_control
 from koalapy.agent.lrm.port import DrmaaEnding, JobControl, LrmSubmission

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from koalapy.agent.lrm.drmaa.process import error_of
 from koalapy.agent.lrm.port import Fault
-from koalapy.agent.lrm.refusals import classify_rejection
+from koalapy.agent.lrm.rejections import classify_rejection
 from koalapy.agent.lrm.slurm.states import fault_of_waiting
 from koalapy.model.errors import SiteRejected
 
