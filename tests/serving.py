@@ -17,7 +17,7 @@ from koalapy.api.app import create_app
 from koalapy.api.clusters import background_router
 from koalapy.api.files import agent_files_router, files_router
 from koalapy.api.forecasts import advisor_router, forecasts_router
-from koalapy.api.guard import ShownTokens
+from koalapy.api.guard import TokenAuthenticator
 from koalapy.api.history import history_router, record_router, sharing_router
 from koalapy.api.monitoring import add_metrics
 from koalapy.api.network import network_router
@@ -44,7 +44,7 @@ from koalapy.daemon.network.links import LinkTable
 from koalapy.daemon.network.network import Network
 from koalapy.daemon.observability.audit import Audit
 from koalapy.dashboard.app import build_dashboard
-from koalapy.dashboard.login import WaysIn
+from koalapy.dashboard.login import LoginServices
 from koalapy.model.advice import Run, Size
 from koalapy.model.alert import AlertRules
 from koalapy.model.cluster import Link
@@ -302,7 +302,7 @@ async def serving(
     with application(services, open_metrics=open_metrics, of_clusters=of_clusters) as app:
         app.state.audit, app.state.engine, app.state.jobs = services["audit"], engine, jobs
         if has_dashboard:
-            ways = WaysIn(identities, ShownTokens(identities, Pace()), LoginCodes(), None, 3600.0)
+            ways = LoginServices(identities, TokenAuthenticator(identities, Pace()), LoginCodes(), None, 3600.0)
             of_pages: Any = SimpleNamespace(**services)
             dashboard = build_dashboard(of_pages, engine, ways, services["audit"])
             app.include_router(dashboard.router)

@@ -19,9 +19,9 @@ from koalapy.model.job import JobId
 Access = Role | Literal["owner", "everybody", "agents"]
 """The least role; or the owner of the job that the path names, and operators; or everybody without a token; or agents,
 whose routes look at tokens of their own."""
-AGENTS = "/api/v1/agents/"
+AGENT_PATHS = "/api/v1/agents/"
 """Below it are the agents' routes."""
-UPLOADS = "/api/v1/bundles"
+UPLOAD_PATH = "/api/v1/bundles"
 """The route of large bodies, which has a limit of its own."""
 ACCESS: Mapping[str, Access] = {
     "add_replica": Role.OPERATOR,
@@ -98,9 +98,9 @@ ACCESS: Mapping[str, Access] = {
 """By a route's operation; what is missing is for administrators only."""
 Id = Annotated[int, Path(ge=-fields.MAX_ID, le=fields.MAX_ID, description="the job's id")]
 _JOB: TypeAdapter[int] = TypeAdapter(Id)
-ASKING = frozenset({"ask_what_if", "explain_submission", "foretell_submission"})
+READ_ONLY_OPERATIONS = frozenset({"ask_what_if", "explain_submission", "foretell_submission"})
 """Operations that change nothing, though they are no GET."""
-TOLD_AS = {"name": "cluster"}
+AUDIT_NAMES = {"name": "cluster"}
 _IDENTITY = "identity"
 """Where the guard leaves who has come in."""
 _SESSION = "browser_session"
@@ -109,16 +109,18 @@ _SESSION = "browser_session"
 
 def access_of(path: str, operation: str | None) -> Access:
     """Who may call a route."""
-    return "agents" if path.startswith(AGENTS) else ACCESS.get(operation or "", Role.ADMIN)
+    return "agents" if path.startswith(AGENT_PATHS) else ACCESS.get(operation or "", Role.ADMIN)
 
 
 def _target(connection: HTTPConnection, is_agents: bool) -> str:
     """What the path names, for the audit. What agents name beside their cluster would tell of their secrets."""
     named = connection.path_params.items()
-    return ", ".join(f"{TOLD_AS.get(name, name)} {told}" for name, told in named if not is_agents or name == "cluster")
+    return ", ".join(
+        f"{AUDIT_NAMES.get(name, name)} {told}" for name, told in named if not is_agents or name == "cluster"
+    )
 
 
-def admit(scope: Scope, identity: Identity) -> None:
+def set_identity(scope: Scope, identity: Identity) -> None:
     """Note who is behind a request."""
     scope[_IDENTITY] = identity
 
@@ -129,7 +131,7 @@ def identity_of(scope: Scope) -> Identity | None:
     return identity if isinstance(identity, Identity) else None
 
 
-def note_session(scope: Scope, token: str) -> None:
+def set_session(scope: Scope, token: str) -> None:
     """Note that a request is by a browser's login."""
     scope[_SESSION] = token
 
@@ -139,7 +141,9 @@ def session_of(scope: Scope) -> str:
     return str(scope.get(_SESSION, ""))
 
 
-def authorizer(theirs: Callable[[JobId, Identity], Awaitable[object]]) -> Callable[[HTTPConnection], Awaitable[None]]:
+def build_authorizer(
+    theirs: Callable[[JobId, Identity], Awaitable[object]],
+) -> Callable[[HTTPConnection], Awaitable[None]]:
     """What every route depends on; ``theirs`` raises ``ForbiddenError`` for a job that is somebody else's."""
 
     async def authorize(connection: HTTPConnection) -> None:
@@ -149,7 +153,7 @@ def authorizer(theirs: Callable[[JobId, Identity], Awaitable[object]]) -> Callab
         needed, identity = access_of(route.path, operation), identity_of(connection.scope)
         is_agents = needed == "agents"
         READING_USER.set("" if identity is None else identity.user)
-        under_way(identity, operation, _target(connection, is_agents), change=operation not in ASKING)
+        under_way(identity, operation, _target(connection, is_agents), change=operation not in READ_ONLY_OPERATIONS)
         if needed in ("everybody", "agents"):
             return
         least = needed if isinstance(needed, Role) else Role.USER

@@ -81,7 +81,7 @@ def agents_router(hub: Hub, tokens: Tokens, attempts: AgentAttempts | None = Non
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Rejection:
     """Why an agent is not let in, and what to do about it."""
 
     code: ProblemCode
@@ -97,14 +97,14 @@ class Refusal:
         return problem(self.code, self.reason, field="cluster", hint=self.hint, headers=headers)
 
 
-def refusal(asking: HTTPConnection, cluster: str, tokens: Tokens, attempts: AgentAttempts) -> Refusal | None:
+def refusal(asking: HTTPConnection, cluster: str, tokens: Tokens, attempts: AgentAttempts) -> Rejection | None:
     """Return why a request of an agent's route is refused: only agents of configured clusters come in, by their token.
 
     A cluster that left the configuration is none, also while it still holds components: nobody could say whose agent
     it is that connects in its name.
     """
     if cluster not in tokens:
-        return Refusal(
+        return Rejection(
             ProblemCode.CLUSTER_NOT_FOUND,
             f"there is no cluster {cluster[:100]}",
             "add it to the daemon's configuration",
@@ -120,10 +120,10 @@ def refusal(asking: HTTPConnection, cluster: str, tokens: Tokens, attempts: Agen
     if wait:
         reason = f"too many wrong tokens of the agent of {cluster} were shown, the last from {address}"
         hint = "see that no agent shows an old one; a token made by openssl rand -hex 24 is taken all the same"
-        return Refusal(ProblemCode.TOO_MANY_WRONG_TOKENS, reason, hint, wait)
+        return Rejection(ProblemCode.TOO_MANY_WRONG_TOKENS, reason, hint, wait)
     attempts.failed(cluster, address)
     reason = f"the token is not that of cluster {cluster}"
     if not expected:
         reason = f"clusters.{cluster}.token is not set in the daemon's configuration"
     hint = f"set KOALA_AGENT_TOKEN to clusters.{cluster}.token of the daemon's configuration"
-    return Refusal(ProblemCode.NOT_LOGGED_IN, reason, hint)
+    return Rejection(ProblemCode.NOT_LOGGED_IN, reason, hint)

@@ -14,15 +14,15 @@ from jinja2 import Environment, PackageLoader, Template
 from starlette.types import ASGIApp
 
 from koalapy import __version__
-from koalapy.api.access import access_of, authorizer
-from koalapy.api.audit import Trail, audit_router
+from koalapy.api.access import access_of, build_authorizer
+from koalapy.api.audit import AuditMiddleware, audit_router
 from koalapy.api.clusters import clusters_router
 from koalapy.api.forecasts import explain_router
-from koalapy.api.guard import Guard, Hosts
+from koalapy.api.guard import AllowedHosts, Guard
 from koalapy.api.jobs import jobs_router
-from koalapy.api.middleware import NOTHING, Admission, AnswerHeaders, Shares
+from koalapy.api.middleware import NOTHING, RequestLimiter, ResponseHeaders, UserRequestLimiter
 from koalapy.api.monitoring import health_router
-from koalapy.api.problems import ErrorPage, declared, install
+from koalapy.api.problems import ErrorPage, add_error_handlers, problem_responses
 from koalapy.api.tokens import login_router, tokens_router
 from koalapy.daemon.alerts.health import HealthMonitor
 from koalapy.daemon.auth.identities import Identities
@@ -49,7 +49,7 @@ class Api(FastAPI):
     """With what every answer tells, also those of FastAPI itself."""
 
     def build_middleware_stack(self) -> ASGIApp:
-        return AnswerHeaders(super().build_middleware_stack())
+        return ResponseHeaders(super().build_middleware_stack())
 
 
 def create_app(
@@ -57,7 +57,7 @@ def create_app(
     health: HealthMonitor,
     identities: Identities,
     routers: Sequence[APIRouter] = (),
-    hosts: Hosts | None = None,
+    hosts: AllowedHosts | None = None,
     max_requests: int = 1000,
     pace: Pace | None = None,
     audit: Audit | None = None,
@@ -76,7 +76,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,
-        dependencies=[Depends(authorizer(jobs.theirs))],
+        dependencies=[Depends(build_authorizer(jobs.theirs))],
     )
     app.include_router(jobs_router(jobs))
     app.include_router(explain_router(jobs))
@@ -93,12 +93,12 @@ def create_app(
         app.include_router(router)
     _describe(app)
     app.include_router(docs_router(app.openapi))
-    install(app, error_page)
-    app.add_middleware(Shares, max_requests=max_requests)
-    app.add_middleware(Guard, identities=identities, hosts=hosts or Hosts(), pace=pace or Pace())
+    add_error_handlers(app, error_page)
+    app.add_middleware(UserRequestLimiter, max_requests=max_requests)
+    app.add_middleware(Guard, identities=identities, hosts=hosts or AllowedHosts(), pace=pace or Pace())
     if audit is not None:
-        app.add_middleware(Trail, audit=audit)
-    app.add_middleware(Admission, max_requests=max_requests)
+        app.add_middleware(AuditMiddleware, audit=audit)
+    app.add_middleware(RequestLimiter, max_requests=max_requests)
     return app
 
 
@@ -115,7 +115,9 @@ def _declare_problems(path: str, operation: dict[str, Any]) -> None:
         statuses.append(413)
     responses = operation["responses"]
     responses.pop("422", None)  # in the form of FastAPI
-    operation["responses"] = {str(status): problem for status, problem in declared(*statuses).items()} | responses
+    operation["responses"] = {
+        str(status): problem for status, problem in problem_responses(*statuses).items()
+    } | responses
     for answer in responses.values():
         if "application/problem+json" in (content := answer.get("content", {})):
             content.pop("application/json", None)  # which FastAPI adds for its form

@@ -12,7 +12,7 @@ from koalapy.api import fields
 from koalapy.api.access import ACCESS, identity_of
 from koalapy.api.derived import view_model
 from koalapy.api.fields import Output
-from koalapy.api.guard import READING
+from koalapy.api.guard import READ_METHODS
 from koalapy.api.middleware import client_address
 from koalapy.api.routes import api_router
 from koalapy.daemon.observability import audit
@@ -38,7 +38,7 @@ Hash = Annotated[fields.Text, Query(max_length=64, description="the hash of the 
 After = Annotated[int, Query(ge=0, le=fields.MAX_ID, description="only entries with larger ids")]
 
 
-class Trail:
+class AuditMiddleware:
     """Stands before everything, so that it sees what the guard refuses, and holds an answer until that is written."""
 
     def __init__(self, app: ASGIApp, audit: Audit) -> None:
@@ -49,7 +49,7 @@ class Trail:
             await self._app(scope, receive, send)
             return
         method = scope.get("method", "GET")
-        change = method not in READING
+        change = method not in READ_METHODS
         deed = Deed(method if method in METHODS else "other", "", change)
         deed.target = scope["path"][:MAX_TARGET]
         if change:

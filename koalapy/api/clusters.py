@@ -9,8 +9,8 @@ from pydantic import WithJsonSchema
 from koalapy.api import fields
 from koalapy.api.access import Caller
 from koalapy.api.derived import view_model
-from koalapy.api.fields import Input, Moment, Output, Positive, Reason, Seconds
-from koalapy.api.problems import declared, problem
+from koalapy.api.fields import Input, Output, Positive, Reason, Seconds, Timestamp
+from koalapy.api.problems import problem, problem_responses
 from koalapy.api.routes import api_router
 from koalapy.daemon.agents.questions import Questions
 from koalapy.daemon.jobs import jobs
@@ -57,8 +57,8 @@ class ClusterUsage(Output):
 class Metrics(Output):
     """The grid over a span of time; ``queued``, ``active`` and the clusters' nodes are those of now."""
 
-    start: Moment
-    end: Moment
+    start: Timestamp
+    end: Timestamp
     clusters: list[ClusterUsage]
     priorities: dict[Priority, MeanTimes]
     ended: dict[str, int]
@@ -151,12 +151,12 @@ def _add_orders(router: APIRouter, service: Jobs) -> None:
         given = order or DrainOrder()
         return await service.drain_cluster(name, caller, given.reason, requeue=given.requeue)
 
-    @router.post("/clusters/{name}/resume", response_model=ClusterView, responses=declared(409))
+    @router.post("/clusters/{name}/resume", response_model=ClusterView, responses=problem_responses(409))
     async def resume_cluster(name: Name) -> Any:
         """Use a drained cluster again."""
         return await service.resume_cluster(name)
 
-    @router.post("/clusters/{name}/lost", response_model=ClusterView, responses=declared(409))
+    @router.post("/clusters/{name}/lost", response_model=ClusterView, responses=problem_responses(409))
     async def declare_cluster_lost(name: Name, caller: Caller, order: LossOrder | None = None) -> Any:
         """Declare that nothing of koalapy's runs any more on a cluster that is out of reach: its jobs are tried again
         at once. Programs that do run there after all then run twice, until their leases end."""
@@ -205,7 +205,7 @@ def background_router(service: Jobs, questions: Questions, allowed: bool) -> API
     """``allowed``: the daemon's setting ``background_load``."""
     router = api_router("clusters", "/clusters/{name}/background")
 
-    @router.post("", status_code=201, response_model=BackgroundStarted, responses=declared(502))
+    @router.post("", status_code=201, response_model=BackgroundStarted, responses=problem_responses(502))
     async def start_background(name: Name, order: BackgroundOrder) -> Any:
         """Keep nodes of a cluster busy as its local users do, for a while; only where the daemon allows it."""
         if not allowed:
@@ -221,7 +221,7 @@ def background_router(service: Jobs, questions: Questions, allowed: bool) -> API
             name, "background", {"nodes": order.nodes, "seconds": order.seconds}, timeout=ANSWER_TIMEOUT
         )
 
-    @router.delete("", response_model=BackgroundStopped, responses=declared(502))
+    @router.delete("", response_model=BackgroundStopped, responses=problem_responses(502))
     async def stop_background(name: Name) -> Any:
         """End the background load that was started on a cluster by this route."""
         if not allowed:

@@ -79,11 +79,11 @@ FORMS = {
         says_none=True,
     ),
     Duration: Form(fields.Seconds, None, float),
-    Lease: Form(fields.Lease, Annotated[Literal["none"] | float, BeforeValidator(fields.shown_lease)], float),
+    Lease: Form(fields.Lease, Annotated[Literal["none"] | float, BeforeValidator(fields.format_lease)], float),
     NodeMemory: Form(fields.Bytes, None, int),
     PerNodeBandwidth: Form(fields.Bandwidth, None, float),
     Pattern: Form(fields.Pattern, None, str),
-    StopWarning: Form(fields.StopWarningText, Annotated[str, BeforeValidator(str)], fields.warning_of),
+    StopWarning: Form(fields.StopWarningText, Annotated[str, BeforeValidator(str)], fields.parse_warning),
     Bundle: Form(
         fields.Name,
         Annotated[str, BeforeValidator(lambda bundle: bundle.id if isinstance(bundle, Bundle) else bundle)],
@@ -136,7 +136,7 @@ def view_model(
         if each.field.given and each.name not in without and (not only or each.name in only):
             of = _view_type(each.type, elements.get(each.name))
             if each.type is float and TIME.fullmatch(each.name):
-                of = fields.Moment
+                of = fields.Timestamp
             alias = each.json if each.json != each.name else None
             if only_given and each.default is not MISSING:
                 parts[each.name] = (of | None, Field(None, alias=alias, exclude_if=_is_default(each)))
@@ -176,12 +176,12 @@ def _body_type(kind: Any, element: Any | None = None) -> Any:
     if element is not None:
         return element
     if base is int:
-        return Annotated[fields.Number, fields.number_within(bounds)]
+        return Annotated[fields.Number, fields.integer_schema(bounds)]
     if base is float:
-        return Annotated[fields.Fraction, fields.fraction_within(bounds)]
+        return Annotated[fields.Fraction, fields.number_schema(bounds)]
     if base is str and length:
         text = Annotated[fields.Text, fields.within(length)]
-        return Annotated[text, AfterValidator(fields.one_line)] if length.one_line else text
+        return Annotated[text, AfterValidator(fields.check_one_line)] if length.one_line else text
     return base
 
 

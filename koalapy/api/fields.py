@@ -55,7 +55,7 @@ def _duration(value: object) -> object:
     return seconds(value)
 
 
-def one_line(text: str) -> str:
+def check_one_line(text: str) -> str:
     """Names are shown in tables and terminals, where control characters do harm."""
     if not text.isprintable():
         raise PydanticCustomError("one_line", "has characters that cannot be shown")
@@ -112,7 +112,7 @@ Lease = Annotated[
 """Seconds of the daemon's silence, or ``none``."""
 
 
-def shown_lease(value: object) -> object:
+def format_lease(value: object) -> object:
     """Return ``none`` for ``NO_LEASE``, and any other value as it is."""
     return "none" if value == NO_LEASE else value
 
@@ -166,7 +166,7 @@ USUAL_GRACE = 60
 """Seconds, where only the signal is said, as Slurm has it."""
 
 
-def warning_of(value: str) -> StopWarning:
+def parse_warning(value: str) -> StopWarning:
     """``TERM@30``: a signal by its name, with or without ``SIG``, or its number, and the grace as any duration."""
     name, at, grace = value.strip().partition("@")
     if ":" in name:
@@ -187,7 +187,7 @@ def warning_of(value: str) -> StopWarning:
 
 StopWarningText = Annotated[
     Text,
-    AfterValidator(lambda text: str(warning_of(text))),
+    AfterValidator(lambda text: str(parse_warning(text))),
     WithJsonSchema(
         {
             "type": "string",
@@ -203,14 +203,14 @@ MAX_INTEGER = 2**31 - 1
 """The largest whole number that databases hold in a column of a usual kind."""
 
 
-def number_within(bounds: Bounds) -> Any:
+def integer_schema(bounds: Bounds) -> Any:
     """How OpenAPI tells the bounds of a number that are checked with a better message later."""
     most = MAX_INTEGER if bounds.most is None else bounds.most
     least = {} if bounds.least is None else {"minimum": bounds.least}
     return WithJsonSchema({"type": "integer", **least, "maximum": most})
 
 
-def fraction_within(bounds: Bounds) -> Any:
+def number_schema(bounds: Bounds) -> Any:
     told = {"minimum": bounds.least, "exclusiveMinimum": bounds.above, "maximum": bounds.most}
     return WithJsonSchema({"type": "number", **{name: bound for name, bound in told.items() if bound is not None}})
 
@@ -230,13 +230,13 @@ def _whole(value: object) -> object:
 Number = Annotated[int, BeforeValidator(_whole), Field(strict=True, ge=-(2**31), le=MAX_INTEGER)]
 """A whole number as databases hold it; what makes sense is checked with a better message later."""
 Count = Annotated[int, BeforeValidator(_whole), Field(strict=True, ge=0, le=MAX_INTEGER)]
-Positive = Annotated[Number, number_within(Bounds(least=1))]
+Positive = Annotated[Number, integer_schema(Bounds(least=1))]
 
 JobId = Annotated[
     int,
     BeforeValidator(_whole),
     Field(strict=True, ge=-MAX_EXACT_INTEGER, le=MAX_EXACT_INTEGER),
-    number_within(Bounds(-MAX_EXACT_INTEGER, MAX_EXACT_INTEGER)),
+    integer_schema(Bounds(-MAX_EXACT_INTEGER, MAX_EXACT_INTEGER)),
 ]
 
 Fraction = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -266,11 +266,13 @@ CoallocationJson: dict[str, Any] = {
 }
 Coallocation = Annotated[int | None, BeforeValidator(_combined), WithJsonSchema(CoallocationJson)]
 
-Name = Annotated[Text, within(Length(MAX_NAME_LENGTH, one_line=True)), AfterValidator(one_line)]
-Reason = Annotated[Text, within(Length(1000, one_line=True)), AfterValidator(one_line)]
+Name = Annotated[Text, within(Length(MAX_NAME_LENGTH, one_line=True)), AfterValidator(check_one_line)]
+Reason = Annotated[Text, within(Length(1000, one_line=True)), AfterValidator(check_one_line)]
 FileName = Annotated[Text, within(Length(MAX_PATH_LENGTH))]
 Cluster = Annotated[Text, within(Length(MAX_CLUSTER_NAME_LENGTH, least=1))]
-LogicalName = Annotated[Text, within(Length(MAX_LOGICAL_NAME_LENGTH, least=1, one_line=True)), AfterValidator(one_line)]
+LogicalName = Annotated[
+    Text, within(Length(MAX_LOGICAL_NAME_LENGTH, least=1, one_line=True)), AfterValidator(check_one_line)
+]
 Pattern = Annotated[Text, Field(max_length=MAX_PATH_LENGTH, json_schema_extra={"format": "file-pattern"})]
 
 
@@ -305,7 +307,7 @@ def moment(at: object) -> object:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-Moment = Annotated[str, BeforeValidator(moment)]
+Timestamp = Annotated[str, BeforeValidator(moment)]
 """In answers: made of seconds since the epoch."""
 
 

@@ -16,7 +16,7 @@ from koalapy.api.agents import Tokens, refusal
 from koalapy.api.derived import view_model
 from koalapy.api.fields import Cluster, FileName, Input, LogicalName, Output, Text
 from koalapy.api.jobs import MAX_PAGE_SIZE
-from koalapy.api.problems import declared, problem
+from koalapy.api.problems import problem, problem_responses
 from koalapy.api.routes import api_router
 from koalapy.daemon.auth.pace import AgentAttempts
 from koalapy.daemon.files.bundles import Bundles
@@ -109,7 +109,7 @@ def files_router(files: Files, bundles: Bundles, results: Results) -> APIRouter:
 
 
 def _add_replicas(router: APIRouter, files: Files) -> None:
-    @router.get("/replicas", response_model=ReplicaPage, responses=declared(404))
+    @router.get("/replicas", response_model=ReplicaPage, responses=problem_responses(404))
     async def list_replicas(
         name: Name = None,
         after: After = "",
@@ -123,19 +123,19 @@ def _add_replicas(router: APIRouter, files: Files) -> None:
         following = _next_page(name, page[-1], limit) if len(found) > limit else None
         return {"replicas": page, "next": following}
 
-    @router.post("/replicas", status_code=201, response_model=ReplicaView, responses=declared(409))
+    @router.post("/replicas", status_code=201, response_model=ReplicaView, responses=problem_responses(409))
     async def add_replica(order: ReplicaOrder) -> Any:
         """Enter a file or folder on a cluster in the catalogue, once its agent has read it: that may take long."""
         return await files.add(order.name, order.cluster, order.path)
 
-    @router.post("/replicas/verify", response_model=VerifiedList, responses=declared(404))
+    @router.post("/replicas/verify", response_model=VerifiedList, responses=problem_responses(404))
     async def verify_replicas(choice: ReplicaChoice | None = None) -> Any:
         """Have agents look at replicas again, and use again what is good again: that may take long."""
         chosen = choice or ReplicaChoice()
         verified = await files.verify(chosen.name, chosen.cluster)
         return {"replicas": [asdict(v.replica) | {"problem": v.problem} for v in verified]}
 
-    @router.delete("/replicas", response_model=ReplicaList, responses=declared(404))
+    @router.delete("/replicas", response_model=ReplicaList, responses=problem_responses(404))
     async def remove_replicas(name: Needed, cluster: Where = None) -> Any:
         """Forget replicas of a logical file; the files themselves stay where they are. Answers what was forgotten."""
         return {"replicas": await files.remove(name, cluster)}
@@ -147,7 +147,10 @@ def _add_bundles(router: APIRouter, bundles: Bundles) -> None:
         status_code=201,
         response_model=BundleView,
         openapi_extra=BODY,
-        responses={200: {"model": BundleView, "description": "it was there already"}, **declared(408, 409, 507)},
+        responses={
+            200: {"model": BundleView, "description": "it was there already"},
+            **problem_responses(408, 409, 507),
+        },
     )
     async def upload_bundle(request: Request, response: Response, caller: Caller) -> Any:
         """Keep an uncompressed tar of regular files and folders for the caller's jobs to come; its id is for their

@@ -11,7 +11,7 @@ from koalapy.api.access import Caller, Id
 from koalapy.api.derived import view_model
 from koalapy.api.fields import MAX_ID, Input, Name, Output, Seconds, Text, as_json, seconds
 from koalapy.api.job_views import JobSubmission, job_view
-from koalapy.api.problems import declared
+from koalapy.api.problems import problem_responses
 from koalapy.api.routes import api_router, cancel_on_disconnect
 from koalapy.config.strict_yaml import DuplicateKey, load_yaml
 from koalapy.daemon.forecast.forecasts import Forecasts, IfSubmitted
@@ -78,7 +78,9 @@ def explain_router(service: Jobs) -> APIRouter:
         """Why a job waits, and what would start it; why it is where it is; or how it ended."""
         return await service.explain(job, caller)
 
-    @router.post("/explain", response_model=ExplanationView, response_model_exclude_unset=True, responses=declared(409))
+    @router.post(
+        "/explain", response_model=ExplanationView, response_model_exclude_unset=True, responses=problem_responses(409)
+    )
     async def explain_submission(submission: JobSubmission, caller: Caller) -> Any:
         """Where a job would go if it were submitted now, and why not elsewhere. Nothing is stored."""
         return await service.explain_submission(submission.to_model(), caller)
@@ -230,13 +232,13 @@ def _if_submitted(told: IfSubmitted) -> dict[str, Any]:
 def forecasts_router(service: Forecasts, jobs: Jobs) -> APIRouter:
     router = api_router("jobs")
 
-    @router.post("/what-if", response_model=WhatIfView, responses=declared(404))
+    @router.post("/what-if", response_model=WhatIfView, responses=problem_responses(404))
     async def ask_what_if(question: WhatIf, request: Request) -> Any:
         """When those who wait will start and end, as it is, and if something was otherwise: simulated from this moment
         on, again and again with other run times. It takes some seconds; nothing is changed."""
         return await cancel_on_disconnect(request, service.what_if(question.change(), question.horizon))
 
-    @router.post("/forecast", response_model=IfSubmittedView, responses=declared(409))
+    @router.post("/forecast", response_model=IfSubmittedView, responses=problem_responses(409))
     async def foretell_submission(submission: JobSubmission, caller: Caller, wait: Wait = 10.0) -> Any:
         """When a job would start if it was submitted now: at once, or as it is simulated, where that is known in time.
         Nothing is stored."""

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from koalapy.api.access import AGENTS, UPLOADS, admit, identity_of, note_session, session_of
+from koalapy.api.access import AGENT_PATHS, UPLOAD_PATH, identity_of, session_of, set_identity, set_session
 from koalapy.api.middleware import client_address
 from koalapy.api.problems import problem
 from koalapy.daemon.auth.identities import Identities
@@ -24,12 +24,12 @@ from koalapy.model.identity import Identity
 _HOST = re.compile(r"(?:\[(?P<six>[^\[\]]+)\]|(?P<name>[^\[\]:/@\s]+))(?::\d{0,5})?")
 
 
-class Hosts:
+class AllowedHosts:
     """Admits IP addresses, ``localhost``, the names given, and this machine's own."""
 
     def __init__(self, names: Iterable[str] = (), own: Callable[[], Iterable[str]] | None = None) -> None:
         self._names = {"localhost", *(_plain(name) for name in names)}
-        self._ask_own = own or own_names
+        self._ask_own = own or machine_names
         self._own: asyncio.Future[frozenset[str]] | None = None
         """Asked for once, when it matters first: the name service may be slow."""
 
@@ -52,7 +52,7 @@ class Hosts:
         return await asyncio.shield(self._own)
 
 
-def own_names() -> set[str]:
+def machine_names() -> set[str]:
     """What this machine is called, by itself and by the name service."""
     host = socket.gethostname()
     names = {host, host.partition(".")[0]}
@@ -76,7 +76,7 @@ def _is_address(kind: type[IPv4Address] | type[IPv6Address], text: str) -> bool:
     return True
 
 
-LOGIN = "/login"
+LOGIN_PATH = "/login"
 """Where a form may be sent without being logged in."""
 STATE_SPAN = 600.0
 """Seconds that somebody has at a provider."""
@@ -117,7 +117,7 @@ def _cookie(scope: Scope, what: str, value: str, seconds: float, site: str) -> s
     return f"{_name(scope, what)}={value}; Max-Age={int(seconds)}; Path=/; HttpOnly; SameSite={site}{secure}"
 
 
-class ShownTokens:
+class TokenAuthenticator:
     """Whoever guesses is not listened to after a while. That keeps none out whose token cannot be guessed."""
 
     def __init__(self, identities: Identities, pace: Pace) -> None:
@@ -126,7 +126,7 @@ class ShownTokens:
     async def identity(self, address: str, shown: str) -> Identity | JSONResponse:
         """Who shows a token, from an address."""
         if not shown:
-            return unauthorized()
+            return not_logged_in()
         why = ""
         identity = self._identities.of(shown)
         if identity is None:
@@ -147,16 +147,16 @@ class ShownTokens:
             )
         if identity is None:
             self._pace.failed(address)
-            return unauthorized(why)
+            return not_logged_in(why)
         return identity
 
-    def of_browser(self, shown: str) -> Identity | None:
+    def authenticate_browser(self, shown: str) -> Identity | None:
         """Who shows a token by a cookie: of those that were made for browsers no one can guess any."""
         identity = self._identities.of(shown) if shown else None
         return identity if identity is not None and identity.token is not None else None
 
 
-def unauthorized(why: str = "") -> JSONResponse:
+def not_logged_in(why: str = "") -> JSONResponse:
     return problem(
         ProblemCode.NOT_LOGGED_IN,
         f"no valid token was shown: {why}" if why else "no valid token was shown",
@@ -165,7 +165,7 @@ def unauthorized(why: str = "") -> JSONResponse:
     )
 
 
-READING = ("GET", "HEAD", "OPTIONS")
+READ_METHODS = ("GET", "HEAD", "OPTIONS")
 """Methods that change nothing."""
 REQUESTED_WITH = "X-Requested-With"
 """Any value of it will do: a page of another origin cannot send it without our leave."""
@@ -185,11 +185,11 @@ class Guard:
     origin can send.
     """
 
-    def __init__(self, app: ASGIApp, identities: Identities, hosts: Hosts, pace: Pace) -> None:
+    def __init__(self, app: ASGIApp, identities: Identities, hosts: AllowedHosts, pace: Pace) -> None:
         self._app = app
         self._pace = pace
         self._identities = identities
-        self._shown = ShownTokens(identities, pace)
+        self._shown = TokenAuthenticator(identities, pace)
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -199,11 +199,11 @@ class Guard:
         headers = Headers(scope=scope)
         if refusal := await self._refusal(scope, headers):
             await refusal(scope, receive, send)
-        elif scope["type"] == "websocket" or scope["path"].startswith(AGENTS):
+        elif scope["type"] == "websocket" or scope["path"].startswith(AGENT_PATHS):
             await self._app(scope, receive, send)
-        elif scope["path"] == UPLOADS:
+        elif scope["path"] == UPLOAD_PATH:
             await self._while_it_holds(scope, receive, send)
-        elif scope["method"] in READING:
+        elif scope["method"] in READ_METHODS:
             await self._while_it_holds(scope, _measured(receive), send)
         else:
             # What is being changed is not left half done.
@@ -236,7 +236,7 @@ class Guard:
                 raise
             # Of an answer that has begun the end is left out, so that nobody takes it for the whole.
             if not began:
-                await unauthorized()(scope, receive, send)
+                await not_logged_in()(scope, receive, send)
 
     async def _refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
         hosts = headers.getlist("host")
@@ -254,9 +254,9 @@ class Guard:
             )
         path = scope["path"]
         # The agents' routes look at tokens of their own.
-        if path.startswith(AGENTS):
+        if path.startswith(AGENT_PATHS):
             return None
-        changes, of_api = scope["method"] not in READING, path.startswith("/api/")
+        changes, of_api = scope["method"] not in READ_METHODS, path.startswith("/api/")
         found = await self._identity(scope, headers, by_cookie=not (changes and of_api))
         if isinstance(found, Identity):
             if refusal := self._too_fast(found):
@@ -264,22 +264,22 @@ class Guard:
             refused = _from_another_page if session_of(scope) else _from_elsewhere
             if changes and (refusal := refused(scope, headers)):
                 return refusal
-            admit(scope, found)
-        elif of_api or (changes and path != LOGIN):
+            set_identity(scope, found)
+        elif of_api or (changes and path != LOGIN_PATH):
             return found
         elif changes and (refusal := _from_another_page(scope, headers)):
             return refusal
         announced = headers.get("content-length", "0")
-        if path != UPLOADS and (not announced.isdecimal() or int(announced[:20]) > MAX_BODY_SIZE):
+        if path != UPLOAD_PATH and (not announced.isdecimal() or int(announced[:20]) > MAX_BODY_SIZE):
             return problem(ProblemCode.BODY_TOO_LARGE, TOO_LARGE, field="body")
         return None
 
     async def _identity(self, scope: Scope, headers: Headers, *, by_cookie: bool) -> Identity | JSONResponse:
         """Who asks; a browser shows it by its cookie, and only pages of ours have it change something."""
         if not headers.getlist("authorization") and by_cookie and (shown := cookie_of(scope)):
-            if (identity := self._shown.of_browser(shown)) is None:
-                return unauthorized()
-            note_session(scope, shown)
+            if (identity := self._shown.authenticate_browser(shown)) is None:
+                return not_logged_in()
+            set_session(scope, shown)
             return identity
         return await self._shown.identity(client_address(scope), _shown(headers))
 

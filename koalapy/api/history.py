@@ -14,9 +14,9 @@ from pydantic import TypeAdapter
 
 from koalapy.api import fields as of_api
 from koalapy.api.access import Caller
-from koalapy.api.fields import Moment, Output
-from koalapy.api.problems import declared
-from koalapy.api.routes import api_router, cancel_on_disconnect, json_list, text_of
+from koalapy.api.fields import Output, Timestamp
+from koalapy.api.problems import problem_responses
+from koalapy.api.routes import api_router, cancel_on_disconnect, render_json_list, text_of
 from koalapy.daemon.forecast.sharing import Sharing
 from koalapy.daemon.jobs.history import History, HistoryLine
 from koalapy.daemon.jobs.record import Record
@@ -88,7 +88,7 @@ def history_router(service: History) -> APIRouter:
         rest = {"by": by, "step": step, "first": span.first.isoformat(), "last": span.last.isoformat()}
         since = table.since.isoformat() if table.since else None
         lines = (_LINE.dump_json(line).decode() for line in table.lines)
-        return await json_list("lines", lines, rest | {"since": since, "jobs_keep": table.jobs_keep})
+        return await render_json_list("lines", lines, rest | {"since": since, "jobs_keep": table.jobs_keep})
 
     return router
 
@@ -125,8 +125,8 @@ def _cell(value: object) -> object:
 class SharingView(Output):
     first: date
     last: date
-    start: Moment
-    end: Moment
+    start: Timestamp
+    end: Timestamp
     every_site: Verdict
     """``better`` where no site is worse off and one is better; ``unclear`` where that cannot be told of all."""
     sites: list[SiteShare]
@@ -170,7 +170,7 @@ def record_router(record: Record | None, clock: Callable[[], float]) -> APIRoute
         response_class=StreamingResponse,
         responses={
             200: {"content": {LINES: {"schema": {"type": "string"}}}, "description": "lines of JSON"},
-            **declared(404),
+            **problem_responses(404),
         },
     )
     async def export_record(since: RecordSince = 86400.0, until: RecordUntil = 0.0) -> Any:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from koalapy.api.derived import body_model, view_model
-from koalapy.api.fields import Moment, Output
+from koalapy.api.fields import Output, Timestamp
 from koalapy.daemon.jobs.jobs import JobRecord
 from koalapy.model.identity import Identity
 from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState, TimelineEntry
@@ -17,7 +17,7 @@ from koalapy.model.listing import summarize_job
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
 from koalapy.validation.permissions import may_see_all_of
 
-SEEN_BY_ALL: Mapping[type[Any], frozenset[str]] = {
+PUBLIC_FIELDS: Mapping[type[Any], frozenset[str]] = {
     Job: frozenset({"id", "spec", "state", "attempt", "submitted_at", "placed_at", "started_at", "ended_at"}),
     JobSpec: frozenset({"request", "priority", "home_site", "walltime"}),
     FixedRequest: frozenset({"components"}),
@@ -31,7 +31,7 @@ SEEN_BY_ALL: Mapping[type[Any], frozenset[str]] = {
 nothing had been said; what has no default must be listed."""
 
 
-def as_others_see(record: JobRecord) -> JobRecord:
+def redact_job(record: JobRecord) -> JobRecord:
     """A job of somebody else's: also the reason is left out, since it may be words of its program."""
     return JobRecord(_reduced(record.job), "")
 
@@ -42,7 +42,7 @@ def _reduced(value: Any) -> Any:
     if not is_dataclass(value):
         return value
     kind: Any = type(value)
-    seen = SEEN_BY_ALL[kind]
+    seen = PUBLIC_FIELDS[kind]
     told = {each.name: getattr(value, each.name) for each in fields_of(value) if each.name in seen}
     return kind(**{name: _reduced(one) for name, one in told.items()})
 
@@ -144,13 +144,13 @@ _Spec = view_model("JobView", JobSpec, "", elements={"inputs": JobInputView, "re
 class _Standing(_Spans):
     """Where a job stands; times are ISO 8601 in UTC, spans are in seconds."""
 
-    submitted_at: Moment
-    placed_at: Moment | None
-    started_at: Moment | None
-    ended_at: Moment | None
+    submitted_at: Timestamp
+    placed_at: Timestamp | None
+    started_at: Timestamp | None
+    ended_at: Timestamp | None
     generation: int
     restarts: int
-    retry_at: Moment | None
+    retry_at: Timestamp | None
     """When a queued job whose attempts kept failing is tried again; null while it is in its placement queue."""
     placement_tries: int
     claiming_tries: int
@@ -208,7 +208,7 @@ def job_view(record: JobRecord) -> JobView:
     return view
 
 
-def seen_by(caller: Identity, record: JobRecord) -> JobView:
+def view_for(caller: Identity, record: JobRecord) -> JobView:
     """As much of it as somebody may see."""
     told = _told_of(record) if may_see_all_of(caller, record.job) else _told_of_others(record)
     view: JobView = JobView.model_validate(told)
@@ -222,10 +222,10 @@ def job_with_timeline(record: JobRecord, timeline: Sequence[TimelineEntry] | Non
     return view
 
 
-def listed_for(caller: Identity, record: JobRecord) -> ListedJobView:
+def summary_for(caller: Identity, record: JobRecord) -> ListedJobView:
     """Return a job as the caller may see it in a list."""
     is_theirs = may_see_all_of(caller, record.job)
-    seen = record if is_theirs else as_others_see(record)
+    seen = record if is_theirs else redact_job(record)
     job = summarize_job(seen.job)
     told = _told_of(JobRecord(job, seen.reason), ListedJobView)
     view: ListedJobView = ListedJobView.model_validate(
@@ -235,7 +235,7 @@ def listed_for(caller: Identity, record: JobRecord) -> ListedJobView:
 
 
 def _told_of_others(record: JobRecord) -> dict[str, Any]:
-    return _told_of(as_others_see(record)) | {"redacted": True}
+    return _told_of(redact_job(record)) | {"redacted": True}
 
 
 def _told_of(record: JobRecord, view: type[Output] = JobView) -> dict[str, Any]:

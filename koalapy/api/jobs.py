@@ -24,10 +24,10 @@ from koalapy.api.job_views import (
     attempt_view,
     job_view,
     job_with_timeline,
-    listed_for,
+    summary_for,
 )
-from koalapy.api.problems import declared, problem_of
-from koalapy.api.routes import api_router, json_list
+from koalapy.api.problems import describe_error, problem_responses
+from koalapy.api.routes import api_router, render_json_list
 from koalapy.daemon.jobs.changes import TOPICS, Changes, Topic
 from koalapy.daemon.jobs.jobs import ActionResult, JobChange, Jobs
 from koalapy.model.errors import ForbiddenError, NotFoundError, ProblemCode, StoreUnavailable
@@ -64,7 +64,7 @@ def jobs_router(service: Jobs) -> APIRouter:
         responses={
             200: {"model": JobView, "description": "the first job of this Idempotency-Key"},
             201: {"description": "the new job", "headers": LOCATION},
-            **declared(409),
+            **problem_responses(409),
         },
     )
     async def submit_job(submission: JobSubmission, caller: Caller, idempotency_key: Key = None) -> Response:
@@ -98,8 +98,8 @@ def jobs_router(service: Jobs) -> APIRouter:
         which = JobFilter(tuple(sorted(states)), owner, name, cluster, home_site, before, limit)
         records, following = await service.page(which)
         address = None if following is None else _next_page(replace(which, before=following), active, state)
-        texts = (listed_for(caller, record).model_dump_json(by_alias=True) for record in records)
-        return await json_list("jobs", texts, {"next": address})
+        texts = (summary_for(caller, record).model_dump_json(by_alias=True) for record in records)
+        return await render_json_list("jobs", texts, {"next": address})
 
     _add_views(router, service)
     _add_actions(router, service)
@@ -188,25 +188,25 @@ MAX_JOBS = 1000
 Chosen = Annotated[list[fields.JobId], Field(min_length=1, max_length=MAX_JOBS)]
 
 
-class Why(Input):
+class ActionReason(Input):
     """Why somebody acts on a job."""
 
     reason: fields.Reason = ""
 
 
-class CancelWhy(Why):
+class CancelReason(ActionReason):
     """Why a job is to end, and whether its program has the grace before that which it asked for."""
 
     warn: bool = False
 
 
-class CancelOrder(CancelWhy):
+class CancelOrder(CancelReason):
     """Which jobs are to end, and why."""
 
     jobs: Chosen
 
 
-class HoldOrder(Why):
+class HoldOrder(ActionReason):
     """Which jobs are not to be placed for now, and why."""
 
     jobs: Chosen
@@ -218,7 +218,7 @@ class ReleaseOrder(Input):
     jobs: Chosen
 
 
-class PriorityOrder(Why):
+class PriorityOrder(ActionReason):
     """Which jobs are to have another priority, and why."""
 
     jobs: Chosen
@@ -252,7 +252,7 @@ class ChangedJobs(Output):
 
 
 def _add_actions(router: APIRouter, service: Jobs) -> None:
-    acted = declared(409)
+    acted = problem_responses(409)
     bulk = service.bulk
 
     @router.post("/cancel", response_model=CancelledJobs)
@@ -282,13 +282,13 @@ def _add_actions(router: APIRouter, service: Jobs) -> None:
         return {"jobs": [_changed(each) for each in done]}
 
     @router.post("/{job}/cancel", response_model=JobView, responses=acted)
-    async def cancel_job(job: Id, caller: Caller, why: CancelWhy | None = None) -> Any:
+    async def cancel_job(job: Id, caller: Caller, why: CancelReason | None = None) -> Any:
         """End a job, at once or with a warning; it is ``cancelled`` when all its nodes are given back."""
-        given = why or CancelWhy()
+        given = why or CancelReason()
         return job_view(await service.cancel(job, caller, given.reason, warn=given.warn))
 
     @router.post("/{job}/hold", response_model=JobView, responses=acted)
-    async def hold_job(job: Id, caller: Caller, why: Why | None = None) -> Any:
+    async def hold_job(job: Id, caller: Caller, why: ActionReason | None = None) -> Any:
         """Keep a queued job from being placed."""
         return job_view(await service.hold(job, caller, why.reason if why else ""))
 
@@ -300,7 +300,7 @@ def _add_actions(router: APIRouter, service: Jobs) -> None:
 
 def _cancelled(done: ActionResult) -> dict[str, Any]:
     state = done.record.job.state if done.record else None
-    return {"job": done.job, "state": state, "problem": problem_of(done.error) if done.error else None}
+    return {"job": done.job, "state": state, "problem": describe_error(done.error) if done.error else None}
 
 
 def _changed(done: ActionResult) -> dict[str, Any]:

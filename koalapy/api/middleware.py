@@ -10,14 +10,14 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from koalapy.api.access import AGENTS, UPLOADS, identity_of
+from koalapy.api.access import AGENT_PATHS, UPLOAD_PATH, identity_of
 from koalapy.api.problems import problem
 from koalapy.model.errors import ProblemCode
 
 STARTS = ("http.response.start", "websocket.http.response.start")
 NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 """A content security policy by which a page loads and runs nothing, sends no form, and stands in no frame."""
-FOREVER = "public, max-age=31536000, immutable"
+CACHE_FOREVER = "public, max-age=31536000, immutable"
 """Files that pages load are kept, for their content gives them their names; nothing else is."""
 ALWAYS = {
     "cache-control": "no-store",
@@ -32,7 +32,7 @@ HSTS = (b"strict-transport-security", b"max-age=31536000")
 """Sent by TLS only, and not for ``localhost``, where the port of another service speaks plain HTTP."""
 
 
-class AnswerHeaders:
+class ResponseHeaders:
     """Around everything else of the application, also what answers when a route fails."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -65,7 +65,7 @@ def _complete(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes
     return [*kept, *always, *((name, value) for name, value in _UNLESS_GIVEN.items() if name not in given)]
 
 
-_FOREVER = FOREVER.encode()
+_FOREVER = CACHE_FOREVER.encode()
 _ALWAYS = {name.encode(): value.encode() for name, value in ALWAYS.items()}
 _UNLESS_GIVEN = {name.encode(): value.encode() for name, value in UNLESS_GIVEN.items()}
 
@@ -83,7 +83,7 @@ def client_address(scope: Scope) -> str:
     return UNKNOWN if address is None else str(address)
 
 
-class BehindProxies:
+class TrustedProxies:
     """Believes ``X-Forwarded-For`` and ``X-Forwarded-Proto`` of the proxies alone; of anybody else they mean nothing.
 
     Without TLS of our own only the proxies and this machine are served: a token that came past them came in clear.
@@ -157,7 +157,7 @@ def _past_the_proxy() -> ASGIApp:
         "this daemon speaks no TLS, and is asked by its proxy only",
         hint="ask the proxy, by https://; or give the daemon a certificate (--tls-cert, --tls-key)",
     )
-    return AnswerHeaders(refusal)
+    return ResponseHeaders(refusal)
 
 
 BODY_TIMEOUT = 60.0
@@ -167,7 +167,7 @@ SHARE = 4
 """One in so many of all requests at a time may be one user's: streams, for one, last as long as he likes."""
 
 
-class Admission:
+class RequestLimiter:
     """Answers 503 to a user's request beyond so many at a time, and 408 to a body that does not come to its end."""
 
     def __init__(self, app: ASGIApp, max_requests: int, body_timeout: float = BODY_TIMEOUT) -> None:
@@ -177,7 +177,7 @@ class Admission:
         self._served = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"].startswith(AGENTS):
+        if scope["type"] != "http" or scope["path"].startswith(AGENT_PATHS):
             await self._app(scope, receive, send)
             return
         if self._served >= self._max_requests:
@@ -188,7 +188,7 @@ class Admission:
             return
         self._served += 1
         try:
-            await self._app(scope, receive if scope["path"] == UPLOADS else self._timely(receive), send)
+            await self._app(scope, receive if scope["path"] == UPLOAD_PATH else self._timely(receive), send)
         finally:
             self._served -= 1
 
@@ -210,7 +210,7 @@ class Admission:
         return timely
 
 
-class Shares:
+class UserRequestLimiter:
     """Answers 429 to a user who has his share of all requests under way; it stands behind what knows who asks."""
 
     def __init__(self, app: ASGIApp, max_requests: int) -> None:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from koalapy.api.access import Caller, identity_of
 from koalapy.api.derived import view_model
-from koalapy.api.fields import Moment, Output, Problem
+from koalapy.api.fields import Output, Problem, Timestamp
 from koalapy.api.problems import RETRY_AFTER, problem
 from koalapy.api.routes import api_router
 from koalapy.daemon.alerts.alerts import Alerts
@@ -108,7 +108,7 @@ AlertView = view_model("AlertView", Alert)
 class AlertList(Output):
     alerts: list[AlertView]  # type: ignore[valid-type]
     """The most urgent first."""
-    looked_at: Moment | None
+    looked_at: Timestamp | None
     """When it was last looked for them; null before the first time."""
 
 
@@ -334,7 +334,7 @@ class _Whole:
         return chain(self._own.collect(), self._process.collect())
 
 
-class Scrapes:
+class MetricsCache:
     """Encode the metrics for scrapers, and compute them at most once per interval."""
 
     def __init__(self, engine: Engine, health: HealthMonitor, alerts: Alerts, min_interval_s: float) -> None:
@@ -372,11 +372,11 @@ def add_metrics(
     min_interval_s: float = MIN_INTERVAL_S,
 ) -> None:
     """Count requests from now on, and serve all counts and times; ``is_open``: to requests without a token, too."""
-    app.include_router(_metrics_router(Scrapes(engine, health, alerts, min_interval_s), is_open=is_open))
+    app.include_router(_metrics_router(MetricsCache(engine, health, alerts, min_interval_s), is_open=is_open))
     app.add_middleware(RequestCounter, requests=engine.instruments.requests)
 
 
-def _metrics_router(scrapes: Scrapes, *, is_open: bool) -> APIRouter:
+def _metrics_router(scrapes: MetricsCache, *, is_open: bool) -> APIRouter:
     router = APIRouter()
 
     @router.get(

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path, Query
 from pydantic import AliasPath, ConfigDict, Field
 
-from koalapy.api.fields import Cluster, Input, Moment, Output, Text
+from koalapy.api.fields import Cluster, Input, Output, Text, Timestamp
 from koalapy.api.routes import api_router
 from koalapy.daemon.network.links import LinkState
 from koalapy.daemon.network.network import LinkRecord, Network
@@ -62,9 +62,9 @@ class LinkView(Output):
     """From ``other`` to ``one``."""
     kind: MeasurementKind | None
     """How the newest of it is known; null where nothing was measured."""
-    at: Moment | None
+    at: Timestamp | None
     """When that was measured."""
-    tried_at: Moment | None
+    tried_at: Timestamp | None
     """When a ping-pong was last tried, whatever came of it."""
     error: str
     """Why the nodes do not reach each other, or why the last try came to nothing."""
@@ -80,7 +80,7 @@ class NetworkView(Output):
     """Seconds after which a measurement counts as stale."""
 
 
-class AskedView(Output):
+class RequestedLinkView(Output):
     """A link to be measured; ``reason`` says why it is not, and is empty when it is under way."""
 
     one: str = Field(validation_alias=AliasPath("pair", 0))
@@ -89,18 +89,18 @@ class AskedView(Output):
     reason: str
 
 
-class MeasuringView(Output):
+class StartedMeasurements(Output):
     """What is under way; what is found stands in the links' history, later than ``since``."""
 
-    since: Moment
-    links: list[AskedView]
+    since: Timestamp
+    links: list[RequestedLinkView]
 
 
 class MeasurementView(Output):
     """One line of a link's history; ``error`` of a ping-pong: the nodes could not reach each other."""
 
     kind: MeasurementKind
-    at: Moment
+    at: Timestamp
     source: str = Field(validation_alias="one")
     """Where a transfer came from; of a ping-pong the first of the two."""
     latency: float | None
@@ -133,7 +133,7 @@ def network_router(network: Network) -> APIRouter:
             "stale_after": network.stale_after,
         }
 
-    @router.post("/measure", status_code=202, response_model=MeasuringView)
+    @router.post("/measure", status_code=202, response_model=StartedMeasurements)
     async def measure_network(order: MeasureOrder | None = None) -> Any:
         """Have links measured, by jobs of low priority, and tell what is under way: at once, but in the first seconds
         after the daemon's start once the agents have connected."""

@@ -49,7 +49,7 @@ def problem(
     return JSONResponse(body, code.status, headers, media_type="application/problem+json")
 
 
-def problem_of(error: KoalaError) -> dict[str, Any]:
+def describe_error(error: KoalaError) -> dict[str, Any]:
     """What is wrong with one of several things, where an answer tells of all."""
     return _problem(error.code, error.message, error.field, error.value, error.hint)
 
@@ -80,7 +80,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}…"
 
 
-def declared(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Which problems a route may answer, for OpenAPI."""
     content = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
     return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
@@ -100,7 +100,7 @@ def _for_browser(request: Request, answer: JSONResponse) -> Response:
     return shown
 
 
-def install(app: FastAPI, error_page: ErrorPage | None = None) -> None:
+def add_error_handlers(app: FastAPI, error_page: ErrorPage | None = None) -> None:
     """Answer every error of the application as a problem, or by ``error_page`` to browsers."""
     app.state.error_page = error_page
     app.add_exception_handler(KoalaError, _koala_error)

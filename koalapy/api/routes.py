@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 def api_router(tag: str, prefix: str = "") -> APIRouter:
     """Return a router below ``/api/v1`` for one tag. The function of a route has the name of its operation."""
-    return APIRouter(prefix=f"/api/v1{prefix}", tags=[tag], dependencies=[Depends(refuse_unknown)])
+    return APIRouter(prefix=f"/api/v1{prefix}", tags=[tag], dependencies=[Depends(reject_unknown_parameters)])
 
 
-async def refuse_unknown(request: Request) -> None:
+async def reject_unknown_parameters(request: Request) -> None:
     """Raise ``UsageError`` for the first query parameter that the route does not declare.
 
     A misspelt filter would list everything.
@@ -40,7 +40,7 @@ def _parameter_names(dependant: Dependant) -> Iterator[str]:
         yield from _parameter_names(dependency)
 
 
-async def json_list(name: str, texts: Iterable[str], others: dict[str, Any]) -> Response:
+async def render_json_list(name: str, texts: Iterable[str], others: dict[str, Any]) -> Response:
     """Return an object with a list ``name`` of the entries ``texts``, and ``others``; make it beside the event loop."""
 
     def text() -> str:

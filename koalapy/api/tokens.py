@@ -9,8 +9,8 @@ from pydantic import Field
 from koalapy.api import fields
 from koalapy.api.access import Caller
 from koalapy.api.derived import view_model
-from koalapy.api.fields import Input, Moment, Output
-from koalapy.api.problems import declared
+from koalapy.api.fields import Input, Output, Timestamp
+from koalapy.api.problems import problem_responses
 from koalapy.api.routes import api_router
 from koalapy.daemon.auth.identities import DEFAULT_SPAN, Identities, TokenOrder
 from koalapy.daemon.auth.login_codes import SPAN, LoginCodes
@@ -53,17 +53,17 @@ class TokenView(Output):
     how: str
     """By what its user was known when it was made; empty of those that were asked for."""
     note: str
-    created_at: Moment
+    created_at: Timestamp
     created_by: str
-    expires_at: Moment | None
-    last_used_at: Moment | None
+    expires_at: Timestamp | None
+    last_used_at: Timestamp | None
     """To the minute."""
-    revoked_at: Moment | None
+    revoked_at: Timestamp | None
     made_by: int | None
     """The token that was shown when it was asked for, with which it is revoked."""
 
 
-class MadeToken(TokenView):
+class CreatedToken(TokenView):
     token: str
     """It is told here, and never again."""
 
@@ -79,7 +79,7 @@ def _view(token: StoredToken) -> dict[str, Any]:
 def tokens_router(identities: Identities) -> APIRouter:
     router = api_router("tokens", "/tokens")
 
-    @router.post("", status_code=201, response_model=MadeToken, responses=declared(409))
+    @router.post("", status_code=201, response_model=CreatedToken, responses=problem_responses(409))
     async def create_token(caller: Caller, order: NewToken | None = None) -> Any:
         """Make a token: administrators for anybody, others for themselves, with no more than what they show can do."""
         given = order or NewToken()
@@ -95,7 +95,7 @@ def tokens_router(identities: Identities) -> APIRouter:
         """The tokens that hold, never themselves: administrators see all, others their own."""
         return {"tokens": [_view(token) for token in identities.list(caller, user, every=every)]}
 
-    @router.post("/revoke", response_model=TokenList, responses=declared(404))
+    @router.post("/revoke", response_model=TokenList, responses=problem_responses(404))
     async def revoke_tokens(caller: Caller, order: RevokeOrder) -> Any:
         """Have tokens hold no longer, at once, also for what is open by them; answers all that were revoked."""
         about("all tokens" if order.all else f"tokens {', '.join(map(str, order.tokens))}")
@@ -142,7 +142,7 @@ def login_router(identities: Identities, codes: LoginCodes) -> APIRouter:
         """Who you are to the daemon, what you may do, how it knows you, and until when."""
         return caller
 
-    @router.post("/logout", response_model=LoggedOut, responses=declared(404, 409))
+    @router.post("/logout", response_model=LoggedOut, responses=problem_responses(404, 409))
     async def logout(caller: Caller) -> Any:
         """Have the token that is shown hold no longer, at once."""
         if caller.token is None:

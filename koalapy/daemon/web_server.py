@@ -13,10 +13,10 @@ from koalapy.api.app import create_app
 from koalapy.api.clusters import background_router
 from koalapy.api.files import agent_files_router, files_router
 from koalapy.api.forecasts import advisor_router, forecasts_router
-from koalapy.api.guard import Hosts, ShownTokens
+from koalapy.api.guard import AllowedHosts, TokenAuthenticator
 from koalapy.api.history import history_router, record_router, sharing_router
 from koalapy.api.jobs import changes_router
-from koalapy.api.middleware import BehindProxies
+from koalapy.api.middleware import TrustedProxies
 from koalapy.api.monitoring import add_metrics, alerts_router
 from koalapy.api.network import network_router
 from koalapy.api.tokens import limits_router
@@ -30,7 +30,7 @@ from koalapy.daemon.listener.certificate import Certificate
 from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.services import Services
 from koalapy.dashboard.app import build_dashboard
-from koalapy.dashboard.login import WaysIn
+from koalapy.dashboard.login import LoginServices
 from koalapy.model.errors import UsageError
 
 
@@ -117,9 +117,9 @@ def build_application(
     """Return the application with the REST API, the connections of agents, metrics, and the dashboard."""
     settings, engine, attempts = core.settings, core.engine, AgentAttempts()
     bundles, results = services.bundles, services.results
-    hosts, pace, codes = Hosts([host, *settings.allowed_hosts]), Pace(services.limits.limits), LoginCodes()
+    hosts, pace, codes = AllowedHosts([host, *settings.allowed_hosts]), Pace(services.limits.limits), LoginCodes()
     at_provider = provider_logins(settings, identities)
-    ways = WaysIn(identities, ShownTokens(identities, pace), codes, at_provider, settings.login_lifetime)
+    ways = LoginServices(identities, TokenAuthenticator(identities, pace), codes, at_provider, settings.login_lifetime)
     dashboard = build_dashboard(services, engine, ways, audit)
     routers = [
         agents_router(services.hub, agent_tokens, attempts),
@@ -158,4 +158,4 @@ def trust_proxies(app: Any, settings: Settings, certificate: Certificate | None)
     if not settings.behind_proxy:
         return app
     networks = [ip_network(text, strict=False) for text in settings.behind_proxy]
-    return BehindProxies(app, networks, encrypted=certificate is not None)
+    return TrustedProxies(app, networks, encrypted=certificate is not None)

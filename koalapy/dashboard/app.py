@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator
 from fastapi import Request, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from koalapy.api.middleware import FOREVER
+from koalapy.api.middleware import CACHE_FOREVER
 from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.observability.audit import Audit
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard
-from koalapy.dashboard.login import BrowserLogin, WaysIn
+from koalapy.dashboard.login import BrowserLogin, LoginServices
 from koalapy.dashboard.pages.audit import add_audit
 from koalapy.dashboard.pages.capacity import add_capacity
 from koalapy.dashboard.pages.clusters import add_clusters, add_now
@@ -22,17 +22,17 @@ from koalapy.dashboard.pages.queue import add_queue
 from koalapy.dashboard.pages.scheduler import add_scheduler
 from koalapy.dashboard.pages.users import add_users
 from koalapy.dashboard.pages.what_if import add_what_if
-from koalapy.dashboard.rendering import page_files
-from koalapy.dashboard.rows import Surveyor
+from koalapy.dashboard.rendering import load_page_files
+from koalapy.dashboard.rows import SurveyCache
 from koalapy.model.errors import NotFoundError
 
-KEPT = {"Cache-Control": FOREVER}
+KEPT = {"Cache-Control": CACHE_FOREVER}
 
 
-def build_dashboard(services: Services, engine: Engine, ways: WaysIn, audit: Audit) -> Dashboard:
+def build_dashboard(services: Services, engine: Engine, ways: LoginServices, audit: Audit) -> Dashboard:
     """Return the dashboard with all its pages."""
     dashboard = Dashboard(engine)
-    surveyor = Surveyor(engine)
+    surveyor = SurveyCache(engine)
     add_now(dashboard, services, surveyor)
     add_queue(dashboard, services)
     add_job(dashboard, services)
@@ -56,7 +56,7 @@ def _add_files(dashboard: Dashboard) -> None:
     @dashboard.router.get("/static/{digest}/{name:path}", operation_id="dashboard_file")
     async def file(request: Request, digest: str, name: str) -> Response:
         """A file that pages load, under the name that its content gives it."""
-        found = page_files().get(name)
+        found = load_page_files().get(name)
         if found is None or found.digest != digest:
             raise NotFoundError(f"there is no file {name}", hint="load the page again")
         if "gzip" in request.headers.get("accept-encoding", ""):

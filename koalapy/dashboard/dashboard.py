@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from koalapy.api.access import Caller, identity_of, session_of
 from koalapy.api.fields import Reason
-from koalapy.api.routes import cancel_on_disconnect, refuse_unknown
+from koalapy.api.routes import cancel_on_disconnect, reject_unknown_parameters
 from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.jobs.changes import Changes
 from koalapy.dashboard.rendering import HEADERS, render, with_query
@@ -167,7 +167,7 @@ class Dashboard:
             async def twin(request: Request, load: Callable[[], Coroutine[Any, Any, Any]] = bound) -> JSONResponse:
                 return JSONResponse(jsonable_encoder(await cancel_on_disconnect(request, load())))
 
-            checks = [Depends(refuse_unknown)]
+            checks = [Depends(reject_unknown_parameters)]
             json_path = "/now.json" if path == "/" else f"{path}.json"
             # First: a path that ends in what was asked for would take this for a part of that.
             self.router.add_api_route(json_path, twin, operation_id=operation, dependencies=checks)
@@ -212,7 +212,7 @@ class Dashboard:
             "caller": caller,
             "is_operator": caller is not None and caller.has_role(Role.OPERATOR),
             "is_admin": caller is not None and caller.has_role(Role.ADMIN),
-            "csrf": csrf_of(request),
+            "csrf": csrf_token(request),
         }
 
     def plain(self, request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
@@ -278,7 +278,7 @@ def _compressed(request: Request, page: bytes) -> Response:
     return HTMLResponse(gzip.decompress(page), 200, HEADERS)
 
 
-def csrf_of(request: Request) -> str:
+def csrf_token(request: Request) -> str:
     """What a form of ours says that no page of others can know; empty where no browser is logged in."""
     session = session_of(request.scope)
     return sha256(f"form {session}".encode()).hexdigest() if session else ""
@@ -300,7 +300,7 @@ async def read_form(request: Request) -> Form:
 async def sent_form(request: Request) -> Form:
     """The form of a browser that is logged in; ``ForbiddenError`` where no page of ours has made it."""
     form = await read_form(request)
-    expected = csrf_of(request)
+    expected = csrf_token(request)
     if not expected or not compare_digest(form.get("csrf").encode(), expected.encode()):
         raise ForbiddenError("this form is of another login, or of none", field="csrf", hint="load the page again")
     return form

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from koalapy.api.access import Caller
-from koalapy.api.guard import LOGIN, ShownTokens, cookie_of, login_cookie, state_cookie
+from koalapy.api.guard import LOGIN_PATH, TokenAuthenticator, cookie_of, login_cookie, state_cookie
 from koalapy.api.middleware import client_address
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.auth.login_codes import LoginCodes
@@ -18,8 +18,8 @@ from koalapy.model.errors import SiteUnavailable, TokenRejected
 from koalapy.model.identity import Identity
 
 NOTE = "a browser"
-AT_PROVIDER = f"{LOGIN}/provider"
-BACK = f"{LOGIN}/callback"
+AT_PROVIDER = f"{LOGIN_PATH}/provider"
+BACK = f"{LOGIN_PATH}/callback"
 """Where a provider sends a browser back to: what must be registered there."""
 Text = Annotated[str, Query(max_length=4000)]
 
@@ -27,30 +27,30 @@ Text = Annotated[str, Query(max_length=4000)]
 def destination(wanted: str) -> str:
     """Where to go after the login: a page of ours, whatever was asked for."""
     is_ours = wanted.startswith("/") and not wanted.startswith("//") and "\\" not in wanted and wanted.isprintable()
-    return wanted if is_ours and not wanted.startswith(LOGIN) else "/"
+    return wanted if is_ours and not wanted.startswith(LOGIN_PATH) else "/"
 
 
 @dataclass(frozen=True, slots=True)
-class WaysIn:
+class LoginServices:
     """How browsers are logged in, and for how long: ``lifetime`` in seconds."""
 
     identities: Identities
-    shown: ShownTokens
+    shown: TokenAuthenticator
     codes: LoginCodes
     provider: ProviderLogins | None
     lifetime: float
 
 
 class BrowserLogin:
-    def __init__(self, dashboard: Dashboard, ways: WaysIn) -> None:
+    def __init__(self, dashboard: Dashboard, ways: LoginServices) -> None:
         self._dashboard, self._identities, self._shown = dashboard, ways.identities, ways.shown
         self._codes, self._provider, self._lifetime = ways.codes, ways.provider, ways.lifetime
         self._clock = dashboard.engine.clock
         self._add(dashboard.router)
 
     def _add(self, router: APIRouter) -> None:
-        router.add_api_route(LOGIN, self.ask, operation_id="dashboard_login")
-        router.add_api_route(LOGIN, self.log_in, methods=["POST"], operation_id="dashboard_login")
+        router.add_api_route(LOGIN_PATH, self.ask, operation_id="dashboard_login")
+        router.add_api_route(LOGIN_PATH, self.log_in, methods=["POST"], operation_id="dashboard_login")
         router.add_api_route("/logout", self.log_out, methods=["POST"], operation_id="logout")
         if self._provider is not None:
             router.add_api_route(AT_PROVIDER, self.go_to_provider, operation_id="dashboard_login")
@@ -127,4 +127,4 @@ class BrowserLogin:
         if caller.token is not None:
             await self._identities.revoke([caller.token], caller)
         headers = {"Set-Cookie": login_cookie(request.scope, "", 0)}
-        return RedirectResponse(LOGIN, 303, headers)
+        return RedirectResponse(LOGIN_PATH, 303, headers)

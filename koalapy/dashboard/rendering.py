@@ -40,7 +40,7 @@ class PageFile:
 
 
 @cache
-def page_files() -> dict[str, PageFile]:
+def load_page_files() -> dict[str, PageFile]:
     """By their names; ``ValueError`` where one that others wrote is not what the manifest says."""
     root = resources.files("koalapy.dashboard") / "static"
     vendored = {f"vendor/{entry['file']}": entry["sha256"] for entry in json.loads((root / MANIFEST).read_text())}
@@ -61,7 +61,7 @@ def page_files() -> dict[str, PageFile]:
 
 def url_of(name: str) -> str:
     """Where a page finds a file: another place whenever its content is another."""
-    return f"/static/{page_files()[name].digest}/{name}"
+    return f"/static/{load_page_files()[name].digest}/{name}"
 
 
 POLICY = (

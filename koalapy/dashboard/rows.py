@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import quote
 
-from koalapy.api.job_views import as_others_see
+from koalapy.api.job_views import redact_job
 from koalapy.daemon.engine.engine import Engine
 from koalapy.daemon.jobs.jobs import JobRecord
 from koalapy.dashboard.pictures import NodeCounts
@@ -58,10 +58,10 @@ MAX_REASON_LENGTH = 500
 """Characters of a reason in a table; the job's page shows all."""
 
 
-def row_of(record: JobRecord, by: Identity, position: int | None = None, *, whole_reason: bool = False) -> JobRow:
+def job_row(record: JobRecord, by: Identity, position: int | None = None, *, whole_reason: bool = False) -> JobRow:
     """Return the line of a job; ``position`` is left out of others' jobs, as by the REST API."""
     is_theirs = may_see_all_of(by, record.job)
-    seen = record if is_theirs else as_others_see(record)
+    seen = record if is_theirs else redact_job(record)
     job, spec = seen.job, seen.job.spec
     reason = "" if job.state in (JobState.RUNNING, JobState.SUCCEEDED) else seen.reason
     began = None if job.state.waits or job.state in (JobState.PLACED, JobState.CLAIMING) else job.started_at
@@ -89,7 +89,7 @@ REST = 20.0
 
 
 @dataclass(slots=True)
-class Homes:
+class SiteUse:
     """What a site's users have, and who else is there, of jobs that have home sites."""
 
     waiting: int = 0
@@ -116,7 +116,7 @@ class Survey:
     """Jobs in the placement queues, and those that come back to them after a pause."""
     oldest: Job | None = None
     """Of those that wait."""
-    homes: defaultdict[ClusterName, Homes] = field(default_factory=lambda: defaultdict(Homes))
+    homes: defaultdict[ClusterName, SiteUse] = field(default_factory=lambda: defaultdict(SiteUse))
     """By site."""
 
     def may_run_on(self, cluster: ClusterName) -> int:
@@ -157,7 +157,7 @@ class Survey:
             self.oldest = job
 
 
-class Surveyor:
+class SurveyCache:
     """Looks when somebody asks, and with many jobs not each time."""
 
     def __init__(self, engine: Engine) -> None:
@@ -188,7 +188,7 @@ class Surveyor:
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
+class CallStatistics:
     """How a resource manager answered its agent in one way, since the agent began; seconds."""
 
     operation: str
@@ -203,7 +203,7 @@ class Calls:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class ClusterRow:
     """One cluster."""
 
     cluster: str
@@ -225,7 +225,7 @@ class Lane:
     """Why its agent is not connected."""
     problem: str
     """Why nothing can be started there, by what its agent knows of its resource manager."""
-    answers: Calls | None
+    answers: CallStatistics | None
     """How its resource manager answers when it is looked at; None of an agent that does not tell."""
     waiting: int
     """Jobs that wait and might run there."""
@@ -245,9 +245,9 @@ def node_counts(cluster: ClusterStatus, survey: Survey) -> NodeCounts:
     )
 
 
-def calls_of(told: LrmCalls, reported_at: float | None) -> Calls:
+def call_statistics(told: LrmCalls, reported_at: float | None) -> CallStatistics:
     ago = told.failed_ago
-    return Calls(
+    return CallStatistics(
         operation=told.operation,
         count=told.count,
         failures=told.failures,
@@ -258,11 +258,11 @@ def calls_of(told: LrmCalls, reported_at: float | None) -> Calls:
     )
 
 
-def lane_of(cluster: ClusterStatus, record: ClusterRecord, survey: Survey, now: float) -> Lane:
+def cluster_row(cluster: ClusterStatus, record: ClusterRecord, survey: Survey, now: float) -> ClusterRow:
     """``record`` is of the same cluster."""
     known_at = cluster.known_at(now)
     looks = [told for told in cluster.calls if told.operation == LrmOperation.SNAPSHOT]
-    return Lane(
+    return ClusterRow(
         cluster=cluster.name,
         kind=record.kind,
         state=record.state,
@@ -275,14 +275,14 @@ def lane_of(cluster: ClusterStatus, record: ClusterRecord, survey: Survey, now: 
         heard_at=None if cluster.has_agent else cluster.contact.last_heard,
         away_because=cluster.absence,
         problem=shorten(cluster.problem, MAX_REASON_LENGTH),
-        answers=calls_of(looks[0], cluster.reported_at) if looks else None,
+        answers=call_statistics(looks[0], cluster.reported_at) if looks else None,
         waiting=survey.may_run_on(cluster.name),
         drained=cluster.drained is not None,
         given_up=cluster.health.unusable,
     )
 
 
-def problems_first(lanes: Sequence[Lane]) -> list[Lane]:
+def sort_by_problem(lanes: Sequence[ClusterRow]) -> list[ClusterRow]:
     """What is not well before what is, then by name."""
     well = (ClusterState.USABLE, ClusterState.DRAINED)
     return sorted(lanes, key=lambda lane: (lane.state in well, lane.state == ClusterState.USABLE, lane.cluster))
@@ -301,7 +301,7 @@ _HELPED_BY_DRAINING = (AlertKind.RESOURCE_MANAGER, AlertKind.BLACK_HOLE, AlertKi
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class AlertRow:
     """One thing that is wrong now."""
 
     alert: Alert
@@ -313,10 +313,10 @@ class Trouble:
     """What an operator may do to its cluster that helps."""
 
 
-def trouble_of(alert: Alert, grid: GridStatus) -> Trouble:
+def alert_row(alert: Alert, grid: GridStatus) -> AlertRow:
     """With where to look, and what may be done."""
     where, name = _where(alert)
-    return Trouble(alert, where, name, _action(alert, grid))
+    return AlertRow(alert, where, name, _action(alert, grid))
 
 
 def _where(alert: Alert) -> tuple[str, str]:

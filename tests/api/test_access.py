@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from koalapy.api.access import ACCESS, access_of
 from koalapy.api.fields import as_json
-from koalapy.api.job_views import SEEN_BY_ALL, seen_by
+from koalapy.api.job_views import PUBLIC_FIELDS, view_for
 from koalapy.daemon.jobs.jobs import JobRecord
 from koalapy.model.field import described
 from koalapy.model.identity import HighPriority, Identity, Role
@@ -215,7 +215,7 @@ def test_a_field_of_a_job_is_hidden_from_others_unless_it_is_listed(name: str, d
     if name == "owner" and spec.owner == "bob":
         return
     changed = _seen(spec) != _seen(PLAIN)
-    assert not changed or name in SEEN_BY_ALL[JobSpec]
+    assert not changed or name in PUBLIC_FIELDS[JobSpec]
 
 
 def test_nothing_of_an_attempt_is_told_but_where_and_how_large() -> None:
@@ -235,7 +235,7 @@ def test_nothing_of_an_attempt_is_told_but_where_and_how_large() -> None:
     attempt = Attempt(1, (part,), 100.0, exit_code=77, end_reason=SECRET, nonce=SECRET)
     spec = replace(PLAIN, request=FixedRequest((own,)))
     job = Job(1, spec, 99.0, JobState.RUNNING, SECRET, 1, attempt, exit_code=77)
-    seen = as_json(seen_by(PEOPLE["bob"], JobRecord(job, SECRET)))
+    seen = as_json(view_for(PEOPLE["bob"], JobRecord(job, SECRET)))
     assert SECRET not in json.dumps(seen)
     assert "77" not in json.dumps(seen)
     assert [(c["cluster"], c["size"], c["state"]) for c in seen["components"]] == [("north", 2, "running")]
@@ -243,14 +243,14 @@ def test_nothing_of_an_attempt_is_told_but_where_and_how_large() -> None:
 
 
 def _seen(spec: JobSpec) -> Json:
-    found: Json = as_json(seen_by(PEOPLE["bob"], JobRecord(Job(1, spec, 0.0), "why")))
+    found: Json = as_json(view_for(PEOPLE["bob"], JobRecord(Job(1, spec, 0.0), "why")))
     return found
 
 
 def test_the_daemons_own_jobs_are_nobodys_whatever_they_are_called() -> None:
     called = Identity("koala", Role.USER, "a test")
     spec = replace(PLAIN, owner="koala", internal=True)
-    assert as_json(seen_by(called, JobRecord(Job(1, spec, 0.0), "")))["redacted"]
+    assert as_json(view_for(called, JobRecord(Job(1, spec, 0.0), "")))["redacted"]
 
 
 async def test_names_of_others_are_not_found_by_asking_or_counting(api: Api) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.api.middleware import BehindProxies, client_address
+from koalapy.api.middleware import TrustedProxies, client_address
 
 PROXIES = [ip_network("198.51.100.7"), ip_network("203.0.113.0/24"), ip_network("2001:db8::/64")]
 
@@ -30,7 +30,7 @@ async def asked(
     headers += [(b"x-forwarded-proto", proto.encode())] if proto else []
     scheme = "http" if kind == "http" else "ws"
     scope = {"type": kind, "headers": headers, "scheme": scheme, "client": None if peer is None else (peer, 4711)}
-    await BehindProxies(app, PROXIES, encrypted=encrypted)(scope, receive, send)
+    await TrustedProxies(app, PROXIES, encrypted=encrypted)(scope, receive, send)
     assert scope["client"] is None or scope["client"][0] == peer, "the server's own scope stays as it is"
     return seen[0] if seen else status[0]
 

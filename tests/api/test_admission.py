@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from koalapy.api.access import admit
 from koalapy.api.middleware import SHARE as SHARE
-from koalapy.api.middleware import Admission, Shares
+from koalapy.api.middleware import RequestLimiter, UserRequestLimiter
 from koalapy.model.identity import Identity, Role
 from tests.serving import AGENT_TOKENS, Open
 
@@ -20,7 +20,7 @@ Body = dict[str, Any]
 
 def admitted(api: Any, most: int = 100, body_timeout: float = 0.1) -> httpx2.AsyncClient:
     """The same daemon behind bounds of the test's own."""
-    app = Admission(api._transport.app, most, body_timeout)
+    app = RequestLimiter(api._transport.app, most, body_timeout)
     return httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url=api.base_url, headers=api.headers)
 
 
@@ -51,7 +51,7 @@ async def test_one_user_does_not_keep_all_others_out() -> None:
         await going.wait()
         await PlainTextResponse("served")(scope, receive, send)
 
-    shares = Shares(app, 3 * SHARE)
+    shares = UserRequestLimiter(app, 3 * SHARE)
 
     async def ask(user: str) -> int:
         async def known(scope: Scope, receive: Receive, send: Send) -> None:

@@ -13,15 +13,15 @@ from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from koalapy.api.agents import agents_router
 from koalapy.api.clusters import background_router
-from koalapy.api.guard import Hosts
-from koalapy.api.middleware import BehindProxies
+from koalapy.api.guard import AllowedHosts
+from koalapy.api.middleware import TrustedProxies
 from tests.identities import administrators
 from tests.serving import AGENT_TOKENS, NO_PAGE, TOKEN, URL, Open, bare_application
 
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 HOST_OF_A_PAGE = "evil.example"
 WEBSOCKET = "ws://127.0.0.1:8642/api/v1/agents/north/connect"
-HOSTS = Hosts(["Grid.example.org.", "192.0.2.1"], own=lambda: {"head", "head.example.org"})
+HOSTS = AllowedHosts(["Grid.example.org.", "192.0.2.1"], own=lambda: {"head", "head.example.org"})
 
 
 class Hub:
@@ -95,7 +95,7 @@ async def test_no_other_name_is_admitted(host: str) -> None:
 
 @given(host=st.text(max_size=30))
 async def test_a_host_is_admitted_or_not_and_nothing_else(host: str) -> None:
-    assert await Hosts(own=set).admits(host) in (True, False)
+    assert await AllowedHosts(own=set).admits(host) in (True, False)
 
 
 async def test_a_slow_name_service_is_asked_once_and_for_unknown_names_only() -> None:
@@ -106,7 +106,7 @@ async def test_a_slow_name_service_is_asked_once_and_for_unknown_names_only() ->
         answer.wait(30)
         return {"head"}
 
-    hosts = Hosts(own=own)
+    hosts = AllowedHosts(own=own)
     assert await hosts.admits("localhost")
     assert await hosts.admits("192.0.2.7")
     assert asked == []
@@ -360,7 +360,7 @@ def test_a_mistake_of_ours_and_too_many_requests_are_answered_like_all_else() ->
 
 
 async def test_who_comes_past_the_proxy_is_answered_like_all_else() -> None:
-    behind = BehindProxies(bare_application(administrators(TOKEN)), [], encrypted=False)
+    behind = TrustedProxies(bare_application(administrators(TOKEN)), [], encrypted=False)
     transport = httpx2.ASGITransport(behind, client=("192.0.2.9", 1))
     async with httpx2.AsyncClient(transport=transport, base_url=URL) as past:
         assert_safe(refused := await past.get("/livez"))

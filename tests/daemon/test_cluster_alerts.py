@@ -9,7 +9,7 @@ from koalapy.daemon.alerts.checks.data import CertificateCheck
 from koalapy.daemon.alerts.health import HealthMonitor
 from koalapy.daemon.listener.certificate import EXPIRY_WARNING, Certificate
 from koalapy.daemon.observability.figures import _cluster as figures_of_cluster
-from koalapy.dashboard.rows import Lane, Survey, lane_of
+from koalapy.dashboard.rows import ClusterRow, Survey, cluster_row
 from koalapy.model.alert import Alert, AlertKind, Severity
 from koalapy.model.disk import DiskLimits
 from koalapy.model.reports import Inventory
@@ -35,9 +35,9 @@ def health_of(daemon: Daemon) -> dict[str, str]:
     return {check.name: check.reason for check in checks if check.cluster == "north" and not check.ok}
 
 
-def lane(daemon: Daemon) -> Lane:
+def lane(daemon: Daemon) -> ClusterRow:
     cluster, now = daemon.scheduler.queries.grid["north"], daemon.engine.clock()
-    found = lane_of(cluster, daemon.describe("north"), Survey(), now)
+    found = cluster_row(cluster, daemon.describe("north"), Survey(), now)
     assert figures_of_cluster(cluster, daemon.engine, now).is_connected == found.connected
     return found
 

@@ -10,7 +10,7 @@ import pytest
 from koalapy.daemon.jobs.changes import Changes
 from koalapy.daemon.observability.instruments import Instruments
 from koalapy.dashboard.pages.clusters import calls_seen, failures_of
-from koalapy.dashboard.rows import Homes, Survey, Surveyor
+from koalapy.dashboard.rows import SiteUse, Survey, SurveyCache
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.reports import LrmCalls, LrmOperation
@@ -59,9 +59,9 @@ def test_whose_nodes_a_sites_users_have_and_who_has_theirs() -> None:
     ):
         survey.note(job)
     assert survey.homes == {
-        "north": Homes(waiting=2, at_home=3, elsewhere=3),
-        "south": Homes(guests=2),
-        "east": Homes(guests=1),
+        "north": SiteUse(waiting=2, at_home=3, elsewhere=3),
+        "south": SiteUse(guests=2),
+        "east": SiteUse(guests=1),
     }
 
 
@@ -75,7 +75,7 @@ def test_many_who_ask_have_one_look_which_lets_others_go_on_and_a_change_has_ano
 
     async def play() -> None:
         engine: Any = SimpleNamespace(queries=SimpleNamespace(jobs=look), changes=Changes())
-        surveyor = Surveyor(cast(Any, engine))
+        surveyor = SurveyCache(cast(Any, engine))
         first = asyncio.ensure_future(surveyor.survey())
         second = asyncio.ensure_future(surveyor.survey())
         await asyncio.sleep(0)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from koalapy.api.job_views import as_others_see
+from koalapy.api.job_views import redact_job
 from koalapy.daemon.jobs.jobs import JobRecord
 from koalapy.model.errors import UsageError
 from koalapy.model.job import FINAL_STATES, Attempt, Component, Job, JobSpec, JobState, Priority
@@ -172,7 +172,7 @@ def test_whatever_is_typed_is_understood_or_refused_and_who_sees_less_finds_by_n
         return
     assert parse_search(search.text).states == search.states
     for job in JOBS:
-        seen = as_others_see(JobRecord(job, "a secret")).job
+        seen = redact_job(JobRecord(job, "a secret")).job
         by_others = search.matches(job, NOW, include_private=False)
         assert by_others == search.matches(seen, NOW, include_private=False)
         if not by_others:

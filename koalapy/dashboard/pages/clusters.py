@@ -12,7 +12,17 @@ from koalapy.daemon.observability.instruments import Instruments
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard, SentForm
 from koalapy.dashboard.pictures import NodeCounts
-from koalapy.dashboard.rows import Calls, Homes, Lane, Surveyor, Trouble, calls_of, lane_of, problems_first, trouble_of
+from koalapy.dashboard.rows import (
+    AlertRow,
+    CallStatistics,
+    ClusterRow,
+    SiteUse,
+    SurveyCache,
+    alert_row,
+    call_statistics,
+    cluster_row,
+    sort_by_problem,
+)
 from koalapy.model.cluster import Drain, NodeClass, Uplink
 from koalapy.model.disk import Disk
 from koalapy.model.identity import Identity, Role
@@ -38,7 +48,7 @@ class OldestJob:
 
 @dataclass(frozen=True, slots=True)
 class NowView:
-    troubles: Sequence[Trouble]
+    troubles: Sequence[AlertRow]
     """What is wrong, the most urgent first."""
     queued: int
     active: int
@@ -50,7 +60,7 @@ class NowView:
     stale: Sequence[str]
     """The clusters of which that is not known."""
     oldest: OldestJob | None
-    lanes: Sequence[Lane]
+    lanes: Sequence[ClusterRow]
 
 
 def oldest_of(job: Job | None, queries: Queries, by: Identity) -> OldestJob | None:
@@ -67,7 +77,7 @@ def oldest_of(job: Job | None, queries: Queries, by: Identity) -> OldestJob | No
     )
 
 
-def add_now(dashboard: Dashboard, services: Services, surveyor: Surveyor) -> None:
+def add_now(dashboard: Dashboard, services: Services, surveyor: SurveyCache) -> None:
     engine, queries = dashboard.engine, dashboard.engine.queries
 
     @dashboard.page("/", "now.html", operation="list_clusters", title="Now", key="n")
@@ -75,10 +85,10 @@ def add_now(dashboard: Dashboard, services: Services, surveyor: Surveyor) -> Non
         survey = await surveyor.survey()
         moment = engine.clock()
         records = services.jobs.clusters()
-        lanes = problems_first([lane_of(queries.grid[each.name], each, survey, moment) for each in records])
+        lanes = sort_by_problem([cluster_row(queries.grid[each.name], each, survey, moment) for each in records])
         fresh = [lane for lane in lanes if not lane.stale]
         return NowView(
-            troubles=[trouble_of(alert, queries.grid) for alert in services.alerts.visible_to(caller)],
+            troubles=[alert_row(alert, queries.grid) for alert in services.alerts.visible_to(caller)],
             queued=engine.stored_queued,
             active=engine.stored_active,
             nodes=sum(lane.total for lane in lanes),
@@ -103,7 +113,7 @@ PLACES = ("directory", "replica_directories")
 class ClustersView:
     """All clusters, those that are not well first."""
 
-    lanes: Sequence[Lane]
+    lanes: Sequence[ClusterRow]
     nodes: NodeCounts
     """Of all of them together."""
 
@@ -134,10 +144,10 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPage:
-    lane: Lane
-    homes: Homes
+    lane: ClusterRow
+    homes: SiteUse
     """Who shares with whom there; nothing where jobs have no home sites."""
-    troubles: Sequence[Trouble]
+    troubles: Sequence[AlertRow]
     drained: Drain | None
     health: HealthStatus
     """Errors in a row, and probation."""
@@ -152,7 +162,7 @@ class ClusterPage:
     lacks: Sequence[str]
     """Programs that are missing there."""
     versions: Versions | None
-    calls: Sequence[Calls]
+    calls: Sequence[CallStatistics]
     told_at: float | None
     """When its agent last told how its resource manager answers."""
     disks: Sequence[Disk]
@@ -176,9 +186,9 @@ def failures_of(instruments: Instruments, cluster: ClusterName) -> Failures:
     )
 
 
-def calls_seen(cluster: ClusterStatus, by: Identity) -> list[Calls]:
+def calls_seen(cluster: ClusterStatus, by: Identity) -> list[CallStatistics]:
     """How its resource manager answered; what it said of jobs, which may be anybody's, is for operators."""
-    told = [calls_of(each, cluster.reported_at) for each in cluster.calls]
+    told = [call_statistics(each, cluster.reported_at) for each in cluster.calls]
     if by.has_role(Role.OPERATOR):
         return told
     return [each if each.operation in OF_NO_JOB else replace(each, last_error="") for each in told]
@@ -193,27 +203,27 @@ def components_on(cluster: ClusterStatus, queries: Queries, by: Identity) -> Ite
             yield ComponentThere(job.id, component.rank, size, component.state, owner, component.claimed_at)
 
 
-def add_clusters(dashboard: Dashboard, services: Services, surveyor: Surveyor) -> None:
+def add_clusters(dashboard: Dashboard, services: Services, surveyor: SurveyCache) -> None:
     engine, queries = dashboard.engine, dashboard.engine.queries
 
     @dashboard.page("/clusters", "clusters.html", operation="list_clusters", title="Clusters", key="c")
     async def clusters() -> ClustersView:
         survey, now = await surveyor.survey(), engine.clock()
-        lanes = [lane_of(queries.grid[each.name], each, survey, now) for each in services.jobs.clusters()]
+        lanes = [cluster_row(queries.grid[each.name], each, survey, now) for each in services.jobs.clusters()]
         together: Counter[str] = Counter()
         for lane in lanes:
             together.update(asdict(lane.nodes))
-        return ClustersView(problems_first(lanes), NodeCounts(**together))
+        return ClustersView(sort_by_problem(lanes), NodeCounts(**together))
 
     @dashboard.page("/clusters/{name}", "cluster.html", operation="show_cluster", title="A cluster")
     async def cluster(name: Name, caller: Caller) -> ClusterPage:
         record, survey, now = services.jobs.cluster(name), await surveyor.survey(), engine.clock()
         known = queries.grid[name]
         return ClusterPage(
-            lane=lane_of(known, record, survey, now),
-            homes=survey.homes.get(name, Homes()),
+            lane=cluster_row(known, record, survey, now),
+            homes=survey.homes.get(name, SiteUse()),
             troubles=[
-                trouble_of(alert, queries.grid) for alert in services.alerts.visible_to(caller) if alert.cluster == name
+                alert_row(alert, queries.grid) for alert in services.alerts.visible_to(caller) if alert.cluster == name
             ],
             drained=known.drained,
             health=replace(known.health),

@@ -13,12 +13,12 @@ from fastapi.responses import PlainTextResponse
 
 from koalapy.api.access import Caller, Id
 from koalapy.api.forecasts import ExplanationView
-from koalapy.api.job_views import AttemptView, JobView, TimelineView, attempt_view, seen_by
+from koalapy.api.job_views import AttemptView, JobView, TimelineView, attempt_view, view_for
 from koalapy.daemon.jobs.output import OutputTail
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.dashboard.pictures import JobLane, lanes_of
-from koalapy.dashboard.rows import JobRow, row_of
+from koalapy.dashboard.rows import JobRow, job_row
 from koalapy.model.job import Job, JobState, Priority
 from koalapy.validation.permissions import may_see_all_of
 
@@ -69,15 +69,15 @@ def add_job(dashboard: Dashboard, services: Services) -> None:
         record = await jobs.get(job)
         is_theirs = may_see_all_of(caller, record.job)
         position = engine.queries.position(job) if is_theirs else None
-        view, row = seen_by(caller, record), row_of(record, caller, position, whole_reason=True)
+        view, row = view_for(caller, record), job_row(record, caller, position, whole_reason=True)
         if not is_theirs:
             return JobPageView(view, row, "", (), record.job.state.is_final, (), (), 0, None, (), False, (), 0)
         record, tried = await jobs.attempts(job, attempts)
         timeline = await jobs.timeline(job)
         known = record.job
         return JobPageView(
-            job=seen_by(caller, record),
-            row=row_of(record, caller, position, whole_reason=True),
+            job=view_for(caller, record),
+            row=job_row(record, caller, position, whole_reason=True),
             command=" ".join(known.spec.command),
             actions=_actions(known, high_priority_allowed=jobs.rules.high_priority.is_allowed_to(caller)),
             is_over=known.state.is_final,

@@ -16,7 +16,7 @@ from koalapy.daemon.jobs.jobs import ActionResult
 from koalapy.daemon.services import Services
 from koalapy.dashboard.dashboard import Dashboard, Form, SentForm
 from koalapy.dashboard.rendering import with_query
-from koalapy.dashboard.rows import JobRow, row_of
+from koalapy.dashboard.rows import JobRow, job_row
 from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.identity import Identity
 from koalapy.model.job import Job, JobId, JobState, Priority
@@ -153,7 +153,7 @@ def add_queue(dashboard: Dashboard, services: Services) -> None:
         positions = engine.queries.queues.positions(found)
         rows: list[JobRow] = []
         async for some in iterate_in_slices(found, ROWS_AT_ONCE):
-            rows += [row_of(jobs.record(job), by, positions.get(job.id)) for job in some]
+            rows += [job_row(jobs.record(job), by, positions.get(job.id)) for job in some]
         return rows
 
     @dashboard.page("/queue", "queue.html", operation="list_jobs", title="Queue", key="q")
