@@ -173,7 +173,7 @@ class LoginServer:
         self._asking[ident] = waiting
         try:
             runs_jobs = self._jobs_are_own and uid == os.geteuid()
-            self._uplink.put(Vouch(ident=ident, account=account, uid=uid, runs_jobs=runs_jobs), urgent=True)
+            self._uplink.send_soon(Vouch(ident=ident, account=account, uid=uid, runs_jobs=runs_jobs), urgent=True)
             async with asyncio.timeout(ANSWER_TIMEOUT):
                 return await waiting
         except TimeoutError:

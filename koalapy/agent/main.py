@@ -18,7 +18,7 @@ import uvloop
 from koalapy.agent.accounts import SwitchMethod, detect_switch_method
 from koalapy.agent.core.agent import run_agent
 from koalapy.agent.core.directory_lock import lock_directory
-from koalapy.agent.core.handover import take_handover
+from koalapy.agent.core.handover import read_handover
 from koalapy.agent.core.settings import NO_SOCKET, AgentSettings, SiteSettings
 from koalapy.agent.core.spool import Spool
 from koalapy.agent.lrm.local.adapter import LocalLrm
@@ -41,7 +41,7 @@ MAX_OPEN_FILES = 65_536
 """Open files that an agent asks for: one for each runner, and what transfers and commands need."""
 
 
-def agent(
+def start_agent(
     cluster: str,
     url: str,
     config: Path | None,
@@ -57,7 +57,7 @@ def agent(
     configure_logging("warning" if embedded else "info", cluster=cluster)
     raise_file_limit(MAX_OPEN_FILES)
     if embedded:
-        token, settings, trust = take_handover()
+        token, settings, trust = read_handover()
     else:
         check_encrypted(urlsplit(url))
         config = config or installed_configuration()
@@ -83,7 +83,7 @@ def agent(
             uvloop.run(_agent(own, lrm, manager))
         finally:
             # What a component has left can be read with the key alone that its resource manager keeps.
-            if embedded and isinstance(lrm, LocalLrm) and not any(Spool(own.directory).load()):
+            if embedded and isinstance(lrm, LocalLrm) and not any(Spool(own.directory).load_folders()):
                 lrm.cluster.stop(if_idle=True)
 
 
@@ -268,7 +268,7 @@ def _program_environment(cluster: str, section: ClusterSection) -> dict[str, str
     return environment
 
 
-def check(
+def check_host(
     cluster: str,
     url: str,
     config: Path | None,

@@ -19,7 +19,7 @@ HERE = {"host": "a", "name": "a", "pid": 7, "phase": "waiting", "start": 0}
 @cache
 def secret_of(component: str, node: int = 0, token: str = "s3cret") -> bytes:
     """Of a cluster ``north`` whose resource manager keeps no key."""
-    secret = RunnerSecrets(MemoryLrm(), "north", token).of(component, node)
+    secret = RunnerSecrets(MemoryLrm(), "north", token).secret_of(component, node)
     assert secret is not None
     return secret
 

@@ -38,16 +38,16 @@ async def until(lrm: LocalLrm, condition: Callable[[LrmSnapshot], bool]) -> LrmS
 @pytest.mark.processes
 async def test_it_counts_as_background_until_it_ends(lrm: LocalLrm, tmp_path: Path) -> None:
     background = Background(lrm, "local", tmp_path / "background")
-    answer = await background.start({"nodes": 3, "seconds": 300})
+    answer = await background.start_job({"nodes": 3, "seconds": 300})
     assert str(answer["name"]).startswith("local-")
     assert str(answer["lrm_job"])
     seen = await until(lrm, lambda s: s.background == 3)
     assert (seen.idle, seen.jobs) == (1, ())
-    await background.stop({})
-    await background.start({"nodes": 3, "seconds": 0.5})
-    await background.start({"nodes": 4, "seconds": 300})
+    await background.stop_jobs({})
+    await background.start_job({"nodes": 3, "seconds": 0.5})
+    await background.start_job({"nodes": 4, "seconds": 300})
     await until(lrm, lambda s: s.background == 4)
-    await background.stop({})
+    await background.stop_jobs({})
     ended = await until(lrm, lambda s: s.idle == 4)
     assert ended.background == 0
 
@@ -56,13 +56,13 @@ async def test_it_counts_as_background_until_it_ends(lrm: LocalLrm, tmp_path: Pa
 async def test_it_can_be_ended_and_only_what_was_started_here(lrm: LocalLrm, tmp_path: Path) -> None:
     background, other = (Background(lrm, "local", tmp_path / name) for name in ("one", "other"))
     for _ in range(2):
-        await background.start({"nodes": 1, "seconds": 300})
-    await other.start({"nodes": 1, "seconds": 300})
+        await background.start_job({"nodes": 1, "seconds": 300})
+    await other.start_job({"nodes": 1, "seconds": 300})
     await until(lrm, lambda s: s.background == 3)
-    assert await background.stop({}) == {"stopped": 2}
+    assert await background.stop_jobs({}) == {"stopped": 2}
     await until(lrm, lambda s: s.background == 1)
-    assert await background.stop({}) == {"stopped": 0}
-    await other.stop({})
+    assert await background.stop_jobs({}) == {"stopped": 0}
+    await other.stop_jobs({})
     await until(lrm, lambda s: s.idle == 4)
 
 
@@ -73,12 +73,12 @@ async def test_it_can_be_ended_and_only_what_was_started_here(lrm: LocalLrm, tmp
 )
 async def test_background_order_out_of_bounds_is_refused(tmp_path: Path, field: str, value: object) -> None:
     with pytest.raises(ValidationError, match=field):
-        await Background(MemoryLrm(), "local", tmp_path).start({"nodes": 1, "seconds": 1, field: value})
+        await Background(MemoryLrm(), "local", tmp_path).start_job({"nodes": 1, "seconds": 1, field: value})
 
 
 async def test_where_local_users_are_not_seen_there_is_none(tmp_path: Path) -> None:
     with pytest.raises(SiteRejected, match="kind drmaa"):
-        await Background(MemoryLrm(), "drmaa", tmp_path).start({"nodes": 1, "seconds": 1})
+        await Background(MemoryLrm(), "drmaa", tmp_path).start_job({"nodes": 1, "seconds": 1})
 
 
 async def test_there_is_an_end_to_it(tmp_path: Path) -> None:
@@ -86,10 +86,10 @@ async def test_there_is_an_end_to_it(tmp_path: Path) -> None:
     await lrm.open()
     background = Background(lrm, "slurm", tmp_path / "background")
     for _ in range(MAX_CONCURRENT_JOBS):
-        await background.start({"nodes": 1, "seconds": 600})
+        await background.start_job({"nodes": 1, "seconds": 600})
     with pytest.raises(SiteRejected, match="under way already"):
-        await background.start({"nodes": 1, "seconds": 600})
-    assert await background.stop({}) == {"stopped": MAX_CONCURRENT_JOBS}
+        await background.start_job({"nodes": 1, "seconds": 600})
+    assert await background.stop_jobs({}) == {"stopped": MAX_CONCURRENT_JOBS}
 
 
 class SlowLrm(MemoryLrm):
@@ -113,9 +113,9 @@ async def test_what_is_being_handed_in_is_ended_too(tmp_path: Path) -> None:
     lrm = SlowLrm()
     await lrm.open()
     background = Background(lrm, "slurm", tmp_path / "background")
-    starting = asyncio.create_task(background.start({"nodes": 1, "seconds": 600}))
+    starting = asyncio.create_task(background.start_job({"nodes": 1, "seconds": 600}))
     await lrm.asked.wait()
-    stopping = asyncio.create_task(background.stop({}))
+    stopping = asyncio.create_task(background.stop_jobs({}))
     for _ in range(5):
         await asyncio.sleep(0)
     lrm.go_on.set()
@@ -129,7 +129,7 @@ async def test_many_at_once_are_no_more_than_there_may_be(tmp_path: Path) -> Non
     await lrm.open()
     background = Background(lrm, "slurm", tmp_path / "background")
     starting = [
-        asyncio.create_task(background.start({"nodes": 1, "seconds": 600})) for _ in range(MAX_CONCURRENT_JOBS + 3)
+        asyncio.create_task(background.start_job({"nodes": 1, "seconds": 600})) for _ in range(MAX_CONCURRENT_JOBS + 3)
     ]
     for _ in range(5):
         await asyncio.sleep(0)

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any, cast
 
-from koalapy.agent.components.barrier import OPEN_BATCH_SIZE, Barrier, Impostors
+from koalapy.agent.components.barrier import OPEN_BATCH_SIZE, Barrier, RejectedRunners
 from koalapy.agent.components.component import Component
 from koalapy.agent.core.lrm_jobs import LrmJobs
 from koalapy.agent.core.reporter import Reporter
@@ -44,11 +44,11 @@ async def test_a_plan_is_encoded_once_for_all_runners(tmp_path: Path) -> None:
     uplink = Uplink("ws://127.0.0.1:1", "", lambda: cast(Hello, None))
     reporter = Reporter(uplink)
     secrets = RunnerSecrets(MemoryLrm(), "north", "")
-    barrier = Barrier(reporter, cast(LrmJobs, None), secrets, Impostors(reporter), 60.0)
-    component = Component("i", "7.1.0", Spool(tmp_path).make("i", "7.1.0"), NODES)
+    barrier = Barrier(reporter, cast(LrmJobs, None), secrets, RejectedRunners(reporter), 60.0)
+    component = Component("i", "7.1.0", Spool(tmp_path).make_folder("i", "7.1.0"), NODES)
     wires = waiting(component, barrier)
     plan: dict[str, Any] = {"launcher": "processes", "head": "7.1.0", "nodes": [{"host": "n"}] * NODES, "contexts": []}
-    barrier.open(component, plan)
+    barrier.open_component(component, plan)
     await until(lambda: wires[0].written)
     assert not wires[-1].written, "nobody else is heard meanwhile"
     await until(lambda: wires[-1].written)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from koalapy.agent.core.daemons import MAX_KNOWN_DAEMONS, Daemons
 from koalapy.agent.core.settings import AgentTimeouts
-from koalapy.agent.core.spool import Folder, Spool
+from koalapy.agent.core.spool import JournalFolder, Spool
 from koalapy.protocol.messages import Hello, KnownDaemon, from_agent
 from tests.agent.conftest import FakeDaemon
 from tests.agent.memory_agent import serving
@@ -21,32 +21,32 @@ from tests.signals import pass_time
 
 def told(directory: Path) -> list[tuple[str, int, str, int]]:
     """What an agent that is started now would tell."""
-    return [(known.instance, known.epoch, known.life, known.job) for known in Daemons(directory).known()]
+    return [(known.instance, known.epoch, known.life, known.job) for known in Daemons(directory).known_daemons()]
 
 
 def test_the_next_agent_knows_the_same(tmp_path: Path) -> None:
     daemons = Daemons(tmp_path)
-    assert daemons.known() == []
-    daemons.heard_of("one", 3)  # which was never served
-    assert daemons.serve("one", 4, "a")
-    daemons.heard_of("one", 9)
-    daemons.heard_of("one", 7)
+    assert daemons.known_daemons() == []
+    daemons.record_job("one", 3)  # which was never served
+    assert daemons.accept_epoch("one", 4, "a")
+    daemons.record_job("one", 9)
+    daemons.record_job("one", 7)
     assert told(tmp_path) == [("one", 4, "a", 9)]
     again = Daemons(tmp_path)
-    assert not again.serve("one", 3, "a")
-    assert not again.serve("one", 4, "b"), "it is another daemon, though it counts alike"
-    assert again.serve("one", 4, "a")
-    assert again.serve("one", 5, "b")
-    assert again.serve("two", 1, "c")
+    assert not again.accept_epoch("one", 3, "a")
+    assert not again.accept_epoch("one", 4, "b"), "it is another daemon, though it counts alike"
+    assert again.accept_epoch("one", 4, "a")
+    assert again.accept_epoch("one", 5, "b")
+    assert again.accept_epoch("two", 1, "c")
     assert told(tmp_path) == [("one", 5, "b", 9), ("two", 1, "c", 0)]
 
 
 def test_a_hello_names_those_that_were_met_last(tmp_path: Path) -> None:
     daemons = Daemons(tmp_path)
     for number in range(MAX_KNOWN_DAEMONS + 3):
-        assert daemons.serve(f"d{number}", 1, "a")
-    assert daemons.serve("d0", 1, "a")
-    names = [known.instance for known in daemons.known()]
+        assert daemons.accept_epoch(f"d{number}", 1, "a")
+    assert daemons.accept_epoch("d0", 1, "a")
+    names = [known.instance for known in daemons.known_daemons()]
     assert len(names) == MAX_KNOWN_DAEMONS
     assert names[-2:] == [f"d{MAX_KNOWN_DAEMONS + 2}", "d0"]
 
@@ -59,19 +59,19 @@ def test_what_could_not_be_noted_is_noted_later(tmp_path: Path, monkeypatch: pyt
 
     with monkeypatch.context() as disk:
         disk.setattr(os, "fsync", full)
-        assert daemons.serve("one", 4, "a"), "it is obeyed: jobs do not wait for that"
+        assert daemons.accept_epoch("one", 4, "a"), "it is obeyed: jobs do not wait for that"
     assert told(tmp_path) == []
-    assert daemons.serve("one", 4, "a")
+    assert daemons.accept_epoch("one", 4, "a")
     assert told(tmp_path) == [("one", 4, "a", 0)]
 
 
 @given(st.binary(max_size=40), st.binary(max_size=40))
 def test_torn_notes_harm_nobody(tmp_path_factory: pytest.TempPathFactory, epoch: bytes, job: bytes) -> None:
     directory = tmp_path_factory.mktemp("notes")
-    assert Daemons(directory).serve("one", 4, "a")
+    assert Daemons(directory).accept_epoch("one", 4, "a")
     (directory / "one" / "daemon").write_bytes(epoch)
     (directory / "one" / "job").write_bytes(job)
-    known = Daemons(directory).known()
+    known = Daemons(directory).known_daemons()
     hello = Hello(cluster="north", version="1", lrm="local", host="a", pid=1, known=known)
     assert from_agent.validate_json(from_agent.dump_json([hello])) == [hello]
     assert all(isinstance(each, KnownDaemon) for each in known)
@@ -146,28 +146,28 @@ async def test_results_for_a_daemon_that_is_gone_keep_nothing(tmp_path: Path, da
 
 def test_silence_is_counted_from_the_first_look(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
-    assert spool.silence("never") == 0.0
+    assert spool.silence_of("never") == 0.0
     os.utime(tmp_path / "spool" / "never" / "heard", (0, 0))
-    assert spool.silence("never") > 1_000_000
-    spool.heard("never")
-    assert spool.silence("never") < 1_000_000
+    assert spool.silence_of("never") > 1_000_000
+    spool.record_contact("never")
+    assert spool.silence_of("never") < 1_000_000
 
 
 def test_entries_with_unfinished_last_line_returns_the_others_and_cuts_it_off(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
-    folder.write(order={"a": 1})
+    folder = JournalFolder(tmp_path)
+    folder.write_entry(order={"a": 1})
     with (tmp_path / "journal").open("ab") as journal:
         journal.write(b'{"ready": [0, ')
-    assert folder.entries() == {"order": {"a": 1}}
-    folder.write(done=True)
-    assert folder.entries() == {"order": {"a": 1}, "done": True}
+    assert folder.load_entries() == {"order": {"a": 1}}
+    folder.write_entry(done=True)
+    assert folder.load_entries() == {"order": {"a": 1}, "done": True}
 
 
 def test_a_record_for_which_there_is_no_room_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, data[:5]))
     with pytest.raises(OSError, match="No space left"):
-        Folder(tmp_path).write(done=True)
+        JournalFolder(tmp_path).write_entry(done=True)
     monkeypatch.undo()
-    Folder(tmp_path).write(done=False)
-    assert Folder(tmp_path).entries() == {"done": False}
+    JournalFolder(tmp_path).write_entry(done=False)
+    assert JournalFolder(tmp_path).load_entries() == {"done": False}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from koalapy.agent.components.component import Component
 from koalapy.agent.core import reporter
 from koalapy.agent.core import spool as spool_module
-from koalapy.agent.core.spool import DamagedJournal, DiskSync, Folder, Spool
+from koalapy.agent.core.spool import DamagedJournal, DiskSync, JournalFolder, Spool
 from koalapy.agent.lrm.local.adapter import LocalLrm
 from koalapy.model.disk import LOW_FILES, MIN_FILES, Disk, DiskLimits
 from koalapy.system.files import measure_disks
@@ -32,18 +32,18 @@ class FullDisk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.full = False
-        append, make = Folder._append, Spool.make
+        append, make = JournalFolder._append, Spool.make_folder
 
-        def checked_append(folder: Folder, lines: bytes) -> None:
+        def checked_append(folder: JournalFolder, lines: bytes) -> None:
             self._check()
             append(folder, lines)
 
-        def checked_make(spool: Spool, instance: str, token: str) -> Folder:
+        def checked_make(spool: Spool, instance: str, token: str) -> JournalFolder:
             self._check()
             return make(spool, instance, token)
 
-        monkeypatch.setattr(Folder, "_append", checked_append)
-        monkeypatch.setattr(Spool, "make", checked_make)
+        monkeypatch.setattr(JournalFolder, "_append", checked_append)
+        monkeypatch.setattr(Spool, "make_folder", checked_make)
 
     def _check(self) -> None:
         if self.full:
@@ -108,16 +108,16 @@ async def test_stop_is_acknowledged_once_written(disk: FullDisk, daemon: FakeDae
         assert not acknowledged(daemon, known)
         disk.full = False
         await daemon.until(lambda: acknowledged(daemon, known) and acknowledged(daemon, unknown))
-    journal = Folder(tmp_path / "test" / T).entries()
+    journal = JournalFolder(tmp_path / "test" / T).load_entries()
     assert journal["stop"] == "test"
     assert journal["end"]["hosts"]
-    assert Folder(tmp_path / "test" / "8.1.0").entries()["stop"] == "test"
+    assert JournalFolder(tmp_path / "test" / "8.1.0").load_entries()["stop"] == "test"
 
 
 @pytest.mark.processes
 async def test_unsynced_record_has_no_effect(monkeypatch: pytest.MonkeyPatch, site: Site, daemon: FakeDaemon) -> None:
     """Neither a job in the resource manager, nor a word to the daemon, nor a program."""
-    real, room = spool_module.sync, threading.Event()
+    real, room = spool_module.sync_path, threading.Event()
     waiting = threading.Event()
 
     def slow(path: Path) -> None:
@@ -125,7 +125,7 @@ async def test_unsynced_record_has_no_effect(monkeypatch: pytest.MonkeyPatch, si
         assert room.wait(DEADLINE)
         real(path)
 
-    monkeypatch.setattr(spool_module, "sync", slow)
+    monkeypatch.setattr(spool_module, "sync_path", slow)
     lrm = LocalLrm(site.cluster, "koala-")
     await lrm.open()
     submitted = await daemon.submit(T)
@@ -147,14 +147,14 @@ async def test_unsynced_record_has_no_effect(monkeypatch: pytest.MonkeyPatch, si
 
 async def test_waiting_for_the_disk_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr(spool_module, "sync", synced.append)
+    monkeypatch.setattr(spool_module, "sync_path", synced.append)
     together = DiskSync()
     files = [tmp_path / str(number) for number in range(20)]
     for path in files:
-        together.written(path)
-    await asyncio.gather(*(together.synced() for _ in range(20)))
+        together.mark_written(path)
+    await asyncio.gather(*(together.wait_synced() for _ in range(20)))
     assert sorted(synced) == sorted(files), "each once"
-    await together.synced()
+    await together.wait_synced()
     assert len(synced) == 20, "nothing was written since"
 
 
@@ -165,16 +165,16 @@ async def test_late_disk_error_is_raised_in_synced(tmp_path: Path, monkeypatch: 
         if path.name == "journal":
             raise OSError(122, "Disk quota exceeded")
 
-    monkeypatch.setattr(spool_module, "sync", refuse)
+    monkeypatch.setattr(spool_module, "sync_path", refuse)
     spool = Spool(tmp_path)
-    folder, other = spool.make("test", T), spool.make("test", "8.1.0")
-    folder.write(stop="x")
+    folder, other = spool.make_folder("test", T), spool.make_folder("test", "8.1.0")
+    folder.write_entry(stop="x")
     with pytest.raises(OSError, match="quota"):
-        await folder.synced()
-    await other.synced()
-    await spool.disk_sync.synced()
-    folder.remove()
-    await folder.synced()
+        await folder.wait_synced()
+    await other.wait_synced()
+    await spool.disk_sync.wait_synced()
+    folder.remove_folder()
+    await folder.wait_synced()
 
 
 # Torn folders
@@ -203,9 +203,9 @@ def test_a_folder_that_is_cut_anywhere_is_recalled_and_says_nothing_untrue(
     tmp_path_factory: pytest.TempPathFactory, count: int, ran: bool, torn: str, where: float, noise: bytes
 ) -> None:
     path = tmp_path_factory.mktemp("spool")
-    folder = Folder(path, DiskSync())
+    folder = JournalFolder(path, DiskSync())
     for entry in ENTRIES[:count]:
-        folder.write(**entry)
+        folder.write_entry(**entry)
     if ran:
         (path / "result.0.json").write_text(json.dumps(RAN))
     (path / "output").write_bytes(b"0123456789")
@@ -213,7 +213,7 @@ def test_a_folder_that_is_cut_anywhere_is_recalled_and_says_nothing_untrue(
         whole = (path / torn).read_bytes()
         (path / torn).write_bytes(whole[: int(where * len(whole))] + noise)
     try:
-        found = Component.recall("test", T, folder)
+        found = Component.load_journal("test", T, folder)
     except DamagedJournal:
         assert torn == "journal"
         assert noise
@@ -224,19 +224,19 @@ def test_a_folder_that_is_cut_anywhere_is_recalled_and_says_nothing_untrue(
     assert found.exit_code in (None, 3)
     assert found.error == ""
     assert found.ended <= (count >= 5)
-    found.lrm_ended(None)
+    found.on_job_ended(None)
     assert found.ended
     assert found.exit_code == 3 or found.stop is not None or found.error or not ran or found.plan is None
     # What comes afterwards is read whatever was torn before it.
-    folder.write(stop="later")
-    assert folder.entries()["stop"] == "later"
+    folder.write_entry(stop="later")
+    assert folder.load_entries()["stop"] == "later"
 
 
 def test_a_result_of_which_a_part_is_missing_is_none(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
+    folder = JournalFolder(tmp_path)
     for text in ("3", "[]", "{}", json.dumps({"code": 0})):
         (tmp_path / "result.0.json").write_text(text)
-        assert folder.result(0) is None
+        assert folder.read_result(0) is None
 
 
 LIMITS = DiskLimits()

@@ -12,7 +12,7 @@ from koalapy.agent.components.component import Component
 from koalapy.agent.core import leases
 from koalapy.agent.core.leases import LEASE_FILE, RENEWAL_TIMEOUT, Leases
 from koalapy.agent.core.reporter import Reporter
-from koalapy.agent.core.spool import Folder
+from koalapy.agent.core.spool import JournalFolder
 from koalapy.agent.runners.uplink import Uplink
 from koalapy.protocol.messages import LeaseRenewed, RenewLease
 from koalapy.runner.lease import SilenceClock
@@ -33,7 +33,7 @@ class Questions:
     def __init__(self) -> None:
         self.questions: list[int] = []
 
-    def put(self, message: RenewLease, *, urgent: bool = False) -> None:
+    def send_soon(self, message: RenewLease, *, urgent: bool = False) -> None:
         self.questions.append(message.number)
 
 
@@ -47,8 +47,8 @@ class Scene(Clock):
         self.begin()
         path = directory / "folder"
         path.mkdir(exist_ok=True)
-        self.component = Component("test", TOKEN, Folder(path), 1, lease=lease)
-        self.reporter.add(self.component)
+        self.component = Component("test", TOKEN, JournalFolder(path), 1, lease=lease)
+        self.reporter.add_component(self.component)
 
     def since_boot(self) -> float:
         return self.now_s
@@ -59,15 +59,15 @@ class Scene(Clock):
         self.reporter.instance = "test"
         self.leases = Leases(self.directory, self.reporter, self.ended.append, self)
         if hasattr(self, "component"):
-            self.reporter.add(self.component)
+            self.reporter.add_component(self.component)
 
     def is_answered(self) -> None:
         """The daemon answers the last question."""
-        self.leases.renewed(LeaseRenewed(number=self.daemon.questions[-1]))
+        self.leases.on_renewed(LeaseRenewed(number=self.daemon.questions[-1]))
 
     def look(self) -> bool:
         """Whether the component has been ended."""
-        self.leases.end_what_is_over()
+        self.leases.end_expired()
         return self.component in self.ended
 
 
@@ -77,7 +77,7 @@ def scene(tmp_path: Path) -> Scene:
 
 
 def test_component_ends_when_daemon_is_silent_for_lease(scene: Scene) -> None:
-    scene.leases.welcomed()
+    scene.leases.on_welcome()
     scene.is_answered()
     scene.now_s += 99.9
     assert not scene.look()
@@ -88,7 +88,7 @@ def test_component_ends_when_daemon_is_silent_for_lease(scene: Scene) -> None:
 
 
 def test_answer_counts_from_its_question(scene: Scene) -> None:
-    scene.leases.welcomed()
+    scene.leases.on_welcome()
     scene.now_s += 60
     scene.is_answered()
     assert scene.leases.silence_for(scene.component) == 60
@@ -101,18 +101,18 @@ def test_component_without_lease_never_ends_by_silence(tmp_path: Path) -> None:
 
 
 def test_another_daemon_renews_nothing_of_the_first(scene: Scene) -> None:
-    scene.leases.welcomed()
+    scene.leases.on_welcome()
     scene.is_answered()
     scene.reporter.instance = "other"
     scene.now_s += 100
-    scene.leases.welcomed()
+    scene.leases.on_welcome()
     scene.is_answered()
     assert scene.leases.silence_for(scene.component) == 100
     assert scene.look()
 
 
 def test_next_agent_goes_on_counting(scene: Scene) -> None:
-    scene.leases.welcomed()
+    scene.leases.on_welcome()
     scene.is_answered()
     scene.now_s += 70
     scene.begin()
@@ -142,12 +142,12 @@ def test_note_of_later_moment_than_now_is_none_of_the_future(tmp_path: Path) -> 
 
 
 def test_agent_that_was_stopped_asks_before_it_ends_anything(scene: Scene) -> None:
-    scene.leases.welcomed()
+    scene.leases.on_welcome()
     scene.is_answered()
     scene.leases._look_due = scene.now_s + 10
     scene.now_s += 1000
     assert not scene.look()
-    scene.leases.renew()
+    scene.leases.request_renewal()
     scene.is_answered()
     scene.leases._look_due = scene.now_s + RENEWAL_TIMEOUT
     scene.now_s += RENEWAL_TIMEOUT
@@ -155,7 +155,7 @@ def test_agent_that_was_stopped_asks_before_it_ends_anything(scene: Scene) -> No
 
 
 def test_agent_that_was_stopped_ends_what_is_not_renewed_then(scene: Scene) -> None:
-    scene.leases.welcomed()
+    scene.leases.on_welcome()
     scene.is_answered()
     scene.leases._look_due = scene.now_s + 10
     scene.now_s += 1000
@@ -177,7 +177,7 @@ def test_runner_and_agent_count_from_no_later_moment_than_daemon(
     runner = SilenceClock(scene.now_s, lambda: scene.now_s)
     daemon_heard_at = scene.now_s  # it heard of the runner when it reported
     for to_daemon, to_agent, to_runner, pause, is_cut, is_replaced in rounds:
-        scene.leases.welcomed()
+        scene.leases.on_welcome()
         scene.now_s += to_daemon
         daemon_heard_at = daemon_heard_at if is_cut else scene.now_s
         scene.now_s += to_agent

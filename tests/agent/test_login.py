@@ -36,7 +36,7 @@ class StandIn:
         self.asked: list[Vouch] = []
         self.answer: Callable[[Vouch], None] = lambda vouch: None
 
-    def put(self, message: Vouch, *, urgent: bool) -> None:
+    def send_soon(self, message: Vouch, *, urgent: bool) -> None:
         assert urgent
         self.asked.append(message)
         self.answer(message)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from koalapy.agent.components.component import Component
 from koalapy.agent.components.outputlog import OutputLog
 from koalapy.agent.core.reporter import REPORTED_FOR, LostRecords
-from koalapy.agent.core.spool import DamagedJournal, Folder, Spool
+from koalapy.agent.core.spool import DamagedJournal, JournalFolder, Spool
 from koalapy.agent.runners.runners import lrm_name
 from koalapy.model.reports import MAX_LOST_RECORDS
 from koalapy.runner.output import Output
@@ -39,10 +39,10 @@ ENTRIES: list[dict[str, object]] = [
 ]
 
 
-def written(path: Path) -> Folder:
-    folder = Folder(path)
+def written(path: Path) -> JournalFolder:
+    folder = JournalFolder(path)
     for entry in ENTRIES:
-        folder.write(**entry)
+        folder.write_entry(**entry)
     return folder
 
 
@@ -54,13 +54,13 @@ def test_entries_of_changed_journal_raise(tmp_path_factory: pytest.TempPathFacto
     content[at] = data.draw(st.integers(0, 255).filter(lambda value: value != content[at]))
     (folder.path / "journal").write_bytes(content)
     with pytest.raises(DamagedJournal):
-        folder.entries()
+        folder.load_entries()
 
 
 def test_component_state_without_record_of_its_size_is_not_claimed(tmp_path: Path) -> None:
-    component = Component("test", T, Folder(tmp_path))
+    component = Component("test", T, JournalFolder(tmp_path))
     component.lrm_job = "7"
-    assert component.state() == "waiting"
+    assert component.current_state() == "waiting"
 
 
 def empty(journal: Path) -> None:
@@ -146,7 +146,7 @@ async def test_runner_of_unrecorded_component_is_refused(daemon: FakeDaemon, tmp
 async def test_agent_recalls_other_components_when_one_record_is_damaged(daemon: FakeDaemon, tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     for token in (T, "8.1.0"):
-        spool.make("test", token).write(submit={"size": 1}, lrm="1")
+        spool.make_folder("test", token).write_entry(submit={"size": 1}, lrm="1")
     garble(tmp_path / "test" / T / "journal")
     async with serving(MemoryLrm(), daemon, tmp_path):
         await daemon.until(lambda: bool(daemon.inventories))
@@ -159,12 +159,12 @@ async def test_agent_recalls_other_components_when_one_record_is_damaged(daemon:
 async def test_lost_records_are_reported_once_each_and_for_a_while() -> None:
     records = LostRecords(loop_clock())
     for number in range(MAX_LOST_RECORDS + 5):
-        records.add(f"{number}.1.0", "gone")
-        records.add(f"{number}.1.0", "gone again")
-    assert len(records.tokens()) == MAX_LOST_RECORDS
-    assert records.tokens()[-1] == f"{MAX_LOST_RECORDS + 4}.1.0"
+        records.record_loss(f"{number}.1.0", "gone")
+        records.record_loss(f"{number}.1.0", "gone again")
+    assert len(records.recent_tokens()) == MAX_LOST_RECORDS
+    assert records.recent_tokens()[-1] == f"{MAX_LOST_RECORDS + 4}.1.0"
     await pass_time(REPORTED_FOR)
-    assert records.tokens() == ()
+    assert records.recent_tokens() == ()
 
 
 PLAN = {"launcher": "processes", "head": T}
@@ -174,13 +174,13 @@ HOST = {"host": "10.0.0.1", "name": "n1"}
 
 def recall(path: Path, key: bytes) -> Component:
     """Return the component as an agent recalls it whose resource manager has that key."""
-    return Component.recall("test", T, Folder(path, secret_of=lambda node: key))
+    return Component.load_journal("test", T, JournalFolder(path, secret_of=lambda node: key))
 
 
 def kept_output(component: Component) -> bytes:
     pieces = []
     while (piece := component.output.next_piece()) is not None:
-        component.output.acknowledge(component.output.sent)
+        component.output.acknowledge_to(component.output.sent)
         pieces.append(piece.data)
     return b"".join(pieces)
 
@@ -198,7 +198,7 @@ def start(tmp_path: Path) -> Callable[[int], list[Output]]:
     """Let go a component of so many nodes; return what its runners have of their programs' output."""
 
     def _start(nodes: int) -> list[Output]:
-        Folder(tmp_path).write(submit={"size": nodes, "lease": None}, lrm="1", open=PLAN)
+        JournalFolder(tmp_path).write_entry(submit={"size": nodes, "lease": None}, lrm="1", open=PLAN)
         return [Output(str(tmp_path / f"output.{node}"), b"old", block=8) for node in range(nodes)]
 
     return _start
@@ -215,7 +215,7 @@ def test_result_file_after_lost_key_has_all_out(
         leave_result(tmp_path, node, output, b"old")
     assert recall(tmp_path, b"old").exit_code == 0
     component = recall(tmp_path, b"new")
-    component.lrm_ended(None)
+    component.on_job_ended(None)
     assert (component.exit_code, component.error, component.output.missing) == (0, "", "")
     output_text = kept_output(component)
     for node in range(nodes):
@@ -226,12 +226,12 @@ def test_result_file_after_lost_key_has_all_out(
 def test_reported_result_is_recalled_after_lost_key(tmp_path: Path, start: Callable[[int], list[Output]]) -> None:
     start(1)
     first = recall(tmp_path, b"old")
-    first.output.take(0, 0, b"all\n")
-    first.node_ended(0, SUCCESS | HOST)
+    first.output.add_bytes(0, 0, b"all\n")
+    first.record_result(0, SUCCESS | HOST)
     component = recall(tmp_path, b"new")
-    component.lrm_ended(None)
+    component.on_job_ended(None)
     assert (component.exit_code, component.error, component.output.missing) == (0, "", "")
-    assert component.status().hosts == ("10.0.0.1",)
+    assert component.current_status().hosts == ("10.0.0.1",)
 
 
 def test_unverified_output_is_reported_missing(tmp_path: Path, start: Callable[[int], list[Output]]) -> None:
@@ -239,7 +239,7 @@ def test_unverified_output_is_reported_missing(tmp_path: Path, start: Callable[[
     output.append(b"some line\n" * 5)
     leave_result(tmp_path, 0, output, b"old")
     component = recall(tmp_path, b"new")
-    component.lrm_ended(None)
+    component.on_job_ended(None)
     assert component.exit_code is None
     assert "no longer knows it" in component.error
     assert "node 0" in component.output.missing
@@ -255,7 +255,7 @@ def test_result_without_all_output_says_what_is_missing(tmp_path: Path, start: C
     first = recall(tmp_path, b"old")
     assert first.output.missing == "", "its runner may still come back"
     component = recall(tmp_path, b"new")
-    component.lrm_ended(None)
+    component.on_job_ended(None)
     assert component.exit_code == 0
     assert component.output.missing.startswith("7 bytes of node 0")
 
@@ -269,14 +269,14 @@ def test_runner_that_comes_back_after_its_files_were_copied_sends_the_rest(tmp_p
     for line in range(3):
         output.append(f"line {line}\n"[:8].ljust(8).encode())
     output.save()
-    folder, log = Folder(spool, secret_of=lambda node: b"old"), OutputLog(spool, 1)
-    unsent = [(start, path) for start, path in folder.unsent()[0] if start != lost]
-    log.copy_unsent(0, unsent, output.total, folder.left)
-    assert log.received(0) == lost
-    output.acknowledge(log.greet(0, output.start))
+    folder, log = JournalFolder(spool, secret_of=lambda node: b"old"), OutputLog(spool, 1)
+    unsent = [(start, path) for start, path in folder.unsent_files()[0] if start != lost]
+    log.copy_unsent(0, unsent, output.total, folder.read_runner_file)
+    assert log.kept_bytes(0) == lost
+    output.acknowledge(log.accept_stream(0, output.start))
     for offset, data in output.chunks():
-        log.take(0, offset, data)
-    assert log.received(0) == output.total
+        log.add_bytes(0, offset, data)
+    assert log.kept_bytes(0) == output.total
     assert log.missing == ""
 
 
@@ -314,9 +314,9 @@ def nobody_waits() -> Iterator[None]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
-    made = Folder(tmp_path)
-    made.write(submit={"size": 1})
+def folder(tmp_path: Path) -> JournalFolder:
+    made = JournalFolder(tmp_path)
+    made.write_entry(submit={"size": 1})
     return made
 
 
@@ -331,30 +331,32 @@ ODD = pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, endless])
 
 @ODD
 @pytest.mark.parametrize("name", ["stream.0", "stream.50", "result.0.json", "output.0.0"])
-def test_an_agent_that_begins_anew_does_without_it(folder: Folder, make: Callable[[Path], None], name: str) -> None:
+def test_an_agent_that_begins_anew_does_without_it(
+    folder: JournalFolder, make: Callable[[Path], None], name: str
+) -> None:
     make(folder.path / name)
-    component = Component.recall("test", T, folder)
+    component = Component.load_journal("test", T, folder)
     assert component.size == 1
-    component.lrm_ended(None)
+    component.on_job_ended(None)
     assert component.error == "the local resource manager no longer knows it"
-    assert Component.recall("test", T, folder).ended
+    assert Component.load_journal("test", T, folder).ended
 
 
 @ODD
-def test_in_the_journals_place_it_is_no_record(folder: Folder, make: Callable[[Path], None]) -> None:
+def test_in_the_journals_place_it_is_no_record(folder: JournalFolder, make: Callable[[Path], None]) -> None:
     (folder.path / "journal").unlink()
     make(folder.path / "journal")
     with pytest.raises(OSError, match="nothing that we or a runner leave"):
-        Component.recall("test", T, folder)
+        Component.load_journal("test", T, folder)
 
 
-def test_a_pipe_in_the_journals_place_is_not_written_to(folder: Folder) -> None:
+def test_a_pipe_in_the_journals_place_is_not_written_to(folder: JournalFolder) -> None:
     (folder.path / "journal").unlink()
     os.mkfifo(folder.path / "journal")
     with pytest.raises(OSError, match="No such device"):
-        folder.write(stop="enough")
-    folder.note(lrm="7")
-    assert not folder.catch_up()
+        folder.write_entry(stop="enough")
+    folder.note_entry(lrm="7")
+    assert not folder.write_late_entries()
 
 
 def test_output_is_written_where_something_else_was(tmp_path: Path) -> None:
@@ -364,7 +366,7 @@ def test_output_is_written_where_something_else_was(tmp_path: Path) -> None:
     for offset, make in ((0, os.mkfifo), (3, lambda path: path.symlink_to(elsewhere))):
         make(tmp_path / f"stream.{offset}")
         log = OutputLog(tmp_path, 1, segment=1) if offset == 0 else log
-        assert log.take(0, offset, b"hi\n") == offset + 3
+        assert log.add_bytes(0, offset, b"hi\n") == offset + 3
     piece = log.next_piece()
     assert piece is not None
     assert piece.data == b"hi\n"
@@ -376,24 +378,26 @@ def refused(path: Path, missing_ok: bool = False) -> None:
     raise PermissionError(13, "Permission denied", str(path))
 
 
-def test_output_that_stays_where_it_was_left_is_taken_once(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_that_stays_where_it_was_left_is_taken_once(
+    folder: JournalFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder.secret_of = None
-    component = Component.recall("test", T, folder)
+    component = Component.load_journal("test", T, folder)
     (folder.path / "output.0.0").write_bytes(b"hi\n")
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", refused)
-        component.lrm_ended(None)
+        component.on_job_ended(None)
     assert component.ended
     assert component.output.total == 3
-    assert Component.recall("test", T, folder).output.total == 3
+    assert Component.load_journal("test", T, folder).output.total == 3
 
 
-def test_what_is_not_from_a_runner_may_stay(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_from_a_runner_may_stay(folder: JournalFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.secret_of = lambda node: b"s" * 32
-    component = Component.recall("test", T, folder)
+    component = Component.load_journal("test", T, folder)
     (folder.path / "output.0.0").write_bytes(b"hi\n")
     monkeypatch.setattr(Path, "unlink", refused)
-    component.lrm_ended(None)
+    component.on_job_ended(None)
     assert component.ended
     assert component.output.total == 0
 
@@ -403,7 +407,7 @@ async def test_a_record_that_a_program_wrote_keeps_no_agent_from_the_others(daem
     records = [("7.1.0", {"submit": 5}), ("8.1.0", {"submit": {"size": 1}, "lrm": "1"})]
     for token, record in records:
         (tmp_path / "test" / token).mkdir(parents=True)
-        Folder(tmp_path / "test" / token).write(**record)
+        JournalFolder(tmp_path / "test" / token).write_entry(**record)
     async with serving(MemoryLrm(), daemon, tmp_path):
         await daemon.until(lambda: bool(daemon.inventories))
         assert [each["token"] for each in daemon.inventories[0]] == ["8.1.0"]
@@ -419,10 +423,10 @@ def test_a_folder_goes_also_where_a_program_has_made_what_is_in_it_read_only(tmp
         (path / "pkg" / "mod").chmod(0o555)
         remove(path)
 
-    as_somebody(tmp_path, lambda: left_by(lambda path: Folder(path).remove()))
+    as_somebody(tmp_path, lambda: left_by(lambda path: JournalFolder(path).remove_folder()))
     assert list((tmp_path / "test").iterdir()) == []
-    as_somebody(tmp_path, lambda: left_by(lambda _: Spool(Path()).sweep()))
+    as_somebody(tmp_path, lambda: left_by(lambda _: Spool(Path()).remove_leftovers()))
     assert list((tmp_path / "test").iterdir()) == [tmp_path / "test" / T], "it was never heard of"
     (tmp_path / "test" / "heard").touch()
-    as_somebody(tmp_path, lambda: Spool(Path()).sweep())
+    as_somebody(tmp_path, lambda: Spool(Path()).remove_leftovers())
     assert [path.name for path in (tmp_path / "test").iterdir()] == ["heard"]

@@ -17,7 +17,7 @@ import koalapy
 from koalapy.agent.components.component import Component, Node
 from koalapy.agent.core import lrm_health
 from koalapy.agent.core.lrm_health import CallRecord
-from koalapy.agent.core.lrm_jobs import Leftovers, job_of
+from koalapy.agent.core.lrm_jobs import Leftovers, select_job
 from koalapy.agent.core.settings import AgentTimeouts
 from koalapy.agent.core.spool import Spool
 from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSubmission
@@ -96,13 +96,13 @@ async def test_one_that_always_takes_its_time_is_slow_and_not_silent() -> None:
         await pass_time(20.0)
 
     for _ in range(3):
-        await health.poll(LrmOperation.SNAPSHOT, look())
+        await health.poll_lrm(LrmOperation.SNAPSHOT, look())
     assert [bool(problem) for problem in told] == [True, False], "only the first time is a surprise"
 
 
 def test_very_many_words_are_cut() -> None:
     error = SiteRejected(f"begin {'x' * 100_000} end", hint="do\n this")
-    said = lrm_health.in_one_line(error)
+    said = lrm_health.format_error(error)
     assert len(said) < 3000
     assert said.startswith("begin")
     assert said.endswith("end; do this")
@@ -188,11 +188,11 @@ def ended_at_memory_limit(code: int | None = None) -> LrmJob:
 @pytest.mark.parametrize(("code", "exit_code"), [(None, 137), (137, 137), (9, 9)])
 def test_memory_limit_is_no_fault_of_the_cluster(tmp_path: Path, code: int | None, exit_code: int) -> None:
     own = component(tmp_path, "7")
-    own.lrm_ended(ended_at_memory_limit(code))
-    status = own.status()
+    own.on_job_ended(ended_at_memory_limit(code))
+    status = own.current_status()
     assert (status.exceeded, status.program_exit, status.infrastructure) == ("memory", exit_code, False)
     assert status.error == "memory limit exceeded"
-    recalled = Component.recall("test", T, own.folder).status()
+    recalled = Component.load_journal("test", T, own.folder).current_status()
     assert (recalled.exceeded, recalled.error) == ("memory", status.error)
 
 
@@ -200,16 +200,16 @@ def test_component_at_its_memory_limit_overrides_what_its_runners_reported(tmp_p
     own = component(tmp_path, "7")
     own.fail("the MPI daemon on n2 was lost")
     own.stop = "the attempt is over"
-    own.lrm_ended(ended_at_memory_limit())
-    status = own.status()
+    own.on_job_ended(ended_at_memory_limit())
+    status = own.current_status()
     assert (status.exceeded, status.error, status.infrastructure) == ("memory", "memory limit exceeded", False)
 
 
 def test_component_that_succeeded_stays_so_at_its_memory_limit(tmp_path: Path) -> None:
     own = component(tmp_path, "7")
     own.exit_code = 0
-    own.lrm_ended(ended_at_memory_limit())
-    assert (own.status().exceeded, own.status().program_exit) == ("", 0)
+    own.on_job_ended(ended_at_memory_limit())
+    assert (own.current_status().exceeded, own.current_status().program_exit) == ("", 0)
 
 
 # Submissions in doubt
@@ -243,7 +243,7 @@ async def test_what_is_taken_after_it_was_given_up_is_ended(lrm: MemoryLrm, daem
 
 
 def component(tmp_path: Path, lrm_job: str | None, *runners: str) -> Component:
-    own = Component("test", T, Spool(tmp_path).make("test", T), len(runners) or 1, lrm_job=lrm_job)
+    own = Component("test", T, Spool(tmp_path).make_folder("test", T), len(runners) or 1, lrm_job=lrm_job)
     own.nodes = [Node(runner=RunnerConnection(None, set()), lrm_job=job) for job in runners]  # type: ignore[arg-type]
     return own
 
@@ -273,7 +273,7 @@ def test_of_several_jobs_of_one_name_one_stays(
 ) -> None:
     states = {True: LrmJobState.ENDED, False: LrmJobState.RUNNING}
     jobs = [LrmJob(id, NAME, states[id in ended]) for id in ids]
-    found, superfluous = job_of(component(tmp_path, known, *runners), jobs)
+    found, superfluous = select_job(component(tmp_path, known, *runners), jobs)
     assert (found.id if found else None, tuple(job.id for job in superfluous)) == (own, extra)
 
 
@@ -311,9 +311,9 @@ async def test_lingering_job_is_reported_and_killed(lrm: MemoryLrm, daemon: Fake
 def test_a_component_of_the_same_name_that_begins_anew_is_let_be() -> None:
     left, job = Leftovers(), LrmJob("1", NAME, LrmJobState.RUNNING)
     left.component_ended(NAME)
-    assert left.see([job], []) == [(job, False)]
-    left.component_begins(NAME)
-    assert left.see([job], []) == []
+    assert left.find_overdue([job], []) == [(job, False)]
+    left.component_started(NAME)
+    assert left.find_overdue([job], []) == []
     assert left.notices() == []
 
 
@@ -345,7 +345,7 @@ async def ask(record: CallRecord, operation: LrmOperation, error: SiteError | No
         if error is not None:
             raise error
 
-    await record.measured(operation, answer())
+    await record.measure_call(operation, answer())
 
 
 async def told(error: SiteError | None, operation: LrmOperation = LrmOperation.SUBMIT) -> LrmCalls:
@@ -355,7 +355,7 @@ async def told(error: SiteError | None, operation: LrmOperation = LrmOperation.S
     else:
         with pytest.raises(SiteError):
             await ask(record, operation, error)
-    (calls,) = record.told()
+    (calls,) = record.summarize_calls()
     return calls
 
 
@@ -384,11 +384,11 @@ async def test_the_longest_call_is_forgotten_after_a_while_and_the_sum_is_not() 
     async def long() -> None:
         await pass_time(8.0)
 
-    await record.measured(LrmOperation.SNAPSHOT, long())
+    await record.measure_call(LrmOperation.SNAPSHOT, long())
     await pass_time(lrm_health.LARGEST_SPAN)
-    assert record.told() == (LrmCalls("snapshot", 1, 0, 8.0, 8.0),)
+    assert record.summarize_calls() == (LrmCalls("snapshot", 1, 0, 8.0, 8.0),)
     await pass_time(lrm_health.LARGEST_SPAN)
-    assert record.told() == (LrmCalls("snapshot", 1, 0, 8.0, 0.0),)
+    assert record.summarize_calls() == (LrmCalls("snapshot", 1, 0, 8.0, 0.0),)
 
 
 async def test_calls_are_part_of_reports_and_make_none(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from koalapy.agent.components.component import Component
 from koalapy.agent.components.job_folders import JobFolders
-from koalapy.agent.components.job_places import JobPlaces
+from koalapy.agent.components.job_places import ComponentFolders
 from koalapy.agent.core import lrm_polling
 from koalapy.agent.core.lrm_jobs import LrmJobs
 from koalapy.agent.core.reporter import Reporter
@@ -81,7 +81,9 @@ async def test_trouble_is_reported_with_the_last_counts(lrm: MemoryLrm, daemon: 
 
 
 async def test_unsure_submission_waits_for_open(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
-    Spool(tmp_path).make("test", "7.1.0").write(submit={"size": 1, "walltime": None, "name": "x", "secret": "s"})
+    Spool(tmp_path).make_folder("test", "7.1.0").write_entry(
+        submit={"size": 1, "walltime": None, "name": "x", "secret": "s"}
+    )
     lrm.unopened = NO_QUEUE
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: counts(daemon) == (0, 0, SAID))
@@ -104,16 +106,16 @@ async def jobs(lrm: MemoryLrm, tmp_path: Path) -> tuple[LrmJobs, Component]:
         return LrmSubmission(component.name, component.size, ("true",), {}, tmp_path, tmp_path / "log")
 
     reporter = Reporter(Uplink("", "", hello))
-    component = Component("test", "7.1.0", Spool(tmp_path).make("test", "7.1.0"), 1)
-    reporter.add(component)
-    places = JobPlaces(JobFolders.alone(), cast(Stages, None), reporter)
+    component = Component("test", "7.1.0", Spool(tmp_path).make_folder("test", "7.1.0"), 1)
+    reporter.add_component(component)
+    places = ComponentFolders(JobFolders.for_own_account(), cast(Stages, None), reporter)
     return LrmJobs(
         lrm, reporter, submission, places, poll_interval=1000.0, stop_timeout=1000.0, clock=loop_clock()
     ), component
 
 
 async def until(condition: Callable[[], bool], jobs: LrmJobs) -> None:
-    watching = asyncio.create_task(jobs.watch())
+    watching = asyncio.create_task(jobs.watch_lrm())
     await signals.until(condition, VIRTUAL_DEADLINE)
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
@@ -124,25 +126,25 @@ async def test_stop_waits_for_runners_not_heard(
 ) -> None:
     """A new agent knows that they were let go; they hold the end of their program's output, and reconnect soon."""
     own, queued = jobs
-    started = Component("test", "8.1.0", Spool(tmp_path).make("test", "8.1.0"), 1)
+    started = Component("test", "8.1.0", Spool(tmp_path).make_folder("test", "8.1.0"), 1)
     started.plan = {"launcher": "processes", "head": started.token}
     for component in (started, queued):
         component.lrm_job, component.stop = component.token, "cancelled"
-        own.end(component)
+        own.end_component(component)
     await until(lambda: bool(lrm.cancelled), own)
     assert lrm.cancelled == [(queued.token, False)]
 
 
 async def test_end_that_lrm_does_not_announce_is_polled(lrm: MemoryLrm, jobs: tuple[LrmJobs, Component]) -> None:
     own, component = jobs
-    own.submit(component)
+    own.submit_component(component)
 
     def end_when_looked_for() -> bool:
         if component.lrm_job is not None and component.nodes[0].result is None:
             component.nodes[0].name = "a"
             result = {"code": 0, "error": "", "infrastructure": False, "stopped": False}
-            component.node_ended(0, {**result, "host": "a", "name": "a"})
-            own.polls.soon()
+            component.record_result(0, {**result, "host": "a", "name": "a"})
+            own.polls.request_poll()
         elif lrm.looks > 3 and component.lrm_job is not None:
             lrm.end(component.lrm_job)
         return component.ended
@@ -153,19 +155,19 @@ async def test_end_that_lrm_does_not_announce_is_polled(lrm: MemoryLrm, jobs: tu
 
 async def test_polls_grow_rarer_and_stop_when_idle(lrm: MemoryLrm, jobs: tuple[LrmJobs, Component]) -> None:
     own, component = jobs
-    assert own.polls.time_to_next() >= 2 * 1000.0
+    assert own.polls.seconds_to_next() >= 2 * 1000.0
     component.lrm_job, component.nodes[0].phase = "1", "ended"
     waits = []
     for _ in range(20):
-        waits.append(own.polls.time_to_next())
+        waits.append(own.polls.seconds_to_next())
         await signals.pass_time(waits[-1])
     assert waits[0] == pytest.approx(0.1)
     waits = [round(wait, 6) for wait in waits]
     assert waits == sorted(waits)
     assert waits[-1] == pytest.approx(1000.0), "never more often than the resource manager is polled"
-    component.end()
-    own._reporter.publish(component)
-    assert own.polls.time_to_next() >= 2 * 1000.0
+    component.mark_ended()
+    own._reporter.publish_status(component)
+    assert own.polls.seconds_to_next() >= 2 * 1000.0
 
 
 async def test_restarted_agent_reports_journals_without_lrm(lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path) -> None:
@@ -227,13 +229,13 @@ async def test_failed_start_of_runner_quotes_its_log(lrm: MemoryLrm, daemon: Fak
 def test_a_result_that_a_program_has_left_is_none(tmp_path: Path, nonsense: dict[str, object]) -> None:
     """One that the daemon's protocol has no room for ended the agent, and the next one."""
     own = {"code": 0, "error": "a\ud800", "infrastructure": False, "stopped": False, "host": "10.0.0.1", "name": "n1"}
-    folder = Spool(tmp_path).make("test", "7.1.0")
+    folder = Spool(tmp_path).make_folder("test", "7.1.0")
     (folder.path / "result.0.json").write_text(json.dumps(own | {"output": 5}))
-    assert folder.result(0) == own | {"error": "a\\ud800", "output": 5}
+    assert folder.read_result(0) == own | {"error": "a\\ud800", "output": 5}
     (folder.path / "result.0.json").write_text(json.dumps(own | nonsense))
-    assert folder.result(0) is None
+    assert folder.read_result(0) is None
     (folder.path / "result.0.json").write_text("[" * 100_000)
-    assert folder.result(0) is None
+    assert folder.read_result(0) is None
 
 
 # Errors that nobody thought of
@@ -275,14 +277,14 @@ async def test_one_with_a_components_end_costs_no_other_component_anything(
     lrm: MemoryLrm, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent had died of it, and each one that was started then."""
-    real = Component.lrm_ended
+    real = Component.on_job_ended
 
     def refuse(component: Component, job: LrmJob | None) -> None:
         if component.token == "7.1.0":
             raise ZeroDivisionError("nobody thought of this")
         real(component, job)
 
-    monkeypatch.setattr(Component, "lrm_ended", refuse)
+    monkeypatch.setattr(Component, "on_job_ended", refuse)
     async with serving(lrm, daemon, tmp_path):
         await daemon.until(lambda: bool(daemon.inventories))
         for number, token in enumerate(("7.1.0", "8.1.0"), 1):

@@ -43,7 +43,7 @@ def test_what_goes_between_two_clusters_is_encrypted_unless_the_configuration_sa
     def encrypted(**more: object) -> list[bool]:
         settings = Settings.model_validate({"clusters": clusters, "links": links} | more)
         told = _settings_of_agent("north", settings, "http://d", "s3cret", Path("/agent"), "10.0.0.1", "192.0.2.1")
-        return [told.encrypts(name) for name in ("east", "south", "west", "elsewhere")]
+        return [told.requires_encryption(name) for name in ("east", "south", "west", "elsewhere")]
 
     assert encrypted() == [True, False, True, True]
     assert encrypted(encrypt_transfers=False) == [True, False, False, False]

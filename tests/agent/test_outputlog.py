@@ -32,11 +32,11 @@ class Node:
         self.written += data
 
     def greet(self, log: OutputLog) -> None:
-        self.start = self.sent = log.greet(self.index, self.start)
+        self.start = self.sent = log.accept_stream(self.index, self.start)
 
     def send(self, log: OutputLog, size: int) -> None:
         data = self.written[self.sent : self.sent + size]
-        acknowledged = log.take(self.index, self.sent, data)
+        acknowledged = log.add_bytes(self.index, self.sent, data)
         self.sent += len(data)
         self.start = max(self.start, acknowledged)
 
@@ -66,7 +66,7 @@ class Keeper:
 def drain(log: OutputLog, keeper: Keeper) -> None:
     while piece := log.next_piece():
         assert keeper.take(piece)
-        log.acknowledge(keeper.end)
+        log.acknowledge_to(keeper.end)
 
 
 @given(st.integers(0, 600), st.integers(0, 2**32))
@@ -86,21 +86,21 @@ def test_head_and_tail_arrive_whatever_happens_on_the_way(limit: int, seed: int)
                     for _ in range(chance.randrange(4)):
                         arrives, is_heard_of = chance.random() < 0.8, chance.random() < 0.8
                         if (piece := log.next_piece()) and arrives and keeper.take(piece) and is_heard_of:
-                            log.acknowledge(keeper.end)
+                            log.acknowledge_to(keeper.end)
                 case 4:
                     log = OutputLog(Path(folder), 1, limit, SEGMENT)
                     log.recover()
                     node.greet(log)
                 case 5:
-                    log.begin_anew()
+                    log.restart_sending()
         node.greet(log)
         while node.sent < len(node.written):
             node.send(log, 50)
-        assert log.finish(0)
-        log.begin_anew()
+        assert log.finish_node(0)
+        log.restart_sending()
         drain(log, keeper)
         total = len(node.written)
-        assert (log.total, log.pending, log.missing, keeper.end) == (total, False, "", total)
+        assert (log.total, log.is_pending, log.missing, keeper.end) == (total, False, "", total)
         whole = total <= limit
         head, tail = (total, 0) if whole else (limit // 2, total - (limit - limit // 2))
         assert keeper.text(0, head) == node.written[:head]
@@ -134,8 +134,8 @@ def test_lines_of_several_nodes_arrive_whole_through_restarts(nodes: int, seed: 
             while source.sent < len(source.written):
                 source.send(log, 50)
         for source in sources:
-            assert log.finish(source.index)
-        log.begin_anew()
+            assert log.finish_node(source.index)
+        log.restart_sending()
         drain(log, keeper)
         text = keeper.text(0, keeper.end)
         assert len(text) == sum(len(source.written) for source in sources)
@@ -171,12 +171,12 @@ def test_it_recovers_from_every_torn_state(nodes: int, seed: int) -> None:
             source.write(b"%d: the end\n" % source.index)
             while source.sent < len(source.written):
                 source.send(log, 50)
-            assert log.finish(source.index)
-            assert log.received(source.index) == len(source.written)
-        log.begin_anew()
-        log.acknowledge(keeper.end)
+            assert log.finish_node(source.index)
+            assert log.kept_bytes(source.index) == len(source.written)
+        log.restart_sending()
+        log.acknowledge_to(keeper.end)
         drain(log, keeper)
-        assert not log.pending
+        assert not log.is_pending
         kept = bytes(keeper.bytes[place] for place in sorted(keeper.bytes))
         said = log.missing or keeper.missed
         assert len(kept) == sum(len(s.written) for s in sources) or said, "what is lost is said to somebody"
@@ -214,24 +214,24 @@ def test_a_full_disk_makes_the_nodes_wait_and_costs_nothing(tmp_path: Path, monk
 
     monkeypatch.setattr(segments.os, "pwrite", full)
     node.send(log, 100)
-    assert (log.received(0), log.total) == (4, 4), "what could not be kept is not acknowledged"
+    assert (log.kept_bytes(0), log.total) == (4, 4), "what could not be kept is not acknowledged"
     assert log.error == f"cannot write below {tmp_path}: No space left on device"
-    assert not log.finish(0)
+    assert not log.finish_node(0)
     again = OutputLog(tmp_path, 2)
     again.recover()
     assert (again.total, again.missing) == (4, ""), "an agent that is killed now leaves no torn frame"
     monkeypatch.setattr(segments.os, "pwrite", real)
-    assert log.retry(0) == 8
-    assert (log.finish(0), log.error, log.missing) == (True, "", "")
+    assert log.retry_write(0) == 8
+    assert (log.finish_node(0), log.error, log.missing) == (True, "", "")
     drain(log, keeper)
     assert keeper.text(0, keeper.end) == b"one\ntwo\nthr"
 
 
 def test_what_nobody_can_keep_any_more_is_told(tmp_path: Path) -> None:
     log = OutputLog(tmp_path, 1)
-    log.take(0, 0, b"abc")
+    log.add_bytes(0, 0, b"abc")
     log.give_up("the daemon took nothing for 300 s")
-    assert (log.pending, log.missing) == (False, "the last 3 bytes: the daemon took nothing for 300 s")
+    assert (log.is_pending, log.missing) == (False, "the last 3 bytes: the daemon took nothing for 300 s")
 
 
 def _size(folder: Path) -> int:

@@ -34,19 +34,19 @@ class Handler:
     def __init__(self) -> None:
         self.heard: list[dict[str, Any]] = []
 
-    def challenge(self, runner: RunnerConnection, hello: dict[str, Any]) -> tuple[Session, str]:
+    def create_challenge(self, runner: RunnerConnection, hello: dict[str, Any]) -> tuple[Session, str]:
         return session(is_agent=True), "n"
 
-    def admit(self, runner: RunnerConnection, here: dict[str, Any]) -> bool:
+    def admit_runner(self, runner: RunnerConnection, here: dict[str, Any]) -> bool:
         return True
 
-    def forged(self, runner: RunnerConnection) -> None:
+    def on_forgery(self, runner: RunnerConnection) -> None:
         raise AssertionError
 
-    def receive(self, runner: RunnerConnection, message: dict[str, Any]) -> None:
+    def receive_message(self, runner: RunnerConnection, message: dict[str, Any]) -> None:
         self.heard.append(message)
 
-    def disconnected(self, runner: RunnerConnection) -> None:
+    def on_disconnect(self, runner: RunnerConnection) -> None:
         pass
 
 
@@ -60,7 +60,7 @@ async def test_all_that_runners_have_sent_is_handled_before_anything_is_confirme
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         one.sendall(HELLO.ended)
         own = await asyncio.to_thread(introduce, one)
-        await server.drain()
+        await server.read_pending()
         lines = [own.seal(Line(b'{"t":"out","offset":%d,"data":""}' % n)) for n in range(1_000)]
         one.setblocking(False)
         sent = one.send(b"".join(lines))
@@ -70,9 +70,9 @@ async def test_all_that_runners_have_sent_is_handled_before_anything_is_confirme
             other.sendall(introduce(other).seal(Line(b'{"t":"running"}')))
 
         reporting = asyncio.get_running_loop().run_in_executor(None, report)
-        await server.drain()
+        await server.read_pending()
         await reporting  # it is let in by then, and says more
-        await server.drain()
+        await server.read_pending()
         assert len([m for m in handler.heard if m["t"] == "out"]) == b"".join(lines)[:sent].count(b"\n")
         assert [m["t"] for m in handler.heard].count("running") == 1
     server.close()

@@ -72,9 +72,9 @@ async def serving(daemon: FakeDaemon, directory: Path, lrm: MemoryLrm | None = N
 def test_lines_are_the_same_however_they_come(data: bytes, sizes: list[int]) -> None:
     line, lines, rest = runners.LineBuffer(), [], data
     for size in sizes:
-        lines += line.take(rest[:size])
+        lines += line.split_lines(rest[:size])
         rest = rest[size:]
-    lines += line.take(rest)
+    lines += line.split_lines(rest)
     *expected, left = data.split(b"\n")
     assert lines == expected
     assert line.size == len(left)

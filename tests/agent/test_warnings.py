@@ -136,9 +136,9 @@ def test_grace_left_is_counted_since_boot_and_never_longer_than_the_grace(monkey
     now = 1000.0
     monkeypatch.setattr(component.time, "time", lambda: 9e9)
     monkeypatch.setattr(component.time, "clock_gettime", lambda _: now)
-    begun = Grace.begin("TERM", 30.0)
+    begun = Grace.start_now("TERM", 30.0)
     assert begun is not None
-    assert Grace.recall(begun.noted()) == begun
+    assert Grace.from_journal(begun.to_journal()) == begun
     for now, left in ((1010.0, 20.0), (1030.0, 0.0), (5000.0, 0.0), (10.0, 30.0)):  # noqa: B007
-        assert begun.left == left
-    assert [Grace.begin("", 30.0), Grace.begin("TERM", 0.0), Grace.recall(None)] == [None] * 3
+        assert begun.remaining_s == left
+    assert [Grace.start_now("", 30.0), Grace.start_now("TERM", 0.0), Grace.from_journal(None)] == [None] * 3

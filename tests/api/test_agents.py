@@ -124,7 +124,7 @@ async def test_an_agent_that_is_not_let_in_says_why(tmp_path: Path, monkeypatch:
     async with served(tmp_path / "bundle") as address:
         uplink = Uplink(f"ws://{address}/north/connect", "of south", lambda: pytest.fail("was let in"))
         monkeypatch.setattr(uplink, "_complain", lambda reason: said.done() or said.set_result(reason))
-        running = asyncio.create_task(uplink.run(lambda _: None, lambda: None))
+        running = asyncio.create_task(uplink.keep_connected(lambda _: None, lambda: None))
         async with asyncio.timeout(60):
             assert (await said).startswith("the token is not that of cluster north: set KOALA_AGENT_TOKEN")
         running.cancel()
@@ -147,7 +147,7 @@ async def test_who_is_turned_away_after_its_hello_comes_less_and_less_often(
     async with served(tmp_path / "bundle") as address:
         uplink = Uplink(f"ws://{address}/north/connect", "of north", lambda: hello)
         monkeypatch.setattr(uplink_module, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": rest}))
-        running = asyncio.create_task(uplink.run(lambda _: None, lambda: None))
+        running = asyncio.create_task(uplink.keep_connected(lambda _: None, lambda: None))
         async with asyncio.timeout(30):
             await enough.wait()
         running.cancel()
@@ -202,7 +202,7 @@ async def test_agent_refuses_a_frame_that_is_too_large(monkeypatch: pytest.Monke
         port = server.sockets[0].getsockname()[1]
         hello = Hello(cluster="north", version="1", lrm="local", host="h", pid=1)
         uplink = Uplink(f"ws://127.0.0.1:{port}/", "of north", lambda: hello)
-        running = asyncio.create_task(uplink.run(lambda _: pytest.fail("was read"), lambda: None))
+        running = asyncio.create_task(uplink.keep_connected(lambda _: pytest.fail("was read"), lambda: None))
         async with asyncio.timeout(60):
             assert await said == "1009"
         running.cancel()

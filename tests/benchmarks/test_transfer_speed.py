@@ -92,7 +92,7 @@ class Pair:
         order(token)
         await self.north.until(lambda: any(s.token == token and s.state == "done" for s in self.north.told))
         took = time.perf_counter() - began
-        self.north.stages.unstage(INSTANCE, token)
+        self.north.stages.discard_stage(INSTANCE, token)
         await self.north.until(lambda: not list(self.north.directory.glob("stages/*")))
         return took
 

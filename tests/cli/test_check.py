@@ -180,12 +180,12 @@ def test_installed_configuration_is_of_account_then_of_site(home: Path, places: 
 def test_check_with_unreadable_installed_configuration_is_refused(home: Path, places: tuple[str, str]) -> None:
     (home / "etc/koala.yaml").mkdir(parents=True)
     with pytest.raises(UsageError, match=f"^cannot read {home}/etc/koala.yaml"):
-        agents.check("north", "http://127.0.0.1:1", None, home / "agent", "", None, installed=places)
+        agents.check_host("north", "http://127.0.0.1:1", None, home / "agent", "", None, installed=places)
 
 
 @pytest.mark.processes
 def test_check_without_any_configuration_says_it_checks_built_in_cluster(home: Path, places: tuple[str, str]) -> None:
-    first, *_ = agents.check("north", "http://127.0.0.1:1", None, home / "agent", "", None, installed=places)
+    first, *_ = agents.check_host("north", "http://127.0.0.1:1", None, home / "agent", "", None, installed=places)
     assert (first.ok, first.subject) == (True, "configuration")
     assert first.result == (
         f"none was given, and there is neither ~/.config/koala/koala.yaml nor {home}/etc/koala.yaml: "

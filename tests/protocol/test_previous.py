@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from koalapy.agent.components.component import Component
 from koalapy.agent.core.daemons import Daemons
-from koalapy.agent.core.spool import Folder, Spool
+from koalapy.agent.core.spool import JournalFolder, Spool
 from koalapy.model.bounds import MAX_TEXT_LENGTH
 from koalapy.model.job import ComponentState
 from koalapy.model.reports import ComponentStatus, Inventory
@@ -99,16 +99,16 @@ def test_texts_for_people_are_cut() -> None:
 def test_an_agents_spool_is_read(tmp_path: Path) -> None:
     directory = tmp_path / "spool"
     shutil.copytree(PREVIOUS / "spool", directory)
-    components = [Component.recall(*each) for each in Spool(directory).load()]
-    said = json.loads(frame(from_agent, [component.status() for component in components]))
+    components = [Component.load_journal(*each) for each in Spool(directory).load_folders()]
+    said = json.loads(frame(from_agent, [component.current_status() for component in components]))
     assert not any(each.pop("warned") or each.pop("exceeded") for each in said), "neither was told at that time"
     assert not any(each.pop("lease") for each in said), "their runners count no silence of the daemon"
     assert said == recorded("recalled.json")
-    (known,) = Daemons(directory).known()
+    (known,) = Daemons(directory).known_daemons()
     assert known == KnownDaemon(instance=INSTANCE, epoch=4, life="b7", job=7)
 
 
 def test_a_stages_journal_is_read() -> None:
-    order = Stage.model_validate(Folder(PREVIOUS / "stages" / f".{INSTANCE}-{TOKEN}").entries()["order"])
+    order = Stage.model_validate(JournalFolder(PREVIOUS / "stages" / f".{INSTANCE}-{TOKEN}").load_entries()["order"])
     (sent,) = (message for message in recorded("from_daemon.json") if message["type"] == "stage")
     assert json.loads(frame(from_daemon, [order])) == [sent | {"local_user": ""}]

@@ -47,7 +47,7 @@ def test_an_agent_raises_it_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     config.write_text("clusters: {north: {kind: local, nodes: 1}}\n")
     with few(left=10):
         with pytest.raises(UsageError, match="there is no cluster south"):
-            agents.agent("south", "http://127.0.0.1:1", config, tmp_path / "agent", "s3cret", None)
+            agents.start_agent("south", "http://127.0.0.1:1", config, tmp_path / "agent", "s3cret", None)
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         assert count_open_files()[1] == (
             agents.MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(agents.MAX_OPEN_FILES, hard)

@@ -69,9 +69,9 @@ async def check_cluster(
 
     ``make_lrm`` may raise ``SiteError``. ``user``: the account that runs the trial job, where jobs run as several.
     """
-    folders = folders or JobFolders.of(settings)
+    folders = folders or JobFolders.from_settings(settings)
     findings = await check_accounts(settings, folders, user)
-    accounts_work = all(finding.ok for finding in findings) and bool(user) == folders.are_many
+    accounts_work = all(finding.ok for finding in findings) and bool(user) == folders.is_mapped
     lrm_findings, runner = await _check_lrm(settings, make_lrm, folders, user if accounts_work else None, timeouts)
     findings += [*lrm_findings, await _check_mpi(settings, expected), runner]
     findings.append(

@@ -20,13 +20,13 @@ from koalapy.agent.accounts import SwitchMethod
 from koalapy.agent.components.job_folders import COMMAND, JobFolders
 from koalapy.agent.core.settings import (
     DEFAULT_TIMEOUTS,
-    RESOURCE_MANAGERS_BEGIN,
+    LRM_PREFIXES,
     RUNNER,
     AgentSettings,
     AgentTimeouts,
-    inherited,
+    inherited_environment,
 )
-from koalapy.agent.core.spool import RUNNER_LOG, Folder
+from koalapy.agent.core.spool import RUNNER_LOG, JournalFolder
 from koalapy.agent.lrm.commands import run_command
 from koalapy.agent.lrm.port import Finding, Lrm, LrmJobState, LrmSubmission
 from koalapy.model.errors import SiteError
@@ -58,7 +58,7 @@ async def check_accounts(settings: AgentSettings, folders: JobFolders, user: str
 
     ``user``: the account to try.
     """
-    if not folders.are_many:
+    if not folders.is_mapped:
         return []
     method, base = folders.run_as.switch_method, settings.accounts_directory
     if method is SwitchMethod.NONE:
@@ -82,10 +82,10 @@ async def check_accounts(settings: AgentSettings, folders: JobFolders, user: str
         findings.append(await _check_sudo_rule(str(Path(settings.python).with_name(COMMAND)), user))
     name = f"work-koala-check-{secrets.token_hex(4)}"
     try:
-        folder = folders.folder(user, name)
-        await folders.fill(user, folder, {"launch": b"#!/bin/sh\n"})
-        exists = name in await folders.names(user)
-        await folders.remove(user, folder)
+        folder = folders.folder_path(user, name)
+        await folders.make_folder(user, folder, {"launch": b"#!/bin/sh\n"})
+        exists = name in await folders.list_names(user)
+        await folders.remove_folder(user, folder)
     except SiteError as error:
         hint = error.hint or f"let {user} pass through to {settings.accounts_directory}, and read {settings.python}"
         return [*findings, Finding("account folder", False, error.message, hint)]
@@ -109,7 +109,7 @@ async def _check_sudo_rule(program: str, user: str) -> Finding:
     """Check that sudo lets this agent run a program as ``user`` without a password."""
     path = shutil.which(program) or program
     subject = f"sudo for {os.path.basename(path)}"
-    environment = inherited(["SLURM_CONF"], RESOURCE_MANAGERS_BEGIN)
+    environment = inherited_environment(["SLURM_CONF"], LRM_PREFIXES)
     answer = await run_command("sudo", "-n", "-l", "-u", user, "--", path, environment=environment)
     if answer.code == 0:
         return Finding(subject, True, f"{path} may be run as {user}")
@@ -204,12 +204,12 @@ async def _try_on_node(
     shared = next(parent for parent in (directory, *directory.parents) if parent.exists())
     folder = Path(tempfile.mkdtemp(prefix=".koala-check-", dir=shared))
     name = f"koala-check-{secrets.token_hex(4)}"
-    workdir = folders.folder(user, f"work-{name}") if user else folder
+    workdir = folders.folder_path(user, f"work-{name}") if user else folder
     output = workdir / RUNNER_LOG
 
     async def fetch() -> None:
         if user:
-            await folders.fetch(user, workdir, Folder(folder), 1, 0)
+            await folders.fetch_results(user, workdir, JournalFolder(folder), 1, 0)
 
     try:
         submission = LrmSubmission(
@@ -234,7 +234,7 @@ async def _try_on_node(
     finally:
         if user:
             with contextlib.suppress(SiteError):
-                await folders.remove(user, workdir)
+                await folders.remove_folder(user, workdir)
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -12,10 +12,10 @@ from koalapy.agent.components.component import Component
 from koalapy.agent.core.leases import Leases
 from koalapy.agent.core.lrm_jobs import LrmJobs, sleep_awake
 from koalapy.agent.core.reporter import RECORD_LOST, Reporter
-from koalapy.agent.core.spool import write_error
+from koalapy.agent.core.spool import format_write_error
 from koalapy.agent.runners.runners import RunnerConnection, RunnerSecrets, lrm_name
 from koalapy.model.job import is_same_attempt, is_token
-from koalapy.protocol.messages import Impostor, Relay
+from koalapy.protocol.messages import Impostor, Relay, RelayFailed
 from koalapy.runner.session import Session, make_nonce
 from koalapy.system.event_loop import BackgroundTasks
 
@@ -34,7 +34,7 @@ RETURN_TIMEOUT = 15.0
 """Seconds that runners have to find an agent that was restarted."""
 
 
-class Impostors:
+class RejectedRunners:
     """Tells of each at once, and of the next ones of the same component after a while, together."""
 
     def __init__(self, reporter: Reporter) -> None:
@@ -42,7 +42,7 @@ class Impostors:
         self._seen: dict[str, Impostor | None] = {}
         """By the name of the component, what is still to be told, while nothing is to be told at once."""
 
-    def seen(self, component: Component, node: int, how: How, address: str, lrm_job: str = "") -> None:
+    def report_rejection(self, component: Component, node: int, how: How, address: str, lrm_job: str = "") -> None:
         waiting = self._seen.get(component.name)
         times = waiting.times + 1 if waiting is not None else 1
         impostor = Impostor(
@@ -60,7 +60,7 @@ class Impostors:
         self._seen[name] = None
         log.warning("somebody claims to be a runner", action="impostor", **impostor.model_dump(exclude={"type"}))
         if name == lrm_name(self._reporter.instance, impostor.token):
-            self._reporter.uplink.put(impostor)
+            self._reporter.uplink.send_soon(impostor)
         asyncio.get_running_loop().call_later(MIN_INTERVAL, lambda: self._tell(name, self._seen.get(name)))
 
 
@@ -68,7 +68,7 @@ class Barrier:
     """Where runners wait and are let go; deals with all they say."""
 
     def __init__(
-        self, reporter: Reporter, jobs: LrmJobs, secrets: RunnerSecrets, impostors: Impostors, leases: Leases
+        self, reporter: Reporter, jobs: LrmJobs, secrets: RunnerSecrets, impostors: RejectedRunners, leases: Leases
     ) -> None:
         self._reporter, self._jobs, self._secrets, self._impostors = reporter, jobs, secrets, impostors
         self._leases = leases
@@ -77,70 +77,71 @@ class Barrier:
         self._output_failed: set[str] = set()
         self._tasks = BackgroundTasks()
 
-    def open(self, component: Component, plan: dict[str, Any]) -> None:
+    def open_component(self, component: Component, plan: dict[str, Any]) -> None:
         """Let a component's runners start the program; those that are away get it when they are back."""
-        component.folder.write(open=plan, lives=[node.life for node in component.nodes])
+        component.folder.write_entry(open=plan, lives=[node.life for node in component.nodes])
         self._tasks.spawn(self._open(component, plan))
 
     async def _open(self, component: Component, plan: dict[str, Any]) -> None:
         try:
-            await component.folder.synced()  # else a runner might be let go and we not know of it
+            await component.folder.wait_synced()  # else a runner might be let go and we not know of it
         except OSError as error:
-            self.fail(component, write_error(component.folder.path, error))
+            self.fail_component(component, format_write_error(component.folder.path, error))
             return
         if component.plan is not None or component.stop is not None or component.ended:
             return
         component.plan = plan
         for count, node in enumerate(component.nodes, 1):
             if node.runner is not None and node.phase == "waiting":
-                node.runner.send_line(component.opening)
+                node.runner.send_line(component.open_line)
             if count % OPEN_BATCH_SIZE == 0:
                 await asyncio.sleep(0)
 
-    def fail(self, component: Component, error: str) -> None:
+    def fail_component(self, component: Component, error: str) -> None:
         """It cannot go on for a reason of ours."""
         component.fail(error)
-        self._reporter.publish(component)
-        self._jobs.end(component)
+        self._reporter.publish_status(component)
+        self._jobs.end_component(component)
 
-    def relay(self, message: Relay) -> None:
+    def deliver_relay(self, message: Relay) -> None:
         """Pass on what the daemon has from a runner elsewhere for one of ours."""
         self._deliver(self._reporter.instance, message, elsewhere=False)
 
-    def tell(self, token: str, node: int, payload: dict[str, Any]) -> None:
-        """Tell one of our runners something on our own account."""
-        self._tell(self._reporter.find(token), node, payload)
+    def report_undelivered(self, message: RelayFailed) -> None:
+        """Report to the runner that sent a relay why the daemon could not deliver it."""
+        payload = {"op": "undelivered", "reason": message.reason}
+        self._tell(self._reporter.find_component(message.token), message.node, payload)
 
     def await_return(self, component: Component) -> None:
         """After a restart of the agent: runners that were let go once must come back."""
         for index in range(component.size):
             self._expect(component, index, RETURN_TIMEOUT)
 
-    async def all_back(self) -> None:
+    async def wait_for_returns(self) -> None:
         """Wait until every runner that is away has come back, or is given up."""
         if self._absent:
             await asyncio.wait(list(self._absent.values()))
 
     # What runners say
 
-    def challenge(self, runner: RunnerConnection, hello: dict[str, Any]) -> tuple[Session, str] | None:
+    def create_challenge(self, runner: RunnerConnection, hello: dict[str, Any]) -> tuple[Session, str] | None:
         name, index = hello["component"], hello["node"]
         component = self._reporter.components.get(name)
         if component is not None and index >= component.size:
             log.warning("a runner of a node that is none", action="runner-refused", component=name, node=index)
             return None
-        secret = self._secrets.of(name, index)
+        secret = self._secrets.secret_of(name, index)
         if secret is None:  # it comes again; by then the resource manager has told us
             return None
         runner.component, runner.node = name, index
         nonces = hello["nonce"], make_nonce()
         return Session(secret, name, index, nonces, is_agent=True), nonces[1]
 
-    def forged(self, runner: RunnerConnection) -> None:
+    def on_forgery(self, runner: RunnerConnection) -> None:
         if component := self._reporter.components.get(runner.component):
-            self._impostors.seen(component, runner.node, "forged", runner.address)
+            self._impostors.report_rejection(component, runner.node, "forged", runner.address)
 
-    def admit(self, runner: RunnerConnection, here: dict[str, Any]) -> bool:
+    def admit_runner(self, runner: RunnerConnection, here: dict[str, Any]) -> bool:
         component = self._reporter.components.get(runner.component)
         if component is None:
             self._refuse_unrecorded(runner)
@@ -151,17 +152,17 @@ class Barrier:
         """End a runner that has proved to be ours, and of whose component there is no record."""
         log.warning("a runner of nobody", action="runner-refused", component=runner.component, node=runner.node)
         if is_token(token := runner.component.rpartition("-")[2]):
-            self._reporter.lost_records.add(token, f"its runner is there: node {runner.node}")
-        runner.send({"t": "refused"})
-        self._jobs.polls.soon()
+            self._reporter.lost_records.record_loss(token, f"its runner is there: node {runner.node}")
+        runner.send_message({"t": "refused"})
+        self._jobs.polls.request_poll()
 
     def _admit(self, component: Component, runner: RunnerConnection, hello: dict[str, Any]) -> bool:
         index = runner.node
         node, lrm_job, life = component.nodes[index], hello["lrm_job"], sha256(hello["life"].encode()).hexdigest()
         if node.life not in ("", life):
-            self._impostors.seen(component, index, "second", runner.address, lrm_job)
-            runner.send({"t": "refused"})
-            self._jobs.polls.soon()
+            self._impostors.report_rejection(component, index, "second", runner.address, lrm_job)
+            runner.send_message({"t": "refused"})
+            self._jobs.polls.request_poll()
             return False
         node.lrm_job, node.life = lrm_job, life
         earlier, node.runner, node.exit = node.runner, runner, None
@@ -172,19 +173,19 @@ class Barrier:
         node.host, node.name = hello["host"], hello["name"]
         node.phase = node.phase if node.phase == "ended" else hello["phase"]
         node.warned |= hello["warned"]
-        received = component.output.greet(index, hello["start"])
-        runner.send({"t": "welcome", "lease": component.lease, "output": received})
+        received = component.output.accept_stream(index, hello["start"])
+        runner.send_message({"t": "welcome", "lease": component.lease, "output": received})
         if component.stop is not None or component.error:
-            runner.send(component.stopping)
+            runner.send_message(component.stop_message)
         elif component.plan is None and node.phase in PROGRAM_PHASES:
-            self._reporter.lost_records.add(component.token, "its program runs, and its record has no plan")
-            self.fail(component, RECORD_LOST)
+            self._reporter.lost_records.record_loss(component.token, "its program runs, and its record has no plan")
+            self.fail_component(component, RECORD_LOST)
         elif component.plan is not None and node.phase == "waiting":
-            runner.send_line(component.opening)
-        self._reporter.publish(component)
+            runner.send_line(component.open_line)
+        self._reporter.publish_status(component)
         return True
 
-    def receive(self, runner: RunnerConnection, message: dict[str, Any]) -> None:
+    def receive_message(self, runner: RunnerConnection, message: dict[str, Any]) -> None:
         component = self._reporter.components.get(runner.component)
         if component is None:
             runner.close()
@@ -194,22 +195,22 @@ class Barrier:
                 self._output(component, runner, message)
             case "running":
                 component.nodes[runner.node].phase = "running"
-                self._reporter.publish(component)
+                self._reporter.publish_status(component)
             case "warned":
                 component.nodes[runner.node].warned = True
-                self._reporter.publish(component)
+                self._reporter.publish_status(component)
             case "ending":
-                component.nodes[runner.node].over = True
-                self._reporter.publish(component)
+                component.nodes[runner.node].has_program_ended = True
+                self._reporter.publish_status(component)
             case "renew":
                 silence = self._leases.silence_for(component)
-                runner.send({"t": "lease", "number": message["number"], "silence": silence})
+                runner.send_message({"t": "lease", "number": message["number"], "silence": silence})
             case "relay":
                 self._pass_on(component, runner, message)
             case "exit":
                 self._exit(component, runner, message)
 
-    def disconnected(self, runner: RunnerConnection) -> None:
+    def on_disconnect(self, runner: RunnerConnection) -> None:
         component = self._reporter.components.get(runner.component)
         if component is None or component.nodes[runner.node].runner is not runner:
             return
@@ -219,11 +220,11 @@ class Barrier:
         if component.nodes[runner.node].result is None:
             self._expect(component, runner.node, RECONNECT_TIMEOUT)
         if not component.runners:
-            self._jobs.polls.soon()
+            self._jobs.polls.request_poll()
 
     def _output(self, component: Component, runner: RunnerConnection, message: dict[str, Any]) -> None:
-        received = component.output.take(runner.node, message["offset"], base64.b64decode(message["data"]))
-        runner.send({"t": "output", "offset": received})
+        received = component.output.add_bytes(runner.node, message["offset"], base64.b64decode(message["data"]))
+        runner.send_message({"t": "output", "offset": received})
         self._reporter.publish_output(component)
         self._note_output_error(component)
 
@@ -235,9 +236,9 @@ class Barrier:
                 self._output_failed.discard(name)
                 continue
             for index, node in enumerate(component.nodes):
-                received = component.output.retry(index)
+                received = component.output.retry_write(index)
                 if node.runner is not None:
-                    node.runner.send({"t": "output", "offset": received})
+                    node.runner.send_message({"t": "output", "offset": received})
                     if node.exit is not None and node.result is None:
                         self._exit(component, node.runner, node.exit)
             self._reporter.publish_output(component)
@@ -255,26 +256,26 @@ class Barrier:
     def _exit(self, component: Component, runner: RunnerConnection, message: dict[str, Any]) -> None:
         node = component.nodes[runner.node]
         node.exit = message
-        if not component.output.finish(runner.node):
+        if not component.output.finish_node(runner.node):
             self._note_output_error(component)
             return  # it stays, and sends again what it has, until that is kept
         result = {k: message[k] for k in ("code", "error", "infrastructure", "stopped", "warned")}
-        component.node_ended(runner.node, {**result, "host": node.host, "name": node.name})
+        component.record_result(runner.node, {**result, "host": node.host, "name": node.name})
         self._tasks.spawn(self._let_go(component, runner))
         self._reporter.publish_output(component)
-        self._reporter.publish(component)
+        self._reporter.publish_status(component)
         if component.infrastructure:
-            self._jobs.end(component)
-        elif component.leads and runner.node == 0:
+            self._jobs.end_component(component)
+        elif component.is_leader and runner.node == 0:
             for other in component.runners:
                 if other is not runner:
-                    other.send({"t": "stop"})
+                    other.send_message({"t": "stop"})
 
     async def _let_go(self, component: Component, runner: RunnerConnection) -> None:
         """Its result need not be told again: it is where a next agent finds it."""
         with contextlib.suppress(OSError):
-            await component.folder.synced()
-        runner.send({"t": "exit_ack"})
+            await component.folder.wait_synced()
+        runner.send_message({"t": "exit_ack"})
 
     def _pass_on(self, component: Component, runner: RunnerConnection, message: dict[str, Any]) -> None:
         relay = Relay(
@@ -284,29 +285,29 @@ class Barrier:
             sender=component.token,
             sender_node=runner.node,
         )
-        unknown = self._reporter.find(relay.token, component.instance) is None
+        unknown = self._reporter.find_component(relay.token, component.instance) is None
         elsewhere = unknown and component.instance == self._reporter.instance
         self._deliver(component.instance, relay, elsewhere=elsewhere)
 
     def _deliver(self, instance: str, message: Relay, *, elsewhere: bool) -> None:
         """Hand a relay to the runner it is for: one of the same daemon's, and of the attempt that the sender is of."""
-        component = self._reporter.find(message.token, instance)
+        component = self._reporter.find_component(message.token, instance)
         node = component.nodes[message.node] if component and 0 <= message.node < component.size else None
         if not is_same_attempt(message.sender, message.token):
             log.warning("relay to another attempt", action="relay-refused", sender=message.sender, token=message.token)
             self._undelivered(instance, message, "not to a component of the same attempt")
         elif elsewhere:
-            self._reporter.uplink.put(message, urgent=True)
+            self._reporter.uplink.send_soon(message, urgent=True)
         elif node is None or node.runner is None:
             self._undelivered(instance, message, f"node {message.node} of {message.token} has no runner")
         else:
-            node.runner.send(
+            node.runner.send_message(
                 {"t": "relay", "sender": message.sender, "sender_node": message.sender_node, "payload": message.payload}
             )
 
     def _undelivered(self, instance: str, message: Relay, reason: str) -> None:
         payload = {"op": "undelivered", "reason": reason}
-        if (sender := self._reporter.find(message.sender, instance)) is not None:
+        if (sender := self._reporter.find_component(message.sender, instance)) is not None:
             self._tell(sender, message.sender_node, payload)
         elif instance == self._reporter.instance:
             back = Relay(
@@ -316,12 +317,12 @@ class Barrier:
                 sender=message.token,
                 sender_node=message.node,
             )
-            self._reporter.uplink.put(back, urgent=True)
+            self._reporter.uplink.send_soon(back, urgent=True)
 
     @staticmethod
     def _tell(component: Component | None, node: int, payload: dict[str, Any]) -> None:
         if component is not None and 0 <= node < component.size and (runner := component.nodes[node].runner):
-            runner.send({"t": "relay", "sender": "", "sender_node": 0, "payload": payload})
+            runner.send_message({"t": "relay", "sender": "", "sender_node": 0, "payload": payload})
 
     def _expect(self, component: Component, index: int, within: float) -> None:
         key = component.name, index
@@ -339,5 +340,5 @@ class Barrier:
         node = component.nodes[index]
         if node.runner is None and node.result is None and not component.ended:
             component.fail(f"the runner on {node.name or f'node {index}'} lost its connection and did not come back")
-            self._reporter.publish(component)
-            self._jobs.end(component)
+            self._reporter.publish_status(component)
+            self._jobs.end_component(component)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from koalapy.agent.components.outputlog import DEFAULT_OUTPUT_LIMIT, OutputLog
-from koalapy.agent.core.spool import RUNNER_LOG, Folder
+from koalapy.agent.core.spool import RUNNER_LOG, JournalFolder
 from koalapy.agent.lrm.port import Fault, LrmJob, LrmJobState
-from koalapy.agent.runners.runners import RunnerConnection, encode, lrm_name
+from koalapy.agent.runners.runners import RunnerConnection, encode_line, lrm_name
 from koalapy.model.job import ComponentState
 from koalapy.model.reports import ComponentStatus, Refusal, ReportedState
 from koalapy.runner.session import Line
@@ -32,19 +32,19 @@ class Grace:
     until: float
 
     @classmethod
-    def begin(cls, signal: str, seconds: float) -> "Grace | None":
+    def start_now(cls, signal: str, seconds: float) -> "Grace | None":
         return cls(signal, seconds, _since_boot() + seconds) if signal and seconds > 0 else None
 
     @classmethod
-    def recall(cls, noted: dict[str, Any] | None) -> "Grace | None":
+    def from_journal(cls, noted: dict[str, Any] | None) -> "Grace | None":
         return cls(**noted) if noted else None
 
     @property
-    def left(self) -> float:
+    def remaining_s(self) -> float:
         """Seconds; no more than there were, whatever the clock says."""
         return max(0.0, min(self.seconds, self.until - _since_boot()))
 
-    def noted(self) -> dict[str, Any]:
+    def to_journal(self) -> dict[str, Any]:
         return asdict(self)
 
 
@@ -59,7 +59,7 @@ class Node:
     phase: str = ""
     """As the runner says: waiting, opened, running, ending, ended; empty before its hello."""
     runner: RunnerConnection | None = None
-    over: bool = False
+    has_program_ended: bool = False
     """Whether its program has ended: what it wrote is on its way, and the result after that."""
     lrm_job: str = ""
     """The job in the resource manager that it says it runs in; empty where it cannot tell."""
@@ -78,7 +78,7 @@ class Component:
 
     instance: str
     token: str
-    folder: Folder
+    folder: JournalFolder
     size: int = 0
     walltime: float | None = None
     stage: str | None = None
@@ -130,8 +130,8 @@ class Component:
         return lrm_name(self.instance, self.token)
 
     @classmethod
-    def recall(cls, instance: str, token: str, folder: Folder, clock: Clock = SYSTEM_CLOCK) -> "Component":
-        known = folder.entries()
+    def load_journal(cls, instance: str, token: str, folder: JournalFolder, clock: Clock = SYSTEM_CLOCK) -> "Component":
+        known = folder.load_entries()
         submitted = known.get("submit", {})
         own = cls(
             instance,
@@ -149,7 +149,7 @@ class Component:
         )
         own.lease = submitted.get("lease")
         own.lrm_job, own.plan, own.stop = known.get("lrm"), known.get("open"), known.get("stop")
-        own.grace = Grace.recall(known.get("grace"))
+        own.grace = Grace.from_journal(known.get("grace"))
         for node, life in zip(own.nodes, known.get("lives", ()), strict=False):
             node.life = life
         own.collected = bool(known.get("collected"))
@@ -167,21 +167,21 @@ class Component:
         return own
 
     @property
-    def opening(self) -> Line:
+    def open_line(self) -> Line:
         """Its plan as its runners are told it, the same for all: encoded once, for they may be many and it is long."""
         if self._opening is None:
-            self._opening = encode({"t": "open", **(self.plan or {})})
+            self._opening = encode_line({"t": "open", **(self.plan or {})})
         return self._opening
 
     @property
-    def grace_left(self) -> float:
+    def remaining_grace_s(self) -> float:
         """Seconds for which its program may still end by itself, though it was told to stop."""
-        return self.grace.left if self.grace is not None else 0.0
+        return self.grace.remaining_s if self.grace is not None else 0.0
 
     @property
-    def stopping(self) -> dict[str, Any]:
+    def stop_message(self) -> dict[str, Any]:
         """What its runners are told when it is to end."""
-        if self.grace is None or not (left := self.grace.left):
+        if self.grace is None or not (left := self.grace.remaining_s):
             return {"t": "stop"}
         return {"t": "stop", "signal": self.grace.signal, "grace": left}
 
@@ -192,12 +192,12 @@ class Component:
         return any(n.warned for n in own) and all(n.warned or n.phase in ("ending", "ended") for n in own)
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether its node 0 runs ``mpirun`` for all."""
         return self.plan is not None and self.plan["launcher"] == "openmpi" and self.plan["head"] == self.token
 
     @property
-    def collecting(self) -> bool:
+    def awaits_collection(self) -> bool:
         """Whether its results are to be sent before it counts as ended: only a program that ran has any.
 
         Also where a node was lost: the job may have succeeded all the same, and whether it has we are not told.
@@ -210,31 +210,31 @@ class Component:
         return [node.runner for node in self.nodes if node.runner is not None]
 
     @property
-    def all_connected_once(self) -> bool:
+    def has_seen_all_runners(self) -> bool:
         return all(node.phase for node in self.nodes)
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send_to_runners(self, message: dict[str, Any]) -> None:
         for runner in self.runners:
-            runner.send(message)
+            runner.send_message(message)
 
     @property
-    def program_over(self) -> bool:
+    def is_program_over(self) -> bool:
         """Whether nothing of its program runs any more, whatever there is still to be told of it."""
-        telling = self.nodes[:1] if self.leads else self.nodes
-        return self.plan is not None and all(n.over or n.phase in ("ending", "ended") for n in telling)
+        telling = self.nodes[:1] if self.is_leader else self.nodes
+        return self.plan is not None and all(n.has_program_ended or n.phase in ("ending", "ended") for n in telling)
 
-    def state(self) -> ReportedState:
+    def current_state(self) -> ReportedState:
         if self.ended:
             return ComponentState.ENDED
         phases = [n.phase for n in self.nodes]
         if phases and all(phases):
-            started = phases[:1] if self.leads else phases
+            started = phases[:1] if self.is_leader else phases
             runs = self.plan and all(p in ("running", "ending", "ended") for p in started)
             return ComponentState.RUNNING if runs else ComponentState.CLAIMED
         return ComponentState.WAITING if self.lrm_job else ComponentState.SUBMITTED
 
-    def status(self) -> ComponentStatus:
-        state = self.state()
+    def current_status(self) -> ComponentStatus:
+        state = self.current_state()
         waits = state in (ComponentState.SUBMITTED, ComponentState.WAITING)
         return ComponentStatus(
             token=self.token,
@@ -247,7 +247,7 @@ class Component:
             refused=self.refused,
             exceeded=self.exceeded,
             missing=self.output.missing,
-            over=self.program_over,
+            over=self.is_program_over,
             warned=self.warned,
             pending=self.pending if waits else "",
             starting=self.starting if waits else 0.0,
@@ -266,20 +266,20 @@ class Component:
             self.error, self.infrastructure = error, fault == "site"
             self.refused = "" if fault == "site" else fault
 
-    def lrm_lives(self, job: LrmJob) -> None:
+    def on_job_alive(self, job: LrmJob) -> None:
         """Its job has not ended. Why it waits stays what it was where that is not said at each look."""
         if job.reason or job.state is LrmJobState.RUNNING:
             self.pending = job.reason
         self.starting = job.starting
 
-    def node_ended(self, index: int, result: dict[str, Any]) -> None:
+    def record_result(self, index: int, result: dict[str, Any]) -> None:
         """Take in the result of a node's runner, once all of its output is kept that can be had.
 
         Note it in the journal: a later agent cannot verify the runner's own file if the resource manager was killed
         with the key.
         """
         if self.nodes[index].result is None:
-            self.folder.note(**{RESULT_ENTRY.format(node=index): result})
+            self.folder.note_entry(**{RESULT_ENTRY.format(node=index): result})
             self._apply_result(index, result)
 
     def _apply_result(self, index: int, result: dict[str, Any]) -> None:
@@ -296,27 +296,27 @@ class Component:
         """Take in the results that runners left in the folder, and before each the output that was not sent."""
         unsent: dict[int, list[tuple[int, Path]]] | None = None
         for index, node in enumerate(self.nodes):
-            if node.result is None and (left := self.folder.result(index)):
-                unsent = self.folder.unsent() if unsent is None else unsent
-                self.output.copy_unsent(index, unsent.get(index, []), left.get("output"), self.folder.left)
-                self.node_ended(index, left)
+            if node.result is None and (left := self.folder.read_result(index)):
+                unsent = self.folder.unsent_files() if unsent is None else unsent
+                self.output.copy_unsent(index, unsent.get(index, []), left.get("output"), self.folder.read_runner_file)
+                self.record_result(index, left)
 
     def _collect_output(self) -> None:
-        unsent = self.folder.unsent()
+        unsent = self.folder.unsent_files()
         for index, node in enumerate(self.nodes):
             total = (node.result or {}).get("output")
-            self.output.take_over(index, unsent.get(index, []), total, self.folder.left)
+            self.output.recover_unsent(index, unsent.get(index, []), total, self.folder.read_runner_file)
 
     def _note_killed_runners(self) -> None:
         """Say that output may be missing of the nodes whose runners were killed, once the program was let go."""
         if self.plan is None:
             return
-        writers = self.nodes if self.plan["launcher"] != "openmpi" else self.nodes[: self.leads]
+        writers = self.nodes if self.plan["launcher"] != "openmpi" else self.nodes[: self.is_leader]
         for index, node in enumerate(writers):
             if node.result is None:
                 self.output.note_killed_runner(index)
 
-    def lrm_ended(self, job: LrmJob | None) -> None:
+    def on_job_ended(self, job: LrmJob | None) -> None:
         """The resource manager has the nodes back, or (None) knows nothing of the job any more."""
         self.collect_results()
         self._collect_output()
@@ -334,37 +334,37 @@ class Component:
         elif lost := next((n for n in self.nodes if n.result is None), None):
             who = f"the runner on {lost.name or 'a node'}" if lost.phase else "the resource manager's job"
             code = f" (exit code {job.exit_code})" if job and job.exit_code is not None else ""
-            last_line = self.folder.last_words()
+            last_line = self.folder.last_log_line()
             wrote = f"; the last line of its {RUNNER_LOG}: {last_line}" if last_line else ""
             self.fail(f"{who} ended without a word{code}: {reason or 'no reason given'}{wrote}")
         elif any(r and r["stopped"] for r in results) and self.exit_code is None:
             self.fail(f"the local resource manager ended it: {reason or 'no reason given'}")
         self._note_killed_runners()
-        self.end()
+        self.mark_ended()
 
-    def end(self) -> None:
+    def mark_ended(self) -> None:
         self.ended = True
         self.output.close()
         hosts = [n.host for n in self.nodes]
         facts = {"exit_code": self.exit_code, "error": self.error, "infrastructure": self.infrastructure}
-        self.folder.note(end={**facts, "refused": self.refused, "exceeded": self.exceeded, "hosts": hosts})
+        self.folder.note_entry(end={**facts, "refused": self.refused, "exceeded": self.exceeded, "hosts": hosts})
 
-    def has_collected(self, problem: str) -> None:
+    def mark_collected(self, problem: str) -> None:
         """Its results are with the daemon, or lost: that is worth a word, but no failure."""
         self.collected = True
         if problem:
-            self.output.add(f"koala: {problem}\n".encode())
+            self.output.append_line(f"koala: {problem}\n".encode())
             self.error = self.error or problem
-            self.end()
-        self.folder.note(collected=True)
+            self.mark_ended()
+        self.folder.note_entry(collected=True)
 
     @property
-    def only_the_lrm_is_missing(self) -> bool:
+    def awaits_job_end(self) -> bool:
         """Whether its runners are gone, or none is awaited any more, so that its job should be over."""
         started = any(node.phase for node in self.nodes)
         return self.lrm_job is not None and not self.runners and (started or self.stop is not None)
 
-    def over(self, job: LrmJob | None) -> bool:
+    def is_over(self, job: LrmJob | None) -> bool:
         """Whether the resource manager's word means that all is over: not while a runner is still there."""
         return not self.runners and (job is None or job.state is LrmJobState.ENDED)
 
@@ -373,7 +373,7 @@ class Component:
         if self.plan is None or code is None:
             return None
         if self.plan["launcher"] == "openmpi":
-            return code if self.leads and index == 0 else None
+            return code if self.is_leader and index == 0 else None
         if code != 0:
             return code
         return 0 if all(n.result and n.result["code"] == 0 for n in self.nodes) else None

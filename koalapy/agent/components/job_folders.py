@@ -26,8 +26,14 @@ from koalapy.agent.accounts import (
     SwitchMethod,
     account_environment,
 )
-from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentSettings, AgentTimeouts, SiteSettings, inherited
-from koalapy.agent.core.spool import RUNNER_LOG, Folder
+from koalapy.agent.core.settings import (
+    DEFAULT_TIMEOUTS,
+    AgentSettings,
+    AgentTimeouts,
+    SiteSettings,
+    inherited_environment,
+)
+from koalapy.agent.core.spool import RUNNER_LOG, JournalFolder
 from koalapy.agent.lrm.commands import RunCommand, run_command
 from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable, UsageError
 from koalapy.runner.account_files import LEFT, LOG_END, MAX_RESULT, NAME
@@ -64,20 +70,20 @@ class JobFolders:
         self._people: dict[int, str] = {}
 
     @classmethod
-    def of(cls, settings: AgentSettings, timeouts: AgentTimeouts = DEFAULT_TIMEOUTS) -> "JobFolders":
+    def from_settings(cls, settings: AgentSettings, timeouts: AgentTimeouts = DEFAULT_TIMEOUTS) -> "JobFolders":
         """As a cluster's configuration has it."""
         run_as = RunAs(Accounts(settings.cluster, settings))
         return cls(run_as, settings.accounts_directory, settings.python, timeouts)
 
     @classmethod
-    def alone(cls, run_command: RunCommand = run_command) -> "JobFolders":
+    def for_own_account(cls, run_command: RunCommand = run_command) -> "JobFolders":
         return cls(RunAs(Accounts("", SiteSettings()), run_command=run_command))
 
     @property
-    def are_many(self) -> bool:
+    def is_mapped(self) -> bool:
         return self.run_as.accounts.is_mapped
 
-    def prepare(self) -> None:
+    def prepare_base(self) -> None:
         """Have the folder that accounts' folders are in, for each of them to make its own there; ``UsageError``."""
         if self.base is None:
             return
@@ -97,39 +103,39 @@ class JobFolders:
                 f"cannot use {self.base}: {error.strerror}", field="stage_directory", value=str(self.base)
             ) from error
 
-    def folder(self, user: str, name: str) -> Path:
+    def folder_path(self, user: str, name: str) -> Path:
         if self.base is None or not ACCOUNT_NAME.fullmatch(user):
             raise SiteRejected(f"{user!r} has no folder here", fault=SiteFault.UNSUITABLE)
         return self.base / user / name
 
-    def stage(self, user: str, instance: str, token: str) -> Path:
-        return self.folder(user, f"stage-{instance}-{token}")
+    def stage_path(self, user: str, instance: str, token: str) -> Path:
+        return self.folder_path(user, f"stage-{instance}-{token}")
 
-    def accounts(self) -> frozenset[str]:
+    def list_accounts(self) -> frozenset[str]:
         """Those that have or had jobs here."""
-        if self.base is None or not self.are_many:
+        if self.base is None or not self.is_mapped:
             return frozenset()
         with contextlib.suppress(OSError), os.scandir(self.base) as entries:
             folders = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
             return frozenset(name for name in folders if ACCOUNT_NAME.fullmatch(name))
         return frozenset()
 
-    async def people(self) -> Mapping[int, str]:
+    async def account_names(self) -> Mapping[int, str]:
         """The same by their numbers; one that was known stays so, for its jobs may outlive it."""
-        for name in await asyncio.to_thread(self.accounts) - set(self._people.values()):
+        for name in await asyncio.to_thread(self.list_accounts) - set(self._people.values()):
             with contextlib.suppress(SiteRejected):
                 self._people[(await self.run_as.accounts.find_account(name)).uid] = name
         return self._people
 
-    async def fill(self, user: str, folder: Path, files: Mapping[str, bytes]) -> None:
+    async def make_folder(self, user: str, folder: Path, files: Mapping[str, bytes]) -> None:
         """Make an account's folder, with these files in it."""
         await self._put(user, folder, partial(_add_files, files))
 
-    async def give(self, user: str, tree: Path, folder: Path) -> None:
+    async def copy_to_account(self, user: str, tree: Path, folder: Path) -> None:
         """Have an account own a copy of what was made ready for it."""
         await self._put(user, folder, lambda archive: archive.add(tree, arcname=".", filter=_plain))
 
-    async def fetch(self, user: str, folder: Path, into: Folder, nodes: int, limit: int) -> None:
+    async def fetch_results(self, user: str, folder: Path, into: JournalFolder, nodes: int, limit: int) -> None:
         """Take over what runners left: results that are not known yet, output, and the end of their log."""
 
         def take(process: AccountProcess) -> None:
@@ -144,7 +150,7 @@ class JobFolders:
                     raise SiteRejected(f"as {user}: {name[:60]!r} of {size} bytes is nothing that runners leave")
                 left -= size if kind and kind[2] else 0
                 data = process.open_content(size).read()
-                if not (kind and kind[1]) or into.result(int(name.split(".")[1])) is None:
+                if not (kind and kind[1]) or into.read_result(int(name.split(".")[1])) is None:
                     try:
                         replace_file(into.path / name, data, sync=False)
                     except OSError as error:
@@ -152,7 +158,9 @@ class JobFolders:
 
         await self._call(user, "get", folder, take)
 
-    def collect(self, user: str, folder: Path, patterns: Sequence[str], without: Collection[str], to: Taker) -> None:
+    def collect_files(
+        self, user: str, folder: Path, patterns: Sequence[str], without: Collection[str], to: Taker
+    ) -> None:
         """Hand what a job wants to have back to an archive; blocks."""
         account = self.run_as.accounts.find_account_blocking(user)
         with self._process(account, "collect", folder) as process:
@@ -165,10 +173,10 @@ class JobFolders:
                 to.addfile(member, process.open_content(member.size))  # type: ignore[arg-type]
             process.finish()
 
-    async def remove(self, user: str, folder: Path) -> None:
+    async def remove_folder(self, user: str, folder: Path) -> None:
         await self._call(user, "remove", folder, AccountProcess.send_request)
 
-    async def names(self, user: str) -> frozenset[str]:
+    async def list_names(self, user: str) -> frozenset[str]:
         found: set[str] = set()
 
         def take(process: AccountProcess) -> None:
@@ -201,9 +209,9 @@ class JobFolders:
                 talk(process)
                 process.finish()
 
-        await self.in_turn(user, self._threads, call)
+        await self.run_in_turn(user, self._threads, call)
 
-    async def in_turn(self, user: str, threads: Executor, work: Callable[[], None]) -> None:
+    async def run_in_turn(self, user: str, threads: Executor, work: Callable[[], None]) -> None:
         """Have a thread do what talks to a process of an account's: who hangs his own has few of the threads.
 
         A thread counts until it is through, also when nobody waits for it any more.
@@ -222,7 +230,7 @@ class JobFolders:
         argv = [*program, str(self.base), account.name, verb, *([folder.name] if folder else [])]
         command = self.run_as.build_command(account, argv)
         return AccountProcess(
-            command, account_environment(account, inherited()), account.name, self._timeouts.account_stall_s
+            command, account_environment(account, inherited_environment()), account.name, self._timeouts.account_stall_s
         )
 
 

@@ -20,7 +20,7 @@ RETRY_DELAY = 2.0
 """Seconds."""
 
 
-class JobPlaces:
+class ComponentFolders:
     """Nothing is to be done for components that run as the agent itself: their folder is where they work."""
 
     def __init__(self, folders: JobFolders, stages: Stages, reporter: Reporter) -> None:
@@ -28,19 +28,19 @@ class JobPlaces:
         self._taking_back: dict[str, asyncio.Task[None]] = {}
         self._tasks = BackgroundTasks()
 
-    def work(self, component: Component) -> Path:
+    def work_path(self, component: Component) -> Path:
         """``SiteRejected`` for an account that can have no folder."""
         own = component.folder.path
-        return self._folders.folder(component.user, f"work-{component.name}") if component.user else own
+        return self._folders.folder_path(component.user, f"work-{component.name}") if component.user else own
 
-    def stage(self, component: Component) -> Path | None:
+    def stage_path(self, component: Component) -> Path | None:
         if component.stage is None:
             return None
         if component.user:
-            return self._folders.stage(component.user, component.instance, component.stage)
-        return self._stages.folder(component.instance, component.stage)
+            return self._folders.stage_path(component.user, component.instance, component.stage)
+        return self._stages.folder_path(component.instance, component.stage)
 
-    def has_taken_back(self, component: Component, then: Callable[[], object]) -> bool:
+    def start_fetch(self, component: Component, then: Callable[[], object]) -> bool:
         """Whether all is here that its runners left; where not, ``then`` is called when it is, or is not to be had."""
         if not component.fetched and component.name not in self._taking_back:
             task = self._taking_back[component.name] = asyncio.create_task(self._fetch(component))
@@ -53,7 +53,7 @@ class JobPlaces:
             task.add_done_callback(done)
         return component.fetched
 
-    def look(self, component: Component) -> None:
+    def fetch_early(self, component: Component) -> None:
         """See whether its runners have left anything already: an agent that was away does not know."""
         if not component.fetched:
             self._tasks.spawn(self._fetch(component))
@@ -61,8 +61,8 @@ class JobPlaces:
     async def _fetch(self, component: Component) -> None:
         for attempt in range(1, FETCH_TRIES + 1):
             try:
-                work, limit = self.work(component), component.output_limit
-                await self._folders.fetch(component.user, work, component.folder, component.size, limit)
+                work, limit = self.work_path(component), component.output_limit
+                await self._folders.fetch_results(component.user, work, component.folder, component.size, limit)
                 component.collect_results()
                 self._reporter.publish_output(component)
                 return
@@ -72,30 +72,30 @@ class JobPlaces:
                     return
             await asyncio.sleep(RETRY_DELAY)
 
-    def remove(self, component: Component) -> None:
+    def remove_work_folder(self, component: Component) -> None:
         if component.user:
             self._tasks.spawn(self._remove(component))
 
     async def _remove(self, component: Component) -> None:
         try:
-            await self._folders.remove(component.user, self.work(component))
+            await self._folders.remove_folder(component.user, self.work_path(component))
         except SiteError as error:
             log.warning("job folder stays", action="folder-not-removed", token=component.token, reason=str(error))
 
-    async def tidy(self) -> None:
+    async def remove_leftovers(self) -> None:
         """Remove what agents before us have left of accounts' folders."""
-        for user in sorted(self._folders.accounts()):
+        for user in sorted(self._folders.list_accounts()):
             try:
-                for name in await self._folders.names(user) - self._known(user):
+                for name in await self._folders.list_names(user) - self._known(user):
                     if name not in self._known(user):
-                        await self._folders.remove(user, self._folders.folder(user, name))
+                        await self._folders.remove_folder(user, self._folders.folder_path(user, name))
             except SiteError as error:
                 log.info("cannot list folders", action="folders-not-swept", user=user, reason=str(error))
 
     def _known(self, user: str) -> set[str]:
         own = [component for component in self._reporter.components.values() if component.user == user]
-        stages = {f"stage-{instance}-{token}" for instance, token in self._stages.tokens()}
-        return stages | {self.work(component).name for component in own}
+        stages = {f"stage-{instance}-{token}" for instance, token in self._stages.known_keys()}
+        return stages | {self.work_path(component).name for component in own}
 
     async def close(self) -> None:
         tasks = [*self._tasks.running, *self._taking_back.values()]

@@ -60,9 +60,9 @@ class OutputLog:
         self._closed = False
         self._again = False
         """Whether what is sent next was sent before."""
-        self.taken_at = 0.0
+        self.received_at = 0.0
         """When the last bytes came from a node (monotonic)."""
-        self.given_up = False
+        self.is_given_up = False
         self.missing = ""
         """What of the output is lost and why, in words; empty as a rule."""
         self.error = ""
@@ -73,17 +73,17 @@ class OutputLog:
         return self._stored.total
 
     @property
-    def pending(self) -> bool:
+    def is_pending(self) -> bool:
         """Whether the daemon does not have all of it that it is to have."""
-        return self.acknowledged < self.total and not self.given_up
+        return self.acknowledged < self.total and not self.is_given_up
 
-    def received(self, node: int) -> int:
+    def kept_bytes(self, node: int) -> int:
         """Bytes of a node's stream that are kept, and may be forgotten by who sent them."""
         return self._stored.received[node]
 
     def _known(self, node: int) -> int:
         """The same, with what is held back."""
-        return self.received(node) + len(self._held[node])
+        return self.kept_bytes(node) + len(self._held[node])
 
     def recover(self) -> None:
         """Read from the files how far things had come, whatever state they are in."""
@@ -93,23 +93,23 @@ class OutputLog:
 
     # From the nodes
 
-    def greet(self, node: int, start: int) -> int:
+    def accept_stream(self, node: int, start: int) -> int:
         """A node that has its stream from ``start`` on is there (again); where it is to go on."""
         self._held[node] = b""
-        lost = start - self.received(node)
+        lost = start - self.kept_bytes(node)
         if lost > 0:
-            self._stored.skip(node, lost)
+            self._stored.skip_bytes(node, lost)
             self._lose(f"{lost} bytes of node {node}: they are not in {self._folder} any more")
-        return self.received(node)
+        return self.kept_bytes(node)
 
-    def take(self, node: int, offset: int, data: bytes) -> int:
+    def add_bytes(self, node: int, offset: int, data: bytes) -> int:
         """Add a piece of a node's stream; returns how far that stream may be forgotten by its sender."""
         known = self._known(node)
         if offset <= known < offset + len(data):
-            self.taken_at = self._clock.monotonic()
+            self.received_at = self._clock.monotonic()
             self._held[node] += data[known - offset :]
             self._keep(node, whole=self._own == 1)
-        return self.received(node)
+        return self.kept_bytes(node)
 
     def copy_unsent(
         self, node: int, unsent: Iterable[tuple[int, Path]], total: int | None, left: Callable[[int, Path, int], bytes]
@@ -122,13 +122,13 @@ class OutputLog:
             if start > self._known(node):
                 break
             try:
-                self.take(node, start, left(node, path, MAX_UNSENT))
+                self.add_bytes(node, start, left(node, path, MAX_UNSENT))
             except (OSError, ValueError):
                 break
         if self._known(node) == total:
-            self.finish(node)
+            self.finish_node(node)
 
-    def take_over(
+    def recover_unsent(
         self, node: int, unsent: Iterable[tuple[int, Path]], total: int | None, left: Callable[[int, Path, int], bytes]
     ) -> None:
         """A node is gone that has written ``total`` bytes, or nobody knows how many: take what it left in files, which
@@ -142,9 +142,9 @@ class OutputLog:
                 _remove(path)
                 continue
             if start > self._known(node):
-                self.finish(node)
-                self.greet(node, start)
-            self.take(node, start, data)
+                self.finish_node(node)
+                self.accept_stream(node, start)
+            self.add_bytes(node, start, data)
             if not self.error:
                 _remove(path)
         if total is not None and total > self._known(node) and not self.error:
@@ -154,18 +154,18 @@ class OutputLog:
         """Say that what a node's runner had not handed over was lost with it; nothing tells how much that was."""
         self._lose(f"possibly the end of what node {node} wrote: its runner was killed")
 
-    def retry(self, node: int) -> int:
+    def retry_write(self, node: int) -> int:
         """Try again to keep what could not be written; as ``take``."""
         self._keep(node, whole=self._own == 1)
-        return self.received(node)
+        return self.kept_bytes(node)
 
-    def finish(self, node: int) -> bool:
+    def finish_node(self, node: int) -> bool:
         """No more will come from that node: its last line need not end. False while there is no room for that."""
         return self._keep(node, whole=True)
 
     def close(self) -> None:
         for node, held in enumerate(self._held):
-            if held and not self.finish(node):
+            if held and not self.finish_node(node):
                 self._lose(f"{len(self._held[node])} bytes of node {node}: {self.error}")
         self._held = [b""] * self._own
         spilled = 0 if self._closed else sum(map(_size, self._folder.glob("output.*.*")))
@@ -173,22 +173,22 @@ class OutputLog:
             self._lose(f"more than {spilled} bytes that its runners could not hand over")
         self._closed = True
 
-    def add(self, line: bytes) -> None:
+    def append_line(self, line: bytes) -> None:
         """A line of our own, after the last of the nodes'."""
         try:
-            self._stored.append(self._own, line)
+            self._stored.append_bytes(self._own, line)
         except OSError as error:
             self._failed(error)
 
     def _keep(self, node: int, *, whole: bool) -> bool:
-        held, before = self._held[node], self.received(node)
+        held, before = self._held[node], self.kept_bytes(node)
         size = len(held) if whole or len(held) > MAX_PARTIAL_LINE else held.rfind(b"\n") + 1
         try:
-            self._stored.append(node, held[:size])
+            self._stored.append_bytes(node, held[:size])
             self.error = ""
         except OSError as error:
             self._failed(error)
-        self._held[node] = held[self.received(node) - before :]
+        self._held[node] = held[self.kept_bytes(node) - before :]
         self._drop()
         return not self.error
 
@@ -210,7 +210,7 @@ class OutputLog:
             size = min(size, self._head - at)
         else:
             at = max(at, self.total - self._tail)
-        offset, data = self._stored.read(at, size)
+        offset, data = self._stored.read_bytes(at, size)
         piece = Piece(offset, data, offset - self._floor)
         self.sent = self._floor = offset + len(data)
         return piece
@@ -220,31 +220,31 @@ class OutputLog:
         self.sent, self._floor, self._again = self.acknowledged, 0, True
         self.tried_at = self._clock.monotonic()
 
-    def begin_anew(self) -> None:
+    def restart_sending(self) -> None:
         """There is another connection, on which nothing was sent yet."""
         self.rewind()
         self.progress_at = self.tried_at
 
-    def acknowledge(self, offset: int) -> None:
+    def acknowledge_to(self, offset: int) -> None:
         """The daemon has all before ``offset``, or knows that it will not come."""
         if offset > self.total:
             lost = offset - self.total
-            self._stored.skip(self._own, lost)
+            self._stored.skip_bytes(self._own, lost)
             self._lose(f"up to {lost} bytes: the daemon has had more than there is in {self._folder}")
         if offset > self.acknowledged:
             self.acknowledged, self._again = offset, False
             self.progress_at = self.tried_at = self._clock.monotonic()
         self.sent = max(self.sent, self.acknowledged)
-        self._stored.forget(self.acknowledged)
+        self._stored.forget_before(self.acknowledged)
         self._drop()
 
     def give_up(self, reason: str) -> None:
         self._lose(f"the last {self.total - self.acknowledged} bytes: {reason}")
-        self.given_up = True
+        self.is_given_up = True
 
     def _drop(self) -> None:
         acknowledged, head, tail = self.acknowledged, self._head, self.total - self._tail
-        self._stored.drop(lambda start, end: end <= acknowledged or (start >= head and end <= tail))
+        self._stored.drop_segments(lambda start, end: end <= acknowledged or (start >= head and end <= tail))
 
 
 def _size(path: Path) -> int:

@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 import structlog
 
 import koalapy
-from koalapy.agent.components.barrier import Barrier, Impostors
+from koalapy.agent.components.barrier import Barrier, RejectedRunners
 from koalapy.agent.components.component import Component, Grace
 from koalapy.agent.components.job_folders import JobFolders
-from koalapy.agent.components.job_places import JobPlaces
+from koalapy.agent.components.job_places import ComponentFolders
 from koalapy.agent.components.open_mpi import OpenMpi, open_mpi_here
 from koalapy.agent.components.outputlog import DEFAULT_OUTPUT_LIMIT
 from koalapy.agent.core.background import Background
@@ -24,7 +24,7 @@ from koalapy.agent.core.lrm_jobs import LrmJobs
 from koalapy.agent.core.questions import Handler, Questions
 from koalapy.agent.core.reporter import RECORD_LOST, DiskWatch, Reporter
 from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, RUNNER, AgentSettings, AgentTimeouts
-from koalapy.agent.core.spool import RUNNER_LOG, Spool, write_error
+from koalapy.agent.core.spool import RUNNER_LOG, Spool, format_write_error
 from koalapy.agent.login import LoginServer
 from koalapy.agent.lrm.port import Lrm, LrmSnapshot, LrmSubmission
 from koalapy.agent.runners.runners import RunnerSecrets, RunnerServer
@@ -75,7 +75,8 @@ async def run_agent(
     find_open_mpi: FindOpenMpi = open_mpi_here,
 ) -> None:
     """Serve one cluster until cancelled; jobs go on without the agent, and are found again by the next one."""
-    agent = Agent(settings, lrm, folders or JobFolders.of(settings, timeouts), timeouts, clock, find_open_mpi)
+    folders = folders or JobFolders.from_settings(settings, timeouts)
+    agent = Agent(settings, lrm, folders, timeouts, clock, find_open_mpi)
     await agent.run(manager or ServiceManager())
 
 
@@ -95,21 +96,21 @@ class Agent:
         self._timeouts, self._clock, self._find_open_mpi = timeouts, clock, find_open_mpi
         self._accounts = folders.run_as.accounts
         self._secrets = RunnerSecrets(lrm, settings.cluster, settings.token)
-        self._spool = Spool(settings.directory, self._secrets.of_token)
+        self._spool = Spool(settings.directory, self._secrets.secret_of_token)
         self._address_file = settings.address_file
         self._uplink = Uplink(
-            settings.endpoint, settings.token, self._hello, self._spool.disk_sync.synced, settings.trust, clock
+            settings.endpoint, settings.token, self._hello, self._spool.disk_sync.wait_synced, settings.trust, clock
         )
         self._reporter = Reporter(
             self._uplink,
             clock,
             Versions(agent=koalapy.__version__),
-            stages=lambda instance: self._files.stages.statuses(instance),
-            ended=lambda component: self._files.ended(component),
+            stages=lambda instance: self._files.stages.current_statuses(instance),
+            ended=lambda component: self._files.on_component_ended(component),
             lacks=missing_programs,
             calls=lambda: self._jobs.calls(),
         )
-        self._runners = RunnerServer(settings.runner_host, self._address_file, is_public=folders.are_many)
+        self._runners = RunnerServer(settings.runner_host, self._address_file, is_public=folders.is_mapped)
         replicas = Replicas(
             Roots(settings.cluster, settings.replica_directories), Seals(settings.directory / "seals.json")
         )
@@ -118,24 +119,24 @@ class Agent:
             settings.directory / "exports",
             settings.transfer_address,
             settings.transfer_port,
-            settings.encrypts,
+            settings.requires_encryption,
             timeouts,
         )
         background = Background(
             lrm, settings.kind, settings.directory / "background", refused=self._accounts.acts_as_root, clock=clock
         )
         handlers: dict[str, Handler] = {
-            "stat": replicas.stat,
-            "export": exports.export,
-            "unexport": exports.unexport,
-            "background": background.start,
-            "background-stop": background.stop,
+            "stat": replicas.stat_replica,
+            "export": exports.export_replica,
+            "unexport": exports.revoke_ticket,
+            "background": background.start_job,
+            "background-stop": background.stop_jobs,
         }
         self._questions = Questions(self._uplink, handlers, clock)
         self._files = FileService(
             settings, replicas, exports, self._questions, self._reporter, self._spool.disk_sync, folders, timeouts
         )
-        self._places = JobPlaces(folders, self._files.stages, self._reporter)
+        self._places = ComponentFolders(folders, self._files.stages, self._reporter)
         self._jobs = LrmJobs(
             lrm,
             self._reporter,
@@ -146,14 +147,14 @@ class Agent:
             timeouts=timeouts,
             clock=clock,
         )
-        self._impostors = Impostors(self._reporter)
-        self._leases = Leases(settings.directory, self._reporter, self._jobs.end, clock)
+        self._impostors = RejectedRunners(self._reporter)
+        self._leases = Leases(settings.directory, self._reporter, self._jobs.end_component, clock)
         self._barrier = Barrier(self._reporter, self._jobs, self._secrets, self._impostors, self._leases)
         self._logins = LoginServer(settings, self._uplink, clock)
         silence = settings.forget_after, timeouts.expiry_check_s
         self._expired = ExpiredDaemons(self._spool, self._reporter, self._jobs, self._places, self._files, *silence)
         watched = {"spool": settings.directory, "stages": settings.stages}
-        self._disks = DiskWatch(self._reporter, watched, settings.disks, self._jobs.polls.soon)
+        self._disks = DiskWatch(self._reporter, watched, settings.disks, self._jobs.polls.request_poll)
         self._undone: list[wire.Command] = []
         self._daemons = Daemons(settings.directory)
         self._epoch, self._life = 0, ""
@@ -178,19 +179,19 @@ class Agent:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._tell_status(manager))
-                group.create_task(self._jobs.watch())
-                group.create_task(self._places.tidy())
-                group.create_task(self._leases.watch())
+                group.create_task(self._jobs.watch_lrm())
+                group.create_task(self._places.remove_leftovers())
+                group.create_task(self._leases.watch_leases())
                 group.create_task(self._tend())
                 group.create_task(self._sweep())
-                group.create_task(self._disks.watch())
+                group.create_task(self._disks.watch_disks())
                 group.create_task(self._watch_versions())
-                group.create_task(self._expired.watch())
-                group.create_task(self._uplink.run(self._received, self._lost))
+                group.create_task(self._expired.watch_daemons())
+                group.create_task(self._uplink.keep_connected(self._received, self._lost))
         finally:
             manager.stopping()
             self._logins.close()
-            await self._questions.close()
+            await self._questions.stop_answering()
             await self._files.close()
             await self._places.close()
             self._runners.close()
@@ -198,33 +199,33 @@ class Agent:
             log.info("agent ends", action="agent-ends", cluster=self._settings.cluster)
 
     def _recall(self) -> None:
-        self._folders.prepare()
-        for path in self._spool.sweep():
+        self._folders.prepare_base()
+        for path in self._spool.remove_leftovers():
             log.info("what was left of a component was removed", action="folders-swept", folder=str(path))
-        for instance, token, folder in self._spool.load():
+        for instance, token, folder in self._spool.load_folders():
             try:
-                component = Component.recall(instance, token, folder, self._clock)
+                component = Component.load_journal(instance, token, folder, self._clock)
             except Exception as error:
                 # One folder is not to keep us from all others. What still runs is found and ended without its record.
                 log.error("unreadable record", action="record-unreadable", token=token, exc_info=error)
-                self._reporter.lost_records.add(token, str(error))
+                self._reporter.lost_records.record_loss(token, str(error))
                 folder.set_damaged_aside()
                 continue
             if component.size == 0 and component.stop is None:
-                folder.remove()  # We ended before it was written down what the daemon wants: it says so again.
+                folder.remove_folder()  # We ended before it was written down what the daemon wants: it says so again.
                 continue
-            self._reporter.add(component)
+            self._reporter.add_component(component)
             if component.ended:
-                self._files.ended(component)
+                self._files.on_component_ended(component)
                 continue
             if component.lrm_job is None:
-                self._jobs.submit(component, unsure=True)
+                self._jobs.submit_component(component, unsure=True)
             elif component.stop is not None:
-                self._jobs.end(component)
+                self._jobs.end_component(component)
             elif component.plan is not None:
-                self._places.look(component)
+                self._places.fetch_early(component)
                 self._barrier.await_return(component)
-        self._files.stages.recall()
+        self._files.stages.load_stages()
 
     async def _tell_status(self, manager: ServiceManager) -> None:
         """Live, as the service manager sees it: it hears nothing while this loop hangs."""
@@ -237,7 +238,7 @@ class Agent:
         while True:
             await asyncio.sleep(RETRY_INTERVAL)
             self._barrier.retry_output()
-            self._reporter.offer_again()
+            self._reporter.resend_output()
             self._catch_up()
             self._runners.write_address()
             self._runners.check_open_files()
@@ -254,14 +255,14 @@ class Agent:
     async def _watch_versions(self) -> None:
         """Tell what runs here; what is installed may change under us."""
         while True:
-            lrm = await self._jobs.version()
+            lrm = await self._jobs.fetch_version()
             try:
                 open_mpi = await self._find_open_mpi(self._settings, self._settings.environment.get("KOALA_MPI_PREFIX"))
             except SiteError as error:
                 log.info("the version of wire.Open MPI is not known", action="version-unknown", reason=error.message)
                 open_mpi = OpenMpi()
             self._reporter.versions = Versions(koalapy.__version__, lrm, open_mpi.version)
-            self._jobs.polls.soon()
+            self._jobs.polls.request_poll()
             await asyncio.sleep(VERSIONS_INTERVAL if lrm else VERSIONS_RETRY_INTERVAL)
 
     def _hello(self) -> wire.Hello:
@@ -272,12 +273,12 @@ class Agent:
             host=socket.gethostname(),
             pid=os.getpid(),
             identity=self._settings.identity,
-            known=self._daemons.known(),
+            known=self._daemons.known_daemons(),
         )
 
     def _submission(self, component: Component) -> LrmSubmission:
         self._accounts.admit(component.user)
-        work, stage = self._places.work(component), self._places.stage(component)
+        work, stage = self._places.work_path(component), self._places.stage_path(component)
         environment = {
             **self._settings.environment,
             **({"KOALA_STAGE": str(stage)} if stage else {}),
@@ -298,17 +299,17 @@ class Agent:
             modules=self._settings.modules,
             user=component.user,
             node_class=component.node_class,
-            secrets=self._secrets.all_of(component.name, component.size),
+            secrets=self._secrets.hex_secrets(component.name, component.size),
         )
 
     # What the daemon says
 
     def _lost(self) -> None:
         self._welcomed = False
-        self._leases.lost()
-        self._reporter.disconnected()
+        self._leases.on_disconnect()
+        self._reporter.on_disconnect()
         self._logins.lost()
-        self._jobs.polls.await_nodes(awaited=False)
+        self._jobs.polls.set_nodes_awaited(awaited=False)
         if self._greeting is not None:
             self._greeting.cancel()
         self._confirming.cancel()
@@ -322,52 +323,52 @@ class Agent:
             case wire.Welcome():
                 self._welcome(message)
             case wire.Ask():
-                self._questions.asked(message)
+                self._questions.answer_question(message)
             case wire.Answer():
-                self._questions.answered(message)
+                self._questions.receive_answer(message)
             case wire.Vouched():
                 self._logins.vouched(message)
             case wire.Probe():
                 self._probe(message)
             case wire.LeaseRenewed():
-                self._leases.renewed(message)
+                self._leases.on_renewed(message)
             case wire.OutputAck():
-                if component := self._reporter.find(message.token):
-                    self._reporter.acknowledged(component, message.offset)
+                if component := self._reporter.find_component(message.token):
+                    self._reporter.on_output_acknowledged(component, message.offset)
             case wire.Relay():
-                self._barrier.relay(message)
+                self._barrier.deliver_relay(message)
             case wire.RelayFailed():
-                self._barrier.tell(message.token, message.node, {"op": "undelivered", "reason": message.reason})
+                self._barrier.report_undelivered(message)
 
     def _welcome(self, message: wire.Welcome) -> None:
         if not INSTANCE.fullmatch(message.instance):
             raise ValueError(f"{message.instance[:60]!r} is no instance of a daemon: it is not obeyed")
-        if not self._daemons.serve(message.instance, message.epoch, message.life):
+        if not self._daemons.accept_epoch(message.instance, message.epoch, message.life):
             raise ValueError(f"the daemon's epoch {message.epoch} is older than one that was served: it is not obeyed")
         self._welcomed = True
         self._epoch, self._life = message.epoch, message.life
         self._reporter.instance = message.instance
-        self._leases.welcomed()
+        self._leases.on_welcome()
         self._output_limit = message.output_limit
         self._logins.welcomed(message)
-        self._expired.heard()
+        self._expired.record_contact()
         self._greeting = asyncio.create_task(self._take_stock())
 
     async def _take_stock(self) -> None:
-        self._reporter.welcomed(self._jobs.problem)
+        self._reporter.on_welcome(self._jobs.problem)
         try:
             async with asyncio.timeout(FIRST_SNAPSHOT_TIMEOUT):
-                snapshot = await self._jobs.polls.snapshot()
+                snapshot = await self._jobs.polls.latest_snapshot()
         except TimeoutError:
-            self._reporter.connected(None, self._jobs.problem)
-            snapshot = await self._jobs.polls.snapshot()
+            self._reporter.send_inventory(None, self._jobs.problem)
+            snapshot = await self._jobs.polls.latest_snapshot()
         self._end_unrecorded(snapshot)
-        self._reporter.connected(snapshot, self._jobs.problem)
+        self._reporter.send_inventory(snapshot, self._jobs.problem)
 
     def _end_unrecorded(self, snapshot: LrmSnapshot) -> None:
         """End the daemon's jobs that the resource manager has and of which the record is lost."""
-        for token, job in list(self._reporter.strays(snapshot)):
-            self._reporter.lost_records.add(token, f"the resource manager has its job {job.id}")
+        for token, job in list(self._reporter.find_strays(snapshot)):
+            self._reporter.lost_records.record_loss(token, f"the resource manager has its job {job.id}")
             try:
                 component = self._new(token, 0, None)
             except OSError as error:  # its status makes the daemon stop it
@@ -376,23 +377,23 @@ class Agent:
             component.user, component.lrm_job = job.user, job.id
             component.fail(RECORD_LOST)
             component.stop = RECORD_LOST
-            component.folder.note(stop=RECORD_LOST)
-            self._reporter.add(component)
-            self._jobs.end(component)
+            component.folder.note_entry(stop=RECORD_LOST)
+            self._reporter.add_component(component)
+            self._jobs.end_component(component)
 
     def _probe(self, message: wire.Probe) -> None:
-        self._jobs.polls.await_nodes(awaited=message.awaited)
+        self._jobs.polls.set_nodes_awaited(awaited=message.awaited)
         if not message.look:
-            self._uplink.put(wire.Confirmed(sequence=message.sequence), urgent=True)
+            self._uplink.send_soon(wire.Confirmed(sequence=message.sequence), urgent=True)
             return
         self._confirming.spawn(self._confirm(message.sequence))
 
     async def _confirm(self, sequence: int) -> None:
         """What runners have sent may not have been read yet, above all when we were stopped for a while."""
-        await self._barrier.all_back()
-        await self._runners.drain()
-        await self._jobs.polls.afresh()
-        self._uplink.put(wire.Confirmed(sequence=sequence), urgent=True)
+        await self._barrier.wait_for_returns()
+        await self._runners.read_pending()
+        await self._jobs.polls.wait_for_new_poll()
+        self._uplink.send_soon(wire.Confirmed(sequence=sequence), urgent=True)
 
     def _command(self, message: wire.Command) -> None:
         # Tokens name folders: none may lead out of the agent's.
@@ -401,7 +402,7 @@ class Agent:
         if message.epoch < self._epoch:
             error = f"epoch {message.epoch} is older than {self._epoch}"
         if error:
-            self._uplink.put(wire.Ack(id=message.id, error=error))
+            self._uplink.send_soon(wire.Ack(id=message.id, error=error))
             return
         try:
             self._note(message)
@@ -409,7 +410,7 @@ class Agent:
         except OSError as failure:
             refusal = self._cannot_write(message, failure)
         if refusal is not None:
-            self._uplink.put(wire.Ack(id=message.id, error=refusal))
+            self._uplink.send_soon(wire.Ack(id=message.id, error=refusal))
 
     def _carry_out(self, message: wire.Command) -> str | None:
         """Why a command is refused, empty when it is not; None when it is not done yet. ``OSError`` where it could not
@@ -424,24 +425,24 @@ class Agent:
             case wire.Forget():
                 return self._forget(message)
             case wire.Stage():
-                return self._files.stages.stage(self._reporter.instance, message)
+                return self._files.stages.start_stage(self._reporter.instance, message)
             case wire.Unstage():
-                self._files.stages.unstage(self._reporter.instance, message.token)
+                self._files.stages.discard_stage(self._reporter.instance, message.token)
                 return ""
         return f"this agent knows no command {message.type!r}"
 
     def _cannot_write(self, message: wire.Command, failure: OSError) -> str | None:
         """What was not written down is not begun: its component fails, and what must be done is done later."""
-        error = write_error(self._settings.directory, failure)
+        error = format_write_error(self._settings.directory, failure)
         log.error("a command cannot be written down", action="command-not-noted", token=message.token, error=error)
-        component = self._reporter.find(message.token)
+        component = self._reporter.find_component(message.token)
         if isinstance(message, wire.Submit) and component is None:
-            self._spool.discard(self._reporter.instance, message.token)
-            self._jobs.cannot_write(error)  # said first, so that no other is sent the same way
+            self._spool.discard_folder(self._reporter.instance, message.token)
+            self._jobs.report_write_error(error)  # said first, so that no other is sent the same way
             lost = ComponentStatus(message.token, ComponentState.ENDED, error=error, infrastructure=True)
-            self._uplink.put(lost)
+            self._uplink.send_soon(lost)
         elif isinstance(message, wire.Open) and component is not None:
-            self._barrier.fail(component, error)
+            self._barrier.fail_component(component, error)
         else:
             self._undone.append(message)
             return None
@@ -449,7 +450,7 @@ class Agent:
 
     def _catch_up(self) -> None:
         for component in list(self._reporter.components.values()):
-            component.folder.catch_up()
+            component.folder.write_late_entries()
         undone, self._undone = self._undone, []
         for message in undone:
             self._command(message)
@@ -458,13 +459,13 @@ class Agent:
         instance = self._reporter.instance
         if message.epoch > self._epoch:
             self._epoch = message.epoch
-            self._daemons.serve(instance, message.epoch, self._life)
-        self._daemons.heard_of(instance, parse_token(message.token).job)
+            self._daemons.accept_epoch(instance, message.epoch, self._life)
+        self._daemons.record_job(instance, parse_token(message.token).job)
 
     def _submit(self, message: wire.Submit) -> str:
-        known = self._reporter.find(message.token)
+        known = self._reporter.find_component(message.token)
         if known is not None:
-            self._reporter.publish_again(known)
+            self._reporter.republish_status(known)
             return ""
         component = self._new(message.token, message.size, message.walltime)
         component.stage, component.collect = message.stage, tuple(message.collect)
@@ -472,54 +473,54 @@ class Agent:
         component.fetched, component.lease = not component.user, message.lease
         submit = message.model_dump(include={"size", "walltime", "name", "stage", "collect", "node_class", "lease"})
         submit |= {"user": component.user, "output_limit": component.output_limit}
-        component.folder.write(submit=submit)
-        self._reporter.add(component)
-        self._jobs.submit(component)
+        component.folder.write_entry(submit=submit)
+        self._reporter.add_component(component)
+        self._jobs.submit_component(component)
         return ""
 
     def _open(self, message: wire.Open) -> str:
-        component = self._reporter.find(message.token)
+        component = self._reporter.find_component(message.token)
         if component is None or component.size == 0:
             return f"there is no component {message.token}"
         if component.plan is None:
-            self._barrier.open(component, message.plan())
+            self._barrier.open_component(component, message.plan())
         return ""
 
     def _stop(self, message: wire.Stop) -> str | None:
-        component = self._reporter.find(message.token)
+        component = self._reporter.find_component(message.token)
         if component is None:
             component = self._new(message.token, 0, None)
             component.user = self._reporter.stray_users.get(component.name, "")
-            component.folder.write(stop=message.reason)
+            component.folder.write_entry(stop=message.reason)
             component.stop = message.reason
-            self._reporter.add(component)
-            self._jobs.submit(component, unsure=True)
-        elif not component.ended and (component.stop is None or (component.grace_left and not message.signal)):
+            self._reporter.add_component(component)
+            self._jobs.submit_component(component, unsure=True)
+        elif not component.ended and (component.stop is None or (component.remaining_grace_s and not message.signal)):
             component.stop = message.reason
-            component.grace = Grace.begin(message.signal, message.grace) if component.plan is not None else None
-            component.folder.note(stop=component.stop, grace=component.grace and component.grace.noted())
-            self._jobs.end(component)
+            component.grace = Grace.start_now(message.signal, message.grace) if component.plan is not None else None
+            component.folder.note_entry(stop=component.stop, grace=component.grace and component.grace.to_journal())
+            self._jobs.end_component(component)
         else:
-            self._reporter.publish_again(component)
-        if not component.folder.catch_up():
+            self._reporter.republish_status(component)
+        if not component.folder.write_late_entries():
             self._undone.append(message)
             return None
         return ""
 
     def _forget(self, message: wire.Forget) -> str:
-        component = self._reporter.find(message.token)
+        component = self._reporter.find_component(message.token)
         if component is None:
             return ""
-        if not component.ended or component.collecting:
+        if not component.ended or component.awaits_collection:
             return f"component {message.token} has not ended"
         del self._reporter.components[component.name]
-        component.folder.remove()
-        self._places.remove(component)
+        component.folder.remove_folder()
+        self._places.remove_work_folder(component)
         return ""
 
     def _new(self, token: str, size: int, walltime: float | None) -> Component:
         """Not known to anybody before it is written down: where that cannot be, the daemon's next word begins anew."""
-        folder = self._spool.make(self._reporter.instance, token)
+        folder = self._spool.make_folder(self._reporter.instance, token)
         return Component(
             self._reporter.instance, token, folder, size, walltime, output_limit=self._output_limit, clock=self._clock
         )

@@ -62,7 +62,7 @@ class Background:
         self._lock = asyncio.Lock()
         """Held while jobs are submitted or ended: what is on its way to the resource manager counts, too."""
 
-    async def start(self, payload: Mapping[str, object]) -> dict[str, object]:
+    async def start_job(self, payload: Mapping[str, object]) -> dict[str, object]:
         if not KINDS[self._kind].sees_local_users:
             seeing = [name for name, kind in KINDS.items() if kind.sees_local_users and not kind.on_this_host]
             raise SiteRejected(
@@ -103,7 +103,7 @@ class Background:
         log.info("background started", action="background-started", name=name, nodes=nodes, seconds=seconds)
         return {"name": name, "lrm_job": job}
 
-    async def stop(self, payload: Mapping[str, object]) -> dict[str, object]:
+    async def stop_jobs(self, payload: Mapping[str, object]) -> dict[str, object]:
         """End whatever was started here and has not ended; return how many jobs were told to."""
         async with self._lock:
             self._forget_ended()

@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from koalapy.agent.components.job_places import JobPlaces
+from koalapy.agent.components.job_places import ComponentFolders
 from koalapy.agent.core.lrm_jobs import LrmJobs
 from koalapy.agent.core.reporter import Reporter
 from koalapy.agent.core.spool import Spool
@@ -39,10 +39,10 @@ class Daemons:
         self._directory = directory
         self._known = {known.instance: known for known in _remembered(directory)}
 
-    def known(self) -> list[KnownDaemon]:
+    def known_daemons(self) -> list[KnownDaemon]:
         return list(self._known.values())[-MAX_KNOWN_DAEMONS:]
 
-    def serve(self, instance: str, epoch: int, life: str) -> bool:
+    def accept_epoch(self, instance: str, epoch: int, life: str) -> bool:
         """Whether a daemon may be served: it is not older than one that was; it is the newest from now on."""
         known = self._known.pop(instance, KnownDaemon(instance=instance, epoch=0))
         self._known[instance] = known
@@ -53,7 +53,7 @@ class Daemons:
             self._known[instance] = known.model_copy(update=fresh)
         return True
 
-    def heard_of(self, instance: str, job: int) -> None:
+    def record_job(self, instance: str, job: int) -> None:
         """A job of a daemon's."""
         known = self._known.get(instance)
         if known is not None and job > known.job and self._write(instance, JOB_FILE, {"job": job}, sync=False):
@@ -93,7 +93,7 @@ class ExpiredDaemons:
         spool: Spool,
         reporter: Reporter,
         jobs: LrmJobs,
-        places: JobPlaces,
+        places: ComponentFolders,
         files: FileService,
         after: float,
         check_interval_s: float,
@@ -101,29 +101,29 @@ class ExpiredDaemons:
         self._spool, self._reporter, self._jobs, self._places, self._files = spool, reporter, jobs, places, files
         self._after, self._check_interval_s = after, check_interval_s
 
-    async def watch(self) -> None:
+    async def watch_daemons(self) -> None:
         while True:
             await asyncio.sleep(self._check_interval_s)
             try:
-                self.remove()
+                self.remove_expired()
             except OSError as error:
                 log.warning("cannot remove a daemon's remains", action="daemon-not-forgotten", reason=str(error))
 
-    def heard(self) -> None:
+    def record_contact(self) -> None:
         """The daemon has spoken. Where that cannot be noted we forget none too early: it is the present one."""
         with contextlib.suppress(OSError):
-            self._spool.heard(self._reporter.instance)
+            self._spool.record_contact(self._reporter.instance)
 
-    def remove(self) -> None:
+    def remove_expired(self) -> None:
         """What is left of who was silent for too long; never of the daemon that spoke last, however long ago."""
         present = self._reporter.instance
         if not present:
             return
         if self._reporter.uplink.online.is_set():
-            self.heard()
+            self.record_contact()
         known = {component.instance for component in self._reporter.components.values()}
-        for instance in (known | self._files.stages.instances()) - {present}:
-            if self._spool.silence(instance) > self._after:
+        for instance in (known | self._files.stages.known_instances()) - {present}:
+            if self._spool.silence_of(instance) > self._after:
                 self._remove(instance)
 
     def _remove(self, instance: str) -> None:
@@ -131,12 +131,12 @@ class ExpiredDaemons:
         own = [component for component in self._reporter.components.values() if component.instance == instance]
         for component in own:
             if component.ended:
-                self._files.collector.give_up(component)
+                self._files.collector.cancel_collection(component)
                 del self._reporter.components[component.name]
-                component.folder.remove()
-                self._places.remove(component)
+                component.folder.remove_folder()
+                self._places.remove_work_folder(component)
             elif component.plan is None and component.stop is None:
                 component.stop = "its daemon has not been heard of for too long"
-                self._jobs.end(component)
-                component.folder.note(stop=component.stop)
-        self._files.stages.abandon(instance)
+                self._jobs.end_component(component)
+                component.folder.note_entry(stop=component.stop)
+        self._files.stages.discard_stages(instance)

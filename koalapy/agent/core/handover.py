@@ -15,7 +15,7 @@ from koalapy.system.tls import Trust
 EXIT_TIMEOUT = 10.0
 """Seconds that an agent has to end in good order when its daemon is gone."""
 STDIN = 0
-ALSO = ("links", "encrypt_transfers", "log_level", "log_format")
+SHARED_SETTINGS = ("links", "encrypt_transfers", "log_level", "log_format")
 """What of the configuration an agent is told beside clusters."""
 
 
@@ -27,11 +27,11 @@ def write_handover(cluster: str, settings: Settings, token: str, umask: int, cer
     own["network"] = settings.local_networks().get(cluster)  # by the networks of all clusters, which it is not told
     clusters: dict[str, Any] = {name: {} for name in settings.clusters} | {cluster: own}
     told = {"token": token, "umask": umask, "certificate": None if certificate is None else str(certificate)}
-    told |= settings.model_dump(mode="json", include=set(ALSO)) | {"clusters": clusters}
+    told |= settings.model_dump(mode="json", include=set(SHARED_SETTINGS)) | {"clusters": clusters}
     return json.dumps(told).encode() + b"\n"
 
 
-def take_handover() -> tuple[str, Settings, Trust]:
+def read_handover() -> tuple[str, Settings, Trust]:
     """What the daemon hands over: token, settings, and by what it is known; ends this process when it has gone.
 
     From now on this process ends when the daemon does, however that happens: nobody else holds the pipe's other end.
@@ -52,7 +52,7 @@ def take_handover() -> tuple[str, Settings, Trust]:
     os.umask(handover["umask"])
     shown = handover["certificate"]
     trust = Trust(pinned=None if shown is None else Path(shown))
-    return handover["token"], Settings(**{name: handover[name] for name in ("clusters", *ALSO)}), trust
+    return handover["token"], Settings(**{name: handover[name] for name in ("clusters", *SHARED_SETTINGS)}), trust
 
 
 def _end_with(pipe: int) -> None:

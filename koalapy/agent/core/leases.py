@@ -51,21 +51,21 @@ class Leases:
         self._asked_at = -inf
         self._look_due = self._spared_until = -inf
 
-    def welcomed(self) -> None:
+    def on_welcome(self) -> None:
         self._may_ask = True
-        self.renew()
+        self.request_renewal()
 
-    def lost(self) -> None:
+    def on_disconnect(self) -> None:
         self._may_ask = False
 
-    def renew(self) -> None:
+    def request_renewal(self) -> None:
         """Ask the daemon for a word that it is there."""
         if self._may_ask:
             self._asked_at = self._clock()
             number = self._clock_of(self._reporter.instance).ask()
-            self._reporter.uplink.put(RenewLease(number=number), urgent=True)
+            self._reporter.uplink.send_soon(RenewLease(number=number), urgent=True)
 
-    def renewed(self, message: LeaseRenewed) -> None:
+    def on_renewed(self, message: LeaseRenewed) -> None:
         """Take in the daemon's answer."""
         instance = self._reporter.instance
         clock = self._clock_of(instance)
@@ -86,18 +86,18 @@ class Leases:
             and component.instance == self._reporter.instance
             and self._clock() - self._asked_at > ASK_AGAIN_INTERVAL
         ):
-            self.renew()
+            self.request_renewal()
         return silence if isfinite(silence) else None
 
-    async def watch(self) -> None:
+    async def watch_leases(self) -> None:
         """Renew, and end what has no lease any more, until cancelled."""
         while True:
             self._look_due = self._clock() + self._interval
             await asyncio.sleep(self._interval)
-            self.renew()
-            self.end_what_is_over()
+            self.request_renewal()
+            self.end_expired()
 
-    def end_what_is_over(self) -> None:
+    def end_expired(self) -> None:
         """End the components whose daemon has been silent for longer than their leases.
 
         After a stop of this process the daemon is asked first, though runners may have ended them already.
@@ -114,9 +114,9 @@ class Leases:
             log.warning("a lease is over", action="lease-over", token=component.token, lease=lease)
             warning = (component.plan or {}).get("lease_warning")
             if warning is not None:
-                component.grace = Grace.begin(warning["signal"], warning["grace"])
+                component.grace = Grace.start_now(warning["signal"], warning["grace"])
             component.fail(f"its lease is over: the daemon was silent for {lease:g} s")
-            self._reporter.publish(component)
+            self._reporter.publish_status(component)
             self._end(component)
 
     @property

@@ -59,18 +59,18 @@ class CallRecord:
         self._clock = clock
         self._tallies: dict[LrmOperation, _Tally] = {}
 
-    async def measured(self, operation: LrmOperation, asked: Awaitable[T]) -> T:
+    async def measure_call(self, operation: LrmOperation, asked: Awaitable[T]) -> T:
         """The answer, or the ``SiteError``, of a call that is counted when it is over."""
         began = self._clock.monotonic()
         try:
             answer = await asked
         except SiteError as error:
-            self.note(operation, began, error)
+            self.record_call(operation, began, error)
             raise
-        self.note(operation, began)
+        self.record_call(operation, began)
         return answer
 
-    def note(self, operation: LrmOperation, began: float, error: SiteError | None = None) -> None:
+    def record_call(self, operation: LrmOperation, began: float, error: SiteError | None = None) -> None:
         """A call is over that began at that monotonic time."""
         now = self._clock.monotonic()
         tally = self._tallies.setdefault(operation, _Tally())
@@ -82,7 +82,7 @@ class CallRecord:
             tally.failures += 1
             tally.last_error, tally.failed_at = error.message, now
 
-    def told(self) -> tuple[LrmCalls, ...]:
+    def summarize_calls(self) -> tuple[LrmCalls, ...]:
         now = self._clock.monotonic()
         return tuple(_calls(operation, tally, now) for operation, tally in sorted(self._tallies.items()))
 
@@ -131,7 +131,7 @@ class LrmHealth:
         refusal = self._refusal if self._clock.monotonic() < self._refused_until else ""
         return self._fault or self._obstacle or refusal
 
-    async def poll(self, operation: LrmOperation, asked: Awaitable[T]) -> T:
+    async def poll_lrm(self, operation: LrmOperation, asked: Awaitable[T]) -> T:
         """The answer to a question that is asked all the time; silence is told of while it lasts. ``SiteError``."""
         began = self._clock.monotonic()
         # One that always takes its time is slow, and not silent.
@@ -147,13 +147,13 @@ class LrmHealth:
             with only_site_errors():
                 answer = polling.result()
         except SiteError as error:
-            self.calls.note(operation, began, error)
-            text = in_one_line(error)
+            self.calls.record_call(operation, began, error)
+            text = format_error(error)
             self._out_of_reach(text, silent=self._clock.monotonic() - began >= timeout)
             raise
         finally:
             polling.cancel()
-        self.calls.note(operation, began)
+        self.calls.record_call(operation, began)
         self._answered_at, self._took = self._clock.now(), self._clock.monotonic() - began
         if self._fault:
             log.info("resource manager in reach again", action="lrm-back")
@@ -161,9 +161,9 @@ class LrmHealth:
             self._tell()
         return answer
 
-    async def call(self, operation: LrmOperation, asked: Awaitable[T]) -> T:
+    async def call_lrm(self, operation: LrmOperation, asked: Awaitable[T]) -> T:
         """The answer to anything else; ``SiteUnavailable`` when there is none: it may have been done all the same."""
-        return await self.calls.measured(operation, self._call(asked))
+        return await self.calls.measure_call(operation, self._call(asked))
 
     async def _call(self, asked: Awaitable[T]) -> T:
         with only_site_errors():
@@ -173,7 +173,7 @@ class LrmHealth:
             except TimeoutError as error:
                 raise SiteUnavailable(f"the resource manager did not answer within {CALL_TIMEOUT:g} s") from error
 
-    def takes_no_jobs(self, why: str) -> None:
+    def set_submit_problem(self, why: str) -> None:
         """It was asked whether it would take a job; ``why`` is empty when nothing is known to be in the way."""
         if why == self._obstacle:
             return
@@ -182,7 +182,7 @@ class LrmHealth:
         self._obstacle = why
         self._tell()
 
-    def takes_none_for_a_while(self, why: str) -> None:
+    def suspend_submission(self, why: str) -> None:
         """Tell that the cluster can start no job, for a pause that doubles each time until it takes one."""
         pause = min(MAX_REFUSAL_PAUSE, REFUSAL_PAUSE * 2.0 ** min(self._refusals, 30))
         self._refusals += 1
@@ -190,7 +190,7 @@ class LrmHealth:
         log.warning("resource manager refuses jobs", action="lrm-refuses", reason=self._refusal, pause=pause)
         self._tell()
 
-    def accepted(self) -> None:
+    def on_job_accepted(self) -> None:
         self._refusal, self._refusals = "", 0
 
     def _out_of_reach(self, text: str, *, silent: bool = True) -> None:
@@ -202,7 +202,7 @@ class LrmHealth:
         self._tell()
 
 
-def unexpected(error: Exception) -> SiteUnavailable:
+def unexpected_error(error: Exception) -> SiteUnavailable:
     """What is to be told of an error that nobody thought of: what had been asked for may have been done."""
     log.error("an error in the agent", action="agent-error", exc_info=error)
     return SiteUnavailable(f"an error in the agent: {error!r}", hint="see the agent's log")
@@ -216,10 +216,10 @@ def only_site_errors() -> Iterator[None]:
     except SiteError:
         raise
     except Exception as error:
-        raise unexpected(error) from error
+        raise unexpected_error(error) from error
 
 
-def in_one_line(error: SiteError) -> str:
+def format_error(error: SiteError) -> str:
     """An error's words and the way out; of very many words, the first and the last."""
     text = " ".join(error.message.split())
     if len(text) > MAX_ERROR_LENGTH:

@@ -8,12 +8,12 @@ from typing import cast, get_args
 import structlog
 
 from koalapy.agent.components.component import Component
-from koalapy.agent.components.job_places import JobPlaces
-from koalapy.agent.core.lrm_health import LrmHealth, in_one_line, unexpected
+from koalapy.agent.components.job_places import ComponentFolders
+from koalapy.agent.core.lrm_health import LrmHealth, format_error, unexpected_error
 from koalapy.agent.core.lrm_polling import FIRST_POLL_DELAY, PollSchedule
 from koalapy.agent.core.reporter import Reporter
 from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentTimeouts
-from koalapy.agent.core.spool import write_error
+from koalapy.agent.core.spool import format_write_error
 from koalapy.agent.lrm.port import Fault, Lrm, LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from koalapy.model.reports import LrmOperation
@@ -59,10 +59,10 @@ class Leftovers:
         if len(self._over) > MAX_RETAINED_NAMES:
             del self._over[next(iter(self._over))]
 
-    def component_begins(self, name: str) -> None:
+    def component_started(self, name: str) -> None:
         self._over.pop(name, None)
 
-    def see(self, jobs: Iterable[LrmJob], ending: Iterable[LrmJob]) -> list[tuple[LrmJob, bool]]:
+    def find_overdue(self, jobs: Iterable[LrmJob], ending: Iterable[LrmJob]) -> list[tuple[LrmJob, bool]]:
         """Take in a look and, of the live components, the jobs that were ordered to end already.
 
         What is to be ordered to end now, and whether by force because it was ordered before.
@@ -86,7 +86,7 @@ class Leftovers:
                 orders.append((job, True))
         return orders
 
-    def refused(self, job: LrmJob, refusal: str) -> None:
+    def record_refusal(self, job: LrmJob, refusal: str) -> None:
         """Note why the resource manager refused to end a job by force."""
         if job.id in self._left:
             self._left[job.id].refusal = refusal
@@ -105,7 +105,7 @@ class Leftovers:
         ]
 
 
-def job_of(component: Component, named: Sequence[LrmJob]) -> tuple[LrmJob | None, list[LrmJob]]:
+def select_job(component: Component, named: Sequence[LrmJob]) -> tuple[LrmJob | None, list[LrmJob]]:
     """Of all jobs of a component's name, its own, and those that must be ended because there may be but one.
 
     A submission that was not answered may have been taken all the same, perhaps late. What a runner is connected from
@@ -131,7 +131,7 @@ def _age(job: LrmJob) -> tuple[int, str]:
     return len(job.id), job.id
 
 
-def by_name(jobs: Iterable[LrmJob]) -> Mapping[tuple[str, str], list[LrmJob]]:
+def group_by_name(jobs: Iterable[LrmJob]) -> Mapping[tuple[str, str], list[LrmJob]]:
     """By name and account: another account's job of the same name is none of ours."""
     named: dict[tuple[str, str], list[LrmJob]] = {}
     for job in jobs:
@@ -179,7 +179,7 @@ class LrmJobs:
         lrm: Lrm,
         reporter: Reporter,
         submission: Callable[[Component], LrmSubmission],
-        places: JobPlaces,
+        places: ComponentFolders,
         poll_interval: float = POLL_INTERVAL,
         address: Callable[[], str] = str,
         stop_timeout: float = STOP_TIMEOUT,
@@ -190,7 +190,7 @@ class LrmJobs:
         self._places, self._stop_timeout = places, stop_timeout
         self._timeouts, self._clock = timeouts, clock
         self._health = LrmHealth(self._tell, timeouts, clock)
-        self.calls = self._health.calls.told
+        self.calls = self._health.calls.summarize_calls
         self._leftovers = Leftovers(clock)
         self.polls = PollSchedule(poll_interval, reporter.live.values, timeouts, clock)
         self._address = address
@@ -210,29 +210,29 @@ class LrmJobs:
         """Why nothing can be started in the resource manager, in one line; empty when it can."""
         return self._health.problem
 
-    def cannot_write(self, why: str) -> None:
+    def report_write_error(self, why: str) -> None:
         """Tell that no job can be started, since what must be remembered of one cannot be written down."""
-        self._health.takes_none_for_a_while(why)
+        self._health.suspend_submission(why)
 
-    async def version(self) -> str:
+    async def fetch_version(self) -> str:
         """What the resource manager is, for people; empty where it does not say."""
         await self._opened.wait()
         try:
-            return await self._health.call(LrmOperation.VERSION, self._lrm.read_version())
+            return await self._health.call_lrm(LrmOperation.VERSION, self._lrm.read_version())
         except SiteError as error:
             log.info("the resource manager does not say its version", action="version-unknown", reason=error.message)
             return ""
 
-    def submit(self, component: Component, *, unsure: bool = False) -> None:
+    def submit_component(self, component: Component, *, unsure: bool = False) -> None:
         """Submit a component's runner; ``unsure`` when that may have been done before."""
-        self._leftovers.component_begins(component.name)
+        self._leftovers.component_started(component.name)
         self._tasks.spawn(self._submit(component, unsure))
 
-    def end(self, component: Component) -> None:
+    def end_component(self, component: Component) -> None:
         """Have a component end: its runners if there are any, else its job."""
         if component.ended:
             return
-        component.send(component.stopping)
+        component.send_to_runners(component.stop_message)
         if component.lrm_job is not None and component.name not in self._cancelling:
             self._cancelling.add(component.name)
             # What has begun to end by itself is let end: a cancellation that crosses it confuses Grid Engine.
@@ -240,11 +240,11 @@ class LrmJobs:
             started = component.plan is not None or any(node.phase for node in component.nodes)
             self._tasks.spawn(self._cancel(component, self._stop_timeout if started else 0.0))
 
-    async def watch(self) -> None:
+    async def watch_lrm(self) -> None:
         try:
             await self._open()
             self._tasks.spawn(self._listen())
-            await self.polls.wait(FIRST_POLL_DELAY)  # whatever the resource manager has to say first
+            await self.polls.wait_until_due(FIRST_POLL_DELAY)  # whatever the resource manager has to say first
             reported_at = 0.0
             while True:
                 anyway = self._clock.monotonic() - reported_at >= self._timeouts.report_interval_s
@@ -252,7 +252,7 @@ class LrmJobs:
                 if anyway:
                     reported_at = self._clock.monotonic()
                 await asyncio.sleep(MIN_POLL_INTERVAL)
-                await self.polls.wait()
+                await self.polls.wait_until_due()
         finally:
             self._tasks.cancel()
             await self._tasks.wait()
@@ -262,7 +262,7 @@ class LrmJobs:
         pause = FIRST_POLL_DELAY
         while not self._opened.is_set():
             try:
-                await self._health.poll(LrmOperation.OPEN, self._lrm.open())
+                await self._health.poll_lrm(LrmOperation.OPEN, self._lrm.open())
                 self._opened.set()
             except SiteError:
                 await asyncio.sleep(pause)
@@ -270,34 +270,34 @@ class LrmJobs:
 
     async def _listen(self) -> None:
         async for _ in self._lrm.watch_changes():
-            self.polls.soon()
+            self.polls.request_poll()
 
     async def _poll(self, *, anyway: bool) -> None:
-        number, began, snapshot = self.polls.begins(), self._clock.monotonic(), None
+        number, began, snapshot = self.polls.begin_poll(), self._clock.monotonic(), None
         try:
-            snapshot = await self._health.poll(LrmOperation.SNAPSHOT, self._lrm.take_snapshot())
+            snapshot = await self._health.poll_lrm(LrmOperation.SNAPSHOT, self._lrm.take_snapshot())
         except SiteError:
             pass
         finally:
-            self.polls.ended(began, snapshot)
+            self.polls.end_poll(began, snapshot)
         if snapshot is not None:
-            self._health.takes_no_jobs(snapshot.submit_error)
+            self._health.set_submit_problem(snapshot.submit_error)
             self._compare(snapshot, began)
             self._reporter.notices = [*self._leftovers.notices(), *snapshot.notices]
-            self._reporter.report(snapshot, self.problem, anyway=anyway)
+            self._reporter.report_cluster(snapshot, self.problem, anyway=anyway)
         elif anyway:
-            self._reporter.report(None, self.problem, anyway=True)
-        self.polls.taken_in(number)
+            self._reporter.report_cluster(None, self.problem, anyway=True)
+        self.polls.notify_processed(number)
 
     def _tell(self) -> None:
         if self.problem:
-            self._reporter.report(None, self.problem)
+            self._reporter.report_cluster(None, self.problem)
 
     def _compare(self, snapshot: LrmSnapshot, began: float) -> None:
-        named = by_name(snapshot.jobs)
+        named = group_by_name(snapshot.jobs)
         ending: list[LrmJob] = []
         for component in list(self._reporter.live.values()):
-            job, superfluous = job_of(component, named.get((component.name, component.user), ()))
+            job, superfluous = select_job(component, named.get((component.name, component.user), ()))
             if component.lrm_job is None or (job is None and component.submitted_at >= began):
                 continue
             for each in superfluous:
@@ -307,39 +307,39 @@ class LrmJobs:
                 self._take_in(component, job, ending)
             except Exception as error:  # noqa: BLE001 whatever it is, the others have their turns
                 self._give_up(component, job, error)
-        for job, by_force in self._leftovers.see(snapshot.jobs, ending):
+        for job, by_force in self._leftovers.find_overdue(snapshot.jobs, ending):
             self._order(job, by_force=by_force)
 
     def _take_in(self, component: Component, job: LrmJob | None, ending: list[LrmJob]) -> None:
         """What a look says of a component; a job that was to end and still lives is added to ``ending``."""
         if job is not None and job.id != component.lrm_job:
             component.lrm_job = job.id
-            component.folder.note(lrm=job.id)
+            component.folder.note_entry(lrm=job.id)
         if job is not None and job.state is LrmJobState.ENDED:
             self._expect_hang_up(component)
-        if component.over(job):
-            if not self._places.has_taken_back(component, self.polls.soon):
+        if component.is_over(job):
+            if not self._places.start_fetch(component, self.polls.request_poll):
                 return
-            component.lrm_ended(job)
+            component.on_job_ended(job)
             self._over(component)
         elif job is not None and (job.lost or job.fault) and component.may_fail:
             component.fail(job.reason, job.fault or "site")
-            self.end(component)
+            self.end_component(component)
         elif job is not None and component.name in self._cancelled and job.state is not LrmJobState.ENDED:
             ending.append(job)
         elif job is not None:
-            component.lrm_lives(job)
+            component.on_job_alive(job)
             if job.state is LrmJobState.RUNNING and not job.starting:
                 self._expect_runners(component, job.nodes)
-        self._reporter.publish(component)
+        self._reporter.publish_status(component)
 
     def _give_up(self, component: Component, job: LrmJob | None, error: Exception) -> None:
         """Its folder may be such that nothing can be done with it: that is to cost no other component anything."""
-        component.fail(in_one_line(unexpected(error)))
-        if component.over(job):
-            component.end()
+        component.fail(format_error(unexpected_error(error)))
+        if component.is_over(job):
+            component.mark_ended()
             self._over(component)
-            self._reporter.publish(component)
+            self._reporter.publish_status(component)
         else:
             self._failed(component)
 
@@ -349,19 +349,19 @@ class LrmJobs:
         self._cancelled.discard(component.name)
 
     def _failed(self, component: Component) -> None:
-        self._reporter.publish(component)
-        self.end(component)
+        self._reporter.publish_status(component)
+        self.end_component(component)
 
     def _expect_runners(self, component: Component, nodes: Sequence[str]) -> None:
         """Give runners on these nodes a while to connect; one that stays silent is its site's fault."""
-        if not component.all_connected_once and component.name not in self._awaited:
+        if not component.has_seen_all_runners and component.name not in self._awaited:
             self._awaited.add(component.name)
             self._tasks.spawn(self._await_runners(component, nodes))
 
     async def _await_runners(self, component: Component, nodes: Sequence[str]) -> None:
         await sleep_awake(self._timeouts.runner_connect_s)
         self._awaited.discard(component.name)
-        if component.ended or component.stop is not None or component.all_connected_once:
+        if component.ended or component.stop is not None or component.has_seen_all_runners:
             return
         heard = {node.name for node in component.nodes if node.phase}
         where = next((name for name in nodes if name not in heard), "a node")
@@ -372,12 +372,12 @@ class LrmJobs:
         """Give runners whose nodes the resource manager has back a while to finish; then disconnect them."""
         if component.runners and component.name not in self._hanging_up:
             self._hanging_up.add(component.name)
-            component.send({"t": "stop"})  # its nodes are others' now
+            component.send_to_runners({"t": "stop"})  # its nodes are others' now
             self._tasks.spawn(self._await_hang_up(component))
 
     async def _await_hang_up(self, component: Component) -> None:
         before = -1
-        while component.runners and before != (before := sum(runner.arrived for runner in component.runners)):
+        while component.runners and before != (before := sum(runner.received_bytes for runner in component.runners)):
             await sleep_awake(HANG_UP_TIMEOUT)
         for runner in component.runners:
             runner.close()
@@ -390,29 +390,29 @@ class LrmJobs:
         except SiteRejected as error:
             fault = cast(Fault, error.fault.value) if error.fault in FAULTS else "unknown"
             if fault == "site":  # said first, so that no other is sent the same way
-                self._health.takes_none_for_a_while(in_one_line(error))
-            component.fail(in_one_line(error), fault)
+                self._health.suspend_submission(format_error(error))
+            component.fail(format_error(error), fault)
         except SiteUnavailable as error:
-            component.fail(in_one_line(error))
+            component.fail(format_error(error))
         except OSError as error:
-            why = write_error(component.folder.path, error)
-            self.cannot_write(why)
+            why = format_write_error(component.folder.path, error)
+            self.report_write_error(why)
             component.fail(why)
         except Exception as error:  # noqa: BLE001 whatever it is, the component has an end
-            component.fail(in_one_line(unexpected(error)))
+            component.fail(format_error(unexpected_error(error)))
         component.submitted_at = self._clock.monotonic()
         if component.lrm_job is None:
-            component.end()
+            component.mark_ended()
             self._over(component)
-            self.polls.soon()  # what was told of this cluster may no longer hold
+            self.polls.request_poll()  # what was told of this cluster may no longer hold
         else:
-            component.folder.note(lrm=component.lrm_job)
+            component.folder.note_entry(lrm=component.lrm_job)
             log.info(
                 "component submitted", action="component-submitted", token=component.token, lrm_job=component.lrm_job
             )
-        self._reporter.publish(component)
+        self._reporter.publish_status(component)
         if component.stop is not None or component.error:
-            self.end(component)
+            self.end_component(component)
 
     async def _lrm_job_of(self, component: Component, unsure: bool) -> str | None:
         """Its job in the resource manager, which has but one of its name; None when it was told to end before there was
@@ -425,14 +425,14 @@ class LrmJobs:
         for attempt in range(1, MAX_SUBMIT_TRIES + 1):
             try:
                 lrm_job = (
-                    await health.call(LrmOperation.FIND, lrm.find_job(component.name, component.user))
+                    await health.call_lrm(LrmOperation.FIND, lrm.find_job(component.name, component.user))
                     if unsure
                     else None
                 )
                 if lrm_job is None and component.stop is None and attempt < MAX_SUBMIT_TRIES:
-                    await component.folder.synced()  # else it might run and nobody know of it
-                    lrm_job = await health.call(LrmOperation.SUBMIT, lrm.submit_job(self._submission(component)))
-                    health.accepted()
+                    await component.folder.wait_synced()  # else it might run and nobody know of it
+                    lrm_job = await health.call_lrm(LrmOperation.SUBMIT, lrm.submit_job(self._submission(component)))
+                    health.on_job_accepted()
                 if lrm_job is not None or component.stop is not None:
                     return lrm_job
             except SiteUnavailable as error:
@@ -443,7 +443,7 @@ class LrmJobs:
                     component,
                     max(
                         self._timeouts.submit_pause_s * 2**attempt,
-                        await health.call(LrmOperation.SETTLE, lrm.settling_time()),
+                        await health.call_lrm(LrmOperation.SETTLE, lrm.settling_time()),
                     ),
                 )
         raise failed
@@ -464,36 +464,36 @@ class LrmJobs:
 
     async def _end_now(self, job: LrmJob, by_force: bool) -> None:
         try:
-            await self._health.call(
+            await self._health.call_lrm(
                 LrmOperation.CANCEL, self._lrm.cancel_job(job.id, job.name, job.user, by_force=by_force)
             )
-            self.polls.soon()
+            self.polls.request_poll()
         except SiteError as error:
             log.warning("cancel failed", action="cancel-failed", lrm_job=job.id, name=job.name, reason=error.message)
             if by_force and isinstance(error, SiteRejected):
-                self._leftovers.refused(job, f"{error.message}: {error.hint}" if error.hint else error.message)
+                self._leftovers.record_refusal(job, f"{error.message}: {error.hint}" if error.hint else error.message)
 
     async def _cancel(self, component: Component, timeout: float) -> None:
         """Ask the resource manager, and again until the component has ended."""
         try:
             await self._opened.wait()
             # It may be told to stop at once meanwhile.
-            while left := component.grace_left:  # noqa: ASYNC110
+            while left := component.remaining_grace_s:  # noqa: ASYNC110
                 await asyncio.sleep(min(left, GRACE_CHECK_INTERVAL))
             await asyncio.sleep(timeout)
             # What its runners had not handed over when they were told to end is not to be lost.
             longest = self._clock.monotonic() + LAST_OUTPUT_TIMEOUT
-            while timeout and (left := component.output.taken_at + timeout - self._clock.monotonic()) > 0:
+            while timeout and (left := component.output.received_at + timeout - self._clock.monotonic()) > 0:
                 if self._clock.monotonic() > longest:
                     break
                 await asyncio.sleep(left)
             while not component.ended and component.lrm_job is not None:
                 self._cancelled.add(component.name)
                 try:
-                    await self._health.call(
+                    await self._health.call_lrm(
                         LrmOperation.CANCEL, self._lrm.cancel_job(component.lrm_job, component.name, component.user)
                     )
-                    self.polls.soon()
+                    self.polls.request_poll()
                 except SiteError as error:
                     log.warning("cancel failed", action="cancel-failed", token=component.token, reason=error.message)
                 await asyncio.sleep(STOP_TIMEOUT)

@@ -49,17 +49,17 @@ class PollSchedule:
 
     # Who wants one
 
-    def soon(self) -> None:
+    def request_poll(self) -> None:
         self._wake.set()
 
-    async def afresh(self) -> None:
+    async def wait_for_new_poll(self) -> None:
         """Wait for a poll that began after this was called, whatever came of it."""
         done = asyncio.get_running_loop().create_future()
         self._waiting.append((self._count + 1, done))
-        self.soon()
+        self.request_poll()
         await done
 
-    def await_nodes(self, *, awaited: bool) -> None:
+    def set_nodes_awaited(self, *, awaited: bool) -> None:
         """Jobs wait for nodes here, or do not any more: what others give back shows soon, at a bounded price."""
         self._awaited = awaited
         if self._awaits_others and not self._under_way:
@@ -69,7 +69,7 @@ class PollSchedule:
     def _soon_after(self, number: int) -> None:
         """Ask for a poll unless there was one since the poll of that number."""
         if self._count == number:
-            self.soon()
+            self.request_poll()
 
     @property
     def _awaits_others(self) -> bool:
@@ -77,19 +77,19 @@ class PollSchedule:
         last = self._last
         return self._awaited and last is not None and last.background + last.down > 0
 
-    async def wait(self, timeout: float | None = None) -> None:
+    async def wait_until_due(self, timeout: float | None = None) -> None:
         """Until somebody wants one, or it is time; by default as much of that as ``time_to_next`` says."""
         try:
-            async with asyncio.timeout(self.time_to_next() if timeout is None else timeout):
+            async with asyncio.timeout(self.seconds_to_next() if timeout is None else timeout):
                 await self._wake.wait()
         except TimeoutError:
             pass
         self._wake.clear()
 
-    def time_to_next(self) -> float:
+    def seconds_to_next(self) -> float:
         """Seconds until the next poll at the latest."""
         now = self._clock.monotonic()
-        ending = {component.name for component in self._live() if component.only_the_lrm_is_missing}
+        ending = {component.name for component in self._live() if component.awaits_job_end}
         if ending - self._ending:
             self._pause = max(FIRST_POLL_DELAY, MIN_PAUSE_RATIO * self._seconds)
             self._pause_until = now + self._pause
@@ -104,19 +104,19 @@ class PollSchedule:
 
     # One poll
 
-    def begins(self) -> int:
+    def begin_poll(self) -> int:
         self._count += 1
         self._under_way = True
         return self._count
 
-    def ended(self, began: float, snapshot: LrmSnapshot | None) -> None:
+    def end_poll(self, began: float, snapshot: LrmSnapshot | None) -> None:
         """What was said, if anything was; it may not have been taken in yet."""
         self._under_way = False
         self._ended_at = self._clock.monotonic()
         self._seconds = self._ended_at - began
         self._last = snapshot or self._last
 
-    def taken_in(self, number: int) -> None:
+    def notify_processed(self, number: int) -> None:
         """All that follows from it is done: who waits for it goes on."""
         if self._last is not None:
             self._answered.set()
@@ -127,7 +127,7 @@ class PollSchedule:
             elif not done.done():
                 done.set_result(None)
 
-    async def snapshot(self) -> LrmSnapshot:
+    async def latest_snapshot(self) -> LrmSnapshot:
         """What the last poll said that was answered; waits for the first."""
         await self._answered.wait()
         assert self._last is not None

@@ -38,11 +38,11 @@ class Questions:
         self._answering: dict[str, asyncio.Task[None]] = {}
 
     @property
-    def are_new(self) -> bool:
+    def is_recently_connected(self) -> bool:
         """Whether the daemon, or we, came only just now: other agents may still be on their way to it."""
         return self._clock.monotonic() - self._uplink.online_since < RECONNECT_ALLOWANCE
 
-    async def ask(
+    async def ask_cluster(
         self, cluster: str, what: str, payload: Mapping[str, object], timeout: float = ANSWER_TIMEOUT
     ) -> dict[str, Any]:
         """What another cluster's agent answers; ``SiteUnavailable`` when it does not, ``SiteRejected`` when it refuses.
@@ -55,7 +55,7 @@ class Questions:
         try:
             for _ in range(max(1, round(timeout / REPEAT_INTERVAL))):
                 await self._uplink.online.wait()
-                self._uplink.put(question, urgent=True)
+                self._uplink.send_soon(question, urgent=True)
                 done, _ = await asyncio.wait((answered,), timeout=min(REPEAT_INTERVAL, timeout))
                 if done:
                     break
@@ -70,12 +70,12 @@ class Questions:
             raise SiteRejected(answer.error, fault=answer.fault or SiteFault.REFUSED)
         return dict(answer.payload)
 
-    def answered(self, message: Answer) -> None:
+    def receive_answer(self, message: Answer) -> None:
         waiting = self._asking.get(message.ident)
         if waiting is not None and not waiting.done():
             waiting.set_result(message)
 
-    def asked(self, message: Ask) -> None:
+    def answer_question(self, message: Ask) -> None:
         """Answer, however long that takes; a question that is repeated meanwhile is the same one."""
         if message.ident not in self._answering:
             task = asyncio.create_task(self._answer(message))
@@ -89,9 +89,9 @@ class Questions:
             log.error("no answer by an error of ours", action="question-failed", what=message.what, exc_info=error)
             text = f"{type(error).__name__}: {error}"
             refusal = Answer(ident=message.ident, cluster=message.cluster, error=text, fault=SiteFault.REFUSED)
-            self._uplink.put(refusal, urgent=True)
+            self._uplink.send_soon(refusal, urgent=True)
 
-    async def close(self) -> None:
+    async def stop_answering(self) -> None:
         for task in list(self._answering.values()):
             task.cancel()
         await asyncio.gather(*self._answering.values(), return_exceptions=True)
@@ -116,4 +116,4 @@ class Questions:
         except OSError as error:
             log.warning("cannot answer", action="question-failed", what=message.what, reason=str(error))
             answer = answer.model_copy(update={"error": error.strerror or str(error), "fault": SiteFault.UNAVAILABLE})
-        self._uplink.put(answer, urgent=True)
+        self._uplink.send_soon(answer, urgent=True)

@@ -46,13 +46,13 @@ class LostRecords:
         self._clock = clock
         self._lost_at: dict[str, float] = {}
 
-    def add(self, token: str, reason: str) -> None:
+    def record_loss(self, token: str, reason: str) -> None:
         """Record and log the loss of a component's record, once for each component."""
         if token not in self._lost_at:
             self._lost_at[token] = self._clock.monotonic()
             log.error("a component's record is lost", action="record-lost", token=token, reason=reason)
 
-    def tokens(self) -> tuple[str, ...]:
+    def recent_tokens(self) -> tuple[str, ...]:
         """Return the tokens of the records that were lost in the last hour, at most ``MAX_LOST_RECORDS``."""
         horizon = self._clock.monotonic() - REPORTED_FOR
         self._lost_at = {token: at for token, at in self._lost_at.items() if at > horizon}
@@ -89,8 +89,8 @@ class Reporter:
         self.disks: list[Disk] = []
         """Where we write."""
         self.lost_records = LostRecords(clock)
-        self.low: list[str] = []
-        self.full = ""
+        self.low_disks: list[str] = []
+        self.disk_shortage = ""
         """Which of them have little room, and which have none, so that nothing may be started."""
         self.stray_users: dict[str, str] = {}
         """Accounts of jobs that carry our name though we have no record of them, by their names."""
@@ -98,26 +98,26 @@ class Reporter:
         self._ready = False
         self._reported: ClusterReport | None = None
 
-    def add(self, component: Component) -> None:
+    def add_component(self, component: Component) -> None:
         self.components[component.name] = component
         if not component.ended:
             self.live[component.name] = component
 
-    def find(self, token: str, instance: str | None = None) -> Component | None:
+    def find_component(self, token: str, instance: str | None = None) -> Component | None:
         """A component of a daemon: by default the one we are connected to, or were last."""
         return self.components.get(lrm_name(self.instance if instance is None else instance, token))
 
-    def is_in_reach(self, instance: str) -> bool:
+    def is_connected_to(self, instance: str) -> bool:
         """Return whether the agent is connected to the daemon of an instance."""
         return self.uplink.online.is_set() and self.instance == instance
 
-    def welcomed(self, problem: str) -> None:
+    def on_welcome(self, problem: str) -> None:
         """A daemon has let us in; until the resource manager has been asked there is only a problem to tell, if any."""
         self._welcomed, self._reported = True, None
         if problem:
-            self.report(None, problem)
+            self.report_cluster(None, problem)
 
-    def connected(self, snapshot: LrmSnapshot | None, problem: str) -> None:
+    def send_inventory(self, snapshot: LrmSnapshot | None, problem: str) -> None:
         """Begin anew with a daemon that has welcomed us; ``problem`` when the snapshot could not be taken again.
 
         Without a snapshot only what the journals say, if that is anything; all of it once there is one.
@@ -126,25 +126,25 @@ class Reporter:
         if snapshot is None and not own:
             return
         for component in own if not self._ready else ():
-            component.output.begin_anew()
+            component.output.restart_sending()
         self._ready = True
         statuses = [self._status(c) for c in own]
         components = (*statuses, *(self._stray_statuses(snapshot) if snapshot is not None else ()))
         stages = tuple(self._stages(self.instance))
-        self.uplink.put(Inventory(components, whole=snapshot is not None, stages=stages))
+        self.uplink.send_soon(Inventory(components, whole=snapshot is not None, stages=stages))
         self._reported = None
         if snapshot is not None:
-            self.report(snapshot)
+            self.report_cluster(snapshot)
         if problem:
-            self.report(None, problem)
+            self.report_cluster(None, problem)
         for component, status in zip(own, statuses, strict=True):
             component.reported = status
             self.publish_output(component)
 
-    def disconnected(self) -> None:
+    def on_disconnect(self) -> None:
         self._welcomed = self._ready = False
 
-    def publish(self, component: Component) -> None:
+    def publish_status(self, component: Component) -> None:
         """Send a component's status if it is another than the last one sent, and with its end what came in last."""
         if component.ended:
             self.live.pop(component.name, None)
@@ -155,56 +155,56 @@ class Reporter:
         status = self._status(component)
         if status != component.reported:
             component.reported = status
-            self.uplink.put(status)
+            self.uplink.send_soon(status)
 
     def publish_stage(self, instance: str, status: StageStatus) -> bool:
         """Whether it was sent."""
         sent = self._ready and instance == self.instance
         if sent:
-            self.uplink.put(status)
+            self.uplink.send_soon(status)
         return sent
 
-    def publish_again(self, component: Component) -> None:
+    def republish_status(self, component: Component) -> None:
         component.reported = None
-        self.publish(component)
+        self.publish_status(component)
 
     def publish_output(self, component: Component) -> None:
         if not self._ready or component.instance != self.instance:
             return
         while piece := component.output.next_piece():
             data = base64.b64encode(piece.data).decode("ascii")
-            self.uplink.put(Output(token=component.token, offset=piece.offset, data=data, gap=piece.gap))
+            self.uplink.send_soon(Output(token=component.token, offset=piece.offset, data=data, gap=piece.gap))
 
-    def acknowledged(self, component: Component, offset: int) -> None:
-        component.output.acknowledge(offset)
+    def on_output_acknowledged(self, component: Component, offset: int) -> None:
+        component.output.acknowledge_to(offset)
         self.publish_output(component)
-        if component.ended and not component.output.pending:
-            self.publish(component)
+        if component.ended and not component.output.is_pending:
+            self.publish_status(component)
 
-    def offer_again(self) -> None:
+    def resend_output(self) -> None:
         """Send again the output that the daemon was sent and did not take; give up when it never does."""
         if not self._ready:
             return
         now = self._clock.monotonic()
         for component in list(self.components.values()):
             output = component.output
-            if component.instance != self.instance or not output.pending:
+            if component.instance != self.instance or not output.is_pending:
                 continue
             if component.ended and now - output.progress_at > DELIVERY_TIMEOUT:
                 output.give_up(f"the daemon took nothing for {DELIVERY_TIMEOUT:g} s")
-                self.publish(component)
+                self.publish_status(component)
             elif output.sent > output.acknowledged and now - output.tried_at > RESEND_INTERVAL:
                 output.rewind()
                 self.publish_output(component)
 
-    def report(self, snapshot: LrmSnapshot | None, problem: str = "", *, anyway: bool = False) -> None:
+    def report_cluster(self, snapshot: LrmSnapshot | None, problem: str = "", *, anyway: bool = False) -> None:
         """Send node counts if they changed; without a snapshot the last ones (or none), with the reason why.
 
         ``problem``: why nothing can be started there, though it may be known what runs.
         """
         if not self._welcomed or (snapshot is not None and not self._ready):
             return
-        problem = "; ".join(filter(None, (problem, self.full)))
+        problem = "; ".join(filter(None, (problem, self.disk_shortage)))
         if snapshot is not None:
             prefix = lrm_name(self.instance, "")
             running = (job for job in self._ours(snapshot, prefix) if job.state is LrmJobState.RUNNING)
@@ -215,29 +215,29 @@ class Reporter:
                 down=snapshot.down,
                 holding=frozenset(job.name.removeprefix(prefix) for job in running),
                 problem=problem,
-                notices=tuple(NOTICES.cut((*self.notices, *self.low))),
+                notices=tuple(NOTICES.cut((*self.notices, *self.low_disks))),
                 lacks=frozenset(self._lacks()),
                 disks=tuple(self.disks),
                 versions=self.versions,
                 calls=self._calls(),
                 node_classes=snapshot.node_classes,
-                lost_records=self.lost_records.tokens(),
+                lost_records=self.lost_records.recent_tokens(),
             )
         else:
             known = self._reported or EMPTY_REPORT
             report = replace(known, problem=problem, versions=self.versions, calls=self._calls())
         if anyway or report != self._reported:
             self._reported = report
-            self.uplink.put(report)
+            self.uplink.send_soon(report)
 
     def _status(self, component: Component) -> ComponentStatus:
         """What to tell now: the end only when the daemon has the results and the last of the output."""
-        status = component.status()
-        if component.ended and (component.output.pending or component.collecting):
+        status = component.current_status()
+        if component.ended and (component.output.is_pending or component.awaits_collection):
             return replace(status, state=ComponentState.DELIVERING)
         return status
 
-    def strays(self, snapshot: LrmSnapshot) -> Iterable[tuple[str, LrmJob]]:
+    def find_strays(self, snapshot: LrmSnapshot) -> Iterable[tuple[str, LrmJob]]:
         """Yield the present daemon's jobs that have not ended and of which there is no record, with their tokens."""
         prefix = lrm_name(self.instance, "")
         for job in self._ours(snapshot, prefix):
@@ -248,7 +248,7 @@ class Reporter:
 
     def _stray_statuses(self, snapshot: LrmSnapshot) -> Iterable[ComponentStatus]:
         self.stray_users.clear()
-        for token, job in self.strays(snapshot):
+        for token, job in self.find_strays(snapshot):
             self.stray_users[job.name] = job.user
             yield ComponentStatus(token, ComponentState.WAITING, lrm_job=job.id, error=RECORD_LOST, infrastructure=True)
 
@@ -274,12 +274,12 @@ class DiskWatch:
     ) -> None:
         self._reporter, self._folders, self._limits, self._changed = reporter, folders, limits, changed
 
-    async def watch(self) -> None:
+    async def watch_disks(self) -> None:
         while True:
-            await self.look()
+            await self.check_disks()
             await asyncio.sleep(CHECK_INTERVAL)
 
-    async def look(self) -> None:
+    async def check_disks(self) -> None:
         looking = asyncio.ensure_future(asyncio.to_thread(measure_disks, self._folders))
         await asyncio.wait({looking}, timeout=CHECK_TIMEOUT)
         places = " and ".join(map(str, self._folders.values()))
@@ -296,8 +296,8 @@ class DiskWatch:
 
     def _tell(self, disks: list[Disk], low: list[str], full: str) -> None:
         reporter = self._reporter
-        before = reporter.full, reporter.low
-        reporter.disks, reporter.low, reporter.full = disks, low, full
+        before = reporter.disk_shortage, reporter.low_disks
+        reporter.disks, reporter.low_disks, reporter.disk_shortage = disks, low, full
         if bool(full) != bool(before[0]):
             if full:
                 log.error("a disk is full", action="disk-full", reason=full)

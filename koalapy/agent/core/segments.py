@@ -84,18 +84,18 @@ class Segments:
             self._segments.append(segment)
             self.total = segment.end
 
-    def append(self, node: int, data: bytes) -> None:
+    def append_bytes(self, node: int, data: bytes) -> None:
         """Add bytes of a node's; ``OSError`` when that cannot be, and all is as it was before."""
         while data:
             part, data = data[:MAX_FRAME_SIZE], data[MAX_FRAME_SIZE:]
             self._append(node, part)
 
-    def skip(self, node: int, size: int) -> None:
+    def skip_bytes(self, node: int, size: int) -> None:
         """Bytes of a node's are gone for ever: the stream goes on behind them."""
         self.received[node] += size
         self.total += size
 
-    def read(self, offset: int, size: int) -> tuple[int, bytes]:
+    def read_bytes(self, offset: int, size: int) -> tuple[int, bytes]:
         """Bytes from an offset on, or from the next that is there; (``total``, nothing) when there are none."""
         while True:
             at = offset - self._window_start
@@ -107,7 +107,7 @@ class Segments:
             offset = max(offset, segment.start)
             self._load(segment)
 
-    def drop(self, needless: Callable[[int, int], bool]) -> None:
+    def drop_segments(self, needless: Callable[[int, int], bool]) -> None:
         """Remove segments from one place to another of which nobody needs a byte, but never the last."""
         kept = [s for s in self._segments[:-1] if not needless(s.start, s.end)]
         for segment in self._segments[:-1]:
@@ -115,7 +115,7 @@ class Segments:
                 _remove(segment.path)
         self._segments = kept + self._segments[-1:]
 
-    def forget(self, offset: int) -> None:
+    def forget_before(self, offset: int) -> None:
         """Bytes below will not be read again."""
         drop = min(len(self._window), offset - self._window_start)
         if drop > 0:

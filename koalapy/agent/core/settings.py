@@ -147,7 +147,7 @@ class AgentSettings(SiteSettings):
     encrypted_links: Mapping[str, bool] = field(default_factory=dict)
     """By the other cluster, where it is not as with all."""
 
-    def encrypts(self, cluster: str) -> bool:
+    def requires_encryption(self, cluster: str) -> bool:
         """Whether nothing may go in clear between this cluster and another."""
         return self.encrypted_links.get(cluster, self.encrypt_transfers)
 
@@ -213,7 +213,7 @@ class AgentTimeouts:
 DEFAULT_TIMEOUTS = AgentTimeouts()
 
 
-PROGRAMS = frozenset(
+PROGRAM_VARIABLES = frozenset(
     {
         "PATH",
         "HOME",
@@ -231,19 +231,19 @@ PROGRAMS = frozenset(
 )
 """By every program on a cluster, and ``LC_`` with its categories; what a cluster's programs need besides is set in the
 cluster's ``environment``."""
-OPEN_MPI = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_")
+OPEN_MPI_PREFIXES = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_")
 """How the parameters of Open MPI begin: programs on embedded clusters have them as the daemon does."""
-RESOURCE_MANAGERS = frozenset({"PYTHONPATH", "SLURM_CONF", "GLIBC_TUNABLES"})
-RESOURCE_MANAGERS_BEGIN = ("DRMAA_", "LSF_", "PBS_", "SGE_")
+LRM_VARIABLES = frozenset({"PYTHONPATH", "SLURM_CONF", "GLIBC_TUNABLES"})
+LRM_PREFIXES = ("DRMAA_", "LSF_", "PBS_", "SGE_")
 """What the commands and libraries of resource managers go by."""
 
 
-def inherited(names: Iterable[str] = (), prefixes: tuple[str, ...] = ()) -> dict[str, str]:
+def inherited_environment(names: Iterable[str] = (), prefixes: tuple[str, ...] = ()) -> dict[str, str]:
     """What programs inherit, and what is named besides."""
-    kept, begin = PROGRAMS.union(names), ("LC_", *prefixes)
+    kept, begin = PROGRAM_VARIABLES.union(names), ("LC_", *prefixes)
     return {name: value for name, value in os.environ.items() if name in kept or name.startswith(begin)}
 
 
-def of_agents() -> dict[str, str]:
+def agent_environment() -> dict[str, str]:
     """The environment of an agent that the daemon starts."""
-    return inherited(RESOURCE_MANAGERS, (*OPEN_MPI, *RESOURCE_MANAGERS_BEGIN))
+    return inherited_environment(LRM_VARIABLES, (*OPEN_MPI_PREFIXES, *LRM_PREFIXES))

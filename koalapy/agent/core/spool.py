@@ -86,12 +86,12 @@ class DiskSync:
         self._asked = self._done = 0
         self._round: asyncio.Task[None] | None = None
 
-    def written(self, *paths: Path) -> None:
+    def mark_written(self, *paths: Path) -> None:
         """Something was written to these: files, or folders in which names came or went."""
         self._dirty.update(dict.fromkeys(paths))
         self._asked += 1
 
-    async def synced(self) -> None:
+    async def wait_synced(self) -> None:
         """Return when all that was written before is on the disk, or cannot be brought there."""
         wanted = self._asked
         while self._done < wanted:
@@ -99,7 +99,7 @@ class DiskSync:
                 self._round = asyncio.create_task(self._sync())
             await asyncio.shield(self._round)
 
-    def problem(self, folder: Path) -> OSError | None:
+    def find_error(self, folder: Path) -> OSError | None:
         """Why something in a folder could not be brought to the disk."""
         return next((error for path, error in self._failed.items() if folder in (path, path.parent)), None)
 
@@ -114,13 +114,13 @@ class DiskSync:
                 self._failed[path] = error
         self._done = upto
 
-    def forget(self, folder: Path) -> None:
+    def forget_folder(self, folder: Path) -> None:
         self._failed = {p: e for p, e in self._failed.items() if folder not in (p, p.parent)}
 
 
 def _sync(path: Path) -> OSError | None:
     try:
-        sync(path)
+        sync_path(path)
     except FileNotFoundError:
         return None  # removed meanwhile
     except OSError as error:
@@ -128,7 +128,7 @@ def _sync(path: Path) -> OSError | None:
     return None
 
 
-def sync(path: Path) -> None:
+def sync_path(path: Path) -> None:
     """Bring a file, or the names in a folder, to the disk; ``OSError``."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe in its place is not waited at
     try:
@@ -142,7 +142,7 @@ class DamagedJournal(ValueError):
 
 
 @dataclass(eq=False, slots=True)
-class Folder:
+class JournalFolder:
     """One component's folder. Its journal has one JSON object a line, each followed by its checksum."""
 
     path: Path
@@ -152,32 +152,34 @@ class Folder:
     """The secret of a node, by which what its runner left is known to be its; without one, all is taken for that."""
     _late: bytes = b""
 
-    def write(self, **entry: Any) -> None:
+    def write_entry(self, **entry: Any) -> None:
         """Add to the journal; ``OSError`` also when there was room for a part of it only."""
         self._append(self._late + _line(entry))
         self._late = b""
 
-    def note(self, **entry: Any) -> None:
+    def note_entry(self, **entry: Any) -> None:
         """The same of what has happened already: where there is no room it is written later, in ``catch_up``."""
         self._late += _line(entry)
-        self.catch_up()
+        self.write_late_entries()
 
-    def catch_up(self) -> bool:
+    def write_late_entries(self) -> bool:
         """Write what could not be written before; whether nothing of that is left."""
         if self._late:
             try:
-                self.write()
+                self.write_entry()
             except OSError as error:
                 log.warning(
-                    "a journal cannot be written", action="journal-not-written", reason=write_error(self.path, error)
+                    "a journal cannot be written",
+                    action="journal-not-written",
+                    reason=format_write_error(self.path, error),
                 )
         return not self._late
 
-    async def synced(self) -> None:
+    async def wait_synced(self) -> None:
         """Return when all that was written is on the disk; ``OSError`` when it cannot be brought there."""
         if self.disk_sync is not None:
-            await self.disk_sync.synced()
-            if problem := self.disk_sync.problem(self.path):
+            await self.disk_sync.wait_synced()
+            if problem := self.disk_sync.find_error(self.path):
                 raise problem
 
     def _append(self, lines: bytes) -> None:
@@ -196,12 +198,12 @@ class Folder:
             os.close(descriptor)
         paths = [path] if size else [path, self.path]
         if self.disk_sync is not None:
-            self.disk_sync.written(*paths)
+            self.disk_sync.mark_written(*paths)
         else:
             for each in paths:
-                sync(each)
+                sync_path(each)
 
-    def entries(self) -> dict[str, Any]:
+    def load_entries(self) -> dict[str, Any]:
         """Return the journal's entries as one mapping, later ones over earlier ones.
 
         A last line without its end was being written when the agent was killed; it had no effect, so cut it off.
@@ -230,14 +232,14 @@ class Folder:
         with contextlib.suppress(OSError):
             (self.path / "journal").rename(self.path / DAMAGED_JOURNAL)
 
-    def result(self, node: int) -> dict[str, Any] | None:
+    def read_result(self, node: int) -> dict[str, Any] | None:
         """What a node's runner left for us when it ended, where it could."""
         try:
-            return parse_result(self.left(node, self.path / f"result.{node}.json", MAX_RESULT))
+            return parse_result(self.read_runner_file(node, self.path / f"result.{node}.json", MAX_RESULT))
         except (OSError, ValueError, RecursionError):
             return None
 
-    def left(self, node: int, path: Path, most: int) -> bytes:
+    def read_runner_file(self, node: int, path: Path, most: int) -> bytes:
         """What a node's runner left in a file; ``OSError``, and ``ValueError`` when it is not from that runner."""
         if self.secret_of is None:
             return read_regular(path, most)
@@ -245,7 +247,7 @@ class Folder:
             raise OSError(errno.EAGAIN, "the node's secret is not known yet", str(path))
         return open_file(secret, path.name, read_regular(path, most + FILE_TAG_LENGTH))
 
-    def last_words(self) -> str:
+    def last_log_line(self) -> str:
         """The last line that a runner, or who was to start it, wrote for people; empty when there is none."""
         try:
             lines = (
@@ -255,7 +257,7 @@ class Folder:
             return ""
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
-    def unsent(self) -> dict[int, list[tuple[int, Path]]]:
+    def unsent_files(self) -> dict[int, list[tuple[int, Path]]]:
         """The files with output that runners had not sent, by node and the places in its stream where they begin."""
         by_node: dict[int, list[tuple[int, Path]]] = {}
         for path in self.path.glob("output.*.*"):
@@ -264,7 +266,7 @@ class Folder:
                 by_node.setdefault(int(node), []).append((int(start), path))
         return {node: sorted(files) for node, files in by_node.items()}
 
-    def remove(self) -> None:
+    def remove_folder(self) -> None:
         """Forget it at once, and then remove what there is; who is killed in between leaves that to the next agent."""
         self._late = b""
         gone = self.path.with_name(f"{self.path.name}{REMOVED_SUFFIX}")
@@ -273,7 +275,7 @@ class Folder:
         for path in (gone, self.path):
             remove_tree(path)
         if self.disk_sync is not None:
-            self.disk_sync.forget(self.path)
+            self.disk_sync.forget_folder(self.path)
 
 
 def _line(entry: dict[str, Any]) -> bytes:
@@ -286,7 +288,7 @@ def _is_whole(line: bytes) -> bool:
     return match is not None and zlib.crc32(match[1]) == int(match[2], 16)
 
 
-def write_error(path: Path, error: OSError) -> str:
+def format_write_error(path: Path, error: OSError) -> str:
     """Why a file or folder of ours could not be written, with the disk that it is on."""
     mount = path.absolute()
     while not os.path.ismount(mount):
@@ -303,34 +305,34 @@ class Spool:
         self.disk_sync = DiskSync()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def make(self, instance: str, token: str) -> Folder:
+    def make_folder(self, instance: str, token: str) -> JournalFolder:
         path = self._directory / instance / token
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.disk_sync.written(path, path.parent, self._directory)
+        self.disk_sync.mark_written(path, path.parent, self._directory)
         return self._folder(path)
 
-    def _folder(self, path: Path) -> Folder:
+    def _folder(self, path: Path) -> JournalFolder:
         known = self._secret_of
         secret_of = known and partial(known, path.parent.name, path.name)
-        return Folder(path, self.disk_sync, secret_of)
+        return JournalFolder(path, self.disk_sync, secret_of)
 
-    def discard(self, instance: str, token: str) -> None:
-        Folder(self._directory / instance / token, self.disk_sync).remove()
+    def discard_folder(self, instance: str, token: str) -> None:
+        JournalFolder(self._directory / instance / token, self.disk_sync).remove_folder()
 
-    def heard(self, instance: str) -> None:
+    def record_contact(self, instance: str) -> None:
         (self._directory / instance).mkdir(mode=0o700, exist_ok=True)
         (self._directory / instance / LAST_HEARD_FILE).touch(mode=0o600)
 
-    def silence(self, instance: str) -> float:
+    def silence_of(self, instance: str) -> float:
         """Seconds since a daemon was heard of; counted from now when that was never noted, or later than now."""
         with contextlib.suppress(FileNotFoundError):
             seconds = time.time() - (self._directory / instance / LAST_HEARD_FILE).stat().st_mtime
             if seconds >= 0:  # else the clock was set back since
                 return seconds
-        self.heard(instance)
+        self.record_contact(instance)
         return 0.0
 
-    def sweep(self) -> list[Path]:
+    def remove_leftovers(self) -> list[Path]:
         """Remove folders that were about to be forgotten, and those in which nothing was written down."""
         gone = list(self._directory.glob(f"*/*{REMOVED_SUFFIX}"))
         for heard in self._directory.glob(f"*/{LAST_HEARD_FILE}"):
@@ -340,6 +342,6 @@ class Spool:
             remove_tree(path)
         return gone
 
-    def load(self) -> Iterator[tuple[str, str, Folder]]:
+    def load_folders(self) -> Iterator[tuple[str, str, JournalFolder]]:
         for journal in sorted(self._directory.glob("*/*/journal")):
             yield journal.parent.parent.name, journal.parent.name, self._folder(journal.parent)

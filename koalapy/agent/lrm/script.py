@@ -71,7 +71,7 @@ async def place_script(submission: LrmSubmission, fanout: Fanout, folders: JobFo
         return await asyncio.to_thread(write_script, submission, fanout)
     path = submission.workdir / "launch"
     files = {path.name: _text(submission, fanout, path).encode(), **secret_files(submission.secrets)}
-    await folders.fill(submission.user, submission.workdir, files)
+    await folders.make_folder(submission.user, submission.workdir, files)
     return path
 
 

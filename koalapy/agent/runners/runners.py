@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 
 import structlog
 
-from koalapy.agent.core.spool import write_error
+from koalapy.agent.core.spool import format_write_error
 from koalapy.agent.lrm.port import Lrm
 from koalapy.agent.runners.runner_messages import parse_hello, parse_message
 from koalapy.runner.atomic_files import replace_file
@@ -42,18 +42,18 @@ class RunnerSecrets:
         self._lrm, self._cluster, self._token = lrm, cluster, token
         self._own_key = b""
 
-    def of(self, component: str, node: int) -> bytes | None:
+    def secret_of(self, component: str, node: int) -> bytes | None:
         """The secret of one node of a component; None while the resource manager has not told the key."""
         key = self._lrm.runners_key()
         return None if key is None else derive(key or self._key_of_the_token(), "runner", component, str(node))
 
-    def of_token(self, instance: str, token: str, node: int) -> bytes | None:
+    def secret_of_token(self, instance: str, token: str, node: int) -> bytes | None:
         """The same, of a component by its daemon and token."""
-        return self.of(lrm_name(instance, token), node)
+        return self.secret_of(lrm_name(instance, token), node)
 
-    def all_of(self, component: str, size: int) -> tuple[str, ...]:
+    def hex_secrets(self, component: str, size: int) -> tuple[str, ...]:
         """As they are handed over; none while they are not known."""
-        secrets = [self.of(component, node) for node in range(size)]
+        secrets = [self.secret_of(component, node) for node in range(size)]
         return tuple(secret.hex() for secret in secrets if secret is not None)
 
     def _key_of_the_token(self) -> bytes:
@@ -91,25 +91,25 @@ LOOP_TURN = 0.002
 """Seconds in which the event loop goes round."""
 
 
-def encode(message: dict[str, Any]) -> Line:
+def encode_line(message: dict[str, Any]) -> Line:
     return Line(json.dumps(message, separators=(",", ":")).encode())
 
 
 class RunnerHandler(Protocol):
-    def challenge(self, runner: "RunnerConnection", hello: dict[str, Any]) -> tuple[Session, str] | None:
+    def create_challenge(self, runner: "RunnerConnection", hello: dict[str, Any]) -> tuple[Session, str] | None:
         """How to find out whether somebody is the runner that he says, with our nonce; None when he cannot be."""
         ...
 
-    def admit(self, runner: "RunnerConnection", here: dict[str, Any]) -> bool:
+    def admit_runner(self, runner: "RunnerConnection", here: dict[str, Any]) -> bool:
         """Whether a runner that has shown who it is gets its place."""
         ...
 
-    def forged(self, runner: "RunnerConnection") -> None:
+    def on_forgery(self, runner: "RunnerConnection") -> None:
         """Somebody has said what the runner that he claims to be did not say."""
 
-    def receive(self, runner: "RunnerConnection", message: dict[str, Any]) -> None: ...
+    def receive_message(self, runner: "RunnerConnection", message: dict[str, Any]) -> None: ...
 
-    def disconnected(self, runner: "RunnerConnection") -> None: ...
+    def on_disconnect(self, runner: "RunnerConnection") -> None: ...
 
 
 class LineBuffer:
@@ -119,7 +119,7 @@ class LineBuffer:
         self._pieces: list[bytes] = []
         self.size = 0
 
-    def take(self, data: bytes) -> Iterator[bytes]:
+    def split_lines(self, data: bytes) -> Iterator[bytes]:
         """The lines that end within ``data``."""
         *ends, rest = data.split(b"\n")
         for end in ends:
@@ -141,7 +141,7 @@ class RunnerConnection(asyncio.Protocol):
         self._handler, self._connections = handler, connections
         self._transport: asyncio.Transport | None = None
         self._line = LineBuffer()
-        self.arrived = 0
+        self.received_bytes = 0
         """Bytes."""
         self.is_authenticated = False
         self.component, self.node = "", 0
@@ -166,9 +166,9 @@ class RunnerConnection(asyncio.Protocol):
         self._connections.add(self)
 
     def data_received(self, data: bytes) -> None:
-        self.arrived += len(data)
+        self.received_bytes += len(data)
         try:
-            for line in self._line.take(data):
+            for line in self._line.split_lines(data):
                 self._check(len(line))
                 self._take(line)
                 if self._transport is None or self._transport.is_closing():
@@ -182,10 +182,10 @@ class RunnerConnection(asyncio.Protocol):
         self._connections.remove(self)
         self._transport = None
         if self.is_authenticated:
-            self._handler.disconnected(self)
+            self._handler.on_disconnect(self)
 
-    def send(self, message: dict[str, Any]) -> None:
-        self.send_line(encode(message))
+    def send_message(self, message: dict[str, Any]) -> None:
+        self.send_line(encode_line(message))
 
     def send_line(self, line: Line) -> None:
         if self._transport is not None:
@@ -195,14 +195,14 @@ class RunnerConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    async def drain(self) -> None:
+    async def read_pending(self) -> None:
         """Wait until all is handled that had arrived when this was called."""
         if self._transport is None or self._transport.is_closing():
             return
         file = self._transport.get_extra_info("socket").fileno()
         unread = int.from_bytes(fcntl.ioctl(file, termios.FIONREAD, bytes(4)), sys.byteorder)
-        wanted = self.arrived + unread
-        while self._transport is not None and not self._transport.is_closing() and self.arrived < wanted:  # noqa: ASYNC110
+        wanted = self.received_bytes + unread
+        while self._transport is not None and not self._transport.is_closing() and self.received_bytes < wanted:  # noqa: ASYNC110
             await asyncio.sleep(LOOP_TURN)
 
     def _check(self, size: int) -> None:
@@ -215,25 +215,25 @@ class RunnerConnection(asyncio.Protocol):
             try:
                 line = self._session.open(line)
             except ValueError:
-                self._handler.forged(self)
+                self._handler.on_forgery(self)
                 self.close()
                 return
         if self.is_authenticated:
-            self._handler.receive(self, parse_message(line))
+            self._handler.receive_message(self, parse_message(line))
         elif self._session is None:
             self._greet(parse_hello(line))
         else:
             here = parse_message(line)
-            if here["t"] == "here" and self._handler.admit(self, here):
+            if here["t"] == "here" and self._handler.admit_runner(self, here):
                 self.is_authenticated = True
-                self._connections.authenticated(self)
+                self._connections.mark_authenticated(self)
             else:
                 self.close()
 
     def _greet(self, hello: dict[str, Any]) -> None:
-        if (challenge := self._handler.challenge(self, hello)) is not None:
+        if (challenge := self._handler.create_challenge(self, hello)) is not None:
             self._session, nonce = challenge
-            self.send({"t": "challenge", "nonce": nonce})
+            self.send_message({"t": "challenge", "nonce": nonce})
         else:
             self.close()
 
@@ -248,11 +248,11 @@ class RunnerConnections:
         """In the order in which they came."""
 
     @property
-    def everyone(self) -> list[RunnerConnection]:
+    def all_connections(self) -> list[RunnerConnection]:
         return [*self.runners, *self._unauthenticated]
 
     @property
-    def introducing(self) -> list[RunnerConnection]:
+    def challenged(self) -> list[RunnerConnection]:
         """Those that were challenged, and have not answered yet."""
         return [connection for connection in self._unauthenticated if connection.is_challenged]
 
@@ -265,7 +265,7 @@ class RunnerConnections:
         timeout = asyncio.get_running_loop().call_later(HELLO_TIMEOUT, connection.close)
         self._unauthenticated[connection] = timeout
 
-    def authenticated(self, connection: RunnerConnection) -> None:
+    def mark_authenticated(self, connection: RunnerConnection) -> None:
         self._forget(connection)
         self.runners.add(connection)
 
@@ -274,7 +274,7 @@ class RunnerConnections:
         self.runners.discard(connection)
 
     def close(self) -> None:
-        for connection in self.everyone:
+        for connection in self.all_connections:
             connection.close()
 
     def _forget(self, connection: RunnerConnection) -> None:
@@ -323,7 +323,7 @@ class RunnerServer:
             if not self._is_ours() or self._file.read_bytes() != self._unwritten.encode():
                 replace_file(self._file, self._unwritten.encode(), 0o644 if self._is_public else 0o600)
         except OSError as error:
-            log.error("address not written", action="address-not-written", reason=write_error(self._file, error))
+            log.error("address not written", action="address-not-written", reason=format_write_error(self._file, error))
             return
         self._unwritten = ""
 
@@ -347,19 +347,19 @@ class RunnerServer:
                 hint=OPEN_FILES_HINT,
             )
 
-    async def drain(self) -> None:
+    async def read_pending(self) -> None:
         """Wait until all is handled that runners have sent: when we were stopped, much of it may not have been read."""
         if self._server is not None:
             await accept_waiting(self._server)
         await asyncio.sleep(LOOP_TURN)  # what is accepted becomes a connection
-        for connection in self._connections.everyone:
-            await connection.drain()
-        if introducing := self._connections.introducing:
+        for connection in self._connections.all_connections:
+            await connection.read_pending()
+        if introducing := self._connections.challenged:
             await asyncio.wait(
                 [each.introduced for each in introducing if each.introduced], timeout=INTRODUCTION_TIMEOUT
             )
             for connection in introducing:
-                await connection.drain()
+                await connection.read_pending()
 
     def close(self) -> None:
         if self._server is not None:

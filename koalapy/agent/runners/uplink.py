@@ -50,7 +50,7 @@ class Uplink:
         """Since when, by the monotonic clock; or when the last one began."""
         self._complained = self._welcomed = False
 
-    def put(self, message: wire.FromAgent, *, urgent: bool = False) -> None:
+    def send_soon(self, message: wire.FromAgent, *, urgent: bool = False) -> None:
         """Send soon, or drop while there is no connection: the inventory says it all again."""
         if not self.online.is_set():
             return
@@ -59,7 +59,7 @@ class Uplink:
         if urgent or len(self._queue) >= BATCH_SIZE:
             self._full.set()
 
-    async def run(self, received: Callable[[wire.FromDaemon], None], lost: Callable[[], None]) -> None:
+    async def keep_connected(self, received: Callable[[wire.FromDaemon], None], lost: Callable[[], None]) -> None:
         """Keep connected until cancelled; ``lost`` is told of every break."""
         pause = MIN_RECONNECT_PAUSE
         while True:

@@ -39,7 +39,7 @@ class DaemonFiles:
     token: str
     trust: Trust = OF_THIS_MACHINE
 
-    def fetch(self, bundle: str, path: Path, stop: threading.Event, progress: Callable[[int], None]) -> None:
+    def fetch_bundle(self, bundle: str, path: Path, stop: threading.Event, progress: Callable[[int], None]) -> None:
         """Bring a bundle into a file, of which the beginning may be there; ``progress`` is given its size."""
         with open(path, "ab", opener=owner_only) as file, closing(self._connection()) as connection:
             there = file.tell()

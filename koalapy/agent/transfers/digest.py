@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from koalapy.agent.transfers.roots import open_entry, shown
+from koalapy.agent.transfers.roots import open_entry, printable
 from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 from koalapy.model.replica import Part
 from koalapy.model.wording import is_utf8
@@ -29,7 +29,7 @@ class Content:
     parts: tuple[Part, ...] | None = None
 
 
-def measure(descriptor: int, *, checksum: bool, given_up: Callable[[], bool] = lambda: False) -> Content:
+def measure_content(descriptor: int, *, checksum: bool, given_up: Callable[[], bool] = lambda: False) -> Content:
     """What an open file or folder holds; ``OSError`` when it cannot be read, ``SiteRejected`` when it is odd,
     ``SiteUnavailable`` when it was given up meanwhile.
 
@@ -83,7 +83,7 @@ def _part(folder: int, name: str, checksum: bool, depth: int, given_up: Callable
         content = _measure_file(entry, checksum, given_up)
         return "file", Part(name, content.size, content.checksum)
     except OSError as error:
-        raise SiteRejected(f"{shown(name)} cannot be read: {error.strerror}", fault=SiteFault.UNREADABLE) from error
+        raise SiteRejected(f"{printable(name)} cannot be read: {error.strerror}", fault=SiteFault.UNREADABLE) from error
     finally:
         os.close(entry)
 
@@ -96,14 +96,14 @@ class GrowingDigest:
         self._whole = threading.Event()
         self._given_up = False
 
-    def finish(self) -> None:
+    def mark_complete(self) -> None:
         self._whole.set()
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         self._given_up = True
         self._whole.set()
 
-    def follow(self) -> Content:
+    def compute_content(self) -> Content:
         """``OSError`` when it cannot be read, or was never there."""
         while True:
             last = self._whole.is_set()  # before we look: it may come, and be whole, right after we have not found it

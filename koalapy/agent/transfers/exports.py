@@ -23,7 +23,7 @@ from pydantic import BaseModel, Field
 from koalapy.agent.accounts import drop_capabilities
 from koalapy.agent.core.questions import ASKER
 from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentTimeouts
-from koalapy.agent.transfers.replicas import Replicas, Wanted
+from koalapy.agent.transfers.replicas import ReplicaRequest, Replicas
 from koalapy.agent.transfers.tunnel import CERTIFICATE, HOST, PORT
 from koalapy.model.errors import SiteFault, SiteRejected
 from koalapy.runner.atomic_files import replace_file
@@ -31,7 +31,7 @@ from koalapy.system.event_loop import TLS_FIRST_BYTE, BackgroundTasks, peek_firs
 
 log = structlog.get_logger()
 
-Encrypts = Callable[[str], bool]
+RequiresEncryption = Callable[[str], bool]
 """Whether nothing may go in clear between this cluster and another."""
 TUNNEL = str(Path(__file__).with_name("tunnel.py"))
 _PYTHON = [sys.executable, "-I", "-S"]
@@ -40,7 +40,7 @@ _LIFETIME = timedelta(days=3650)
 """For form's sake: who pulls knows the very certificate, and forgets it after the transfer."""
 
 
-def always(cluster: str) -> bool:
+def always_required(cluster: str) -> bool:
     return True
 
 
@@ -87,7 +87,7 @@ class TransferIdentity:
         )
 
 
-def through_tunnel(host: str, port: int, certificate: str) -> dict[str, str]:
+def tunnel_environment(host: str, port: int, certificate: str) -> dict[str, str]:
     """Variables by which an rsync goes to a source through a tunnel of its own."""
     command = shlex.join([*_PYTHON, TUNNEL, "connect"]).replace("%", "%%")
     return {"RSYNC_CONNECT_PROG": command, HOST: host, PORT: str(port), CERTIFICATE: certificate}
@@ -159,7 +159,7 @@ class Ticket:
     password: str
     folder: int
     """Descriptor of the folder: it stays the same whatever becomes of its path."""
-    only: str | None
+    entry: str | None
     encrypted: bool
     alarm: asyncio.TimerHandle
 
@@ -173,7 +173,7 @@ class Exports:
         directory: Path,
         address: str,
         port: int | None,
-        encrypts: Encrypts = always,
+        encrypts: RequiresEncryption = always_required,
         timeouts: AgentTimeouts = DEFAULT_TIMEOUTS,
         *,
         max_tickets: int = MAX_TICKETS,
@@ -195,9 +195,9 @@ class Exports:
         """The rsync daemons."""
         self._serving = BackgroundTasks()
 
-    async def export(self, payload: Mapping[str, Any]) -> dict[str, object]:
+    async def export_replica(self, payload: Mapping[str, Any]) -> dict[str, object]:
         """Where to pull from, once it is clear that the replica is there; ``SiteError``."""
-        wanted, asker = Wanted.model_validate(payload), str(payload.get(ASKER, ""))
+        wanted, asker = ReplicaRequest.model_validate(payload), str(payload.get(ASKER, ""))
         if not wanted.encrypted and self._encrypts(asker):
             raise SiteRejected(
                 f"nothing goes from here to {asker or 'others'} in clear, which is how its agent wants it",
@@ -206,7 +206,7 @@ class Exports:
             )
         if shutil.which(RSYNC) is None:
             raise SiteRejected("there is no rsync on its head node: install it there", fault=SiteFault.NO_RSYNC)
-        path = await asyncio.to_thread(self._replicas.check, wanted)
+        path = await asyncio.to_thread(self._replicas.check_replica, wanted)
         folder, only = await asyncio.to_thread(self._open, path)
         try:
             self._listen()
@@ -233,11 +233,11 @@ class Exports:
             module=ticket.module,
             user=USER,
             password=ticket.password,
-            kind="folder" if ticket.only is None else "file",
+            kind="folder" if ticket.entry is None else "file",
             certificate=self._identity.certificate if wanted.encrypted and self._identity else "",
         ).model_dump()
 
-    async def unexport(self, payload: Mapping[str, Any]) -> dict[str, object]:
+    async def revoke_ticket(self, payload: Mapping[str, Any]) -> dict[str, object]:
         """Revoke a ticket."""
         self._revoke(str(payload.get("module", "")))
         return {}
@@ -262,7 +262,7 @@ class Exports:
 
     def _open(self, path: Path) -> tuple[int, str | None]:
         """The folder to be served, and which entry of it alone."""
-        with self._replicas.roots.open(path) as opened:
+        with self._replicas.roots.open_path(path) as opened:
             only = None if opened.is_folder else opened.name
             return os.dup(opened.parent if only else opened.descriptor), only
 
@@ -306,8 +306,8 @@ class Exports:
                 secret.write_text(f"{USER}:{ticket.password}\n")
             path = f"/proc/self/fd/{ticket.folder}"  # of rsync itself, which inherits it: nobody looks into an agent
             texts[ticket.encrypted] += MODULE.format(module=ticket.module, path=path, user=USER, secrets=secret)
-            if ticket.only is not None:
-                texts[ticket.encrypted] += ONLY.format(pattern=pattern_of(ticket.only))
+            if ticket.entry is not None:
+                texts[ticket.encrypted] += ONLY.format(pattern=filter_pattern(ticket.entry))
         for encrypted, text in texts.items():
             replace_file(self._directory / CONFIGURATIONS[encrypted], text.encode(), sync=False)
 
@@ -408,7 +408,7 @@ def _has_begun(pid: int) -> bool:
         return False
 
 
-def pattern_of(name: str) -> str:
+def filter_pattern(name: str) -> str:
     """A filter pattern of rsync's that matches a name: whatever means something there stands for any one byte."""
     return re.sub(rb"[^A-Za-z0-9._-]", b"?", os.fsencode(name)).decode()
 

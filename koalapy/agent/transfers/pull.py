@@ -20,8 +20,8 @@ from koalapy.agent.core.questions import Questions
 from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentTimeouts
 from koalapy.agent.core.spool import DiskSync
 from koalapy.agent.transfers.daemon_files import DaemonFiles
-from koalapy.agent.transfers.digest import Content, GrowingDigest, measure
-from koalapy.agent.transfers.exports import RSYNC, Encrypts, Route, always, through_tunnel
+from koalapy.agent.transfers.digest import Content, GrowingDigest, measure_content
+from koalapy.agent.transfers.exports import RSYNC, RequiresEncryption, Route, always_required, tunnel_environment
 from koalapy.agent.transfers.replicas import Replicas
 from koalapy.agent.transfers.sharing import Fault, SharedTasks, StageError, Turns, site_error
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
@@ -48,7 +48,7 @@ class RsyncMissing(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RsyncOutcome:
     code: int
     errors: str
 
@@ -84,12 +84,14 @@ def rsync_command(route: Route, folder: Path, program: str = RSYNC) -> list[str]
     return [program, *options, f"rsync://{route.user}@{host}:{route.port}/{route.module}/", f"{folder}/"]
 
 
-async def run_rsync(route: Route, name: str, folder: Path, tick: Callable[[], bool], program: str = RSYNC) -> Outcome:
+async def run_rsync(
+    route: Route, name: str, folder: Path, tick: Callable[[], bool], program: str = RSYNC
+) -> RsyncOutcome:
     """Run rsync to its end, ``tick`` being called all the while, which says whether anything has come;
     ``RsyncMissing``. Killed when cancelled."""
     environment = {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "RSYNC_PASSWORD": route.password}
     if route.certificate:
-        environment |= through_tunnel(route.host, route.port, route.certificate)
+        environment |= tunnel_environment(route.host, route.port, route.certificate)
     try:
         process = await asyncio.create_subprocess_exec(
             *drop_capabilities(*rsync_command(route, folder, program)),
@@ -111,7 +113,7 @@ async def run_rsync(route: Route, name: str, folder: Path, tick: Callable[[], bo
             if done:
                 break
         errors = talking.result()
-        return Outcome(process.returncode or 0, errors.decode(errors="replace"))
+        return RsyncOutcome(process.returncode or 0, errors.decode(errors="replace"))
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -154,7 +156,7 @@ def kill_orphans(folder: Path) -> list[int]:
     return found
 
 
-def is_alive(pid: int) -> bool:
+def is_process_alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] != b"Z"
@@ -183,19 +185,19 @@ MAX_BUNDLES = 16
 MAX_REPLICAS = 16
 """Replicas on this site that are looked at for programs at once; each may have to be read."""
 
-NOTHING = Content(0, "")
+NO_CONTENT = Content(0, "")
 
 
-class Cut(Exception):
+class TransferCut(Exception):
     """The transfer was cut, and may be gone on with."""
 
 
-class TooMuch(Exception):
+class TooManyBytes(Exception):
     """More has come than there should be: it is not what was wanted."""
 
 
 @dataclass(kw_only=True)
-class Means:
+class TransferTools:
     """What every stage of a cluster uses; ``pulls`` is how many may run at once."""
 
     cluster: str
@@ -204,7 +206,7 @@ class Means:
     daemon_files: DaemonFiles
     pulls: int
     disk_sync: DiskSync | None = None
-    encrypts: Encrypts = always
+    encrypts: RequiresEncryption = always_required
     timeouts: AgentTimeouts = DEFAULT_TIMEOUTS
     clock: Clock = SYSTEM_CLOCK
     rsync_program: str = RSYNC
@@ -225,7 +227,9 @@ class Means:
 class Pull:
     """Brings one file or folder into ``folder``, which is its own and is kept over restarts of the agent."""
 
-    def __init__(self, file: StageFile, folder: Path, place: int, progress: Callable[[], object], means: Means) -> None:
+    def __init__(
+        self, file: StageFile, folder: Path, place: int, progress: Callable[[], object], means: TransferTools
+    ) -> None:
         """``place`` in the order of pulls; ``progress`` is called all the while."""
         self._file, self._folder, self._place, self._progress = file, folder, place, progress
         self._questions, self._timeouts, self._clock = means.questions, means.timeouts, means.clock
@@ -237,9 +241,9 @@ class Pull:
         self._digesting: asyncio.Future[Content] | None = None
         self._looking: asyncio.Future[None] | None = None
         self._next_look = 0.0
-        self.there = 0
+        self.arrived_bytes = 0
         """Bytes that have arrived."""
-        self.moved = 0
+        self.moved_bytes = 0
         """Bytes that this agent has seen arrive."""
         self.seconds = 0.0
         """In which they did; no wait for a turn is among them."""
@@ -252,7 +256,7 @@ class Pull:
         self._before = 0
         """Bytes that were there before it."""
 
-    async def run(self) -> Path:
+    async def fetch_input(self) -> Path:
         """The path of what came, whole and verified; ``StageError``."""
         try:
             await asyncio.to_thread(self._folder.mkdir, mode=0o700, parents=True, exist_ok=True)
@@ -262,7 +266,7 @@ class Pull:
                     return self._folder / self._name if self._kind == "file" else self._folder
                 log.warning("a wrong checksum", action="checksum-wrong", file=self._file.name, source=self._file.source)
                 await asyncio.to_thread(_empty, self._folder)
-                self.there = 0
+                self.arrived_bytes = 0
         except OSError as error:
             raise site_error(self._cluster, error) from error
         finally:
@@ -273,13 +277,13 @@ class Pull:
         """Pull until all is there; what has come is kept over all tries."""
         failures, pause = 0, self._timeouts.transfer_retry_s
         while True:
-            before = self.there
+            before = self.arrived_bytes
             try:
                 # Who waits for a turn has no ticket: those that a source gives out are few.
-                async with self._means.turns.turn(self._place):
+                async with self._means.turns.wait_turn(self._place):
                     await self._once()
                 return
-            except TooMuch:
+            except TooManyBytes:
                 return
             except SiteRejected as error:
                 if error.fault in FILE_FAULTS:
@@ -289,11 +293,11 @@ class Pull:
                 problem = error.message
             except ValidationError as error:
                 raise self._error(f"{self._file.source} answers what we do not understand", "source") from error
-            except (SiteError, Cut) as error:
+            except (SiteError, TransferCut) as error:
                 problem = str(error)
-                if isinstance(error, SiteUnavailable) and self._questions.are_new:
+                if isinstance(error, SiteUnavailable) and self._questions.is_recently_connected:
                     failures = 0  # the source's agent may have to come back, too
-            if self.there > before:
+            if self.arrived_bytes > before:
                 failures, pause = 0, self._timeouts.transfer_retry_s
             failures += 1
             log.info(
@@ -307,20 +311,20 @@ class Pull:
     async def _once(self) -> None:
         file = self._file
         wanted = {"path": file.path, "part": file.part, "size": file.size, "encrypted": self._encrypted}
-        route = Route.model_validate(await self._questions.ask(file.source, "export", wanted))
+        route = Route.model_validate(await self._questions.ask_cluster(file.source, "export", wanted))
         if self._encrypted and not route.certificate:
             self._return_ticket(file.source, route)
             reason = f"nothing comes to {self._cluster} in clear, and the agent there encrypts nothing: update that one"
             raise self._error(reason, "source")
         self._kind = route.kind
         await self._measure_now()
-        if self.there > file.size:
+        if self.arrived_bytes > file.size:
             self._stop_digest()
             await asyncio.to_thread(_empty, self._folder)
-            self.there = 0
+            self.arrived_bytes = 0
         if self._kind == "file" and self._digest is None:
             self._digest = GrowingDigest(self._folder / self._name)
-            follow = self._digest.follow
+            follow = self._digest.compute_content
             self._digesting = asyncio.get_running_loop().run_in_executor(self._means.digest_threads, follow)
         began = self._clock.monotonic()
         self._expect_first(began)
@@ -334,35 +338,35 @@ class Pull:
             self.seconds += ended - began
             first = self._first  # not what the last look sees
             await self._measure_now()
-            self.moved += max(0, self.there - self._before)
+            self.moved_bytes += max(0, self.arrived_bytes - self._before)
             if first is not None:
                 # A cut is noticed long after the last bytes; what only the last look sees came before the end.
                 self.flowing += max(0.0, min(ended, self._last[0]) - first[0])
-                self.flowed += max(0, self.there - first[1])
+                self.flowed += max(0, self.arrived_bytes - first[1])
             self._return_ticket(file.source, route)
         if outcome.local_error:
             raise StageError(f"there is no room left on {self._cluster}: {outcome.local_error}", "site")
         if outcome.code:
-            raise Cut(outcome.reason)
+            raise TransferCut(outcome.reason)
 
     def _return_ticket(self, source: str, route: Route) -> None:
         """Nobody waits for it: a ticket that stays ends by itself."""
-        task = asyncio.ensure_future(self._questions.ask(source, "unexport", {"module": route.module}))
+        task = asyncio.ensure_future(self._questions.ask_cluster(source, "unexport", {"module": route.module}))
         task.add_done_callback(_forget)
 
     # How far it is
 
     def _expect_first(self, now: float) -> None:
-        self._before, self._first, self._next_look = self.there, None, now
-        self._last = now, self.there
+        self._before, self._first, self._next_look = self.arrived_bytes, None, now
+        self._last = now, self.arrived_bytes
 
     def _tick(self) -> bool:
         """Whether anything has come yet; ``TooMuch``."""
         if self._clock.monotonic() >= self._next_look and (self._looking is None or self._looking.done()):
             self._looking = asyncio.get_running_loop().run_in_executor(None, self._look)
         self._progress()
-        if self.there > self._file.size:
-            raise TooMuch
+        if self.arrived_bytes > self._file.size:
+            raise TooManyBytes
         return self._first is not None
 
     async def _measure_now(self) -> None:
@@ -374,10 +378,10 @@ class Pull:
     def _look(self) -> None:
         began = self._clock.monotonic()
         with contextlib.suppress(OSError):
-            self.there = _size_of(self._folder)
+            self.arrived_bytes = _size_of(self._folder)
         now = self._clock.monotonic()
-        if self.there > self._last[1]:
-            self._last = now, self.there
+        if self.arrived_bytes > self._last[1]:
+            self._last = now, self.arrived_bytes
             self._first = self._first or self._last
         self._next_look = now + SHARE * (now - began)
 
@@ -385,17 +389,17 @@ class Pull:
 
     def _stop_digest(self) -> None:
         if self._digest is not None and self._digesting is not None:
-            self._digest.give_up()
+            self._digest.cancel()
             self._digesting.add_done_callback(_forget)
         self._digest = self._digesting = None
 
     async def _is_right(self) -> bool:
         if self._digest is not None and self._digesting is not None:
-            self._digest.finish()
+            self._digest.mark_complete()
             try:
                 content = await asyncio.shield(self._digesting)
             except FileNotFoundError:
-                content = NOTHING
+                content = NO_CONTENT
             self._digest = self._digesting = None
         else:
             threads = self._means.digest_threads
@@ -407,7 +411,7 @@ class Pull:
         file = self._file
         path = file.path if file.part is None else f"{file.path}/{file.part}"
         try:
-            found = await self._questions.ask(file.source, "stat", {"path": path, "checksum": True}, 600.0)
+            found = await self._questions.ask_cluster(file.source, "stat", {"path": path, "checksum": True}, 600.0)
         except SiteError as error:
             return self._error(f"its checksum is wrong, and {file.source} cannot tell why: {error}", "source")
         if found.get("checksum") != file.checksum:
@@ -432,9 +436,9 @@ def _empty(folder: Path) -> None:
 def _measure(folder: Path) -> Content:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return measure(descriptor, checksum=True)
+        return measure_content(descriptor, checksum=True)
     except SiteRejected:
-        return NOTHING  # What a replica cannot hold is not what was wanted.
+        return NO_CONTENT  # What a replica cannot hold is not what was wanted.
     finally:
         os.close(descriptor)
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from koalapy.agent.transfers.digest import Content, measure
-from koalapy.agent.transfers.roots import Roots, is_plain_name, shown
+from koalapy.agent.transfers.digest import Content, measure_content
+from koalapy.agent.transfers.roots import Roots, is_plain_name, printable
 from koalapy.agent.transfers.seals import Seals, make_read_only, seal_of, settable_part
 from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
@@ -35,7 +35,7 @@ class StatQuestion(BaseModel):
     checksum: bool = True
 
 
-class Wanted(BaseModel):
+class ReplicaRequest(BaseModel):
     """A replica as the catalogue has it: all of it, or one entry of a folder; ``size`` in bytes is that of the part."""
 
     path: str
@@ -44,7 +44,7 @@ class Wanted(BaseModel):
     encrypted: bool = False
     """Whether the puller wants it to come encrypted."""
 
-    def place(self) -> Path:
+    def path_on_disk(self) -> Path:
         """``SiteRejected`` when the part is no entry of a folder."""
         if self.part is None:
             return Path(self.path)
@@ -75,17 +75,17 @@ class Replicas:
         self._closing.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def stat(self, payload: Mapping[str, Any]) -> dict[str, object]:
+    async def stat_replica(self, payload: Mapping[str, Any]) -> dict[str, object]:
         """The canonical path of a file or folder, its size, checksum, and a folder's parts.
 
         Who asks again while the checksum is still computed waits for the same.
         """
         question = StatQuestion.model_validate(payload)
-        path = await asyncio.to_thread(self.roots.find, question.path)
+        path = await asyncio.to_thread(self.roots.resolve_path, question.path)
         key = path, question.checksum
         looking = self._under_way.get(key)
         if looking is None:
-            look = partial(self.measure, path, checksum=question.checksum)
+            look = partial(self.measure_replica, path, checksum=question.checksum)
             looking = asyncio.get_running_loop().run_in_executor(self._threads, look)
             self._under_way[key] = looking
             looking.add_done_callback(lambda _: self._under_way.pop(key))
@@ -93,17 +93,17 @@ class Replicas:
         parts = None if content.parts is None else [asdict(part) for part in content.parts]
         if parts and await asyncio.to_thread(lambda: len(json.dumps(parts))) > self._max_answer_size:
             raise SiteRejected(
-                f"{shown(str(path))} has {len(parts):,} entries, which are too many",
+                f"{printable(str(path))} has {len(parts):,} entries, which are too many",
                 hint="put them into folders within it",
                 fault=SiteFault.IRREGULAR,
             )
         return {"path": str(path), "size": content.size, "checksum": content.checksum, "parts": parts}
 
-    def measure(self, path: Path, *, checksum: bool) -> Content:
+    def measure_replica(self, path: Path, *, checksum: bool) -> Content:
         """Blocks for as long as it takes to read it; ``SiteRejected``."""
-        with self.roots.open(path) as opened:
+        with self.roots.open_path(path) as opened:
             if not checksum:
-                return measure(opened.descriptor, checksum=False)
+                return measure_content(opened.descriptor, checksum=False)
             return self._read(path, opened.descriptor, self._closing)
 
     def _read(self, path: Path, descriptor: int, stop: threading.Event, changed_before: float | None = None) -> Content:
@@ -113,32 +113,32 @@ class Replicas:
         """
         before, _ = seal_of(descriptor)
         began = self._clock.now()
-        content = measure(descriptor, checksum=True, given_up=stop.is_set)
+        content = measure_content(descriptor, checksum=True, given_up=stop.is_set)
         after, changed = seal_of(descriptor)
         if before == after:
             changed = changed if changed_before is None else changed_before
-            self._seals.note(path, after, content.checksum, changed + max(0.0, self._clock.now() - began))
+            self._seals.record_seal(path, after, content.checksum, changed + max(0.0, self._clock.now() - began))
         return content
 
-    def hand_over(self, wanted: Wanted, checksum: str, stop: threading.Event) -> Path:
+    def lend_replica(self, wanted: ReplicaRequest, checksum: str, stop: threading.Event) -> Path:
         """The place of a replica that programs are to find as it is, which still is what it was: it is read again when
         anything about it is another than when it was read last, and made read-only. Blocks; ``SiteRejected``."""
-        path = self.check(wanted)
-        with self._alone(path, stop), self.roots.open(path) as opened:
+        path = self.check_replica(wanted)
+        with self._alone(path, stop), self.roots.open_path(path) as opened:
             seal, changed = seal_of(opened.descriptor)
-            is_known, changed_before = self._seals.hold(path, seal, checksum), None
+            is_known, changed_before = self._seals.is_unchanged(path, seal, checksum), None
             if make_read_only(opened.descriptor):
                 # That is no reason to read it, and with nothing else about it changed it is no change.
                 former, (seal, _) = settable_part(seal), seal_of(opened.descriptor)
                 is_same = settable_part(seal) == former
                 is_known, changed_before = is_known and is_same, changed if is_same else None
             if is_known:
-                self._seals.renew(path, seal, checksum)
+                self._seals.replace_seal(path, seal, checksum)
                 return path
             found = self._read(path, opened.descriptor, stop, changed_before)
         if (found.size, found.checksum) != (wanted.size, checksum):
             said = f"its SHA-256 begins with {found.checksum[:8]} now and not {checksum[:8]}: it was changed"
-            raise SiteRejected(f"{shown(str(path))}: {said}", fault=SiteFault.CHANGED)
+            raise SiteRejected(f"{printable(str(path))}: {said}", fault=SiteFault.CHANGED)
         return path
 
     @contextmanager
@@ -153,15 +153,15 @@ class Replicas:
         finally:
             lock.release()
 
-    def check(self, wanted: Wanted) -> Path:
+    def check_replica(self, wanted: ReplicaRequest) -> Path:
         """The place of a replica that is there, can be read and has its size; ``SiteRejected`` otherwise."""
-        path = wanted.place()
-        with self.roots.open(path) as opened:
-            size = measure(opened.descriptor, checksum=False).size
+        path = wanted.path_on_disk()
+        with self.roots.open_path(path) as opened:
+            size = measure_content(opened.descriptor, checksum=False).size
             if not opened.is_folder:
                 os.pread(opened.descriptor, 1, 0)
         if size != wanted.size:
             raise SiteRejected(
-                f"{shown(str(path))} has {size:,} bytes now and not {wanted.size:,}", fault=SiteFault.CHANGED
+                f"{printable(str(path))} has {size:,} bytes now and not {wanted.size:,}", fault=SiteFault.CHANGED
             )
         return path

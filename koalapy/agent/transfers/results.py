@@ -19,9 +19,9 @@ from koalapy.agent.core.settings import DEFAULT_TIMEOUTS, AgentSettings, AgentTi
 from koalapy.agent.core.spool import DiskSync
 from koalapy.agent.transfers.daemon_files import DaemonFiles
 from koalapy.agent.transfers.exports import Exports
-from koalapy.agent.transfers.pull import Means
+from koalapy.agent.transfers.pull import TransferTools
 from koalapy.agent.transfers.replicas import Replicas
-from koalapy.agent.transfers.roots import shown
+from koalapy.agent.transfers.roots import printable
 from koalapy.agent.transfers.stages import Stages
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from koalapy.runner.result_archive import Patterns, TooDeep, write_archive
@@ -57,13 +57,13 @@ class Collector:
         self._threads = ThreadPoolExecutor(MAX_SENDERS, "results")
         self._closing = threading.Event()
 
-    def collect(self, component: Component) -> None:
-        if component.collecting and component.name not in self._tasks:
+    def collect_results(self, component: Component) -> None:
+        if component.awaits_collection and component.name not in self._tasks:
             task = asyncio.create_task(self._collect(component))
             self._tasks[component.name] = task
             task.add_done_callback(lambda task: self._ran(component, task))
 
-    def give_up(self, component: Component) -> None:
+    def cancel_collection(self, component: Component) -> None:
         """Nobody wants its results any more."""
         if component.name in self._tasks:
             self._tasks[component.name].cancel()
@@ -87,13 +87,13 @@ class Collector:
 
     async def _collect(self, component: Component) -> None:
         assert component.stage is not None
-        folder = self._stages.folder(component.instance, component.stage)
-        inputs = self._stages.inputs(component.instance, component.stage)
+        folder = self._stages.folder_path(component.instance, component.stage)
+        inputs = self._stages.input_names(component.instance, component.stage)
         problem = await self._send_with_retries(component, folder, inputs)
         if problem:
             log.warning("results lost", action="results-lost", token=component.token, reason=problem)
             problem = f"its results could not be collected: {problem}"
-        component.has_collected(problem)
+        component.mark_collected(problem)
         self._collected(component)
 
     async def _send_with_retries(self, component: Component, folder: Path, inputs: Collection[str]) -> str:
@@ -106,7 +106,7 @@ class Collector:
             try:
                 send = partial(self._send, component, folder, inputs)
                 if component.user:
-                    await self._folders.in_turn(component.user, self._threads, send)
+                    await self._folders.run_in_turn(component.user, self._threads, send)
                 else:
                     await asyncio.get_running_loop().run_in_executor(self._threads, send)
                 return ""
@@ -119,7 +119,7 @@ class Collector:
             except TooDeep as error:
                 return str(error)
             except OSError as error:
-                name = f"{shown(os.fsdecode(error.filename))}: " if isinstance(error.filename, str | bytes) else ""
+                name = f"{printable(os.fsdecode(error.filename))}: " if isinstance(error.filename, str | bytes) else ""
                 return f"{name}{error.strerror or error}"
             await asyncio.sleep(pause)
             waited += pause if self._in_reach(component.instance) else 0.0
@@ -130,8 +130,8 @@ class Collector:
 
         def write(archive: tarfile.TarFile) -> None:
             if component.user:
-                place = self._folders.stage(component.user, component.instance, token)
-                self._folders.collect(component.user, place, patterns, inputs, archive)
+                place = self._folders.stage_path(component.user, component.instance, token)
+                self._folders.collect_files(component.user, place, patterns, inputs, archive)
             else:
                 write_archive(archive, folder, Patterns(patterns), inputs)
 
@@ -154,24 +154,26 @@ class FileService:
     ) -> None:
         self._replicas, self._exports, self._reporter = replicas, exports, reporter
         daemon_files = DaemonFiles(settings.url, settings.cluster, settings.token, settings.trust)
-        means = Means(
+        means = TransferTools(
             cluster=settings.cluster,
             replicas=replicas,
             questions=questions,
             daemon_files=daemon_files,
             pulls=settings.transfer_limit,
             disk_sync=disk_sync,
-            encrypts=settings.encrypts,
+            encrypts=settings.requires_encryption,
             timeouts=timeouts,
         )
         self.stages = Stages(settings.stages, means, reporter.publish_stage, self._is_in_use, folders)
-        self.collector = Collector(daemon_files, self.stages, self._collected, reporter.is_in_reach, folders, timeouts)
+        self.collector = Collector(
+            daemon_files, self.stages, self._collected, reporter.is_connected_to, folders, timeouts
+        )
 
-    def ended(self, component: Component) -> None:
+    def on_component_ended(self, component: Component) -> None:
         """Collect what it has; its stage may go when nobody needs it any more."""
-        self.collector.collect(component)
+        self.collector.collect_results(component)
         if component.stage is not None:
-            self.stages.release(component.instance, component.stage)
+            self.stages.release_stage(component.instance, component.stage)
 
     async def close(self) -> None:
         self._replicas.close()
@@ -180,11 +182,12 @@ class FileService:
         await self._exports.close()
 
     def _collected(self, component: Component) -> None:
-        self._reporter.publish(component)
-        self.ended(component)
+        self._reporter.publish_status(component)
+        self.on_component_ended(component)
 
     def _is_in_use(self, instance: str, token: str) -> bool:
         return any(
-            (component.instance, component.stage) == (instance, token) and (component.collecting or not component.ended)
+            (component.instance, component.stage) == (instance, token)
+            and (component.awaits_collection or not component.ended)
             for component in self._reporter.components.values()
         )

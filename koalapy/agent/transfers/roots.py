@@ -22,7 +22,7 @@ CONTENT = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedEntry:
     """A regular file or a folder: itself, and the folder that it lies in. Descriptors are the caller's for a while."""
 
     descriptor: int
@@ -47,7 +47,7 @@ class Roots:
         """As they are now: a configured folder may be a link itself."""
         return tuple(Path(os.path.realpath(folder)) for folder in self._given)
 
-    def find(self, path: str) -> Path:
+    def resolve_path(self, path: str) -> Path:
         """The canonical absolute path of what lies below a replica directory; relative ones are below the first."""
         if not self._given:
             raise SiteRejected(
@@ -58,23 +58,24 @@ class Roots:
         if not path or "\0" in path or not is_utf8(path):
             raise SiteRejected(f"{path!r} is no path", fault=SiteFault.OUTSIDE)
         if ".." in path.split("/"):
-            raise SiteRejected(f"{shown(path)}: a path must not have '..' in it", fault=SiteFault.OUTSIDE)
+            raise SiteRejected(f"{printable(path)}: a path must not have '..' in it", fault=SiteFault.OUTSIDE)
         folders = self.folders
         canonical = Path(os.path.realpath(folders[0] / path))
         if not any(canonical != folder and canonical.is_relative_to(folder) for folder in folders):
             where = ", ".join(map(str, self._given))
             raise SiteRejected(
-                f"{shown(path)} is not below a replica directory of {self._cluster} ({where})", fault=SiteFault.OUTSIDE
+                f"{printable(path)} is not below a replica directory of {self._cluster} ({where})",
+                fault=SiteFault.OUTSIDE,
             )
         return canonical
 
     @contextmanager
-    def open(self, path: Path) -> Iterator[Opened]:
+    def open_path(self, path: Path) -> Iterator[OpenedEntry]:
         """Open what ``find`` found, or what the catalogue says was found once."""
         folders = self.folders
         root = next((f for f in folders if path != f and path.is_relative_to(f)), None)
         if root is None or ".." in path.parts:
-            raise SiteRejected(f"{shown(str(path))} is not below a replica directory", fault=SiteFault.OUTSIDE)
+            raise SiteRejected(f"{printable(str(path))} is not below a replica directory", fault=SiteFault.OUTSIDE)
         *above, name = path.relative_to(root).parts
         opened: list[int] = []
         try:
@@ -82,9 +83,9 @@ class Roots:
             for part in above:
                 opened.append(os.open(part, FOLDER, dir_fd=opened[-1]))
             opened.append(open_entry(opened[-1], name))
-            yield Opened(opened[-1], opened[-2], name)
+            yield OpenedEntry(opened[-1], opened[-2], name)
         except OSError as error:
-            raise _rejected(shown(str(path)), error) from error
+            raise _rejected(printable(str(path)), error) from error
         finally:
             for descriptor in opened:
                 os.close(descriptor)
@@ -95,7 +96,7 @@ def open_entry(folder: int, name: str) -> int:
     kind = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
     if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
         what = "a symbolic link" if stat.S_ISLNK(kind) else "neither a file nor a folder"
-        raise SiteRejected(f"{shown(name)} is {what}", fault=SiteFault.IRREGULAR)
+        raise SiteRejected(f"{printable(name)} is {what}", fault=SiteFault.IRREGULAR)
     return os.open(name, CONTENT, dir_fd=folder)
 
 
@@ -105,7 +106,7 @@ def is_plain_name(name: str) -> bool:
     return plain and is_utf8(name) and len(name.encode()) <= 255
 
 
-def shown(path: str) -> str:
+def printable(path: str) -> str:
     """A path as it may stand in a message: on one line, whatever is in it."""
     return path if path.isprintable() else repr(path)
 

@@ -117,12 +117,12 @@ class Seals:
             stored = json.loads(path.read_text()) if path is not None else {}
             self._known = {str(place): [str(seal), str(checksum)] for place, (seal, checksum) in stored.items()}
 
-    def hold(self, place: Path, seal: str, checksum: str) -> bool:
+    def is_unchanged(self, place: Path, seal: str, checksum: str) -> bool:
         """Return whether what has this seal had that checksum when it was read."""
         with self._lock:
             return self._known.get(str(place)) == [seal, checksum]
 
-    def renew(self, place: Path, seal: str, checksum: str) -> None:
+    def replace_seal(self, place: Path, seal: str, checksum: str) -> None:
         """Replace the seal of what was read, after a change of its rights by the agent itself."""
         with self._lock:
             if self._known.get(str(place)) != [seal, checksum]:
@@ -130,7 +130,7 @@ class Seals:
                 self._keep(place, seal, checksum)
                 self._save()
 
-    def note(self, place: Path, seal: str, checksum: str, changed: float) -> None:
+    def record_seal(self, place: Path, seal: str, checksum: str, changed: float) -> None:
         """It was read under this seal; nothing is kept of what was changed only just now, for it may be again without
         getting another one."""
         with self._lock:

@@ -12,7 +12,7 @@ from koalapy.protocol.messages import StageFile
 
 Fault = Literal["site", "source", "file"]
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-Content = tuple[str, str, str | None, str, int]
+ContentKey = tuple[str, str, str | None, str, int]
 """A replica, or an entry of it, as the catalogue has it. The checksum alone would not do: empty files have that of
 empty folders."""
 
@@ -42,12 +42,12 @@ class Turns:
         self._places = itertools.count()
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
 
-    def arrive(self) -> int:
+    def next_position(self) -> int:
         """A place in the order, for as many turns as it takes."""
         return next(self._places)
 
     @asynccontextmanager
-    async def turn(self, place: int) -> AsyncIterator[None]:
+    async def wait_turn(self, place: int) -> AsyncIterator[None]:
         """Wait, however long it takes, and have a turn until the end of the block."""
         await self._wait(place)
         try:
@@ -80,7 +80,7 @@ class Turns:
         self._free += 1
 
 
-def content_of(file: StageFile) -> Content:
+def content_key(file: StageFile) -> ContentKey:
     return file.source, file.path, file.part, file.checksum, file.size
 
 
@@ -98,12 +98,12 @@ class SharedTasks:
     """Those that somebody is on or waits for."""
 
     def __init__(self) -> None:
-        self._known: dict[Content, SharedTask] = {}
+        self._known: dict[ContentKey, SharedTask] = {}
 
     @asynccontextmanager
-    async def alone(self, file: StageFile) -> AsyncIterator[None]:
+    async def run_exclusively(self, file: StageFile) -> AsyncIterator[None]:
         """Wait until nobody else brings this; ``StageError`` when it could not be had from its source meanwhile."""
-        task = self._known.setdefault(content_of(file), SharedTask())
+        task = self._known.setdefault(content_key(file), SharedTask())
         task.wanted += 1
         try:
             async with task.free:
@@ -117,4 +117,4 @@ class SharedTasks:
         finally:
             task.wanted -= 1
             if not task.wanted:
-                del self._known[content_of(file)]
+                del self._known[content_key(file)]

@@ -15,15 +15,15 @@ from typing import Any, TypeVar
 import structlog
 
 from koalapy.agent.components.job_folders import JobFolders
-from koalapy.agent.core.spool import Folder
+from koalapy.agent.core.spool import JournalFolder
 from koalapy.agent.transfers.daemon_files import DaemonBusy
 from koalapy.agent.transfers.digest import GrowingDigest
-from koalapy.agent.transfers.pull import Means, Pull, is_alive, kill_orphans
-from koalapy.agent.transfers.replicas import Wanted
+from koalapy.agent.transfers.pull import Pull, TransferTools, is_process_alive, kill_orphans
+from koalapy.agent.transfers.replicas import ReplicaRequest
 from koalapy.agent.transfers.roots import CONTENT, is_plain_name
 from koalapy.agent.transfers.seals import make_read_only
-from koalapy.agent.transfers.sharing import StageError, content_of, site_error
-from koalapy.agent.transfers.trees import BadBundle, copy_tree, remove_tree, unpack
+from koalapy.agent.transfers.sharing import StageError, content_key, site_error
+from koalapy.agent.transfers.trees import BadBundle, copy_tree, remove_tree, unpack_bundle
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.model.reports import StageState, StageStatus, TransferMeasurement
 from koalapy.protocol.messages import Stage, StageBundle, StageFile
@@ -42,23 +42,23 @@ MAX_COPY_TRIES = 2
 """So many stages are asked for a copy, the newest first: programs may have written to all of them."""
 
 
-class AccountsStage:
+class AccountStage:
     """A stage that is to be the folder of an account. All methods raise ``SiteError``."""
 
     def __init__(self, folders: JobFolders, user: str, instance: str, token: str) -> None:
         self._folders, self._user, self._instance, self._token = folders, user, instance, token
 
-    async def give(self, folder: Path) -> None:
+    async def copy_in(self, folder: Path) -> None:
         """Copy what is in a folder of the agent to the account's."""
         self._folders.run_as.accounts.admit(self._user)
-        await self._folders.give(self._user, folder, self._place)
+        await self._folders.copy_to_account(self._user, folder, self._place)
 
-    async def take_away(self) -> None:
-        await self._folders.remove(self._user, self._place)
+    async def remove_folder(self) -> None:
+        await self._folders.remove_folder(self._user, self._place)
 
     @property
     def _place(self) -> Path:
-        return self._folders.stage(self._user, self._instance, self._token)
+        return self._folders.stage_path(self._user, self._instance, self._token)
 
 
 class StageRun:
@@ -69,10 +69,10 @@ class StageRun:
         order: Stage,
         folder: Path,
         own: Path,
-        means: Means,
+        means: TransferTools,
         changed: Callable[["StageRun"], object],
         copies: Callable[[StageFile], Sequence[Path]],
-        owner: AccountsStage | None = None,
+        owner: AccountStage | None = None,
     ) -> None:
         """``own`` holds the journal and what is on its way, ``folder`` is what the component gets.
 
@@ -81,10 +81,10 @@ class StageRun:
         self.owner, self._find_copies = owner, copies
         self.token = order.token
         self.folder = folder
-        self._own, self._journal = own, Folder(own, means.disk_sync)
+        self._own, self._journal = own, JournalFolder(own, means.disk_sync)
         self._files, self._bundle = order.files, order.bundle
         self._means, self._changed = means, changed
-        self._place = means.turns.arrive()
+        self._place = means.turns.next_position()
         self._state: StageState = "running"
         self._failure: StageError | None = None
         self._ready: set[int] = set()
@@ -102,37 +102,37 @@ class StageRun:
         """The last status that was published on this connection, and when (loop's clock)."""
         self.published_at = 0.0
 
-    def recall(self) -> None:
+    def load_journal(self) -> None:
         self._recalled = True
-        known = self._journal.entries()
+        known = self._journal.load_entries()
         self._unpacked = known.get("unpacked", False)
         self._ready, self._moving = set(known.get("ready", [])), known.get("moving")
         if known.get("done"):
             self._state = "done"
 
-    def start(self) -> None:
+    def start_task(self) -> None:
         if self._state == "running":
             self._task = asyncio.create_task(self._run())
             self._task.add_done_callback(self._ran)
 
-    def note(self, **entry: Any) -> None:
+    def note_entry(self, **entry: Any) -> None:
         """Write down what must not be forgotten; where that cannot be, the stage has failed."""
         try:
             _make(self._own)
-            self._journal.write(**entry)
+            self._journal.write_entry(**entry)
         except OSError as error:
             self._fail(site_error(self._means.cluster, error))
 
-    def copies(self, wanted: StageFile) -> list[Path]:
+    def find_copies(self, wanted: StageFile) -> list[Path]:
         """Where a content lies that it has brought from another site; its program may have changed it since."""
-        same = [self._files[index] for index in self._ready if content_of(self._files[index]) == content_of(wanted)]
+        same = [self._files[index] for index in self._ready if content_key(self._files[index]) == content_key(wanted)]
         return [self.folder / file.target for file in same]
 
     @property
-    def inputs(self) -> frozenset[str]:
+    def input_names(self) -> frozenset[str]:
         return frozenset(file.target for file in self._files)
 
-    async def end(self) -> None:
+    async def stop_task(self) -> None:
         """Stop what is on its way; what has come is kept."""
         self._given_up.set()
         if self._task is not None:
@@ -146,13 +146,13 @@ class StageRun:
         making = self._making = asyncio.get_running_loop().run_in_executor(threads, partial(work, *args))
         return await asyncio.shield(making)
 
-    def remove(self) -> None:
+    def remove_files(self) -> None:
         with contextlib.suppress(StageError):
             self._end_orphans()
         for path in (self.folder, self._own):
             remove_tree(path)
 
-    def status(self) -> StageStatus:
+    def current_status(self) -> StageStatus:
         failure = self._failure or StageError("", "site")
         bundle = self._bundle.size if self._bundle else 0
         sizes = {i: file.size for i, file in enumerate(self._files) if file.source != self._means.cluster}
@@ -163,7 +163,9 @@ class StageRun:
             token=self.token,
             state=self._state,
             size=bundle + sum(sizes.values()),
-            staged=bundle + sum(sizes.values()) if is_done else staged + (self._pull.there if self._pull else 0),
+            staged=bundle + sum(sizes.values())
+            if is_done
+            else staged + (self._pull.arrived_bytes if self._pull else 0),
             error=failure.message,
             fault=failure.fault,
             source=failure.source,
@@ -182,8 +184,8 @@ class StageRun:
                 if index not in self._ready:
                     await self._bring(index, file)
             if self.owner is not None:
-                await self.owner.give(self.folder)
-            self._journal.write(done=True)
+                await self.owner.copy_in(self.folder)
+            self._journal.write_entry(done=True)
             self._state = "done"
         except SiteError as error:
             concerns_user = isinstance(error, SiteRejected) and error.fault in USERS_FAULTS
@@ -225,7 +227,7 @@ class StageRun:
         """End what an agent before us may have left running."""
         orphans = kill_orphans(self._own) if self._recalled else []
         end = time.monotonic() + ORPHANS_TIMEOUT
-        while any(is_alive(pid) for pid in orphans):
+        while any(is_process_alive(pid) for pid in orphans):
             if time.monotonic() > end:
                 raise StageError(f"an rsync on {self._means.cluster} cannot be ended: {orphans[0]}", "site")
             time.sleep(0.01)
@@ -239,14 +241,14 @@ class StageRun:
         elif index != self._moving or not await asyncio.to_thread(os.path.lexists, self.folder / file.target):
             await self._bring_from_elsewhere(index, file)
         self._ready.add(index)
-        self._journal.write(ready=sorted(self._ready))
+        self._journal.write_entry(ready=sorted(self._ready))
         self._changed(self)
 
     async def _bring_from_elsewhere(self, index: int, file: StageFile) -> None:
         """Copied from a stage that has it, else pulled, by one stage at a time: then the next may copy from that."""
         tried: set[Path] = set()
         while True:
-            async with self._means.shared_tasks.alone(file):
+            async with self._means.shared_tasks.run_exclusively(file):
                 found = [place for place in self._find_copies(file) if place not in tried]
                 if not found or len(tried) == MAX_COPY_TRIES:
                     await self._pull_in(index, file)
@@ -262,14 +264,14 @@ class StageRun:
     async def _pull_in(self, index: int, file: StageFile) -> None:
         place = self._own / f"input-{index}"
         pull = self._pull = Pull(file, place, self._place, lambda: self._changed(self), self._means)
-        await self._take(index, file, await pull.run())
-        self._moved.append(TransferMeasurement(file.source, pull.moved, pull.seconds, pull.flowed, pull.flowing))
+        await self._take(index, file, await pull.fetch_input())
+        self._moved.append(TransferMeasurement(file.source, pull.moved_bytes, pull.seconds, pull.flowed, pull.flowing))
         self._pull = None
 
     async def _take(self, index: int, file: StageFile, place: Path) -> None:
         """Give it to the component; from now on other stages may copy it."""
         self._must_be_free(file)
-        self._journal.write(moving=index)
+        self._journal.write_entry(moving=index)
         await self._make(self._move, file, place, self._own / f"input-{index}")
         self._ready.add(index)
 
@@ -281,9 +283,9 @@ class StageRun:
         return (content.size, content.checksum) == (file.size, file.checksum)
 
     def _look_at(self, file: StageFile) -> Path:
-        wanted = Wanted(path=file.path, part=file.part, size=file.size)
+        wanted = ReplicaRequest(path=file.path, part=file.part, size=file.size)
         try:
-            return self._means.replicas.hand_over(wanted, file.checksum, self._given_up)
+            return self._means.replicas.lend_replica(wanted, file.checksum, self._given_up)
         except SiteRejected as error:
             raise _bad(file, error.message) from error
         except SiteUnavailable as error:
@@ -328,7 +330,7 @@ class StageRun:
         except BadBundle as error:
             raise StageError(f"the submitter's own files: {error}", "source") from error
         self._unpacked = True
-        self._journal.write(unpacked=True)
+        self._journal.write_entry(unpacked=True)
         await asyncio.to_thread(path.unlink)
 
     async def _fetch(self, bundle: StageBundle, path: Path) -> bool:
@@ -339,11 +341,13 @@ class StageRun:
 
         pause, waited = self._means.timeouts.transfer_retry_s, 0.0
         digest = GrowingDigest(path)
-        digesting = asyncio.get_running_loop().run_in_executor(self._means.digest_threads, digest.follow)
+        digesting = asyncio.get_running_loop().run_in_executor(self._means.digest_threads, digest.compute_content)
         try:
             while True:
                 try:
-                    fetch = partial(self._means.daemon_files.fetch, bundle.id, path, self._given_up, note_progress)
+                    fetch = partial(
+                        self._means.daemon_files.fetch_bundle, bundle.id, path, self._given_up, note_progress
+                    )
                     await asyncio.get_running_loop().run_in_executor(self._means.bundle_threads, fetch)
                     break
                 except SiteRejected as error:
@@ -355,17 +359,17 @@ class StageRun:
                 await asyncio.sleep(pause)
                 waited += pause
                 pause = min(self._means.timeouts.max_transfer_retry_s, 2 * pause)
-            digest.finish()
+            digest.mark_complete()
             return (await asyncio.shield(digesting)).checksum == bundle.id
         finally:
-            digest.give_up()
+            digest.cancel()
             digesting.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody awaits it
 
     def _unpack(self, path: Path) -> None:
         tree = self._own / "tree"
         shutil.rmtree(tree, ignore_errors=True)
         tree.mkdir(mode=0o700)
-        unpack(path, tree, self._given_up)
+        unpack_bundle(path, tree, self._given_up)
         if self._given_up.is_set():
             return
         shutil.rmtree(self.folder)  # There is something only when we had come so far before a restart.

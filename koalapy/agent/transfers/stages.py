@@ -12,9 +12,9 @@ import structlog
 from pydantic import ValidationError
 
 from koalapy.agent.components.job_folders import JobFolders
-from koalapy.agent.core.spool import DamagedJournal, Folder
-from koalapy.agent.transfers.pull import Means
-from koalapy.agent.transfers.stage import AccountsStage, StageRun
+from koalapy.agent.core.spool import DamagedJournal, JournalFolder
+from koalapy.agent.transfers.pull import TransferTools
+from koalapy.agent.transfers.stage import AccountStage, StageRun
 from koalapy.model.errors import SiteError
 from koalapy.model.reports import StageStatus
 from koalapy.protocol.messages import Stage, StageFile
@@ -37,39 +37,39 @@ class Stages:
     def __init__(
         self,
         directory: Path,
-        means: Means,
+        means: TransferTools,
         publish: Callable[[str, StageStatus], bool],
         in_use: Callable[[str, str], bool],
         folders: JobFolders | None = None,
     ) -> None:
         self._directory, self._means = directory, means
         self._publish_status, self._in_use = publish, in_use
-        self._folders = folders or JobFolders.alone()
+        self._folders = folders or JobFolders.for_own_account()
         self._stages: dict[Key, StageRun] = {}
         self._unwanted: set[Key] = set()
         self._tasks = BackgroundTasks()
 
-    def folder(self, instance: str, token: str) -> Path:
+    def folder_path(self, instance: str, token: str) -> Path:
         run = self._stages.get((instance, token))
         return run.folder if run else self._directory / f"{instance}-{token}"
 
-    def inputs(self, instance: str, token: str) -> frozenset[str]:
+    def input_names(self, instance: str, token: str) -> frozenset[str]:
         run = self._stages.get((instance, token))
-        return run.inputs if run else frozenset()
+        return run.input_names if run else frozenset()
 
-    def statuses(self, instance: str) -> list[StageStatus]:
+    def current_statuses(self, instance: str) -> list[StageStatus]:
         """Of all that are wanted; each counts as told."""
         found = [run for key, run in self._stages.items() if key[0] == instance and key not in self._unwanted]
         for run in found:
-            run.published = run.status()
+            run.published = run.current_status()
         return [run.published for run in found if run.published]
 
-    def recall(self) -> None:
+    def load_stages(self) -> None:
         """Go on with whatever the folders remember."""
         records = []
         for path in sorted(self._directory.glob(".*/journal")):
             try:
-                records.append((path.parent, Folder(path.parent).entries()))
+                records.append((path.parent, JournalFolder(path.parent).load_entries()))
             except (OSError, DamagedJournal) as error:  # the daemon orders what it still wants again
                 log.warning("unreadable record", action="record-unreadable", folder=str(path.parent), error=str(error))
         # First those that are not wanted any more: there may be another of the same token that is.
@@ -82,14 +82,14 @@ class Stages:
                 log.warning("a stage's record cannot be read", action="record-unreadable", folder=str(own))
                 continue
             run = self._add(instance, order, own.name.removeprefix("."))
-            run.recall()
+            run.load_journal()
             if known.get("unwanted"):
                 self._unwanted.add((instance, order.token))
-                self.release(instance, order.token)
+                self.release_stage(instance, order.token)
             else:
-                run.start()
+                run.start_task()
 
-    def stage(self, instance: str, order: Stage) -> str:
+    def start_stage(self, instance: str, order: Stage) -> str:
         """Begin; an error when that cannot be. One that is known is told again."""
         key = instance, order.token
         if not all(PLAIN.fullmatch(word) for word in key):
@@ -97,46 +97,46 @@ class Stages:
         run = self._stages.get(key)
         if run is None or key in self._unwanted:
             run = self._add(instance, order, self._free_name(f"{instance}-{order.token}"))
-            run.note(instance=instance, order=order.model_dump(), since=time.time())
-            run.start()
+            run.note_entry(instance=instance, order=order.model_dump(), since=time.time())
+            run.start_task()
         run.published = None
         self._publish(instance, run)
         return ""
 
-    def unstage(self, instance: str, token: str) -> None:
+    def discard_stage(self, instance: str, token: str) -> None:
         """End and remove, once no component has it as its own any more."""
         key = instance, token
         if key in self._stages and key not in self._unwanted:
             self._unwanted.add(key)
-            self._stages[key].note(unwanted=True)
-            self.release(instance, token)
+            self._stages[key].note_entry(unwanted=True)
+            self.release_stage(instance, token)
 
-    def release(self, instance: str, token: str) -> None:
+    def release_stage(self, instance: str, token: str) -> None:
         key = instance, token
         if key in self._unwanted and not self._in_use(instance, token):
             self._unwanted.discard(key)
             self._tasks.spawn(self._remove(self._stages.pop(key)))
 
-    def instances(self) -> set[str]:
+    def known_instances(self) -> set[str]:
         return {instance for instance, _ in self._stages}
 
-    def tokens(self) -> set[Key]:
+    def known_keys(self) -> set[Key]:
         return set(self._stages)
 
-    def abandon(self, instance: str) -> None:
+    def discard_stages(self, instance: str) -> None:
         """As if a daemon had said of each of its stages that it is not wanted any more."""
         for token in [token for owner, token in self._stages if owner == instance]:
-            self.unstage(instance, token)
-            self.release(instance, token)
+            self.discard_stage(instance, token)
+            self.release_stage(instance, token)
 
     async def close(self) -> None:
         """Stop all transfers; they are gone on with by the next agent."""
-        await asyncio.gather(*(run.end() for run in self._stages.values()))
+        await asyncio.gather(*(run.stop_task() for run in self._stages.values()))
         await self._tasks.wait()
         self._means.close()
 
     def _copies(self, wanted: StageFile) -> list[Path]:
-        return [place for run in self._stages.values() for place in run.copies(wanted)]
+        return [place for run in self._stages.values() for place in run.find_copies(wanted)]
 
     def _free_name(self, name: str) -> str:
         """Another than that of a stage of the same token that is still being removed."""
@@ -147,8 +147,8 @@ class Stages:
     def _add(self, instance: str, order: Stage, name: str) -> StageRun:
         folder, own = self._directory / name, self._directory / f".{name}"
         user = self._folders.run_as.accounts.account_for(order.local_user)
-        has_owner = bool(user) or self._folders.are_many
-        owner = AccountsStage(self._folders, user, instance, order.token) if has_owner else None
+        has_owner = bool(user) or self._folders.is_mapped
+        owner = AccountStage(self._folders, user, instance, order.token) if has_owner else None
         run = StageRun(order, folder, own, self._means, partial(self._publish, instance), self._copies, owner)
         earlier = self._stages.get((instance, order.token))
         if earlier is not None:
@@ -161,16 +161,16 @@ class Stages:
     def _publish(self, instance: str, run: StageRun) -> None:
         """Tell what has changed: what is final at once, how far it is now and then."""
         now = asyncio.get_running_loop().time()
-        status = run.status()
+        status = run.current_status()
         early = status.state == "running" and run.published is not None and now - run.published_at < STATUS_INTERVAL
         if status != run.published and not early and self._publish_status(instance, status):
             run.published, run.published_at = status, now
 
     async def _remove(self, run: StageRun) -> None:
-        await run.end()
+        await run.stop_task()
         if run.owner is not None:
             try:
-                await run.owner.take_away()
+                await run.owner.remove_folder()
             except SiteError as error:
                 log.warning("stage folder stays", action="folder-not-removed", token=run.token, reason=error.message)
-        await asyncio.to_thread(run.remove)
+        await asyncio.to_thread(run.remove_files)

@@ -10,8 +10,8 @@ import tarfile
 import threading
 from pathlib import Path, PurePosixPath
 
-from koalapy.agent.transfers.digest import MAX_DEPTH, Content, measure
-from koalapy.agent.transfers.roots import CONTENT, shown
+from koalapy.agent.transfers.digest import MAX_DEPTH, Content, measure_content
+from koalapy.agent.transfers.roots import CONTENT, printable
 from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 
 CHUNK_SIZE = 1024 * 1024
@@ -25,7 +25,7 @@ class BadBundle(Exception):
     """The archive is none, or holds what must not be in it."""
 
 
-def unpack(archive: Path, into: Path, stop: threading.Event) -> None:
+def unpack_bundle(archive: Path, into: Path, stop: threading.Event) -> None:
     """Regular files and folders only, all of them new, below a folder that is empty; ``OSError`` when there is no room.
 
     Nobody but its owner may read what was unpacked; only what was executable can be executed.
@@ -39,7 +39,7 @@ def unpack(archive: Path, into: Path, stop: threading.Event) -> None:
     except OSError as error:
         if error.errno not in OF_NAMES:
             raise
-        raise BadBundle(f"{shown(member.name)}: {error.strerror}") from error
+        raise BadBundle(f"{printable(member.name)}: {error.strerror}") from error
     except tarfile.TarError as error:
         raise BadBundle(f"the archive cannot be read: {error}") from error
 
@@ -47,7 +47,7 @@ def unpack(archive: Path, into: Path, stop: threading.Event) -> None:
 def _unpack(opened: tarfile.TarFile, member: tarfile.TarInfo, into: Path) -> None:
     parts = [part for part in PurePosixPath(member.name).parts if part != "."]
     if not all(part not in ("", "..") and "/" not in part and "\0" not in part for part in parts):
-        raise BadBundle(f"{shown(member.name)} leads out of the folder")
+        raise BadBundle(f"{printable(member.name)} leads out of the folder")
     path = into.joinpath(*parts)
     if member.isdir():
         _make_folders(into, parts)
@@ -55,7 +55,7 @@ def _unpack(opened: tarfile.TarFile, member: tarfile.TarInfo, into: Path) -> Non
         _make_folders(into, parts[:-1])
         _write(opened, member, path)
     else:
-        raise BadBundle(f"{shown(member.name)} is neither a file nor a folder")
+        raise BadBundle(f"{printable(member.name)} is neither a file nor a folder")
 
 
 def _make_folders(into: Path, parts: list[str]) -> None:
@@ -73,14 +73,14 @@ def _write(opened: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None
     try:
         descriptor = os.open(path, NEW, 0o700 if member.mode & 0o100 else 0o600)
     except (FileExistsError, NotADirectoryError) as error:
-        raise BadBundle(f"{shown(member.name)} is there twice") from error
+        raise BadBundle(f"{printable(member.name)} is there twice") from error
     with open(descriptor, "wb", buffering=0) as file:
         content = opened.extractfile(member)
         left = member.size
         while content is not None and left:
             data = content.read(min(CHUNK_SIZE, left))
             if not data:
-                raise BadBundle(f"{shown(member.name)} is cut off")
+                raise BadBundle(f"{printable(member.name)} is cut off")
             left -= len(data)
             while data:
                 data = data[file.write(data) :]
@@ -92,7 +92,7 @@ def copy_tree(source: Path, target: Path, stop: threading.Event) -> Content:
     _copy(source, target, MAX_DEPTH, stop)
     descriptor = os.open(target, CONTENT)
     try:
-        return measure(descriptor, checksum=True, given_up=stop.is_set)
+        return measure_content(descriptor, checksum=True, given_up=stop.is_set)
     finally:
         os.close(descriptor)
 

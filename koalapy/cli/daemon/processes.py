@@ -71,7 +71,7 @@ def agent(
 ) -> None:
     """Run the agent of a cluster on its head node; KOALA_AGENT_TOKEN is what it shows to the daemon."""
     scrub_environment()
-    from koalapy.agent.main import agent as run_agent
+    from koalapy.agent.main import start_agent as run_agent
 
     directory = options.directory_of(cluster)
     run_agent(cluster, options.url, options.config, directory, _agent_token(), options.ca_file, embedded)
@@ -90,7 +90,7 @@ def check(
     as_json: Annotated[bool, Option("--json", help="the findings, for programs")] = False,
 ) -> int:
     """Say what the agent of a cluster finds on this host, and what it misses; exit code 1 when it misses anything."""
-    from koalapy.agent.main import check as run_checks
+    from koalapy.agent.main import check_host as run_checks
 
     directory = options.directory_of(cluster)
     findings = run_checks(cluster, options.url, options.config, directory, _agent_token(), options.ca_file, user)

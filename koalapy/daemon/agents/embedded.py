@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import structlog
 
 from koalapy.agent.core.handover import write_handover
-from koalapy.agent.core.settings import of_agents
+from koalapy.agent.core.settings import agent_environment
 from koalapy.config.settings import Settings
 from koalapy.daemon.engine.engine import Engine, WorkItem
 from koalapy.daemon.engine.timeouts import DEFAULT_TIMEOUTS, DaemonTimeouts
@@ -102,7 +102,7 @@ def build_embedded_agents(
         handover = write_handover(name, settings, tokens[name] or "", umask, certificate.shown if certificate else None)
         command = [sys.executable, "-m", "koalapy.cli.main", "agent", name, "--embedded"]
         command += ["--directory", str(agent_directory(data_dir, name))]
-        processes.append(AgentProcess(name, command, of_agents(), handover))
+        processes.append(AgentProcess(name, command, agent_environment(), handover))
     return EmbeddedAgents(processes, report_failure)
 
 

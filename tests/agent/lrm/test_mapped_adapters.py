@@ -69,7 +69,7 @@ def folders_of(tmp_path: Path, run_command: RunCommand = run_command) -> JobFold
 
 
 def submission(folders: JobFolders, user: str, name: str = "koala-x-9.1.0") -> LrmSubmission:
-    work = folders.folder(user, f"work-{name}")
+    work = folders.folder_path(user, f"work-{name}")
     return LrmSubmission(name, 1, ["/bin/true"], {}, work, work / "runner.log", user=user, secrets=("5ecret",))
 
 

@@ -27,7 +27,7 @@ async def run_check(
     settings: AgentSettings, people: People, user: str, method: SwitchMethod = SwitchMethod.SETUID
 ) -> dict[str, Finding]:
     folders = folders_of(settings, people, method)
-    folders.prepare()
+    folders.prepare_base()
     return {finding.subject: finding for finding in await check_accounts(settings, folders, user)}
 
 
@@ -87,7 +87,7 @@ async def test_check_accounts_without_sudo_rule_fails(
 async def test_check_runner_runs_a_job_of_the_account(settings: AgentSettings, people: People, tmp_path: Path) -> None:
     settings = replace(settings, environment={"PATH": "/usr/local/bin:/usr/bin:/bin"})
     folders = folders_of(settings, people)
-    folders.prepare()
+    folders.prepare_base()
     cluster = LocalCluster(tmp_path / "locald", "north", 1, preload=RUNNER)
     lrm = LocalLrm(cluster, "koala-", folders=folders)
     try:

@@ -224,7 +224,7 @@ async def test_a_helper_that_lies_gets_nothing_written(
     component = mapped.component("7.1.0")
     work = mapped.jobs / "alice" / f"work-{component.name}"
     with pytest.raises(Exception, match=r"nothing that runners leave|not understood"):
-        await mapped.folders.fetch("alice", work, component.folder, 1, 1000)
+        await mapped.folders.fetch_results("alice", work, component.folder, 1, 1000)
     after = {path.name: path.read_bytes() for path in (mapped.settings.directory / "test" / "7.1.0").iterdir()}
     assert set(after) == set(before)
     monkeypatch.undo()

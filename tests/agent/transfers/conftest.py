@@ -15,9 +15,9 @@ import pytest
 from koalapy.agent.core.questions import Handler, Questions
 from koalapy.agent.core.settings import AgentTimeouts
 from koalapy.agent.transfers.daemon_files import DaemonFiles
-from koalapy.agent.transfers.digest import measure
+from koalapy.agent.transfers.digest import measure_content
 from koalapy.agent.transfers.exports import RSYNC, Exports
-from koalapy.agent.transfers.pull import Means
+from koalapy.agent.transfers.pull import TransferTools
 from koalapy.agent.transfers.replicas import Replicas
 from koalapy.agent.transfers.roots import Roots
 from koalapy.agent.transfers.seals import Seals
@@ -64,12 +64,14 @@ class Wire:
         if isinstance(forwarded, Ask):
             self.asked.append(forwarded.what)
             if target is not None:
-                target.questions.asked(forwarded)
+                target.questions.answer_question(forwarded)
             elif (back := self.sites.get(sender)) is not None:
                 error = f"{message.cluster} is out of reach"
-                back.questions.answered(Answer(ident=message.ident, error=error, fault="unavailable"))
+                back.questions.receive_answer(Answer(ident=message.ident, error=error, fault="unavailable"))
         elif target is not None:
-            target.questions.answered(forwarded.model_copy(update={"payload": self.meddle(dict(message.payload))}))
+            target.questions.receive_answer(
+                forwarded.model_copy(update={"payload": self.meddle(dict(message.payload))})
+            )
 
 
 class WireEnd:
@@ -81,7 +83,7 @@ class WireEnd:
         self.online_since = wire.since
         self._site, self._wire = site, wire
 
-    def put(self, message: Any, *, urgent: bool = False) -> None:
+    def send_soon(self, message: Any, *, urgent: bool = False) -> None:
         asyncio.get_running_loop().call_soon(self._wire.pass_on, self._site, message)
 
 
@@ -128,12 +130,12 @@ class FileSite:
             replicas, self.directory / "exports", "127.0.0.1", None, lambda _: self.encrypts, self.timeouts, **limits
         )
         self.handlers: dict[str, Handler] = {
-            "stat": replicas.stat,
-            "export": self.exports.export,
-            "unexport": self.exports.unexport,
+            "stat": replicas.stat_replica,
+            "export": self.exports.export_replica,
+            "unexport": self.exports.revoke_ticket,
         }
         self.questions = Questions(WireEnd(self.name, self.wire), self.handlers)  # type: ignore[arg-type]
-        self.means = Means(
+        self.means = TransferTools(
             cluster=self.name,
             replicas=replicas,
             questions=self.questions,
@@ -151,7 +153,7 @@ class FileSite:
 
     async def stop(self) -> None:
         self.wire.sites.pop(self.name, None)
-        await self.questions.close()
+        await self.questions.stop_answering()
         await self.stages.close()
         await self.exports.close()
 
@@ -174,8 +176,8 @@ class FileSite:
     def stage(self, *files: StageFile, token: str = T, bundle: StageBundle | None = None) -> Path:
         """Order a stage; its folder."""
         order = Stage(id=1, epoch=1, token=token, files=list(files), bundle=bundle)
-        assert self.stages.stage(INSTANCE, order) == ""
-        return self.stages.folder(INSTANCE, token)
+        assert self.stages.start_stage(INSTANCE, order) == ""
+        return self.stages.folder_path(INSTANCE, token)
 
     async def until(self, condition: Callable[[], object]) -> None:
         try:
@@ -282,7 +284,7 @@ def content_of(path: Path) -> tuple[int, str]:
         return len(data), hashlib.sha256(data).hexdigest()
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        found = measure(descriptor, checksum=True)
+        found = measure_content(descriptor, checksum=True)
     finally:
         os.close(descriptor)
     return found.size, found.checksum

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.agent.transfers.digest import Content, GrowingDigest, measure
+from koalapy.agent.transfers.digest import Content, GrowingDigest, measure_content
 from koalapy.agent.transfers.replicas import Replicas
 from koalapy.agent.transfers.roots import Roots
 from koalapy.model.errors import SiteRejected, SiteUnavailable
@@ -19,7 +19,7 @@ from koalapy.model.errors import SiteRejected, SiteUnavailable
 def measured(path: Path, *, checksum: bool = True) -> Content:
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        return measure(descriptor, checksum=checksum)
+        return measure_content(descriptor, checksum=checksum)
     finally:
         os.close(descriptor)
 
@@ -85,7 +85,7 @@ def test_what_a_replica_cannot_hold(tree: Path, odd: str, checksum: bool) -> Non
 async def test_who_asks_again_waits_for_the_same(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found, looks, waiting = Replicas(Roots("north", [tree.parent])), 0, 0
     all_wait = threading.Event()
-    real, shield = found.measure, asyncio.shield
+    real, shield = found.measure_replica, asyncio.shield
 
     def counting(path: Path, *, checksum: bool) -> Content:
         nonlocal looks
@@ -100,32 +100,32 @@ async def test_who_asks_again_waits_for_the_same(tree: Path, monkeypatch: pytest
             all_wait.set()
         return shield(looking)
 
-    monkeypatch.setattr(found, "measure", counting)
+    monkeypatch.setattr(found, "measure_replica", counting)
     monkeypatch.setattr(asyncio, "shield", shielded)
-    answers = await asyncio.gather(*(found.stat({"path": "tree"}) for _ in range(3)))
+    answers = await asyncio.gather(*(found.stat_replica({"path": "tree"}) for _ in range(3)))
     assert looks == 1
     assert answers[0] == answers[1] == answers[2]
-    assert (await found.stat({"path": "tree"}))["size"] == 3
+    assert (await found.stat_replica({"path": "tree"}))["size"] == 3
     assert looks == 2
 
 
 async def test_a_file_that_grows(tmp_path: Path) -> None:
     digest = GrowingDigest(tmp_path / "f")
-    following = asyncio.create_task(asyncio.to_thread(digest.follow))
+    following = asyncio.create_task(asyncio.to_thread(digest.compute_content))
     data = os.urandom(2_500_000)
     with (tmp_path / "f").open("wb", buffering=0) as file:
         for first in range(0, len(data), 100_000):
             file.write(data[first : first + 100_000])
             await asyncio.sleep(0)
-    digest.finish()
+    digest.mark_complete()
     assert await following == Content(len(data), hashlib.sha256(data).hexdigest())
 
 
 async def test_a_file_that_never_came(tmp_path: Path) -> None:
     digest = GrowingDigest(tmp_path / "f")
-    digest.finish()
+    digest.mark_complete()
     with pytest.raises(FileNotFoundError):
-        digest.follow()
+        digest.compute_content()
 
 
 def test_digest_of_file_that_comes_right_after_a_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,11 +138,11 @@ def test_digest_of_file_that_comes_right_after_a_look(tmp_path: Path, monkeypatc
             return really(*args)
         except FileNotFoundError:
             path.write_bytes(b"whole")
-            digest.finish()
+            digest.mark_complete()
             raise
 
     monkeypatch.setattr(os, "open", opened)
-    assert digest.follow() == Content(5, hashlib.sha256(b"whole").hexdigest())
+    assert digest.compute_content() == Content(5, hashlib.sha256(b"whole").hexdigest())
 
 
 def test_who_gives_up_reads_no_further(tree: Path) -> None:
@@ -150,12 +150,12 @@ def test_who_gives_up_reads_no_further(tree: Path) -> None:
         descriptor = os.open(path, os.O_RDONLY)
         try:
             with pytest.raises(SiteUnavailable):
-                measure(descriptor, checksum=True, given_up=lambda: True)
+                measure_content(descriptor, checksum=True, given_up=lambda: True)
         finally:
             os.close(descriptor)
 
 
 async def test_a_folder_of_more_entries_than_can_be_told(tree: Path) -> None:
     with pytest.raises(SiteRejected, match="has 2 entries, which are too many") as caught:
-        await Replicas(Roots("north", [tree.parent]), max_answer_size=100).stat({"path": "tree"})
+        await Replicas(Roots("north", [tree.parent]), max_answer_size=100).stat_replica({"path": "tree"})
     assert caught.value.fault == "irregular"

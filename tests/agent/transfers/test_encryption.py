@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from koalapy.agent.transfers.exports import Route, TransferIdentity, through_tunnel
+from koalapy.agent.transfers.exports import Route, TransferIdentity, tunnel_environment
 from koalapy.model.errors import SiteRejected
 from tests.agent.transfers.conftest import FileSite, Gate, Logins, Wire, needs_rsync
 
@@ -87,7 +87,7 @@ async def test_one_side_can_demand_encryption(north: FileSite, south: FileSite, 
 @pytest.mark.evidence("L5")
 async def test_source_without_certificate_needs_clear_allowed(north: FileSite, south: FileSite, wire: Wire) -> None:
     south.encrypts = False
-    real = south.exports.export
+    real = south.exports.export_replica
 
     async def in_clear(payload: Any) -> dict[str, object]:
         answer = await real({name: value for name, value in payload.items() if name in ("path", "part", "size")})
@@ -109,10 +109,10 @@ async def test_source_without_certificate_needs_clear_allowed(north: FileSite, s
 async def test_pull_in_clear_is_refused_unless_allowed(south: FileSite) -> None:
     asked = {"path": str(south.make("set", SECRET)), "part": None, "size": len(SECRET), "asker": "north"}
     with pytest.raises(SiteRejected, match="nothing goes from here to north in clear") as refused:
-        await south.exports.export(asked)
+        await south.exports.export_replica(asked)
     assert refused.value.fault == "in-clear"
     south.encrypts = False
-    assert Route.model_validate(await south.exports.export(asked)).certificate == ""
+    assert Route.model_validate(await south.exports.export_replica(asked)).certificate == ""
 
 
 async def test_who_asks_is_said_by_the_daemon_alone(north: FileSite, south: FileSite) -> None:
@@ -123,7 +123,7 @@ async def test_who_asks_is_said_by_the_daemon_alone(north: FileSite, south: File
         return {}
 
     south.handlers["export"] = hear
-    await north.questions.ask("south", "export", {"asker": "south"})
+    await north.questions.ask_cluster("south", "export", {"asker": "south"})
     assert heard == ["north"]
 
 
@@ -159,14 +159,14 @@ async def test_a_ticket_of_one_kind_is_nothing_to_the_other(south: FileSite, tmp
     south.encrypts = False
     path = south.make("set/mine", b"mine")
     routes = [
-        Route.model_validate(await south.exports.export({"path": str(path), "size": 4, "encrypted": encrypted}))
+        Route.model_validate(await south.exports.export_replica({"path": str(path), "size": 4, "encrypted": encrypted}))
         for encrypted in (True, False)
     ]
 
     async def pull(route: Route, certificate: str) -> int:
         environment = {"PATH": os.environ["PATH"], "RSYNC_PASSWORD": route.password}
         if certificate:
-            environment |= through_tunnel(route.host, route.port, certificate)
+            environment |= tunnel_environment(route.host, route.port, certificate)
         url = f"rsync://{route.user}@{route.host}:{route.port}/{route.module}/"
         process = await asyncio.create_subprocess_exec(
             "rsync", "-r", url, f"{tmp_path}/came/", env=environment, cwd="/"
@@ -205,7 +205,7 @@ async def test_nothing_is_left_of_a_transfer_that_is_given_up(north: FileSite, s
 async def test_a_puller_that_begins_and_goes_on_with_nothing_is_sent_away(south: FileSite, logins: Logins) -> None:
     path = south.make("set", SECRET)
     route = Route.model_validate(
-        await south.exports.export({"path": str(path), "size": len(SECRET), "encrypted": True})
+        await south.exports.export_replica({"path": str(path), "size": len(SECRET), "encrypted": True})
     )
     trusting = ssl.create_default_context(cadata=route.certificate)
     trusting.check_hostname = False

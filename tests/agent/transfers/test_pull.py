@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from koalapy.agent.core.questions import RECONNECT_ALLOWANCE
 from koalapy.agent.transfers import exports, pull
 from koalapy.agent.transfers.exports import Route
-from koalapy.agent.transfers.pull import MAX_TRIES, Outcome, Pull
+from koalapy.agent.transfers.pull import MAX_TRIES, Pull, RsyncOutcome
 from koalapy.agent.transfers.roots import Roots
 from koalapy.model.errors import SiteError, SiteRejected, SiteUnavailable
 from tests.agent.transfers.conftest import INSTANCE, FileSite, Gate, Logins, SetClock, T, Wire, content_of, needs_rsync
@@ -57,12 +57,12 @@ async def test_speed_excludes_silence_of_cut(north: FileSite, south: FileSite, m
     await north.restart(clock=clock)
     tries = iter(
         [
-            ([(1.0, 2_000_000), (1.5, 4_000_000)], Outcome(30, "rsync error: timeout in data send/receive")),
-            ([(40.0, 5_000_000)], Outcome(0, "")),
+            ([(1.0, 2_000_000), (1.5, 4_000_000)], RsyncOutcome(30, "rsync error: timeout in data send/receive")),
+            ([(40.0, 5_000_000)], RsyncOutcome(0, "")),
         ]
     )
 
-    async def played(route: Route, name: str, folder: Path, tick: Callable[[], bool], _: str) -> Outcome:
+    async def played(route: Route, name: str, folder: Path, tick: Callable[[], bool], _: str) -> RsyncOutcome:
         came, outcome = next(tries)
         for at, size in came:
             clock.steady = at
@@ -104,14 +104,14 @@ async def test_source_has_time_to_come_back(
     wire.since = time.monotonic() if daemon_came else time.monotonic() - 2 * RECONNECT_ALLOWANCE
     wire.asked.clear()
     north.start()
-    north.stages.recall()
+    north.stages.load_stages()
     if not daemon_came:
         assert "gave up" in (await north.comes_to("failed")).error
         return
     await north.until(lambda: wire.asked.count("export") > 3 * (MAX_TRIES + 1))
     south.start()
     await north.comes_to("done")
-    found = north.stages.folder(INSTANCE, T) / "input"
+    found = north.stages.folder_path(INSTANCE, T) / "input"
     assert (found.stat().st_ino, found.read_bytes()) == (inode, BIG)
 
 
@@ -198,7 +198,7 @@ async def test_a_new_agent_goes_on_where_the_old_one_was(north: FileSite, south:
     came = next(north.directory.glob("stages/.*/input-0/big")).stat().st_size
     gate.cut()
     north.start()
-    north.stages.recall()
+    north.stages.load_stages()
     await north.comes_to("done")
     assert (folder / "input").read_bytes() == BIG
     assert 0 < gate.passed < len(BIG) - came + 100_000
@@ -283,7 +283,7 @@ async def fails(north: FileSite, wanted: object, why: str) -> None:
 
 async def test_bytes_that_arrive_wrong_though_the_replica_is_right(north: FileSite, south: FileSite) -> None:
     wanted = south.input(south.make("data"))
-    real = south.exports.export
+    real = south.exports.export_replica
 
     async def other(payload: dict[str, object]) -> dict[str, object]:
         south.make("other/data", b"CONTENT\n")
@@ -300,7 +300,7 @@ async def test_bytes_that_arrive_wrong_though_the_replica_is_right(north: FileSi
 async def test_surplus_bytes_are_not_awaited(north: FileSite, south: FileSite, gate: Gate, path: str) -> None:
     place = south.make("set/data" if path == "set" else path)
     wanted = south.input(south.replicas / path)
-    real = south.exports.export
+    real = south.exports.export_replica
 
     async def grown(payload: dict[str, object]) -> dict[str, object]:
         place.write_bytes(BIG)
@@ -358,7 +358,7 @@ async def test_a_puller_without_rsync(north: FileSite, south: FileSite) -> None:
 async def test_a_cancelled_pull_leaves_no_process(north: FileSite, south: FileSite, gate: Gate) -> None:
     folder = north.stage(south.input(south.make("big", BIG)))
     await gate.reached.wait()
-    north.stages.unstage(INSTANCE, T)
+    north.stages.discard_stage(INSTANCE, T)
     await north.until(lambda: not any((north.directory / "stages").iterdir()))
     assert not folder.exists()
     assert not rsync_processes(str(north.directory))
@@ -372,7 +372,7 @@ def rsync_processes(word: str) -> list[int]:
                 line = (entry / "cmdline").read_text(errors="replace")
             except OSError:
                 continue
-            if line.startswith("rsync") and word in line and pull.is_alive(int(entry.name)):
+            if line.startswith("rsync") and word in line and pull.is_process_alive(int(entry.name)):
                 found.append(int(entry.name))
     return found
 
@@ -381,7 +381,7 @@ async def test_a_ticket_is_for_one_thing_and_one_password(south: FileSite, tmp_p
     south.make("set/mine", b"mine")
     south.make("set/other", b"other")
     south.encrypts = False
-    route = await south.exports.export({"path": str(south.replicas / "set/mine"), "size": 4})
+    route = await south.exports.export_replica({"path": str(south.replicas / "set/mine"), "size": 4})
     url = f"rsync://koala@127.0.0.1:{route['port']}/{route['module']}/"
     good = {"PATH": os.environ["PATH"], "RSYNC_PASSWORD": str(route["password"])}
     got = tmp_path / "got"
@@ -397,7 +397,7 @@ async def test_a_ticket_is_for_one_thing_and_one_password(south: FileSite, tmp_p
     assert os.listdir(got) == ["mine"]
     upload = await asyncio.create_subprocess_exec("rsync", f"{got}/mine", f"{url}new", env=good, cwd="/")
     assert await upload.wait() != 0
-    await south.exports.unexport({"module": route["module"]})
+    await south.exports.revoke_ticket({"module": route["module"]})
     assert await copy(url, good, "-r") != 0
     assert sorted(os.listdir(south.replicas / "set")) == ["mine", "other"]
 
@@ -409,7 +409,9 @@ async def exported(site: FileSite, path: Path) -> Route:
     """In clear."""
     site.encrypts = False
     size, checksum = content_of(path)
-    return Route.model_validate(await site.exports.export({"path": str(path), "size": size, "checksum": checksum}))
+    return Route.model_validate(
+        await site.exports.export_replica({"path": str(path), "size": size, "checksum": checksum})
+    )
 
 
 @pytest.mark.parametrize("option", ["--copy-links", "--copy-unsafe-links", "--copy-dirlinks"])
@@ -440,7 +442,7 @@ async def connected(site: FileSite) -> tuple[asyncio.StreamReader, asyncio.Strea
     """To where a file is exported in clear as well as encrypted."""
     path = site.make("data")
     await exported(site, path)
-    route = Route.model_validate(await site.exports.export({"path": str(path), "size": 8, "encrypted": True}))
+    route = Route.model_validate(await site.exports.export_replica({"path": str(path), "size": 8, "encrypted": True}))
     return await asyncio.open_connection("127.0.0.1", route.port)
 
 
@@ -501,7 +503,7 @@ async def test_ticket_folder_stays_open_for_pending_login(south: FileSite, monke
     later: list[tuple[object, ...]] = []
     with monkeypatch.context() as watched:
         watched.setattr(asyncio.get_running_loop(), "call_later", lambda *arguments: later.append(arguments))
-        await south.exports.unexport({"module": route.module})
+        await south.exports.revoke_ticket({"module": route.module})
     assert (south.timeouts.transfer_login_s, os.close, folder) in later
     os.close(folder)
     writer.close()
@@ -552,7 +554,7 @@ async def test_who_asks_is_answered_whatever_went_wrong(
 
     south.handlers["odd"] = broken
     with pytest.raises(expected, match=r"No space left|KeyError"):
-        await north.questions.ask("south", "odd", {})
+        await north.questions.ask_cluster("south", "odd", {})
     assert south.questions._answering == {}
 
 
@@ -564,7 +566,10 @@ async def test_lack_of_descriptors_is_no_fault_of_replica(south: FileSite, monke
 
     with monkeypatch.context() as full:
         full.setattr(os, "open", refusing)
-        with pytest.raises(SiteUnavailable, match="Too many open files"), Roots("south", [south.replicas]).open(path):
+        with (
+            pytest.raises(SiteUnavailable, match="Too many open files"),
+            Roots("south", [south.replicas]).open_path(path),
+        ):
             pass
 
 
@@ -632,7 +637,7 @@ async def test_an_old_look_does_not_have_the_last_word(north: FileSite, south: F
     looking = asyncio.create_task(one._measure_now())
     for _ in range(5):
         await asyncio.sleep(0)
-    one.there = 3
+    one.arrived_bytes = 3
     old.set_result(None)
     await looking
-    assert one.there == 8
+    assert one.arrived_bytes == 8

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from koalapy.agent.components.component import Component
 from koalapy.agent.components.job_folders import MAX_CONCURRENT, JobFolders
-from koalapy.agent.core.spool import Folder
+from koalapy.agent.core.spool import JournalFolder
 from koalapy.agent.transfers import results
 from koalapy.agent.transfers.daemon_files import DaemonFiles
 from koalapy.agent.transfers.results import Collector
@@ -113,7 +113,7 @@ def test_sending_and_what_may_go_wrong() -> None:
     with pytest.raises(SiteUnavailable):
         daemon_files.put_results("7.1.0", lambda archive: None, goes_on)
     with pytest.raises(SiteUnavailable):
-        daemon_files.fetch("0" * 64, Path(os.devnull), threading.Event(), lambda there: None)
+        daemon_files.fetch_bundle("0" * 64, Path(os.devnull), threading.Event(), lambda there: None)
 
 
 def test_an_agent_that_ends_sends_no_more() -> None:
@@ -150,14 +150,16 @@ class Collecting:
         (path / "stage").mkdir()
         (path / "stage" / "a").write_text("1")
         (path / "spool").mkdir()
-        self.component = Component("test", "7.1.0", Folder(path / "spool"), stage="7.1.9", collect=("*",))
+        self.component = Component("test", "7.1.0", JournalFolder(path / "spool"), stage="7.1.9", collect=("*",))
         self.component.plan, self.component.ended = {}, True
         self.stage = path / "stage"
         self.reached = False
         self.looks = 0
         self.looked = asyncio.Event()
         self.over = asyncio.Event()
-        self.collector = Collector(daemon_files, self, lambda _: self.over.set(), self.in_reach, JobFolders.alone())  # type: ignore[arg-type]
+        self.collector = Collector(
+            daemon_files, self, lambda _: self.over.set(), self.in_reach, JobFolders.for_own_account()
+        )  # type: ignore[arg-type]
 
     def in_reach(self, instance: str) -> bool:
         self.looks += 1
@@ -165,14 +167,14 @@ class Collecting:
             self.looked.set()
         return self.reached
 
-    def folder(self, instance: str, token: str) -> Path:
+    def folder_path(self, instance: str, token: str) -> Path:
         return self.stage
 
-    def inputs(self, instance: str, token: str) -> frozenset[str]:
+    def input_names(self, instance: str, token: str) -> frozenset[str]:
         return frozenset()
 
     async def collect(self) -> Component:
-        self.collector.collect(self.component)
+        self.collector.collect_results(self.component)
         async with asyncio.timeout(VIRTUAL_DEADLINE):
             await self.over.wait()
         assert self.component.collected
@@ -196,11 +198,11 @@ async def test_results_are_for_the_daemon_that_wants_them(tmp_path: Path) -> Non
 
 async def test_results_that_nobody_wants_any_more_are_sent_to_nobody(tmp_path: Path) -> None:
     collecting = Collecting(tmp_path, DaemonFiles("http://127.0.0.1:1", "north", "s3cret"))
-    collecting.collector.collect(collecting.component)
+    collecting.collector.collect_results(collecting.component)
     async with asyncio.timeout(VIRTUAL_DEADLINE):
         await collecting.looked.wait()
     task = collecting.collector._tasks[collecting.component.name]
-    collecting.collector.give_up(collecting.component)
+    collecting.collector.cancel_collection(collecting.component)
     await asyncio.wait((task,), timeout=VIRTUAL_DEADLINE)
     assert task.cancelled()
     assert collecting.collector._tasks == {}
@@ -253,16 +255,18 @@ async def test_hanging_collection_delays_no_other_user(tmp_path: Path, monkeypat
     collecting = Collecting(tmp_path, DaemonFiles("http://127.0.0.1:1", "north", "s3cret"))
     collecting.reached = True
     stubborn = [
-        Component("test", f"{job}.1.0", Folder(tmp_path / "spool"), stage=f"{job}.1.9", collect=("*",), user="mallory")
+        Component(
+            "test", f"{job}.1.0", JournalFolder(tmp_path / "spool"), stage=f"{job}.1.9", collect=("*",), user="mallory"
+        )
         for job in range(100, 100 + 3 * results.MAX_SENDERS)
     ]
     try:
         for component in stubborn:
             component.plan, component.ended = {}, True
-            collecting.collector.collect(component)
+            collecting.collector.collect_results(component)
         await asyncio.sleep(0)
         for component in stubborn[: results.MAX_SENDERS]:
-            collecting.collector.give_up(component)
+            collecting.collector.cancel_collection(component)
         collecting.component.user = "alice"
         await collecting.collect()
         assert sent.count("mallory") <= MAX_CONCURRENT

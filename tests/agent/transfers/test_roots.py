@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.agent.transfers.digest import measure
-from koalapy.agent.transfers.replicas import Replicas, Wanted
+from koalapy.agent.transfers.digest import measure_content
+from koalapy.agent.transfers.replicas import ReplicaRequest, Replicas
 from koalapy.agent.transfers.roots import Roots, is_plain_name
 from koalapy.model.errors import SiteRejected
 from koalapy.validation.inputs import name_problem
@@ -59,10 +59,10 @@ def world() -> Iterator[Path]:
 
 
 def content(roots: Roots, path: str) -> bytes:
-    found = roots.find(path)
-    with roots.open(found) as opened:
+    found = roots.resolve_path(path)
+    with roots.open_path(found) as opened:
         if opened.is_folder:
-            measure(opened.descriptor, checksum=True)
+            measure_content(opened.descriptor, checksum=True)
             return b""
         return os.read(opened.descriptor, 100)
 
@@ -86,9 +86,9 @@ def test_every_path_leads_below_the_root_or_nowhere(world: Path, names: list[str
 @given(st.lists(st.sampled_from(NAMES), min_size=1, max_size=5), st.sampled_from([None, *NAMES]))
 def test_neither_do_paths_that_a_catalogue_might_tell(world: Path, names: list[str], part: str | None) -> None:
     replicas = Replicas(Roots("north", [world / "root"]))
-    wanted = Wanted(path=str(world / "root" / Path(*names)), part=part, size=len(SECRET))
+    wanted = ReplicaRequest(path=str(world / "root" / Path(*names)), part=part, size=len(SECRET))
     with pytest.raises(SiteRejected):
-        replicas.check(wanted)
+        replicas.check_replica(wanted)
 
 
 @pytest.mark.parametrize(
@@ -119,14 +119,14 @@ def test_why_not(world: Path, path: str, fault: str) -> None:
 
 def test_links_within_are_resolved_once(world: Path) -> None:
     roots = Roots("north", [world / "root"])
-    assert roots.find("sub/in/data") == world / "root" / "a b" / "data"
-    assert roots.find(str(world / "root" / "sub" / "in")) == world / "root" / "a b"
+    assert roots.resolve_path("sub/in/data") == world / "root" / "a b" / "data"
+    assert roots.resolve_path(str(world / "root" / "sub" / "in")) == world / "root" / "a b"
 
 
 def test_a_root_may_be_a_link_itself(world: Path, tmp_path: Path) -> None:
     (tmp_path / "way").symlink_to(world / "root")
     roots = Roots("north", [tmp_path / "way"])
-    assert roots.find("data") == roots.find(str(tmp_path / "way" / "data")) == world / "root" / "data"
+    assert roots.resolve_path("data") == roots.resolve_path(str(tmp_path / "way" / "data")) == world / "root" / "data"
     assert content(roots, "data") == OPEN
 
 
@@ -136,17 +136,17 @@ def test_a_folder_that_is_exchanged_for_a_link_after_the_look(tmp_path: Path) ->
     (tmp_path / "root" / "sub" / "data").write_bytes(OPEN)
     (tmp_path / "data").write_bytes(SECRET)
     roots = Roots("north", [tmp_path / "root"])
-    found = roots.find("sub/data")
+    found = roots.resolve_path("sub/data")
     shutil.rmtree(tmp_path / "root" / "sub")
     (tmp_path / "root" / "sub").symlink_to(tmp_path)
-    with pytest.raises(SiteRejected) as caught, roots.open(found):
+    with pytest.raises(SiteRejected) as caught, roots.open_path(found):
         pass
     assert caught.value.fault == "missing"
 
 
 def test_without_a_directory_the_way_out_is_named() -> None:
     with pytest.raises(SiteRejected) as caught:
-        Roots("north", []).find("data")
+        Roots("north", []).resolve_path("data")
     assert caught.value.fault == "unconfigured"
     assert caught.value.hint == "set clusters.north.replica_directories"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from koalapy.agent.transfers import replicas, seals
-from koalapy.agent.transfers.digest import Content, measure
+from koalapy.agent.transfers.digest import Content, measure_content
 from koalapy.agent.transfers.seals import Seals
 from koalapy.protocol.messages import StageFile
 from tests.agent.transfers.conftest import INSTANCE, FileSite, SetClock, T, content_of, needs_rsync
@@ -25,9 +25,9 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def measured(descriptor: int, *, checksum: bool, **more: Callable[[], bool]) -> Content:
         if checksum:
             found.append(os.readlink(f"/proc/self/fd/{descriptor}"))
-        return measure(descriptor, checksum=checksum, **more)
+        return measure_content(descriptor, checksum=checksum, **more)
 
-    monkeypatch.setattr(replicas, "measure", measured)
+    monkeypatch.setattr(replicas, "measure_content", measured)
     return found
 
 
@@ -123,7 +123,7 @@ async def test_what_was_looked_at_for_the_catalogue_is_not_read_again(north: Fil
         StageFile(name="/logical", source="north", path=str(path), target="input", size=size, checksum=checksum)
     )
     await north.comes_to("done")
-    found = await north.stages._means.replicas.stat({"path": str(path)})
+    found = await north.stages._means.replicas.stat_replica({"path": str(path)})
     north.stage(north.input(path), token=U)
     await north.comes_to("done", U)
     assert found["checksum"] == checksum
@@ -135,7 +135,7 @@ async def test_what_was_looked_at_for_the_catalogue_is_not_read_again(north: Fil
 async def test_that_we_make_it_read_only_is_no_change(north: FileSite, read: list[str], name: str) -> None:
     north.make(name).chmod(0o664)
     path = north.replicas / name.split("/")[0]
-    await north.stages._means.replicas.stat({"path": str(path)})
+    await north.stages._means.replicas.stat_replica({"path": str(path)})
     for token in (T, U):
         north.stage(north.input(path), token=token)
         await north.comes_to("done", token)
@@ -232,7 +232,7 @@ async def test_brought_input_is_read_only_and_removable(north: FileSite, south: 
     await north.comes_to("done")
     assert writable(folder / "input") == []
     assert writable(path) != [], "that of another site is not ours"
-    north.stages.unstage(INSTANCE, T)
+    north.stages.discard_stage(INSTANCE, T)
     await north.until(lambda: not folder.exists())
 
 
@@ -240,12 +240,14 @@ def test_a_book_of_nonsense_is_an_empty_one(tmp_path: Path) -> None:
     path = tmp_path / "seals.json"
     for text in ("", "[]", '{"a": 1}', '{"a": [1]}', "\0"):
         path.write_text(text)
-        assert not Seals(path).hold(Path("a"), "1", "2")
+        assert not Seals(path).is_unchanged(Path("a"), "1", "2")
 
 
 def test_a_book_has_an_end(tmp_path: Path) -> None:
     book = Seals(tmp_path / "seals.json", max_retained=3)
     for number in range(5):
-        book.note(Path(f"/{number}"), "seal", "checksum", LONG_AGO)
+        book.record_seal(Path(f"/{number}"), "seal", "checksum", LONG_AGO)
     again = Seals(tmp_path / "seals.json")
-    assert [again.hold(Path(f"/{number}"), "seal", "checksum") for number in range(5)] == [False] * 2 + [True] * 3
+    assert [again.is_unchanged(Path(f"/{number}"), "seal", "checksum") for number in range(5)] == [False] * 2 + [
+        True
+    ] * 3

@@ -42,7 +42,7 @@ async def test_pulls_stay_within_transfer_limit(north: FileSite, south: FileSite
     await waits(north)
     assert wire.asked.count("export") == 1, "who waits has no ticket"
     clock.steady = 1000.0
-    assert north.stages.statuses(INSTANCE)[1].state == "running"
+    assert north.stages.current_statuses(INSTANCE)[1].state == "running"
     gate.open.set()
     done = await north.comes_to("done", U)
     assert [(m.size, m.seconds) for m in done.moved] == [(5, 0.0)], "the wait is no part of what is measured"
@@ -55,7 +55,7 @@ async def test_unwanted_stage_leaves_its_turn(north: FileSite, south: FileSite, 
     await gate.reached.wait()
     folder = north.stage(south.input(south.make("other", b"other")), token=U)
     await waits(north)
-    north.stages.unstage(INSTANCE, U)
+    north.stages.discard_stage(INSTANCE, U)
     await north.until(lambda: len(os.listdir(north.directory / "stages")) == 2)
     assert not folder.exists()
     north.stage(south.input(south.make("third", b"third")), token=V)
@@ -75,7 +75,7 @@ async def test_who_was_cut_lets_others_pull_while_it_pauses(north: FileSite, sou
     await waits(north)
     gate.cut()
     await north.comes_to("done", U)
-    assert north.stages.statuses(INSTANCE)[0].state == "running"
+    assert north.stages.current_statuses(INSTANCE)[0].state == "running"
 
 
 async def test_new_agent_keeps_the_order_of_turns(north: FileSite, south: FileSite, gate: Gate) -> None:
@@ -88,7 +88,7 @@ async def test_new_agent_keeps_the_order_of_turns(north: FileSite, south: FileSi
     gate.close_again(len(BIG) // 2)
     north.told.clear()
     north.start()
-    north.stages.recall()
+    north.stages.load_stages()
     await gate.reached.wait()
     await north.until(lambda: len(north.stages._means.turns._waiting) == 2)
     gate.open.set()
@@ -144,7 +144,7 @@ async def test_one_that_is_unwanted_meanwhile_harms_no_other(
     folders |= {token: north.stage(wanted, token=token) for token in (U, V)}
     await waits(north)
     gone = T if unwanted == "leader" else U
-    north.stages.unstage(INSTANCE, gone)
+    north.stages.discard_stage(INSTANCE, gone)
     gate.open.set()
     for token in {T, U, V} - {gone}:
         await north.comes_to("done", token)
@@ -164,7 +164,7 @@ async def test_new_agent_resumes_shared_pull(north: FileSite, south: FileSite, w
     gate.cut()
     wire.asked.clear()
     north.start()
-    north.stages.recall()
+    north.stages.load_stages()
     await north.comes_to("done")
     await north.comes_to("done", U)
     assert (folder / "input").read_bytes() == BIG

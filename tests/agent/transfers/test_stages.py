@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from koalapy.agent.core.spool import Folder
+from koalapy.agent.core.spool import JournalFolder
 from koalapy.agent.transfers import stage
 from koalapy.agent.transfers.daemon_files import DaemonFiles
 from koalapy.agent.transfers.pull import MAX_BUNDLES
 from koalapy.agent.transfers.stage import StageRun
-from koalapy.agent.transfers.trees import BadBundle, remove_tree, unpack
+from koalapy.agent.transfers.trees import BadBundle, remove_tree, unpack_bundle
 from koalapy.model.errors import SiteRejected
 from koalapy.protocol.messages import Stage, StageBundle
 from tests.agent.transfers.conftest import INSTANCE, FileSite, T
@@ -90,7 +90,7 @@ async def test_two_inputs_of_one_name(north: FileSite) -> None:
 
 @pytest.mark.parametrize("token", ["../7.1.0", "", ".", "a/b", "-x", "a b"])
 async def test_tokens_are_plain_too(north: FileSite, token: str) -> None:
-    assert north.stages.stage(INSTANCE, Stage(id=1, epoch=1, token=token, files=[])) == f"{token!r} is no stage"
+    assert north.stages.start_stage(INSTANCE, Stage(id=1, epoch=1, token=token, files=[])) == f"{token!r} is no stage"
     assert not (north.directory / "stages").exists()
 
 
@@ -107,15 +107,15 @@ async def test_an_unwanted_stage_is_removed_and_may_come_again(north: FileSite) 
     folder = north.stage(wanted)
     await north.comes_to("done")
     (folder / "left").write_text("by the program")
-    north.stages.unstage(INSTANCE, T)
+    north.stages.discard_stage(INSTANCE, T)
     north.told.clear()
     again = north.stage(wanted)
     await north.comes_to("done")
     await north.until(lambda: not folder.exists() or folder == again)
     assert os.listdir(again) == ["input"]
     assert (north.replicas / "data").exists(), "what is linked is not ours to remove"
-    north.stages.unstage(INSTANCE, T)
-    north.stages.unstage(INSTANCE, "9.9.9")
+    north.stages.discard_stage(INSTANCE, T)
+    north.stages.discard_stage(INSTANCE, "9.9.9")
     await north.until(lambda: not os.listdir(north.directory / "stages"))
 
 
@@ -123,16 +123,16 @@ async def test_a_stage_in_use_is_removed_when_it_is_not_any_more(north: FileSite
     folder = north.stage()
     await north.comes_to("done")
     north.used.add(T)
-    north.stages.unstage(INSTANCE, T)
-    assert north.stages.statuses(INSTANCE) == []
-    north.stages.release(INSTANCE, T)
+    north.stages.discard_stage(INSTANCE, T)
+    assert north.stages.current_statuses(INSTANCE) == []
+    north.stages.release_stage(INSTANCE, T)
     assert folder.exists()
     await north.stop()
     north.start()
-    north.stages.recall()
+    north.stages.load_stages()
     assert folder.exists()
     north.used.clear()
-    north.stages.release(INSTANCE, T)
+    north.stages.release_stage(INSTANCE, T)
     await north.until(lambda: not os.listdir(north.directory / "stages"))
 
 
@@ -142,9 +142,9 @@ async def test_a_new_agent_knows_what_was_done(north: FileSite) -> None:
     await north.stop()
     (north.replicas / "data").unlink()
     north.start()
-    north.stages.recall()
-    assert [(s.token, s.state) for s in north.stages.statuses(INSTANCE)] == [(T, "done")]
-    assert north.stages.statuses("other") == []
+    north.stages.load_stages()
+    assert [(s.token, s.state) for s in north.stages.current_statuses(INSTANCE)] == [(T, "done")]
+    assert north.stages.current_statuses("other") == []
 
 
 async def test_no_folder_can_be_made(north: FileSite) -> None:
@@ -233,7 +233,7 @@ def test_archives_that_want_to_be_elsewhere(tmp_path: Path, members: list[tuple[
     path = tmp_path / "archive"
     path.write_bytes(archive(*members))
     with pytest.raises(BadBundle):
-        unpack(path, into, threading.Event())
+        unpack_bundle(path, into, threading.Event())
     assert os.listdir(into.parent) == ["into"]
     assert sorted(os.listdir(tmp_path)) == ["above", "archive"]
     assert not any(path.is_symlink() for path in into.rglob("*"))
@@ -244,18 +244,18 @@ def test_archives_that_are_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "archive").write_bytes(content)
     (tmp_path / "into").mkdir()
     with pytest.raises(BadBundle):
-        unpack(tmp_path / "archive", tmp_path / "into", threading.Event())
+        unpack_bundle(tmp_path / "archive", tmp_path / "into", threading.Event())
 
 
 async def test_a_stage_that_comes_again_takes_the_place_of_one_still_in_use(north: FileSite) -> None:
     folder = north.stage()
     await north.comes_to("done")
     north.used.add(T)
-    north.stages.unstage(INSTANCE, T)
+    north.stages.discard_stage(INSTANCE, T)
     again = north.stage()
     assert again != folder
     await north.until(lambda: not folder.exists())
-    assert [status.token for status in north.stages.statuses(INSTANCE)] == [T]
+    assert [status.token for status in north.stages.current_statuses(INSTANCE)] == [T]
     await north.until(lambda: sorted(os.listdir(again.parent)) == sorted([again.name, f".{again.name}"]))
 
 
@@ -269,12 +269,12 @@ async def test_a_new_agent_knows_which_of_two_of_a_token_is_wanted(north: FileSi
     shutil.copytree(folder, other)
     shutil.copytree(own, own.with_name(f".{other.name}"))
     gone, stays = (folder, other) if unwanted == "first" else (other, folder)
-    Folder(gone.with_name(f".{gone.name}")).write(unwanted=True)
+    JournalFolder(gone.with_name(f".{gone.name}")).write_entry(unwanted=True)
     north.used.add(T)
     north.start()
-    north.stages.recall()
-    assert [(s.token, s.state) for s in north.stages.statuses(INSTANCE)] == [(T, "done")]
-    assert north.stages.folder(INSTANCE, T) == stays
+    north.stages.load_stages()
+    assert [(s.token, s.state) for s in north.stages.current_statuses(INSTANCE)] == [(T, "done")]
+    assert north.stages.folder_path(INSTANCE, T) == stays
     await north.until(lambda: not gone.exists())
     assert stays.exists()
 
@@ -294,12 +294,12 @@ async def test_folders_are_removed_when_nobody_makes_anything_in_them_any_more(
         asyncio.run_coroutine_threadsafe(let_others_run(), loop).result(30)
         done.append("unpacked")
 
-    real = StageRun.remove
-    monkeypatch.setattr(stage, "unpack", unpacking)
-    monkeypatch.setattr(StageRun, "remove", lambda run: (done.append("removed"), real(run)))
+    real = StageRun.remove_files
+    monkeypatch.setattr(stage, "unpack_bundle", unpacking)
+    monkeypatch.setattr(StageRun, "remove_files", lambda run: (done.append("removed"), real(run)))
     north.stage(bundle=keep(daemon_files, archive(member("a"))))
     assert await asyncio.to_thread(entered.wait, 30)
-    north.stages.unstage(INSTANCE, T)
+    north.stages.discard_stage(INSTANCE, T)
     await north.until(lambda: len(done) == 2)
     assert done == ["unpacked", "removed"]
     await north.until(lambda: not os.listdir(north.directory / "stages"))
@@ -349,7 +349,7 @@ async def test_hanging_daemon_delays_no_stage_without_bundle(north: FileSite, mo
         goes_on.wait(30)
         raise SiteRejected("no")
 
-    monkeypatch.setattr(DaemonFiles, "fetch", hanging)
+    monkeypatch.setattr(DaemonFiles, "fetch_bundle", hanging)
     try:
         for number in range(MAX_BUNDLES + 4):
             north.stage(token=f"8.1.{number}", bundle=StageBundle(id="0" * 64, size=1))

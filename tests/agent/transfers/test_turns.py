@@ -13,12 +13,12 @@ class Runner:
 
     def __init__(self, turns: Turns, had: list[str], name: str, place: int | None = None) -> None:
         self._turns, self._had, self.name = turns, had, name
-        self._place = turns.arrive() if place is None else place
+        self._place = turns.next_position() if place is None else place
         self.over = asyncio.Event()
         self.task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        async with self._turns.turn(self._place):
+        async with self._turns.wait_turn(self._place):
             self._had.append(self.name)
             await self.over.wait()
 
@@ -50,7 +50,7 @@ async def test_so_many_at_once_and_the_others_in_their_order(had: list[str]) -> 
 
 async def test_who_comes_again_goes_before_those_that_came_later(had: list[str]) -> None:
     turns = Turns(1)
-    early = turns.arrive()
+    early = turns.next_position()
     runners = [Runner(turns, had, name) for name in "abc"]
     await settle()
     runners.append(Runner(turns, had, "early", early))
@@ -65,7 +65,7 @@ async def test_a_turn_ends_with_an_error_too() -> None:
     turns = Turns(1)
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
-            async with turns.turn(turns.arrive()):
+            async with turns.wait_turn(turns.next_position()):
                 raise ZeroDivisionError
 
 

@@ -48,7 +48,7 @@ _ENTRY_RETENTION = 7 * 86400.0
 
 
 def make_lrm(settings: AgentSettings) -> "DrmaaLrm":
-    folders = JobFolders.of(settings)
+    folders = JobFolders.from_settings(settings)
     control = drmaa_control(settings.library, folders.run_as)
     return DrmaaLrm(settings, control, settings.directory.parent, folders)
 
@@ -131,7 +131,7 @@ class DrmaaLrm(PolledLrm):
     ) -> None:
         """In ``directory`` the names and ids of jobs submitted are written down."""
         super().__init__(settings.poll_interval)
-        self._folders, self._clock = folders or JobFolders.alone(), clock
+        self._folders, self._clock = folders or JobFolders.for_own_account(), clock
         self._control, self._settings, self._fanout = control, settings, settings.fanout or "none"
         options = split_options(settings.native_specification)
         if self._fanout == "qrsh":

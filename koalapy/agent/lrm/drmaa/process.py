@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from koalapy.agent.core.settings import RESOURCE_MANAGERS, RESOURCE_MANAGERS_BEGIN, inherited
+from koalapy.agent.core.settings import LRM_PREFIXES, LRM_VARIABLES, inherited_environment
 from koalapy.agent.lrm.port import DrmaaEnding
 from koalapy.agent.lrm.rejections import classify_rejection
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
@@ -315,7 +315,7 @@ class _Session:
 
 
 def _environment(library: str | None, given: Mapping[str, str]) -> dict[str, str]:
-    kept = inherited(RESOURCE_MANAGERS, RESOURCE_MANAGERS_BEGIN)
+    kept = inherited_environment(LRM_VARIABLES, LRM_PREFIXES)
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if "optional_static_tls" not in tunables:
         tunables = ":".join(filter(None, (tunables, _STATIC_TLS)))

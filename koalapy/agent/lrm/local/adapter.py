@@ -39,7 +39,9 @@ _FAILING_COMMAND = ("/bin/sh", "-c", "echo 'koala: this start fails on purpose (
 def make_lrm(settings: AgentSettings) -> "LocalLrm":
     network = settings.network or "127.0.1"
     cluster = LocalCluster(settings.directory.with_name("lrm"), settings.cluster, settings.nodes, network, RUNNER)
-    return LocalLrm(cluster, JOB_PREFIX, settings.start_failures, JobFolders.of(settings), settings.node_classes)
+    return LocalLrm(
+        cluster, JOB_PREFIX, settings.start_failures, JobFolders.from_settings(settings), settings.node_classes
+    )
 
 
 class LocalLrm:
@@ -58,7 +60,7 @@ class LocalLrm:
         node_classes: Mapping[str, NodeClassSettings] = _NO_CLASSES,
     ) -> None:
         """``start_failures``: the probability that a start is made to fail."""
-        self._folders = folders or JobFolders.alone()
+        self._folders = folders or JobFolders.for_own_account()
         self._classes = group_nodes([KnownNode(address) for address in cluster.addresses], node_classes)
         self.cluster = cluster
         self._failures = StartFailures(cluster.directory, cluster.name, start_failures)
@@ -100,7 +102,7 @@ class LocalLrm:
         eligible = self._classes.select_class(name, submission.nodes).nodes if name else ()
         if submission.user:
             files = {} if self._key else secret_files(submission.secrets)
-            await self._folders.fill(submission.user, submission.workdir, files)
+            await self._folders.make_folder(submission.user, submission.workdir, files)
         elif not self._key:
             await asyncio.to_thread(write_secrets, submission.workdir, submission.secrets)
         reply = await link.request(
@@ -150,8 +152,8 @@ class LocalLrm:
         if link is self._link:
             self._ended_seq = max(self._ended_seq, reply["seq"])
         users = {OWN_USER}
-        if self._folders.are_many:
-            users |= await asyncio.to_thread(self._folders.accounts)
+        if self._folders.is_mapped:
+            users |= await asyncio.to_thread(self._folders.list_accounts)
         jobs: list[LrmJob] = []
         background = 0
         held_nodes: set[str] = set()

@@ -82,9 +82,9 @@ class LocalCluster:
         if self._is_held():
             return
         # Imported here: koala local-run starts no locald.
-        from koalapy.agent.core.settings import OPEN_MPI, inherited
+        from koalapy.agent.core.settings import OPEN_MPI_PREFIXES, inherited_environment
 
-        environment = inherited(prefixes=OPEN_MPI) | {MARK: f"@{self.directory.resolve()}"}
+        environment = inherited_environment(prefixes=OPEN_MPI_PREFIXES) | {MARK: f"@{self.directory.resolve()}"}
         try:
             locald = subprocess.run(
                 self.start_command,

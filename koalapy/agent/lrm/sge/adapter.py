@@ -52,8 +52,8 @@ SETTLING_TIME = 10.0
 
 
 def make_lrm(settings: AgentSettings) -> "SgeLrm":
-    folders = JobFolders.of(settings)
-    if folders.are_many and settings.library is None:
+    folders = JobFolders.from_settings(settings)
+    if folders.is_mapped and settings.library is None:
         return SgeLrm(settings, QsubControl(SgeCommands(folders.run_as)), folders=folders)
     return SgeLrm(settings, drmaa_control(settings.library, folders.run_as), folders=folders)
 
@@ -72,14 +72,14 @@ class SgeLrm(PolledLrm):
     ) -> None:
         super().__init__(settings.poll_interval)
         self._clock = clock
-        self._folders = folders or JobFolders.alone()
+        self._folders = folders or JobFolders.for_own_account()
         self._settings, self._control, self._extra = settings, control, split_options(settings.native_specification)
         queues = "leave it out, and set the cluster's queue"
         environments = "leave it out, and set the cluster's parallel_environment"
         reject_qsub_options(self._extra, q=queues, masterq=queues, pe=environments)
         self._commands = SgeCommands(self._folders.run_as)
-        self._jobs = TrackedJobs(prefix, pwd.getpwuid(os.geteuid()).pw_name, self._folders.accounts, clock)
-        self._users = "*" if self._folders.are_many else self._jobs.owner
+        self._jobs = TrackedJobs(prefix, pwd.getpwuid(os.geteuid()).pw_name, self._folders.list_accounts, clock)
+        self._users = "*" if self._folders.is_mapped else self._jobs.owner
         self._resolver = EndResolver(self._commands, self._jobs, control, self.poll_soon, clock)
         self._layout: Layout | None = None
         self._groups = NO_GROUPS

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from koalapy.agent.accounts import RunAs
-from koalapy.agent.core.settings import inherited
+from koalapy.agent.core.settings import inherited_environment
 from koalapy.agent.lrm.commands import COMMAND_TIMEOUT, CommandResult, Commands, parse_job_number
 from koalapy.agent.lrm.port import Finding, JobControl, LrmSubmission
 from koalapy.agent.lrm.sge.answers import AccountingRecord, queue_state, read_accounting, read_listing, short_name
@@ -42,7 +42,7 @@ class SgeCommands(Commands):
     """Runs them under English words, and without a wrapper script where there is one: that costs ten times as much."""
 
     def __init__(self, run_as: RunAs) -> None:
-        super().__init__(run_as.run, inherited(prefixes=("SGE_",)) | {"LC_ALL": "C"}, _OUT_OF_REACH, _HINTS)
+        super().__init__(run_as.run, inherited_environment(prefixes=("SGE_",)) | {"LC_ALL": "C"}, _OUT_OF_REACH, _HINTS)
         self._folder: str | None = None
 
     async def find_programs(self) -> None:

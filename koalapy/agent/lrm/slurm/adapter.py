@@ -75,7 +75,7 @@ class _JobLine(NamedTuple):
 
 
 def make_lrm(settings: AgentSettings) -> "SlurmLrm":
-    folders = JobFolders.of(settings)
+    folders = JobFolders.from_settings(settings)
     control = drmaa_control(settings.library, folders.run_as) if settings.library else None
     return SlurmLrm(settings, control, folders=folders)
 
@@ -95,7 +95,7 @@ class SlurmLrm(PolledLrm):
     ) -> None:
         super().__init__(settings.poll_interval)
         self._clock, self._message_timeout_s = clock, message_timeout_s
-        self._folders = folders or JobFolders.alone()
+        self._folders = folders or JobFolders.for_own_account()
         self._commands = SlurmCommands(self._folders.run_as)
         self._settings, self._extra = settings, split_options(settings.native_specification)
         reject_sbatch_options(self._extra, partition="leave it out, and set the cluster's partition")
@@ -260,7 +260,7 @@ class SlurmLrm(PolledLrm):
 
     async def _owner(self, uid: int) -> str | None:
         """Whose job it is, of those we act for; empty: ours."""
-        return "" if uid == os.getuid() else (await self._folders.people()).get(uid)
+        return "" if uid == os.getuid() else (await self._folders.account_names()).get(uid)
 
     async def _find_unanswered(self, error: SiteUnavailable, submission: LrmSubmission) -> str | None:
         try:
@@ -303,7 +303,7 @@ class SlurmLrm(PolledLrm):
 
     async def _jobs(self) -> list[SlurmJob]:
         """Return our jobs; other users' jobs are not asked for, since there may be many."""
-        people = await self._folders.people()
+        people = await self._folders.account_names()
         answer = await self._squeue(("", *sorted(people.values())), "--noconvert", COLUMNS)
         return await self._with_hosts(read_columns(answer.output, self._prefix, {os.getuid(), *people}))
 

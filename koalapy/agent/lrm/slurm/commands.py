@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from koalapy.agent.accounts import RunAs
-from koalapy.agent.core.settings import inherited
+from koalapy.agent.core.settings import inherited_environment
 from koalapy.agent.lrm.commands import Commands, parse_job_number
 from koalapy.agent.lrm.port import Finding, JobControl, LrmSubmission
 from koalapy.model.errors import SiteError
@@ -38,7 +38,7 @@ class SlurmCommands(Commands):
 
     def __init__(self, run_as: RunAs) -> None:
         hint = "see that slurmctld and munged run and can be reached"
-        super().__init__(run_as.run, inherited(["SLURM_CONF"]), _TRANSIENT, _HINTS, hint)
+        super().__init__(run_as.run, inherited_environment(["SLURM_CONF"]), _TRANSIENT, _HINTS, hint)
 
     async def read_version(self) -> str:
         return (await self.run_checked("sinfo", "--version")).text.strip()

@@ -49,7 +49,7 @@ class FakeGridEngine:
     def lrm(self, control: JobControl, clock: Clock = SYSTEM_CLOCK, **settings: Any) -> SgeLrm:
         """Return an adapter of this cluster."""
         given = SiteSettings(kind="sge", queue="all.q", **settings)
-        return SgeLrm(given, control, folders=JobFolders.alone(self.run), clock=clock)
+        return SgeLrm(given, control, folders=JobFolders.for_own_account(self.run), clock=clock)
 
     def answers(self, command: str, text: str, code: int = 0) -> None:
         """Set the answer to a command, with the given arguments or, if there are none, with any that has no own."""

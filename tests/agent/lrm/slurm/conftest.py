@@ -80,7 +80,7 @@ class FakeSlurm:
     ) -> SlurmLrm:
         """Return an adapter of this cluster."""
         given = SiteSettings(kind="slurm", native_specification=shlex.join(options), **settings)  # type: ignore[arg-type]
-        return SlurmLrm(given, control, folders=JobFolders.alone(self.run), clock=clock)
+        return SlurmLrm(given, control, folders=JobFolders.for_own_account(self.run), clock=clock)
 
     def says(self, command: str, output: str | bytes, *, errors: str = "", code: int = 0, when: str = "*") -> None:
         """From now on, for calls whose arguments fit the shell pattern ``when``; the last one said that fits counts."""

@@ -302,7 +302,7 @@ async def test_snapshot_of_partition_with_least_nodes_tells_it(slurm: FakeSlurm)
 async def test_slurm_is_asked_not_to_make_numbers_short(slurm: FakeSlurm) -> None:
     slurm.says("sinfo", "main*|up|1-1K\n", when="*%P*")
     slurm.says("sinfo", "main*|up|1-1030\n", when="*--noconvert*%P*")
-    assert (await partitions(SlurmCommands(JobFolders.alone(slurm.run).run_as)))["main"].max_nodes == 1030
+    assert (await partitions(SlurmCommands(JobFolders.for_own_account(slurm.run).run_as)))["main"].max_nodes == 1030
 
 
 def test_what_scontrol_says_of_reservations() -> None:
