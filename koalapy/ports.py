@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from koalapy.model.advice import Advised, Run
+from koalapy.model.advice import AdvisedPlacement, Run
 from koalapy.model.audit import AuditCheck, AuditEntry, AuditFilter, AuditHead
 from koalapy.model.cluster import Drain
 from koalapy.model.history import DayFilter, EndedJob, Figures, Key
@@ -118,7 +118,7 @@ class Batch:
     acknowledged: list[int] = field(default_factory=list)
     submitted: list[Submitted] = field(default_factory=list)
     clusters: list[ClusterRecord] = field(default_factory=list)
-    advised: list[Advised] = field(default_factory=list)
+    advised: list[AdvisedPlacement] = field(default_factory=list)
     """Of jobs that were placed by advice; how long they ran is noted when they succeed."""
     scans: dict[Priority, int] = field(default_factory=dict)
     """How often placement queues have been scanned, of those that were."""
@@ -359,7 +359,7 @@ class AuditStore(Protocol):
 class AdviceStore(Protocol):
     """What is kept of the advisor. Calls block; ``StoreUnavailable`` as those of ``Store``."""
 
-    def record(self, application: str, limit: int, owner: str | None = None) -> list[Advised]:
+    def record(self, application: str, limit: int, owner: str | None = None) -> list[AdvisedPlacement]:
         """What was advised, newest first: of all applications when none is named, and of everybody's jobs."""
 
     def applications_of(self, owner: str) -> set[str]:

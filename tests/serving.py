@@ -51,7 +51,7 @@ from koalapy.model.cluster import Link
 from koalapy.model.disk import DiskLimits
 from koalapy.model.identity import Identity
 from koalapy.model.limits import Limits
-from koalapy.model.measurement import Measuring
+from koalapy.model.measurement import MeasurementSettings
 from koalapy.model.users import Accounts
 from koalapy.policies.installed import policies as installed
 from koalapy.policies.registry import builtin
@@ -270,7 +270,7 @@ async def serving(
         owners=limits,
     )
     measurements = SqlMeasurements(database)
-    network = Network(engine, queries, jobs, measurements, LinkTable(("north", "south"), LINKS), Measuring())
+    network = Network(engine, queries, jobs, measurements, LinkTable(("north", "south"), LINKS), MeasurementSettings())
     history = History(SqlHistory(database), engine.clock, queries.jobs)
     begun = Beginning(rules, tuple(builtin().names()), (KnownCluster("north"), KnownCluster("south")), now=1.0)
     record = Record(path.parent / "record", Recording(), DiskLimits(0, 0), begun)

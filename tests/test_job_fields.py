@@ -16,15 +16,15 @@ from koalapy.cli.jobs.job_options import JOB_FIELDS, form_of
 from koalapy.cli.jobs.submit import submit
 from koalapy.cli.terminal.arguments import click_command
 from koalapy.daemon.jobs.jobs import JobRecord
-from koalapy.model.field import described, split
+from koalapy.model.field import describe_fields, split_annotation
 from koalapy.model.job import Coallocation, Job, JobSpec, Lease
 from koalapy.model.request import FlexibleRequest
 from koalapy.store.rows import spec_from_json, spec_to_json
 from tests.model.specs import specs, values
 
 DOCS = (Path(__file__).parents[1] / "docs" / "cli.md").read_text()
-FIELDS = described(JobSpec)
-GIVEN = {name: each for name, each in FIELDS.items() if each.field.given}
+FIELDS = describe_fields(JobSpec)
+GIVEN = {name: each for name, each in FIELDS.items() if each.field.is_settable}
 SAID_OTHERWISE = {"request", "command", "workdir_optional"}
 """Without an option of its own: several options, the words after ``--``, and what follows from --chdir."""
 PLAIN = JobSpec(FlexibleRequest(1), ("true",))
@@ -68,5 +68,5 @@ def test_everything_that_was_given_is_shown(spec: JobSpec) -> None:
     shown = as_json(job_view(JobRecord(Job(1, spec, 0.0), "")))
     assert shown.keys() >= GIVEN.keys()
     for name, each in GIVEN.items():
-        if split(each.type)[0] in (str, int, float, bool) and each.type not in (Coallocation, Lease):
+        if split_annotation(each.type)[0] in (str, int, float, bool) and each.type not in (Coallocation, Lease):
             assert shown[name] == getattr(spec, name)

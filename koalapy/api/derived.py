@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, create_model
 
 from koalapy.api import fields
 from koalapy.api.fields import Input, Output
-from koalapy.model.field import Bounds, Described, Length, described, split
+from koalapy.model.field import Bounds, FieldDescription, Length, describe_fields, split_annotation
 from koalapy.model.job import Coallocation, Duration, Lease, NodeMemory, Pattern, PerNodeBandwidth, PolicyOptions
 from koalapy.model.request import Bundle, Command, Environment, OwnCommand
 from koalapy.model.warning import StopWarning
@@ -46,13 +46,13 @@ class Body(Input):
 
 @cache
 def _readers(body: type[Body]) -> list[tuple[str, Callable[[Any], Any]]]:
-    return [(name, _reader(described(body.kind)[name].type)) for name in body.model_fields]
+    return [(name, _reader(describe_fields(body.kind)[name].type)) for name in body.model_fields]
 
 
 def _reader(kind: Any) -> Callable[[Any], Any]:
     if kind in FORMS:
         return FORMS[kind].read
-    base, _ = split(kind)
+    base, _ = split_annotation(kind)
     if get_origin(base) is tuple:
         entry = _reader(get_args(base)[0])
         return lambda given: tuple(entry(each) for each in given)
@@ -103,8 +103,8 @@ def body_model(
 ) -> type[Body]:
     """What users say of a dataclass. ``needs``: what has no default here; ``elements``: in lists, or for a union."""
     parts: dict[str, Any] = {}
-    for each in described(kind).values():
-        if each.field.given and each.name not in without:
+    for each in describe_fields(kind).values():
+        if each.field.is_settable and each.name not in without:
             default = ... if each.name in needs or each.default is MISSING else _plain_default(each)
             alias = each.json if each.json != each.name else None
             of = _body_type(each.type, elements.get(each.name))
@@ -132,8 +132,8 @@ def view_model(
     A time, by its name a field such as ``at``, ``added_at`` or ``since``, is shown as a moment.
     """
     parts: dict[str, Any] = {}
-    for each in described(kind).values():
-        if each.field.given and each.name not in without and (not only or each.name in only):
+    for each in describe_fields(kind).values():
+        if each.field.is_settable and each.name not in without and (not only or each.name in only):
             of = _view_type(each.type, elements.get(each.name))
             if each.type is float and TIME.fullmatch(each.name):
                 of = fields.Timestamp
@@ -145,18 +145,18 @@ def view_model(
     return create_model(name, __base__=base, __doc__=kind.__doc__ if about is None else about, **parts)
 
 
-def _plain_default(each: Described) -> Any:
+def _plain_default(each: FieldDescription) -> Any:
     if each.default != ():
         return each.default
     return {} if each.type in (Environment, PolicyOptions) else []
 
 
-def _is_default(each: Described) -> Callable[[Any], bool]:
+def _is_default(each: FieldDescription) -> Callable[[Any], bool]:
     default = _plain_default(each)
     return lambda value: value is None or value == default
 
 
-def _or_none(each: Described, kind: Any) -> Any:
+def _or_none(each: FieldDescription, kind: Any) -> Any:
     says_none = each.type in FORMS and FORMS[each.type].says_none
     return kind | None if each.is_optional and not says_none else kind
 
@@ -164,15 +164,15 @@ def _or_none(each: Described, kind: Any) -> Any:
 def _body_type(kind: Any, element: Any | None = None) -> Any:
     if kind in FORMS:
         return FORMS[kind].body
-    base, marks = split(kind)
+    base, marks = split_annotation(kind)
     bounds = next((mark for mark in marks if isinstance(mark, Bounds)), Bounds())
     length = next((mark for mark in marks if isinstance(mark, Length)), None)
     if length is None and (base is str or get_origin(base) is tuple):
         raise TypeError(f"{kind} comes in without a Length")
     if get_origin(base) is tuple and length:
         entries: Any = GenericAlias(list, (element or _body_type(get_args(base)[0]),))
-        least: Any = {"minItems": length.least} if length.least else None
-        return Annotated[entries, Field(max_length=length.most, json_schema_extra=least)]
+        least: Any = {"minItems": length.minimum} if length.minimum else None
+        return Annotated[entries, Field(max_length=length.maximum, json_schema_extra=least)]
     if element is not None:
         return element
     if base is int:
@@ -188,7 +188,7 @@ def _body_type(kind: Any, element: Any | None = None) -> Any:
 def _view_type(kind: Any, element: Any | None = None) -> Any:
     if kind in FORMS and FORMS[kind].view:
         return FORMS[kind].view
-    base, _ = split(kind)
+    base, _ = split_annotation(kind)
     if get_origin(base) is tuple:
         return GenericAlias(list, (element or _view_type(get_args(base)[0]),))
     return element or base

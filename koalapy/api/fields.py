@@ -205,21 +205,23 @@ MAX_INTEGER = 2**31 - 1
 
 def integer_schema(bounds: Bounds) -> Any:
     """How OpenAPI tells the bounds of a number that are checked with a better message later."""
-    most = MAX_INTEGER if bounds.most is None else bounds.most
-    least = {} if bounds.least is None else {"minimum": bounds.least}
+    most = MAX_INTEGER if bounds.maximum is None else bounds.maximum
+    least = {} if bounds.minimum is None else {"minimum": bounds.minimum}
     return WithJsonSchema({"type": "integer", **least, "maximum": most})
 
 
 def number_schema(bounds: Bounds) -> Any:
-    told = {"minimum": bounds.least, "exclusiveMinimum": bounds.above, "maximum": bounds.most}
+    told = {"minimum": bounds.minimum, "exclusiveMinimum": bounds.above, "maximum": bounds.maximum}
     return WithJsonSchema({"type": "number", **{name: bound for name, bound in told.items() if bound is not None}})
 
 
 def within(length: Length) -> Any:
     """The bounds of a text, or of what has entries; that there must be some is checked with a better message later."""
     if length.one_line:
-        return Field(min_length=length.least or None, max_length=length.most, json_schema_extra={"format": "one-line"})
-    return Field(min_length=length.least or None, max_length=length.most)
+        return Field(
+            min_length=length.minimum or None, max_length=length.maximum, json_schema_extra={"format": "one-line"}
+        )
+    return Field(min_length=length.minimum or None, max_length=length.maximum)
 
 
 def _whole(value: object) -> object:
@@ -230,7 +232,7 @@ def _whole(value: object) -> object:
 Number = Annotated[int, BeforeValidator(_whole), Field(strict=True, ge=-(2**31), le=MAX_INTEGER)]
 """A whole number as databases hold it; what makes sense is checked with a better message later."""
 Count = Annotated[int, BeforeValidator(_whole), Field(strict=True, ge=0, le=MAX_INTEGER)]
-Positive = Annotated[Number, integer_schema(Bounds(least=1))]
+Positive = Annotated[Number, integer_schema(Bounds(minimum=1))]
 
 JobId = Annotated[
     int,
@@ -269,9 +271,9 @@ Coallocation = Annotated[int | None, BeforeValidator(_combined), WithJsonSchema(
 Name = Annotated[Text, within(Length(MAX_NAME_LENGTH, one_line=True)), AfterValidator(check_one_line)]
 Reason = Annotated[Text, within(Length(1000, one_line=True)), AfterValidator(check_one_line)]
 FileName = Annotated[Text, within(Length(MAX_PATH_LENGTH))]
-Cluster = Annotated[Text, within(Length(MAX_CLUSTER_NAME_LENGTH, least=1))]
+Cluster = Annotated[Text, within(Length(MAX_CLUSTER_NAME_LENGTH, minimum=1))]
 LogicalName = Annotated[
-    Text, within(Length(MAX_LOGICAL_NAME_LENGTH, least=1, one_line=True)), AfterValidator(check_one_line)
+    Text, within(Length(MAX_LOGICAL_NAME_LENGTH, minimum=1, one_line=True)), AfterValidator(check_one_line)
 ]
 Pattern = Annotated[Text, Field(max_length=MAX_PATH_LENGTH, json_schema_extra={"format": "file-pattern"})]
 

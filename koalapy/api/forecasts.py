@@ -17,7 +17,7 @@ from koalapy.config.strict_yaml import DuplicateKey, load_yaml
 from koalapy.daemon.forecast.forecasts import Forecasts, IfSubmitted
 from koalapy.daemon.jobs.advisor import Advisor, ApplicationRecord
 from koalapy.daemon.jobs.jobs import JobRecord, Jobs
-from koalapy.model.advice import Advised, Option
+from koalapy.model.advice import AdvisedPlacement, Option
 from koalapy.model.bounds import MAX_NODES
 from koalapy.model.errors import UsageError
 from koalapy.model.explanation import Explanation, PastReason
@@ -304,7 +304,7 @@ class AdvisorView(Output):
 
 
 _Option = view_model("_Option", Option)
-_Advised = view_model("_Advised", Advised, without={"options"})
+_Advised = view_model("_Advised", AdvisedPlacement, without={"options"})
 
 
 class OptionView(_Option):  # type: ignore[misc, valid-type]

@@ -17,7 +17,7 @@ from starlette.routing import Match
 
 from koalapy.api.job_views import ComponentInput, Fixed, FixedComponent, Flexible, JobInput, NonFixed, NonFixedComponent
 from koalapy.daemon.observability.audit import about
-from koalapy.model.corrections import correct
+from koalapy.model.corrections import explain_error
 from koalapy.model.errors import BusyError, KoalaError, ProblemCode, UsageError
 from koalapy.model.warning import WarningSignal
 from koalapy.model.wording import escape_surrogates, suggest_names
@@ -217,7 +217,7 @@ def _usage_error(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) ->
         return _refused(f"{field} is no object", field, value, hint)
     if field in _DURATIONS and kind == "float_parsing":
         kind = "duration"
-    wrong, hint = _CORRECTIONS.get(kind) or correct(kind, first.get("ctx"))
+    wrong, hint = _CORRECTIONS.get(kind) or explain_error(kind, first.get("ctx"))
     if kind in ("string_too_long", "string_too_short", "too_long") and isinstance(value, list | dict):
         return _refused(f"{field} has {len(value)} entries", field, len(value), hint)
     if not hint:
@@ -228,7 +228,7 @@ def _usage_error(errors: Sequence[Mapping[str, Any]], model: type[BaseModel]) ->
 
 def _bad_name(error: Mapping[str, Any]) -> UsageError:
     field, name = _field_of(error["loc"][:-2]), error.get("input")
-    wrong, hint = _CORRECTIONS.get(_kind(error)) or correct(_kind(error), error.get("ctx"))
+    wrong, hint = _CORRECTIONS.get(_kind(error)) or explain_error(_kind(error), error.get("ctx"))
     return _refused(
         f"{field} has the name {_shown(name)}, {wrong or 'which is no name'}", field, name, hint or "use another"
     )

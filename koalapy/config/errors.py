@@ -9,9 +9,9 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from koalapy.model.corrections import correct
+from koalapy.model.corrections import explain_error
 from koalapy.model.errors import UsageError
-from koalapy.model.field import not_none
+from koalapy.model.field import without_none
 from koalapy.scheduler.rules import OutOfRange
 
 Location = tuple[int | str, ...]
@@ -55,7 +55,7 @@ def _faults(root: type[BaseModel], error: Mapping[str, Any]) -> Iterator[tuple[L
 def _words(error: Mapping[str, Any]) -> str:
     """What is wrong with a value, without the value: it may be a secret."""
     kind = error["type"]
-    if told := ", ".join(filter(None, correct(kind, error.get("ctx")))):
+    if told := ", ".join(filter(None, explain_error(kind, error.get("ctx")))):
         return told
     if kind in MISSING:
         return "it is missing, add it"
@@ -74,7 +74,7 @@ def keys_beside(root: type[BaseModel], location: Location) -> Sequence[str]:
             kind = kind.model_fields[str(part)].annotation
         else:
             kind = get_args(kind)[-1]
-        kind = not_none(kind)
+        kind = without_none(kind)
     return sorted(own.name for own in fields(kind)) if is_dataclass(kind) else sorted(kind.model_fields)
 
 

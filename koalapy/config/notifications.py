@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from koalapy.model.alert import Severity
-from koalapy.model.notification import ADDRESS, Reachable, host_of, url_problem
+from koalapy.model.notification import ADDRESS, AllowedRecipients, host_of, url_problem
 from koalapy.system.local_token import checked_token
 from koalapy.system.tls import is_this_machine
 
@@ -138,6 +138,6 @@ class NotificationSection:
                 )
 
     @property
-    def reachable(self) -> Reachable:
+    def reachable(self) -> AllowedRecipients:
         """By users."""
-        return Reachable(tuple(self.mail.recipients) if self.mail else (), frozenset(self.webhooks))
+        return AllowedRecipients(tuple(self.mail.recipients) if self.mail else (), frozenset(self.webhooks))

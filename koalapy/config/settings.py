@@ -46,10 +46,10 @@ from koalapy.model.identity import HighPriority, Role
 from koalapy.model.job import MAX_DURATION
 from koalapy.model.lease import DEFAULT_LEASE, NO_LEASE
 from koalapy.model.limits import LimitSettings
-from koalapy.model.measurement import Measuring
+from koalapy.model.measurement import MeasurementSettings
 from koalapy.model.profile import ClusterProfile, Mpi
 from koalapy.model.provider import Provider
-from koalapy.model.quantities import parse_bandwidth, seconds_of
+from koalapy.model.quantities import parse_bandwidth, parse_seconds
 from koalapy.model.users import Accounts, Domain, User, Users
 from koalapy.model.wording import suggest_names
 from koalapy.record.settings import Recording
@@ -215,7 +215,7 @@ class LinkSection:
 
     between: tuple[str, str]
     """The two clusters; of the network within one, it twice."""
-    latency: Annotated[float, BeforeValidator(seconds_of), Field(gt=0, allow_inf_nan=False)] | None = None
+    latency: Annotated[float, BeforeValidator(parse_seconds), Field(gt=0, allow_inf_nan=False)] | None = None
     """Seconds; also as ``0.5ms``."""
     bandwidth: Annotated[float, BeforeValidator(parse_bandwidth), Field(gt=0, allow_inf_nan=False)] | None = None
     """Bytes per second; also as ``1Gbit`` or ``100MB``."""
@@ -307,7 +307,7 @@ class Settings(BaseSettings):
     links: list[LinkSection] = []
     encrypt_transfers: bool = True
     """Whether files go from site to site by TLS; both sides must say otherwise for them to go in clear."""
-    network: Measuring = Measuring()
+    network: MeasurementSettings = MeasurementSettings()
     disks: DiskLimits = DiskLimits()
     record: Recording = Recording()
     alerts: AlertRules = AlertRules()

@@ -64,7 +64,7 @@ def job_row(record: JobRecord, by: Identity, position: int | None = None, *, who
     seen = record if is_theirs else redact_job(record)
     job, spec = seen.job, seen.job.spec
     reason = "" if job.state in (JobState.RUNNING, JobState.SUCCEEDED) else seen.reason
-    began = None if job.state.waits or job.state in (JobState.PLACED, JobState.CLAIMING) else job.started_at
+    began = None if job.state.is_waiting or job.state in (JobState.PLACED, JobState.CLAIMING) else job.started_at
     return JobRow(
         id=job.id,
         redacted=not is_theirs,
@@ -73,11 +73,13 @@ def job_row(record: JobRecord, by: Identity, position: int | None = None, *, who
         user=spec.owner,
         priority=str(spec.priority),
         nodes=spec.request.total_size,
-        where="" if job.state.waits or not job.attempt else ",".join(f"{c.cluster}:{c.size}" for c in job.attempt.gang),
+        where=""
+        if job.state.is_waiting or not job.attempt
+        else ",".join(f"{c.cluster}:{c.size}" for c in job.attempt.gang),
         position=position if is_theirs else None,
         submitted_at=job.submitted_at,
-        waits=job.state.waits,
-        waited=None if job.state.waits or job.placed_at is None else max(0.0, job.placed_at - job.submitted_at),
+        waits=job.state.is_waiting,
+        waited=None if job.state.is_waiting or job.placed_at is None else max(0.0, job.placed_at - job.submitted_at),
         started_at=began,
         ran=None if began is None or job.ended_at is None else max(0.0, job.ended_at - began),
         reason=reason if whole_reason else shorten(reason, MAX_REASON_LENGTH),

@@ -29,7 +29,7 @@ class Run(NamedTuple):
     """At its walltime: it would have run for longer than that."""
 
 
-def size_of(spec: JobSpec) -> Size:
+def run_size(spec: JobSpec) -> Size:
     return Size(spec.request.total_size, spec.processes_per_node or 0)
 
 
@@ -49,7 +49,7 @@ def completed_run_of(job: Job) -> Run | None:
         return None
     clusters = tuple(sorted({component.cluster for component in attempt.gang}))
     seconds = max(0.0, attempt.ended_at - attempt.barrier_at)
-    return Run(application, size_of(job.spec), clusters, seconds, killed)
+    return Run(application, run_size(job.spec), clusters, seconds, killed)
 
 
 def was_killed(walltime: float | None, launched: float | None, ended: float, exit_code: int | None) -> bool:
@@ -92,7 +92,7 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True)
-class Advised:
+class AdvisedPlacement:
     """An advice that was followed when a job was placed, and what came of it; ``at`` in seconds since the epoch."""
 
     job: JobId
@@ -113,9 +113,9 @@ class Advised:
         return self.predicted / self.actual - 1.0 if self.predicted is not None and self.actual else None
 
 
-def advised(job: Job, at: float, advice: Advice, reason: str) -> Advised:
+def record_advice(job: Job, at: float, advice: Advice, reason: str) -> AdvisedPlacement:
     """For the record of a job that has just been placed."""
     option = advice.chosen_option
-    return Advised(
+    return AdvisedPlacement(
         job.id, job.generation, at, advice.application, len(option.clusters), advice.options, reason, option.run
     )

@@ -206,7 +206,7 @@ class GridView:
         results[key] = result
         return result  # type: ignore[return-value]
 
-    def only(self, names: frozenset[ClusterName]) -> "GridView":
+    def restrict_to(self, names: frozenset[ClusterName]) -> "GridView":
         """The part of the grid that these clusters are; made once for all requests of a scan."""
         return self.compute_once(("only", names), lambda grid: grid._part(names))
 
@@ -263,7 +263,7 @@ class GridView:
         place = self._places.get(name)
         return None if place is None else self.clusters[place]
 
-    def link(self, one: ClusterName, other: ClusterName) -> Link:
+    def link_between(self, one: ClusterName, other: ClusterName) -> Link:
         """The link from one cluster to another; the way back where only that was measured; empty when unmeasured."""
         return self.links.get((one, other)) or self.links.get((other, one)) or Link()
 

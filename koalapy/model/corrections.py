@@ -49,7 +49,7 @@ BOUNDS = {
 """The value in the error's context that the way out names."""
 
 
-def correct(kind: str, context: Mapping[str, Any] | None) -> tuple[str, str]:
+def explain_error(kind: str, context: Mapping[str, Any] | None) -> tuple[str, str]:
     """Return what is wrong, or an empty text where the way out says it, and the way out.
 
     Both are empty for errors of other types, whose own messages say enough.
@@ -66,7 +66,7 @@ def correct(kind: str, context: Mapping[str, Any] | None) -> tuple[str, str]:
     return "", words.format(f"{bound:.15g}" if isinstance(bound, float) else bound)
 
 
-def bounds_of(constraint: Any, broken_by: Any = None) -> Iterator[str]:
+def describe_bounds(constraint: Any, broken_by: Any = None) -> Iterator[str]:
     """Yield the bounds of a constraint of ``annotated_types`` in words: all, or those that a value breaks."""
     for _, name, words, holds in NUMBER_BOUNDS:
         bound = getattr(constraint, name, None)

@@ -12,9 +12,15 @@ DAY = 86400.0
 """Seconds; days are counted from the epoch on, in UTC."""
 MAX_DAYS = 400
 """That one component can have lasted; more says that a clock was wrong."""
-SHORT = 10.0
+MIN_SLOWDOWN_RUN_TIME = 10.0
 """Seconds that a job counts for at least in its slowdown, so that those that end at once do not stand for all."""
-WITHIN = {"within_1m": 60.0, "within_10m": 600.0, "within_1h": 3600.0, "within_6h": 21600.0, "within_1d": DAY}
+QUEUE_TIME_LIMITS = {
+    "within_1m": 60.0,
+    "within_10m": 600.0,
+    "within_1h": 3600.0,
+    "within_6h": 21600.0,
+    "within_1d": DAY,
+}
 """How long jobs waited for their placement at most, in seconds, by the names of their counts."""
 
 
@@ -59,11 +65,11 @@ class DayFilter:
     offset: int = 0
     limit: int = 10_000
 
-    def has(self, key: "Key") -> bool:
+    def matches(self, key: "Key") -> bool:
         """Whether it is of these days, and of that name."""
         return self.first <= key.day <= self.last and self.name in (None, key.name) and key.kind is self.kind
 
-    def period(self, day: int) -> int:
+    def period_start(self, day: int) -> int:
         """The first of the days that are told together with one."""
         return day - (day - self.offset) % self.days
 
@@ -144,7 +150,7 @@ def day_of(at: float) -> int:
     return int(at // DAY)
 
 
-def tally(over: Iterable[Job], attempts: Iterable[tuple[Job, Attempt]]) -> Days:
+def count_ended_jobs(over: Iterable[Job], attempts: Iterable[tuple[Job, Attempt]]) -> Days:
     """What jobs that are over, with their last attempts, and attempts of others add to their days.
 
     Each job and each attempt counts once: with the transaction that ends it.
@@ -161,7 +167,7 @@ def tally(over: Iterable[Job], attempts: Iterable[tuple[Job, Attempt]]) -> Days:
     return days
 
 
-def running(jobs: Iterable[Job], now: float) -> Days:
+def count_running_jobs(jobs: Iterable[Job], now: float) -> Days:
     """The node-seconds that attempts have had until now that are not over."""
     days = Days()
     for job in jobs:
@@ -197,8 +203,8 @@ def figures_of(job: Job) -> Figures:
     figures.startup_overhead = max(0.0, started - placed)
     figures.run_time = max(0.0, ended - started)
     figures.response_time = max(0.0, ended - submitted)
-    figures.slowdown = max(1.0, figures.response_time / max(SHORT, figures.run_time))
-    for name, seconds in WITHIN.items():
+    figures.slowdown = max(1.0, figures.response_time / max(MIN_SLOWDOWN_RUN_TIME, figures.run_time))
+    for name, seconds in QUEUE_TIME_LIMITS.items():
         setattr(figures, name, int(figures.queue_time <= seconds))
     if attempt.start_estimate is not None and job.first_start_estimate is not None:
         figures.start_delays, figures.start_delay = 1, attempt.start_estimate - job.first_start_estimate
@@ -247,6 +253,6 @@ def _days_between(start: float, end: float) -> Iterator[tuple[int, float]]:
         start = until
 
 
-def owners(attempts: Iterable[tuple[JobId, Attempt]], jobs: Mapping[JobId, Job]) -> list[tuple[Job, Attempt]]:
+def pair_with_jobs(attempts: Iterable[tuple[JobId, Attempt]], jobs: Mapping[JobId, Job]) -> list[tuple[Job, Attempt]]:
     """Attempts with the jobs that they are of, as far as these are known."""
     return [(jobs[job], attempt) for job, attempt in attempts if job in jobs]

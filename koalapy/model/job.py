@@ -6,7 +6,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Annotated, NamedTuple
 
-from koalapy.model.field import Bounds, Field, Length, Written
+from koalapy.model.field import Bounds, Field, Length, TextForm
 from koalapy.model.notification import MAX_URL_LENGTH, MailType
 from koalapy.model.request import (
     MAX_ENTRIES,
@@ -80,7 +80,7 @@ class JobState(StrEnum):
         return self in ACTIVE_STATES
 
     @property
-    def waits(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether the job has no nodes yet, and is not over."""
         return self in WAITING_STATES
 
@@ -252,29 +252,33 @@ MAX_MEMORY = 2**53
 MAX_BANDWIDTH = 1e15
 """Bytes per second."""
 
-PolicyOptions = Annotated[tuple[tuple[str, str], ...], Length(MAX_OPTIONS), Written("names and values")]
+PolicyOptions = Annotated[tuple[tuple[str, str], ...], Length(MAX_OPTIONS), TextForm("names and values")]
 """Names and values, sorted by name."""
-Coallocation = Annotated[int, Bounds(least=1), Written("never, allowed, or a number")]
+Coallocation = Annotated[int, Bounds(minimum=1), TextForm("never, allowed, or a number")]
 """The most clusters that may be combined: 1 is never to co-allocate."""
 Duration = Annotated[
-    float, Bounds(above=0, most=MAX_DURATION, way_out="give more than 0 seconds"), Written("seconds, 90m, 1:30:00")
+    float, Bounds(above=0, maximum=MAX_DURATION, hint="give more than 0 seconds"), TextForm("seconds, 90m, 1:30:00")
 ]
 Lease = Annotated[
     float,
-    Bounds(least=0, most=MAX_DURATION, way_out="give more than 0 seconds, or none"),
-    Written("seconds, 40m, or none"),
+    Bounds(minimum=0, maximum=MAX_DURATION, hint="give more than 0 seconds, or none"),
+    TextForm("seconds, 40m, or none"),
 ]
 """Seconds; 0 (``NO_LEASE``) is none."""
-Share = Annotated[float, Bounds(least=0, most=1, way_out="give a fraction from 0 to 1")]
-Ratio = Annotated[float, Bounds(above=0, most=1, way_out="give a fraction above 0 and up to 1")]
-RunTimeShare = Annotated[float, Bounds(least=0, most=1, way_out="give a fraction of the run time from 0 to 1")]
+Share = Annotated[float, Bounds(minimum=0, maximum=1, hint="give a fraction from 0 to 1")]
+Ratio = Annotated[float, Bounds(above=0, maximum=1, hint="give a fraction above 0 and up to 1")]
+RunTimeShare = Annotated[float, Bounds(minimum=0, maximum=1, hint="give a fraction of the run time from 0 to 1")]
 NodeMemory = Annotated[
-    int, Bounds(least=1, most=MAX_MEMORY, way_out="give at least 1 byte"), Written("bytes, 16GB, 512MiB")
+    int, Bounds(minimum=1, maximum=MAX_MEMORY, hint="give at least 1 byte"), TextForm("bytes, 16GB, 512MiB")
 ]
-PerNodeBandwidth = Annotated[float, Bounds(least=0, most=MAX_BANDWIDTH), Written("bytes per second, 100MB, 1Gbit")]
-ProcessCount = Annotated[int, Bounds(least=1, most=MAX_PROCESSES_PER_NODE, beyond="more than any node has processors")]
-ExitCode = Annotated[int, Bounds(least=1, most=255, way_out="give exit codes from 1 to 255")]
-Pattern = Annotated[str, Length(MAX_PATH_LENGTH), Written("as out/*.csv")]
+PerNodeBandwidth = Annotated[
+    float, Bounds(minimum=0, maximum=MAX_BANDWIDTH), TextForm("bytes per second, 100MB, 1Gbit")
+]
+ProcessCount = Annotated[
+    int, Bounds(minimum=1, maximum=MAX_PROCESSES_PER_NODE, excess_note="more than any node has processors")
+]
+ExitCode = Annotated[int, Bounds(minimum=1, maximum=255, hint="give exit codes from 1 to 255")]
+Pattern = Annotated[str, Length(MAX_PATH_LENGTH), TextForm("as out/*.csv")]
 """Of files below a folder."""
 
 
@@ -338,7 +342,7 @@ class JobSpec:
     """Of what is told by mail and webhook; of none named, of its end."""
     mail_user: Annotated[Name, Field("a mail address that is told")] = ""
     webhook: Annotated[str, Length(MAX_URL_LENGTH, one_line=True), Field("a URL that is told")] = ""
-    internal: Annotated[bool, Field(given=False)] = False
+    internal: Annotated[bool, Field(is_settable=False)] = False
     """Whether it is the daemon's own, as measurements of the network are: it counts in no statistics of users' jobs."""
 
     def inputs_of(self, request_index: int | None) -> tuple[InputFile, ...]:
@@ -423,7 +427,7 @@ class Job:
         return frozenset(each.cluster for each in self.refusals if each.bars(now))
 
     def token(self, index: int) -> Token:
-        return token_of(self.id, self.generation, index, self.attempt.nonce if self.attempt else "")
+        return format_token(self.id, self.generation, index, self.attempt.nonce if self.attempt else "")
 
     def stage_token(self, component: Component) -> Token:
         """Names the folder of a component's files on its cluster; a stand-in has that of the one it stands in for."""
@@ -452,7 +456,7 @@ class TokenParts(NamedTuple):
 _TOKEN = re.compile(r"(\d{1,18})\.(\d{1,9})\.(\d{1,9})(?:\.([0-9a-z]{1,32}))?", re.ASCII)
 
 
-def token_of(job: JobId, generation: int, index: int, nonce: Nonce) -> Token:
+def format_token(job: JobId, generation: int, index: int, nonce: Nonce) -> Token:
     own = f"{job}.{generation}.{index}"
     return f"{own}.{nonce}" if nonce else own
 

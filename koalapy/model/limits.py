@@ -12,7 +12,7 @@ from koalapy.model.quantities import format_bytes
 
 DAY = 86400.0
 MAX_REMEMBERED_USERS = 10_000
-WAY_OUT = "ask the operators of this daemon for more; koala limits shows what there is"
+DEFAULT_HINT = "ask the operators of this daemon for more; koala limits shows what there is"
 ScopeKey = tuple[str, str]
 
 
@@ -72,18 +72,18 @@ class Excess:
     name: str
     limit: float
     used: float
-    asked: float
+    requested: float
     contact: str
 
     @property
     def text(self) -> str:
-        limit, used, asked = (_amount(self.name, value) for value in (self.limit, self.used, self.asked))
+        limit, used, asked = (_amount(self.name, value) for value in (self.limit, self.used, self.requested))
         have = f"{used} {'is' if self.used == 1 else 'are'} in use and {asked} more asked for"
         return f"the limit {self.name} of {self.scope.display_name} is {limit}: {have}"
 
     @property
     def hint(self) -> str:
-        return self.contact or WAY_OUT
+        return self.contact or DEFAULT_HINT
 
     @property
     def waiting_reason(self) -> str:
@@ -92,11 +92,11 @@ class Excess:
 
     @property
     def value(self) -> dict[str, float]:
-        return {"limit": self.limit, "used": self.used, "asked": self.asked}
+        return {"limit": self.limit, "used": self.used, "asked": self.requested}
 
     def raise_error(self) -> NoReturn:
         """``NeverAllowed`` where that alone is more than the limit, else ``LimitReached``."""
-        kind = NeverAllowed if self.asked > self.limit else LimitReached
+        kind = NeverAllowed if self.requested > self.limit else LimitReached
         raise kind(self.text, field=f"limits.{self.name}", value=self.value, hint=self.hint)
 
 

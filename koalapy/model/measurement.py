@@ -54,7 +54,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
-class Measuring:
+class MeasurementSettings:
     """How links are measured: by MPI ping-pongs, which are jobs of low priority like any other. Times in seconds."""
 
     interval: Annotated[Finite, Ge(60)] | None = None

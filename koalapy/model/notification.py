@@ -44,13 +44,13 @@ class Notification:
     """Not to be tried before."""
 
     @property
-    def place(self) -> str:
+    def destination(self) -> str:
         """Where it goes, for logs: of a URL, whose path may be a secret, the host only."""
         return self.to if self.channel == "mail" else host_of(urlsplit(self.to))
 
 
 @dataclass(frozen=True, slots=True)
-class Reachable:
+class AllowedRecipients:
     """Where users may have something told: nobody else is written to, and no other host asked."""
 
     recipients: tuple[str, ...] = ()

@@ -121,20 +121,20 @@ class JudgedPrediction:
     """By how much more it was than foretold, in the middle; of what is late and not over as much as it is by now."""
 
 
-def judge(told: Prediction, course: Course, now: float) -> JudgedPrediction:
+def judge_prediction(told: Prediction, course: Course, now: float) -> JudgedPrediction:
     """What a prediction has come to by now."""
     if told.kind is PredictionKind.RUN_TIME:
         came, cut, elapsed = _run_time(course, now)
     else:
         came, cut, elapsed = _moment(told, course, now)
-    outcome = outcome_of(told.low, told.high, came, cut, elapsed)
+    outcome = classify_outcome(told.low, told.high, came, cut, elapsed)
     seen = next((each for each in (came, cut, elapsed) if each is not None), 0.0)
     return JudgedPrediction(
         told.job, told.kind, told.made_at, outcome, seen - told.middle if outcome.is_decided else None
     )
 
 
-def outcome_of(low: float, high: float, came: float | None, cut: float | None, elapsed: float) -> Outcome:
+def classify_outcome(low: float, high: float, came: float | None, cut: float | None, elapsed: float) -> Outcome:
     """Of what came after so many seconds; or was cut off by somebody after as many; or has not come for as long."""
     if came is not None:
         if came < 0:

@@ -70,11 +70,11 @@ class ClusterProfile:
         """Which of ``FOLDERS`` it has."""
         return frozenset(name for name in FOLDERS if getattr(self, name) is not None)
 
-    def path(self, text: str, cluster: ClusterName, job: JobId) -> str:
+    def map_path(self, text: str, cluster: ClusterName, job: JobId) -> str:
         """A path of the job's as this cluster has it."""
         return self._fill(self._mapped(text), cluster, job)
 
-    def words(self, command: Sequence[str], cluster: ClusterName, job: JobId) -> list[str]:
+    def map_command(self, command: Sequence[str], cluster: ClusterName, job: JobId) -> list[str]:
         """A command as it is run here. A word is mapped that is a path as a whole, or a name, ``=`` and a path.
 
         One with blanks or the shell's own characters is none: it may be a script, of which only a part would be mapped.
@@ -123,24 +123,24 @@ def texts_of(spec: JobSpec, index: int | None = None) -> Iterator[tuple[str, str
     yield (f"{place}output", own.output) if own and own.output else ("output", spec.output or "")
 
 
-def folders_of(spec: JobSpec, index: int | None = None) -> frozenset[str]:
+def component_folders(spec: JobSpec, index: int | None = None) -> frozenset[str]:
     """The folders that a cluster must have for a component."""
     return find_folder_placeholders(text for _, text in texts_of(spec, index))
 
 
-def folders_needed(spec: JobSpec) -> frozenset[str]:
+def job_folders(spec: JobSpec) -> frozenset[str]:
     """The folders that a cluster must have for any component of the job."""
     # Asked for every job at every try, and almost none has a placeholder.
     if "{" not in "".join((*spec.command, spec.workdir or "", spec.output or "")):
         if isinstance(spec.request, FlexibleRequest) or not any(c.command or c.output for c in spec.request.components):
             return NONE
     elif isinstance(spec.request, FlexibleRequest):
-        return folders_of(spec)
+        return component_folders(spec)
     different = {(component.command, component.output): i for i, component in enumerate(spec.request.components)}
-    return NONE.union(*(folders_of(spec, index) for index in different.values()))
+    return NONE.union(*(component_folders(spec, index) for index in different.values()))
 
 
-def lacks(clusters: Sequence[ClusterName], folders: Iterable[str]) -> str:
+def describe_missing_folders(clusters: Sequence[ClusterName], folders: Iterable[str]) -> str:
     """``cluster south has no scratch folder``, ``clusters east, south have no scratch folder``."""
     which = " or ".join(sorted(folders))
     if len(clusters) == 1:

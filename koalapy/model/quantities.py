@@ -11,7 +11,7 @@ BYTES_PER_SECOND = BYTES | {f"{prefix}bit": power / 8 for prefix, power in _POWE
 """Bits and bytes are written out, for ``b`` stands for either."""
 
 
-def seconds_of(value: float | str) -> float:
+def parse_seconds(value: float | str) -> float:
     """A number of seconds, or a text with a unit; ``ValueError`` that says what to write."""
     return _quantity(value, SECONDS, "give seconds, or a number with ms or us: 0.5ms")
 

@@ -82,13 +82,13 @@ class Catalogue:
     def get(self, name: str, cluster: ClusterName) -> Replica | None:
         return self._replicas.get(name, {}).get(cluster)
 
-    def of(self, name: str) -> list[Replica]:
+    def replicas_of(self, name: str) -> list[Replica]:
         """All replicas of a logical file, good or not, in order of cluster."""
         return [replica for _, replica in sorted(self._replicas.get(name, {}).items())]
 
-    def sites(self, name: str) -> tuple[ClusterName, ...]:
+    def good_sites(self, name: str) -> tuple[ClusterName, ...]:
         """The clusters that have a good replica."""
-        return tuple(replica.cluster for replica in self.of(name) if replica.state is ReplicaState.GOOD)
+        return tuple(replica.cluster for replica in self.replicas_of(name) if replica.state is ReplicaState.GOOD)
 
     def bad_replicas(self) -> list[Replica]:
         """All that are not good."""
@@ -105,5 +105,7 @@ class Catalogue:
         names = self.names()
         for index in range(bisect_left(names, name), len(names)):
             yield from (
-                replica for replica in self.of(names[index]) if (replica.name, replica.cluster) > (name, cluster)
+                replica
+                for replica in self.replicas_of(names[index])
+                if (replica.name, replica.cluster) > (name, cluster)
             )

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from koalapy.model.field import Bounds, Field, Length, Written
+from koalapy.model.field import Bounds, Field, Length, TextForm
 
 MAX_COMPONENTS = 10_000
 """Components of one job that no configuration can allow more of."""
@@ -20,18 +20,18 @@ MAX_CLUSTER_NAME_LENGTH = 100
 
 Name = Annotated[str, Length(MAX_NAME_LENGTH, one_line=True)]
 FileName = Annotated[str, Length(MAX_PATH_LENGTH)]
-LogicalName = Annotated[str, Length(MAX_LOGICAL_NAME_LENGTH, least=1, one_line=True)]
-ClusterName = Annotated[str, Length(MAX_CLUSTER_NAME_LENGTH, least=1)]
-Command = Annotated[tuple[str, ...], Length(MAX_WORDS), Written("the program, then its arguments")]
+LogicalName = Annotated[str, Length(MAX_LOGICAL_NAME_LENGTH, minimum=1, one_line=True)]
+ClusterName = Annotated[str, Length(MAX_CLUSTER_NAME_LENGTH, minimum=1)]
+Command = Annotated[tuple[str, ...], Length(MAX_WORDS), TextForm("the program, then its arguments")]
 """A program and its arguments."""
-OwnCommand = Annotated[tuple[str, ...], Length(MAX_WORDS, least=1), Written("the program, then its arguments")]
+OwnCommand = Annotated[tuple[str, ...], Length(MAX_WORDS, minimum=1), TextForm("the program, then its arguments")]
 """Of one component."""
-Environment = Annotated[tuple[tuple[str, str], ...], Length(MAX_WORDS), Written("variables and their values")]
+Environment = Annotated[tuple[tuple[str, str], ...], Length(MAX_WORDS), TextForm("variables and their values")]
 """Names and values, sorted by name."""
-NodeCount = Annotated[int, Bounds(least=1, way_out="ask for at least 1 node")]
-Positive = Annotated[int, Bounds(least=1)]
-NotNegative = Annotated[int, Bounds(least=0)]
-Split = Annotated[tuple[NodeCount, ...], Length(MAX_COMPONENTS, least=1)]
+NodeCount = Annotated[int, Bounds(minimum=1, hint="ask for at least 1 node")]
+Positive = Annotated[int, Bounds(minimum=1)]
+NotNegative = Annotated[int, Bounds(minimum=0)]
+Split = Annotated[tuple[NodeCount, ...], Length(MAX_COMPONENTS, minimum=1)]
 
 RequestType = Literal["fixed", "nonfixed", "flexible"]
 Distribution = Literal["whole", "partitioned"]
@@ -46,8 +46,8 @@ class InputFile:
     """
 
     name: Annotated[LogicalName, Field(json="file")]
-    size: Annotated[int, Field(given=False)] = 0
-    sites: Annotated[tuple[ClusterName, ...], Field(given=False)] = ()
+    size: Annotated[int, Field(is_settable=False)] = 0
+    sites: Annotated[tuple[ClusterName, ...], Field(is_settable=False)] = ()
     distribution: Distribution = "whole"
     part: FileName | None = None
     """The entry of the folder that this component gets."""
@@ -84,7 +84,7 @@ class ComponentRequest:
     inputs: Inputs = ()
 
 
-Components = Annotated[tuple[ComponentRequest, ...], Length(MAX_COMPONENTS, least=1)]
+Components = Annotated[tuple[ComponentRequest, ...], Length(MAX_COMPONENTS, minimum=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class FlexibleRequest:
     type: Literal["flexible"] = field(default="flexible", kw_only=True, repr=False)
     total_size: NodeCount
     min_component_size: NodeCount = 1
-    max_components: Annotated[int, Bounds(least=1, most=MAX_COMPONENTS)] | None = None
+    max_components: Annotated[int, Bounds(minimum=1, maximum=MAX_COMPONENTS)] | None = None
     split_options: Annotated[tuple[Split, ...], Length(MAX_OPTIONS)] = ()
 
 

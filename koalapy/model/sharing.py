@@ -28,7 +28,7 @@ class Sharing:
         self.reclaims = mode == "feasible"
         """Whether a site takes back nodes for its own users."""
 
-    def section(self, home: ClusterName) -> int:
+    def section_of(self, home: ClusterName) -> int:
         """Which part of a placement queue jobs of a home site wait in: the parts are served in this order, those of
         sites by name, and then that of jobs without one."""
         return self._sections.get(home, len(self._sections))

@@ -67,7 +67,7 @@ def _best(
         cluster = grid.get(source)
         if source in grid.cut_off or (cluster is not None and cluster.state is ClusterState.UNREACHABLE):
             continue
-        bandwidth = grid.link(source, site).bandwidth or assumed
+        bandwidth = grid.link_between(source, site).bandwidth or assumed
         seconds = file.size / bandwidth if bandwidth else inf
         if seconds < (best[0] if best else inf):
             best = seconds, source

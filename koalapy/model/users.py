@@ -28,7 +28,7 @@ class Users:
 
         ``ValueError`` when an account is given to two people, or a name looks like that of an unmapped account.
         """
-        self.named = named
+        self.configured = named
         self.unmapped = frozenset(unmapped)
         self._people: dict[tuple[ClusterName, str], str] = {}
         for name, user in named.items():
@@ -50,7 +50,7 @@ class Users:
 
     def account_of(self, user: str, cluster: ClusterName) -> str | None:
         """What somebody is called on a cluster; None where they have no account."""
-        if (named := self.named.get(user)) is not None:
+        if (named := self.configured.get(user)) is not None:
             return named.accounts.get(cluster)
         account, at, of = user.rpartition("@")
         is_known_otherwise = (cluster, account) in self._people
@@ -58,7 +58,7 @@ class Users:
 
     def sites_of(self, user: str) -> Sequence[ClusterName]:
         """The clusters that somebody is a user of, as far as is known, the own home first where there is one."""
-        named = self.named.get(user)
+        named = self.configured.get(user)
         if named is None:
             cluster = user.rpartition("@")[2]
             return (cluster,) if self.account_of(user, cluster) else ()
@@ -66,15 +66,15 @@ class Users:
 
     def home_of(self, user: str) -> ClusterName:
         """Whose user somebody counts as; empty where nobody knows."""
-        named, sites = self.named.get(user, User()), self.sites_of(user)
+        named, sites = self.configured.get(user, User()), self.sites_of(user)
         return named.home or (sites[0] if len(sites) == 1 else "")
 
     def configured_role(self, user: str) -> Role:
         """Return the role that the setting ``users`` gives a user; other sources may give a higher one."""
-        return self.named[user].role if user in self.named else Role.USER
+        return self.configured[user].role if user in self.configured else Role.USER
 
     def groups_of(self, user: str) -> tuple[str, ...]:
-        return self.named[user].groups if user in self.named else ()
+        return self.configured[user].groups if user in self.configured else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Accounts:
         """Whose processes its jobs are to be."""
         return self._domains.get(cluster, SERVICE).identity
 
-    def own_user(self, cluster: ClusterName) -> str:
+    def owner_of(self, cluster: ClusterName) -> str:
         """Whose alone a cluster is; empty when it is not somebody's own."""
         return self._domains.get(cluster, SERVICE).user
 

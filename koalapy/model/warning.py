@@ -31,7 +31,7 @@ class StopWarning:
     """A signal to all processes of a program, and the grace in seconds that they have from then on."""
 
     signal: WarningSignal
-    grace: Annotated[float, Bounds(above=0, most=MAX_GRACE, way_out=f"give more than 0 and up to {MAX_GRACE} seconds")]
+    grace: Annotated[float, Bounds(above=0, maximum=MAX_GRACE, hint=f"give more than 0 and up to {MAX_GRACE} seconds")]
 
     def __str__(self) -> str:
         return f"{self.signal}@{int(self.grace) if self.grace == int(self.grace) else self.grace}"

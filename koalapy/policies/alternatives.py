@@ -123,7 +123,7 @@ def _components(request: Choosing, grid: GridView, cluster: ClusterView) -> tupl
             placed.append(PlacedComponent(component.size, cluster.name, index, transfer.sources, transfer.seconds))
         return tuple(placed)
     if request.split_options:
-        answer = place_options(request, grid.only(frozenset([cluster.name])))
+        answer = place_options(request, grid.restrict_to(frozenset([cluster.name])))
         return None if isinstance(answer, Refusal) else answer.components
     if request.total_size < request.min_component_size:
         return None
@@ -193,7 +193,7 @@ def _splits(request: Choosing, grid: GridView) -> list[Placement] | Refusal:
 def _are_linked(placement: Placement, grid: GridView) -> bool:
     """Whether the links between all of its clusters are measured: others may not even carry anything."""
     names = sorted({component.cluster for component in placement.components})
-    return all(grid.link(one, other).latency is not None for one, other in combinations(names, 2))
+    return all(grid.link_between(one, other).latency is not None for one, other in combinations(names, 2))
 
 
 def _assigned(request: NonFixedRequest, grid: GridView) -> list[Placement] | Refusal:
@@ -224,7 +224,7 @@ def _on_few(
     """On the first of the clusters, as few as will do."""
     least = _least(request.total_size, clusters)
     for number in range(least, min(least + MAX_COUNTS_TRIED, len(clusters) + 1)):
-        answer = policy.place(request, grid.only(frozenset(cluster.name for cluster in clusters[:number])))
+        answer = policy.place(request, grid.restrict_to(frozenset(cluster.name for cluster in clusters[:number])))
         if isinstance(answer, Placement):
             return answer
     return None

@@ -71,7 +71,7 @@ class Auto:
         def fits(idle: int) -> bool:
             return isinstance(self.place(request, with_idle(grid, cluster, idle)), Placement)
 
-        later = alone_later(request, grid.only(frozenset([cluster.name])), self._known)
+        later = alone_later(request, grid.restrict_to(frozenset([cluster.name])), self._known)
         needs = f"the request needs {request.total_size} in all"
         if later is not None and later.option.wait is not None:
             needs = f"{needs}, which are expected here at {self._moment(later.option.wait)}"
@@ -97,7 +97,7 @@ class Auto:
         faster = list(takewhile(lambda cluster: cluster.speed > alone.speed, grid.by_speed))
         if sum(cluster.idle for cluster in faster) < request.total_size:
             return self._take(alone, (alone,))
-        together = together_now(request, grid.only(frozenset(cluster.name for cluster in faster)), self._known)
+        together = together_now(request, grid.restrict_to(frozenset(cluster.name for cluster in faster)), self._known)
         if isinstance(together, Refusal) or together[0].cost >= alone.cost:
             return self._take(alone, (alone,))
         taken = together[0]

@@ -66,7 +66,7 @@ def parts(
             yield capped(request, constraints.at_most), inside
         else:
             for names in _few(request, inside, constraints.at_most):
-                yield request, grid.only(names)
+                yield request, grid.restrict_to(names)
 
 
 def capped(request: FlexibleRequest, at_most: int) -> FlexibleRequest:
@@ -80,7 +80,7 @@ def part_with(cluster: ClusterView, request: Request, grid: GridView, constraint
     inside = _one_range(cluster, inside, constraints.speed_ratio)
     if constraints.at_most is not None and not (isinstance(request, FlexibleRequest) and not request.split_options):
         inside = inside[: constraints.at_most - 1]
-    return grid.only(frozenset([cluster.name, *(c.name for c in inside)]))
+    return grid.restrict_to(frozenset([cluster.name, *(c.name for c in inside)]))
 
 
 def _one_range(cluster: ClusterView, others: Sequence[ClusterView], ratio: float | None) -> list[ClusterView]:
@@ -99,7 +99,7 @@ def _speed_ranges(answer: Placement, grid: GridView, ratio: float | None) -> lis
     def sets(grid: GridView) -> list[frozenset[ClusterName]]:
         return speed_sets({cluster.name: cluster.speed for cluster in grid.by_idle}, ratio)
 
-    ranges = [grid.only(names) for names in grid.compute_once(("speeds", ratio), sets)]
+    ranges = [grid.restrict_to(names) for names in grid.compute_once(("speeds", ratio), sets)]
 
     def rank(inside: GridView) -> tuple[int, int]:
         return -sum(answer.nodes_on(cluster.name) for cluster in inside), -inside.usable_idle

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from koalapy.model.advice import advised
+from koalapy.model.advice import record_advice
 from koalapy.model.job import Job, JobId
 from koalapy.model.placement import Placement, Refusal, RefusalKind
 from koalapy.model.request import ClusterName
@@ -147,7 +147,7 @@ class Cycle:
         self._in_turn.add(guest.id)
         try:
             for site in sorted(sites | self._guest_sites):
-                for job_id in queue.firsts(sharing.section(site), self._state.rules.queue):
+                for job_id in queue.firsts(sharing.section_of(site), self._state.rules.queue):
                     group = queue.group_of(job_id)
                     may_be_tried = self._candidates.may_scan(priority) or job_id in newcomers
                     if not may_be_tried or job_id in self._in_turn or group in self._refused_owners:
@@ -184,7 +184,7 @@ class Cycle:
         self._queues.placing = job_id
         job = self._claiming.start(self._queues.leave(self._ledger.jobs[job_id]), placement, now)
         if placement.advice is not None:
-            self._ledger.advised(advised(job, now, placement.advice, placement.reason))
+            self._ledger.advised(record_advice(job, now, placement.advice, placement.reason))
         self._attempts.settle_job(job, now)
         self._queues.placing = None
         self._candidates.update_reservation()

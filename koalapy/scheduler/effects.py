@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from koalapy.model.advice import Advised
+from koalapy.model.advice import AdvisedPlacement
 from koalapy.model.job import Attempt, Job, JobId, Priority, TimelineEntry, Token
 from koalapy.model.placement import RefusalKind
 from koalapy.model.request import ClusterName
@@ -120,7 +120,7 @@ class Effects:
     """Clusters whose error count or state changed."""
     confirm: set[ClusterName] = field(default_factory=set)
     """Clusters that are to tell all they know, and then that they have: see ``events.ClusterConfirmed``."""
-    advised: list[Advised] = field(default_factory=list)
+    advised: list[AdvisedPlacement] = field(default_factory=list)
     """Of jobs that were placed by advice."""
     scans: dict[Priority, int] = field(default_factory=dict)
     """Of the placement queues that were scanned periodically: how often by now."""

@@ -158,7 +158,7 @@ class EventHandler:
             raise ConflictError(f"job {job.id} is {job.state}: only queued jobs can be held", hint="cancel it instead")
         if isinstance(event, ev.JobReleased) and job.state is not JobState.HELD:
             raise ConflictError(f"job {job.id} is {job.state}: only held jobs can be released")
-        if isinstance(event, ev.JobPriorityChanged) and not job.state.waits:
+        if isinstance(event, ev.JobPriorityChanged) and not job.state.is_waiting:
             raise ConflictError(f"job {job.id} is {job.state}: only jobs that wait can be given another priority")
         return job
 

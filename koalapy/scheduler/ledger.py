@@ -9,7 +9,7 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import TypedDict, TypeVar, Unpack
 
-from koalapy.model.advice import Advised
+from koalapy.model.advice import AdvisedPlacement
 from koalapy.model.errors import ConflictError
 from koalapy.model.job import (
     ACTIVE_STATES,
@@ -297,7 +297,7 @@ class Ledger:
     def confirm(self, cluster: str) -> None:
         self._effects.confirm.add(cluster)
 
-    def advised(self, given: Advised) -> None:
+    def advised(self, given: AdvisedPlacement) -> None:
         self._effects.advised.append(given)
 
     def scanned(self, queue: Priority, scans: int) -> None:

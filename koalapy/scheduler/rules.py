@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from koalapy.model.corrections import bounds_of
+from koalapy.model.corrections import describe_bounds
 from koalapy.model.errors import UsageError
 from koalapy.model.job import ClaimingMode
 from koalapy.model.request import MAX_COMPONENTS
@@ -121,7 +121,7 @@ class Rules:
         for field in fields(self):
             value = getattr(self, field.name)
             for constraint in _CONSTRAINTS[field.name]:
-                if value is not None and (broken := list(bounds_of(constraint, value))):
+                if value is not None and (broken := list(describe_bounds(constraint, value))):
                     raise _out_of_range(field.name, value, " and ".join(broken))
         if self.claim_factor_min > self.claim_factor:
             raise _out_of_range("claim_factor_min", self.claim_factor_min, f"at most claim_factor, {self.claim_factor}")

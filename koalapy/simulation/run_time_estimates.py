@@ -6,7 +6,7 @@ from math import exp
 from random import Random
 from statistics import median
 
-from koalapy.model.advice import Run, Size, size_of
+from koalapy.model.advice import Run, Size, run_size
 from koalapy.model.application import application_of
 from koalapy.model.job import Job, JobSpec
 from koalapy.model.request import ClusterName
@@ -76,7 +76,7 @@ class RunTimeEstimates:
 
     def _known(self, spec: JobSpec) -> list[float]:
         application = application_of(spec)
-        same = self._by_size.get((application, size_of(spec)), [])
+        same = self._by_size.get((application, run_size(spec)), [])
         return same if len(same) >= ENOUGH else self._by_application.get(application, [])
 
     def _factor(self, application: str, communication: float | None, clusters: Collection[ClusterName]) -> float:

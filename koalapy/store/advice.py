@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, RowMapping, case, delete, func, insert, select, update
 from sqlalchemy.sql import bindparam
 
-from koalapy.model.advice import CLOCK_TOLERANCE_S, Advised, Option, Run, Size, completed_run_of
+from koalapy.model.advice import CLOCK_TOLERANCE_S, AdvisedPlacement, Option, Run, Size, completed_run_of
 from koalapy.model.job import Job, JobState
 from koalapy.model.prediction import Course, Prediction, PredictionKind, PredictionSource
 from koalapy.store import tables
@@ -32,7 +32,7 @@ class SqlAdvice:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def record(self, application: str, limit: int, owner: str | None = None) -> list[Advised]:
+    def record(self, application: str, limit: int, owner: str | None = None) -> list[AdvisedPlacement]:
         query = select(tables.advice).order_by(_advice.job_id.desc(), _advice.generation.desc()).limit(limit)
         if application:
             query = query.where(_advice.application == application)
@@ -94,7 +94,7 @@ class SqlAdvice:
             return [*_retained_runs(connection, limit - len(runs)), *runs]
 
 
-def write_advised(connection: Connection, given: Sequence[Advised]) -> None:
+def write_advised(connection: Connection, given: Sequence[AdvisedPlacement]) -> None:
     """Of jobs that are placed in the same transaction."""
     if not given:
         return
@@ -120,9 +120,9 @@ def complete_advised(connection: Connection, jobs: Iterable[Job]) -> None:
 _PLAIN = ("generation", "application", "at", "clusters", "predicted", "reason", "actual")
 
 
-def _advised(row: RowMapping) -> Advised:
+def _advised(row: RowMapping) -> AdvisedPlacement:
     options = tuple(Option(**{**option, "clusters": tuple(option["clusters"])}) for option in row["options"])
-    return Advised(job=row["job_id"], options=options, **{name: row[name] for name in _PLAIN})
+    return AdvisedPlacement(job=row["job_id"], options=options, **{name: row[name] for name in _PLAIN})
 
 
 def _run(rows: Sequence[RowMapping]) -> Run:

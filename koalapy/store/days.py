@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from koalapy.model.history import NAMES, DayFilter, Days, Figures, Key, Kind, day_of, owners, tally
+from koalapy.model.history import NAMES, DayFilter, Days, Figures, Key, Kind, count_ended_jobs, day_of, pair_with_jobs
 from koalapy.ports import Batch, ClusterRecord
 from koalapy.store.tables import days as table
 
@@ -18,7 +18,7 @@ def add_batch(connection: Connection, batch: Batch) -> None:
     """What a transaction ends, as part of it."""
     over = [job for job in batch.jobs.values() if job.state.is_final]
     if over or batch.attempts:
-        _add(connection, tally(over, owners(batch.attempts, batch.jobs)))
+        _add(connection, count_ended_jobs(over, pair_with_jobs(batch.attempts, batch.jobs)))
     _note_nodes(connection, batch.clusters, day_of(batch.at))
 
 

@@ -80,7 +80,7 @@ def _own_input(field: str, file: InputFile, catalogue: Catalogue) -> InputFile:
 
 def _good(field: str, file: InputFile, catalogue: Catalogue) -> list[Replica]:
     """The good replicas of a logical file, at least one."""
-    replicas = catalogue.of(file.name)
+    replicas = catalogue.replicas_of(file.name)
     if not replicas:
         hint = f"{near_names(file.name, catalogue.names())}; add it with {ADD}"
         reject(f"{field}.file", file.name, f"is {file.name}, which the replica catalogue does not know", hint)

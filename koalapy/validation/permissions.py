@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from koalapy.model.errors import ForbiddenError, ProblemCode, reject
 from koalapy.model.identity import HighPriority, Identity, Role
 from koalapy.model.job import Job, JobSpec, Priority
-from koalapy.model.notification import Reachable
+from koalapy.model.notification import AllowedRecipients
 from koalapy.model.users import Accounts
 from koalapy.model.wording import format_list
 
@@ -94,7 +94,7 @@ def with_home_site(spec: JobSpec, by: Identity, accounts: Accounts) -> JobSpec:
     return spec
 
 
-def check_notifications(spec: JobSpec, reachable: Reachable) -> None:
+def check_notifications(spec: JobSpec, reachable: AllowedRecipients) -> None:
     """``UsageError`` for a place that is not reached from here, and for what is to be told nowhere."""
     if spec.mail_user and (wrong := reachable.mail_problem(spec.mail_user)):
         named = ", ".join(reachable.recipients[:5])

@@ -7,7 +7,7 @@ from typing import Any
 
 from koalapy.model.cluster import check_cluster
 from koalapy.model.errors import reject
-from koalapy.model.field import out_of_bounds
+from koalapy.model.field import find_out_of_bounds
 from koalapy.model.job import JobSpec, Launcher
 from koalapy.model.request import ComponentRequest, Environment, FlexibleRequest, NonFixedRequest
 from koalapy.validation.limits import Limits
@@ -82,7 +82,7 @@ def _text_length(spec: JobSpec, component: ComponentRequest) -> int:
 
 def check_fields(spec: JobSpec, limits: Limits) -> None:
     """Numbers are within the bounds that their fields state, and patterns of results lead out of no folder."""
-    for field, value, problem, way_out in out_of_bounds(spec):
+    for field, value, problem, way_out in find_out_of_bounds(spec):
         reject(field, value, problem, way_out)
     for index, pattern in enumerate(spec.collect):
         problem = ""

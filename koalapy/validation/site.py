@@ -8,7 +8,13 @@ from koalapy.model.cluster import check_cluster
 from koalapy.model.coallocation import explain_conflict
 from koalapy.model.errors import UsageError, reject
 from koalapy.model.job import JobSpec, Launcher
-from koalapy.model.profile import find_folder_placeholders, folders_needed, folders_of, lacks, texts_of
+from koalapy.model.profile import (
+    component_folders,
+    describe_missing_folders,
+    find_folder_placeholders,
+    job_folders,
+    texts_of,
+)
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest
 from koalapy.model.users import owner_rejection_reason
 from koalapy.validation.limits import ClusterLimits, Limits
@@ -56,10 +62,10 @@ def check_folders(spec: JobSpec, limits: Limits) -> None:
         profiles = {cluster.name: cluster.profile for cluster in limits.clusters}
         for index, component in enumerate(spec.request.components):
             name = component.cluster or ""
-            if missing := folders_of(spec, index) - profiles[name].folders:
-                _reject_folder(spec, [index], missing, f"but {lacks([name], missing)}")
+            if missing := component_folders(spec, index) - profiles[name].folders:
+                _reject_folder(spec, [index], missing, f"but {describe_missing_folders([name], missing)}")
     elif limits.clusters and not _able(spec, limits):
-        needed = folders_needed(spec)
+        needed = job_folders(spec)
         indices = [None] if isinstance(spec.request, FlexibleRequest) else range(len(spec.request.components))
         _reject_folder(spec, indices, needed, f"and no cluster has a {' and a '.join(sorted(needed))} folder")
 
@@ -97,7 +103,7 @@ def able_clusters(spec: JobSpec, limits: Limits) -> Iterator[Sequence[ClusterLim
         foreign = [name for name in left_out if name in closed]
         distant = [name for name in left_out if name in away - closed]
         lacking = [name for name in left_out if name not in closed | away]
-        why = [lacks(lacking, folders_needed(spec))] if lacking else []
+        why = [describe_missing_folders(lacking, job_folders(spec))] if lacking else []
         why += [owner_rejection_reason(foreign)] if foreign else []
         why += [limits.sharing.home_rejection_reason(distant)] if distant else []
         message = "; ".join([error.message, *why])
@@ -107,7 +113,7 @@ def able_clusters(spec: JobSpec, limits: Limits) -> Iterator[Sequence[ClusterLim
 def _able(spec: JobSpec, limits: Limits) -> Sequence[ClusterLimits]:
     if isinstance(spec.request, FixedRequest):
         return limits.clusters
-    needed = folders_needed(spec)
+    needed = job_folders(spec)
     closed = limits.accounts.closed_to(spec.owner) | limits.sharing.closed_to(spec.home_site)
     return [c for c in limits.clusters if needed <= c.profile.folders and c.name not in closed]
 

@@ -19,7 +19,7 @@ from koalapy.api.access import ACCESS, access_of
 from koalapy.api.fields import as_json
 from koalapy.api.job_views import PUBLIC_FIELDS, view_for
 from koalapy.daemon.jobs.jobs import JobRecord
-from koalapy.model.field import described
+from koalapy.model.field import describe_fields
 from koalapy.model.identity import HighPriority, Identity, Role
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile
@@ -207,11 +207,11 @@ async def test_of_others_jobs_users_see_load_and_queue_and_nothing_of_what_runs(
 PLAIN = JobSpec(FlexibleRequest(1), ("true",))
 
 
-@pytest.mark.parametrize("name", [name for name, each in described(JobSpec).items() if name != "request"])
+@pytest.mark.parametrize("name", [name for name, each in describe_fields(JobSpec).items() if name != "request"])
 @settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_field_of_a_job_is_hidden_from_others_unless_it_is_listed(name: str, data: Any) -> None:
-    spec = replace(PLAIN, **{name: data.draw(values(described(JobSpec)[name].type))})
+    spec = replace(PLAIN, **{name: data.draw(values(describe_fields(JobSpec)[name].type))})
     if name == "owner" and spec.owner == "bob":
         return
     changed = _seen(spec) != _seen(PLAIN)

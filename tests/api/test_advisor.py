@@ -7,7 +7,7 @@ import pytest
 
 from koalapy.api.forecasts import AdvisorRecord, AdvisorView, advisor_router
 from koalapy.daemon.jobs.advisor import Verdict, verdict_on
-from koalapy.model.advice import Advised, Option, Run, Size
+from koalapy.model.advice import AdvisedPlacement, Option, Run, Size
 from koalapy.policies.knowledge import Slowdowns
 from koalapy.policies.log_normal import LogNormal
 from tests.cli.memory_advisor import MemoryAdvisor
@@ -47,9 +47,9 @@ async def test_the_record_tells_what_was_compared_and_how_far_off_the_prediction
     memory = MemoryAdvisor()
     options = (Option(("north", "south"), 1.5, 0.0, 2.0, 15.0), Option(("north",), 1.0, None, 0.0, 10.0))
     memory.advised = [
-        Advised(9, 1, 1000.0, "wave", 2, options, "why", 15.0, None),
-        Advised(8, 1, 1000.0, "wave", 2, options, "why"),
-        Advised(7, 2, 1000.0, "wave", 2, options, "why", 15.0, 20.0),
+        AdvisedPlacement(9, 1, 1000.0, "wave", 2, options, "why", 15.0, None),
+        AdvisedPlacement(8, 1, 1000.0, "wave", 2, options, "why"),
+        AdvisedPlacement(7, 2, 1000.0, "wave", 2, options, "why", 15.0, 20.0),
     ]
     app = bare_application(administrators(TOKEN), [advisor_router(memory.advisor)])
     headers = {"Authorization": f"Bearer {TOKEN}"}

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from koalapy.daemon.forecast.track_record import TrackRecord
 from koalapy.daemon.jobs.advisor import Advisor
-from koalapy.model.advice import Advised, Run
+from koalapy.model.advice import AdvisedPlacement, Run
 from koalapy.model.prediction import Course, Prediction
 from koalapy.scheduler.advisor.experience import Experience
 
@@ -14,12 +14,12 @@ class MemoryAdvisor:
 
     def __init__(self) -> None:
         self.experience = Experience()
-        self.advised: list[Advised] = []
+        self.advised: list[AdvisedPlacement] = []
         self.told: list[tuple[Prediction, Course]] = []
         self.now = 1000.0
         self.advisor = Advisor(self.experience, self, TrackRecord(self, self, lambda: self.now))
 
-    def record(self, application: str, limit: int, owner: str | None = None) -> list[Advised]:
+    def record(self, application: str, limit: int, owner: str | None = None) -> list[AdvisedPlacement]:
         return [given for given in self.advised if application in ("", given.application)][:limit]
 
     def applications_of(self, owner: str) -> set[str]:

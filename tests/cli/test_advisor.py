@@ -3,13 +3,13 @@
 import json
 from dataclasses import replace
 
-from koalapy.model.advice import Advised, Option, Run, Size
+from koalapy.model.advice import AdvisedPlacement, Option, Run, Size
 from koalapy.model.job import JobState
 from koalapy.model.prediction import Course, Prediction, PredictionKind, PredictionSource
 from tests.cli.conftest import Koala, Server
 
 OPTIONS = (Option(("north", "south"), 1.5, 0.0, 0.0, 15.0), Option(("north",), 1.0, None, 0.0, 10.0))
-ADVISED = Advised(7, 1, 1000.0, "wave", 2, OPTIONS, "no cluster holds it alone", 15.0, 12.0)
+ADVISED = AdvisedPlacement(7, 1, 1000.0, "wave", 2, OPTIONS, "no cluster holds it alone", 15.0, 12.0)
 
 
 def test_an_advisor_that_knows_nothing_says_so(koala: Koala) -> None:

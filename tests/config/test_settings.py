@@ -14,8 +14,8 @@ from koalapy.model.cluster import Link
 from koalapy.model.errors import UsageError
 from koalapy.model.identity import Role
 from koalapy.model.job import ClaimingMode
-from koalapy.model.measurement import Measuring
-from koalapy.model.quantities import parse_bandwidth, parse_bytes, seconds_of
+from koalapy.model.measurement import MeasurementSettings
+from koalapy.model.quantities import parse_bandwidth, parse_bytes, parse_seconds
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_a_link_that_cannot_be_is_refused_by_its_field(
     ("text", "seconds"), [(2, 2.0), (0.5, 0.5), ("3", 3.0), ("0.5ms", 0.0005), ("20 us", 2e-5), ("1e-3s", 1e-3)]
 )
 def test_seconds_with_units(text: float | str, seconds: float) -> None:
-    assert seconds_of(text) == pytest.approx(seconds)
+    assert parse_seconds(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -202,11 +202,11 @@ def test_what_is_no_size_is_refused(text: Any) -> None:
 @pytest.mark.parametrize("text", ["", "ms", "1h", "1 0ms", "nan", "-1s", "1ms/s", True])
 def test_what_is_no_time_is_refused(text: Any) -> None:
     with pytest.raises(ValueError, match="give seconds"):
-        seconds_of(text)
+        parse_seconds(text)
 
 
 def test_how_links_are_measured(load_yaml: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert load_yaml().network == Measuring()
+    assert load_yaml().network == MeasurementSettings()
     assert load_yaml(network={"interval": 3600, "command": ["pp"]}).network.command == ("pp",)
     monkeypatch.setenv("KOALA_NETWORK__PATIENCE", "5")
     assert load_yaml().network.patience == 5.0

@@ -97,7 +97,7 @@ async def test_a_file_is_entered_as_its_agent_sees_it(world: World) -> None:
     assert (replica.size, replica.checksum, replica.parts) == (4, sha(b"mesh"), None)
     assert world.files.list() == world.store.replicas() == [replica]
     assert world.told == [ReplicasChanged("climate/mesh", ("north",))]
-    assert Catalogue(world.store.replicas()).sites("climate/mesh") == ("north",)
+    assert Catalogue(world.store.replicas()).good_sites("climate/mesh") == ("north",)
 
 
 async def test_a_folder_has_parts(world: World) -> None:

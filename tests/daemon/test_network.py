@@ -17,7 +17,7 @@ from koalapy.daemon.network.network import Network, spec_of
 from koalapy.model.cluster import ClusterPair, Link
 from koalapy.model.errors import NotFoundError, UsageError
 from koalapy.model.job import ComponentState, JobState
-from koalapy.model.measurement import Measurement, MeasurementKind, Measuring
+from koalapy.model.measurement import Measurement, MeasurementKind, MeasurementSettings
 from koalapy.model.reports import ComponentStatus, Inventory
 from koalapy.model.users import Accounts, Domain, Users
 from koalapy.protocol import messages as wire
@@ -125,7 +125,7 @@ class World:
 
     def new_network(self, configured: dict[ClusterPair, Link] | None = None, **how: Any) -> Network:
         book = LinkTable(("north", "south"), configured or {}, self.store.latest())
-        return Network(self.daemon.engine, self.daemon.queries, self.jobs, self.store, book, Measuring(**how))
+        return Network(self.daemon.engine, self.daemon.queries, self.jobs, self.store, book, MeasurementSettings(**how))
 
     async def measured(self, network: Network | None = None) -> dict[ClusterPair, Any]:
         """All links once nothing is under way any more."""

@@ -15,7 +15,7 @@ from koalapy.daemon.engine.timeouts import DaemonTimeouts
 from koalapy.model.alert import Alert, AlertKind, Severity
 from koalapy.model.errors import StoreUnavailable
 from koalapy.model.job import Attempt, Job, JobSpec, JobState
-from koalapy.model.notification import MailType, Notification, Reachable
+from koalapy.model.notification import AllowedRecipients, MailType, Notification
 from koalapy.model.request import FlexibleRequest
 from koalapy.system.tls import OF_THIS_MACHINE
 from tests import signals
@@ -275,8 +275,8 @@ def test_nothing_of_a_name_gets_into_a_header() -> None:
     ],
 )
 def test_only_configured_hosts_are_reached(url: str, reached: bool) -> None:
-    assert (Reachable(hosts=frozenset({"hooks.example.org"})).webhook_problem(url) == "") == reached
-    assert Reachable().webhook_problem(url)
+    assert (AllowedRecipients(hosts=frozenset({"hooks.example.org"})).webhook_problem(url) == "") == reached
+    assert AllowedRecipients().webhook_problem(url)
 
 
 @pytest.mark.evidence("U7")
@@ -284,7 +284,7 @@ def test_only_configured_hosts_are_reached(url: str, reached: bool) -> None:
 def test_only_configured_recipients_are_written_to(address: str) -> None:
     reachable = SECTION.reachable
     assert not reachable.mail_problem(address)
-    assert Reachable().mail_problem(address)
+    assert AllowedRecipients().mail_problem(address)
     for other in (
         f"{address},x@example.org",
         f"<{address}>",

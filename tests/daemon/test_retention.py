@@ -20,7 +20,7 @@ from koalapy.daemon.jobs.retention import Housekeeping, Retention, RetentionTime
 from koalapy.daemon.network.network import spec_of
 from koalapy.model.errors import StoreUnavailable
 from koalapy.model.job import Attempt, Component, Job, JobId, JobSpec, JobState
-from koalapy.model.measurement import Measuring
+from koalapy.model.measurement import MeasurementSettings
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch, OutputPiece, StoredBundle
 from koalapy.store.files import SqlFiles
@@ -29,7 +29,7 @@ from tests.daemon.archives import archive_of, pieces
 from tests.daemon.test_hub import Daemon, running
 
 SPEC = JobSpec(FlexibleRequest(1), ("true",), collect=("*",))
-OWN = spec_of(("north", "south"), Measuring().command)
+OWN = spec_of(("north", "south"), MeasurementSettings().command)
 DAY = 86400.0
 NOW = 1000 * DAY
 

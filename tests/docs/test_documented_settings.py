@@ -5,14 +5,14 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 
 from koalapy.model.alert import AlertKind, AlertRules
-from koalapy.model.measurement import Measuring
+from koalapy.model.measurement import MeasurementSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_network_page_names_every_measurement_setting() -> None:
     page = (DOCS / "network.md").read_text(encoding="utf-8")
-    for setting in fields(Measuring):
+    for setting in fields(MeasurementSettings):
         assert setting.default is not MISSING
         assert re.search(rf"\b{setting.name}\b", page), setting.name
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from hypothesis import strategies as st
 
-from koalapy.model.field import Bounds, described, split
+from koalapy.model.field import Bounds, describe_fields, split_annotation
 from koalapy.model.job import JobSpec
 
 words = st.text(max_size=8)
@@ -15,8 +15,8 @@ words = st.text(max_size=8)
 
 def values(kind: Any) -> st.SearchStrategy[Any]:
     """Values of a type as the model has it, within its bounds."""
-    base, marks = split(kind)
-    bounds = next((mark for mark in marks if isinstance(mark, Bounds)), Bounds(least=0, most=2**50))
+    base, marks = split_annotation(kind)
+    bounds = next((mark for mark in marks if isinstance(mark, Bounds)), Bounds(minimum=0, maximum=2**50))
     if get_origin(base) in (Union, UnionType):
         return st.one_of([values(each) for each in get_args(base)])
     if get_origin(base) is Literal:
@@ -25,10 +25,10 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
         first, last = get_args(base)[0], get_args(base)[-1]
         return st.lists(values(first), max_size=3).map(tuple) if last is Ellipsis else st.tuples(values(first), words)
     if base is int:
-        least, most = int(bounds.least or 0), None if bounds.most is None else int(bounds.most)
+        least, most = int(bounds.minimum or 0), None if bounds.maximum is None else int(bounds.maximum)
         return st.integers(least, 100 if most is None else most)
     if base is float:
-        return st.floats(bounds.above or bounds.least or 0, bounds.most, exclude_min=bounds.above is not None)
+        return st.floats(bounds.above or bounds.minimum or 0, bounds.maximum, exclude_min=bounds.above is not None)
     if is_dataclass(base):
         return instances(base)  # type: ignore[arg-type]
     if issubclass(base, Enum):
@@ -40,7 +40,7 @@ def instances(kind: type[Any]) -> st.SearchStrategy[Any]:
     """Of a dataclass of the model's."""
     parts = {
         name: values(each.type) | st.none() if each.is_optional else values(each.type)
-        for name, each in described(kind).items()
+        for name, each in describe_fields(kind).items()
     }
     return st.builds(kind, **parts)
 

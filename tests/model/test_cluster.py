@@ -32,7 +32,7 @@ def test_by_idle_holds_the_usable_clusters_with_the_emptiest_first(view: GridVie
 def test_a_link_is_found_whichever_way_it_was_measured() -> None:
     between, within = Link(latency=0.001), Link(bandwidth=1e9)
     view = GridView((), {("south", "north"): between, ("north", "north"): within})
-    assert view.link("south", "north") is between
-    assert view.link("north", "south") is between
-    assert view.link("north", "north") is within
-    assert view.link("north", "east") == Link()
+    assert view.link_between("south", "north") is between
+    assert view.link_between("north", "south") is between
+    assert view.link_between("north", "north") is within
+    assert view.link_between("north", "east") == Link()

@@ -15,9 +15,9 @@ from koalapy.model.job import (
     Job,
     JobSpec,
     JobState,
+    format_token,
     is_same_attempt,
     parse_token,
-    token_of,
 )
 from koalapy.model.request import ComponentRequest, FlexibleRequest, NonFixedRequest
 
@@ -73,12 +73,12 @@ def test_states_are_final_or_active_or_waiting() -> None:
 
 @given(numbers, numbers, numbers, nonces)
 def test_a_token_says_what_it_was_made_of(job: int, generation: int, index: int, nonce: str) -> None:
-    assert parse_token(token_of(job, generation, index, nonce)) == (job, generation, index, nonce)
+    assert parse_token(format_token(job, generation, index, nonce)) == (job, generation, index, nonce)
 
 
 @given(st.lists(st.tuples(numbers, numbers, numbers, nonces), unique=True, min_size=2))
 def test_no_two_components_share_a_token(parts: list[tuple[int, int, int, str]]) -> None:
-    assert len({token_of(*part) for part in parts}) == len(parts)
+    assert len({format_token(*part) for part in parts}) == len(parts)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from koalapy.model.prediction import (
     Prediction,
     PredictionKind,
     PredictionSource,
+    classify_outcome,
     compute_coverage,
-    judge,
-    outcome_of,
+    judge_prediction,
     wilson_interval,
 )
 
@@ -62,7 +62,7 @@ WAITS = Course(JobState.QUEUED)
 def test_what_a_prediction_has_come_to(
     kind: PredictionKind, course: Course, now: float, outcome: Outcome, error: float | None
 ) -> None:
-    judged = judge(told(kind), course, now)
+    judged = judge_prediction(told(kind), course, now)
     assert (judged.outcome, judged.error) == (outcome, error)
 
 
@@ -72,11 +72,11 @@ SECONDS = st.floats(0, 1e9)
 @given(st.tuples(SECONDS, SECONDS).map(sorted), SECONDS)
 def test_what_is_late_while_it_waits_stays_late_whatever_comes(bounds: list[float], elapsed: float) -> None:
     low, high = bounds
-    if outcome_of(low, high, None, None, elapsed) is Outcome.LATE:
-        assert outcome_of(low, high, elapsed, None, elapsed) is Outcome.LATE
-        assert outcome_of(low, high, None, elapsed, elapsed) is Outcome.LATE
+    if classify_outcome(low, high, None, None, elapsed) is Outcome.LATE:
+        assert classify_outcome(low, high, elapsed, None, elapsed) is Outcome.LATE
+        assert classify_outcome(low, high, None, elapsed, elapsed) is Outcome.LATE
     else:
-        assert outcome_of(low, high, None, elapsed, elapsed) is Outcome.CENSORED
+        assert classify_outcome(low, high, None, elapsed, elapsed) is Outcome.CENSORED
 
 
 JUDGED = st.builds(

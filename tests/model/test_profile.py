@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.job import JobSpec
-from koalapy.model.profile import ClusterProfile, describe_series_conflict, folders_needed, lacks
+from koalapy.model.profile import ClusterProfile, describe_missing_folders, describe_series_conflict, job_folders
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, NonFixedRequest
 
 SOUTH = ClusterProfile(
@@ -18,7 +18,7 @@ SOUTH = ClusterProfile(
 
 
 def word(text: str, profile: ClusterProfile = SOUTH) -> str:
-    return profile.words([text], "south", 7)[0]
+    return profile.map_command([text], "south", 7)[0]
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def word(text: str, profile: ClusterProfile = SOUTH) -> str:
 )
 def test_placeholders_stand_for_the_clusters_values(text: str, here: str) -> None:
     assert word(text) == here
-    assert SOUTH.path(text, "south", 7) == here
+    assert SOUTH.map_path(text, "south", 7) == here
 
 
 @pytest.mark.parametrize(
@@ -72,18 +72,18 @@ def test_a_folder_that_the_cluster_has_not_leaves_its_placeholder() -> None:
     ],
 )
 def test_paths_go_by_the_longest_prefix_of_whole_folders(path: str, here: str) -> None:
-    assert SOUTH.path(path, "south", 7) == here
+    assert SOUTH.map_path(path, "south", 7) == here
 
 
 def test_the_root_may_be_mapped_and_be_mapped_to() -> None:
-    assert ClusterProfile(paths={"/": "/net/home1"}).path("/a", "south", 1) == "/net/home1/a"
-    assert ClusterProfile(paths={"/a": "/"}).path("/a/b", "south", 1) == "/b"
-    assert ClusterProfile(paths={"/a": "/"}).path("/a", "south", 1) == "/"
+    assert ClusterProfile(paths={"/": "/net/home1"}).map_path("/a", "south", 1) == "/net/home1/a"
+    assert ClusterProfile(paths={"/a": "/"}).map_path("/a/b", "south", 1) == "/b"
+    assert ClusterProfile(paths={"/a": "/"}).map_path("/a", "south", 1) == "/"
 
 
 def test_the_clusters_own_folders_are_not_mapped_again() -> None:
     profile = ClusterProfile(scratch="/data/tmp", paths={"/data": "/elsewhere"})
-    assert profile.path("{scratch}/x", "south", 1) == "/data/tmp/x"
+    assert profile.map_path("{scratch}/x", "south", 1) == "/data/tmp/x"
 
 
 @pytest.mark.parametrize(
@@ -106,22 +106,25 @@ def test_a_word_is_mapped_that_is_a_path_as_a_whole(text: str, here: str) -> Non
 @given(st.lists(st.text(max_size=20)))
 def test_without_placeholders_and_paths_nothing_changes(words: list[str]) -> None:
     plain = [text.replace("{", "(") for text in words]
-    assert ClusterProfile().words(plain, "south", 7) == plain
+    assert ClusterProfile().map_command(plain, "south", 7) == plain
 
 
 def test_what_a_job_needs() -> None:
     spec = JobSpec(FlexibleRequest(2), ("sh", "-c", "cd {scratch}"), workdir="{home}")
-    assert folders_needed(spec) == {"scratch", "home"}
-    assert folders_needed(JobSpec(FlexibleRequest(2), ("{{scratch}}", "${scratch}", "{cluster}"))) == frozenset()
+    assert job_folders(spec) == {"scratch", "home"}
+    assert job_folders(JobSpec(FlexibleRequest(2), ("{{scratch}}", "${scratch}", "{cluster}"))) == frozenset()
     own = (ComponentRequest(1, command=("{home}",)), ComponentRequest(1, output="{scratch}/o"))
-    assert folders_needed(JobSpec(NonFixedRequest(own), ("true",))) == {"scratch", "home"}
+    assert job_folders(JobSpec(NonFixedRequest(own), ("true",))) == {"scratch", "home"}
     overridden = (ComponentRequest(1, "north", command=("true",), output="o"),)
-    assert folders_needed(JobSpec(FixedRequest(overridden), ("{home}",), output="{scratch}")) == frozenset()
+    assert job_folders(JobSpec(FixedRequest(overridden), ("{home}",), output="{scratch}")) == frozenset()
 
 
 def test_what_is_said() -> None:
-    assert lacks(["south"], {"scratch"}) == "cluster south has no scratch folder"
-    assert lacks(["east", "south"], {"scratch", "home"}) == "clusters east, south have no home or scratch folder"
+    assert describe_missing_folders(["south"], {"scratch"}) == "cluster south has no scratch folder"
+    assert (
+        describe_missing_folders(["east", "south"], {"scratch", "home"})
+        == "clusters east, south have no home or scratch folder"
+    )
     assert (
         describe_series_conflict({"north": 5, "south": 4})
         == "north has Open MPI 5, south 4: a job runs under one series"

@@ -61,12 +61,12 @@ def test_every_policy_answers_on_a_changed_view_as_on_a_new_one(
     for step in steps:
         look(view)
         answers(asked, view)
-        answers(asked, view.only(PART))
+        answers(asked, view.restrict_to(PART))
         view = view.with_clusters(step)
     new = GridView(view.clusters, view.links, view.waiting, view.replicas, view.cut_off)
     assert look(view) == look(new)
     assert answers(request, view) == answers(request, new)
-    assert answers(request, view.only(PART)) == answers(request, new.only(PART))
+    assert answers(request, view.restrict_to(PART)) == answers(request, new.restrict_to(PART))
 
 
 def test_what_is_known_of_uplinks_stays_with_a_view() -> None:
@@ -74,7 +74,7 @@ def test_what_is_known_of_uplinks_stays_with_a_view() -> None:
     view = replace(grid(north=4, south=2), uplinks=uplinks)
     assert view.with_clusters([ClusterView("north", 4, 1)]).uplinks is uplinks
     assert view.with_waiting(()).uplinks is uplinks
-    assert view.only(PART).uplinks is uplinks
+    assert view.restrict_to(PART).uplinks is uplinks
 
 
 def test_a_view_of_before_stays_what_it_was() -> None:
@@ -102,8 +102,8 @@ def test_what_lasts_is_worked_out_anew_where_it_may_have_changed() -> None:
         assert view.with_clusters([different]).compute_lasting("key", work) == len(looks)
     assert len(looks) == 3
     part = frozenset({"north"})
-    assert view.only(part).compute_lasting("key", work) == 4
-    assert view.with_clusters([ClusterView("south", 2, 0)]).only(part).compute_lasting("key", work) == 4
+    assert view.restrict_to(part).compute_lasting("key", work) == 4
+    assert view.with_clusters([ClusterView("south", 2, 0)]).restrict_to(part).compute_lasting("key", work) == 4
     assert with_links(view, {"north": Link(1.0)}).compute_lasting("key", work) == 5
 
 

@@ -33,7 +33,7 @@ def all_to_all(view: GridView, latency: float = 1.0, **special: float) -> GridVi
 
 
 def measured(policy: CommunicationAware, view: GridView, one: str, other: str) -> float | None:
-    link = view.link(one, other)
+    link = view.link_between(one, other)
     return link.bandwidth if policy is by_bandwidth else link.latency
 
 
@@ -69,7 +69,7 @@ def test_never_combines_what_may_not_be(name: str, request: FlexibleRequest, vie
     )
     for pair in combinations(taken, 2):
         value = measured(policy, view, *pair)
-        assert not view.link(*pair).unreachable
+        assert not view.link_between(*pair).unreachable
         assert value is not None or not suffices, "there are others with all links between them measured"
         assert policy is not in_groups or (value is not None and value <= 2)
 
@@ -82,7 +82,8 @@ def test_refuses_only_what_cannot_be_split_over_clusters_that_reach_each_other(
     answer = NAMED[name].place(request, view)
     able = [cluster for cluster in view if cluster.usable_idle >= request.min_component_size]
     possible = any(
-        not any(view.link(a.name, b.name).unreachable for a, b in combinations(some, 2)) and fill_in_turn(request, some)
+        not any(view.link_between(a.name, b.name).unreachable for a, b in combinations(some, 2))
+        and fill_in_turn(request, some)
         for count in range(1, len(able) + 1)
         for some in combinations(able, count)
     )

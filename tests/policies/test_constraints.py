@@ -98,7 +98,7 @@ def possible(job: JobSpec, view: GridView) -> bool:
     sets = [set(some) for count in range(1, len(names) + 1) for some in combinations(names, count)]
     for chosen in sets:
         if keeps(chosen, view, job.coallocation, job.speed_ratio_min):
-            part = view.only(frozenset(chosen))
+            part = view.restrict_to(frozenset(chosen))
             if isinstance(job.request, FlexibleRequest):
                 most = job.request.max_components or len(chosen)
                 idle = [cluster.idle for cluster in part]

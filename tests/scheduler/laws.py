@@ -20,8 +20,8 @@ from koalapy.model.job import (
     Priority,
     TimelineEntry,
     Token,
+    format_token,
     parse_token,
-    token_of,
 )
 from koalapy.model.placement import Placement, Refusal
 from koalapy.model.request import FixedRequest, FlexibleRequest
@@ -103,7 +103,7 @@ def _token(world: "World", effects: Effects, entry: TimelineEntry) -> Token:
     known += [job.attempt for jobs in (effects.jobs, world.jobs) if (job := jobs.get(entry.job)) and job.attempt]
     nonce = next(attempt.nonce for attempt in known if attempt.generation == entry.generation)
     assert entry.component is not None
-    return token_of(entry.job, entry.generation, entry.component, nonce)
+    return format_token(entry.job, entry.generation, entry.component, nonce)
 
 
 def _was_a_guest(world: "World", job: Job) -> None:

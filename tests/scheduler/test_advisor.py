@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from koalapy.model.advice import Advised
+from koalapy.model.advice import AdvisedPlacement
 from koalapy.model.job import JobId, JobSpec, JobState, Token, parse_token
 from koalapy.policies.auto import Auto
 from koalapy.policies.knowledge import Knowledge
@@ -25,7 +25,7 @@ class Grid(World):
     """Programs of two applications: co-allocated, wave takes three times as long, and prime as long as ever."""
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
-        self.advised: list[Advised] = []
+        self.advised: list[AdvisedPlacement] = []
         super().__init__(*arguments, **more)
 
     def take_in(self, effects: Effects) -> Effects:

@@ -71,7 +71,7 @@ def test_links_files_and_who_moves_none_are_seen_at_once() -> None:
     grid = the_grid()
     grid.view()
     grid.set_link("east", "west", Link(0.1, 5.0))
-    assert grid.view().link("west", "east") == Link(0.1, 5.0)
+    assert grid.view().link_between("west", "east") == Link(0.1, 5.0)
     grid.set_replicas({"data": ("north",)})
     assert grid.view().replicas["data"] == ("north",)
     grid.set_replicas({"data": ()})

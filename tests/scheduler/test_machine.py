@@ -101,7 +101,7 @@ class Grid(Users, Nodes, Operations):
         """Jobs that were held are released; those that may never have nodes, as things are, are cancelled."""
         world = self.world
         for job in world.queries.jobs():
-            if self.is_extreme or (job.state.waits and world.queries.over_limit(job.spec) is not None):
+            if self.is_extreme or (job.state.is_waiting and world.queries.over_limit(job.spec) is not None):
                 world.cancel(job.id)
             elif job.state is JobState.HELD:
                 world.release(job.id)

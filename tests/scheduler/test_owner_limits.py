@@ -186,7 +186,7 @@ def test_the_use_of_before_counts_for_the_next_daemon() -> None:
     ask = use.ask(JobSpec(flexible(7), ("x",), owner="alice", walltime=3600))
     excess = use.excess(ask, 7200.0)
     assert excess is not None
-    assert (excess.used, excess.asked) == (4.0, 7.0)
+    assert (excess.used, excess.requested) == (4.0, 7.0)
     assert use.excess(ask, 7200.0 + DAY) is None
     # Of what began before the day only the day counts.
     use = OwnerUse(limits(UserLimits(node_hours_per_day=10)), [NodeUse("alice", 1, -10 * DAY, 3600.0)])

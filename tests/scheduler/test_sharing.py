@@ -306,7 +306,7 @@ def test_a_home_site_is_always_for_its_own_jobs(
     assert home not in closed
     assert closed <= speeds.keys()
     assert closed == {name for name in speeds if home and sharing.rejection_reason(home, name)}
-    assert (sharing.section(home) < sharing.section("")) == bool(sharing.site_of(home))
+    assert (sharing.section_of(home) < sharing.section_of("")) == bool(sharing.site_of(home))
     assert sharing.reclaiming_site(home) in ("", home)
 
 

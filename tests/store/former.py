@@ -13,7 +13,7 @@ from typing import Any
 from alembic.script import ScriptDirectory
 from sqlalchemy import JSON, RowMapping, Table, select, update
 
-from koalapy.model.advice import Advised, Option
+from koalapy.model.advice import AdvisedPlacement, Option
 from koalapy.model.cluster import Drain
 from koalapy.model.digest import hash_key, hash_spec
 from koalapy.model.job import (
@@ -213,8 +213,8 @@ def world() -> World:
     timeline.append(TimelineEntry(6, 119.0, "ended", JobState.QUEUED, "node gone", 1, 0, "north"))
     options = (Option(("north", "south"), 1.5, 0.0, 2.0, 15.0), Option(("north",), 1.0, None, 0.0, 10.0))
     advised = [
-        Advised(8, 2, 110.0, "poisson", 2, options, "co-allocated, since it pays", 18.0),
-        Advised(10, 1, 110.0, "poisson", 1, (), "the only one", None),
+        AdvisedPlacement(8, 2, 110.0, "poisson", 2, options, "co-allocated, since it pays", 18.0),
+        AdvisedPlacement(10, 1, 110.0, "poisson", 1, (), "the only one", None),
     ]
     usable = ClusterRecord(
         name="north", kind="slurm", state="usable", total=16, idle=0, used=0, background=0, down=0,

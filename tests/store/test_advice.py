@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from koalapy.model.advice import Advised, Option, Run, Size, completed_run_of
+from koalapy.model.advice import AdvisedPlacement, Option, Run, Size, completed_run_of
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.request import FlexibleRequest
 from koalapy.ports import Batch
@@ -24,11 +24,11 @@ def ran(ident: int, spec: JobSpec = SPEC, seconds: float = 12.5, **changes: obje
     return replace(job, **changes)  # type: ignore[arg-type]
 
 
-def given(ident: int, application: str = "wave", at: float = 100.0) -> Advised:
-    return Advised(ident, 2, at, application, 2, OPTIONS, "co-allocated, since it pays", 15.0)
+def given(ident: int, application: str = "wave", at: float = 100.0) -> AdvisedPlacement:
+    return AdvisedPlacement(ident, 2, at, application, 2, OPTIONS, "co-allocated, since it pays", 15.0)
 
 
-def write(stores: Stores, *jobs: Job, advised: tuple[Advised, ...] = ()) -> None:
+def write(stores: Stores, *jobs: Job, advised: tuple[AdvisedPlacement, ...] = ()) -> None:
     stores.jobs.write(Batch(at=1.0, epoch=stores.jobs.epoch, jobs={job.id: job for job in jobs}, advised=list(advised)))
 
 

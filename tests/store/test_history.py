@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from sqlalchemy import func, select
 
-from koalapy.model.advice import Advised
+from koalapy.model.advice import AdvisedPlacement
 from koalapy.model.job import JobSpec, JobState, TimelineEntry
 from koalapy.model.prediction import Prediction, PredictionKind, PredictionSource
 from koalapy.model.request import FlexibleRequest
@@ -30,7 +30,7 @@ def write(stores: Stores, first: int, last: int, spec: JobSpec = SPEC, ended: fl
             jobs=running,
             timeline=[TimelineEntry(ident, 1.0, "submitted", JobState.QUEUED) for ident in jobs],
             submitted=[Submitted(f"key {ident}", ident, "d") for ident in jobs],
-            advised=[Advised(ident, 2, 1.0, "wave", 2, (), "") for ident in jobs],
+            advised=[AdvisedPlacement(ident, 2, 1.0, "wave", 2, (), "") for ident in jobs],
         )
     )
     stores.jobs.write(Batch(at=2.0, epoch=stores.jobs.epoch, jobs=dict(jobs)))

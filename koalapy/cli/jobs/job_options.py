@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_origin
 from koalapy.cli.terminal.arguments import Option
 from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit
-from koalapy.model.field import described, split
+from koalapy.model.field import describe_fields, split_annotation
 from koalapy.model.job import Coallocation, Duration, JobSpec, Lease, NodeMemory, PerNodeBandwidth, PolicyOptions
 from koalapy.model.request import Bundle, Environment, Inputs
 from koalapy.model.warning import StopWarning
@@ -126,7 +126,7 @@ FORMS = {
 def form_of(kind: Any) -> Form:
     if kind in FORMS:
         return FORMS[kind]
-    base, _ = split(kind)
+    base, _ = split_annotation(kind)
     if get_origin(base) is tuple:
         return Form(GenericAlias(list, (form_of(get_args(base)[0]).type,)), lambda value: value, texts)
     return Form(base, lambda value: value, texts)
@@ -134,7 +134,7 @@ def form_of(kind: Any) -> Form:
 
 COMPLETED = {"policy": "policies", "owner": "users", "home_site": "clusters", "inputs": "replicas", "bundle": "files"}
 """What a shell offers for the options of these fields."""
-JOB_FIELDS = {each.name: each for each in described(JobSpec).values() if each.option}
+JOB_FIELDS = {each.name: each for each in describe_fields(JobSpec).values() if each.option}
 """Those that have an option."""
 JOB_OPTIONS = {
     each.name: Annotated[

@@ -193,10 +193,10 @@ def _context(job: Job, component: Component, profile: ClusterProfile, nodes: lis
     output = (own and own.output) or spec.output
     return PlanContext(
         token=job.token(component.index),
-        command=profile.words((own and own.command) or spec.command, cluster, job.id),
+        command=profile.map_command((own and own.command) or spec.command, cluster, job.id),
         environment=dict(spec.environment) | dict(own.environment if own else ()),
-        workdir=profile.path(spec.workdir, cluster, job.id) if spec.workdir else spec.workdir,
+        workdir=profile.map_path(spec.workdir, cluster, job.id) if spec.workdir else spec.workdir,
         workdir_optional=spec.workdir_optional,
-        output=profile.path(output, cluster, job.id) if output else output,
+        output=profile.map_path(output, cluster, job.id) if output else output,
         nodes=nodes,
     )

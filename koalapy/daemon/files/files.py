@@ -75,7 +75,7 @@ class Files:
         """In order of name and cluster, those behind ``after``; ``NotFoundError`` for a name that is not there."""
         if name is None:
             return list(islice(self._catalogue.replicas_after(*after), limit))
-        found = self._catalogue.of(name)
+        found = self._catalogue.replicas_of(name)
         if not found:
             hint = f"{near_names(name, self._catalogue.names())}; add it with {ADD}"
             raise NotFoundError(
@@ -268,7 +268,7 @@ class Files:
         return Replica(name, cluster, there, found.size, found.checksum, parts, added_at=now, verified_at=now)
 
     def _good(self, name: str) -> Sequence[Replica]:
-        return [replica for replica in self._catalogue.of(name) if replica.state is ReplicaState.GOOD]
+        return [replica for replica in self._catalogue.replicas_of(name) if replica.state is ReplicaState.GOOD]
 
     async def _save(self, replicas: Sequence[Replica]) -> None:
         """To the store, to memory, and then before the scheduler."""
@@ -282,7 +282,7 @@ class Files:
         await self._engine.commit(WorkItem(events=tuple(self._changed(name) for name in names), decided=True))
 
     def _changed(self, name: str) -> ReplicasChanged:
-        return ReplicasChanged(name, self._catalogue.sites(name))
+        return ReplicasChanged(name, self._catalogue.good_sites(name))
 
     # What submissions need
 

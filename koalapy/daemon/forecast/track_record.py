@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import structlog
 
 from koalapy.daemon.engine.database import query
-from koalapy.model.advice import Advised
+from koalapy.model.advice import AdvisedPlacement
 from koalapy.model.errors import LeaseLost, StoreUnavailable
 from koalapy.model.history import DAY
 from koalapy.model.job import Job, JobId, JobState
@@ -19,7 +19,7 @@ from koalapy.model.prediction import (
     PredictionKind,
     PredictionSource,
     compute_coverage,
-    judge,
+    judge_prediction,
 )
 from koalapy.ports import AdviceStore, PredictionStore
 from koalapy.simulation.twin import Expected, Forecast, Interval
@@ -120,7 +120,7 @@ class TrackRecord:
         told = self._store.predictions(now - span, MAX_READ, owner, application)
         advised = _judged_advice(self._advice.record(application, MAX_ADVISED, owner))
         return [
-            *(judge(prediction, course, now) for prediction, course in told),
+            *(judge_prediction(prediction, course, now) for prediction, course in told),
             *(each for each in advised if each.made_at >= now - span),
         ]
 
@@ -140,7 +140,7 @@ def _predictions(
             yield Prediction(job.id, kind, at, source, job.generation, *bounds, under)
 
 
-def _judged_advice(advised: Sequence[Advised]) -> Iterator[JudgedPrediction]:
+def _judged_advice(advised: Sequence[AdvisedPlacement]) -> Iterator[JudgedPrediction]:
     """Of jobs that have succeeded: of the others nobody knows how long they would have run."""
     for given in advised:
         if given.predicted is not None and given.actual is not None:

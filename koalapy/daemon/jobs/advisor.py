@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from koalapy.daemon.engine.database import query
 from koalapy.daemon.forecast.track_record import TrackRecord
-from koalapy.model.advice import Advised
+from koalapy.model.advice import AdvisedPlacement
 from koalapy.model.prediction import Coverage
 from koalapy.policies.knowledge import HOPELESS, PAYS_UP_TO, SURE, Slowdowns, Where
 from koalapy.policies.log_normal import LogNormal
@@ -78,7 +78,7 @@ class Advisor:
             {where: slowdowns.on(where) for where in several},
         )
 
-    async def record(self, application: str, limit: int, owner: str | None = None) -> list[Advised]:
+    async def record(self, application: str, limit: int, owner: str | None = None) -> list[AdvisedPlacement]:
         """What was advised, newest first: of all applications when none is named, and of everybody's jobs."""
         return await query(self._store.record, application, limit, owner)
 

@@ -14,7 +14,19 @@ from typing import Any
 from koalapy import __version__
 from koalapy.daemon.engine.database import query
 from koalapy.model.errors import UsageError
-from koalapy.model.history import DAY, WITHIN, DayFilter, Days, EndedJob, Figures, Key, Kind, Step, day_of, running
+from koalapy.model.history import (
+    DAY,
+    QUEUE_TIME_LIMITS,
+    DayFilter,
+    Days,
+    EndedJob,
+    Figures,
+    Key,
+    Kind,
+    Step,
+    count_running_jobs,
+    day_of,
+)
 from koalapy.model.job import Job, JobState, Priority
 from koalapy.model.request import ClusterName
 from koalapy.ports import HistoryStore
@@ -156,9 +168,9 @@ class History:
     def _read(self, day_filter: DayFilter, jobs: Sequence[Job], now: float) -> tuple[list[HistoryLine], int | None]:
         """Return the lines and the first recorded day. Runs in a thread, since it blocks."""
         days = Days(self._store.days(day_filter))
-        for key, figures in running(jobs, now).items():
-            if day_filter.has(key):
-                days[Key(key.kind, day_filter.period(key.day), key.name)].add(figures)
+        for key, figures in count_running_jobs(jobs, now).items():
+            if day_filter.matches(key):
+                days[Key(key.kind, day_filter.period_start(key.day), key.name)].add(figures)
         first_day, node_counts = self._store.first_day(), self._store.nodes_by_day(day_filter.last)
         last = min(day_filter.last, day_of(now))
         first = last if first_day is None else min(max(first_day, day_filter.first), last)
@@ -240,7 +252,7 @@ def _line(key: Key, figures: Figures, day_filter: DayFilter, capacity: _Capacity
         return round(getattr(figures, name) / figures.ran, 6) if figures.ran else None
 
     values: dict[str, Any] = {name: getattr(figures, name) for name in COUNTS}
-    values |= {name: mean(name) for name in (*MEANS, *WITHIN, "coallocated")}
+    values |= {name: mean(name) for name in (*MEANS, *QUEUE_TIME_LIMITS, "coallocated")}
     values |= {name: round(getattr(figures, name), 3) for name in ("node_seconds", "coallocated_node_seconds")}
     return HistoryLine(
         start=_date(start),

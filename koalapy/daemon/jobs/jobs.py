@@ -19,7 +19,7 @@ from koalapy.model.history import DAY
 from koalapy.model.identity import Identity
 from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, Priority, TimelineEntry
 from koalapy.model.listing import summarize_job
-from koalapy.model.notification import Reachable
+from koalapy.model.notification import AllowedRecipients
 from koalapy.model.request import ClusterName
 from koalapy.policies.registry import DEFAULTS
 from koalapy.ports import ClusterRecord, JobFilter, Store, Submitted, Usage
@@ -113,14 +113,14 @@ class Jobs:
         describe: Callable[[str], ClusterRecord],
         resolve: Callable[[JobSpec, Identity], Awaitable[JobSpec]] | None = None,
         rules: SubmissionRules | None = None,
-        reachable: Reachable | None = None,
+        reachable: AllowedRecipients | None = None,
     ) -> None:
         """``rules``: what callers may ask for; ``reachable``: where users may have what told."""
         self._engine, self._queries = engine, queries
         self._resolve = resolve or _as_it_is
         self.rules = rules or SubmissionRules()
         self.bulk = BulkActions(self, queries, self.rules)
-        self._reachable = reachable or Reachable()
+        self._reachable = reachable or AllowedRecipients()
         self._store = store
         self._outputs = outputs
         self._next_job = next_job
@@ -489,7 +489,7 @@ class BulkActions:
         why = reason or f"held by {by.user}"
 
         def event(job: Job) -> Event | None:
-            if not job.state.waits:
+            if not job.state.is_waiting:
                 raise _wrong_state(job, "only queued jobs can be held", "cancel it instead")
             return JobHeld(job.id, why, by.user) if job.state is JobState.QUEUED else None
 
@@ -499,7 +499,7 @@ class BulkActions:
         self, jobs: Sequence[JobId], by: Identity, shown: Shown = NOTHING_SHOWN
     ) -> Sequence[ActionResult]:
         def event(job: Job) -> Event | None:
-            if not job.state.waits:
+            if not job.state.is_waiting:
                 raise _wrong_state(job, "only held jobs can be released")
             return JobReleased(job.id, by.user) if job.state is JobState.HELD else None
 
@@ -512,7 +512,7 @@ class BulkActions:
         self._rules.check_priority(priority, by, "leave it low")
 
         def event(job: Job) -> Event | None:
-            if not job.state.waits:
+            if not job.state.is_waiting:
                 raise _wrong_state(job, "only jobs that wait can be given another priority")
             is_new = job.spec.priority is not priority
             return JobPriorityChanged(job.id, priority, reason, by.user) if is_new else None

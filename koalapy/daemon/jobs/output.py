@@ -170,5 +170,5 @@ class Reading:
         own = job.spec.component(component.request_index)
         file, grid = (own and own.output) or job.spec.output, self._grid
         if file and component.cluster in grid:
-            return grid[component.cluster].profile.path(file, component.cluster, job.id)
+            return grid[component.cluster].profile.map_path(file, component.cluster, job.id)
         return file

@@ -17,7 +17,7 @@ from koalapy.model.cluster import ClusterPair, ClusterState, Link, check_cluster
 from koalapy.model.errors import KoalaError, LeaseLost, StoreUnavailable, UsageError
 from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job, JobId, JobSpec, JobState, Launcher, Priority
-from koalapy.model.measurement import Measurement, MeasurementKind, Measuring
+from koalapy.model.measurement import Measurement, MeasurementKind, MeasurementSettings
 from koalapy.model.request import ClusterName, ComponentRequest, FixedRequest
 from koalapy.ports import MeasurementStore
 from koalapy.runner.preflight import CANNOT_REACH
@@ -75,7 +75,13 @@ class Network:
     """Measures links when asked or when it is time, and tells the scheduler what they are."""
 
     def __init__(
-        self, engine: Engine, queries: Queries, jobs: Jobs, store: MeasurementStore, links: LinkTable, how: Measuring
+        self,
+        engine: Engine,
+        queries: Queries,
+        jobs: Jobs,
+        store: MeasurementStore,
+        links: LinkTable,
+        how: MeasurementSettings,
     ) -> None:
         self._engine, self._queries, self._jobs = engine, queries, jobs
         self._store, self._links, self._how = store, links, how
@@ -202,7 +208,7 @@ class Network:
 
     def _owner(self, pair: ClusterPair) -> str:
         """Whose job measures a link: somebody's whose own clusters these are, for only theirs run there."""
-        owners = {owner for name in pair if (owner := self._queries.accounts.own_user(name))}
+        owners = {owner for name in pair if (owner := self._queries.accounts.owner_of(name))}
         return owners.pop() if len(owners) == 1 else OWNER
 
     def _begin(self, pair: ClusterPair, under_way: UnderWay) -> None:

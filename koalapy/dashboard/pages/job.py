@@ -107,7 +107,7 @@ def _output(tail: OutputTail) -> ComponentOutput:
 def _actions(job: Job, *, high_priority_allowed: bool) -> list[str]:
     if job.state.is_final:
         return []
-    if not job.state.waits:
+    if not job.state.is_waiting:
         return ["cancel"]
     actions = ["cancel", "release" if job.state is JobState.HELD else "hold"]
     if job.spec.priority is Priority.HIGH:

@@ -269,7 +269,7 @@ def _not_for(action: Action, job: Job, by: Identity) -> str:
         return "over already"
     if action == "cancel":
         return ""
-    if not job.state.waits:
+    if not job.state.is_waiting:
         return "not waiting any more: only jobs that wait are held, released, or given another priority"
     already = {
         "hold": (job.state is JobState.HELD, "held already"),

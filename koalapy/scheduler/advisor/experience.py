@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from math import exp, log
 
-from koalapy.model.advice import Run, Size, completed_run_of, size_of
+from koalapy.model.advice import Run, Size, completed_run_of, run_size
 from koalapy.model.application import application_of
 from koalapy.model.job import Job, JobSpec
 from koalapy.model.request import ClusterName
@@ -198,7 +198,7 @@ class Experience:
 
     def expected(self, spec: JobSpec, clusters: Collection[ClusterName]) -> float | None:
         """Seconds from the opened barrier to the end of a job on these clusters; None when nothing is known."""
-        slowdowns, times = self.answer(application_of(spec), size_of(spec), spec.communication)
+        slowdowns, times = self.answer(application_of(spec), run_size(spec), spec.communication)
         where = tuple(sorted(clusters))
         found = times.alone if len(where) < 2 else times.on(where, slowdowns.on(where))
         return None if found is None else found.value / self._speed(clusters)

@@ -8,7 +8,7 @@ from itertools import islice
 from math import inf
 from typing import TypeVar
 
-from koalapy.model.advice import size_of
+from koalapy.model.advice import run_size
 from koalapy.model.application import application_of
 from koalapy.model.cluster import GridView
 from koalapy.model.job import Job, JobId, JobSpec, parse_token
@@ -95,7 +95,7 @@ class KnowledgeBuilder:
         """Of one job, as far as it bears on its placement on a view."""
         application = application_of(spec)
         first_two = view.compute_once(("first two that wait",), lambda view: tuple(islice(self._queues.requests(), 2)))
-        slowdowns, times = self._experience.answer(application, size_of(spec), spec.communication)
+        slowdowns, times = self._experience.answer(application, run_size(spec), spec.communication)
         loaded = any(request != spec.request for request in first_two) or len(first_two) > 1
         return Knowledge(
             application,
@@ -134,7 +134,7 @@ class KnowledgeBuilder:
             where = _clusters_of(job)
             if len(where) > 1:
                 application = application_of(job.spec)
-                slowdowns, _ = self._experience.answer(application, size_of(job.spec), job.spec.communication)
+                slowdowns, _ = self._experience.answer(application, run_size(job.spec), job.spec.communication)
                 if slowdowns.harmless(where) < SURE:
                     found.setdefault(application, []).append(job.spec.request.total_size)
         return found

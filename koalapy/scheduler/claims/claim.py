@@ -329,7 +329,7 @@ class Claiming:
         if not open_to_it:
             return None
         files = asked.inputs if asked else spec.inputs
-        return closest_site(component.size, files, view.only(open_to_it), within, self._rules.assumed_bandwidth)
+        return closest_site(component.size, files, view.restrict_to(open_to_it), within, self._rules.assumed_bandwidth)
 
     def _room_maker(self, job: Job) -> Preemption | None:
         """Return what makes room for a job: preemption for high priority, else what its home site takes back."""

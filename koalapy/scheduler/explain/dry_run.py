@@ -103,7 +103,7 @@ class DryRun:
         if not self._barred:
             return self.queries.policy_calls.reasons(spec, view)
         refused = {each.cluster: each for each in self.job.refusals} if self.job is not None else {}
-        offered = view.only(frozenset(cluster.name for cluster in view if cluster.name not in self._barred))
+        offered = view.restrict_to(frozenset(cluster.name for cluster in view if cluster.name not in self._barred))
         reasons = {reason.cluster: reason for reason in self.queries.policy_calls.reasons(spec, offered)}
         now = self.queries.now
         reasons |= {name: ClusterReason(name, refusal_text(refused[name], now)) for name in self._barred}
@@ -197,7 +197,7 @@ def _left_by_others(queries: Queries, cancelled: Job) -> GridView | None:
         refused, ended = set[object](), set[int]()
         for job in queries.waiting(priority):
             section, shape = (
-                queries.sharing.section(job.spec.home_site),
+                queries.sharing.section_of(job.spec.home_site),
                 queries.queues.shape(job.spec, queries.barred(job)),
             )
             if job.id == cancelled.id or section in ended or queries.over_limit(job.spec) is not None:

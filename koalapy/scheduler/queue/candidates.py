@@ -78,7 +78,7 @@ class Offer:
     def at_home(self, spec: JobSpec) -> GridView | None:
         """Return a job's home site alone, as it would be if it took back its nodes; None where it may not."""
         home = self._sharing.reclaiming_site(spec.home_site)
-        return self._see_taken_back().only(frozenset({home})) if home else None
+        return self._see_taken_back().restrict_to(frozenset({home})) if home else None
 
     def glance(self) -> Callable[[Needs], bool]:
         """Return a quick test whether there may be nodes enough for a job's needs now, which asks no policy."""

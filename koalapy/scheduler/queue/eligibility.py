@@ -11,7 +11,7 @@ from koalapy.model.cluster import GridView
 from koalapy.model.coallocation import explain_conflict, find_sharing_sets, partners
 from koalapy.model.job import Job, JobSpec, Launcher
 from koalapy.model.placement import ClusterReason, Refusal, RefusalKind
-from koalapy.model.profile import ClusterProfile, folders_needed, folders_of, lacks
+from koalapy.model.profile import ClusterProfile, component_folders, describe_missing_folders, job_folders
 from koalapy.model.request import ClusterName, Environment, FixedRequest
 from koalapy.model.sharing import Sharing
 from koalapy.model.users import NOWHERE, Accounts, owner_rejection_reason
@@ -69,7 +69,7 @@ class Eligibility:
         return self._demanded[1]
 
     def _demands(self, spec: JobSpec) -> Demands | tuple[()]:
-        folders = folders_needed(spec)
+        folders = job_folders(spec)
         one_series = self._mixed and spec.launcher is Launcher.OPENMPI
         at_most, ratio, options = spec.coallocation, spec.speed_ratio_min, spec.policy_options
         closed, away = self._accounts.closed_to(spec.owner), self._sharing.closed_to(spec.home_site)
@@ -115,7 +115,7 @@ class Eligibility:
         lacking = [cluster.name for cluster in view if not folders <= self._profiles[cluster.name].folders]
         if not lacking:
             return view, []
-        return view.only(frozenset(cluster.name for cluster in view) - set(lacking)), lacking
+        return view.restrict_to(frozenset(cluster.name for cluster in view) - set(lacking)), lacking
 
     def groups(self, view: GridView, sets: tuple[frozenset[ClusterName], ...]) -> list[GridView]:
         """Return the usable clusters by the sets that share jobs."""
@@ -123,7 +123,7 @@ class Eligibility:
             usable = {cluster.name for cluster in view.by_idle}
             inside = {together & usable: together for together in sets}
             largest = [names for names in inside if names and not any(names < other for other in inside)]
-            groups = [view.only(inside[names]) for names in largest]
+            groups = [view.restrict_to(inside[names]) for names in largest]
             groups.sort(key=lambda group: (-group.usable_idle, sorted(cluster.name for cluster in group)))
             self._grouped = (view, sets, groups)
         return self._grouped[2]
@@ -134,8 +134,8 @@ class Eligibility:
             return Refusal("; ".join(self.barred_texts(demands, barred)), RefusalKind.ELIGIBILITY)
         for index, component in enumerate(request.components):
             name = component.cluster or ""
-            if name in self._profiles and (missing := folders_of(spec, index) - self._profiles[name].folders):
-                return Refusal(lacks([name], missing), RefusalKind.ELIGIBILITY)
+            if name in self._profiles and (missing := component_folders(spec, index) - self._profiles[name].folders):
+                return Refusal(describe_missing_folders([name], missing), RefusalKind.ELIGIBILITY)
         named = {component.cluster or "" for component in request.components} & self._profiles.keys()
         if demands.sets and not any(named <= together for together in demands.sets):
             return Refusal(self.apart_text(named, demands), RefusalKind.ELIGIBILITY)
@@ -157,7 +157,7 @@ def without_barred(barred: frozenset[ClusterName], view: GridView) -> tuple[Grid
     """The clusters where a job may run as far as its owner and its home site go, and the names of the others."""
     if not barred or not (there := [cluster.name for cluster in view if cluster.name in barred]):
         return view, []
-    return view.only(frozenset(cluster.name for cluster in view) - barred), there
+    return view.restrict_to(frozenset(cluster.name for cluster in view) - barred), there
 
 
 def scan_tries_all(rules: Rules) -> bool:

@@ -115,16 +115,16 @@ class PlacementQueues:
 
     def head(self, spec: JobSpec) -> JobId | None:
         """The first of those who wait where such a job does, as far as limits go."""
-        return self._queues[spec.priority].head(self._state.sharing.section(spec.home_site))
+        return self._queues[spec.priority].head(self._state.sharing.section_of(spec.home_site))
 
     def head_before(self, spec: JobSpec, without: JobId | None = None) -> JobId | None:
         """The first of those, one left out, if such a job would stand behind it when it comes."""
-        section = self._state.sharing.section(spec.home_site)
+        section = self._state.sharing.section_of(spec.home_site)
         return self._queues[spec.priority].head_before_new(section, spec.request.total_size, without)
 
     def before_new(self, spec: JobSpec) -> int:
         """How many jobs would stand before such a one when it comes."""
-        section = self._state.sharing.section(spec.home_site)
+        section = self._state.sharing.section_of(spec.home_site)
         return self._queues[spec.priority].before_new(section, spec.request.total_size)
 
     def pause(self, job: Job) -> None:
@@ -163,7 +163,7 @@ class PlacementQueues:
 
     def _push(self, job: Job) -> None:
         spec, sharing = job.spec, self._state.sharing
-        section, home = sharing.section(spec.home_site), sharing.reclaiming_site(spec.home_site)
+        section, home = sharing.section_of(spec.home_site), sharing.reclaiming_site(spec.home_site)
         queue = self._queues[spec.priority]
         shape, ask = self.shape(spec, job.barred_clusters(self._state.now)), self._use.ask(spec)
         queue.push(job.id, job.queue_seq, shape, spec, ask, home, section, job.submitted_at)

@@ -10,7 +10,7 @@ from koalapy.model.cluster import ClusterPair, ClusterState, ClusterView, GridVi
 from koalapy.model.errors import UsageError
 from koalapy.model.job import JobSpec
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal, RefusalKind
-from koalapy.model.profile import lacks
+from koalapy.model.profile import describe_missing_folders
 from koalapy.model.request import ClusterName, FixedRequest, FlexibleRequest, Request
 from koalapy.model.transfer import immovable_reason
 from koalapy.model.users import NOWHERE
@@ -229,7 +229,7 @@ class PolicyCalls:
             if cut_off := _unmoved_where_named(spec, request, view):
                 return Refusal(cut_off, RefusalKind.FILES)
         elif unmoved := _unmoved(spec, view):
-            view = view.only(frozenset(c.name for c in view if c.name not in unmoved))
+            view = view.restrict_to(frozenset(c.name for c in view if c.name not in unmoved))
             answer = self._evaluate(policy, spec, view)
             said = "; ".join(dict.fromkeys(unmoved.values()))
             return Refusal(f"{answer.summary}; {said}", RefusalKind.FILES) if isinstance(answer, Refusal) else answer
@@ -250,7 +250,7 @@ class PolicyCalls:
         else:
             answer = constrained(policy, request, view, constraints)
         if isinstance(answer, Refusal) and (lacking or barred):
-            why = [lacks(lacking, demands.folders)] if lacking else []
+            why = [describe_missing_folders(lacking, demands.folders)] if lacking else []
             said = [answer.summary, *why, *self._eligibility.barred_texts(demands, barred)]
             return Refusal("; ".join(said), RefusalKind.ELIGIBILITY)
         return answer
@@ -279,11 +279,11 @@ class PolicyCalls:
         reasons = {c.name: ClusterReason(c.name, not_usable(c)) for c in view if not_usable(c)}
         reasons |= self._eligibility.barred_reasons(spec, barred)
         if unmoved := _unmoved(spec, view):
-            able = able.only(frozenset(c.name for c in able if c.name not in unmoved))
+            able = able.restrict_to(frozenset(c.name for c in able if c.name not in unmoved))
         for name, why in unmoved.items():
             reasons.setdefault(name, ClusterReason(name, why))
         for name in lacking:
-            reasons.setdefault(name, ClusterReason(name, lacks([name], demands.folders)))
+            reasons.setdefault(name, ClusterReason(name, describe_missing_folders([name], demands.folders)))
         groups = self._eligibility.groups(able, demands.sets) if demands.sets else [able]
         for group in groups:
             found = explained(policy, spec.request, group, demands.constraints)
@@ -375,7 +375,7 @@ class PolicyEvaluator:
         if barred:
             if named := sorted(barred.intersection(_named_clusters(spec))):
                 return Refusal(f"{format_list(named)} has refused it", RefusalKind.ELIGIBILITY)
-            view = view.only(frozenset(cluster.name for cluster in view if cluster.name not in barred))
+            view = view.restrict_to(frozenset(cluster.name for cluster in view if cluster.name not in barred))
         try:
             policy = self._policy(spec, view)
             answer = self._calls.evaluate(policy, spec, self._looking_ahead(policy, spec, view))
@@ -394,7 +394,7 @@ class PolicyEvaluator:
         if not without.isdisjoint(_named_clusters(spec)):
             return False
         view = self.empty_grid()
-        view = view.only(frozenset(cluster.name for cluster in view if cluster.name not in without))
+        view = view.restrict_to(frozenset(cluster.name for cluster in view if cluster.name not in without))
         try:
             return isinstance(self._answer_with_links(spec, view), Placement)
         except (UsageError, BrokenPolicy):
@@ -496,7 +496,7 @@ class PolicyEvaluator:
         """Whether a job could be placed with so few nodes on these clusters if all others offered had theirs idle."""
         if self._grid.is_all_on_trial:
             return False
-        view = self._whole.view().only(frozenset(cluster.name for cluster in offered))
+        view = self._whole.view().restrict_to(frozenset(cluster.name for cluster in offered))
         view = view.with_clusters([c.with_idle(min(c.idle, at_most[c.name])) for c in view if c.name in at_most])
         return isinstance(self._calls.evaluate(policy, spec, self._looking_ahead(policy, spec, view)), Placement)
 
@@ -512,7 +512,7 @@ def _assumed_links(view: GridView, bandwidth: float) -> Mapping[ClusterPair, Lin
     """Return all links, those of unknown latency or bandwidth as if they were measured and good."""
     links = dict(view.links)
     for one, other in product([cluster.name for cluster in view], repeat=2):
-        known = view.link(one, other)
+        known = view.link_between(one, other)
         if not known.unreachable:
             latency = 0.0 if known.latency is None else known.latency
             links[one, other] = Link(latency, bandwidth if known.bandwidth is None else known.bandwidth)

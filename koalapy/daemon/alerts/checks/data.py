@@ -144,7 +144,7 @@ class ReplicaCheck:
             yield self._alert(cluster, sorted(gone, key=lambda replica: replica.name), now)
 
     def _alert(self, cluster: ClusterName, gone: list[Replica], now: float) -> Alert:
-        lost = [replica.name for replica in gone if not self._catalogue.sites(replica.name)]
+        lost = [replica.name for replica in gone if not self._catalogue.good_sites(replica.name)]
         nowhere = f"; of {format_list(lost)} there is no good one anywhere" if lost else ""
         told = [f"{replica.name} is {replica.state}" for replica in gone]
         count = "1 replica" if len(gone) == 1 else f"{len(gone)} replicas"

@@ -177,7 +177,12 @@ class Notifications:
         return 0.0 if each.id in self._paced else self._pace.wait_time(each.owner, now)
 
     async def _tell(self, each: Notification) -> None:
-        told = {"channel": each.channel, "to": each.place, "what": each.body.get("event"), "job": each.body.get("job")}
+        told = {
+            "channel": each.channel,
+            "to": each.destination,
+            "what": each.body.get("event"),
+            "job": each.body.get("job"),
+        }
         # Whatever becomes of this try, the next one is not at once.
         pause = min(MAX_PAUSE, FIRST_PAUSE * 2.0 ** min(each.tries, 20))
         later = replace(each, tries=each.tries + 1, next_at=self._clock() + pause)
