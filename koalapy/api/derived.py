@@ -14,8 +14,7 @@ from koalapy.api import fields
 from koalapy.api.fields import Input, Output
 from koalapy.model.field import Bounds, FieldDescription, Length, describe_fields, split_annotation
 from koalapy.model.job import Coallocation, Duration, Lease, NodeMemory, Pattern, PerNodeBandwidth, PolicyOptions
-from koalapy.model.request import Bundle, Command, Environment, OwnCommand
-from koalapy.model.warning import StopWarning
+from koalapy.model.request import Bundle, Command, Environment, OwnCommand, StopWarning
 
 TIME = re.compile(r"(\w+_)?(at|since|heard|start_estimate)")
 """Names of fields in seconds since the epoch."""

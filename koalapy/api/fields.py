@@ -11,9 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from koalapy.model.errors import ProblemCode
 from koalapy.model.field import Bounds, Length
-from koalapy.model.job import MAX_BANDWIDTH, MAX_DURATION, MAX_MEMORY
-from koalapy.model.lease import NO_LEASE
-from koalapy.model.quantities import parse_bandwidth, parse_bytes
+from koalapy.model.job import MAX_BANDWIDTH, MAX_DURATION, MAX_MEMORY, NO_LEASE
 from koalapy.model.request import (
     MAX_CLUSTER_NAME_LENGTH,
     MAX_LOGICAL_NAME_LENGTH,
@@ -21,8 +19,10 @@ from koalapy.model.request import (
     MAX_OPTIONS,
     MAX_PATH_LENGTH,
     MAX_WORDS,
+    StopWarning,
+    WarningSignal,
 )
-from koalapy.model.warning import StopWarning, WarningSignal
+from koalapy.model.wording import parse_bandwidth, parse_bytes
 
 MAX_ID = 2**63 - 1
 MAX_EXACT_INTEGER = 2**53

@@ -11,9 +11,9 @@ from pydantic import ConfigDict, Field
 from koalapy.api.derived import body_model, view_model
 from koalapy.api.fields import Output, Timestamp
 from koalapy.daemon.jobs.jobs import JobRecord
+from koalapy.model.application import summarize_job
 from koalapy.model.identity import Identity
 from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState, TimelineEntry
-from koalapy.model.listing import summarize_job
 from koalapy.model.request import ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
 from koalapy.validation.permissions import may_see_all_of
 

@@ -19,7 +19,7 @@ from koalapy.api.job_views import ComponentInput, Fixed, FixedComponent, Flexibl
 from koalapy.daemon.observability.audit import about
 from koalapy.model.corrections import explain_error
 from koalapy.model.errors import BusyError, KoalaError, ProblemCode, UsageError
-from koalapy.model.warning import WarningSignal
+from koalapy.model.request import WarningSignal
 from koalapy.model.wording import escape_surrogates, suggest_names
 
 log = structlog.get_logger()

@@ -39,19 +39,15 @@ from koalapy.config.types import (
 )
 from koalapy.model.alert import AlertRules
 from koalapy.model.cluster import ClusterPair, Link, check_cluster, pair_of
-from koalapy.model.coallocation import MAX_SETS, find_largest_sets
 from koalapy.model.disk import DiskLimits
 from koalapy.model.errors import UsageError
-from koalapy.model.identity import HighPriority, Role
-from koalapy.model.job import MAX_DURATION
-from koalapy.model.lease import DEFAULT_LEASE, NO_LEASE
+from koalapy.model.identity import HighPriority, Provider, Role
+from koalapy.model.job import DEFAULT_LEASE, MAX_DURATION, NO_LEASE
 from koalapy.model.limits import LimitSettings
 from koalapy.model.measurement import MeasurementSettings
-from koalapy.model.profile import ClusterProfile, Mpi
-from koalapy.model.provider import Provider
-from koalapy.model.quantities import parse_bandwidth, parse_seconds
+from koalapy.model.profile import MAX_SETS, ClusterProfile, Mpi, find_largest_sets
 from koalapy.model.users import Accounts, Domain, User, Users
-from koalapy.model.wording import suggest_names
+from koalapy.model.wording import parse_bandwidth, parse_seconds, suggest_names
 from koalapy.record.settings import Recording
 from koalapy.scheduler.rules import Rules
 

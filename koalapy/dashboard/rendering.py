@@ -20,8 +20,14 @@ from markupsafe import Markup
 from koalapy import __version__
 from koalapy.dashboard.pictures import MEANINGS, bar, distribution, interval, job_lanes, node_grid, series
 from koalapy.model.job_search import format_term
-from koalapy.model.quantities import format_bytes
-from koalapy.model.wording import format_days, format_duration, format_nodes, format_three_digits, format_time
+from koalapy.model.wording import (
+    format_bytes,
+    format_days,
+    format_duration,
+    format_nodes,
+    format_three_digits,
+    format_time,
+)
 
 TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 MANIFEST = "vendor/manifest.json"

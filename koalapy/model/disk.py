@@ -6,7 +6,7 @@ from typing import Annotated
 from annotated_types import Ge
 
 from koalapy.model.bounds import Name, Path, Space
-from koalapy.model.quantities import format_bytes
+from koalapy.model.wording import format_bytes
 
 LOW_FRACTION, MIN_FRACTION = 0.05, 0.01
 """Of a small disk these count instead of the bytes of ``DiskLimits``."""

@@ -8,7 +8,7 @@ from annotated_types import Ge, Gt
 
 from koalapy.model.errors import LimitReached, NeverAllowed
 from koalapy.model.measurement import Finite
-from koalapy.model.quantities import format_bytes
+from koalapy.model.wording import format_bytes
 
 DAY = 86400.0
 MAX_REMEMBERED_USERS = 10_000

@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from koalapy.model.cluster import ClusterState, ClusterView, GridView, Uplink
 from koalapy.model.errors import UsageError
 from koalapy.model.placement import ClusterReason, PlacedComponent, Placement, Refusal
-from koalapy.model.quantities import format_bytes
 from koalapy.model.request import FlexibleRequest, Request, RequestType
-from koalapy.model.wording import format_list, format_nodes, suggest_names
+from koalapy.model.wording import format_bytes, format_list, format_nodes, suggest_names
 from koalapy.policies.flexible import needs_of, why_not
 from koalapy.policies.knowledge import Knowledge
 from koalapy.policies.matching.exact import Mode, fits, match, most_admitted

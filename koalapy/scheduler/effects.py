@@ -6,8 +6,7 @@ from enum import StrEnum
 from koalapy.model.advice import AdvisedPlacement
 from koalapy.model.job import Attempt, Job, JobId, Priority, TimelineEntry, Token
 from koalapy.model.placement import RefusalKind
-from koalapy.model.request import ClusterName
-from koalapy.model.warning import StopWarning
+from koalapy.model.request import ClusterName, StopWarning
 
 MAX_STRAYS = 10_000
 """Of a cluster, to be told to end at a time: what an agent makes up fills no database."""

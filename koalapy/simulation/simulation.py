@@ -15,8 +15,7 @@ from random import Random
 from koalapy.model.errors import UsageError
 from koalapy.model.job import Attempt, ComponentState, Job, JobId, JobSpec, JobState, Launcher, Token, parse_token
 from koalapy.model.reports import StageStatus
-from koalapy.model.request import ClusterName
-from koalapy.model.warning import StopWarning
+from koalapy.model.request import ClusterName, StopWarning
 from koalapy.policies.registry import Registry, builtin
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.effects import Command, Effects, OpenBarrier, StageComponent, StopComponent, SubmitComponent

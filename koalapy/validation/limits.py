@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 
 from koalapy.model.job import JobSpec
 from koalapy.model.profile import ClusterProfile
-from koalapy.model.request import MAX_COMPONENTS, ClusterName
+from koalapy.model.request import MAX_COMPONENTS, MAX_GRACE, ClusterName
 from koalapy.model.sharing import Sharing
 from koalapy.model.users import Accounts
-from koalapy.model.warning import MAX_GRACE
 from koalapy.policies.registry import Registry
 
 

@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from koalapy.model.cluster import check_cluster
-from koalapy.model.coallocation import explain_conflict
 from koalapy.model.errors import UsageError, reject
 from koalapy.model.job import JobSpec, Launcher
 from koalapy.model.profile import (
     component_folders,
     describe_missing_folders,
+    explain_conflict,
     find_folder_placeholders,
     job_folders,
     texts_of,

@@ -4,12 +4,16 @@ Each check is whole: it raises ``UsageError`` with the field, its value and the 
 fails is told. What inputs mean by the replica catalogue is worked out by ``inputs``, once ``check_size`` allows.
 """
 
+import hashlib
+import json
 from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from typing import Any
 
 from koalapy.model.errors import reject
 from koalapy.model.job import JobSpec
-from koalapy.model.quantities import format_bytes
-from koalapy.model.wording import format_list
+from koalapy.model.wording import format_bytes, format_list
 from koalapy.policies.registry import DEFAULTS
 from koalapy.validation.fitting import check_combination, check_fits, check_fits_together
 from koalapy.validation.limits import Limits
@@ -71,3 +75,36 @@ def check(spec: JobSpec, limits: Limits) -> None:
     """``UsageError`` for the first thing that can never work, whatever becomes idle."""
     for each in CHECKS:
         each(spec, limits)
+
+
+def hash_key(user: str, key: str) -> str:
+    """Hash an ``Idempotency-Key`` with its user, so that no user finds the submissions of another."""
+    return hashlib.sha256(f"{user}\n{key}".encode(errors="surrogatepass")).hexdigest()
+
+
+def hash_spec(spec: JobSpec) -> str:
+    """Hash a submission without its default values, so that a field that a later version adds changes no digest."""
+    text = json.dumps(_plain(spec), sort_keys=True)
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    defaults = _defaults(value.__class__)
+    if not defaults:
+        return value
+    plain = {"type": value.type} if hasattr(value, "type") else {}
+    for name, default in defaults:
+        if (one := getattr(value, name)) != default:
+            plain[name] = _plain(one)
+    return plain
+
+
+@cache
+def _defaults(kind: type[Any]) -> tuple[tuple[str, object], ...]:
+    """Return the fields of a dataclass with their defaults. A job's command is always part of its digest."""
+    if not is_dataclass(kind):
+        return ()
+    always = {"command"} if kind is JobSpec else set()
+    return tuple((each.name, MISSING if each.name in always else each.default) for each in fields(kind))

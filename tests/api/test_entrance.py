@@ -8,9 +8,8 @@ import pytest
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.auth.pace import FAILURES_AT_ONCE, Pace
 from koalapy.model.errors import SiteUnavailable, TokenRejected
-from koalapy.model.identity import Identity, Role
+from koalapy.model.identity import Identity, Role, Verified
 from koalapy.model.limits import Limits, LimitSettings, UserLimits
-from koalapy.model.provider import Verified
 from koalapy.model.users import User, Users
 from tests.serving import URL, bare_application
 

@@ -15,7 +15,7 @@ from koalapy.model.errors import UsageError
 from koalapy.model.identity import Role
 from koalapy.model.job import ClaimingMode
 from koalapy.model.measurement import MeasurementSettings
-from koalapy.model.quantities import parse_bandwidth, parse_bytes, parse_seconds
+from koalapy.model.wording import parse_bandwidth, parse_bytes, parse_seconds
 
 
 @pytest.fixture

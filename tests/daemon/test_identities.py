@@ -9,8 +9,7 @@ import pytest
 
 from koalapy.daemon.auth.identities import DEFAULT_SPAN, PREFIX, RETENTION, Identities, TokenOrder, agent_of
 from koalapy.model.errors import ConflictError, ForbiddenError, NotFoundError, StoreUnavailable, TokenRejected
-from koalapy.model.identity import Identity, Role
-from koalapy.model.provider import Verified
+from koalapy.model.identity import Identity, Role, Verified
 from koalapy.model.users import User, Users
 from koalapy.ports import StoredToken
 from koalapy.store.tokens import SqlTokens

@@ -18,8 +18,7 @@ from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
 from koalapy.daemon.auth.oidc import LEEWAY, MAX_KNOWN, MAX_SPAN, Oidc
 from koalapy.daemon.auth.provider_keys import MAX_AGE, MAX_SIZE, MIN_PAUSE, ProviderKeys, fetch, signing_keys
 from koalapy.model.errors import SiteUnavailable, TokenRejected
-from koalapy.model.identity import Role
-from koalapy.model.provider import Provider
+from koalapy.model.identity import Provider, Role
 
 NOW = 1_800_000_000.0
 ISSUER = "https://sso.example.org/realms/site"

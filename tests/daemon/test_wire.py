@@ -9,9 +9,16 @@ from koalapy.daemon.agents.wire import CommandMessages, is_brought
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobSpec, JobState
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.replica import Catalogue, Part, Replica
-from koalapy.model.request import Bundle, ComponentRequest, FlexibleRequest, InputFile, NonFixedRequest
+from koalapy.model.request import (
+    Bundle,
+    ComponentRequest,
+    FlexibleRequest,
+    InputFile,
+    NonFixedRequest,
+    StopWarning,
+    WarningSignal,
+)
 from koalapy.model.users import Accounts, Domain, User, Users
-from koalapy.model.warning import StopWarning, WarningSignal
 from koalapy.protocol.messages import Open, Probe, command_frames, from_daemon
 from koalapy.scheduler.effects import OpenBarrier, StageComponent, StopComponent, SubmitComponent
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.model.job import ComponentState, JobId, JobState, Launcher
-from koalapy.model.lease import DEFAULT_LEASE
+from koalapy.model.job import DEFAULT_LEASE, ComponentState, JobId, JobState, Launcher
 from koalapy.model.reports import ComponentStatus
 from koalapy.scheduler.attempts.contact import CONFIRMATION_TIMEOUT
 from koalapy.scheduler.events import ClusterConfirmed, ClusterDisconnected, Reported

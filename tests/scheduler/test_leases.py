@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.errors import ConflictError
-from koalapy.model.job import JobId, JobState, Launcher
-from koalapy.model.lease import NO_LEASE, WALLTIME_ALLOWANCE, lease_of, with_margin
-from koalapy.model.warning import StopWarning, WarningSignal
+from koalapy.model.job import NO_LEASE, WALLTIME_ALLOWANCE, JobId, JobState, Launcher, lease_of, with_margin
+from koalapy.model.request import StopWarning, WarningSignal
 from koalapy.scheduler.events import ClusterDisconnected
 from koalapy.scheduler.rules import Rules
 from tests.scheduler.laws import check_quiet

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.job import ClaimingMode, ComponentState, JobState, Priority
-from koalapy.model.request import ComponentRequest, FixedRequest
-from koalapy.model.warning import StopWarning, WarningSignal
+from koalapy.model.request import ComponentRequest, FixedRequest, StopWarning, WarningSignal
 from koalapy.scheduler.claims.preemption import Preemption
 from koalapy.scheduler.rules import Rules
 from tests.scheduler.laws import check_quiet

@@ -1,7 +1,7 @@
 """Of jobs that are over nothing is kept, however they came to their end."""
 
 from koalapy.model.job import JobState, Priority
-from koalapy.model.warning import StopWarning, WarningSignal
+from koalapy.model.request import StopWarning, WarningSignal
 from koalapy.scheduler.events import JobPriorityChanged
 from koalapy.scheduler.rules import Rules
 from tests.scheduler.remains import FIRST_JOB, jobs_named, sizes

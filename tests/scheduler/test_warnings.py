@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.model.job import ComponentState, JobId, JobSpec, JobState, Launcher, Priority
-from koalapy.model.warning import StopWarning, WarningSignal
+from koalapy.model.request import StopWarning, WarningSignal
 from koalapy.scheduler.effects import StopComponent
 from koalapy.scheduler.events import ClusterDrained, ClusterResumed, JobCancelled
 from koalapy.scheduler.rules import Rules

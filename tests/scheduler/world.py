@@ -11,6 +11,7 @@ from itertools import count
 from typing import Any
 
 from koalapy.model.job import (
+    DEFAULT_LEASE,
     ComponentState,
     Job,
     JobId,
@@ -20,9 +21,10 @@ from koalapy.model.job import (
     Priority,
     TimelineEntry,
     Token,
+    lease_of,
     parse_token,
+    with_margin,
 )
-from koalapy.model.lease import DEFAULT_LEASE, lease_of, with_margin
 from koalapy.model.limits import Limits
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.request import Request

@@ -1,9 +1,9 @@
 """All that stores say, to hold one against another."""
 
-from koalapy.model.digest import hash_key
 from koalapy.model.history import NAMES, DayFilter, Figures, Key, Kind
 from koalapy.ports import JobFilter
 from koalapy.store.opening import Stores
+from koalapy.validation.submission import hash_key
 
 KEYS = [hash_key(user, key) for user, key in (("ada", "key of 1"), ("bob", "key of 8"), ("cyd", "key of 9"))]
 

@@ -15,7 +15,6 @@ from sqlalchemy import JSON, RowMapping, Table, select, update
 
 from koalapy.model.advice import AdvisedPlacement, Option
 from koalapy.model.cluster import Drain
-from koalapy.model.digest import hash_key, hash_spec
 from koalapy.model.job import (
     Attempt,
     ClaimingMode,
@@ -33,12 +32,21 @@ from koalapy.model.job import (
 from koalapy.model.measurement import Measurement, MeasurementKind
 from koalapy.model.notification import MailType
 from koalapy.model.replica import Part, Replica, ReplicaState
-from koalapy.model.request import Bundle, ComponentRequest, FixedRequest, FlexibleRequest, InputFile, NonFixedRequest
-from koalapy.model.warning import StopWarning, WarningSignal
+from koalapy.model.request import (
+    Bundle,
+    ComponentRequest,
+    FixedRequest,
+    FlexibleRequest,
+    InputFile,
+    NonFixedRequest,
+    StopWarning,
+    WarningSignal,
+)
 from koalapy.ports import Batch, ClusterRecord, OutboxEntry, StoredBundle, StoredResult, Submitted
 from koalapy.store import tables
 from koalapy.store.opening import Stores, alembic_config, open_stores
 from koalapy.store.output import FileOutput
+from koalapy.validation.submission import hash_key, hash_spec
 
 REVISIONS = Path(__file__).parent / "revisions"
 

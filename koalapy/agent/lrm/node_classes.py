@@ -12,8 +12,8 @@ from typing import Annotated, NamedTuple
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from koalapy.model.errors import SiteFault, SiteRejected
-from koalapy.model.quantities import format_bytes, parse_bytes
 from koalapy.model.reports import NodeClassReport
+from koalapy.model.wording import format_bytes, parse_bytes
 
 MAX_CLASSES = 64
 """Beyond so many that nobody has configured, nodes are not told apart."""

@@ -14,7 +14,7 @@ from koalapy.client.agent_socket import Login
 from koalapy.client.answers import Json
 from koalapy.client.client import Client
 from koalapy.client.errors import CliError, Exit, printable
-from koalapy.model.quantities import format_bytes
+from koalapy.model.wording import format_bytes
 
 
 def login(url: Url = None) -> None:

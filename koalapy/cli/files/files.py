@@ -11,8 +11,7 @@ from koalapy.cli.terminal.tables import table
 from koalapy.client.answers import Json
 from koalapy.client.client import FINAL, MAX_PAGE_SIZE, Client
 from koalapy.client.errors import CliError, Exit, printable
-from koalapy.model.quantities import format_bytes
-from koalapy.model.wording import format_list
+from koalapy.model.wording import format_bytes, format_list
 
 Name = Annotated[str, Argument(help="the logical file", completes="replicas")]
 OptionalName = Annotated[str | None, Argument(help="the logical file; default: all", completes="replicas")]

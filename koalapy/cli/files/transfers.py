@@ -13,7 +13,7 @@ from koalapy.client.answers import Component, Job
 from koalapy.client.client import Client
 from koalapy.client.errors import printable
 from koalapy.client.timeouts import TimeIsUp
-from koalapy.model.quantities import format_bytes
+from koalapy.model.wording import format_bytes
 
 BAR_COLUMNS = 20
 """Characters."""

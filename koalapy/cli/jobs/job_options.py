@@ -12,8 +12,7 @@ from koalapy.client.answers import Json
 from koalapy.client.errors import CliError, Exit
 from koalapy.model.field import describe_fields, split_annotation
 from koalapy.model.job import Coallocation, Duration, JobSpec, Lease, NodeMemory, PerNodeBandwidth, PolicyOptions
-from koalapy.model.request import Bundle, Environment, Inputs
-from koalapy.model.warning import StopWarning
+from koalapy.model.request import Bundle, Environment, Inputs, StopWarning
 
 INPUT_OPTION = re.compile("whole|partitioned|as=(.*)", re.DOTALL)
 

@@ -8,8 +8,7 @@ from typing import IO, Self
 from koalapy.cli.terminal.screen import Block
 from koalapy.client.errors import printable
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
-from koalapy.model.quantities import format_bytes
-from koalapy.model.wording import format_duration
+from koalapy.model.wording import format_bytes, format_duration
 
 
 class Progress(Block):

@@ -12,8 +12,7 @@ from koalapy.cli.terminal.width import folded, left, terminal_size
 from koalapy.client.answers import Attempt, Cluster, Component, Job, Json, ListedJob
 from koalapy.client.client import nodes_of
 from koalapy.client.errors import printable
-from koalapy.model.quantities import format_bytes
-from koalapy.model.wording import format_duration, format_nodes, format_time
+from koalapy.model.wording import format_bytes, format_duration, format_nodes, format_time
 
 QUEUE = ("ID", "NAME", "USER", "PRI", "STATE", "NODES", "TIME", "CLUSTERS", "REASON")
 CLUSTERS = ("NAME", "KIND", "STATE", "TOTAL", "IDLE", "USED", "BACKGROUND", "DOWN", "ERRORS", "REASON")

@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from koalapy.model.job import Component, Job, JobId, JobSpec, parse_token
-from koalapy.model.lease import WALLTIME_ALLOWANCE, lease_of
+from koalapy.model.job import WALLTIME_ALLOWANCE, Component, Job, JobId, JobSpec, lease_of, parse_token
 from koalapy.model.profile import ClusterProfile
 from koalapy.model.replica import Catalogue
 from koalapy.model.request import ClusterName, InputFile

@@ -21,8 +21,7 @@ from koalapy.model.errors import (
     StoreUnavailable,
     TokenRejected,
 )
-from koalapy.model.identity import Identity, Role, highest_role
-from koalapy.model.provider import Verified, is_provider_token
+from koalapy.model.identity import Identity, Role, Verified, highest_role, is_provider_token
 from koalapy.model.request import ClusterName
 from koalapy.model.users import Users
 from koalapy.ports import StoredToken, TokenStore

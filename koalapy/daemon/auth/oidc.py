@@ -12,8 +12,7 @@ from joserfc.jwt import JWTClaimsRegistry
 
 from koalapy.daemon.auth.provider_keys import Fetch, ProviderKeys, source_of
 from koalapy.model.errors import TokenRejected
-from koalapy.model.identity import Role
-from koalapy.model.provider import Provider, Verified
+from koalapy.model.identity import Provider, Role, Verified
 
 ALGORITHMS = ("RS256", "ES256", "EdDSA", "Ed25519")
 """Those by which a provider alone can sign: never ``none``, and no secret that both sides know."""

@@ -14,7 +14,7 @@ from joserfc.errors import JoseError
 from joserfc.jwk import ECKey, Key, KeySet, OKPKey, RSAKey, import_key
 
 from koalapy.model.errors import ProblemCode, SiteUnavailable
-from koalapy.model.provider import Provider
+from koalapy.model.identity import Provider
 from koalapy.system.tls import secure
 
 log = structlog.get_logger()

@@ -15,8 +15,7 @@ import httpx2
 
 from koalapy.daemon.auth.identities import Identities
 from koalapy.model.errors import ProblemCode, SiteUnavailable, TokenRejected
-from koalapy.model.identity import Identity
-from koalapy.model.provider import Provider
+from koalapy.model.identity import Identity, Provider
 from koalapy.system.tls import secure
 
 SPAN = 600.0

@@ -19,8 +19,7 @@ import structlog
 
 from koalapy.daemon.jobs.quota import QuotaHold
 from koalapy.model.errors import StoreUnavailable, TooLargeError, UsageError
-from koalapy.model.quantities import format_bytes
-from koalapy.model.wording import escape_surrogates
+from koalapy.model.wording import escape_surrogates, format_bytes
 
 log = structlog.get_logger()
 

@@ -12,13 +12,12 @@ from koalapy.daemon.engine.database import QUERY_TIMEOUT, query
 from koalapy.daemon.engine.engine import RETRY_PAUSE, Engine, WorkItem
 from koalapy.daemon.jobs.output import Outputs, OutputTail
 from koalapy.daemon.observability.audit import about
-from koalapy.model.digest import hash_key, hash_spec
+from koalapy.model.application import summarize_job
 from koalapy.model.errors import ConflictError, ForbiddenError, KoalaError, NotFoundError, ProblemCode, StoreUnavailable
 from koalapy.model.explanation import Explanation
 from koalapy.model.history import DAY
 from koalapy.model.identity import Identity
 from koalapy.model.job import Attempt, Job, JobId, JobSpec, JobState, Priority, TimelineEntry
-from koalapy.model.listing import summarize_job
 from koalapy.model.notification import AllowedRecipients
 from koalapy.model.request import ClusterName
 from koalapy.policies.registry import DEFAULTS
@@ -45,7 +44,7 @@ from koalapy.validation.permissions import (
     with_home_site,
 )
 from koalapy.validation.request import check_size
-from koalapy.validation.submission import check
+from koalapy.validation.submission import check, hash_key, hash_spec
 
 log = structlog.get_logger()
 

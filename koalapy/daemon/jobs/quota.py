@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from koalapy.model.errors import FullError
 from koalapy.model.limits import NAMES, Limits, Scope
-from koalapy.model.quantities import format_bytes
+from koalapy.model.wording import format_bytes
 from koalapy.scheduler.owner_use import OwnerUse
 
 Excess = Callable[[], int]

@@ -1,9 +1,8 @@
 """An attempt from the submission of its first component to its end, and what its job becomes then."""
 
 from koalapy.model.job import Component, ComponentState, Job, JobId, JobState, Token
-from koalapy.model.quantities import format_bytes
-from koalapy.model.warning import StopWarning
-from koalapy.model.wording import format_list
+from koalapy.model.request import StopWarning
+from koalapy.model.wording import format_bytes, format_list
 from koalapy.scheduler.attempts.facts import link_demand, program_result, walltime_ends, warning_of
 from koalapy.scheduler.attempts.health import ClusterHealth
 from koalapy.scheduler.claims.preemption import is_preemptible

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from math import inf
 
 from koalapy.model.errors import ConflictError
-from koalapy.model.job import Component, ComponentState, Job, Token
-from koalapy.model.lease import WALLTIME_ALLOWANCE, with_margin
+from koalapy.model.job import WALLTIME_ALLOWANCE, Component, ComponentState, Job, Token, with_margin
 from koalapy.model.request import ClusterName
 from koalapy.scheduler.attempts.components import Components
 from koalapy.scheduler.attempts.facts import walltime_ends

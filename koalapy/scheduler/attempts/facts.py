@@ -1,7 +1,7 @@
 """What follows from the components of a job's live attempt; nothing is changed here."""
 
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, Launcher
-from koalapy.model.warning import StopWarning
+from koalapy.model.request import StopWarning
 from koalapy.model.wording import format_list, format_time
 from koalapy.scheduler.grid import GridStatus
 from koalapy.scheduler.ledger import live

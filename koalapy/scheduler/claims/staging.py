@@ -7,9 +7,9 @@ by the rank of its component: a stand-in on the same cluster finds its files.
 from collections import OrderedDict, defaultdict
 
 from koalapy.model.job import Component, Job, Token
-from koalapy.model.quantities import format_bytes
 from koalapy.model.reports import StageStatus
 from koalapy.model.request import ClusterName
+from koalapy.model.wording import format_bytes
 from koalapy.scheduler.attempts.attempts import Attempts
 from koalapy.scheduler.attempts.failures import Failures
 from koalapy.scheduler.claims.claim import Claiming

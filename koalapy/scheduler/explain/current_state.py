@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 from koalapy.model.explanation import ClusterFinding, Explanation
 from koalapy.model.job import Attempt, Component, ComponentState, Job, JobState, TimelineEntry
 from koalapy.model.placement import PlacedComponent, Placement
-from koalapy.model.quantities import format_bytes
-from koalapy.model.wording import format_list, format_nodes, format_time
+from koalapy.model.wording import format_bytes, format_list, format_nodes, format_time
 from koalapy.scheduler.clusters import ClusterStatus
 from koalapy.scheduler.explain.cluster_findings import finding_of
 from koalapy.scheduler.grid import GridStatus

@@ -8,10 +8,17 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from koalapy.model.cluster import GridView
-from koalapy.model.coallocation import explain_conflict, find_sharing_sets, partners
 from koalapy.model.job import Job, JobSpec, Launcher
 from koalapy.model.placement import ClusterReason, Refusal, RefusalKind
-from koalapy.model.profile import ClusterProfile, component_folders, describe_missing_folders, job_folders
+from koalapy.model.profile import (
+    ClusterProfile,
+    component_folders,
+    describe_missing_folders,
+    explain_conflict,
+    find_sharing_sets,
+    job_folders,
+    partners,
+)
 from koalapy.model.request import ClusterName, Environment, FixedRequest
 from koalapy.model.sharing import Sharing
 from koalapy.model.users import NOWHERE, Accounts, owner_rejection_reason

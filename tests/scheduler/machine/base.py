@@ -10,8 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize
 
 from koalapy.model.cluster import ClusterView, GridView, Link, Uplink
 from koalapy.model.errors import UsageError
-from koalapy.model.job import ClaimingMode, JobId, JobSpec, JobState, Token
-from koalapy.model.lease import NO_LEASE
+from koalapy.model.job import NO_LEASE, ClaimingMode, JobId, JobSpec, JobState, Token
 from koalapy.model.limits import Limits, LimitSettings, UserLimits
 from koalapy.model.placement import Placement
 from koalapy.model.reports import ClusterReport

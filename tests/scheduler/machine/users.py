@@ -8,8 +8,15 @@ from hypothesis.stateful import precondition, rule
 
 from koalapy.model.errors import BusyError, LimitReached, NeverAllowed
 from koalapy.model.job import ClaimingMode, JobSpec, JobState, Launcher, Priority
-from koalapy.model.request import FixedRequest, FlexibleRequest, InputFile, NonFixedRequest, Request
-from koalapy.model.warning import StopWarning, WarningSignal
+from koalapy.model.request import (
+    FixedRequest,
+    FlexibleRequest,
+    InputFile,
+    NonFixedRequest,
+    Request,
+    StopWarning,
+    WarningSignal,
+)
 from koalapy.scheduler.events import Event, JobCancelled, JobHeld, JobPriorityChanged, JobReleased, JobSubmitted
 from tests.scheduler.machine.base import CROWD, SIZES, Machine, names, picks, rounds
 from tests.scheduler.requests import fixed, flexible, nonfixed

@@ -13,10 +13,9 @@ from koalapy.daemon.network.links import Knowledge
 from koalapy.daemon.network.network import LinkRecord
 from koalapy.daemon.observability.timings import Timings
 from koalapy.model.alert import Alert, AlertKind, AlertRules, Severity
-from koalapy.model.quantities import format_bytes
 from koalapy.model.replica import Catalogue, Replica
 from koalapy.model.request import ClusterName
-from koalapy.model.wording import format_list
+from koalapy.model.wording import format_bytes, format_list
 
 WINDOW = 60.0
 """Seconds: whether the database is slow is judged by the transactions of the last ones."""

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.model.digest import hash_spec
 from koalapy.model.job import JobSpec, Priority
 from koalapy.model.request import (
     Bundle,
@@ -17,6 +16,7 @@ from koalapy.model.request import (
     NonFixedRequest,
     Request,
 )
+from koalapy.validation.submission import hash_spec
 
 SPEC = JobSpec(FlexibleRequest(6, max_components=2), ("python", "-m", "wave"), name="wave", environment=(("A", "1"),))
 OF_SPEC = "e6a60ca8cab258bc72681868aa3d20100abaeba19c1c2714f5c3a6d341ce2c96"
