@@ -1,4 +1,4 @@
-"""Who may call which route: one table, and nothing that is not in it."""
+"""Authorization: the table of routes and the roles that may call them."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -17,12 +17,12 @@ from koalapy.model.identity import Identity, Role
 from koalapy.model.job import JobId
 
 Access = Role | Literal["owner", "everybody", "agents"]
-"""The least role; or the owner of the job that the path names, and operators; or everybody without a token; or agents,
-whose routes look at tokens of their own."""
+"""The minimum role; or ``owner``: the owner of the job in the path, and operators; or ``everybody``, without a token;
+or ``agents``, whose routes check the tokens of their clusters."""
 AGENT_PATHS = "/api/v1/agents/"
-"""Below it are the agents' routes."""
+"""Prefix of the agents' routes."""
 UPLOAD_PATH = "/api/v1/bundles"
-"""The route of large bodies, which has a limit of its own."""
+"""The route of bundles, which may be larger than other bodies."""
 ACCESS: Mapping[str, Access] = {
     "add_replica": Role.OPERATOR,
     "ask_what_if": Role.OPERATOR,
@@ -95,90 +95,92 @@ ACCESS: Mapping[str, Access] = {
     "verify_replicas": Role.OPERATOR,
     "whoami": Role.USER,
 }
-"""By a route's operation; what is missing is for administrators only."""
+"""Access by operation id; an operation that is missing here is for administrators."""
 Id = Annotated[int, Path(ge=-fields.MAX_ID, le=fields.MAX_ID, description="the job's id")]
 _JOB: TypeAdapter[int] = TypeAdapter(Id)
 READ_ONLY_OPERATIONS = frozenset({"ask_what_if", "explain_submission", "foretell_submission"})
-"""Operations that change nothing, though they are no GET."""
+"""Operations that change nothing although their method is POST."""
 AUDIT_NAMES = {"name": "cluster"}
+"""Names of path parameters in the audit, where they differ."""
 _IDENTITY = "identity"
-"""Where the guard leaves who has come in."""
+"""Key of the request's scope under which the guard stores the authenticated caller."""
 _SESSION = "browser_session"
-"""Where it leaves the token of a browser's login."""
+"""Key under which it stores the token of a browser session."""
 
 
 def access_of(path: str, operation: str | None) -> Access:
-    """Who may call a route."""
+    """Return the access that a route requires."""
     return "agents" if path.startswith(AGENT_PATHS) else ACCESS.get(operation or "", Role.ADMIN)
 
 
-def _target(connection: HTTPConnection, is_agents: bool) -> str:
-    """What the path names, for the audit. What agents name beside their cluster would tell of their secrets."""
-    named = connection.path_params.items()
-    return ", ".join(
-        f"{AUDIT_NAMES.get(name, name)} {told}" for name, told in named if not is_agents or name == "cluster"
-    )
-
-
 def set_identity(scope: Scope, identity: Identity) -> None:
-    """Note who is behind a request."""
+    """Store the authenticated caller of a request."""
     scope[_IDENTITY] = identity
 
 
 def identity_of(scope: Scope) -> Identity | None:
-    """Who is behind a request, where the guard has noted it."""
+    """Return the authenticated caller of a request, or None before authentication."""
     identity = scope.get(_IDENTITY)
     return identity if isinstance(identity, Identity) else None
 
 
 def set_session(scope: Scope, token: str) -> None:
-    """Note that a request is by a browser's login."""
+    """Store the token of the browser session that a request belongs to."""
     scope[_SESSION] = token
 
 
 def session_of(scope: Scope) -> str:
-    """The token of the browser's login that a request is by; empty of others."""
+    """Return the token of the browser session that a request belongs to; empty for other requests."""
     return str(scope.get(_SESSION, ""))
 
 
 def build_authorizer(
-    theirs: Callable[[JobId, Identity], Awaitable[object]],
+    check_owner: Callable[[JobId, Identity], Awaitable[object]],
 ) -> Callable[[HTTPConnection], Awaitable[None]]:
-    """What every route depends on; ``theirs`` raises ``ForbiddenError`` for a job that is somebody else's."""
+    """Return the dependency of all routes that checks the caller's role and ownership.
+
+    ``check_owner`` raises ``ForbiddenError`` for a job of another user.
+    """
 
     async def authorize(connection: HTTPConnection) -> None:
-        """Whether who has come in may call the route; ``ForbiddenError``."""
+        """Raise ``ForbiddenError`` or ``NotLoggedIn`` if the caller may not call the route."""
         route = connection.scope["route"]
         operation = getattr(route, "operation_id", None) or route.name
-        needed, identity = access_of(route.path, operation), identity_of(connection.scope)
-        is_agents = needed == "agents"
+        access, identity = access_of(route.path, operation), identity_of(connection.scope)
+        # Other parameters of agents' paths contain secrets.
+        target = ", ".join(
+            f"{AUDIT_NAMES.get(name, name)} {value}"
+            for name, value in connection.path_params.items()
+            if access != "agents" or name == "cluster"
+        )
         READING_USER.set("" if identity is None else identity.user)
-        under_way(identity, operation, _target(connection, is_agents), change=operation not in READ_ONLY_OPERATIONS)
-        if needed in ("everybody", "agents"):
+        under_way(identity, operation, target, change=operation not in READ_ONLY_OPERATIONS)
+        if access in ("everybody", "agents"):
             return
-        least = needed if isinstance(needed, Role) else Role.USER
+        minimum_role = access if isinstance(access, Role) else Role.USER
         if identity is None:
-            raise NotLoggedIn("nobody is logged in", hint="log in first")
-        if not identity.has_role(least):
+            raise NotLoggedIn("you are not logged in", hint="log in first")
+        if not identity.has_role(minimum_role):
             raise ForbiddenError(
-                f"that is for {least}s",
+                f"this needs the role {minimum_role}, and you are {identity.role}",
                 hint="ask an administrator of the daemon for the role",
                 code=ProblemCode.ROLE_REQUIRED,
             )
-        if needed == "owner" and not identity.has_role(Role.OPERATOR):
-            # What is no number for the route is none here, and the route says so.
+        if access == "owner" and not identity.has_role(Role.OPERATOR):
+            # The route itself rejects a job id that is no number.
             with suppress(ValidationError):
-                await theirs(_JOB.validate_python(connection.path_params["job"]), identity)
+                await check_owner(_JOB.validate_python(connection.path_params["job"]), identity)
 
     return authorize
 
 
-async def _caller(connection: HTTPConnection) -> Identity:
+async def require_identity(connection: HTTPConnection) -> Identity:
+    """Return the authenticated caller; raise ``NotLoggedIn`` without one."""
     identity = identity_of(connection.scope)
     if identity is None:
-        raise NotLoggedIn("nobody is logged in")
+        raise NotLoggedIn("you are not logged in", hint="log in first")
     return identity
 
 
-Caller = Annotated[Identity, Depends(_caller)]
-"""Who calls a route."""
+Caller = Annotated[Identity, Depends(require_identity)]
+"""The authenticated caller of a route."""

@@ -1,4 +1,4 @@
-"""The WebSocket on which a cluster's agent connects, and a way to ask whether it would be let in."""
+"""The WebSocket of a cluster's agent, and a route that checks its token without connecting."""
 
 import hmac
 from collections.abc import AsyncIterator, Mapping
@@ -18,17 +18,16 @@ from koalapy.model.errors import ProblemCode
 
 log = structlog.get_logger()
 
-CLOSED = 4000
-MIN_RANDOM_LENGTH, MIN_RANDOM_SIGNS = 32, 8
-"""Characters of a token that cannot be guessed, and how many different ones are among them."""
-MAX_REASON_SIZE = 123
-"""Bytes."""
+CLOSE_CODE = 4000
+MIN_RANDOM_LENGTH, MIN_RANDOM_CHARACTERS = 32, 8
+"""Length of a token that cannot be guessed, and the number of different characters in it."""
+MAX_REASON_BYTES = 123
 Tokens = Mapping[str, str | None]
-"""Of each configured cluster's agent."""
+"""Tokens of the configured clusters' agents, None where the configuration sets none."""
 
 
 class AgentConnection:
-    """A WebSocket in the words of the hub."""
+    """A WebSocket as a connection of the hub."""
 
     def __init__(self, socket: WebSocket) -> None:
         self._socket = socket
@@ -49,59 +48,59 @@ class AgentConnection:
     async def close(self, reason: str) -> None:
         if self._socket.application_state is not WebSocketState.DISCONNECTED:
             try:
-                await self._socket.close(CLOSED, reason.encode()[:MAX_REASON_SIZE].decode(errors="ignore"))
+                await self._socket.close(CLOSE_CODE, reason.encode()[:MAX_REASON_BYTES].decode(errors="ignore"))
             except (WebSocketDisconnect, RuntimeError):
                 return
 
 
 def agents_router(hub: Hub, tokens: Tokens, attempts: AgentAttempts | None = None) -> APIRouter:
-    """The route for agents; ``tokens`` by cluster: what its agent must show."""
+    """Return the routes on which agents connect with the tokens of their clusters."""
     attempts = attempts or AgentAttempts()
     router = APIRouter()
 
     @router.websocket("/api/v1/agents/{cluster}/connect")
     async def connect(socket: WebSocket, cluster: str) -> None:
-        if why := refusal(socket, cluster, tokens, attempts):
-            log.warning("agent refused", action="agent-rejected", cluster=cluster[:100], error=why.reason)
-            if cluster in tokens and why.code is not ProblemCode.TOO_MANY_WRONG_TOKENS:
-                hub.note_rejection(cluster, why.reason, why.hint)
-            # By HTTP, which is over then: for the end of a WebSocket we would wait, and for any number of strangers'.
-            await socket.send_denial_response(why.answer())
+        if rejection := check_agent_token(socket, cluster, tokens, attempts):
+            log.warning("agent rejected", action="agent-rejected", cluster=cluster[:100], error=rejection.reason)
+            if cluster in tokens and rejection.code is not ProblemCode.TOO_MANY_WRONG_TOKENS:
+                hub.note_rejection(cluster, rejection.reason, rejection.hint)
+            # An HTTP response ends the connection; an accepted WebSocket would wait for the client to close it.
+            await socket.send_denial_response(rejection.to_response())
             return
         await socket.accept()
         await hub.serve(cluster, AgentConnection(socket))
 
     @router.get("/api/v1/agents/{cluster}/connect", include_in_schema=False)
     async def would_connect(request: Request, cluster: str) -> Response:
-        """Whether an agent that shows this token would be let in."""
-        why = refusal(request, cluster, tokens, attempts)
-        return why.answer() if why else Response(status_code=204)
+        """Check the token of an agent: 204 if it could connect."""
+        rejection = check_agent_token(request, cluster, tokens, attempts)
+        return rejection.to_response() if rejection else Response(status_code=204)
 
     return router
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Why an agent is not let in, and what to do about it."""
+    """The reason for which an agent may not connect, with a hint."""
 
     code: ProblemCode
     reason: str
     hint: str
-    retry_after: float = 0.0
-    """Seconds."""
+    retry_after_s: float = 0.0
 
-    def answer(self) -> Response:
+    def to_response(self) -> Response:
         headers = {"WWW-Authenticate": "Bearer"} if self.code is ProblemCode.NOT_LOGGED_IN else None
-        if self.retry_after:
-            headers = {"Retry-After": str(ceil(self.retry_after))}
+        if self.retry_after_s:
+            headers = {"Retry-After": str(ceil(self.retry_after_s))}
         return problem(self.code, self.reason, field="cluster", hint=self.hint, headers=headers)
 
 
-def refusal(asking: HTTPConnection, cluster: str, tokens: Tokens, attempts: AgentAttempts) -> Rejection | None:
-    """Return why a request of an agent's route is refused: only agents of configured clusters come in, by their token.
+def check_agent_token(
+    connection: HTTPConnection, cluster: str, tokens: Tokens, attempts: AgentAttempts
+) -> Rejection | None:
+    """Return None if a request shows the token of a configured cluster, else the reason for its rejection.
 
-    A cluster that left the configuration is none, also while it still holds components: nobody could say whose agent
-    it is that connects in its name.
+    The agent of a cluster that was removed from the configuration is rejected even while the cluster holds components.
     """
     if cluster not in tokens:
         return Rejection(
@@ -109,17 +108,17 @@ def refusal(asking: HTTPConnection, cluster: str, tokens: Tokens, attempts: Agen
             f"there is no cluster {cluster[:100]}",
             "add it to the daemon's configuration",
         )
-    expected, address = tokens[cluster], client_address(asking.scope)
+    expected, address = tokens[cluster], client_address(connection.scope)
     wait = attempts.wait(cluster, address)
-    shown = asking.headers.get("authorization", "").removeprefix("Bearer ").strip()
-    # Shorter than what ``openssl rand -hex 24`` or the daemon makes: people think of such.
-    is_guessable = len(expected or "") < MIN_RANDOM_LENGTH or len(set(expected or "")) < MIN_RANDOM_SIGNS
-    if expected and not (wait and is_guessable) and hmac.compare_digest(shown.encode(), expected.encode()):
+    token = connection.headers.get("authorization", "").removeprefix("Bearer ").strip()
+    # Random tokens of ``openssl rand -hex 24`` or the daemon are longer and more varied.
+    is_guessable = len(expected or "") < MIN_RANDOM_LENGTH or len(set(expected or "")) < MIN_RANDOM_CHARACTERS
+    if expected and not (wait and is_guessable) and hmac.compare_digest(token.encode(), expected.encode()):
         attempts.admitted(cluster, address)
         return None
     if wait:
-        reason = f"too many wrong tokens of the agent of {cluster} were shown, the last from {address}"
-        hint = "see that no agent shows an old one; a token made by openssl rand -hex 24 is taken all the same"
+        reason = f"too many wrong tokens were sent for cluster {cluster}, the last from {address}"
+        hint = "stop the agent that uses an old token; a token made by openssl rand -hex 24 is accepted at once"
         return Rejection(ProblemCode.TOO_MANY_WRONG_TOKENS, reason, hint, wait)
     attempts.failed(cluster, address)
     reason = f"the token is not that of cluster {cluster}"

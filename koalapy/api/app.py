@@ -4,13 +4,12 @@ import asyncio
 import base64
 import hashlib
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse, JSONResponse
-from jinja2 import Environment, PackageLoader, Template
+from jinja2 import Environment, PackageLoader
 from starlette.types import ASGIApp
 
 from koalapy import __version__
@@ -32,21 +31,21 @@ from koalapy.daemon.jobs.jobs import Jobs
 from koalapy.daemon.observability.audit import Audit
 
 TAGS = [
-    {"name": "jobs", "description": "Submit jobs, look at them, and act on them."},
-    {"name": "files", "description": "Input files on the clusters, files of the submitter, and files that jobs bring."},
-    {"name": "clusters", "description": "The clusters of the grid, and the placement policies."},
-    {"name": "history", "description": "What has become of jobs, and how clusters were used, by days and weeks."},
-    {"name": "record", "description": "What the scheduler was told, to be replayed."},
-    {"name": "network", "description": "What is known of the network between clusters, and measuring it."},
-    {"name": "advisor", "description": "What is known of applications, and what was predicted of their jobs."},
-    {"name": "tokens", "description": "Make, list and revoke tokens."},
-    {"name": "audit", "description": "Who did what, and from where."},
-    {"name": "health", "description": "Whether the daemon is well."},
+    {"name": "jobs", "description": "Submit jobs, read their state and output, and cancel, hold or release them."},
+    {"name": "files", "description": "Input files on the clusters, bundles of submitters, and results of jobs."},
+    {"name": "clusters", "description": "The clusters of the grid, their use, and the placement policies."},
+    {"name": "history", "description": "Outcomes of jobs and use of clusters, by day or week."},
+    {"name": "record", "description": "Recordings of the scheduler's inputs, for `koala replay`."},
+    {"name": "network", "description": "Bandwidth and latency between clusters, and orders to measure them."},
+    {"name": "advisor", "description": "Learned run times of applications, and predictions against actual times."},
+    {"name": "tokens", "description": "Create, list and revoke tokens; logins and limits of the caller."},
+    {"name": "audit", "description": "Recorded actions with their user, address and outcome."},
+    {"name": "health", "description": "Health, readiness and alerts of the daemon."},
 ]
 
 
 class Api(FastAPI):
-    """With what every answer tells, also those of FastAPI itself."""
+    """An application that adds the security headers to every response, including those of FastAPI itself."""
 
     def build_middleware_stack(self) -> ASGIApp:
         return ResponseHeaders(super().build_middleware_stack())
@@ -65,14 +64,17 @@ def create_app(
     *,
     error_page: ErrorPage | None = None,
 ) -> FastAPI:
-    """The application: requests must show a token that the ``identities`` know, and name one of the ``hosts``."""
+    """Return the application with all its routes and middleware.
+
+    ``hosts``: names by which clients may address the daemon. ``error_page`` renders problems for browsers.
+    """
     app = Api(
         title="koalapy",
         version=__version__,
         description="A live co-allocating meta-scheduler.",
         openapi_tags=TAGS,
         redirect_slashes=False,
-        openapi_url=None,  # which would be made by the loop: see docs_router
+        openapi_url=None,  # FastAPI's own route would build the document on the event loop; see docs_router
         docs_url=None,
         redoc_url=None,
         generate_unique_id_function=lambda route: route.name,
@@ -91,7 +93,7 @@ def create_app(
     )
     for router in routers:
         app.include_router(router)
-    _describe(app)
+    _set_openapi(app)
     app.include_router(docs_router(app.openapi))
     add_error_handlers(app, error_page)
     app.add_middleware(UserRequestLimiter, max_requests=max_requests)
@@ -103,7 +105,7 @@ def create_app(
 
 
 def _declare_problems(path: str, operation: dict[str, Any]) -> None:
-    """Add the problems that follow from what an operation takes to those that its route declares."""
+    """Add the problems that any operation with such parameters, body and access may return."""
     statuses = [400, 403, 421, 422, 429, 503]
     if access_of(path, operation["operationId"]) == "everybody":
         operation["security"] = []
@@ -114,17 +116,17 @@ def _declare_problems(path: str, operation: dict[str, Any]) -> None:
     if "requestBody" in operation:
         statuses.append(413)
     responses = operation["responses"]
-    responses.pop("422", None)  # in the form of FastAPI
+    responses.pop("422", None)  # describes FastAPI's own error format
     operation["responses"] = {
         str(status): problem for status, problem in problem_responses(*statuses).items()
     } | responses
     for answer in responses.values():
         if "application/problem+json" in (content := answer.get("content", {})):
-            content.pop("application/json", None)  # which FastAPI adds for its form
+            content.pop("application/json", None)  # added by FastAPI for its own error format
 
 
-def _describe(app: FastAPI) -> None:
-    """Complete what FastAPI knows for OpenAPI: problems in place of its own error format, and bearer tokens."""
+def _set_openapi(app: FastAPI) -> None:
+    """Make the OpenAPI document describe problem+json errors and bearer tokens."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -163,29 +165,27 @@ HEADERS = {"Content-Security-Policy": f"{NOTHING}; style-src 'sha256-{HASH}'"}
 BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "maxLength": "up to", "format": "of format"}
 
 
-@cache
-def _template() -> Template:
-    environment = Environment(
-        loader=PackageLoader("koalapy.api"), autoescape=True, trim_blocks=True, lstrip_blocks=True, auto_reload=False
-    )
-    return environment.get_template("docs.html")
+def docs_router(build_document: Callable[[], Json]) -> APIRouter:
+    """Return the routes ``/openapi.json`` and ``/docs``, a page without scripts.
 
+    ``build_document`` takes half a second at its first call, so it runs in a thread, one call at a time.
+    """
+    router, lock = APIRouter(), asyncio.Lock()
 
-def docs_router(document: Callable[[], Json]) -> APIRouter:
-    """``document`` makes the OpenAPI document: once, for half a second, and anybody may be the first to ask for it. So
-    that is done by another thread, one at a time."""
-    router, making = APIRouter(), asyncio.Lock()
-
-    async def made() -> Json:
-        async with making:
-            return await asyncio.to_thread(document)
+    async def load_document() -> Json:
+        async with lock:
+            return await asyncio.to_thread(build_document)
 
     @router.get("/openapi.json", include_in_schema=False)
     async def openapi() -> JSONResponse:
-        return JSONResponse(await made())
+        return JSONResponse(await load_document())
 
     @router.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
-        return HTMLResponse(_template().render(await made(), bounds=BOUNDS, style=STYLE), headers=HEADERS)
+        environment = Environment(
+            loader=PackageLoader("koalapy.api"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+        )
+        page = environment.get_template("docs.html").render(await load_document(), bounds=BOUNDS, style=STYLE)
+        return HTMLResponse(page, headers=HEADERS)
 
     return router

@@ -1,4 +1,4 @@
-"""Every request that changes something, or is refused, is written down; and the routes that tell of it."""
+"""The middleware that records changes and rejected requests in the audit, and the routes that read the audit."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -23,23 +23,26 @@ from koalapy.model.job import MAX_DURATION
 
 STARTS = ("http.response.start", "websocket.http.response.start")
 METHODS = {"GET", "POST", "PUT", "DELETE", "other"}
-"""What is written down of a request that led nowhere."""
-TOLD = {"login", "impersonate-runner"}
-"""What agents tell."""
-MAX_TARGET = 200
-"""Characters of a path that led nowhere."""
+"""Actions of requests that match no route."""
+AGENT_ACTIONS = {"login", "impersonate-runner"}
+"""Actions that agents report."""
+MAX_TARGET_LENGTH = 200
+"""Characters that are recorded of a path that matches no route."""
 
 Since = Annotated[
-    float | None, Query(gt=0, le=MAX_DURATION, allow_inf_nan=False, description="of so many seconds until now")
+    float | None, Query(gt=0, le=MAX_DURATION, allow_inf_nan=False, description="only entries of the last seconds")
 ]
-Actor = Annotated[fields.Name, Query(description="only what this user did")]
+Actor = Annotated[fields.Name, Query(description="only actions of this user")]
 Action = Annotated[fields.Name, Query(description="only this operation")]
 Hash = Annotated[fields.Text, Query(max_length=64, description="the hash of the entry ``after``")]
 After = Annotated[int, Query(ge=0, le=fields.MAX_ID, description="only entries with larger ids")]
 
 
 class AuditMiddleware:
-    """Stands before everything, so that it sees what the guard refuses, and holds an answer until that is written."""
+    """The middleware that records changes and rejected requests before their response is sent.
+
+    It wraps the guard, so that requests that the guard rejects are recorded too.
+    """
 
     def __init__(self, app: ASGIApp, audit: Audit) -> None:
         self._app, self._audit = app, audit
@@ -50,19 +53,19 @@ class AuditMiddleware:
             return
         method = scope.get("method", "GET")
         change = method not in READ_METHODS
-        deed = Deed(method if method in METHODS else "other", "", change)
-        deed.target = scope["path"][:MAX_TARGET]
+        entry = Deed(method if method in METHODS else "other", "", change)
+        entry.target = scope["path"][:MAX_TARGET_LENGTH]
         if change:
-            deed.address = client_address(scope)
-        audit.begin(deed)
+            entry.address = client_address(scope)
+        audit.begin(entry)
 
-        async def answer(message: Message) -> None:
-            if message["type"] in STARTS and not (deed.written and message["status"] < 400):
-                deed.address, deed.by = deed.address or client_address(scope), deed.by or identity_of(scope)
-                await self._audit.close(deed, message["status"])
+        async def record_and_send(message: Message) -> None:
+            if message["type"] in STARTS and not (entry.written and message["status"] < 400):
+                entry.address, entry.by = entry.address or client_address(scope), entry.by or identity_of(scope)
+                await self._audit.close(entry, message["status"])
             await send(message)
 
-        await self._app(scope, receive, answer)
+        await self._app(scope, receive, record_and_send)
 
 
 AuditView = view_model("AuditView", AuditEntry)
@@ -70,23 +73,23 @@ AuditCheckView = view_model("AuditCheckView", AuditCheck)
 
 
 class AuditPage(Output):
-    """The oldest first; ``next`` is for ``after``, also when there are no more yet."""
+    """Audit entries, oldest first; ``next`` is the value of ``after`` for the next page, even if it is still empty."""
 
     entries: list[AuditView]  # type: ignore[valid-type]
     next: int
 
 
 def _check_action(action: str, routes: Iterable[BaseRoute]) -> None:
-    """``UsageError`` for one of which there can be no entries, unless an older version wrote them."""
+    """Raise ``UsageError`` for an action that this version never records."""
     operations = {str(getattr(route, "operation_id", None) or getattr(route, "name", "")) for route in routes}
-    known = operations | ACCESS.keys() | TOLD | METHODS
-    if action not in known:
-        near = get_close_matches(action, known, 2)
-        hint = f"did you mean {' or '.join(near)}?" if near else "give an operation as the audit has it, as submit_job"
+    actions = operations | ACCESS.keys() | AGENT_ACTIONS | METHODS
+    if action not in actions:
+        similar = get_close_matches(action, actions, 2)
+        hint = f"did you mean {' or '.join(similar)}?" if similar else "give an operation, such as submit_job"
         raise UsageError(f"action is {action!r}, which is no operation", field="action", value=action, hint=hint)
 
 
-def audit_router(trail: Audit) -> APIRouter:
+def audit_router(audit_log: Audit) -> APIRouter:
     router = api_router("audit", "/audit")
 
     @router.get("", response_model=AuditPage)
@@ -98,16 +101,16 @@ def audit_router(trail: Audit) -> APIRouter:
         after: After = 0,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> Any:
-        """Who did what, from where, and who was refused, the oldest first."""
-        found = await trail.entries(AuditFilter(0.0, user, action, after, limit), since)
-        if action and not found and not after:
+        """List recorded actions and rejected requests with their user and address, oldest first."""
+        entries = await audit_log.entries(AuditFilter(0.0, user, action, after, limit), since)
+        if action and not entries and not after:
             _check_action(action, request.app.routes)
-        return {"entries": found, "next": found[-1].id if found else after}
+        return {"entries": entries, "next": entries[-1].id if entries else after}
 
     @router.get("/verify", response_model=AuditCheckView)
     async def verify_audit(after: After = 0, after_hash: Hash = "") -> Any:
-        """Check entries in order against their hashes, up to 100,000 of them: from the first on, or after one whose
-        hash is known from an earlier check or the daemon's log."""
-        return await trail.verify(AuditHead(after, after_hash) if after else None)
+        """Verify the hashes of up to 100,000 entries in order: from the first one, or after an entry whose hash is
+        known from an earlier check or the daemon's log."""
+        return await audit_log.verify(AuditHead(after, after_hash) if after else None)
 
     return router

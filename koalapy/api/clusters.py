@@ -20,28 +20,30 @@ from koalapy.model.errors import ProblemCode, UsageError
 from koalapy.model.job import FINAL_STATES, MAX_DURATION, Priority
 from koalapy.ports import ClusterRecord, MeanTimes
 
-MIN_SPAN = 0.001
-"""Seconds: a shorter span ends where it begins, as far as clocks can tell."""
+MIN_SPAN_S = 0.001
+"""Shorter spans have the same start and end, given the resolution of clocks."""
 Name = Annotated[fields.Cluster, Path(description="the cluster's name")]
-Since = Annotated[float, Query(ge=MIN_SPAN, le=MAX_DURATION, allow_inf_nan=False, description="seconds until now")]
+Since = Annotated[
+    float, Query(ge=MIN_SPAN_S, le=MAX_DURATION, allow_inf_nan=False, description="length of the span, in seconds")
+]
 
 
 class DrainOrder(Input):
-    """Why nothing more is to be placed on a cluster."""
+    """The reason for a drain, and what becomes of the cluster's jobs."""
 
     reason: Reason = ""
     requeue: bool = False
-    """Whether the jobs there are stopped, with the warning that they asked for, and queue again."""
+    """Whether running jobs are stopped, after the warning that they requested, and queued again."""
 
 
 class LossOrder(Input):
-    """Why nothing of koalapy's runs on a cluster any more."""
+    """The reason for which a cluster is declared lost."""
 
     reason: Reason = ""
 
 
 class ClusterUsage(Output):
-    """How a cluster was used in a span of time, and its nodes now."""
+    """The use of a cluster in a span of time, and its nodes now."""
 
     name: str
     total: int
@@ -49,22 +51,22 @@ class ClusterUsage(Output):
     background: int
     idle: int
     node_seconds: float
-    """What components of this scheduler had in that span."""
+    """Node-seconds used by this scheduler's components in the span."""
     utilisation: float | None
-    """The same as a fraction of all its nodes; null where these are not known."""
+    """The same as a fraction of all nodes; null while the number of nodes is not known."""
 
 
 class Metrics(Output):
-    """The grid over a span of time; ``queued``, ``active`` and the clusters' nodes are those of now."""
+    """The grid over a span of time; ``queued``, ``active`` and the clusters' nodes are current values."""
 
     start: Timestamp
     end: Timestamp
     clusters: list[ClusterUsage]
     priorities: dict[Priority, MeanTimes]
     ended: dict[str, int]
-    """Jobs that ended in that span, by state."""
+    """Jobs that ended in the span, by state."""
     restarts: int
-    """How often these were tried again after failures of the infrastructure."""
+    """Attempts of these jobs that were repeated after failures of the infrastructure."""
     queued: int
     active: int
 
@@ -114,25 +116,25 @@ def clusters_router(service: Jobs) -> APIRouter:
 
     @router.get("/clusters", response_model=ClusterList)
     async def list_clusters() -> Any:
-        """Every cluster with its nodes and state."""
+        """List all clusters with their nodes and state."""
         return {"clusters": service.clusters()}
 
     @router.get("/clusters/{name}", response_model=ClusterView)
     async def show_cluster(name: Name) -> Any:
-        """One cluster."""
+        """Show one cluster."""
         return service.cluster(name)
 
     _add_orders(router, service)
 
     @router.get("/metrics", response_model=Metrics)
     async def show_metrics(since: Since = 3600.0) -> Any:
-        """How well the clusters were used over the last ``since`` seconds, and how long jobs waited; of more than two
-        days from the beginning of the day on (UTC)."""
+        """Show the use of the clusters and the waiting times of jobs over the last ``since`` seconds. Spans of more
+        than two days begin at the start of a day (UTC)."""
         return _metrics_view(await service.metrics(since))
 
     @router.get("/policies", response_model=PolicyList)
     async def list_policies() -> Any:
-        """The placement policies."""
+        """List the placement policies."""
         return {"policies": service.policies()}
 
     return router
@@ -141,38 +143,35 @@ def clusters_router(service: Jobs) -> APIRouter:
 def _add_orders(router: APIRouter, service: Jobs) -> None:
     @router.post("/clusters/{name}/clear", response_model=ClusterView)
     async def clear_cluster(name: Name) -> Any:
-        """Count a cluster's errors from zero again, and use it again."""
+        """Reset a cluster's error count, and place jobs on it again."""
         return await service.clear_cluster(name)
 
     @router.post("/clusters/{name}/drain", response_model=ClusterView)
     async def drain_cluster(name: Name, caller: Caller, order: DrainOrder | None = None) -> Any:
-        """Place nothing more on a cluster; its running jobs go on, or queue again. Drained again, it has the newer
-        order."""
-        given = order or DrainOrder()
-        return await service.drain_cluster(name, caller, given.reason, requeue=given.requeue)
+        """Place no more jobs on a cluster; its running jobs continue, or are queued again. A second drain replaces the
+        reason of the first."""
+        order = order or DrainOrder()
+        return await service.drain_cluster(name, caller, order.reason, requeue=order.requeue)
 
     @router.post("/clusters/{name}/resume", response_model=ClusterView, responses=problem_responses(409))
     async def resume_cluster(name: Name) -> Any:
-        """Use a drained cluster again."""
+        """Place jobs on a drained cluster again."""
         return await service.resume_cluster(name)
 
     @router.post("/clusters/{name}/lost", response_model=ClusterView, responses=problem_responses(409))
     async def declare_cluster_lost(name: Name, caller: Caller, order: LossOrder | None = None) -> Any:
-        """Declare that nothing of koalapy's runs any more on a cluster that is out of reach: its jobs are tried again
-        at once. Programs that do run there after all then run twice, until their leases end."""
+        """Declare that no components run any more on an unreachable cluster, so that its jobs are retried at once.
+        Programs that still run there run twice until their leases expire."""
         return await service.declare_cluster_lost(name, caller, (order or LossOrder()).reason)
 
 
-ANSWER_TIMEOUT = 30.0
-"""Seconds that a cluster has to answer."""
-
-
-MAX_SECONDS = 600.0
-"""Seconds that one background job may run."""
+AGENT_TIMEOUT_S = 30.0
+MAX_BACKGROUND_S = 600.0
+"""Maximum run time of a background job."""
 
 
 class BackgroundOrder(Input):
-    """A job to be handed straight to a cluster's resource manager: that many nodes, busy for that many seconds."""
+    """A job that is submitted directly to a cluster's resource manager, and keeps its nodes busy."""
 
     nodes: Positive
     seconds: Annotated[
@@ -180,7 +179,7 @@ class BackgroundOrder(Input):
         WithJsonSchema(
             {
                 "anyOf": [
-                    {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SECONDS},
+                    {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_BACKGROUND_S},
                     {"type": "string", "format": "duration-of-load"},
                 ],
                 "description": "seconds, or 5m",
@@ -190,7 +189,7 @@ class BackgroundOrder(Input):
 
 
 class BackgroundStarted(Output):
-    """The job, as the resource manager knows it; it may have to wait for its nodes."""
+    """The submitted job, with its id in the resource manager; it may wait for its nodes."""
 
     name: str
     lrm_job: str
@@ -198,36 +197,40 @@ class BackgroundStarted(Output):
 
 class BackgroundStopped(Output):
     stopped: int
-    """How many jobs were told to end."""
+    """Number of jobs that were cancelled."""
 
 
 def background_router(service: Jobs, questions: Questions, allowed: bool) -> APIRouter:
-    """``allowed``: the daemon's setting ``background_load``."""
+    """Return the routes by which experiments load clusters as local users do.
+
+    ``allowed``: the daemon's setting ``background_load``.
+    """
     router = api_router("clusters", "/clusters/{name}/background")
 
     @router.post("", status_code=201, response_model=BackgroundStarted, responses=problem_responses(502))
     async def start_background(name: Name, order: BackgroundOrder) -> Any:
-        """Keep nodes of a cluster busy as its local users do, for a while; only where the daemon allows it."""
+        """Occupy nodes of a cluster for a while, as its local users do; only if the daemon's configuration allows
+        background load."""
         if not allowed:
             return _forbidden()
-        total = service.cluster(name).total  # 0 while nothing is known of it: then its agent tells what is wrong
+        total = service.cluster(name).total  # 0 before the first report: then the agent checks the number
         if order.nodes < 1 or order.nodes > total > 0:
             hint = f"give 1 to {total}" if total else "give 1 or more"
             raise UsageError(f"nodes is {order.nodes}", field="nodes", value=order.nodes, hint=hint)
-        if not 0 < order.seconds <= MAX_SECONDS:
-            hint = f"give more than 0 and up to {MAX_SECONDS:g} seconds"
+        if not 0 < order.seconds <= MAX_BACKGROUND_S:
+            hint = f"give more than 0 and up to {MAX_BACKGROUND_S:g} seconds"
             raise UsageError(f"seconds is {order.seconds:g}", field="seconds", value=order.seconds, hint=hint)
         return await questions.ask(
-            name, "background", {"nodes": order.nodes, "seconds": order.seconds}, timeout=ANSWER_TIMEOUT
+            name, "background", {"nodes": order.nodes, "seconds": order.seconds}, timeout=AGENT_TIMEOUT_S
         )
 
     @router.delete("", response_model=BackgroundStopped, responses=problem_responses(502))
     async def stop_background(name: Name) -> Any:
-        """End the background load that was started on a cluster by this route."""
+        """Cancel the background load that this route started on a cluster."""
         if not allowed:
             return _forbidden()
         service.cluster(name)
-        return await questions.ask(name, "background-stop", {}, timeout=ANSWER_TIMEOUT)
+        return await questions.ask(name, "background-stop", {}, timeout=AGENT_TIMEOUT_S)
 
     return router
 

@@ -1,4 +1,4 @@
-"""Bodies and views made of the model's dataclasses: what the model says of a field is said nowhere else."""
+"""Derivation of request and response bodies from the dataclasses of ``model``, which alone describe the fields."""
 
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -22,68 +22,71 @@ NO_ELEMENTS: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """How a type that users write in a form of its own comes in and is shown, and what is read of it."""
+class WireFormat:
+    """The JSON format of a type whose format differs from its Python type."""
 
     body: Any
+    """Type in requests."""
     view: Any = None
-    read: Callable[[Any], Any] = tuple
-    says_none: bool = False
-    """Whether None has a form of its own."""
+    """Type in responses; None: as derived from the Python type."""
+    to_model: Callable[[Any], Any] = tuple
+    """Converts a value of a request to the model's type."""
+    has_none: bool = False
+    """Whether the format has a value of its own for None."""
 
 
 class Body(Input):
-    """What users say of a dataclass of the model's."""
+    """A request body derived from a dataclass."""
 
     kind: ClassVar[Any]
 
     def to_model(self) -> Any:
-        """The dataclass; its sense is not checked here."""
-        given = ((name, read, getattr(self, name)) for name, read in _readers(type(self)))
-        return self.kind(**{name: value if value is None else read(value) for name, read, value in given})
+        """Return the dataclass; ``validation`` checks its values later."""
+        values = ((name, convert, getattr(self, name)) for name, convert in _field_converters(type(self)))
+        return self.kind(**{name: value if value is None else convert(value) for name, convert, value in values})
 
 
 @cache
-def _readers(body: type[Body]) -> list[tuple[str, Callable[[Any], Any]]]:
-    return [(name, _reader(describe_fields(body.kind)[name].type)) for name in body.model_fields]
+def _field_converters(body: type[Body]) -> list[tuple[str, Callable[[Any], Any]]]:
+    return [(name, _converter(describe_fields(body.kind)[name].type)) for name in body.model_fields]
 
 
-def _reader(kind: Any) -> Callable[[Any], Any]:
-    if kind in FORMS:
-        return FORMS[kind].read
+def _converter(kind: Any) -> Callable[[Any], Any]:
+    if kind in WIRE_FORMATS:
+        return WIRE_FORMATS[kind].to_model
     base, _ = split_annotation(kind)
     if get_origin(base) is tuple:
-        entry = _reader(get_args(base)[0])
-        return lambda given: tuple(entry(each) for each in given)
-    return methodcaller("to_model") if is_dataclass(base) or get_origin(base) is UnionType else lambda given: given
+        convert = _converter(get_args(base)[0])
+        return lambda values: tuple(convert(value) for value in values)
+    return methodcaller("to_model") if is_dataclass(base) or get_origin(base) is UnionType else lambda value: value
 
 
-def _pairs(values: dict[str, str]) -> Environment:
+def _sort_pairs(values: dict[str, str]) -> Environment:
     return tuple(sorted(values.items()))
 
 
-_shown_pairs = Annotated[dict[str, str], BeforeValidator(dict)]
-FORMS = {
-    Command: Form(fields.Command),
-    OwnCommand: Form(fields.OwnCommand),
-    Environment: Form(fields.Environment, _shown_pairs, _pairs),
-    PolicyOptions: Form(fields.Options, _shown_pairs, _pairs),
-    Coallocation: Form(
+_PairsView = Annotated[dict[str, str], BeforeValidator(dict)]
+WIRE_FORMATS = {
+    Command: WireFormat(fields.Command),
+    OwnCommand: WireFormat(fields.OwnCommand),
+    Environment: WireFormat(fields.Environment, _PairsView, _sort_pairs),
+    PolicyOptions: WireFormat(fields.Options, _PairsView, _sort_pairs),
+    Coallocation: WireFormat(
         fields.Coallocation,
         Annotated[
             Literal["allowed", "never"] | int,
-            BeforeValidator(lambda most: {None: "allowed", 1: "never"}.get(most, most)),
+            BeforeValidator(lambda maximum: {None: "allowed", 1: "never"}.get(maximum, maximum)),
         ],
-        lambda most: most,
-        says_none=True,
+        lambda maximum: maximum,
+        has_none=True,
     ),
-    Duration: Form(fields.Seconds, None, float),
-    Lease: Form(fields.Lease, Annotated[Literal["none"] | float, BeforeValidator(fields.format_lease)], float),
-    NodeMemory: Form(fields.Bytes, None, int),
-    PerNodeBandwidth: Form(fields.Bandwidth, None, float),
-    Pattern: Form(fields.Pattern, None, str),
-    StopWarning: Form(fields.StopWarningText, Annotated[str, BeforeValidator(str)], fields.parse_warning),
-    Bundle: Form(
+    Duration: WireFormat(fields.Seconds, None, float),
+    Lease: WireFormat(fields.Lease, Annotated[Literal["none"] | float, BeforeValidator(fields.format_lease)], float),
+    NodeMemory: WireFormat(fields.Bytes, None, int),
+    PerNodeBandwidth: WireFormat(fields.Bandwidth, None, float),
+    Pattern: WireFormat(fields.Pattern, None, str),
+    StopWarning: WireFormat(fields.StopWarningText, Annotated[str, BeforeValidator(str)], fields.parse_warning),
+    Bundle: WireFormat(
         fields.Name,
         Annotated[str, BeforeValidator(lambda bundle: bundle.id if isinstance(bundle, Bundle) else bundle)],
         lambda ident: Bundle(ident, 0, 0),
@@ -100,17 +103,23 @@ def body_model(
     needs: Collection[str] = (),
     elements: Mapping[str, Any] = NO_ELEMENTS,
 ) -> type[Body]:
-    """What users say of a dataclass. ``needs``: what has no default here; ``elements``: in lists, or for a union."""
-    parts: dict[str, Any] = {}
-    for each in describe_fields(kind).values():
-        if each.field.is_settable and each.name not in without:
-            default = ... if each.name in needs or each.default is MISSING else _plain_default(each)
-            alias = each.json if each.json != each.name else None
-            of = _body_type(each.type, elements.get(each.name))
-            parts[each.name] = (of if default is ... else _or_none(each, of), Field(default, alias=alias))
-    made = create_model(name, __base__=Body, __doc__=about, **parts)
-    made.kind = kind
-    return made
+    """Return the request body that is derived from a dataclass.
+
+    ``needs``: fields without a default here. ``elements``: types of list entries and unions, by field.
+    """
+    types: dict[str, Any] = {}
+    for field in describe_fields(kind).values():
+        if field.field.is_settable and field.name not in without:
+            default = ... if field.name in needs or field.default is MISSING else _json_default(field)
+            alias = field.json if field.json != field.name else None
+            field_type = _body_type(field.type, elements.get(field.name))
+            types[field.name] = (
+                field_type if default is ... else _allow_none(field, field_type),
+                Field(default, alias=alias),
+            )
+    model = create_model(name, __base__=Body, __doc__=about, **types)
+    model.kind = kind
+    return model
 
 
 def view_model(
@@ -124,54 +133,50 @@ def view_model(
     elements: Mapping[str, Any] = NO_ELEMENTS,
     base: type[Output] = Output,
 ) -> type[Output]:
-    """Return the answer that shows a dataclass, or ``only`` some fields. ``about`` is its docstring by default.
+    """Return the response body that shows a dataclass, or ``only`` some of its fields.
 
-    ``only_given``: leave out what is empty.
-
-    A time, by its name a field such as ``at``, ``added_at`` or ``since``, is shown as a moment.
+    ``about``: docstring, by default that of the dataclass. ``only_given``: leave out fields with their defaults.
+    A time, such as ``at``, ``added_at`` or ``since``, is shown as a timestamp.
     """
-    parts: dict[str, Any] = {}
-    for each in describe_fields(kind).values():
-        if each.field.is_settable and each.name not in without and (not only or each.name in only):
-            of = _view_type(each.type, elements.get(each.name))
-            if each.type is float and TIME.fullmatch(each.name):
-                of = fields.Timestamp
-            alias = each.json if each.json != each.name else None
-            if only_given and each.default is not MISSING:
-                parts[each.name] = (of | None, Field(None, alias=alias, exclude_if=_is_default(each)))
+    types: dict[str, Any] = {}
+    for field in describe_fields(kind).values():
+        if field.field.is_settable and field.name not in without and (not only or field.name in only):
+            field_type = _view_type(field.type, elements.get(field.name))
+            if field.type is float and TIME.fullmatch(field.name):
+                field_type = fields.Timestamp
+            alias = field.json if field.json != field.name else None
+            if only_given and field.default is not MISSING:
+                defaults = (None, _json_default(field))
+                exclude_if = defaults.__contains__
+                types[field.name] = (field_type | None, Field(None, alias=alias, exclude_if=exclude_if))
             else:
-                parts[each.name] = (_or_none(each, of), Field(..., alias=alias))
-    return create_model(name, __base__=base, __doc__=kind.__doc__ if about is None else about, **parts)
+                types[field.name] = (_allow_none(field, field_type), Field(..., alias=alias))
+    return create_model(name, __base__=base, __doc__=kind.__doc__ if about is None else about, **types)
 
 
-def _plain_default(each: FieldDescription) -> Any:
-    if each.default != ():
-        return each.default
-    return {} if each.type in (Environment, PolicyOptions) else []
+def _json_default(field: FieldDescription) -> Any:
+    if field.default != ():
+        return field.default
+    return {} if field.type in (Environment, PolicyOptions) else []
 
 
-def _is_default(each: FieldDescription) -> Callable[[Any], bool]:
-    default = _plain_default(each)
-    return lambda value: value is None or value == default
-
-
-def _or_none(each: FieldDescription, kind: Any) -> Any:
-    says_none = each.type in FORMS and FORMS[each.type].says_none
-    return kind | None if each.is_optional and not says_none else kind
+def _allow_none(field: FieldDescription, kind: Any) -> Any:
+    has_none = field.type in WIRE_FORMATS and WIRE_FORMATS[field.type].has_none
+    return kind | None if field.is_optional and not has_none else kind
 
 
 def _body_type(kind: Any, element: Any | None = None) -> Any:
-    if kind in FORMS:
-        return FORMS[kind].body
+    if kind in WIRE_FORMATS:
+        return WIRE_FORMATS[kind].body
     base, marks = split_annotation(kind)
     bounds = next((mark for mark in marks if isinstance(mark, Bounds)), Bounds())
     length = next((mark for mark in marks if isinstance(mark, Length)), None)
     if length is None and (base is str or get_origin(base) is tuple):
-        raise TypeError(f"{kind} comes in without a Length")
+        raise TypeError(f"{kind} has no Length, so its size in requests would be unlimited")
     if get_origin(base) is tuple and length:
         entries: Any = GenericAlias(list, (element or _body_type(get_args(base)[0]),))
-        least: Any = {"minItems": length.minimum} if length.minimum else None
-        return Annotated[entries, Field(max_length=length.maximum, json_schema_extra=least)]
+        extra: Any = {"minItems": length.minimum} if length.minimum else None
+        return Annotated[entries, Field(max_length=length.maximum, json_schema_extra=extra)]
     if element is not None:
         return element
     if base is int:
@@ -179,14 +184,14 @@ def _body_type(kind: Any, element: Any | None = None) -> Any:
     if base is float:
         return Annotated[fields.Fraction, fields.number_schema(bounds)]
     if base is str and length:
-        text = Annotated[fields.Text, fields.within(length)]
+        text = Annotated[fields.Text, fields.length_field(length)]
         return Annotated[text, AfterValidator(fields.check_one_line)] if length.one_line else text
     return base
 
 
 def _view_type(kind: Any, element: Any | None = None) -> Any:
-    if kind in FORMS and FORMS[kind].view:
-        return FORMS[kind].view
+    if kind in WIRE_FORMATS and WIRE_FORMATS[kind].view:
+        return WIRE_FORMATS[kind].view
     base, _ = split_annotation(kind)
     if get_origin(base) is tuple:
         return GenericAlias(list, (element or _view_type(get_args(base)[0]),))

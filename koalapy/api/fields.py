@@ -1,4 +1,4 @@
-"""The kinds of fields that go over the wire: what each takes, and how OpenAPI tells it."""
+"""Types of fields in requests and responses, with their validation and OpenAPI schemas."""
 
 import re
 import signal
@@ -26,21 +26,21 @@ from koalapy.model.wording import parse_bandwidth, parse_bytes
 
 MAX_ID = 2**63 - 1
 MAX_EXACT_INTEGER = 2**53
-"""Whole numbers beyond it are not the same to everybody who reads JSON."""
+"""JSON parsers that use floating-point numbers cannot represent larger integers exactly."""
 
 
-def seconds(value: object) -> object:
-    """Return the seconds of a duration as people write it: ``90m``, ``1h30m``, ``2-12:00:00``, ``1:30:00``.
+def parse_duration(value: object) -> object:
+    """Return the seconds of a duration such as ``90m``, ``1h30m``, ``2-12:00:00`` or ``1:30:00``.
 
-    A number without a unit is seconds, alone only: ``1h30`` would be read as minutes by some and as seconds by others.
+    Return any other value unchanged. A number without a unit is seconds only if it stands alone: ``1h30`` is ambiguous.
     """
     if not isinstance(value, str):
         return value
     text = value.strip()
     if clock := re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d)(?::(\d\d))?", text):
         days, first, second, third = clock.groups()
-        hours, minutes, rest = (first, second, third) if third is not None or days else ("0", first, second)
-        return int(days or 0) * 86400 + int(hours) * 3600 + int(minutes) * 60 + int(rest or 0)
+        hours, minutes, seconds = (first, second, third) if third is not None or days else ("0", first, second)
+        return int(days or 0) * 86400 + int(hours) * 3600 + int(minutes) * 60 + int(seconds or 0)
     if re.fullmatch(r"\d+", text):
         return int(text)
     if text and (units := re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)):
@@ -48,28 +48,27 @@ def seconds(value: object) -> object:
     return value
 
 
-def _duration(value: object) -> object:
-    """``seconds``, and no truth value for a number."""
-    if isinstance(value, bool):
+def _parse_seconds(value: object) -> object:
+    if isinstance(value, bool):  # pydantic would convert it to a number
         raise PydanticCustomError("duration", "is no duration")
-    return seconds(value)
+    return parse_duration(value)
 
 
 def check_one_line(text: str) -> str:
-    """Names are shown in tables and terminals, where control characters do harm."""
+    """Reject control characters, which could change a terminal or break a table."""
     if not text.isprintable():
-        raise PydanticCustomError("one_line", "has characters that cannot be shown")
+        raise PydanticCustomError("one_line", "has control characters")
     return text
 
 
 Text = Annotated[str, Field(pattern=r"^[^\x00]*$")]
-"""Whatever text comes in anywhere: lone surrogates, which UTF-8 cannot encode, and NULs, which neither PostgreSQL nor a
-command can hold, are refused by it. No field or parameter takes a bare ``str`` (a test proves it)."""
+"""The type of all text in requests. It rejects lone surrogates, which UTF-8 cannot encode, and NUL characters, which
+PostgreSQL and commands cannot contain. A test checks that no field or parameter is a plain ``str``."""
 TEXT = {"type": "string", "pattern": r"^[^\x00]*$"}
 
 Seconds = Annotated[
     float,
-    BeforeValidator(_duration),
+    BeforeValidator(_parse_seconds),
     Field(le=MAX_DURATION, allow_inf_nan=False),
     WithJsonSchema(
         {
@@ -77,7 +76,7 @@ Seconds = Annotated[
                 {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_DURATION},
                 {"type": "string", "format": "duration-of-job"},
             ],
-            "description": "seconds, or 90m, 1h30m, 1:30:00, 2-12:00:00",
+            "description": "seconds, or a duration such as 90m, 1h30m, 1:30:00 or 2-12:00:00",
             "examples": [5400, "90m"],
         }
     ),
@@ -85,9 +84,8 @@ Seconds = Annotated[
 """Seconds; also accepted as ``90m``, ``1h30m``, ``1:30:00`` or ``2-12:00:00``."""
 
 
-def _lease(value: object) -> object:
-    """Return the seconds of a lease, ``NO_LEASE`` for ``none``."""
-    length = NO_LEASE if value == "none" else seconds(value)
+def _parse_lease(value: object) -> object:
+    length = NO_LEASE if value == "none" else parse_duration(value)
     if isinstance(length, bool) or not isinstance(length, int | float) or (length == NO_LEASE and value != "none"):
         raise PydanticCustomError("lease", "is no lease")
     return length
@@ -95,7 +93,7 @@ def _lease(value: object) -> object:
 
 Lease = Annotated[
     float,
-    BeforeValidator(_lease),
+    BeforeValidator(_parse_lease),
     Field(le=MAX_DURATION, allow_inf_nan=False),
     WithJsonSchema(
         {
@@ -103,28 +101,28 @@ Lease = Annotated[
                 {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_DURATION},
                 {"type": "string", "enum": ["none", "40m"]},
             ],
-            "description": "seconds, or 40m, 1h30m, 1:30:00; none: it goes on until its walltime, its cluster or an "
-            "operator ends it",
+            "description": "seconds, or a duration such as 40m or 1h30m; none: the program runs until its walltime, "
+            "its cluster or an operator ends it",
             "examples": [2400, "40m", "none"],
         }
     ),
 ]
-"""Seconds of the daemon's silence, or ``none``."""
+"""Seconds without contact to the daemon after which a program is stopped, or ``none``."""
 
 
 def format_lease(value: object) -> object:
-    """Return ``none`` for ``NO_LEASE``, and any other value as it is."""
+    """Return ``none`` for ``NO_LEASE``, and any other value unchanged."""
     return "none" if value == NO_LEASE else value
 
 
-def _bytes(value: Any) -> int:
+def _parse_bytes(value: Any) -> int:
     try:
         return parse_bytes(value)
     except ValueError:
         raise PydanticCustomError("bytes", "is no number of bytes") from None
 
 
-def _bandwidth(value: Any) -> float:
+def _parse_bandwidth(value: Any) -> float:
     try:
         return parse_bandwidth(value)
     except ValueError:
@@ -134,21 +132,21 @@ def _bandwidth(value: Any) -> float:
 _UNITS = "(k|M|G|T|Ki|Mi|Gi|Ti)?B"
 Bytes = Annotated[
     int,
-    BeforeValidator(_bytes),
+    BeforeValidator(_parse_bytes),
     WithJsonSchema(
         {
             "anyOf": [
                 {"type": "integer", "minimum": 1, "maximum": MAX_MEMORY},
                 {"type": "string", "pattern": f"^[1-9][0-9]{{0,2}}{_UNITS}$"},
             ],
-            "description": "bytes, or 16GB, 512MiB",
+            "description": "bytes, or a size such as 16GB or 512MiB",
             "examples": [16_000_000_000, "16GB"],
         }
     ),
 ]
 Bandwidth = Annotated[
     float,
-    BeforeValidator(_bandwidth),
+    BeforeValidator(_parse_bandwidth),
     Field(allow_inf_nan=False),
     WithJsonSchema(
         {
@@ -156,33 +154,33 @@ Bandwidth = Annotated[
                 {"type": "number", "minimum": 0, "maximum": MAX_BANDWIDTH},
                 {"type": "string", "pattern": f"^[1-9][0-9]{{0,2}}({_UNITS}|(k|M|G|T)?bit)$"},
             ],
-            "description": "bytes per second, or 100MB, 1Gbit",
+            "description": "bytes per second, or a rate such as 100MB or 1Gbit",
             "examples": [25_000_000, "1Gbit"],
         }
     ),
 ]
 
-USUAL_GRACE = 60
-"""Seconds, where only the signal is said, as Slurm has it."""
+DEFAULT_GRACE_S = 60
+"""Grace of a warning without a duration, as in Slurm."""
 
 
 def parse_warning(value: str) -> StopWarning:
-    """``TERM@30``: a signal by its name, with or without ``SIG``, or its number, and the grace as any duration."""
+    """Parse a warning such as ``TERM@30``: a signal by name or number, and the grace as any duration."""
     name, at, grace = value.strip().partition("@")
     if ":" in name:
         raise PydanticCustomError("warning_scope", "says which processes to signal")
     try:
-        known = signal.Signals(int(name)).name if name.isascii() and name.isdigit() else name.upper()
-        told = WarningSignal(known.removeprefix("SIG"))
+        signal_name = signal.Signals(int(name)).name if name.isascii() and name.isdigit() else name.upper()
+        warning_signal = WarningSignal(signal_name.removeprefix("SIG"))
     except ValueError:
         raise PydanticCustomError("warning_signal", "names no signal that a program can catch") from None
     try:
-        length = float(str(seconds(grace))) if at else USUAL_GRACE
-        if not isfinite(length):
+        grace_s = float(str(parse_duration(grace))) if at else DEFAULT_GRACE_S
+        if not isfinite(grace_s):
             raise ValueError(grace)
     except ValueError:
         raise PydanticCustomError("warning_grace", "has no duration after its @") from None
-    return StopWarning(told, length)
+    return StopWarning(warning_signal, grace_s)
 
 
 StopWarningText = Annotated[
@@ -192,66 +190,64 @@ StopWarningText = Annotated[
         {
             "type": "string",
             "pattern": f"^({'|'.join(WarningSignal)})@[1-9][0-9]{{0,1}}$",
-            "description": "SIGNAL@SECONDS: what a program is told, and how long before it is stopped; more seconds, "
-            "as far as the daemon allows, and durations such as USR1@2m are taken, too",
+            "description": "SIGNAL@SECONDS: the signal that a program receives, and how long before it is stopped; "
+            "longer times up to the daemon's limit and durations such as USR1@2m are accepted too",
             "examples": ["TERM@30", "USR1@60"],
         }
     ),
 ]
 
 MAX_INTEGER = 2**31 - 1
-"""The largest whole number that databases hold in a column of a usual kind."""
+"""The largest value of a database's integer column."""
 
 
 def integer_schema(bounds: Bounds) -> Any:
-    """How OpenAPI tells the bounds of a number that are checked with a better message later."""
-    most = MAX_INTEGER if bounds.maximum is None else bounds.maximum
-    least = {} if bounds.minimum is None else {"minimum": bounds.minimum}
-    return WithJsonSchema({"type": "integer", **least, "maximum": most})
+    """Return the OpenAPI schema of an integer; ``validation`` checks its bounds with a better message."""
+    maximum = MAX_INTEGER if bounds.maximum is None else bounds.maximum
+    minimum = {} if bounds.minimum is None else {"minimum": bounds.minimum}
+    return WithJsonSchema({"type": "integer", **minimum, "maximum": maximum})
 
 
 def number_schema(bounds: Bounds) -> Any:
-    told = {"minimum": bounds.minimum, "exclusiveMinimum": bounds.above, "maximum": bounds.maximum}
-    return WithJsonSchema({"type": "number", **{name: bound for name, bound in told.items() if bound is not None}})
+    """Return the OpenAPI schema of a number; ``validation`` checks its bounds with a better message."""
+    limits = {"minimum": bounds.minimum, "exclusiveMinimum": bounds.above, "maximum": bounds.maximum}
+    return WithJsonSchema({"type": "number", **{name: bound for name, bound in limits.items() if bound is not None}})
 
 
-def within(length: Length) -> Any:
-    """The bounds of a text, or of what has entries; that there must be some is checked with a better message later."""
-    if length.one_line:
-        return Field(
-            min_length=length.minimum or None, max_length=length.maximum, json_schema_extra={"format": "one-line"}
-        )
-    return Field(min_length=length.minimum or None, max_length=length.maximum)
+def length_field(length: Length) -> Any:
+    """Return the length limits of a text or list."""
+    extra: Any = {"format": "one-line"} if length.one_line else None
+    return Field(min_length=length.minimum or None, max_length=length.maximum, json_schema_extra=extra)
 
 
-def _whole(value: object) -> object:
-    # JSON does not tell 6 from 6.0.
+def _to_integer(value: object) -> object:
+    # JSON has one number type: 6 and 6.0 are the same.
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Number = Annotated[int, BeforeValidator(_whole), Field(strict=True, ge=-(2**31), le=MAX_INTEGER)]
-"""A whole number as databases hold it; what makes sense is checked with a better message later."""
-Count = Annotated[int, BeforeValidator(_whole), Field(strict=True, ge=0, le=MAX_INTEGER)]
+Number = Annotated[int, BeforeValidator(_to_integer), Field(strict=True, ge=-(2**31), le=MAX_INTEGER)]
+"""An integer that fits a database column; ``validation`` checks narrower bounds with a better message."""
+Count = Annotated[int, BeforeValidator(_to_integer), Field(strict=True, ge=0, le=MAX_INTEGER)]
 Positive = Annotated[Number, integer_schema(Bounds(minimum=1))]
 
 JobId = Annotated[
     int,
-    BeforeValidator(_whole),
+    BeforeValidator(_to_integer),
     Field(strict=True, ge=-MAX_EXACT_INTEGER, le=MAX_EXACT_INTEGER),
     integer_schema(Bounds(-MAX_EXACT_INTEGER, MAX_EXACT_INTEGER)),
 ]
 
 Fraction = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-"""A number; its bounds are checked with a better message later."""
+"""A number; ``validation`` checks its bounds with a better message."""
 
 
-def _combined(value: object) -> object:
-    """How many clusters ``allowed``, ``never`` or a number lets a job combine at most; None is as many as it takes."""
+def _parse_coallocation(value: object) -> object:
+    """Return the maximum number of clusters that a job may combine, None for ``allowed``."""
     if value is None or value == "allowed":
         return None
     if value == "never":
         return 1
-    value = _whole(value)
+    value = _to_integer(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
         raise PydanticCustomError("coallocation", "is no co-allocation")
     return value
@@ -262,65 +258,67 @@ CoallocationJson: dict[str, Any] = {
         {"type": "string", "enum": ["allowed", "never"]},
         {"type": "integer", "minimum": 1, "maximum": MAX_INTEGER},
     ],
-    "description": "allowed (as many clusters as it takes), never, or the most clusters to combine",
+    "description": "allowed (any number of clusters), never, or the maximum number of clusters",
     "default": "allowed",
     "examples": ["never", 2],
 }
-Coallocation = Annotated[int | None, BeforeValidator(_combined), WithJsonSchema(CoallocationJson)]
+Coallocation = Annotated[int | None, BeforeValidator(_parse_coallocation), WithJsonSchema(CoallocationJson)]
 
-Name = Annotated[Text, within(Length(MAX_NAME_LENGTH, one_line=True)), AfterValidator(check_one_line)]
-Reason = Annotated[Text, within(Length(1000, one_line=True)), AfterValidator(check_one_line)]
-FileName = Annotated[Text, within(Length(MAX_PATH_LENGTH))]
-Cluster = Annotated[Text, within(Length(MAX_CLUSTER_NAME_LENGTH, minimum=1))]
+Name = Annotated[Text, length_field(Length(MAX_NAME_LENGTH, one_line=True)), AfterValidator(check_one_line)]
+Reason = Annotated[Text, length_field(Length(1000, one_line=True)), AfterValidator(check_one_line)]
+FileName = Annotated[Text, length_field(Length(MAX_PATH_LENGTH))]
+Cluster = Annotated[Text, length_field(Length(MAX_CLUSTER_NAME_LENGTH, minimum=1))]
 LogicalName = Annotated[
-    Text, within(Length(MAX_LOGICAL_NAME_LENGTH, minimum=1, one_line=True)), AfterValidator(check_one_line)
+    Text, length_field(Length(MAX_LOGICAL_NAME_LENGTH, minimum=1, one_line=True)), AfterValidator(check_one_line)
 ]
 Pattern = Annotated[Text, Field(max_length=MAX_PATH_LENGTH, json_schema_extra={"format": "file-pattern"})]
 
 
-def _words(least: int) -> Any:
-    first = TEXT | {"minLength": 1}
+def _command_schema(minimum_length: int) -> Any:
+    program = TEXT | {"minLength": 1}
     return WithJsonSchema(
-        {"type": "array", "minItems": least, "maxItems": MAX_WORDS, "prefixItems": [first], "items": TEXT}
+        {"type": "array", "minItems": minimum_length, "maxItems": MAX_WORDS, "prefixItems": [program], "items": TEXT}
     )
 
 
-Command = Annotated[list[Text], Field(max_length=MAX_WORDS), _words(0)]
+Command = Annotated[list[Text], Field(max_length=MAX_WORDS), _command_schema(0)]
 """A program and its arguments."""
-OwnCommand = Annotated[list[Text], Field(max_length=MAX_WORDS), _words(1)]
-"""That of one component."""
+OwnCommand = Annotated[list[Text], Field(max_length=MAX_WORDS), _command_schema(1)]
+"""The program of one component, and its arguments."""
 
 
-def _names(most: int, name: dict[str, str]) -> Any:
+def _mapping_schema(max_entries: int, name: dict[str, str]) -> Any:
     return WithJsonSchema(
-        {"type": "object", "maxProperties": most, "propertyNames": name, "additionalProperties": TEXT}
+        {"type": "object", "maxProperties": max_entries, "propertyNames": name, "additionalProperties": TEXT}
     )
 
 
-Environment = Annotated[dict[Text, Text], Field(max_length=MAX_WORDS), _names(MAX_WORDS, {"pattern": r"^[^=\x00]+$"})]
-"""Variables of programs; what may be a name is checked with a better message later."""
-Options = Annotated[dict[Text, Text], Field(max_length=MAX_OPTIONS), _names(MAX_OPTIONS, TEXT)]
+Environment = Annotated[
+    dict[Text, Text], Field(max_length=MAX_WORDS), _mapping_schema(MAX_WORDS, {"pattern": r"^[^=\x00]+$"})
+]
+"""Environment variables; ``validation`` checks their names with a better message."""
+Options = Annotated[dict[Text, Text], Field(max_length=MAX_OPTIONS), _mapping_schema(MAX_OPTIONS, TEXT)]
 
 
-def moment(at: object) -> object:
-    """Seconds since the epoch as ISO 8601 in UTC with milliseconds."""
-    if not isinstance(at, float | int):
-        return at
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def format_timestamp(value: object) -> object:
+    """Return seconds since the epoch as ISO 8601 in UTC with milliseconds, and any other value unchanged."""
+    if not isinstance(value, float | int):
+        return value
+    return datetime.fromtimestamp(value, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-Timestamp = Annotated[str, BeforeValidator(moment)]
-"""In answers: made of seconds since the epoch."""
+Timestamp = Annotated[str, BeforeValidator(format_timestamp)]
+"""A time in a response, built from seconds since the epoch."""
 
 
 class Input(BaseModel):
-    """A body as it comes in."""
+    """The body of a request."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class Output(BaseModel):
-    """An answer, or a part of one; made of whatever has attributes of these names."""
+    """The body of a response, or a part of one, built from any object with attributes of these names."""
 
     model_config = ConfigDict(extra="forbid", from_attributes=True, validate_by_name=True)
 
@@ -330,7 +328,7 @@ def as_json(view: Output) -> Any:
 
 
 class Problem(BaseModel):
-    """What went wrong (RFC 9457), with the field, its value, and the way out."""
+    """An error (RFC 9457), with the wrong field and its value, and a hint how to correct it."""
 
     type: str = "about:blank"
     title: str

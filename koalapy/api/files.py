@@ -1,4 +1,4 @@
-"""The routes of files: the replica catalogue, submitters' bundles, and what jobs brought."""
+"""The routes of files: the replica catalogue, bundles of submitters, and results of jobs."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field
 from starlette.requests import ClientDisconnect
 
 from koalapy.api.access import Caller, Id
-from koalapy.api.agents import Tokens, refusal
+from koalapy.api.agents import Tokens, check_agent_token
 from koalapy.api.derived import view_model
 from koalapy.api.fields import Cluster, FileName, Input, LogicalName, Output, Text
 from koalapy.api.jobs import MAX_PAGE_SIZE
@@ -30,22 +30,22 @@ from koalapy.ports import StoredResult
 
 TAR = "application/x-tar"
 BODY = {"requestBody": {"required": True, "content": {TAR: {"schema": {"type": "string", "format": "binary"}}}}}
-CUT = partial(problem, ProblemCode.INCOMPLETE_BODY, "the body ended too early", field="body", hint="send it again")
-STALLED = partial(problem, ProblemCode.BODY_TIMEOUT, "the body did not go on", field="body", hint="send it again")
-Name = Annotated[Text | None, Query(min_length=1, max_length=1000, description="only of this logical file")]
-After = Annotated[Text, Query(max_length=1000, description="only from this logical file on")]
-AfterCluster = Annotated[Text, Query(max_length=100, description="and of that file only after this cluster")]
+INCOMPLETE = partial(
+    problem, ProblemCode.INCOMPLETE_BODY, "the connection ended before the body did", field="body", hint="send it again"
+)
+STALLED = partial(
+    problem, ProblemCode.BODY_TIMEOUT, "the body stopped before its end", field="body", hint="send it again"
+)
+Name = Annotated[Text | None, Query(min_length=1, max_length=1000, description="only this logical file")]
+After = Annotated[Text, Query(max_length=1000, description="start with this logical file")]
+AfterCluster = Annotated[Text, Query(max_length=100, description="and, for that file, after this cluster")]
 Needed = Annotated[Text, Query(min_length=1, max_length=1000, description="the logical file")]
 Where = Annotated[Text | None, Query(min_length=1, max_length=100, description="only on this cluster")]
 BundleId = Annotated[Text, Path(max_length=100, description="the bundle's id, the SHA-256 of the archive")]
 
 
-def _count(parts: object) -> object:
-    return len(parts) if isinstance(parts, tuple) else parts
-
-
 class ReplicaOrder(Input):
-    """A file or folder on a cluster that is to be a replica of a logical file."""
+    """A file or folder on a cluster to register as a replica of a logical file."""
 
     name: LogicalName
     cluster: Cluster
@@ -54,7 +54,7 @@ class ReplicaOrder(Input):
 
 
 class ReplicaChoice(Input):
-    """Which replicas: all, those of one logical file, those on one cluster, or the one that is both."""
+    """A selection of replicas: all, those of a logical file, those on a cluster, or the one that matches both."""
 
     name: LogicalName | None = None
     cluster: Cluster | None = None
@@ -66,7 +66,7 @@ _Replica = view_model("_Replica", Replica, without={"parts"})
 class ReplicaView(_Replica):  # type: ignore[misc, valid-type]
     """A replica; ``size`` in bytes, ``parts`` the number of entries of a folder, null for a file."""
 
-    parts: Annotated[int | None, BeforeValidator(_count)]
+    parts: Annotated[int | None, BeforeValidator(lambda parts: len(parts) if isinstance(parts, tuple) else parts)]
 
 
 class ReplicaList(Output):
@@ -75,12 +75,12 @@ class ReplicaList(Output):
 
 class ReplicaPage(ReplicaList):
     next: str | None
-    """Where the next page is; null on the last."""
+    """Path of the next page; null on the last page."""
 
 
 class VerifiedView(ReplicaView):
     problem: str
-    """Why it could not be looked at; its state is then what was known before."""
+    """The reason for which it could not be verified; its state is then unchanged."""
 
 
 class VerifiedList(Output):
@@ -102,7 +102,7 @@ def files_router(files: Files, bundles: Bundles, results: Results) -> APIRouter:
         responses={200: {"content": {TAR: {}}, "description": "a folder RANK-CLUSTER for each component"}},
     )
     async def fetch_results(job: Id) -> StreamingResponse:
-        """What the components of the job's last attempt brought, as one tar archive."""
+        """Download the result files of the job's last attempt as one tar archive."""
         return StreamingResponse(await results.archive(job), media_type=TAR)
 
     return router
@@ -116,28 +116,32 @@ def _add_replicas(router: APIRouter, files: Files) -> None:
         after_cluster: AfterCluster = "",
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE_SIZE)] = 100,
     ) -> Any:
-        """The replica catalogue: which logical files there are, and where; in order of name and cluster."""
-        # One more than asked for tells whether there is another page.
-        found = files.list(name, (after, after_cluster), limit + 1)
-        page = found[:limit]
-        following = _next_page(name, page[-1], limit) if len(found) > limit else None
-        return {"replicas": page, "next": following}
+        """List the replicas of logical files, in order of name and cluster."""
+        replicas = files.list(name, (after, after_cluster), limit + 1)  # one more shows whether there is another page
+        page, next_page = replicas[:limit], None
+        if len(replicas) > limit:
+            query: dict[str, Any] = {} if name is None else {"name": name}
+            query |= {"after": page[-1].name, "after_cluster": page[-1].cluster, "limit": limit}
+            next_page = f"/api/v1/replicas?{urlencode(query)}"
+        return {"replicas": page, "next": next_page}
 
     @router.post("/replicas", status_code=201, response_model=ReplicaView, responses=problem_responses(409))
     async def add_replica(order: ReplicaOrder) -> Any:
-        """Enter a file or folder on a cluster in the catalogue, once its agent has read it: that may take long."""
+        """Register a file or folder on a cluster as a replica. The cluster's agent reads it first, which may take
+        minutes."""
         return await files.add(order.name, order.cluster, order.path)
 
     @router.post("/replicas/verify", response_model=VerifiedList, responses=problem_responses(404))
     async def verify_replicas(choice: ReplicaChoice | None = None) -> Any:
-        """Have agents look at replicas again, and use again what is good again: that may take long."""
-        chosen = choice or ReplicaChoice()
-        verified = await files.verify(chosen.name, chosen.cluster)
+        """Verify replicas by their agents, which may take minutes; replicas that are good again are used again."""
+        choice = choice or ReplicaChoice()
+        verified = await files.verify(choice.name, choice.cluster)
         return {"replicas": [asdict(v.replica) | {"problem": v.problem} for v in verified]}
 
     @router.delete("/replicas", response_model=ReplicaList, responses=problem_responses(404))
     async def remove_replicas(name: Needed, cluster: Where = None) -> Any:
-        """Forget replicas of a logical file; the files themselves stay where they are. Answers what was forgotten."""
+        """Remove replicas of a logical file from the catalogue, and return them. The files themselves are not
+        deleted."""
         return {"replicas": await files.remove(name, cluster)}
 
 
@@ -148,19 +152,19 @@ def _add_bundles(router: APIRouter, bundles: Bundles) -> None:
         response_model=BundleView,
         openapi_extra=BODY,
         responses={
-            200: {"model": BundleView, "description": "it was there already"},
+            200: {"model": BundleView, "description": "the daemon has this bundle already"},
             **problem_responses(408, 409, 507),
         },
     )
     async def upload_bundle(request: Request, response: Response, caller: Caller) -> Any:
-        """Keep an uncompressed tar of regular files and folders for the caller's jobs to come; its id is for their
+        """Upload an uncompressed tar archive of regular files and folders. Jobs of the caller use it by its id as
         ``bundle``."""
         length = request.headers.get("content-length", "")
         try:
             announced = int(length[:20]) if length.isdecimal() else 0
             bundle, created = await bundles.put(request.stream(), announced, caller.user)
         except ClientDisconnect:
-            return CUT()
+            return INCOMPLETE()
         except TimeoutError:
             return STALLED()
         about(f"bundle {bundle.id}")
@@ -169,7 +173,7 @@ def _add_bundles(router: APIRouter, bundles: Bundles) -> None:
 
     @router.get("/bundles/{bundle}", response_model=BundleView)
     async def show_bundle(bundle: BundleId, caller: Caller) -> Any:
-        """Whether the daemon has a bundle of the caller's."""
+        """Show a bundle of the caller."""
         return bundles.wanted_by(caller, bundle)
 
     @router.head("/bundles/{bundle}", include_in_schema=False)
@@ -185,22 +189,25 @@ def agent_files_router(
     is_sent_to: Callable[[str, str], bool],
     attempts: AgentAttempts | None = None,
 ) -> APIRouter:
-    """For agents, who show the tokens of their clusters; ``is_sent_to`` tells whether a cluster is to have a bundle."""
+    """Return the routes by which agents download bundles and upload results, with the tokens of their clusters.
+
+    ``is_sent_to``: whether a cluster (first argument) may have a bundle (second argument).
+    """
     attempts = attempts or AgentAttempts()
     router = APIRouter(prefix="/api/v1/agents/{cluster}", include_in_schema=False)
 
-    def sent_away(request: Request, cluster: str) -> Response | None:
-        why = refusal(request, cluster, tokens, attempts)
-        return why.answer() if why else None
+    def reject(request: Request, cluster: str) -> Response | None:
+        rejection = check_agent_token(request, cluster, tokens, attempts)
+        return rejection.to_response() if rejection else None
 
     @router.get("/bundles/{bundle}")
     async def download(request: Request, cluster: str, bundle: BundleId) -> Response:
-        """A bundle, or the rest of it (Range)."""
-        if answer := sent_away(request, cluster):
-            return answer
+        """Download a bundle, or the part that a ``Range`` header asks for."""
+        if rejection := reject(request, cluster):
+            return rejection
         if not is_sent_to(cluster, bundle):
             raise NotFoundError(
-                f"no job on {cluster} has a bundle {bundle}",
+                f"no job on {cluster} uses the bundle {bundle}",
                 field="bundle",
                 value=bundle,
                 code=ProblemCode.BUNDLE_NOT_FOUND,
@@ -210,20 +217,14 @@ def agent_files_router(
 
     @router.put("/results/{token}", response_model=ResultView)
     async def put(request: Request, cluster: str, token: str) -> Any:
-        """What a component brought; again, in place of what came before."""
-        if answer := sent_away(request, cluster):
-            return answer
+        """Store the results of a component, and replace those of an earlier upload."""
+        if rejection := reject(request, cluster):
+            return rejection
         try:
             return await results.put(cluster, token, request.stream())
         except ClientDisconnect:
-            return CUT()
+            return INCOMPLETE()
         except TimeoutError:
             return STALLED()
 
     return router
-
-
-def _next_page(name: str | None, last: Replica, limit: int) -> str:
-    query: dict[str, Any] = {} if name is None else {"name": name}
-    query |= {"after": last.name, "after_cluster": last.cluster, "limit": limit}
-    return f"/api/v1/replicas?{urlencode(query)}"

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from koalapy.api.access import Caller, Id
 from koalapy.api.derived import view_model
-from koalapy.api.fields import MAX_ID, Input, Name, Output, Seconds, Text, as_json, seconds
+from koalapy.api.fields import MAX_ID, Input, Name, Output, Seconds, Text, as_json, parse_duration
 from koalapy.api.job_views import JobSubmission, job_view
 from koalapy.api.problems import problem_responses
 from koalapy.api.routes import api_router, cancel_on_disconnect
@@ -33,7 +33,7 @@ from koalapy.simulation.twin import HORIZON, Change, Expected, Forecast, Interva
 
 
 def _submission_of(spec: object) -> object:
-    """A job as it would be submitted, without what has its default."""
+    """Return the submission of a job specification, without fields that have their defaults."""
     if not isinstance(spec, JobSpec):
         return spec
     if spec.policy == DEFAULTS[spec.request.type]:
@@ -48,14 +48,14 @@ PlacementView = view_model("PlacementView", Placement, without={"advice"}, eleme
 
 
 class ChangeView(Output):
-    """The smallest change with which the job would be placed at once."""
+    """The smallest change of the submission with which the job would be placed at once."""
 
     field: str
-    """Of the submission; empty when submitting it again as it is would do."""
+    """The changed field of the submission; empty if submitting it again unchanged suffices."""
     value: Any
     text: str
     submission: Annotated[JobSubmission, BeforeValidator(_submission_of)] = Field(validation_alias="spec")
-    """The job as changed, for POST /api/v1/jobs; without the fields that have their defaults."""
+    """The changed submission for POST /api/v1/jobs, without fields that have their defaults."""
     placement: PlacementView  # type: ignore[valid-type]
 
 
@@ -75,14 +75,14 @@ def explain_router(service: Jobs) -> APIRouter:
 
     @router.get("/jobs/{job}/explain", response_model=ExplanationView, response_model_exclude_unset=True)
     async def explain_job(job: Id, caller: Caller) -> Any:
-        """Why a job waits, and what would start it; why it is where it is; or how it ended."""
+        """Explain why a job waits and what would start it, why it was placed where it is, or how it ended."""
         return await service.explain(job, caller)
 
     @router.post(
         "/explain", response_model=ExplanationView, response_model_exclude_unset=True, responses=problem_responses(409)
     )
     async def explain_submission(submission: JobSubmission, caller: Caller) -> Any:
-        """Where a job would go if it were submitted now, and why not elsewhere. Nothing is stored."""
+        """Explain where a job would be placed if it were submitted now, and why not elsewhere. Nothing is stored."""
         return await service.explain_submission(submission.to_model(), caller)
 
     return router
@@ -91,38 +91,35 @@ def explain_router(service: Jobs) -> APIRouter:
 Pair = Annotated[Text, Field(max_length=2 * MAX_NAME_LENGTH)]
 """NAME=VALUE."""
 MAX_CHANGES = 1000
-Wait = Annotated[float, Query(ge=0, le=60, allow_inf_nan=False, description="seconds to wait for it at most")]
+Wait = Annotated[float, Query(ge=0, le=60, allow_inf_nan=False, description="maximum seconds to wait for the forecast")]
 
 
-MIN_HORIZON = 60.0
-Horizon = Annotated[Seconds, Field(ge=MIN_HORIZON, le=HORIZON, description="seconds, or as `24h`")]
+MIN_HORIZON_S = 60.0
+Horizon = Annotated[Seconds, Field(ge=MIN_HORIZON_S, le=HORIZON, description="seconds, or a duration such as `24h`")]
 
 
 class WhatIf(Input):
-    """What is to be otherwise; nothing, to hear what comes as it is."""
+    """The hypothetical changes to simulate; without any, only the current state is simulated."""
 
     policy: Name = ""
-    """Of all jobs that wait, where it serves what they ask for."""
+    """A policy for all waiting jobs whose requests it serves."""
     rules: list[Pair] = Field([], max_length=MAX_CHANGES, examples=[["queue=fcfs"]])
-    """As in the configuration."""
+    """Scheduling rules, written as in the configuration."""
     drain: list[Name] = Field([], max_length=MAX_CHANGES)
-    """Clusters on which nothing more is placed."""
+    """Clusters to drain."""
     resume: list[Name] = Field([], max_length=MAX_CHANGES)
+    """Drained clusters to resume."""
     add: list[Pair] = Field([], max_length=MAX_CHANGES, examples=[["west=64"]])
-    """Clusters that there are not yet, and their nodes."""
+    """Clusters to add, with their numbers of nodes."""
     first: int | None = Field(None, ge=1, le=MAX_ID)
-    """A job that waits and comes before all others of its priority."""
+    """A waiting job to put at the head of its queue."""
     walltimes: list[Pair] = Field([], max_length=MAX_CHANGES, examples=[["17=90m"]])
-    """Of jobs that wait."""
+    """Walltimes of waiting jobs, by job id."""
     horizon: Horizon = HORIZON
-    """How far to look ahead."""
-
-    def change(self) -> Change:
-        """``UsageError`` for what cannot be read."""
-        return change_of(self.policy, self.rules, self.drain, self.resume, self.add, self.first, self.walltimes)
+    """How far ahead to simulate."""
 
 
-def change_of(
+def parse_change(
     policy: str,
     rules: list[str],
     drain: list[str],
@@ -131,59 +128,66 @@ def change_of(
     first: int | None,
     walltimes: list[str],
 ) -> Change:
-    """What people write; ``UsageError`` for what cannot be read, or contradicts itself."""
+    """Parse the changes of a what-if question; raise ``UsageError`` for invalid or contradicting ones."""
     if both := sorted(set(drain) & set(resume)):
-        hint = "leave out one of the two"
+        hint = "leave it out of drain or resume"
         raise UsageError(f"{both[0]} cannot be both drained and resumed", field="resume", value=both[0], hint=hint)
     return Change(
         policy,
-        {name: _value(name, value) for name, value in _pairs("rules", rules)},
+        {name: _parse_rule(name, text) for name, text in _split_pairs("rules", rules)},
         tuple(drain),
         tuple(resume),
-        {name: _number("add", value, MAX_NODES) for name, value in _pairs("add", add)},
+        {name: _parse_number("add", text, MAX_NODES) for name, text in _split_pairs("add", add)},
         first,
-        {_number("walltimes", name, MAX_ID): _seconds(value) for name, value in _pairs("walltimes", walltimes)},
+        {
+            _parse_number("walltimes", job, MAX_ID): _parse_walltime(text)
+            for job, text in _split_pairs("walltimes", walltimes)
+        },
     )
 
 
-def _pairs(field: str, texts: list[str]) -> list[tuple[str, str]]:
-    pairs: list[tuple[str, str]] = []
+def _split_pairs(field: str, texts: list[str]) -> list[tuple[str, str]]:
+    pairs: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if name in (known for known, _ in pairs):
-            raise UsageError(f"{name} is named twice", field=field, value=text, hint="give it once")
+        if name in pairs:
+            raise UsageError(f"{name} is given twice", field=field, value=text, hint="give it once")
         if not (name and equals and value):
             raise UsageError(f"{text!r} is no NAME=VALUE", field=field, value=text, hint="write it as name=value")
-        pairs.append((name, value))
-    return pairs
+        pairs[name] = value
+    return list(pairs.items())
 
 
-def _value(name: str, text: str) -> object:
+def _parse_rule(name: str, text: str) -> object:
     try:
-        value = load_yaml(text)
-    except DuplicateKey as error:
-        raise UsageError(f"{text!r} is no value of {name}: {error}", field="rules", value=text) from error
+        return load_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
+        detail = f": {error}" if isinstance(error, DuplicateKey) else ""
         raise UsageError(
-            f"{text!r} is no value of {name}", field="rules", value=text, hint="write it as in the configuration"
+            f"{text!r} is no value of {name}{detail}",
+            field="rules",
+            value=text,
+            hint="write it as in the configuration",
         ) from error
-    return value
 
 
-def _number(field: str, text: str, most: int) -> int:
-    if not (text.isascii() and text.isdecimal() and 1 <= len(text) <= len(str(most)) and 1 <= int(text) <= most):
-        raise UsageError(f"{text!r} is no number", field=field, value=text, hint=f"give a number from 1 to {most}")
+def _parse_number(field: str, text: str, maximum: int) -> int:
+    is_short_number = text.isascii() and text.isdecimal() and len(text) <= len(str(maximum))
+    if not (is_short_number and 1 <= int(text) <= maximum):
+        raise UsageError(
+            f"{text!r} is no number from 1 to {maximum}", field=field, value=text, hint="give a number in that range"
+        )
     return int(text)
 
 
-def _seconds(text: str) -> float:
+def _parse_walltime(text: str) -> float:
     try:
-        value = float(str(seconds(text)))
+        walltime = float(str(parse_duration(text)))
     except ValueError:
-        value = 0.0
-    if not 0 < value <= MAX_DURATION:
+        walltime = 0.0
+    if not 0 < walltime <= MAX_DURATION:
         raise UsageError(f"{text!r} is no walltime", field="walltimes", value=text, hint="give seconds, 90m or 1:30:00")
-    return value
+    return walltime
 
 
 ForecastView = view_model("ForecastView", Forecast)
@@ -192,41 +196,42 @@ ForecastView = view_model("ForecastView", Forecast)
 class WhatIfView(Output):
     as_it_is: ForecastView  # type: ignore[valid-type]
     changed: ForecastView | None  # type: ignore[valid-type]
-    """Null when no change was asked for."""
+    """Null if no change was requested."""
 
 
 class JobForecastView(Output):
     ready: bool
-    """False when it takes longer than one was to wait: it will be known a little later."""
+    """False if the forecast was not computed within the waiting time; ask again later."""
     expected: Expected | None
-    """Null of a job that is held or over, and of one that came within the last minute."""
+    """Null for a job that is held or has ended, and for one submitted within the last minute."""
 
 
 class IfSubmittedView(Output):
-    """When a job would start and end if it was submitted now."""
+    """The expected start and end of a job if it were submitted now; in seconds from now."""
 
     at_once: bool
     """Whether it would be placed at once."""
     starts: Interval | None
-    """Of zeros where it would start at once; null where it is not known, and where it starts in no simulation."""
+    """Zeros if it would start at once; null if unknown, or if it starts in no simulation."""
     ends: Interval | None
-    """Null where it is not known, and where the job would start at once."""
+    """Null if unknown, or if the job would start at once."""
     not_run: float | None
-    """The fraction of the simulations in which it did not come to its end; null where nothing was simulated."""
+    """Fraction of the simulations in which the job did not end; null if nothing was simulated."""
     basis: str
-    """What its run time is estimated by; empty where nothing was simulated."""
+    """The basis of its estimated run time; empty if nothing was simulated."""
     why: str
-    """Why it is not known when it would start, in words; empty where it is."""
+    """The reason for which its start is unknown; empty if it is known."""
 
 
-def _if_submitted(told: IfSubmitted) -> dict[str, Any]:
-    expected = told.expected
+def _if_submitted_view(forecast: IfSubmitted) -> dict[str, Any]:
+    expected = forecast.expected
     if expected is None:
-        starts = Interval(0.0, 0.0, 0.0) if told.at_once else None
-        return {"starts": starts, "ends": None, "not_run": None, "basis": "", "at_once": told.at_once, "why": told.why}
+        starts = Interval(0.0, 0.0, 0.0) if forecast.at_once else None
+        view = {"at_once": forecast.at_once, "why": forecast.why}
+        return {**view, "starts": starts, "ends": None, "not_run": None, "basis": ""}
     why = "" if expected.starts else f"it started in no simulation of the next {format_days(HORIZON)}"
-    told_too = {name: getattr(expected, name) for name in ("starts", "ends", "not_run", "basis")}
-    return {"at_once": False, "why": why, **told_too}
+    fields = {name: getattr(expected, name) for name in ("starts", "ends", "not_run", "basis")}
+    return {"at_once": False, "why": why, **fields}
 
 
 def forecasts_router(service: Forecasts, jobs: Jobs) -> APIRouter:
@@ -234,28 +239,29 @@ def forecasts_router(service: Forecasts, jobs: Jobs) -> APIRouter:
 
     @router.post("/what-if", response_model=WhatIfView, responses=problem_responses(404))
     async def ask_what_if(question: WhatIf, request: Request) -> Any:
-        """When those who wait will start and end, as it is, and if something was otherwise: simulated from this moment
-        on, again and again with other run times. It takes some seconds; nothing is changed."""
-        return await cancel_on_disconnect(request, service.what_if(question.change(), question.horizon))
+        """Simulate when waiting jobs would start and end, in the current state and with hypothetical changes. Each
+        simulation draws other run times. This takes some seconds and changes nothing."""
+        change = parse_change(**question.model_dump(exclude={"horizon"}))
+        return await cancel_on_disconnect(request, service.what_if(change, question.horizon))
 
     @router.post("/forecast", response_model=IfSubmittedView, responses=problem_responses(409))
     async def foretell_submission(submission: JobSubmission, caller: Caller, wait: Wait = 10.0) -> Any:
-        """When a job would start if it was submitted now: at once, or as it is simulated, where that is known in time.
+        """Predict when a job would start if it were submitted now: at once, or as simulated within the waiting time.
         Nothing is stored."""
         spec = await jobs.as_submitted(submission.to_model(), caller)
-        return _if_submitted(await service.if_submitted(spec, wait))
+        return _if_submitted_view(await service.if_submitted(spec, wait))
 
     @router.get("/jobs/{job}/forecast", response_model=JobForecastView)
     async def foretell_job(job: Id, wait: Wait = 10.0) -> Any:
-        """When a job is expected to start and to end, as of a minute ago at most."""
+        """Predict when a job will start and end, from a simulation of at most a minute ago."""
         ready, expected = await service.expected(job, wait)
         return {"ready": ready, "expected": expected}
 
     return router
 
 
-Limit = Annotated[int, Query(ge=1, le=1000, description="how many lines at most")]
-Application = Annotated[Text, Query(max_length=200, description="of this application only")]
+Limit = Annotated[int, Query(ge=1, le=1000, description="maximum number of entries")]
+Application = Annotated[Text, Query(max_length=200, description="only jobs of this application")]
 
 
 class RunsView(Output):
@@ -263,39 +269,39 @@ class RunsView(Output):
 
     nodes: int
     processes_per_node: int | None
-    """Null where the clusters' own number was taken."""
+    """Null if each cluster's default was used."""
     clusters: int
     where: list[str]
-    """The clusters, where they were several; empty for runs on any single one."""
+    """The clusters of co-allocated runs; empty for runs on one cluster, whichever it was."""
     runs: int
     killed: int
-    """Of the runs, at their walltime: they would have run for longer."""
+    """Runs that were stopped at their walltime, and would have taken longer."""
     seconds: float
-    """What they take, at speed 1: the mean of the middle half of their logarithms."""
+    """Typical run time at speed 1: the mean of the middle half of the logarithms of run times."""
     seconds_between: list[float]
-    """Two bounds between which that lies with a probability of 80 %."""
+    """Bounds of the typical run time, with a probability of 80 %."""
     slowdown: float | None
-    """How many times longer it is taken to run there than on one cluster; null on one."""
+    """Run time relative to one cluster; null for runs on one cluster."""
     slowdown_between: list[float] | None
-    """Two bounds between which that lies with a probability of 80 %; null on one."""
+    """Bounds of the slowdown, with a probability of 80 %; null for runs on one cluster."""
 
 
 class ApplicationView(Output):
-    """What is known of an application, and what is decided for its jobs."""
+    """What the advisor has learned of an application, and its decision for the application's jobs."""
 
     application: str
     clusters: int
-    """The number of those that ``slowdown`` and ``verdict`` are for: on which it ran together most, else any 2."""
+    """Number of clusters that ``slowdown`` and ``verdict`` apply to: the most frequent combination, else any 2."""
     slowdown: float
     slowdown_between: list[float]
-    """Two bounds between which it lies with a probability of 80 %."""
+    """Bounds of the slowdown, with a probability of 80 %."""
     runs_on_several: int
-    """Runs on several clusters that the slowdown was learned from."""
+    """Co-allocated runs that the slowdown was learned from."""
     killed_on_several: int
-    """Of these, at their walltime."""
+    """Co-allocated runs that were stopped at their walltime."""
     verdict: str
-    """Of a job for which several clusters have room now and one later: co-allocated, by the wait, one cluster, or not
-    known yet."""
+    """The decision for a job that several clusters can start now and one cluster later: co-allocated, by the wait, one
+    cluster, or not known yet."""
     runs: list[RunsView]
 
 
@@ -308,23 +314,23 @@ _Advised = view_model("_Advised", AdvisedPlacement, without={"options"})
 
 
 class OptionView(_Option):  # type: ignore[misc, valid-type]
-    """A way to run a job that was compared with others; seconds, null where they are not known."""
+    """A placement that was compared with others; times in seconds, null if unknown."""
 
     response: float | None
 
 
 class AdvisedView(_Advised):  # type: ignore[misc, valid-type]
-    """An advice that was followed; seconds. ``actual``: from the opened barrier to the end, of jobs that succeeded."""
+    """An advice that was followed; times in seconds. ``actual``: from the barrier to the end, if the job succeeded."""
 
     options: list[OptionView]
     error: float | None
-    """By what fraction of the actual time the prediction was too long; negative when it was too short."""
+    """Relative error of the prediction; positive if it was too long, negative if it was too short."""
 
 
 class AdvisorRecord(Output):
     record: list[AdvisedView]
     coverage: list[Coverage]
-    """By kind and period, of the newest 20,000 predictions of a year; empty where there are none."""
+    """Share of correct predictions by kind and period, of the newest 20,000 predictions of a year."""
 
 
 def advisor_router(advisor: Advisor) -> APIRouter:
@@ -332,55 +338,56 @@ def advisor_router(advisor: Advisor) -> APIRouter:
 
     @router.get("", response_model=AdvisorView)
     async def show_advisor(caller: Caller) -> Any:
-        """Every application of which runs are known: how long they took, and what is decided for its jobs. Users see
-        those that jobs of theirs have run."""
-        return {"applications": [_application_view(found) for found in await advisor.applications(_only(caller))]}
+        """List applications with their learned run times and the advisor's decision. Users see the applications of
+        their own jobs."""
+        records = await advisor.applications(_visible_user(caller))
+        return {"applications": [_application_view(record) for record in records]}
 
     @router.get("/record", response_model=AdvisorRecord)
     async def show_advisor_record(caller: Caller, application: Application = "", limit: Limit = 100) -> Any:
-        """Jobs that were placed by advice, newest first: what was compared, predicted, and what came; and how right all
-        predictions were, by kind and period. Users are told of their jobs."""
-        own = _only(caller)
+        """List jobs that were placed by advice, newest first, with predicted and actual times; and the share of correct
+        predictions by kind and period. Users see their own jobs."""
+        user = _visible_user(caller)
         return {
-            "record": await advisor.record(application, limit, own),
-            "coverage": await advisor.coverage(application, own),
+            "record": await advisor.record(application, limit, user),
+            "coverage": await advisor.coverage(application, user),
         }
 
     return router
 
 
-def _only(caller: Identity) -> str | None:
+def _visible_user(caller: Identity) -> str | None:
     return None if caller.has_role(Role.OPERATOR) else caller.user
 
 
-def _application_view(found: ApplicationRecord) -> dict[str, Any]:
+def _application_view(record: ApplicationRecord) -> dict[str, Any]:
     runs = [
         {
-            "nodes": seen.size.nodes,
-            "processes_per_node": seen.size.per_node or None,
-            "clusters": len(seen.where) or 1,
-            "where": list(seen.where),
-            "runs": seen.runs,
-            "killed": seen.killed,
-            "seconds": seen.seconds.value,
-            "seconds_between": [seen.seconds.low, seen.seconds.high],
-            "slowdown": _slowdown(found.slowdowns[seen.where])[0] if seen.where else None,
-            "slowdown_between": _slowdown(found.slowdowns[seen.where])[1:] if seen.where else None,
+            "nodes": group.size.nodes,
+            "processes_per_node": group.size.per_node or None,
+            "clusters": len(group.where) or 1,
+            "where": list(group.where),
+            "runs": group.runs,
+            "killed": group.killed,
+            "seconds": group.seconds.value,
+            "seconds_between": [group.seconds.low, group.seconds.high],
+            "slowdown": _slowdown_and_bounds(record.slowdowns[group.where])[0] if group.where else None,
+            "slowdown_between": _slowdown_and_bounds(record.slowdowns[group.where])[1:] if group.where else None,
         }
-        for seen in found.seen
+        for group in record.seen
     ]
     return {
-        "application": found.application,
-        "clusters": len(found.where) or 2,
-        "slowdown": _slowdown(found.slowdown)[0],
-        "slowdown_between": _slowdown(found.slowdown)[1:],
-        "runs_on_several": found.runs_on_several,
-        "killed_on_several": found.killed_on_several,
-        "verdict": found.verdict,
+        "application": record.application,
+        "clusters": len(record.where) or 2,
+        "slowdown": _slowdown_and_bounds(record.slowdown)[0],
+        "slowdown_between": _slowdown_and_bounds(record.slowdown)[1:],
+        "runs_on_several": record.runs_on_several,
+        "killed_on_several": record.killed_on_several,
+        "verdict": record.verdict,
         "runs": runs,
     }
 
 
-def _slowdown(belief: LogNormal) -> list[float]:
-    """What it is taken to be, and the bounds between which it likely is; several clusters are not faster than one."""
-    return [max(1.0, each) for each in (belief.value, belief.low, belief.high)]
+def _slowdown_and_bounds(estimate: LogNormal) -> list[float]:
+    """Return the estimate and its bounds, at least 1, since co-allocated runs are not faster than others."""
+    return [max(1.0, slowdown) for slowdown in (estimate.value, estimate.low, estimate.high)]

@@ -1,6 +1,5 @@
-"""The routes of the network: what is known of the links, and having them measured."""
+"""The routes of the network: state and history of the links between clusters, and orders to measure them."""
 
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
@@ -10,22 +9,16 @@ from koalapy.api.fields import Cluster, Input, Output, Text, Timestamp
 from koalapy.api.routes import api_router
 from koalapy.daemon.network.links import LinkState
 from koalapy.daemon.network.network import LinkRecord, Network
-from koalapy.model.cluster import ClusterPair, pair_of
+from koalapy.model.cluster import pair_of
 from koalapy.model.errors import UsageError
 from koalapy.model.measurement import MeasurementKind
 
 Name = Annotated[Cluster, Path(description="a cluster's name")]
-Limit = Annotated[int, Query(ge=1, le=1000, description="how many lines at most")]
-
-
+Limit = Annotated[int, Query(ge=1, le=1000, description="maximum number of measurements")]
 MAX_ORDERED = 10_000
 """Clusters or pairs in one order."""
-
-
-TwoNames = Annotated[list[Text], Field(json_schema_extra={"minItems": 2, "maxItems": 2})]
-
-
-SOME = {"minItems": 1}
+PairOfNames = Annotated[list[Text], Field(json_schema_extra={"minItems": 2, "maxItems": 2})]
+NOT_EMPTY = {"minItems": 1}
 BOTH: dict[str, Any] = {
     "properties": {name: {"type": "array"} for name in ("clusters", "pairs")},
     "required": ["clusters", "pairs"],
@@ -33,23 +26,23 @@ BOTH: dict[str, Any] = {
 
 
 class MeasureOrder(Input):
-    """Which links to measure: all among these clusters, or these pairs, or when neither is given all there are."""
+    """The links to measure: all between ``clusters``, or those in ``pairs``; by default all links of the grid."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"not": BOTH})
 
-    clusters: Annotated[list[Text], Field(max_length=MAX_ORDERED, json_schema_extra=SOME)] | None = None
-    pairs: Annotated[list[TwoNames], Field(max_length=MAX_ORDERED, json_schema_extra=SOME)] | None = None
-    """Two names each, the same twice for the network within a cluster."""
+    clusters: Annotated[list[Text], Field(max_length=MAX_ORDERED, json_schema_extra=NOT_EMPTY)] | None = None
+    pairs: Annotated[list[PairOfNames], Field(max_length=MAX_ORDERED, json_schema_extra=NOT_EMPTY)] | None = None
+    """Pairs of cluster names; the same name twice for the network within a cluster."""
 
 
 class UnderWayView(Output):
-    """A measurement that is not over; its job is null while it waits for its turn."""
+    """A measurement that is queued or running; ``job`` is null while it is queued."""
 
     job: int | None
 
 
 class LinkView(Output):
-    """What is known of the network between two clusters, or within one (``one`` = ``other``), and used by policies."""
+    """The network between two clusters, or within one (``one`` = ``other``), as policies use it."""
 
     one: str
     other: str
@@ -57,17 +50,17 @@ class LinkView(Output):
     latency: float | None
     """Seconds for 64 KB."""
     bandwidth: float | None
-    """Bytes per second, from ``one`` to ``other``."""
+    """Bytes per second from ``one`` to ``other``."""
     bandwidth_back: float | None
-    """From ``other`` to ``one``."""
+    """Bytes per second from ``other`` to ``one``."""
     kind: MeasurementKind | None
-    """How the newest of it is known; null where nothing was measured."""
+    """Kind of the newest measurement; null where nothing was measured."""
     at: Timestamp | None
-    """When that was measured."""
+    """Time of the newest measurement."""
     tried_at: Timestamp | None
-    """When a ping-pong was last tried, whatever came of it."""
+    """Time of the last ping-pong measurement, including failed ones."""
     error: str
-    """Why the nodes do not reach each other, or why the last try came to nothing."""
+    """The reason for which nodes cannot reach each other, or for which the last measurement failed."""
     under_way: UnderWayView | None
 
 
@@ -81,7 +74,7 @@ class NetworkView(Output):
 
 
 class RequestedLinkView(Output):
-    """A link to be measured; ``reason`` says why it is not, and is empty when it is under way."""
+    """A link to measure; ``reason`` says why it is not measured, and is empty if it is."""
 
     one: str = Field(validation_alias=AliasPath("pair", 0))
     other: str = Field(validation_alias=AliasPath("pair", 1))
@@ -90,30 +83,30 @@ class RequestedLinkView(Output):
 
 
 class StartedMeasurements(Output):
-    """What is under way; what is found stands in the links' history, later than ``since``."""
+    """The measurements that were started; their results are the entries of the links' histories after ``since``."""
 
     since: Timestamp
     links: list[RequestedLinkView]
 
 
 class MeasurementView(Output):
-    """One line of a link's history; ``error`` of a ping-pong: the nodes could not reach each other."""
+    """A measurement in a link's history; ``error`` of a ping-pong means that the nodes cannot reach each other."""
 
     kind: MeasurementKind
     at: Timestamp
     source: str = Field(validation_alias="one")
-    """Where a transfer came from; of a ping-pong the first of the two."""
+    """The source of a transfer, or the first cluster of a ping-pong."""
     latency: float | None
     bandwidth: float | None
-    """From there."""
+    """Bytes per second from ``source``."""
     bandwidth_back: float | None = Field(validation_alias="back")
-    """The other way, where it was told apart."""
+    """Bytes per second in the opposite direction, if it was measured separately."""
     job: int | None
     error: str
 
 
 class LinkHistory(Output):
-    """Newest first."""
+    """The measurements of a link, newest first."""
 
     one: str
     other: str
@@ -125,43 +118,39 @@ def network_router(network: Network) -> APIRouter:
 
     @router.get("", response_model=NetworkView)
     async def show_network() -> Any:
-        """Every link of the grid, between two clusters or within one, and how it is known."""
-        links = network.links()
+        """Show every link of the grid, between two clusters or within one, with its newest measurement."""
+        records = network.links()
         return {
-            "clusters": [link.pair[0] for link in links if link.pair[0] == link.pair[1]],
-            "links": [_link_view(link) for link in links],
+            "clusters": [record.pair[0] for record in records if record.pair[0] == record.pair[1]],
+            "links": [_link_view(record) for record in records],
             "stale_after": network.stale_after,
         }
 
     @router.post("/measure", status_code=202, response_model=StartedMeasurements)
     async def measure_network(order: MeasureOrder | None = None) -> Any:
-        """Have links measured, by jobs of low priority, and tell what is under way: at once, but in the first seconds
-        after the daemon's start once the agents have connected."""
+        """Measure links by jobs of low priority, and return those that are measured. In the first seconds after the
+        daemon's start the response waits for the agents to connect."""
         await network.agents_had_their_chance()
-        given, since = order or MeasureOrder(), network.now()
-        asked = network.measure(given.clusters, None if given.pairs is None else _pairs(given.pairs))
-        return {"since": since, "links": asked}
+        order, since = order or MeasureOrder(), network.now()
+        for index, names in enumerate(order.pairs or ()):
+            if len(names) != 2:
+                raise UsageError(
+                    f"pairs[{index}] has {len(names)} clusters, not two",
+                    field=f"pairs[{index}]",
+                    value=list(names),
+                    hint="give two names, the same twice for the network within a cluster",
+                )
+        pairs = None if order.pairs is None else [(one, other) for one, other in order.pairs]
+        return {"since": since, "links": network.measure(order.clusters, pairs)}
 
     @router.get("/{one}/{other}/history", response_model=LinkHistory)
     async def show_link_history(one: Name, other: Name, limit: Limit = 20) -> Any:
-        """What was measured between two clusters, or within one, newest first."""
-        found = await network.history(one, other, limit)
+        """List the measurements between two clusters, or within one, newest first."""
+        measurements = await network.history(one, other, limit)
         first, second = pair_of(one, other)
-        return {"one": first, "other": second, "measurements": found}
+        return {"one": first, "other": second, "measurements": measurements}
 
     return router
-
-
-def _pairs(given: Sequence[Sequence[str]]) -> list[ClusterPair]:
-    for index, names in enumerate(given):
-        if len(names) != 2:
-            raise UsageError(
-                f"pairs[{index}] has {len(names)} clusters, not two",
-                field=f"pairs[{index}]",
-                value=list(names),
-                hint="give two names, the same twice for the network within a cluster",
-            )
-    return [(names[0], names[1]) for names in given]
 
 
 def _link_view(link: LinkRecord) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""What the routes of the API have in common: their router, and how long answers are made and given up."""
+"""Helpers of all routes: the router, large responses, and cancellation when a client disconnects."""
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -17,21 +17,21 @@ T = TypeVar("T")
 
 
 def api_router(tag: str, prefix: str = "") -> APIRouter:
-    """Return a router below ``/api/v1`` for one tag. The function of a route has the name of its operation."""
+    """Return a router below ``/api/v1`` for one tag. The name of a route's function becomes its operation id."""
     return APIRouter(prefix=f"/api/v1{prefix}", tags=[tag], dependencies=[Depends(reject_unknown_parameters)])
 
 
 async def reject_unknown_parameters(request: Request) -> None:
     """Raise ``UsageError`` for the first query parameter that the route does not declare.
 
-    A misspelt filter would list everything.
+    Otherwise a list with a misspelt filter would contain everything.
     """
     route = request.scope["route"]
     assert isinstance(route, APIRoute)
-    known = set(_parameter_names(route.dependant))
+    names = set(_parameter_names(route.dependant))
     for name, value in request.query_params.items():
-        if name not in known:
-            raise UsageError(f"unknown parameter {name!r}", field=name, value=value, hint=suggest_names(name, known))
+        if name not in names:
+            raise UsageError(f"unknown parameter {name!r}", field=name, value=value, hint=suggest_names(name, names))
 
 
 def _parameter_names(dependant: Dependant) -> Iterator[str]:
@@ -40,40 +40,37 @@ def _parameter_names(dependant: Dependant) -> Iterator[str]:
         yield from _parameter_names(dependency)
 
 
-async def render_json_list(name: str, texts: Iterable[str], others: dict[str, Any]) -> Response:
-    """Return an object with a list ``name`` of the entries ``texts``, and ``others``; make it beside the event loop."""
+async def render_json_list(name: str, entries: Iterable[str], fields: dict[str, Any]) -> Response:
+    """Return a JSON object with the list ``name`` and some more fields, encoded in a thread.
 
-    def text() -> str:
-        # One call of the encoder for all entries would hold the interpreter for the whole of it, in a thread as well.
-        entries = ",".join(texts)
-        return "".join([f'{{"{name}":[{entries}]', *(f',"{key}":{json.dumps(others[key])}' for key in others), "}"])
+    ``entries`` are already JSON. Encoding the whole list in one call would hold the interpreter lock until its end.
+    """
 
-    return Response(await asyncio.to_thread(text), media_type="application/json")
+    def encode() -> str:
+        head = f'{{"{name}":[{",".join(entries)}]'
+        return "".join([head, *(f',"{key}":{json.dumps(value)}' for key, value in fields.items()), "}"])
 
-
-async def text_of(make: Callable[[T], str], source: T, media_type: str) -> Response:
-    """Return a text that is made beside the event loop."""
-    return Response(await asyncio.to_thread(make, source), media_type=media_type)
+    return Response(await asyncio.to_thread(encode), media_type="application/json")
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Await a computation that changes nothing; cancel it and raise ``ClientDisconnect`` when the client is gone.
+    """Return the result of a read-only computation; cancel it and raise ``ClientDisconnect`` if the client disconnects.
 
-    The body must have been read.
+    The request's body must have been read before.
     """
-    working, leaving = asyncio.create_task(work), asyncio.create_task(_disconnected(request))
+
+    async def wait_for_disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    work_task, disconnect_task = asyncio.create_task(work), asyncio.create_task(wait_for_disconnect())
     try:
-        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        leaving.result()
+        await asyncio.wait([work_task, disconnect_task], return_when=asyncio.FIRST_COMPLETED)
+        if work_task.done():
+            return work_task.result()
+        disconnect_task.result()
         raise ClientDisconnect
     finally:
-        for task in (working, leaving):
+        for task in (work_task, disconnect_task):
             task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        await asyncio.gather(work_task, disconnect_task, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""The routes of callers: who they are, their tokens, and what they may have."""
+"""The routes of callers: their identity, tokens, browser logins and limits."""
 
 from typing import Annotated, Any
 from urllib.parse import urlencode
@@ -24,23 +24,24 @@ USER_PATTERN = r"^[A-Za-z0-9_.+@-]+$"
 MAX_TOKENS = 1000
 """Tokens that may be revoked at once."""
 UserName = Annotated[fields.Text, Field(min_length=1, max_length=200, pattern=USER_PATTERN)]
-Of = Annotated[fields.Name | None, Query(min_length=1, description="only those of this user")]
-Every = Annotated[bool, Query(alias="all", description="also those that have expired or were revoked of late")]
+TokenOwner = Annotated[fields.Name | None, Query(min_length=1, description="only tokens of this user")]
+IncludeInvalid = Annotated[bool, Query(alias="all", description="include expired and recently revoked tokens")]
 Id = Annotated[int, Path(ge=1, le=fields.MAX_ID, description="the token's number")]
 
 
 class NewToken(Input):
-    """A token that is wanted: by default for who asks, with the role that they have, and for others with the least."""
+    """A token to create: by default for the caller with the caller's role; for other users with the role ``user``."""
 
     user: UserName | None = None
     role: Role | None = None
     expires: Annotated[fields.Seconds, Field(gt=0)] | None = DEFAULT_SPAN
-    """How long it holds; null for ever. Of others than administrators never longer than what they show."""
+    """Lifetime; null: never expires. A token expires no later than the token that creates it, except for
+    administrators."""
     note: fields.Reason = ""
 
 
 class RevokeOrder(Input):
-    """Which tokens are to hold no longer, with all that were made by them; or ``all`` that were ever asked for."""
+    """The tokens to revoke, together with all tokens that were created by them; or ``all`` created tokens."""
 
     tokens: Annotated[list[fields.JobId], Field(max_length=MAX_TOKENS)] = []
     all: bool = False
@@ -51,7 +52,7 @@ class TokenView(Output):
     user: str
     role: str
     how: str
-    """By what its user was known when it was made; empty of those that were asked for."""
+    """How its user was authenticated when a login created it; empty for tokens of `POST /api/v1/tokens`."""
     note: str
     created_at: Timestamp
     created_by: str
@@ -60,12 +61,12 @@ class TokenView(Output):
     """To the minute."""
     revoked_at: Timestamp | None
     made_by: int | None
-    """The token that was shown when it was asked for, with which it is revoked."""
+    """Id of the token that created it; both are revoked together."""
 
 
 class CreatedToken(TokenView):
     token: str
-    """It is told here, and never again."""
+    """The token itself, which is never shown again."""
 
 
 class TokenList(Output):
@@ -81,51 +82,50 @@ def tokens_router(identities: Identities) -> APIRouter:
 
     @router.post("", status_code=201, response_model=CreatedToken, responses=problem_responses(409))
     async def create_token(caller: Caller, order: NewToken | None = None) -> Any:
-        """Make a token: administrators for anybody, others for themselves, with no more than what they show can do."""
-        given = order or NewToken()
-        user = given.user or caller.user
-        role = given.role or (caller.role if user == caller.user else Role.USER)
-        wanted = TokenOrder(user, role, given.expires, given.note)
-        token, shown = await identities.create(wanted, caller)
+        """Create a token: administrators for any user, other users for themselves and with at most their own rights."""
+        order = order or NewToken()
+        user = order.user or caller.user
+        role = order.role or (caller.role if user == caller.user else Role.USER)
+        token, secret = await identities.create(TokenOrder(user, role, order.expires, order.note), caller)
         about(f"token {token.id} of {token.user}, {token.role}")
-        return _view(token) | {"token": shown}
+        return _view(token) | {"token": secret}
 
     @router.get("", response_model=TokenList)
-    async def list_tokens(caller: Caller, user: Of = None, every: Every = False) -> Any:
-        """The tokens that hold, never themselves: administrators see all, others their own."""
-        return {"tokens": [_view(token) for token in identities.list(caller, user, every=every)]}
+    async def list_tokens(caller: Caller, user: TokenOwner = None, include_invalid: IncludeInvalid = False) -> Any:
+        """List valid tokens without their secrets: administrators see all tokens, other users their own."""
+        return {"tokens": [_view(token) for token in identities.list(caller, user, every=include_invalid)]}
 
     @router.post("/revoke", response_model=TokenList, responses=problem_responses(404))
     async def revoke_tokens(caller: Caller, order: RevokeOrder) -> Any:
-        """Have tokens hold no longer, at once, also for what is open by them; answers all that were revoked."""
+        """Revoke tokens at once, close their open streams, and return all that were revoked."""
         about("all tokens" if order.all else f"tokens {', '.join(map(str, order.tokens))}")
         if not order.all:
             return {"tokens": [_view(token) for token in await identities.revoke(order.tokens, caller)]}
         if not caller.has_role(Role.ADMIN):
-            raise ForbiddenError("all tokens are revoked by administrators", field="all", hint="name your own")
+            raise ForbiddenError("only administrators may revoke all tokens", field="all", hint="list your own tokens")
         return {"tokens": [_view(token) for token in await identities.revoke_all()]}
 
     @router.post("/{token}/revoke", response_model=TokenList)
     async def revoke_token(caller: Caller, token: Id) -> Any:
-        """The same of one."""
-        return {"tokens": [_view(each) for each in await identities.revoke([token], caller)]}
+        """Revoke one token and those that it created."""
+        return {"tokens": [_view(revoked) for revoked in await identities.revoke([token], caller)]}
 
     return router
 
 
-NOTE = "for a browser"
-
-
 Whoami = view_model(
-    "Whoami", Identity, "Who calls, and by what they are known.", only={"user", "role", "how", "groups", "expires_at"}
+    "Whoami",
+    Identity,
+    "The authenticated caller and how it was authenticated.",
+    only={"user", "role", "how", "groups", "expires_at"},
 )
 
 
 class LoginCode(Output):
-    """What logs a browser in, once and within a minute."""
+    """A link that logs a browser in once."""
 
     path: str
-    """Of this daemon."""
+    """Path and query below the daemon's address."""
     expires_in: float
     """Seconds."""
 
@@ -139,52 +139,56 @@ def login_router(identities: Identities, codes: LoginCodes) -> APIRouter:
 
     @router.get("/whoami", response_model=Whoami)
     async def whoami(caller: Caller) -> Any:
-        """Who you are to the daemon, what you may do, how it knows you, and until when."""
+        """Show the caller's user, role and groups, how it was authenticated, and when its token expires."""
         return caller
 
     @router.post("/logout", response_model=LoggedOut, responses=problem_responses(404, 409))
     async def logout(caller: Caller) -> Any:
-        """Have the token that is shown hold no longer, at once."""
+        """Revoke the token of this request at once."""
         if caller.token is None:
-            raise ConflictError(f"{caller.how} is no login that can end", hint="it is taken out where it was given")
+            raise ConflictError(f"{caller.how} cannot log out", hint="remove it where it was configured or issued")
         await identities.revoke([caller.token], caller)
         return {"user": caller.user}
 
     @router.post("/login-codes", response_model=LoginCode)
     async def create_login_code(caller: Caller) -> Any:
-        """Have a browser logged in as who asks, without a token being told: by an address that is good once."""
-        about(detail=NOTE)
+        """Create a link that logs a browser in as the caller once, within a minute."""
+        about(detail="for a browser")
         return {"path": f"/login?{urlencode({'code': codes.make(caller)})}", "expires_in": SPAN}
 
     return router
 
 
-LimitsOf = Annotated[fields.Name | None, Query(min_length=1, description="of this user; by default of who asks")]
+LimitedUser = Annotated[fields.Name | None, Query(min_length=1, description="the user; by default the caller")]
 
 
 def limited_user(caller: Identity, user: str | None) -> str:
-    """Return the user whose limits a caller asks for; raise ``ForbiddenError`` if they are not for the caller."""
-    wanted = user or caller.user
-    if wanted != caller.user and not caller.has_role(Role.OPERATOR):
-        raise ForbiddenError("the limits of others are for operators", field="user", value=user, hint="leave it out")
-    return wanted
+    """Return the user whose limits to show: by default the caller. Raise ``ForbiddenError`` if the caller may not."""
+    if user and user != caller.user and not caller.has_role(Role.OPERATOR):
+        raise ForbiddenError(
+            "only operators may see the limits of other users",
+            field="user",
+            value=user,
+            hint="leave user out to see your own",
+        )
+    return user or caller.user
 
 
 class LimitsView(Output):
     user: str
     scopes: list[ScopeInUse]
-    """None where nothing is limited."""
+    """Scopes with limits; empty if nothing is limited."""
     contact: str
-    """Where more is asked for."""
+    """Whom to ask for higher limits."""
 
 
 def limits_router(limits: LimitsInUse) -> APIRouter:
     router = api_router("tokens", "/limits")
 
     @router.get("", response_model=LimitsView)
-    async def show_limits(caller: Caller, user: LimitsOf = None) -> Any:
-        """The limits of who asks, and how much of each is used; operators may ask for anybody's."""
-        wanted = limited_user(caller, user)
-        return {"user": wanted, "scopes": await limits.read(wanted), "contact": limits.limits.contact}
+    async def show_limits(caller: Caller, user: LimitedUser = None) -> Any:
+        """Show the caller's limits and how much of each is used; operators may name another user."""
+        user = limited_user(caller, user)
+        return {"user": user, "scopes": await limits.read(user), "contact": limits.limits.contact}
 
     return router

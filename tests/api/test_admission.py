@@ -9,7 +9,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from koalapy.api.access import admit
+from koalapy.api.access import set_identity
 from koalapy.api.middleware import SHARE as SHARE
 from koalapy.api.middleware import RequestLimiter, UserRequestLimiter
 from koalapy.model.identity import Identity, Role
@@ -56,7 +56,7 @@ async def test_one_user_does_not_keep_all_others_out() -> None:
     async def ask(user: str) -> int:
         async def known(scope: Scope, receive: Receive, send: Send) -> None:
             if user:
-                admit(scope, Identity(user, Role.USER, "a test"))
+                set_identity(scope, Identity(user, Role.USER, "a test"))
             await shares(scope, receive, send)
 
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(known), base_url="http://koala") as client:

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from koalapy.api.forecasts import forecasts_router
 from koalapy.api.history import sharing_router
-from koalapy.api.problems import install
+from koalapy.api.problems import add_error_handlers
 from koalapy.api.routes import cancel_on_disconnect
 from koalapy.daemon.engine.daemon import HttpServer
 from koalapy.daemon.forecast.forecasts import Forecasts
@@ -82,7 +82,7 @@ def page(work: Work) -> APIRouter:
 async def served(router: APIRouter) -> AsyncIterator[int]:
     app = FastAPI()
     app.include_router(router)
-    install(app)
+    add_error_handlers(app)
     listener = socket.create_server(("127.0.0.1", 0))
     started = asyncio.Event()
     server = HttpServer(app, Connections(OWN_FILES), started.set)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from koalapy.api.fields import as_json, seconds
+from koalapy.api.fields import as_json, parse_duration
 from koalapy.api.job_views import JobSubmission, attempt_view, job_view
 from koalapy.daemon.jobs.jobs import JobRecord
 from koalapy.model.job import Attempt, Component, Job, JobSpec, JobState
@@ -99,7 +99,7 @@ def test_a_shown_job_submitted_again_asks_for_the_same(spec: JobSpec) -> None:
     ],
 )
 def test_durations(text: object, expected: object) -> None:
-    assert seconds(text) == expected
+    assert parse_duration(text) == expected
 
 
 def test_queue_time_and_start_up_make_the_wait() -> None:

@@ -52,10 +52,7 @@ def test_what_is_looked_for_in_vain_is_told(koala: Koala) -> None:
 
 @pytest.mark.parametrize(
     ("action", "hint"),
-    [
-        ("hold_jop", "did you mean hold_job or hold_jobs?"),
-        ("xyz", "give an operation as the audit has it, as submit_job"),
-    ],
+    [("hold_jop", "did you mean hold_job or hold_jobs?"), ("xyz", "give an operation, such as submit_job")],
 )
 def test_an_action_that_there_is_not_is_refused(koala: Koala, action: str, hint: str) -> None:
     ended = koala("audit-log", "--action", action)

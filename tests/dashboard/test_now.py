@@ -117,7 +117,7 @@ def test_a_users_form_does_nothing_to_a_cluster(visit: Visit, grid: Embedded, al
         }""",
         [f"/clusters/north/{action}", csrf],
     )
-    page.get_by_text("that is for operators").wait_for()
+    page.get_by_text("this needs the role operator").wait_for()
     assert grid.cluster("north")["state"] == "usable"
     visitor.complaints.clear()  # the browser notes that it was refused
 

@@ -85,6 +85,6 @@ def test_who_records_nothing_says_so(make_grid: Callable[..., Embedded], tmp_pat
     grid = make_grid(KOALA_RECORD__ENABLED="false")
     done = grid.run("export", "-o", str(tmp_path / "day.gz"))
     assert done.returncode != 0
-    assert "nothing is recorded here" in done.stderr
+    assert "this daemon records nothing" in done.stderr
     assert not list(tmp_path.glob("*day.gz*"))
     assert not (grid.directory / "record").exists()

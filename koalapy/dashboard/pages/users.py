@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import Query
 
 from koalapy.api.access import Caller
-from koalapy.api.tokens import Id, LimitsOf, TokenView, limited_user
+from koalapy.api.tokens import Id, LimitedUser, TokenView, limited_user
 from koalapy.daemon.auth.identities import Identities
 from koalapy.daemon.jobs.quota import ScopeInUse
 from koalapy.daemon.services import Services
@@ -92,7 +92,7 @@ def add_users(dashboard: Dashboard, services: Services, identities: Identities) 
         return sorted(found, key=lambda use: (-use.queued - use.active, use.user))
 
     @dashboard.page("/users", "users.html", operation="show_limits", title="Users", key="u")
-    async def users(caller: Caller, user: LimitsOf = None, every: Every = False) -> UsersView:
+    async def users(caller: Caller, user: LimitedUser = None, every: Every = False) -> UsersView:
         wanted = limited_user(caller, user)
         found = await uses(caller)
         # As by the REST API: administrators see all tokens, others their own.

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Query
 
 from koalapy.api.fields import MAX_ID, Name, Text
-from koalapy.api.forecasts import MAX_CHANGES, Horizon, change_of
+from koalapy.api.forecasts import MAX_CHANGES, Horizon, parse_change
 from koalapy.daemon.forecast.forecasts import Forecasts
 from koalapy.dashboard.dashboard import Dashboard
 from koalapy.model.identity import Role
@@ -122,7 +122,7 @@ def add_what_if(dashboard: Dashboard, forecasts: Forecasts) -> None:
         horizon: Horizon = HORIZON,
     ) -> WhatIfView:
         given = (rules.split(), drain, resume, add.split(), int(first) if first else None, walltimes.split())
-        change = change_of(policy, *given)
+        change = parse_change(policy, *given)
         answer = await forecasts.what_if(change, horizon) if ask or change != Change() else None
         lines = [] if answer is None else lines_of(answer)
         clusters = engine.queries.grid.clusters()
