@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from koalapy.config.settings import load
-from koalapy.system.local_token import checked_token
+from koalapy.system.local_token import check_token
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 UNIT = (DEPLOY / "systemd" / "koala-serve.service").read_text()
@@ -30,7 +30,7 @@ def test_units_let_many_runners_and_requests_in() -> None:
 
 def test_every_token_of_the_examples_would_be_taken() -> None:
     settings = load(DEPLOY / "koala.yaml")
-    assert all(checked_token(section.token or "") for section in settings.clusters.values())
+    assert all(check_token(section.token or "") for section in settings.clusters.values())
 
 
 def test_compose_file_needs_no_variable() -> None:

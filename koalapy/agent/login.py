@@ -24,7 +24,7 @@ from koalapy.model.throttle import Throttle
 from koalapy.protocol.messages import Vouch, Vouched, Welcome
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
 from koalapy.system.event_loop import ACCEPTS_PER_TURN, raise_backlog
-from koalapy.system.login_socket import DIRECTORY, MAX_LINE, address, open_folder, peer_of
+from koalapy.system.login_socket import DIRECTORY, MAX_LINE_BYTES, get_peer, open_socket_folder, socket_address
 
 log = structlog.get_logger()
 
@@ -79,7 +79,7 @@ class LoginServer:
                 failures.append(f"{path}: {_reason(error)}")
                 continue
             self._server = await asyncio.start_unix_server(
-                self._serve, sock=self._bound.socket, limit=MAX_LINE, backlog=ACCEPTS_PER_TURN
+                self._serve, sock=self._bound.socket, limit=MAX_LINE_BYTES, backlog=ACCEPTS_PER_TURN
             )
             raise_backlog(self._server)
             log.info("users of this host can log in", action="login-socket", cluster=self._cluster, socket=str(path))
@@ -100,7 +100,7 @@ class LoginServer:
     def welcomed(self, message: Welcome) -> None:
         self._welcome.set()
         self._users_url = message.users_url or self._url
-        self._ca = self._trust.told()
+        self._ca = self._trust.shared_authorities()
 
     def lost(self) -> None:
         """There is no connection to the daemon any more: who waits for an answer gets none."""
@@ -120,7 +120,7 @@ class LoginServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         uid = -1
         try:
-            uid = peer_of(writer.get_extra_info("socket")).uid
+            uid = get_peer(writer.get_extra_info("socket")).uid
             if self._connections.total() >= MAX_CONNECTIONS or self._connections[uid] >= MAX_CONNECTIONS_PER_ACCOUNT:
                 return
             self._connections[uid] += 1
@@ -193,7 +193,7 @@ class BoundSocket:
                 DIRECTORY.mkdir(mode=0o755)
                 DIRECTORY.chmod(0o755)
         self._name = path.name
-        self._folder, owner = open_folder(path.parent)
+        self._folder, owner = open_socket_folder(path.parent)
         try:
             if owner not in (0, os.geteuid()):
                 raise ValueError(f"{path.parent} belongs to another account (uid {owner})")
@@ -215,7 +215,7 @@ class BoundSocket:
         except BlockingIOError:
             raise ValueError("another agent listens there") from None
         fresh = f".{self._name}.{os.urandom(4).hex()}"
-        self.socket.bind(address(self._folder, fresh))
+        self.socket.bind(socket_address(self._folder, fresh))
         try:
             os.chmod(fresh, FOR_ALL, dir_fd=self._folder)
             self.socket.listen(MAX_CONNECTIONS)

@@ -26,12 +26,12 @@ from koalapy.agent.lrm.port import Finding, Lrm
 from koalapy.config.logs import configure_logging, warn_of_unknown_variables, watch_out_for_crashes
 from koalapy.config.settings import ClusterSection, Settings, load
 from koalapy.model.errors import UsageError
-from koalapy.system.files import private_directory
-from koalapy.system.login_socket import NAME as LOGIN_SOCKET
-from koalapy.system.login_socket import well_known
+from koalapy.system.files import make_private_directory
+from koalapy.system.login_socket import SOCKET_NAME as LOGIN_SOCKET
+from koalapy.system.login_socket import well_known_path
 from koalapy.system.process import drop_own_variables, raise_file_limit
 from koalapy.system.systemd import ServiceManager
-from koalapy.system.tls import OF_THIS_MACHINE, Trust, check_encrypted
+from koalapy.system.tls import SYSTEM_TRUST, Trust, check_encrypted
 
 PREDECESSOR_TIMEOUT = 10.0
 """Seconds that an embedded agent waits for the one before it, which its own daemon may have left behind."""
@@ -62,17 +62,17 @@ def start_agent(
         check_encrypted(urlsplit(url))
         config = config or installed_configuration()
         settings, trust = load(config), Trust(ca_file)
-        trust.check()
+        trust.check_files()
     # What an agent does is of no interest beside the daemon's own lines.
     level = "warning" if embedded and settings.log_level == "info" else settings.log_level
     configure_logging(level, settings.log_format, cluster=cluster)
     watch_out_for_crashes()
     if not embedded:
         warn_of_unknown_variables()
-    manager = ServiceManager.of_environment()
+    manager = ServiceManager.from_environment()
     drop_own_variables()
     section = _section(cluster, settings, config)
-    directory = private_directory(directory, ("spool", "lrm", "stages", "replicas"), "--directory")
+    directory = make_private_directory(directory, ("spool", "lrm", "stages", "replicas"), "--directory")
     own = _settings_of_agent(cluster, settings, url, token, directory, *_addresses(section, url), trust)
     _check_identity(cluster, own, section)
     with lock_directory(directory, PREDECESSOR_TIMEOUT if embedded else 0.0):
@@ -131,7 +131,7 @@ def _settings_of_agent(
     directory: Path,
     runner_host: str,
     transfer_address: str,
-    trust: Trust = OF_THIS_MACHINE,
+    trust: Trust = SYSTEM_TRUST,
 ) -> AgentSettings:
     section = settings.clusters[cluster]
     taken = {field.name: getattr(section, field.name) for field in fields(SiteSettings)}
@@ -162,7 +162,7 @@ def _login_sockets(cluster: str, section: ClusterSection, directory: Path) -> li
     """Where its agent may listen for the users of the head node, the best place first."""
     if section.login_socket is not None:
         return [] if section.login_socket == NO_SOCKET else [Path(section.login_socket)]
-    return [] if section.is_embedded else [well_known(cluster), directory / LOGIN_SOCKET]
+    return [] if section.is_embedded else [well_known_path(cluster), directory / LOGIN_SOCKET]
 
 
 def _check_identity(cluster: str, own: AgentSettings, section: ClusterSection) -> None:
@@ -297,7 +297,7 @@ def check_host(
         runner_host, transfer_address = "", section.transfer_address or ""
     check_encrypted(urlsplit(url))
     trust = Trust(ca_file)
-    trust.check()
+    trust.check_files()
     own = _settings_of_agent(cluster, settings, url, token, directory, runner_host, transfer_address, trust)
     folders = {what: path for what, path in (("scratch", section.scratch), ("home", section.home)) if path}
     own_token = section.is_embedded and section.token is None

@@ -12,8 +12,8 @@ from koalapy.client.errors import CliError, Exit, of_koala
 from koalapy.client.http import PORTS
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.model.errors import UsageError
-from koalapy.system.local_token import Found, address_of, find_token
-from koalapy.system.tls import CA_FILE, OF_THIS_MACHINE, Trust, check_encrypted, is_this_machine
+from koalapy.system.local_token import TokenSearch, find_token, format_address
+from koalapy.system.tls import CA_FILE, SYSTEM_TRUST, Trust, check_encrypted, is_this_machine
 
 DEFAULT_URL = "http://127.0.0.1:8642"
 LOCALHOST = ("127.0.0.1", "::1")
@@ -90,7 +90,7 @@ class Access:
                 raise
             # One that was killed leaves its socket behind, and may have led elsewhere.
             login, silent = None, f"{error}; "
-        self.hint = f"{silent}{found.why}; set KOALA_TOKEN: {_WHERE}"
+        self.hint = f"{silent}{found.reason}; set KOALA_TOKEN: {_WHERE}"
         if login is not None:
             self.parts, self.token, self.ca, self._renews = _parsed(login.url), login.token, login.ca, True
             self.hint = "koala login asks for another login"
@@ -110,10 +110,10 @@ class Access:
             return Trust(pinned=self.pinned)
         given = os.environ.get(CA_FILE)
         if self.parts.scheme != "https" or not (given or self.ca):
-            return OF_THIS_MACHINE
+            return SYSTEM_TRUST
         trust = Trust(Path(given)) if given else Trust(authorities=self.ca)
         try:
-            trust.check()
+            trust.check_files()
         except UsageError as error:
             raise of_koala(error) from error
         return trust
@@ -146,7 +146,7 @@ def _parsed(url: str) -> SplitResult:
     return parts
 
 
-def _own_daemon(parts: SplitResult) -> tuple[SplitResult, Found]:
+def _own_daemon(parts: SplitResult) -> tuple[SplitResult, TokenSearch]:
     """Return the address of this account's daemon at a URL, and its token.
 
     A name may lead anywhere, so that a token is shown to addresses only; those of ``localhost`` are known. A daemon
@@ -155,10 +155,10 @@ def _own_daemon(parts: SplitResult) -> tuple[SplitResult, Found]:
     host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
     for address in LOCALHOST if host == "localhost" else ():
         if (found := find_token(address, port)).token:
-            return _by_tls(parts._replace(netloc=address_of(address, port)), found), found
+            return _by_tls(parts._replace(netloc=format_address(address, port)), found), found
     found = find_token(host, port)
     return _by_tls(parts, found), found
 
 
-def _by_tls(parts: SplitResult, found: Found) -> SplitResult:
+def _by_tls(parts: SplitResult, found: TokenSearch) -> SplitResult:
     return parts._replace(scheme="https") if found.certificate else parts

@@ -18,8 +18,15 @@ from urllib.parse import urlsplit
 
 from koalapy.client.errors import CliError, Exit
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
-from koalapy.system.local_token import checked_token
-from koalapy.system.login_socket import DIRECTORY, MAX_LINE, NAME, address, open_folder, peer_of
+from koalapy.system.local_token import check_token
+from koalapy.system.login_socket import (
+    DIRECTORY,
+    MAX_LINE_BYTES,
+    SOCKET_NAME,
+    get_peer,
+    open_socket_folder,
+    socket_address,
+)
 
 VARIABLE = "KOALA_LOGIN_SOCKET"
 OWN_AGENTS = "~/.local/share/koala/clusters"
@@ -84,7 +91,7 @@ def sockets(well_known: Path = DIRECTORY) -> list[Path]:
     if given := os.environ.get(VARIABLE):
         return [Path(given).absolute()]
     found: list[Path] = []
-    for folder, pattern in ((well_known, "*.sock"), (Path(os.path.expanduser(OWN_AGENTS)), f"*/{NAME}")):
+    for folder, pattern in ((well_known, "*.sock"), (Path(os.path.expanduser(OWN_AGENTS)), f"*/{SOCKET_NAME}")):
         with suppress(OSError):
             found += sorted(folder.glob(pattern))
     return found
@@ -118,7 +125,7 @@ def log_in(agent: Agent, timeouts: ClientTimeouts = DEFAULT_TIMEOUTS, well_known
         try:
             return Login(
                 url=now.url,
-                token=checked_token(str(answer["token"])),
+                token=check_token(str(answer["token"])),
                 user=str(answer["user"]),
                 role=str(answer["role"]),
                 cluster=now.cluster,
@@ -153,14 +160,14 @@ class _Conversation:
 
     def _connect(self) -> None:
         try:
-            folder, owner = open_folder(self._path.parent)
+            folder, owner = open_socket_folder(self._path.parent)
         except (OSError, ValueError) as error:
             raise self._untrusted(error.strerror if isinstance(error, OSError) else str(error)) from error
         try:
             if owner not in (ROOT, os.geteuid()) and not self._is_folder_made_by_root():
                 raise self._untrusted(f"{self._path.parent} belongs to another account (uid {owner})")
-            self._reach(address(folder, self._path.name))
-            uid = peer_of(self._socket).uid
+            self._reach(socket_address(folder, self._path.name))
+            uid = get_peer(self._socket).uid
         except OSError as error:
             raise self._silent(error) from error
         finally:
@@ -203,11 +210,11 @@ class _Conversation:
         while b"\n" not in self._read:
             try:
                 self._settle()
-                piece = self._socket.recv(MAX_LINE)
+                piece = self._socket.recv(MAX_LINE_BYTES)
             except OSError as error:
                 raise self._silent(error) from error
             self._read += piece
-            if not piece or len(self._read) > 2 * MAX_LINE:
+            if not piece or len(self._read) > 2 * MAX_LINE_BYTES:
                 raise self.no_agent()
         line, _, self._read = self._read.partition(b"\n")
         try:

@@ -15,7 +15,7 @@ from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
 from koalapy.model.errors import ProblemCode
 from koalapy.model.job import ACTIVE_STATES, WAITING_STATES
 from koalapy.model.wording import is_utf8
-from koalapy.system.tls import refusal
+from koalapy.system.tls import explain_tls_error
 
 FINAL = ("succeeded", "failed", "cancelled")
 MAX_PAGE_SIZE = 1000
@@ -246,7 +246,7 @@ class Client:
         return True
 
     def _unreachable(self, error: Exception) -> CliError:
-        if told := refusal(error, urlsplit(self.url).hostname or ""):
+        if told := explain_tls_error(error, urlsplit(self.url).hostname or ""):
             return CliError(f"the daemon at {self.url} cannot be asked: {told[0]}", Exit.UNREACHABLE, told[1])
         hint = "start one with koala serve, or set KOALA_URL"
         return CliError(f"no daemon answers at {self.url} ({error})", Exit.UNREACHABLE, hint)

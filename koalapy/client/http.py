@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from urllib.parse import SplitResult, unquote, urlencode, urlsplit
 
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
-from koalapy.system.tls import OF_THIS_MACHINE, Trust
+from koalapy.system.tls import SYSTEM_TRUST, Trust
 
 CHUNK_SIZE = 64 * 1024
 """Bytes that are read or sent at once."""
@@ -59,7 +59,7 @@ class Connection:
         headers: Mapping[str, str],
         *,
         by_proxy: bool,
-        trust: Trust = OF_THIS_MACHINE,
+        trust: Trust = SYSTEM_TRUST,
         timeouts: ClientTimeouts = DEFAULT_TIMEOUTS,
     ) -> None:
         """``by_proxy``: through the proxy that the environment names, if any, which sees nothing of what is said.
@@ -185,7 +185,7 @@ class Connection:
 
 def _connection(scheme: str, host: str, port: int, trust: Trust) -> http.client.HTTPConnection:
     if scheme == "https":
-        return http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT, context=trust.context())
+        return http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT, context=trust.create_context())
     return http.client.HTTPConnection(host, port, timeout=CONNECT_TIMEOUT)
 
 

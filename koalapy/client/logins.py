@@ -19,8 +19,8 @@ from koalapy.client import agent_socket
 from koalapy.client.agent_socket import Login
 from koalapy.client.errors import CliError, Exit, printable
 from koalapy.client.timeouts import DEFAULT_TIMEOUTS, ClientTimeouts
-from koalapy.system.files import open_own_folder, read_private, write_private
-from koalapy.system.local_token import account_directory, checked_token
+from koalapy.system.files import open_own_folder, read_private_file, write_private_file
+from koalapy.system.local_token import account_directory, check_token
 from koalapy.system.login_socket import DIRECTORY
 
 RETRY_PAUSE_S = 0.05
@@ -117,7 +117,7 @@ def save(login: Login) -> None:
     """Save a login in place of an earlier one. Raise ``OSError`` and ``ValueError`` as ``_opened_folder``."""
     with _opened_folder(make=True) as folder:
         os.fchmod(folder, 0o700)
-        os.close(write_private(_name(login.url), folder, json.dumps(asdict(login))))
+        os.close(write_private_file(_name(login.url), folder, json.dumps(asdict(login))))
 
 
 @contextmanager
@@ -174,10 +174,10 @@ def _read_all(names: list[str] | None) -> list[Login]:
 
 def _read(name: str, folder: int) -> Login | None:
     try:
-        descriptor, text = read_private(name, folder)
+        descriptor, text = read_private_file(name, folder)
         os.close(descriptor)
         login = Login(**json.loads(text))
-        checked_token(login.token)
+        check_token(login.token)
         texts = (login.url, login.user, login.role, login.cluster, login.socket, login.ca)
         is_whole = all(isinstance(text, str) for text in texts) and login.made_at + login.lifetime >= 0
         return login if is_whole else None

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 
 from koalapy.model.alert import Severity
 from koalapy.model.notification import ADDRESS, AllowedRecipients, host_of, url_problem
-from koalapy.system.local_token import checked_token
+from koalapy.system.local_token import check_token
 from koalapy.system.tls import is_this_machine
 
 
@@ -51,7 +51,7 @@ Address = Annotated[str, AfterValidator(_address)]
 Recipient = Annotated[str, AfterValidator(_recipient)]
 Host = Annotated[str, AfterValidator(_host)]
 Url = Annotated[str, AfterValidator(_url)]
-Secret = Annotated[str, AfterValidator(checked_token)]
+Secret = Annotated[str, AfterValidator(check_token)]
 Seconds = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 
 

@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from koalapy.model.request import MAX_CLUSTER_NAME_LENGTH
-from koalapy.system.local_token import checked_token
+from koalapy.system.local_token import check_token
 
-Secret = Annotated[str, AfterValidator(checked_token)]
+Secret = Annotated[str, AfterValidator(check_token)]
 
 
 def _host_name(name: str) -> str:

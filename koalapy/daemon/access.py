@@ -25,7 +25,7 @@ from koalapy.model.identity import Identity, Role
 from koalapy.model.job import Job
 from koalapy.ports import TokenStore
 from koalapy.protocol.messages import Impostor
-from koalapy.system.local_token import TOKEN_FILE, Registration, own_token
+from koalapy.system.local_token import TOKEN_FILE, Registration, load_or_make_token
 
 if TYPE_CHECKING:
     from koalapy.daemon.auth.oidc import Oidc
@@ -39,7 +39,7 @@ log = structlog.get_logger()
 @contextmanager
 def own_access(data_dir: Path, listener: socket.socket, certificate: Certificate | None) -> Iterator[str]:
     """Yield the daemon's own token, an administrator's. Meanwhile commands of this account find it with the address."""
-    token, reason = own_token(data_dir)
+    token, reason = load_or_make_token(data_dir)
     if reason:
         log.warning("a new token was made", action="token-made", file=str(data_dir / TOKEN_FILE), reason=reason)
     with ExitStack() as stack:

@@ -25,7 +25,7 @@ from koalapy.daemon.services import build_duties, build_services
 from koalapy.daemon.web_server import ServerOptions, build_application, listen, load_certificate, trust_proxies
 from koalapy.policies.installed import policies
 from koalapy.policies.registry import Registry
-from koalapy.system.files import FOR_OTHERS, private_directory
+from koalapy.system.files import FOR_OTHERS, make_private_directory
 from koalapy.system.local_token import TOKEN_FILE
 from koalapy.system.process import drop_own_variables, raise_file_limit
 from koalapy.system.systemd import ServiceManager
@@ -47,7 +47,7 @@ def serve(
     configure_logging(settings.log_level, settings.log_format)
     watch_out_for_crashes()
     warn_of_unknown_variables()
-    manager = ServiceManager.of_environment()
+    manager = ServiceManager.from_environment()
     drop_own_variables()
     umask = os.umask(FOR_OTHERS)
     checks = [] if config is None else [ConfigurationCheck(config.absolute(), sections, read_file)]
@@ -55,11 +55,11 @@ def serve(
 
     def make_data_directory() -> Path:
         nonlocal is_new
-        with suppress(OSError):  # private_directory reports the error
+        with suppress(OSError):  # make_private_directory reports the error
             data_dir.parent.mkdir(parents=True, exist_ok=True)
             data_dir.mkdir(mode=0o700)
             is_new = True
-        return private_directory(data_dir, CONTENTS, "--data-dir")
+        return make_private_directory(data_dir, CONTENTS, "--data-dir")
 
     def collect_and_announce(url: str) -> None:
         nonlocal is_unannounced

@@ -22,7 +22,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.pool import QueuePool
 
 from koalapy.model.errors import DatabaseDamaged, StoreUnavailable, UsageError
-from koalapy.system.files import private_file
+from koalapy.system.files import make_private_file
 
 RESTART_HINT = "stop the daemon, put the newest copy back (koala restore), and start the daemon"
 MIN_SIZE = 512
@@ -159,9 +159,9 @@ def _sqlite(url: URL, **options: Any) -> Engine:
     if url.database and url.database != ":memory:" and not url.database.startswith("file:"):
         path = Path(url.database)
         with suppress(OSError):  # SQLite itself says what is wrong
-            private_file(path)
+            make_private_file(path)
             for beside in filter(Path.exists, (Path(f"{path}-wal"), Path(f"{path}-shm"))):
-                private_file(beside)
+                make_private_file(beside)
     engine = create_engine(url, **JSON, pool_timeout=POOL_TIMEOUT, **options)
 
     @event.listens_for(engine, "connect")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from koalapy.model.errors import StoreUnavailable
 from koalapy.model.job import JobId
-from koalapy.system.files import owner_only
+from koalapy.system.files import open_owner_only
 
 NUMBERS_FILE = "job-numbers"
 """In the data directory."""
@@ -84,7 +84,7 @@ class JobNumbers:
             os.close(self._file)
             self._file, self._reserved = -1, 0
         if self._file < 0:
-            self._file = owner_only(str(self._path), os.O_RDWR | os.O_CREAT)
+            self._file = open_owner_only(str(self._path), os.O_RDWR | os.O_CREAT)
 
     def _write(self, *, sync: bool) -> None:
         os.pwrite(self._file, b"%020d %020d %s\n" % (self._reserved, self._given, self._boot.encode()), 0)

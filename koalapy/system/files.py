@@ -11,131 +11,141 @@ from pathlib import Path
 
 from koalapy.model.disk import Disk
 from koalapy.model.errors import UsageError
-from koalapy.system.login_socket import FOLDER, WRITABLE_BY_OTHERS
+from koalapy.system.login_socket import FOLDER_FLAGS, WRITABLE_BY_OTHERS
 
 FOR_OTHERS = 0o077
-"""What group and others may do, among a mode's bits."""
+"""Permission bits of group and others."""
 _WRITABLE_BY_ALL = 0o1002
-"""For everybody to write, or kept from the worst of that as /tmp is."""
-_OF_FILE_SYSTEMS = {"lost+found"}
+"""The write bit of others, and the sticky bit that ``/tmp`` has."""
+_FILE_SYSTEM_ENTRIES = {"lost+found"}
 
 
-def private_directory(path: Path, contents: Collection[str], field: str) -> Path:
-    """The directory, made or tightened to 0700, without symbolic links. ``UsageError`` (``field``) when it is not ours.
+def make_private_directory(path: Path, contents: Collection[str], field: str) -> Path:
+    """Create a directory with mode 0700, or restrict an existing one; return its path without symbolic links.
 
-    One that exists and others may read is only tightened when it is empty, or has something of ``contents``: nobody
-    loses a shared folder to a slip of the hand.
+    An existing directory that others may read is restricted only if it is empty or holds an entry of ``contents``, so
+    that a mistyped path does not lock other accounts out of a shared folder. Raise ``UsageError`` for ``field`` if it
+    cannot be used.
     """
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         directory = path.resolve(strict=True)
-        seen = directory.stat()
-        inside = set(os.listdir(directory)) - _OF_FILE_SYSTEMS if seen.st_uid == os.geteuid() else set()
+        status = directory.stat()
+        entries = set(os.listdir(directory)) - _FILE_SYSTEM_ENTRIES if status.st_uid == os.geteuid() else set()
     except OSError as error:
         raise UsageError(
-            f"cannot use {path}: {error.strerror}", field=field, value=str(path), hint="give a directory of your own"
-        ) from error
-    if seen.st_uid != os.geteuid():
-        raise UsageError(
-            f"{directory} belongs to another account (uid {seen.st_uid})",
+            f"cannot use {path}: {error.strerror}",
             field=field,
             value=str(path),
-            hint="give a directory of your own, or run as that account",
+            hint="give a directory that this account may create or owns",
+        ) from error
+    if status.st_uid != os.geteuid():
+        raise UsageError(
+            f"{directory} belongs to another account (uid {status.st_uid})",
+            field=field,
+            value=str(path),
+            hint="give a directory of this account, or run as that account",
         )
-    mode = stat.S_IMODE(seen.st_mode)
+    mode = stat.S_IMODE(status.st_mode)
     if not mode & FOR_OTHERS:
         return directory
-    if mode & _WRITABLE_BY_ALL or (inside and inside.isdisjoint(contents)):
-        why = "is for all to write" if mode & _WRITABLE_BY_ALL else "may be read by others, and holds other things"
+    if mode & _WRITABLE_BY_ALL or (entries and entries.isdisjoint(contents)):
+        is_writable = mode & _WRITABLE_BY_ALL
+        problem = "is writable by all accounts" if is_writable else "may be read by others and contains other files"
         raise UsageError(
-            f"{directory} {why}",
+            f"{directory} {problem}",
             field=field,
             value=str(path),
-            hint="give a directory of its own, or tighten it yourself: chmod 700",
+            hint="give a new directory, or restrict this one yourself: chmod 700",
         )
     directory.chmod(0o700)
     return directory
 
 
 def open_own_folder(directory: Path, *, make: bool = False) -> int:
-    """Open a folder with secrets; with ``make``, make it or tighten it to 0700.
+    """Open a folder with secrets; ``make``: create it, or restrict it to mode 0700.
 
-    Raise ``OSError``, and ``ValueError`` unless it is this account's and no other account may write there.
+    Raise ``OSError``, or ``ValueError`` unless this account owns it and no other account may write there. The text of
+    the ``ValueError`` continues the folder's name.
     """
     if make:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
-        folder = os.open(directory, FOLDER)
+        folder = os.open(directory, FOLDER_FLAGS)
     except OSError:
         if directory.is_symlink():
             raise ValueError("is a symbolic link") from None
         raise
-    seen = os.fstat(folder)
-    if seen.st_uid != os.geteuid() or seen.st_mode & WRITABLE_BY_OTHERS:
+    status = os.fstat(folder)
+    if status.st_uid != os.geteuid() or status.st_mode & WRITABLE_BY_OTHERS:
         os.close(folder)
-        is_ours = seen.st_uid == os.geteuid()
-        raise ValueError("may be written by others" if is_ours else f"belongs to another account (uid {seen.st_uid})")
+        if status.st_uid != os.geteuid():
+            raise ValueError(f"belongs to another account (uid {status.st_uid})")
+        raise ValueError("may be written by others")
     if make:
         os.fchmod(folder, 0o700)
     return folder
 
 
-def private_file(path: Path) -> None:
-    """See to it that a file is there, if only empty, and 0600. Raises ``OSError``."""
+def make_private_file(path: Path) -> None:
+    """Create an empty file if there is none, and take all permissions of others away. Raise ``OSError``."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        tighten(descriptor)
+        restrict_to_owner(descriptor)
     finally:
         os.close(descriptor)
 
 
-def owner_only(path: str, flags: int) -> int:
-    """As the ``opener`` of ``open``: a file that is made so is 0600, whatever files of jobs are to be."""
+def open_owner_only(path: str, flags: int) -> int:
+    """Create a file with mode 0600, whatever the umask; an ``opener`` for ``open``."""
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
-def tighten(descriptor: int) -> None:
-    """Take from group and others what they may do with an open file, if it is ours."""
-    seen = os.fstat(descriptor)
-    if seen.st_uid == os.geteuid() and stat.S_IMODE(seen.st_mode) & FOR_OTHERS:
-        os.fchmod(descriptor, stat.S_IMODE(seen.st_mode) & ~FOR_OTHERS)
+def restrict_to_owner(descriptor: int) -> None:
+    """Take the permissions of group and others from an open file, if this account owns it."""
+    status = os.fstat(descriptor)
+    if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) & FOR_OTHERS:
+        os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & ~FOR_OTHERS)
 
 
-def read_private(name: str, folder: int) -> tuple[int, str]:
-    """A file of ours in an open folder that nobody else could read: open, and its text. ``OSError``, ``ValueError``."""
+def read_private_file(name: str, folder: int) -> tuple[int, str]:
+    """Open and read a file in an open folder; return its descriptor and its text.
+
+    Raise ``OSError``, or ``ValueError`` unless this account owns it and no other account may read it.
+    """
     descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     try:
-        seen = os.fstat(descriptor)
-        if not stat.S_ISREG(seen.st_mode):
-            raise ValueError("it is no file")
-        if seen.st_uid != os.geteuid():
-            raise ValueError(f"it belongs to another account (uid {seen.st_uid})")
-        if stat.S_IMODE(seen.st_mode) & FOR_OTHERS:
-            raise ValueError("others may read it")
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is not a regular file")
+        if status.st_uid != os.geteuid():
+            raise ValueError(f"it belongs to another account (uid {status.st_uid})")
+        if stat.S_IMODE(status.st_mode) & FOR_OTHERS:
+            raise ValueError("other accounts may read it")
         return descriptor, os.read(descriptor, 1 << 16).decode()
     except BaseException:
         os.close(descriptor)
         raise
 
 
-def write_private(name: str, folder: int, text: str, before: Callable[[int], None] = lambda _: None) -> int:
-    """Put a file 0600 into an open folder, whole or not at all; it stays open. Raises ``OSError``.
+def write_private_file(name: str, folder: int, text: str, prepare: Callable[[int], None] = lambda _: None) -> int:
+    """Write a file with mode 0600 atomically into an open folder; return its descriptor. Raise ``OSError``.
 
-    ``before`` is called with the file when it is written and has not got its name yet.
+    ``prepare`` is called with the descriptor when the content is written, before the file gets its name.
     """
-    fresh = f".{name}.{os.urandom(8).hex()}"
-    descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    temporary = f".{name}.{os.urandom(8).hex()}"
+    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
         with open(os.dup(descriptor), "w", encoding="utf-8") as file:
             file.write(text)
         os.fsync(descriptor)
-        before(descriptor)
-        os.rename(fresh, name, src_dir_fd=folder, dst_dir_fd=folder)
+        prepare(descriptor)
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
         os.fsync(folder)
     except BaseException:
         os.close(descriptor)
         with suppress(FileNotFoundError):
-            os.unlink(fresh, dir_fd=folder)
+            os.unlink(temporary, dir_fd=folder)
         raise
     return descriptor
 

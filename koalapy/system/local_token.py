@@ -1,8 +1,8 @@
-"""The token that a daemon makes for itself, and the account's register by which the command line finds it.
+"""Make the daemon's own token, and find it from the command line through a register of the account.
 
-The register is a folder with a file for each address at which a daemon of this account serves. A daemon holds a lock on
-its files while it lives, and names the machine, so that its token is shown to nobody else: not to whoever listens at
-that address afterwards, nor on another machine with the same home. Standard library only.
+The register is a folder with one file for each address at which a daemon of this account serves. A running daemon locks
+its files, and each file names the machine. So the command line shows a token neither to a program that listens at the
+address later, nor to one on another machine with the same home. Standard library only.
 """
 
 import fcntl
@@ -16,46 +16,46 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from koalapy.model.errors import UsageError
-from koalapy.system.files import open_own_folder, read_private, write_private
-from koalapy.system.login_socket import FOLDER
+from koalapy.system.files import open_own_folder, read_private_file, write_private_file
+from koalapy.system.login_socket import FOLDER_FLAGS
 
 TOKEN_FILE = "token"
-"""In a daemon's data directory."""
+"""Name in a daemon's data directory."""
 MIN_TOKEN_LENGTH = 16
-"""Characters."""
 
 
-def checked_token(token: str) -> str:
-    """A token as it may be shown in a header; ``ValueError`` for one that cannot be, or could be guessed."""
+def check_token(token: str) -> str:
+    """Return the token. Raise ``ValueError`` if it cannot be sent in an HTTP header, or is easy to guess."""
     if not token.strip():
-        raise ValueError("a blank token would let everybody in: give a long random word")
-    if not all("!" <= sign <= "~" for sign in token):
-        raise ValueError("a token has letters, digits and signs of ASCII only, and no spaces")
+        raise ValueError("the token is blank: give a long random text")
+    if not all("!" <= character <= "~" for character in token):
+        raise ValueError("the token contains spaces or characters outside ASCII: give letters, digits and punctuation")
     if len(token) < MIN_TOKEN_LENGTH:
         raise ValueError(f"a token of {len(token)} characters can be guessed: give {MIN_TOKEN_LENGTH} or more")
     return token
 
 
-def own_token(data_dir: Path) -> tuple[str, str]:
-    """The token in a daemon's data directory, and why it is a new one if there was another that is of no use.
+def load_or_make_token(data_dir: Path) -> tuple[str, str]:
+    """Return the token in a daemon's data directory, which is made if there is none.
 
-    Raises ``UsageError`` when it cannot be written.
+    The second value says why an unusable token was replaced, and is empty otherwise. Raise ``UsageError`` if a new
+    token cannot be written.
     """
-    path, why = data_dir / TOKEN_FILE, ""
+    path, problem = data_dir / TOKEN_FILE, ""
     try:
-        folder = os.open(data_dir, FOLDER)
+        folder = os.open(data_dir, FOLDER_FLAGS)
         try:
             try:
-                descriptor, text = read_private(TOKEN_FILE, folder)
+                descriptor, text = read_private_file(TOKEN_FILE, folder)
                 os.close(descriptor)
-                return checked_token(text.strip()), ""
+                return check_token(text.strip()), ""
             except FileNotFoundError:
                 pass
             except (OSError, ValueError) as error:
-                why = error.strerror or "" if isinstance(error, OSError) else str(error)
+                problem = error.strerror or "" if isinstance(error, OSError) else str(error)
             token = os.urandom(32).hex()
-            os.close(write_private(TOKEN_FILE, folder, f"{token}\n"))
-            return token, why
+            os.close(write_private_file(TOKEN_FILE, folder, f"{token}\n"))
+            return token, problem
         finally:
             os.close(folder)
     except OSError as error:
@@ -63,14 +63,14 @@ def own_token(data_dir: Path) -> tuple[str, str]:
             f"cannot write {path}: {error.strerror}",
             field="--data-dir",
             value=str(data_dir),
-            hint="see that there is room, and that the directory may be written",
+            hint="check that the disk has space and that this account may write to the directory",
         ) from error
 
 
 def account_directory(kind: str) -> Path | None:
-    """Return where this account keeps one kind of state between commands; None without a home.
+    """Return the directory of one kind of state that commands of this account share; None without a home.
 
-    The name has the machine in it, since machines may share a home.
+    Its name includes the machine's, since machines may share a home.
     """
     state = os.environ.get("XDG_STATE_HOME", "")
     if not state.startswith("/"):
@@ -85,17 +85,17 @@ def account_directory(kind: str) -> Path | None:
 
 
 def register_directory() -> Path | None:
-    """Return where this account's register of daemons is; None without a home."""
+    """Return the directory of this account's register of daemons; None without a home."""
     return account_directory("daemons")
 
 
 class Registration:
-    """A daemon's entries in the register, from their making to ``close``."""
+    """The entries of a running daemon in the register, until ``close``."""
 
     def __init__(self, token: str, addresses: Iterable[tuple[str, int]], certificate: Path | None = None) -> None:
-        """``certificate`` is where the one stands that the daemon shows, if it speaks TLS.
+        """Write an entry for each address. ``certificate`` is the file with the daemon's own, if it speaks TLS.
 
-        Raises ``OSError`` where there can be no register, ``UsageError`` when it belongs to somebody else.
+        Raise ``OSError`` if the register cannot be written, and ``UsageError`` if other accounts could write to it.
         """
         directory = register_directory()
         if directory is None:
@@ -104,99 +104,92 @@ class Registration:
             self._folder = open_own_folder(directory, make=True)
         except ValueError as error:
             raise UsageError(
-                f"{directory} {error}: a token is not written there",
+                f"{directory} {error}, so the daemon does not write its token there",
                 field="XDG_STATE_HOME",
                 value=str(directory),
                 hint="remove it, set XDG_STATE_HOME to a folder of this account, or configure tokens",
             ) from error
         self._entries: dict[str, int] = {}
-        self._sweep()
+        for name in os.listdir(self._folder):  # entries of daemons that were killed
+            with suppress(OSError):
+                if not name.startswith(".") and not _is_entry_of_running_daemon(name, self._folder):
+                    os.unlink(name, dir_fd=self._folder)
         try:
             for host, port in addresses:
-                shown = None if certificate is None else str(certificate)
-                entry = json.dumps({"token": token, "machine": _machine(), "certificate": shown})
-                name = address_of(host, port)
-                self._entries[name] = write_private(
-                    name, self._folder, entry, before=lambda file: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path = None if certificate is None else str(certificate)
+                entry = json.dumps({"token": token, "machine": _machine_id(), "certificate": path})
+                name = format_address(host, port)
+                self._entries[name] = write_private_file(
+                    name, self._folder, entry, prepare=lambda file: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 )
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Remove the entries, unless they are another's by now."""
+        """Remove the entries that no later daemon has replaced."""
         for name, descriptor in self._entries.items():
             with suppress(OSError):
-                there = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
-                if os.path.samestat(there, os.fstat(descriptor)):
+                status = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
+                if os.path.samestat(status, os.fstat(descriptor)):
                     os.unlink(name, dir_fd=self._folder)
             os.close(descriptor)
         os.close(self._folder)
 
-    def _sweep(self) -> None:
-        """Remove what daemons left that were killed."""
-        for name in os.listdir(self._folder):
-            with suppress(OSError):
-                if not name.startswith(".") and not _lives(name, self._folder):
-                    os.unlink(name, dir_fd=self._folder)
-
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A token for an address, or why there is none."""
+class TokenSearch:
+    """The result of a search for a daemon's token: the token, or the reason why there is none."""
 
     token: str = ""
-    why: str = ""
+    reason: str = ""
     certificate: Path | None = None
-    """The file with the one that the daemon shows; None where it speaks no TLS."""
+    """The file with the certificate that the daemon shows; None if it speaks no TLS."""
 
 
-def find_token(host: str, port: int) -> Found:
-    """The token of this account's daemon that serves at this very address on this machine."""
+def find_token(host: str, port: int) -> TokenSearch:
+    """Look up the token of this account's daemon that serves at this address of this machine."""
     directory = register_directory()
     if directory is None:
-        return Found(why="this account has no home with a register of its daemons")
+        return TokenSearch(reason="this account has no home with a register of its daemons")
     try:
         folder = open_own_folder(directory)
     except FileNotFoundError:
-        return Found(why=f"no daemon of this account serves at {address_of(host, port)}")
+        return TokenSearch(reason=f"no daemon of this account serves at {format_address(host, port)}")
     except (OSError, ValueError) as error:
-        return Found(why=f"{directory} {error.strerror if isinstance(error, OSError) else error}")
+        return TokenSearch(reason=f"{directory} {error.strerror if isinstance(error, OSError) else error}")
     try:
-        return _find(address_of(host, port), folder)
+        return _read_entry(format_address(host, port), folder)
     finally:
         os.close(folder)
 
 
-def _find(name: str, folder: int) -> Found:
+def _read_entry(name: str, folder: int) -> TokenSearch:
     try:
-        descriptor, text = read_private(name, folder)
+        descriptor, text = read_private_file(name, folder)
     except FileNotFoundError:
-        return Found(why=_elsewhere(name, folder))
+        entries = [entry for entry in os.listdir(folder) if not entry.startswith(".")]
+        running = sorted(entry for entry in entries if _is_entry_of_running_daemon(entry, folder))
+        others = f"; its daemons serve at {', '.join(running[:5])}" if running else ""
+        return TokenSearch(reason=f"no daemon of this account serves at {name}{others}")
     except (OSError, ValueError) as error:
-        return Found(why=f"the register's entry of {name} is of no use: {error}")
+        return TokenSearch(reason=f"the register's entry of {name} cannot be used: {error}")
     try:
         entry = json.loads(text)
         if not _is_locked(descriptor):
-            return Found(why=f"the daemon of this account that served at {name} has ended")
-        if entry["machine"] != _machine():
-            return Found(why=f"the daemon of this account that serves at {name} is on another machine")
-        shown = entry.get("certificate")
-        return Found(str(entry["token"]), certificate=None if shown is None else Path(shown))
+            return TokenSearch(reason=f"the daemon of this account that served at {name} has ended")
+        if entry["machine"] != _machine_id():
+            return TokenSearch(reason=f"the daemon of this account that serves at {name} is on another machine")
+        path = entry.get("certificate")
+        return TokenSearch(str(entry["token"]), certificate=None if path is None else Path(path))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return Found(why=f"the register's entry of {name} is of no use")
+        return TokenSearch(reason=f"the register's entry of {name} is damaged")
     finally:
         os.close(descriptor)
 
 
-def _elsewhere(name: str, folder: int) -> str:
-    known = sorted(other for other in os.listdir(folder) if not other.startswith(".") and _lives(other, folder))
-    there = f"; known are {', '.join(known[:5])}" if known else ""
-    return f"no daemon of this account serves at {name}{there}"
-
-
-def address_of(host: str, port: int) -> str:
-    """As a URL has them, and the name of their entry: an address has one only, however it is written."""
+def format_address(host: str, port: int) -> str:
+    """Return host and port as in a URL: also the name of their entry, since each address has one such form."""
     try:
         address = ip_address(host)
     except ValueError:
@@ -204,10 +197,9 @@ def address_of(host: str, port: int) -> str:
     return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
 
 
-def _lives(name: str, folder: int) -> bool:
-    """Whether an entry is that of a daemon which lives."""
+def _is_entry_of_running_daemon(name: str, folder: int) -> bool:
     try:
-        descriptor, _ = read_private(name, folder)
+        descriptor, _ = read_private_file(name, folder)
     except (OSError, ValueError):
         return False
     try:
@@ -216,12 +208,8 @@ def _lives(name: str, folder: int) -> bool:
         os.close(descriptor)
 
 
-def _lock(descriptor: int) -> None:
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
 def _is_locked(descriptor: int) -> bool:
-    """Whether the daemon that wrote this lives; the kernel lets go of its lock when it ends in any way."""
+    """Return whether the daemon that wrote this file runs: the kernel drops its lock however it ends."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -230,8 +218,8 @@ def _is_locked(descriptor: int) -> bool:
     return False
 
 
-def _machine() -> str:
-    """This machine since it was booted, and of containers this one: where an address means the same."""
+def _machine_id() -> str:
+    """Identify this boot of this machine, and within it the network namespace, as of a container."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.stat('/proc/self/ns/net').st_ino}"

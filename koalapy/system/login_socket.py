@@ -1,7 +1,7 @@
-"""Where a head node's agent listens for its users, and how each side sees who the other one is.
+"""Find and check the Unix socket at which a head node's agent gives logins to users of that host.
 
-The kernel says who is at the other end (``SO_PEERCRED``): no secret goes to an agent, and nobody can claim to be
-another account. Standard library only, as the command line needs it, too.
+Each side learns the other's account from the kernel (``SO_PEERCRED``). So no secret is sent to an agent, and no process
+can claim to be another account. Standard library only, since the command line imports it.
 """
 
 import os
@@ -11,48 +11,48 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DIRECTORY = Path("/run/koala")
-"""Made by root, or by systemd for the agents' account: nobody else can make anything in ``/run``."""
-NAME = "login.sock"
-"""In the directory of an agent that may not listen there."""
-MAX_LINE = 256 * 1024
-"""Bytes of anything that is said there, which is JSON, one message a line."""
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Created by root, or by systemd for the agents' account; no other account can create anything in ``/run``."""
+SOCKET_NAME = "login.sock"
+"""In the directory of an agent that may not listen in ``DIRECTORY``."""
+MAX_LINE_BYTES = 256 * 1024
+"""Limit of one message, which is a line of JSON."""
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 WRITABLE_BY_OTHERS = 0o022
 _CREDENTIALS = struct.Struct("3i")
 
 
-def well_known(cluster: str) -> Path:
-    """Where users of a head node find the agent of a cluster without being told."""
+def well_known_path(cluster: str) -> Path:
+    """Return the socket at which the command line looks for a cluster's agent without any configuration."""
     return DIRECTORY / f"{cluster}.sock"
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A process at the other end of a Unix socket, as the kernel saw it when it connected, or began to listen."""
+    """The process at the other end of a Unix socket, as the kernel recorded it at ``connect`` or ``listen``."""
 
     pid: int
     uid: int
 
 
-def peer_of(connected: socket.socket) -> Peer:
-    """Who is there. Raises ``OSError``."""
+def get_peer(connected: socket.socket) -> Peer:
+    """Ask the kernel for the process at the other end. Raise ``OSError``."""
     pid, uid, _ = _CREDENTIALS.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return Peer(pid, uid)
 
 
-def open_folder(path: Path) -> tuple[int, int]:
-    """The folder of a socket, open, and the uid of its owner, who alone may write there.
+def open_socket_folder(path: Path) -> tuple[int, int]:
+    """Open the folder of a socket; return its descriptor and the uid of its owner.
 
-    ``OSError``; ``ValueError`` where others than its owner could put a socket of theirs.
+    Raise ``OSError``, or ``ValueError`` if other accounts could put a socket of theirs there.
     """
-    folder = os.open(path, FOLDER)
-    seen = os.fstat(folder)
-    if seen.st_mode & WRITABLE_BY_OTHERS:
+    folder = os.open(path, FOLDER_FLAGS)
+    status = os.fstat(folder)
+    if status.st_mode & WRITABLE_BY_OTHERS:
         os.close(folder)
         raise ValueError(f"{path} may be written by others than its owner")
-    return folder, seen.st_uid
+    return folder, status.st_uid
 
 
-def address(folder: int, name: str) -> str:
-    """The address of a socket in an open folder, which may have a longer path than an address takes."""
+def socket_address(folder: int, name: str) -> str:
+    """Return the address of a socket in an open folder. It is short, whatever the length of the folder's path."""
     return f"/proc/self/fd/{folder}/{name}"

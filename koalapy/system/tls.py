@@ -1,6 +1,6 @@
-"""TLS as those have it who ask a daemon: whom they trust, and what it means when it does not come about.
+"""Verify the certificate of a daemon, and explain TLS errors.
 
-Standard library only, as the command line needs it, too.
+Standard library only, since the command line imports it.
 """
 
 import ssl
@@ -13,11 +13,11 @@ from urllib.parse import SplitResult
 from koalapy.model.errors import UsageError
 
 CA_FILE = "KOALA_CA_FILE"
-"""The variable that names a file with the certificates of authorities, beside ``--ca-file``."""
-MAX_TOLD_LENGTH = 8192
-"""Characters."""
-_EXPIRED, _EARLY, _OTHER_HOST, _OTHER_ADDRESS = 10, 9, 62, 64
-"""X509_V_ERR_… of OpenSSL, as are these:"""
+"""The variable that names a file with certificates of authorities, like ``--ca-file``."""
+MAX_SHARED_LENGTH = 8192
+"""Characters of authorities' certificates that are passed on to clients."""
+# X509_V_ERR_... of OpenSSL:
+_EXPIRED, _NOT_YET_VALID, _OTHER_HOST, _OTHER_ADDRESS = 10, 9, 62, 64
 _UNKNOWN_AUTHORITY = (2, 7, 18, 19, 20, 21, 24, 26, 27)
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST", "UNKNOWN_PROTOCOL")
 _TOO_OLD = ("UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION", "WRONG_SSL_VERSION")
@@ -25,23 +25,23 @@ _NO_CHECK_TIME = ssl.VerifyFlags(0x200000)
 """X509_V_FLAG_NO_CHECK_TIME of OpenSSL."""
 
 
-def secure(context: ssl.SSLContext) -> ssl.SSLContext:
-    """The context, which speaks nothing older than TLS 1.2; without OpenSSL's configuration it might."""
+def require_tls_1_2(context: ssl.SSLContext) -> ssl.SSLContext:
+    """Let a context speak TLS 1.2 or later only, whatever OpenSSL's configuration says; return the context."""
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
 
 
-def pinned(certificate: str) -> ssl.SSLContext:
-    """Trusts one certificate (PEM), which the other side must show itself, and no other."""
-    context = secure(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
-    context.check_hostname = False  # It may be known by any name: it is this one.
+def pinned_context(certificate: str) -> ssl.SSLContext:
+    """Create a client context that accepts one certificate (PEM) and no other, for any host name and time."""
+    context = require_tls_1_2(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+    context.check_hostname = False
     context.load_verify_locations(cadata=certificate)
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
     return context
 
 
 def is_this_machine(host: str) -> bool:
-    """By its name or address alone."""
+    """Return whether a host is ``localhost`` or a loopback address. Ask no resolver."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
@@ -49,107 +49,109 @@ def is_this_machine(host: str) -> bool:
 
 
 def check_encrypted(url: SplitResult) -> None:
-    """``UsageError`` where a token would go over a network in clear."""
+    """Raise ``UsageError`` if a token would be sent over a network unencrypted."""
     if url.scheme != "https" and not is_this_machine(url.hostname or ""):
         raise UsageError(
-            f"{url.geturl()} is not encrypted: a token would go there for all to read",
+            f"{url.geturl()} is not encrypted: others on the network could read your token",
             field="--url",
             value=url.geturl(),
-            hint="use https://; see docs/security.md, Encryption in transit",
+            hint="use https://; see docs/security.md, On the wire",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """By what a daemon is known: a certificate of its own, an authority's, or those that this machine trusts."""
+    """The certificates by which a client recognizes a daemon; by default those that this machine trusts."""
 
     ca_file: Path | None = None
-    """Certificates of authorities, one of which must have signed the daemon's, for the host that is asked."""
+    """Certificates of authorities, one of which must have signed the daemon's, for the host of the URL."""
     pinned: Path | None = None
-    """The very certificate that the daemon must show, whoever signed it, for whatever host and time."""
+    """The certificate that the daemon must show, whoever signed it, for any host name and time."""
     authorities: str = ""
-    """As those of ``ca_file``, but told and not read."""
+    """The content of a ``ca_file`` (PEM)."""
 
-    def context(self) -> ssl.SSLContext:
-        """Of one connection: the files are read anew, as both may change. ``OSError`` when they cannot be."""
+    def create_context(self) -> ssl.SSLContext:
+        """Create the context of one connection from the files as they are now. Raise ``OSError``."""
         if self.pinned is not None:
-            return pinned(_certificates(self.pinned))
-        # TLS 1.2 or later, with the host's name verified.
-        told = self.authorities if self.ca_file is None else _certificates(self.ca_file)
-        return secure(ssl.create_default_context(cadata=told or None))
+            return pinned_context(_read_certificates(self.pinned))
+        authorities = self.authorities if self.ca_file is None else _read_certificates(self.ca_file)
+        return require_tls_1_2(ssl.create_default_context(cadata=authorities or None))
 
     def was_renewed(self, since: float) -> bool:
-        """Whether the daemon has put another certificate in place of the one that is pinned, since a moment."""
+        """Return whether the pinned certificate was replaced at or after a time (seconds since 1970)."""
         with suppress(OSError):
             return self.pinned is not None and self.pinned.stat().st_mtime >= since
         return False
 
-    def told(self) -> str:
-        """The certificates of ``ca_file`` for others who are to trust the same, if there are few of them."""
+    def shared_authorities(self) -> str:
+        """Return the certificates of ``ca_file`` for clients to trust, or nothing if there are too many."""
         try:
-            text = "" if self.ca_file is None else _certificates(self.ca_file)
+            text = "" if self.ca_file is None else _read_certificates(self.ca_file)
         except OSError:
             return ""
-        return text if len(text) <= MAX_TOLD_LENGTH else ""
+        return text if len(text) <= MAX_SHARED_LENGTH else ""
 
-    def check(self) -> None:
-        """``UsageError`` when the file that was given is of no use."""
+    def check_files(self) -> None:
+        """Raise ``UsageError`` if the certificates cannot be read."""
         try:
-            self.context()
+            self.create_context()
         except OSError as error:
             raise UsageError(
-                f"no certificates of authorities can be read: {error.strerror or error}",
+                f"cannot read the certificates of authorities: {error.strerror or error}",
                 field="--ca-file",
                 value=str(self.ca_file),
-                hint=f"give a file in PEM, with --ca-file or {CA_FILE}",
+                hint=f"give a file in PEM format with --ca-file or {CA_FILE}",
             ) from error
 
 
-OF_THIS_MACHINE = Trust()
-"""Whom this machine trusts."""
+SYSTEM_TRUST = Trust()
+"""Trust the authorities that this machine trusts."""
 
 
-def _certificates(path: Path) -> str:
+def _read_certificates(path: Path) -> str:
     try:
         text = path.read_text(encoding="ascii")
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=text)
     except OSError as error:
         if isinstance(error, ssl.SSLError):
-            raise OSError(f"{path} holds no certificates in PEM") from error
+            raise OSError(f"{path} contains no certificates in PEM format") from error
         raise OSError(f"{path}: {error.strerror}") from error
     except ValueError as error:
-        raise OSError(f"{path} holds no certificates in PEM") from error
+        raise OSError(f"{path} contains no certificates in PEM format") from error
     return text
 
 
-def refusal(error: BaseException, host: str) -> tuple[str, str] | None:
-    """Why TLS with a host has not come about, and the way out; None when that is not what went wrong."""
+def explain_tls_error(error: BaseException, host: str) -> tuple[str, str] | None:
+    """Return why the TLS handshake with a host failed, and a hint; None for any other error."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return _distrust(error, host)
+        return _explain_rejected_certificate(error, host)
     if not isinstance(error, ssl.SSLError):
         return None
     reason = error.reason or ""
     if reason in _NO_TLS:
         return (
-            "what answers there speaks no TLS",
-            "ask by http://, if it is on this machine; else see what listens there",
+            "the server there does not speak TLS",
+            "use http:// if it is on this machine, or check which program listens there",
         )
     if reason in _TOO_OLD:
-        return "it speaks no TLS of version 1.2 or later", "bring what answers there up to date"
-    return f"TLS failed: {reason.lower().replace('_', ' ') or error}", "see what the daemon's log says"
+        return "the server does not speak TLS 1.2 or later", "update the server"
+    return f"the TLS handshake failed: {reason.lower().replace('_', ' ') or error}", "see the daemon's log"
 
 
-def _distrust(error: ssl.SSLCertVerificationError, host: str) -> tuple[str, str]:
+def _explain_rejected_certificate(error: ssl.SSLCertVerificationError, host: str) -> tuple[str, str]:
     code = error.verify_code
     if code == _EXPIRED:
-        return "its certificate has expired", "have it renewed: the daemon takes the new files up by itself"
-    if code == _EARLY:
-        return "its certificate is not valid yet", "set this machine's clock right, or the daemon's"
+        return "its certificate has expired", "renew it; the daemon loads the new files by itself"
+    if code == _NOT_YET_VALID:
+        return "its certificate is not valid yet", "correct the clock of this machine or of the daemon's"
     if code in (_OTHER_HOST, _OTHER_ADDRESS):
-        return f"its certificate is not for {host}", "ask by a name that it is for, or have that one put into it"
+        return (
+            f"its certificate is not for {host}",
+            "use a host name that the certificate names, or have this one added to it",
+        )
     if code in _UNKNOWN_AUTHORITY:
         return (
-            "its certificate is signed by nobody who is trusted here",
+            "its certificate is signed by an authority that this machine does not trust",
             f"give the authority's certificate with --ca-file or {CA_FILE}",
         )
-    return f"its certificate is refused: {error.verify_message}", "have another one made"
+    return f"its certificate is rejected: {error.verify_message}", "replace the certificate"

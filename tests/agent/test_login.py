@@ -150,14 +150,14 @@ async def test_nobody_has_more_than_a_few_connections_or_asks_all_the_time(tmp_p
 async def test_agent_of_one_user_vouches_for_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(own := settings(tmp_path, identity="own")) as (_, daemon):
         assert (await ask(own.login_sockets[0]))[1]["token"] == TOKEN
-        monkeypatch.setattr(login, "peer_of", lambda _: Peer(1, 4711))
+        monkeypatch.setattr(login, "get_peer", lambda _: Peer(1, 4711))
         refused = (await ask(own.login_sockets[0]))[1]["error"]
         assert refused == f"the agent of north is {OWN}'s own: it vouches for nobody else"
         assert len(daemon.asked) == 1
 
 
 async def test_unknown_account_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(login, "peer_of", lambda _: Peer(1, 987_654))
+    monkeypatch.setattr(login, "get_peer", lambda _: Peer(1, 987_654))
     async with serving(own := settings(tmp_path)) as (_, daemon):
         assert (await ask(own.login_sockets[0]))[1]["error"] == "this host knows no account with the uid 987654"
         assert daemon.asked == []

@@ -212,7 +212,7 @@ def test_agent_that_hangs_is_given_up(tmp_path: Path) -> None:
 @pytest.mark.evidence("A11")
 def test_who_listens_must_be_root_or_whose_folder_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.sock"
-    monkeypatch.setattr(agent_socket, "peer_of", lambda _: Peer(1, 4711))
+    monkeypatch.setattr(agent_socket, "get_peer", lambda _: Peer(1, 4711))
     with listening(path, GREETING, ANSWER) as heard:
         error = refusal(path)
     assert (error.code, "(uid 4711)" in error.message) == (Exit.NOT_ALLOWED, True)

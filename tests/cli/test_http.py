@@ -168,7 +168,7 @@ def test_no_token_goes_to_another_machine_in_clear(monkeypatch: pytest.MonkeyPat
     for name in ("http_proxy", "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     for url in ("http://grid.example:8642", "http://192.0.2.1", "http://localhost.evil.example"):
-        with pytest.raises(CliError, match="is not encrypted: a token would go there") as refused:
+        with pytest.raises(CliError, match="is not encrypted: others on the network") as refused:
             Client(url, "token")
         assert "use https://" in refused.value.hint
 

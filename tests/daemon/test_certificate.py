@@ -10,7 +10,7 @@ import pytest
 
 from koalapy.daemon.listener.certificate import Certificate
 from koalapy.model.errors import UsageError
-from koalapy.system.tls import Trust, pinned
+from koalapy.system.tls import Trust, pinned_context
 from tests.certificates import Authority, Pair
 
 
@@ -49,9 +49,9 @@ def text_of(pair: Pair) -> str:
 def test_who_trusts_its_authority_or_the_very_certificate_is_shown_it(authority: Authority, data_dir: Path) -> None:
     pair = authority.issue()
     served = Certificate(pair.certificate, pair.key, data_dir)
-    assert shown(served.context, Trust(authority.file).context()) == text_of(pair)
-    assert shown(served.context, Trust(authority.file).context(), "localhost") == text_of(pair)
-    assert shown(served.context, Trust(pinned=served.shown).context(), "grid.example.org") == text_of(pair)
+    assert shown(served.context, Trust(authority.file).create_context()) == text_of(pair)
+    assert shown(served.context, Trust(authority.file).create_context(), "localhost") == text_of(pair)
+    assert shown(served.context, Trust(pinned=served.shown).create_context(), "grid.example.org") == text_of(pair)
     assert served.shown.stat().st_mode & 0o777 == 0o600
 
 
@@ -60,14 +60,14 @@ def test_new_files_are_taken_up_and_new_connections_see_them(authority: Authorit
     pair, renewed = authority.issue(), authority.issue()
     first = text_of(pair)
     served = Certificate(pair.certificate, pair.key, data_dir)
-    trust = Trust(authority.file).context()
+    trust = Trust(authority.file).create_context()
     assert shown(served.context, trust) == first
     pair.replace_with(renewed)
     assert shown(served.context, trust) == first
     served.look()
     assert shown(served.context, trust) == text_of(renewed) == served.shown.read_text()
     with pytest.raises(ssl.SSLCertVerificationError):
-        shown(served.context, pinned(first))
+        shown(served.context, pinned_context(first))
 
 
 def test_broken_files_are_told_once_and_the_old_certificate_stays(
@@ -83,13 +83,13 @@ def test_broken_files_are_told_once_and_the_old_certificate_stays(
     assert told.count("the old certificate stays") == 1
     assert "does not belong to" in told
     assert key.splitlines()[1] not in told
-    assert shown(served.context, Trust(authority.file).context()) == first == served.shown.read_text()
+    assert shown(served.context, Trust(authority.file).create_context()) == first == served.shown.read_text()
     pair.key.unlink()
     served.look()
     assert "cannot be read: No such file" in capsys.readouterr().out
     pair.replace_with(renewed)
     served.look()
-    assert shown(served.context, Trust(authority.file).context()) == text_of(renewed)
+    assert shown(served.context, Trust(authority.file).create_context()) == text_of(renewed)
 
 
 @pytest.mark.parametrize(
@@ -150,14 +150,18 @@ def test_files_that_are_of_no_use_are_refused_with_what_is_wrong(authority: Auth
 def test_nothing_older_than_tls_1_2_is_spoken(authority: Authority, data_dir: Path) -> None:
     pair = authority.issue()
     served = Certificate(pair.certificate, pair.key, data_dir)
-    for context in (served.context, Trust(authority.file).context(), Trust(pinned=served.shown).context()):
+    for context in (
+        served.context,
+        Trust(authority.file).create_context(),
+        Trust(pinned=served.shown).create_context(),
+    ):
         assert context.minimum_version >= ssl.TLSVersion.TLSv1_2
         assert context.verify_mode == (ssl.CERT_NONE if context is served.context else ssl.CERT_REQUIRED)
-    told = "from koalapy.system.tls import OF_THIS_MACHINE; print(OF_THIS_MACHINE.context().minimum_version.name)"
+    told = "from koalapy.system.tls import SYSTEM_TRUST; print(SYSTEM_TRUST.create_context().minimum_version.name)"
     bare = {**os.environ, "OPENSSL_CONF": "/dev/null"}
     least = subprocess.run([sys.executable, "-c", told], env=bare, capture_output=True, text=True, check=True)
     assert least.stdout.strip() == "TLSv1_2", "whatever this machine has as its default"
-    old = Trust(authority.file).context()
+    old = Trust(authority.file).create_context()
     old.set_ciphers("ALL:@SECLEVEL=0")
     with pytest.warns(DeprecationWarning, match="TLSv1"):
         old.minimum_version = ssl.TLSVersion.TLSv1

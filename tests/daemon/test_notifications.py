@@ -17,7 +17,7 @@ from koalapy.model.errors import StoreUnavailable
 from koalapy.model.job import Attempt, Job, JobSpec, JobState
 from koalapy.model.notification import AllowedRecipients, MailType, Notification
 from koalapy.model.request import FlexibleRequest
-from koalapy.system.tls import OF_THIS_MACHINE
+from koalapy.system.tls import SYSTEM_TRUST
 from tests import signals
 from tests.memory_stores import memory_stores
 from tests.receivers import mail_server, webhook
@@ -301,7 +301,7 @@ def test_only_configured_recipients_are_written_to(address: str) -> None:
 
 @pytest.mark.processes
 async def test_a_webhook_that_redirects_or_refuses_is_told_no_more_and_others_later() -> None:
-    context = OF_THIS_MACHINE.context()
+    context = SYSTEM_TRUST.create_context()
     with webhook() as hook:
         sender = Webhooks({f"127.0.0.1:{hook.port}": SECRET}, context)
         notification = Notification(1, 1.0, "webhook", hook.url(), "ada", {"event": "job-end"})
@@ -327,7 +327,7 @@ async def test_who_takes_a_request_and_never_answers_is_not_waited_for() -> None
     taken: list[asyncio.StreamWriter] = []
     hangs = await asyncio.start_server(lambda _, writer: taken.append(writer), "127.0.0.1", 0)
     port = hangs.sockets[0].getsockname()[1]
-    context = OF_THIS_MACHINE.context()
+    context = SYSTEM_TRUST.create_context()
     sender = Webhooks({f"127.0.0.1:{port}": SECRET}, context, timeouts)
     with pytest.raises(NotTold, match="no answer within"):
         await sender.tell(Notification(1, 1.0, "webhook", f"http://127.0.0.1:{port}/", "", {"event": "x"}))
@@ -350,7 +350,7 @@ async def test_who_takes_a_request_and_never_answers_is_not_waited_for() -> None
 @pytest.mark.processes
 async def test_a_mail_server_that_refuses_a_recipient_for_good_and_for_now() -> None:
     with mail_server() as box:
-        mail = Mail(replace(MAIL, server=f"127.0.0.1:{box.port}"), OF_THIS_MACHINE.context())
+        mail = Mail(replace(MAIL, server=f"127.0.0.1:{box.port}"), SYSTEM_TRUST.create_context())
         body = of_job(MailType.END, job(1, JobState.FAILED, replace(SPEC, name="größe")), 1.0)
         to = Notification(1, 1.0, "mail", "ada@example.org", "ada", body)
         for answer, for_good in (("550 no such user", True), ("451 come again", False)):
@@ -363,7 +363,7 @@ async def test_a_mail_server_that_refuses_a_recipient_for_good_and_for_now() -> 
         (mailed,) = box.mails
         assert mailed["Subject"] == "[koala] job 1 größe has failed"
         assert mailed["Message-ID"] == f"<{body['id']}.koala@example.org>"
-        tls = Mail(replace(MAIL, server=f"127.0.0.1:{box.port}", encryption="starttls"), OF_THIS_MACHINE.context())
+        tls = Mail(replace(MAIL, server=f"127.0.0.1:{box.port}", encryption="starttls"), SYSTEM_TRUST.create_context())
         with pytest.raises(NotTold):
             await tls.tell(to)
         assert len(box.mails) == 1, "nothing goes in clear where it is not to"

@@ -35,7 +35,7 @@ async def serving(folder: Path, connections: Connections) -> AsyncIterator[tuple
     server = HttpServer(app, connections, started.set, Certificate(pair.certificate, pair.key, folder))
     running = asyncio.create_task(server.serve([listener]))
     await started.wait()
-    yield listener.getsockname()[1], Trust(authority.file).context()
+    yield listener.getsockname()[1], Trust(authority.file).create_context()
     server.should_exit = True
     await running
 

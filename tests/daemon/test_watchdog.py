@@ -99,9 +99,9 @@ async def test_who_connects_while_the_loop_hangs_is_told_so(listening: tuple[str
 def test_nothing_is_told_where_nobody_listens(tmp_path: Path) -> None:
     for address in ("", str(tmp_path / "nobody"), "@nobody-at-all"):
         manager = ServiceManager(address, 1.0)
-        manager.ready("x")
-        manager.alive("x")
-        manager.stopping()
+        manager.notify_ready("x")
+        manager.send_heartbeat("x")
+        manager.notify_stopping()
 
 
 @pytest.mark.parametrize(
@@ -122,11 +122,11 @@ def test_what_the_service_manager_waits_for(
         listening.bind(str(path))
         for name, value in {SOCKET: str(path), **variables}.items():
             monkeypatch.setenv(name, value)
-        manager = ServiceManager.of_environment()
+        manager = ServiceManager.from_environment()
         assert manager.interval == interval
-        manager.ready("a status\nREADY=0")
+        manager.notify_ready("a status\nREADY=0")
         assert listening.recv(1000) == b"READY=1\nSTATUS=a status READY=0"
-        assert ServiceManager.of_environment().interval is None, "nothing is inherited"
+        assert ServiceManager.from_environment().interval is None, "nothing is inherited"
 
 
 def test_a_full_socket_of_the_service_manager_holds_up_nobody(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_full_socket_of_the_service_manager_holds_up_nobody(tmp_path: Path) ->
         listening.bind(str(path))
         manager = ServiceManager(str(path), 1.0)
         for _ in range(10_000):
-            manager.alive("x")
+            manager.send_heartbeat("x")
 
 
 def test_the_silent_are_not_waited_for() -> None:

@@ -32,7 +32,7 @@ class Person:
         assert made.returncode == 0, made.stderr
         self.token = made.stdout.strip()
         headers = {"Authorization": f"Bearer {self.token}", "X-Requested-With": "koala"}
-        verify = Trust(bed.ca_file).context()
+        verify = Trust(bed.ca_file).create_context()
         self.http = httpx2.Client(base_url=bed.url, timeout=90.0, headers=headers, verify=verify)
 
     def submit(self, cluster: str, *command: str, size: int = 1, **more: Any) -> int:

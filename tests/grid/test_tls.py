@@ -80,7 +80,7 @@ def served(url: str, trust: Trust) -> str:
     parts = urlsplit(url)
     with (
         socket.create_connection((parts.hostname, parts.port), timeout=30) as plain,
-        trust.context().wrap_socket(plain, server_hostname=parts.hostname) as secured,
+        trust.create_context().wrap_socket(plain, server_hostname=parts.hostname) as secured,
     ):
         der = secured.getpeercert(binary_form=True)
         assert der is not None
@@ -126,7 +126,8 @@ def test_a_command_in_clear_is_told_so(grid: Secured) -> None:
 
 @pytest.mark.evidence("L2")
 @pytest.mark.parametrize(
-    ("scheme", "told"), [("https", "signed by nobody who is trusted here"), ("http", "this port speaks TLS")]
+    ("scheme", "told"),
+    [("https", "signed by an authority that this machine does not trust"), ("http", "this port speaks TLS")],
 )
 def test_an_agent_that_does_not_know_it_says_why_and_check_does(
     grid: Secured, tmp_path: Path, scheme: str, told: str
@@ -197,7 +198,7 @@ def test_what_asks_by_tls_where_none_is_spoken_is_told_so(grid: Secured) -> None
         refused = grid.as_another("clusters", url=f"https://127.0.0.1:{listener.getsockname()[1]}")
         answering.join(60)
     assert refused.returncode == 5
-    assert "what answers there speaks no TLS; ask by http://" in refused.stderr
+    assert "the server there does not speak TLS; use http://" in refused.stderr
 
 
 def refused(tmp_path: Path, *words: str) -> str:

@@ -104,7 +104,7 @@ class World(ABC):
         self.url = url
         headers = {"Authorization": f"Bearer {self.token or self.shown}", "X-Requested-With": "koala"}
         self.http.close()
-        verify = Trust(self.ca_file).context()
+        verify = Trust(self.ca_file).create_context()
         self.http = httpx2.Client(base_url=url, timeout=90.0, headers=headers, verify=verify)
 
     def _usable(self) -> bool:

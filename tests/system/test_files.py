@@ -9,7 +9,7 @@ import pytest
 from koalapy.model.errors import UsageError
 from koalapy.runner.atomic_files import replace_file
 from koalapy.store.engine import make_engine
-from koalapy.system.files import private_directory
+from koalapy.system.files import make_private_directory
 from tests.needs import ROOT, needs
 
 CONTENTS = ("koala.db", "token")
@@ -30,7 +30,7 @@ def folder(path: Path, bits: int, *names: str) -> Path:
 def test_one_that_is_made_is_private(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        assert mode(private_directory(tmp_path / "a" / "b", CONTENTS, "--data-dir")) == 0o700
+        assert mode(make_private_directory(tmp_path / "a" / "b", CONTENTS, "--data-dir")) == 0o700
     finally:
         os.umask(before)
 
@@ -39,27 +39,27 @@ def test_one_that_is_made_is_private(tmp_path: Path) -> None:
 def test_one_that_exists_is_tightened(tmp_path: Path, names: tuple[str, ...]) -> None:
     there = folder(tmp_path / "data", 0o755, *names)
     (tmp_path / "link").symlink_to(there)
-    assert private_directory(tmp_path / "link", CONTENTS, "--data-dir") == there
+    assert make_private_directory(tmp_path / "link", CONTENTS, "--data-dir") == there
     assert mode(there) == 0o700
 
 
 @pytest.mark.parametrize("bits", [0o777, 0o1777, 0o757, 0o1755])
 def test_one_for_everybody_is_refused_and_left_as_it_is(tmp_path: Path, bits: int) -> None:
     there = folder(tmp_path / "tmp", bits, "token")
-    with pytest.raises(UsageError, match="is for all to write") as refusal:
-        private_directory(there, CONTENTS, "--data-dir")
+    with pytest.raises(UsageError, match="is writable by all accounts") as refusal:
+        make_private_directory(there, CONTENTS, "--data-dir")
     assert (refusal.value.field, mode(there)) == ("--data-dir", bits)
 
 
 def test_one_with_other_things_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     there = folder(tmp_path / "etc", 0o755, "passwd")
     with pytest.raises(UsageError, match="holds other things"):
-        private_directory(there, CONTENTS, "--data-dir")
+        make_private_directory(there, CONTENTS, "--data-dir")
     assert mode(there) == 0o755
 
 
 def test_what_is_private_already_may_hold_anything(tmp_path: Path) -> None:
-    assert private_directory(folder(tmp_path / "own", 0o700, "notes"), CONTENTS, "--data-dir") == tmp_path / "own"
+    assert make_private_directory(folder(tmp_path / "own", 0o700, "notes"), CONTENTS, "--data-dir") == tmp_path / "own"
 
 
 @pytest.mark.evidence("A3")
@@ -68,14 +68,14 @@ def test_one_of_another_account_is_refused(tmp_path: Path) -> None:
     there = folder(tmp_path / "data", 0o755, "koala.db")
     os.chown(there, 65534, 65534)
     with pytest.raises(UsageError, match=r"belongs to another account \(uid 65534\)"):
-        private_directory(there, CONTENTS, "--data-dir")
+        make_private_directory(there, CONTENTS, "--data-dir")
     assert mode(there) == 0o755
 
 
 def test_a_file_in_its_place_is_told(tmp_path: Path) -> None:
     (tmp_path / "data").touch()
     with pytest.raises(UsageError, match="cannot use"):
-        private_directory(tmp_path / "data", CONTENTS, "--data-dir")
+        make_private_directory(tmp_path / "data", CONTENTS, "--data-dir")
 
 
 @pytest.mark.evidence("A5")

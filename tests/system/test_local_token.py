@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from koalapy.client.client import Client
 from koalapy.model.errors import UsageError
 from koalapy.system import local_token as credentials
-from koalapy.system.local_token import Registration, checked_token, find_token, own_token, register_directory
+from koalapy.system.local_token import Registration, check_token, find_token, load_or_make_token, register_directory
 from tests.needs import ROOT, needs
 
 TOKEN = "a-token-for-tests"
@@ -43,19 +43,19 @@ def mode(path: Path) -> int:
 )
 def test_a_token_that_is_none_is_refused(token: str) -> None:
     with pytest.raises(ValueError, match="token"):
-        checked_token(token)
+        check_token(token)
 
 
 @given(token=st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=16, max_size=100))
 def test_a_long_token_is_taken_as_it_is(token: str) -> None:
-    assert checked_token(token) == token
+    assert check_token(token) == token
 
 
 def test_the_first_token_is_kept_and_nobody_elses_to_read(tmp_path: Path) -> None:
     os.umask(os.umask(0))  # whatever the umask is
-    token, why = own_token(tmp_path)
+    token, why = load_or_make_token(tmp_path)
     assert (mode(tmp_path / "token"), why) == (0o600, "")
-    assert own_token(tmp_path) == (checked_token(token), "")
+    assert load_or_make_token(tmp_path) == (check_token(token), "")
     assert os.listdir(tmp_path) == ["token"]
 
 
@@ -73,7 +73,7 @@ def test_it_is_never_readable_not_even_for_a_moment(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "open", watching)
     before = os.umask(0)
     try:
-        own_token(tmp_path)
+        load_or_make_token(tmp_path)
         Registration(TOKEN, [HERE]).close()
     finally:
         os.umask(before)
@@ -112,12 +112,12 @@ def pipe(path: Path) -> None:
 @pytest.mark.parametrize("spoil", [lax, torn, empty, binary, link, pipe])
 def test_what_is_no_secret_is_replaced_and_said(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     spoil(tmp_path / "token")
-    token, why = own_token(tmp_path)
+    token, why = load_or_make_token(tmp_path)
     assert why
     assert token != TOKEN
     assert not (tmp_path / "token").is_symlink()
     assert mode(tmp_path / "token") == 0o600
-    assert own_token(tmp_path) == (token, "")
+    assert load_or_make_token(tmp_path) == (token, "")
 
 
 def test_a_directory_without_room_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +126,7 @@ def test_a_directory_without_room_is_told(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(UsageError, match=r"cannot write .*/token: No space left on device"):
-        own_token(tmp_path)
+        load_or_make_token(tmp_path)
     assert os.listdir(tmp_path) == []
 
 
@@ -149,7 +149,7 @@ def test_a_daemon_is_found_by_its_address_while_it_lives(state: Path) -> None:
     ]:
         found = find_token(host, port)
         assert found.token == ""
-        assert "known are 127.0.0.1:8642, 127.0.0.1:9000, [::1]:8642" in found.why
+        assert "its daemons serve at 127.0.0.1:8642, 127.0.0.1:9000, [::1]:8642" in found.reason
     daemon.close()
     assert find_token(*HERE).token == ""
     other.close()
@@ -179,7 +179,7 @@ def test_what_a_killed_daemon_left_is_shown_to_nobody(state: Path) -> None:
         daemon.kill()
     assert (state / "127.0.0.1:8642").exists()
     found = find_token(*HERE)
-    assert (found.token, found.why) == ("", "the daemon of this account that served at 127.0.0.1:8642 has ended")
+    assert (found.token, found.reason) == ("", "the daemon of this account that served at 127.0.0.1:8642 has ended")
     Registration("token-of-the-next", [("127.0.0.1", 9000)]).close()
     assert list(state.iterdir()) == []
 
@@ -205,7 +205,7 @@ def test_machines_that_share_a_home_have_registers_of_their_own(monkeypatch: pyt
 
 def test_it_is_shown_where_the_address_means_the_same_only(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = Registration(TOKEN, [HERE])
-    monkeypatch.setattr(credentials, "_machine", lambda: "another machine with the same home")
+    monkeypatch.setattr(credentials, "_machine_id", lambda: "another machine with the same home")
     assert find_token(*HERE).token == ""
     daemon.close()
 
@@ -225,7 +225,7 @@ def test_a_register_that_is_a_link_is_refused(state: Path, tmp_path: Path) -> No
 @needs(ROOT)
 def test_a_register_of_another_account_is_refused(state: Path) -> None:
     state.mkdir(parents=True)
-    (state / "127.0.0.1:8642").write_text(json.dumps({"token": TOKEN, "machine": credentials._machine()}))
+    (state / "127.0.0.1:8642").write_text(json.dumps({"token": TOKEN, "machine": credentials._machine_id()}))
     os.chown(state, 65534, 65534)
     with pytest.raises(UsageError, match="belongs to another account"):
         Registration(TOKEN, [HERE])

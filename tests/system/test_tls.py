@@ -7,7 +7,7 @@ import pytest
 
 from koalapy.daemon.listener.certificate import Certificate
 from koalapy.model.errors import UsageError
-from koalapy.system.tls import Trust, pinned, refusal
+from koalapy.system.tls import Trust, explain_tls_error, pinned_context
 from tests.certificates import Authority
 from tests.daemon.test_certificate import shown
 
@@ -28,8 +28,8 @@ def test_a_certificate_that_is_not_the_right_one_is_refused_with_the_way_out(
     pair = authority.issue(hosts, days)
     served = Certificate(pair.certificate, pair.key, tmp_path).context
     with pytest.raises(ssl.SSLCertVerificationError) as refused:
-        shown(served, Trust(authority.file).context())
-    assert (found := refusal(refused.value, "127.0.0.1")) is not None
+        shown(served, Trust(authority.file).create_context())
+    assert (found := explain_tls_error(refused.value, "127.0.0.1")) is not None
     assert found[0] == told
     assert found[1]
 
@@ -39,42 +39,46 @@ def test_one_by_another_authority_is_refused_and_so_is_every_other_where_one_is_
     authority, other = Authority(tmp_path), Authority(tmp_path / "other")
     pair, sibling = authority.issue(), authority.issue()
     served = Certificate(pair.certificate, pair.key, tmp_path).context
-    assert shown(served, pinned(pair.certificate.read_text()), "whatever") == pair.certificate.read_text()
+    assert shown(served, pinned_context(pair.certificate.read_text()), "whatever") == pair.certificate.read_text()
     for trust in (Trust(other.file), Trust(), Trust(pinned=sibling.certificate), Trust(pinned=other.file)):
         with pytest.raises(ssl.SSLCertVerificationError) as refused:
-            shown(served, trust.context())
-        assert (found := refusal(refused.value, "127.0.0.1")) is not None
+            shown(served, trust.create_context())
+        assert (found := explain_tls_error(refused.value, "127.0.0.1")) is not None
         assert "--ca-file" in found[1]
 
 
 def test_a_pinned_one_is_known_also_when_it_has_expired(tmp_path: Path) -> None:
     pair = Authority(tmp_path).issue(["grid.example.org"], days=-1.0)
     served = Certificate(pair.certificate, pair.key, tmp_path)
-    assert shown(served.context, Trust(pinned=served.shown).context()) == pair.certificate.read_text()
+    assert shown(served.context, Trust(pinned=served.shown).create_context()) == pair.certificate.read_text()
 
 
 def test_a_file_of_authorities_that_is_of_no_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "junk").write_bytes(b"\xff\x00")
     (tmp_path / "empty").touch()
-    for name, why in [("none", "none: No such file"), ("junk", "holds no certificates"), ("empty", "no certificates")]:
+    for name, why in [
+        ("none", "none: No such file"),
+        ("junk", "contains no certificates"),
+        ("empty", "no certificates"),
+    ]:
         with pytest.raises(UsageError, match=why) as refused:
-            Trust(tmp_path / name).check()
+            Trust(tmp_path / name).check_files()
         assert (refused.value.field, refused.value.value) == ("--ca-file", str(tmp_path / name))
 
 
 def test_other_errors_are_told_by_those_who_know_them() -> None:
-    assert refusal(ConnectionRefusedError("no"), "127.0.0.1") is None
-    assert refusal(ValueError("no"), "127.0.0.1") is None
+    assert explain_tls_error(ConnectionRefusedError("no"), "127.0.0.1") is None
+    assert explain_tls_error(ValueError("no"), "127.0.0.1") is None
 
 
 def test_others_are_told_of_few_authorities_only(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     pair = authority.issue()
     served = Certificate(pair.certificate, pair.key, tmp_path).context
-    told = Trust(authority.file).told()
-    assert shown(served, Trust(authorities=told).context()) == pair.certificate.read_text()
+    told = Trust(authority.file).shared_authorities()
+    assert shown(served, Trust(authorities=told).create_context()) == pair.certificate.read_text()
     with pytest.raises(ssl.SSLCertVerificationError):
-        shown(served, Trust(authorities=told).context(), "grid.example.org")
+        shown(served, Trust(authorities=told).create_context(), "grid.example.org")
     many = tmp_path / "many.pem"
     many.write_text(authority.file.read_text() * 50)
-    assert [Trust(path).told() for path in (many, tmp_path / "none", None)] == ["", "", ""]
+    assert [Trust(path).shared_authorities() for path in (many, tmp_path / "none", None)] == ["", "", ""]

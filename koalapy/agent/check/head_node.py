@@ -21,8 +21,8 @@ from koalapy.agent.lrm.commands import run_command
 from koalapy.agent.lrm.port import Finding, Lrm
 from koalapy.agent.transfers.exports import RSYNC
 from koalapy.model.errors import SiteError
-from koalapy.system.login_socket import DIRECTORY, open_folder
-from koalapy.system.tls import refusal
+from koalapy.system.login_socket import DIRECTORY, open_socket_folder
+from koalapy.system.tls import explain_tls_error
 
 SHARED_FILE_SYSTEMS = (
     "nfs",
@@ -272,7 +272,7 @@ def check_logins(settings: AgentSettings) -> list[Finding]:
 def _login_folder_problem(folder: Path) -> str:
     """Return why the agent cannot make a socket in a folder; empty if it can, or if it can make the folder."""
     try:
-        descriptor, owner = open_folder(folder)
+        descriptor, owner = open_socket_folder(folder)
         os.close(descriptor)
     except FileNotFoundError:
         return "" if os.access(folder.parent, os.W_OK) else f"there is no {folder}"
@@ -288,7 +288,7 @@ async def check_daemon(settings: AgentSettings, *, own_token: bool) -> list[Find
     url = settings.url.rstrip("/")
     try:
         # As the agent itself, which uses no proxy.
-        verified = settings.trust.context()
+        verified = settings.trust.create_context()
         async with httpx2.AsyncClient(timeout=DAEMON_TIMEOUT_S, trust_env=False, verify=verified) as http:
             health = _read_object(await http.get(f"{url}/healthz"))
             if health.get("status") in WRONG_URL_STATUSES and "detail" in health:
@@ -306,7 +306,7 @@ async def check_daemon(settings: AgentSettings, *, own_token: bool) -> list[Find
             host = ""
         cause: BaseException | None = error
         while cause is not None:
-            if tls_error := refusal(cause, host):
+            if tls_error := explain_tls_error(cause, host):
                 reason, hint = tls_error
                 break
             cause = cause.__cause__ or cause.__context__

@@ -175,7 +175,7 @@ class Agent:
         log.info(
             "agent serves", action="agent-serves", cluster=self._settings.cluster, components=len(self._reporter.live)
         )
-        manager.ready(f"serves {self._settings.cluster}")
+        manager.notify_ready(f"serves {self._settings.cluster}")
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._tell_status(manager))
@@ -189,7 +189,7 @@ class Agent:
                 group.create_task(self._expired.watch_daemons())
                 group.create_task(self._uplink.keep_connected(self._received, self._lost))
         finally:
-            manager.stopping()
+            manager.notify_stopping()
             self._logins.close()
             await self._questions.stop_answering()
             await self._files.close()
@@ -231,7 +231,9 @@ class Agent:
         """Live, as the service manager sees it: it hears nothing while this loop hangs."""
         while True:
             away = "" if self._welcomed else "its daemon is out of reach"
-            manager.alive("; ".join(filter(None, (away, self._jobs.problem))) or f"serves {self._settings.cluster}")
+            manager.send_heartbeat(
+                "; ".join(filter(None, (away, self._jobs.problem))) or f"serves {self._settings.cluster}"
+            )
             await asyncio.sleep(manager.interval or STATUS_INTERVAL)
 
     async def _tend(self) -> None:

@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 
 from koalapy.protocol import messages as wire
 from koalapy.system.clock import SYSTEM_CLOCK, Clock
-from koalapy.system.tls import OF_THIS_MACHINE, Trust, refusal
+from koalapy.system.tls import SYSTEM_TRUST, Trust, explain_tls_error
 
 log = structlog.get_logger()
 
@@ -35,7 +35,7 @@ class Uplink:
         token: str,
         hello: Callable[[], wire.Hello],
         synced: Callable[[], Awaitable[None]] | None = None,
-        trust: Trust = OF_THIS_MACHINE,
+        trust: Trust = SYSTEM_TRUST,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """``synced`` is awaited before anything is sent: what is told must not be forgotten."""
@@ -69,7 +69,7 @@ class Uplink:
                 async with connect(
                     self._url,
                     additional_headers=headers,
-                    ssl=self._trust.context() if self._url.startswith("wss:") else None,
+                    ssl=self._trust.create_context() if self._url.startswith("wss:") else None,
                     compression=None,
                     max_size=wire.MAX_FRAME_SIZE,
                     proxy=None,
@@ -138,7 +138,7 @@ class Uplink:
 
 def _reason(error: Exception, url: str) -> str:
     """Why there is no connection: in the words of the daemon, when it answered that we are not to come in."""
-    if told := refusal(error, urlsplit(url).hostname or ""):
+    if told := explain_tls_error(error, urlsplit(url).hostname or ""):
         return f"{told[0]}: {told[1]}"
     if isinstance(error, InvalidStatus):
         try:

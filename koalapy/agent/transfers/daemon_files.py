@@ -13,8 +13,8 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from koalapy.model.errors import SiteRejected, SiteUnavailable
-from koalapy.system.files import owner_only
-from koalapy.system.tls import OF_THIS_MACHINE, Trust, refusal
+from koalapy.system.files import open_owner_only
+from koalapy.system.tls import SYSTEM_TRUST, Trust, explain_tls_error
 
 IO_TIMEOUT = 60.0
 """Seconds in which the daemon must take or give the next bytes."""
@@ -37,11 +37,11 @@ class DaemonFiles:
     url: str
     cluster: str
     token: str
-    trust: Trust = OF_THIS_MACHINE
+    trust: Trust = SYSTEM_TRUST
 
     def fetch_bundle(self, bundle: str, path: Path, stop: threading.Event, progress: Callable[[int], None]) -> None:
         """Bring a bundle into a file, of which the beginning may be there; ``progress`` is given its size."""
-        with open(path, "ab", opener=owner_only) as file, closing(self._connection()) as connection:
+        with open(path, "ab", opener=open_owner_only) as file, closing(self._connection()) as connection:
             there = file.tell()
             headers = {"Range": f"bytes={there}-"} if there else {}
             with _errors("cannot be reached", connection):
@@ -86,7 +86,7 @@ class DaemonFiles:
         host, port = parts.hostname or "", parts.port
         if parts.scheme == "https":
             try:
-                context = self.trust.context()
+                context = self.trust.create_context()
             except OSError as error:
                 raise SiteUnavailable(f"the daemon cannot be reached: {error}") from error
             return http.client.HTTPSConnection(host, port, timeout=IO_TIMEOUT, context=context)
@@ -130,7 +130,7 @@ def _errors(problem: str, connection: http.client.HTTPConnection) -> Iterator[No
     try:
         yield
     except (OSError, http.client.HTTPException) as error:
-        told = refusal(error, connection.host)
+        told = explain_tls_error(error, connection.host)
         raise SiteUnavailable(f"the daemon {problem}: {f'{told[0]}: {told[1]}' if told else error}") from error
 
 

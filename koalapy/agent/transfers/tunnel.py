@@ -17,7 +17,7 @@ import sys
 
 sys.path.append(__file__.rsplit("/", 4)[0])
 
-from koalapy.system.tls import pinned, secure
+from koalapy.system.tls import pinned_context, require_tls_1_2
 
 HOST, PORT, CERTIFICATE = "KOALA_TUNNEL_HOST", "KOALA_TUNNEL_PORT", "KOALA_TUNNEL_CERTIFICATE"
 CONNECT_TIMEOUT = 10
@@ -44,7 +44,7 @@ def _connect(host: str, port: int, certificate: str) -> int:
     try:
         signal.alarm(CONNECT_TIMEOUT)
         there = socket.create_connection((host, port))
-        secured = pinned(certificate).wrap_socket(there)
+        secured = pinned_context(certificate).wrap_socket(there)
         signal.alarm(0)
     except ssl.SSLCertVerificationError:
         print(f"{host}:{port} shows another certificate than its agent has told", file=sys.stderr)
@@ -57,7 +57,7 @@ def _connect(host: str, port: int, certificate: str) -> int:
 
 
 def _serve(rsync: int, key: int, seconds: float) -> int:
-    context = secure(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+    context = require_tls_1_2(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
     context.load_cert_chain(f"/proc/self/fd/{key}")
     context.num_tickets = 0
     os.close(key)

@@ -10,7 +10,7 @@ from typing import Annotated
 from koalapy.cli.terminal.arguments import Option
 from koalapy.cli.terminal.options import DAEMON, Daemon
 from koalapy.client.errors import CliError, Exit, printable
-from koalapy.system.files import open_own_folder, write_private
+from koalapy.system.files import open_own_folder, write_private_file
 from koalapy.system.local_token import account_directory
 
 PAGE = "dashboard.html"
@@ -40,7 +40,7 @@ def _page_that_leads_to(where: str) -> Path:
         own = open_own_folder(folder, make=True)
         try:
             text = f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(where)}"><title>koala</title>\n'
-            os.close(write_private(PAGE, own, text))
+            os.close(write_private_file(PAGE, own, text))
         finally:
             os.close(own)
     except (OSError, ValueError) as error:

@@ -15,7 +15,7 @@ from joserfc.jwk import ECKey, Key, KeySet, OKPKey, RSAKey, import_key
 
 from koalapy.model.errors import ProblemCode, SiteUnavailable
 from koalapy.model.identity import Provider
-from koalapy.system.tls import secure
+from koalapy.system.tls import require_tls_1_2
 
 log = structlog.get_logger()
 
@@ -136,7 +136,7 @@ def _read(path: Path) -> bytes:
 
 async def fetch(uri: str) -> bytes:
     """What is there, as far as a set of keys may be large; no redirection is followed, and no proxy asked."""
-    context = secure(ssl.create_default_context())
+    context = require_tls_1_2(ssl.create_default_context())
     async with (
         httpx2.AsyncClient(verify=context, trust_env=False, timeout=FETCH_TIMEOUT) as client,
         client.stream("GET", uri, headers={"Accept": "application/json", "Accept-Encoding": "identity"}) as answer,

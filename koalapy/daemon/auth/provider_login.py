@@ -16,7 +16,7 @@ import httpx2
 from koalapy.daemon.auth.identities import Identities
 from koalapy.model.errors import ProblemCode, SiteUnavailable, TokenRejected
 from koalapy.model.identity import Identity, Provider
-from koalapy.system.tls import secure
+from koalapy.system.tls import require_tls_1_2
 
 SPAN = 600.0
 """Seconds that somebody has at the provider."""
@@ -111,7 +111,9 @@ class ProviderLogins:
 async def _post(uri: str, form: dict[str, str], auth: httpx2.BasicAuth | None) -> bytes:
     """No redirection is followed, and no proxy asked; ``ValueError`` for an answer that is too large."""
     async with (
-        httpx2.AsyncClient(verify=secure(ssl.create_default_context()), trust_env=False, timeout=TIMEOUT) as client,
+        httpx2.AsyncClient(
+            verify=require_tls_1_2(ssl.create_default_context()), trust_env=False, timeout=TIMEOUT
+        ) as client,
         client.stream("POST", uri, data=form, auth=auth, headers={"Accept": "application/json"}) as answer,
     ):
         content = bytearray()

@@ -124,7 +124,7 @@ class Daemon:
         self._announce(self.url)
         self._agents.start(self.url)
         log.info("serving", action="daemon-serves", url=self.url, version=__version__, epoch=self._engine.epoch)
-        self._manager.ready(f"serves {self.url}")
+        self._manager.notify_ready(f"serves {self.url}")
         self._watchdog.start(StandIn(self._listener, self._certificate.context if self._certificate else None))
 
     async def run(self) -> None:
@@ -144,7 +144,7 @@ class Daemon:
 
     async def _shut_down(self, engine: "asyncio.Task[None]", server: "asyncio.Task[None]") -> None:
         log.info("ending", action="daemon-ends")
-        self._manager.stopping()
+        self._manager.notify_stopping()
         self._watchdog.stop()
         self._duties.stop()
         self._engine.drain()

@@ -74,13 +74,13 @@ class Watchdog:
             self._judge(now - self._moved_at, ident)
             if not self._hangs and self._manager.interval is not None and now - self._told_at >= self._manager.interval:
                 self._told_at = now
-                self._manager.alive(self._said)
+                self._manager.send_heartbeat(self._said)
 
     def _moves(self) -> None:
         self._moved_at, self._asked = time.monotonic(), False
         if (status := self._status()) != self._said:
             self._said = status
-            self._manager.status(status)
+            self._manager.show_status(status)
 
     def _judge(self, silence: float, ident: int) -> None:
         hangs, before = silence > self._timeouts.loop_hangs_s, self._hangs
@@ -89,7 +89,7 @@ class Watchdog:
             seconds, where = round(silence, 1), place_of(ident)
             log.critical("the daemon's loop hangs", action="loop-hangs", seconds=seconds, where=where)
             self._said = ""
-            self._manager.status(f"its loop hangs: {where}")
+            self._manager.show_status(f"its loop hangs: {where}")
             if self._stand_in is not None:
                 self._stand_in.start(self._moved_at)
         elif before and not hangs:

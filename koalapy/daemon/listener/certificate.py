@@ -14,7 +14,7 @@ import structlog
 from koalapy.model.errors import UsageError
 from koalapy.runner.atomic_files import replace_file
 from koalapy.system.files import FOR_OTHERS
-from koalapy.system.tls import secure
+from koalapy.system.tls import require_tls_1_2
 
 log = structlog.get_logger()
 
@@ -122,7 +122,7 @@ class Certificate:
 
 
 def _new_context() -> ssl.SSLContext:
-    context = secure(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+    context = require_tls_1_2(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
     # No session of before is resumed: each new connection sees the present certificate.
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0

@@ -18,7 +18,7 @@ from typing import Any
 from koalapy.agent.lrm.local.jobs import JobTable, Journal, LocalJob, RequestRejected
 from koalapy.agent.lrm.local.processes import is_below
 from koalapy.agent.lrm.local.runs import Runs, Timers
-from koalapy.system.login_socket import peer_of
+from koalapy.system.login_socket import get_peer
 
 _MAX_LINE_BYTES = 4 << 20
 _MAX_UNSENT_BYTES = 64 << 20
@@ -40,7 +40,7 @@ class ClientConnection:
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self.connection = connection
-        self.is_from_job = is_below(peer_of(connection).pid, os.getpid())
+        self.is_from_job = is_below(get_peer(connection).pid, os.getpid())
         """Whether the client is a program of a job: all their processes stay descendants of locald."""
         self.attached_jobs: list[LocalJob] = []
         """Jobs that end when the client disconnects."""

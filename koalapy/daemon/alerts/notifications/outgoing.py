@@ -267,7 +267,7 @@ def build_notifications(
     Raise ``UsageError`` for certificates that cannot be read.
     """
     try:
-        context = Trust(Path(section.ca_file) if section.ca_file else None).context()
+        context = Trust(Path(section.ca_file) if section.ca_file else None).create_context()
     except OSError as error:
         raise UsageError(
             f"notifications.ca_file: {error}",
