@@ -68,8 +68,8 @@ class Renewing(Trust):
 
     between: list[Callable[[], None]] = []  # noqa: RUF012
 
-    def context(self) -> ssl.SSLContext:
-        read = super().context()
+    def create_context(self) -> ssl.SSLContext:
+        read = super().create_context()
         if self.between:
             self.between.pop()()
         return read

@@ -215,10 +215,10 @@ def test_how_links_are_measured(load_yaml: Any, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("token", "says"),
     [
-        ("", "a blank token"),
-        ("  ", "a blank token"),
+        ("", "the token is blank"),
+        ("  ", "the token is blank"),
         ("secret", "can be guessed"),
-        ("a b" * 10, "no spaces"),
+        ("a b" * 10, "contains spaces"),
         ("ü" * 20, "ASCII"),
     ],
 )
@@ -261,7 +261,7 @@ def test_people_have_an_account_of_their_own_on_clusters_that_there_are(load_yam
 
 def test_tokens_of_the_environment_are_refused_likewise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KOALA_TOKENS", '[{"token": "", "user": "ada"}]')
-    with pytest.raises(UsageError, match=r"^KOALA_TOKENS in the environment: tokens\[0\]\.token: a blank token "):
+    with pytest.raises(UsageError, match=r"^KOALA_TOKENS in the environment: tokens\[0\]\.token: the token is blank"):
         load(None)
     monkeypatch.setenv("KOALA_TOKENS", "a-token-for-tests")
     with pytest.raises(UsageError, match="given as JSON"):

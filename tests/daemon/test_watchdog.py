@@ -30,10 +30,10 @@ class Recorded(ServiceManager):
         self.alive_at: list[float] = []
         self.said: list[str] = []
 
-    def alive(self, status: str) -> None:
+    def send_heartbeat(self, status: str) -> None:
         self.alive_at.append(time.monotonic())
 
-    def status(self, text: str) -> None:
+    def show_status(self, text: str) -> None:
         self.said.append(text)
 
 

@@ -53,7 +53,7 @@ def test_one_for_everybody_is_refused_and_left_as_it_is(tmp_path: Path, bits: in
 
 def test_one_with_other_things_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     there = folder(tmp_path / "etc", 0o755, "passwd")
-    with pytest.raises(UsageError, match="holds other things"):
+    with pytest.raises(UsageError, match="contains other files"):
         make_private_directory(there, CONTENTS, "--data-dir")
     assert mode(there) == 0o755
 

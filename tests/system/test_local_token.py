@@ -219,7 +219,7 @@ def test_a_register_that_is_a_link_is_refused(state: Path, tmp_path: Path) -> No
         Registration(TOKEN, [HERE])
     assert refusal.value.field == "XDG_STATE_HOME"
     assert list((tmp_path / "real").iterdir()) == []
-    assert "is a symbolic link" in find_token(*HERE).why
+    assert "is a symbolic link" in find_token(*HERE).reason
 
 
 @needs(ROOT)
