@@ -29,22 +29,25 @@ from koalapy.agent.lrm.commands import CommandResult, RunCommand, run_command
 from koalapy.model.errors import SiteFault, SiteRejected, SiteUnavailable
 
 ACCOUNT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
-"""What may go into a path and onto a command line; no number, or it might be taken for one."""
-CLOSED = ("nologin", "false")
+"""Names that are safe in a path and on a command line. Numbers are rejected elsewhere, since they may be uids."""
+CLOSED_SHELLS = ("nologin", "false")
 CAP_SETGID, CAP_SETUID = 1 << 6, 1 << 7
-NO_RULE = re.compile(r"^sudo: .*(password|not allowed|unknown user|effective uid|sudoers)|^Sorry, user", re.MULTILINE)
-"""What sudo says when it does not run something; what is run speaks for itself."""
-LEFT_OUT = ("TMPDIR", "MAIL", "XDG_RUNTIME_DIR")
-"""Of the agent's environment: they are its own."""
-EXIT_TIMEOUT = 10.0
-MAX_HEADER = 16 * 1024
-"""Bytes of the line that says what comes."""
-MAX_ERROR = 2000
-CHUNK = 1 << 16
+SUDO_REJECTION = re.compile(
+    r"^sudo: .*(password|not allowed|unknown user|effective uid|sudoers)|^Sorry, user", re.MULTILINE
+)
+"""Messages of sudo itself when it does not run a command."""
+OWN_VARIABLES = ("TMPDIR", "MAIL", "XDG_RUNTIME_DIR")
+"""Variables of the agent that commands of other accounts do not inherit."""
+EXIT_TIMEOUT_S = 10.0
+MAX_HEADER_BYTES = 16 * 1024
+MAX_ERROR_BYTES = 2000
+CHUNK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
+    """An account of this host."""
+
     name: str
     uid: int
     gid: int
@@ -54,17 +57,17 @@ class Account:
 
 
 def look_up_account(name: str) -> Account | None:
-    """Blocks; ``OSError`` when the name service does not answer."""
+    """Return an account or None. It blocks; raise ``OSError`` if the name service does not answer."""
     try:
-        found = pwd.getpwnam(name)
+        entry = pwd.getpwnam(name)
     except KeyError:
         return None
-    groups = tuple(os.getgrouplist(found.pw_name, found.pw_gid))
-    return Account(found.pw_name, found.pw_uid, found.pw_gid, groups, found.pw_dir, found.pw_shell)
+    groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
+    return Account(entry.pw_name, entry.pw_uid, entry.pw_gid, groups, entry.pw_dir, entry.pw_shell)
 
 
 class Accounts:
-    """Decides by the cluster's ``identity``; everything raises ``SiteRejected`` for who may not run anything here."""
+    """The accounts that jobs of a cluster may run as, by its ``identity``. Others raise ``SiteRejected``."""
 
     def __init__(
         self, cluster: str, settings: SiteSettings, lookup: Callable[[str], Account | None] = look_up_account
@@ -80,63 +83,61 @@ class Accounts:
 
     @property
     def acts_as_root(self) -> bool:
-        """Whether what the agent ran for itself would be root's, where jobs are others'."""
+        """Whether processes of the agent itself run as root while jobs run as other accounts."""
         return self.is_mapped and self.own_uid == 0
 
     def account_for(self, local_user: str) -> str:
-        """As whom somebody's job is to be handled; empty for the agent's own account. To be admitted before it runs."""
+        """Return the account for a user's job, empty for the agent's own. Pass it to ``admit`` before the job runs."""
         if self._identity == "service":
             return ""
         return "" if self._identity == "own" and local_user == account_name(self.own_uid) else local_user
 
     def admit(self, user: str) -> None:
-        """Refuse what cannot be, before anything is looked up."""
+        """Raise ``SiteRejected`` for an account that the cluster's identity excludes. It looks nothing up."""
         if self._identity == "own" and user:
-            raise self._refused(
-                f"jobs on {self._cluster} run as {account_name(self.own_uid)} alone, and not as {user!r}",
+            raise self._rejection(
+                f"jobs on {self._cluster} run only as {account_name(self.own_uid)}, not as {user!r}",
                 f"only the jobs of clusters.{self._cluster}.user may run there",
             )
         if self._identity == "mapped" and not user:
-            raise self._refused(
-                f"{self._cluster} runs jobs as their owners' accounts, and nobody said which that is",
+            raise self._rejection(
+                f"{self._cluster} runs jobs as their owners' accounts, and this job's owner has none there",
                 f"give the owner an account on {self._cluster} under users.NAME.accounts",
             )
 
     async def find_account(self, user: str) -> Account:
-        """As ``find_now``, which blocks for as long as the host's name service does."""
+        """Return the account of that name, looked up in a thread. Raise ``SiteError``."""
         return await asyncio.to_thread(self.find_account_blocking, user)
 
     def find_account_blocking(self, user: str) -> Account:
-        """The account of that name, that people's jobs may run as; ``SiteUnavailable`` when nobody can say."""
+        """Return the account of that name if jobs may run as it. Raise ``SiteError``. It blocks."""
         self.admit(user)
         if not self.is_mapped:
-            raise self._refused(f"{self._cluster} runs jobs as one account, and not as {user!r}", "see its identity")
+            raise self._rejection(f"{self._cluster} runs jobs as one account, not as {user!r}", "see its identity")
         if not ACCOUNT_NAME.fullmatch(user) or user.isdecimal():
-            raise self._refused(f"{user!r} is no name of an account", "correct users.NAME.accounts")
+            raise self._rejection(f"{user!r} is not a valid account name", "correct users.NAME.accounts")
         try:
-            found = self._lookup(user)
+            account = self._lookup(user)
         except OSError as error:
             raise SiteUnavailable(f"{self._cluster} cannot look up the account {user}: {error}") from error
-        if found is None or found.name != user:
-            raise self._refused(f"there is no account {user} on {self._cluster}", "correct users.NAME.accounts")
-        if problem := self._problem(found):
-            raise self._refused(
-                f"no job may run as {user} on {self._cluster}: {problem}", "map it to a person's account"
+        if account is None or account.name != user:
+            raise self._rejection(f"there is no account {user} on {self._cluster}", "correct users.NAME.accounts")
+        problem = ""
+        if account.uid < self._min_uid or account.uid == 0:
+            problem = f"its uid {account.uid} is below min_uid ({self._min_uid}), as of system accounts"
+        elif account.uid == self.own_uid:
+            problem = "it is the agent's own account"
+        elif account.gid == 0:
+            problem = "its group is root"
+        elif os.path.basename(account.shell) in CLOSED_SHELLS:
+            problem = f"it is closed (its shell is {account.shell})"
+        if problem:
+            raise self._rejection(
+                f"no job may run as {user} on {self._cluster}: {problem}", "map it to a user's account"
             )
-        return found
+        return account
 
-    def _problem(self, found: Account) -> str:
-        if found.uid < self._min_uid or found.uid == 0:
-            return f"its uid {found.uid} is a system account's (below {self._min_uid})"
-        if found.uid == self.own_uid:
-            return "that is the agent's own account"
-        if found.gid == 0:
-            return "its group is root's"
-        if os.path.basename(found.shell) in CLOSED:
-            return f"it is closed ({found.shell})"
-        return ""
-
-    def _refused(self, message: str, hint: str) -> SiteRejected:
+    def _rejection(self, message: str, hint: str) -> SiteRejected:
         return SiteRejected(message, field="account", hint=hint, fault=SiteFault.UNSUITABLE)
 
 
@@ -148,13 +149,15 @@ def account_name(uid: int) -> str:
 
 
 class SwitchMethod(StrEnum):
+    """How an agent runs commands as other accounts."""
+
     SETUID = "setuid"
     SUDO = "sudo"
     NONE = "none"
 
 
 def detect_switch_method() -> SwitchMethod:
-    """By which this process may act as others, as far as can be told without trying."""
+    """Return how this process can run commands as other accounts, as far as is known without a trial."""
     if os.geteuid() == 0 or _may_change_account():
         return SwitchMethod.SETUID
     return SwitchMethod.SUDO if shutil.which("sudo") else SwitchMethod.NONE
@@ -162,28 +165,28 @@ def detect_switch_method() -> SwitchMethod:
 
 def _may_change_account() -> bool:
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    wanted = CAP_SETGID | CAP_SETUID
-    return found is not None and int(found[1], 16) & wanted == wanted
+    match = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    required = CAP_SETGID | CAP_SETUID
+    return match is not None and int(match[1], 16) & required == required
 
 
 class RunAs:
-    """Makes commands that run as somebody, and runs them. ``SiteError`` for who may not run anything here."""
+    """Runs commands as other accounts. Methods raise ``SiteError`` for accounts that jobs may not run as."""
 
     def __init__(
-        self, accounts: Accounts, way: SwitchMethod | None = None, run_command: RunCommand = run_command
+        self, accounts: Accounts, switch_method: SwitchMethod | None = None, run_command: RunCommand = run_command
     ) -> None:
         self.accounts, self._run_command = accounts, run_command
-        self.switch_method = way or (detect_switch_method() if accounts.is_mapped else SwitchMethod.NONE)
+        self.switch_method = switch_method or (detect_switch_method() if accounts.is_mapped else SwitchMethod.NONE)
 
     async def run(self, user: str, *argv: str, environment: Mapping[str, str], **options: Any) -> CommandResult:
-        """As ``commands.run``, by that account; as the agent itself where none is named."""
+        """Run a command as an account, or as the agent itself if ``user`` is empty; see ``run_command``."""
         if not user:
             return await self._run_command(*argv, environment=environment, **options)
         account = await self.accounts.find_account(user)
         command = self.build_command(account, argv, environment.get("PATH"))
         answer = await self._run_command(*command, environment=account_environment(account, environment), **options)
-        if self.switch_method is SwitchMethod.SUDO and answer.code != 0 and NO_RULE.search(answer.errors):
+        if self.switch_method is SwitchMethod.SUDO and answer.code != 0 and SUDO_REJECTION.search(answer.errors):
             raise SiteRejected(
                 f"sudo does not let this agent run {argv[0]} as {user}: {answer.error_line.removeprefix('sudo: ')}",
                 hint="see docs/clusters.md, Whose processes, for the rules that it needs",
@@ -192,49 +195,52 @@ class RunAs:
         return answer
 
     def build_command(self, account: Account, argv: Sequence[str], path: str | None = None) -> list[str]:
-        """The command line by which an account runs a command; of ``path`` the folders in which it is looked for."""
+        """Return the command line that runs ``argv`` as an account; ``path`` are the folders to search for it."""
         if self.switch_method is SwitchMethod.SETUID:
             groups = ",".join(map(str, sorted({account.gid, *account.groups})))
-            own = ["--reuid", str(account.uid), "--regid", str(account.gid), "--groups", groups]
-            return [_program("setpriv"), *own, "--inh-caps", "-all", "--ambient-caps", "-all", "--", *argv]
+            identity = ["--reuid", str(account.uid), "--regid", str(account.gid), "--groups", groups]
+            return [_find_program("setpriv"), *identity, "--inh-caps", "-all", "--ambient-caps", "-all", "--", *argv]
         if self.switch_method is SwitchMethod.SUDO:
             program = shutil.which(argv[0], path=path)
             if program is None:
-                raise SiteRejected(f"there is no {argv[0]} on the agent's PATH", fault=SiteFault.SITE)
-            return [_program("sudo"), "-n", "-u", account.name, "--", program, *argv[1:]]
+                raise SiteRejected(f"{argv[0]} is not on the agent's PATH", fault=SiteFault.SITE)
+            return [_find_program("sudo"), "-n", "-u", account.name, "--", program, *argv[1:]]
         raise SiteRejected(
-            "this agent may act for nobody: it is not root, has no CAP_SETUID and CAP_SETGID, and there is no sudo",
+            "this agent cannot run anything as other accounts: it has no root rights, capabilities or sudo",
             hint="see docs/clusters.md, Whose processes",
             fault=SiteFault.SITE,
         )
 
 
-def _program(name: str) -> str:
-    """Of the agent's own path: what is run by it may have another."""
+def _find_program(name: str) -> str:
+    """Return the path of a program on the agent's own PATH, which may differ from the command's."""
     return shutil.which(name) or f"/usr/bin/{name}"
 
 
 def drop_capabilities(*argv: str) -> list[str]:
-    """A command without what this agent may beyond its account: for what speaks with other sites."""
+    """Return a command that runs without the agent's capabilities, for programs that talk to other sites."""
     if os.geteuid() == 0 or not _may_change_account():
         return [*argv]
-    return [_program("setpriv"), "--inh-caps", "-all", "--ambient-caps", "-all", "--", *argv]
+    return [_find_program("setpriv"), "--inh-caps", "-all", "--ambient-caps", "-all", "--", *argv]
 
 
-def account_environment(account: Account, given: Mapping[str, str]) -> dict[str, str]:
-    """What is inherited, with what is the account's own in place of what is the agent's."""
-    kept = {name: value for name, value in given.items() if name not in LEFT_OUT}
-    own = {"HOME": account.home, "USER": account.name, "LOGNAME": account.name, "SHELL": account.shell or "/bin/sh"}
-    return kept | own
+def account_environment(account: Account, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment of the agent with the home, name and shell of an account."""
+    inherited = {name: value for name, value in environment.items() if name not in OWN_VARIABLES}
+    names = {"HOME": account.home, "USER": account.name, "LOGNAME": account.name}
+    return inherited | names | {"SHELL": account.shell or "/bin/sh"}
 
 
 class AccountProcess(io.RawIOBase):
-    """Writable, and readable frame by frame. ``SiteUnavailable`` when it does not go on, ``SiteRejected`` in its own
-    words."""
+    """A process of another account: a stream to write to, and to read frame by frame.
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], who: str, stall_s: float) -> None:
-        """``who`` it runs as, for people; ``stall_s``: seconds without a byte after which it is given up."""
-        self._who, self._stall_s = who, stall_s
+    The account controls the process, so every wait has a timeout and everything read has a limit. Methods raise
+    ``SiteUnavailable`` if it stalls, and ``SiteRejected`` with its own message if it fails.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], account: str, stall_s: float) -> None:
+        """``account``: its name, for messages; ``stall_s``: seconds without a byte until it is given up."""
+        self._account, self._stall_s = account, stall_s
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         try:
             self._process = subprocess.Popen(
@@ -269,18 +275,18 @@ class AccountProcess(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        """All of it; what is not taken because it has ended is told by ``finish``."""
-        left = memoryview(data).cast("B")
-        size = len(left)
+        """Write all of ``data``. If the process ends, the remainder is dropped and ``finish`` raises its error."""
+        unsent = memoryview(data).cast("B")
+        size = len(unsent)
         with contextlib.suppress(BrokenPipeError):
-            while left:
+            while unsent:
                 self._wait(self._in, writing=True)
                 with contextlib.suppress(BlockingIOError):
-                    left = left[os.write(self._in, left[:CHUNK]) :]
+                    unsent = unsent[os.write(self._in, unsent[:CHUNK_BYTES]) :]
         return size
 
     def send_request(self, request: object = None) -> None:
-        """Write a request, if there is one, and say that no more comes."""
+        """Write a request, if given, and close the input."""
         if request is not None:
             self.write(json.dumps(request).encode())
         assert self._process.stdin is not None
@@ -288,52 +294,56 @@ class AccountProcess(io.RawIOBase):
             self._process.stdin.close()
 
     def read_frame(self) -> dict[str, Any] | None:
-        """What it says comes next, to be checked by the caller; None at the end of all."""
+        """Return the next header, with ``name`` and ``size``; None at the end. The caller checks its other fields."""
         while b"\n" not in self._buffer:
-            if len(self._buffer) > MAX_HEADER:
-                raise self._odd()
+            if len(self._buffer) > MAX_HEADER_BYTES:
+                raise self._wrong_answer()
             if not (data := self._read()):
                 if self._buffer:
-                    raise self._odd()
+                    raise self._wrong_answer()
                 return None
             self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\n")
         try:
-            known = json.loads(line) if len(line) <= MAX_HEADER else None
+            header = json.loads(line) if len(line) <= MAX_HEADER_BYTES else None
         except (ValueError, RecursionError):
-            known = None
-        if not isinstance(known, dict) or not isinstance(known.get("name"), str):
-            raise self._odd()
-        if type(known.get("size")) is not int or known["size"] < 0:
-            raise self._odd()
-        return known
+            header = None
+        if not isinstance(header, dict) or not isinstance(header.get("name"), str):
+            raise self._wrong_answer()
+        if type(header.get("size")) is not int or header["size"] < 0:
+            raise self._wrong_answer()
+        return header
 
     def open_content(self, size: int) -> "Content":
         return Content(self, size)
 
-    def read_some(self, most: int) -> bytes:
+    def read_some(self, max_bytes: int) -> bytes:
+        """Return at least one byte. Raise ``SiteRejected`` at the end."""
         if not self._buffer:
             self._buffer = self._read()
-        data, self._buffer = self._buffer[:most], self._buffer[most:]
+        data, self._buffer = self._buffer[:max_bytes], self._buffer[max_bytes:]
         if not data:
-            raise self._odd()
+            raise self._wrong_answer()
         return data
 
     def finish(self) -> None:
+        """Wait until the process ends. Raise ``SiteError`` unless it succeeds."""
         self.send_request()
         while self._read():
             pass
         try:
-            code = self._process.wait(EXIT_TIMEOUT)
+            code = self._process.wait(EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired as error:
-            raise self._stuck() from error
+            raise self._stalled() from error
         if code:
             self._errors.seek(0)
-            words = " ".join(self._errors.read(MAX_ERROR).decode(errors="replace").split()) or f"exit code {code}"
-            raise SiteRejected(f"as {self._who}: {words}", fault=SiteFault.UNKNOWN)
+            message = (
+                " ".join(self._errors.read(MAX_ERROR_BYTES).decode(errors="replace").split()) or f"exit code {code}"
+            )
+            raise SiteRejected(f"as {self._account}: {message}", fault=SiteFault.UNKNOWN)
 
     def kill(self) -> None:
-        """It is not waited for any more; one that may not be killed sees that nobody reads."""
+        """Kill the process and close its pipes. One that may not be killed ends when its output is closed."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
@@ -341,42 +351,42 @@ class AccountProcess(io.RawIOBase):
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError, PermissionError, subprocess.TimeoutExpired):
                 os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait(EXIT_TIMEOUT)
+                self._process.wait(EXIT_TIMEOUT_S)
         self._errors.close()
 
     def _read(self) -> bytes:
         while True:
             self._wait(self._out, writing=False)
             with contextlib.suppress(BlockingIOError):
-                return os.read(self._out, CHUNK)
+                return os.read(self._out, CHUNK_BYTES)
 
     def _wait(self, descriptor: int, *, writing: bool) -> None:
         poll = select.poll()
         poll.register(descriptor, select.POLLOUT if writing else select.POLLIN)
         if not poll.poll(self._stall_s * 1000):
-            raise self._stuck()
+            raise self._stalled()
 
-    def _stuck(self) -> SiteUnavailable:
-        return SiteUnavailable(f"what runs as {self._who} has said nothing for {self._stall_s:g} s")
+    def _stalled(self) -> SiteUnavailable:
+        return SiteUnavailable(f"the process of {self._account} has sent nothing for {self._stall_s:g} s")
 
-    def _odd(self) -> SiteRejected:
-        return SiteRejected(f"what runs as {self._who} says what is not understood", fault=SiteFault.UNKNOWN)
+    def _wrong_answer(self) -> SiteRejected:
+        return SiteRejected(f"the process of {self._account} has sent an invalid message", fault=SiteFault.UNKNOWN)
 
 
 class Content(io.RawIOBase):
-    """The bytes of one frame, no more and no fewer."""
+    """The content of one frame."""
 
     def __init__(self, process: AccountProcess, size: int) -> None:
-        self._process, self._left = process, size
+        self._process, self._remaining = process, size
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int = -1) -> bytes:
-        wanted = self._left if size < 0 else min(size, self._left)
-        pieces = []
-        while wanted:
-            pieces.append(self._process.read_some(wanted))
-            wanted -= len(pieces[-1])
-            self._left -= len(pieces[-1])
-        return b"".join(pieces)
+        missing = self._remaining if size < 0 else min(size, self._remaining)
+        self._remaining -= missing
+        chunks = []
+        while missing:
+            chunks.append(self._process.read_some(missing))
+            missing -= len(chunks[-1])
+        return b"".join(chunks)

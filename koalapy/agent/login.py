@@ -1,7 +1,7 @@
-"""Logins on a head node: the kernel says which account asks, the agent vouches for it, and the daemon decides.
+"""Logins on a head node: the kernel identifies the account, the agent attests it, and the daemon decides.
 
-On the socket the agent greets with its cluster and its daemon's URL, the command asks, and the agent answers with a
-token that the daemon made, or with why there is none.
+On the socket the agent sends its cluster and its daemon's URL, the command requests a login, and the agent answers with
+a token from the daemon or an error.
 """
 
 import asyncio
@@ -30,19 +30,18 @@ log = structlog.get_logger()
 
 MAX_CONNECTIONS = 128
 MAX_CONNECTIONS_PER_ACCOUNT = 4
-QUESTION_TIMEOUT = 10.0
-"""Seconds that a command has to ask."""
-NAME_TIMEOUT = 5.0
-"""Seconds that the host's name service has to say what an account is called."""
-WELCOME_TIMEOUT = 3.0
-"""Seconds for which a daemon is waited for that the agent is not connected to: one of the two may have begun anew."""
-ANSWER_TIMEOUT = 10.0
-FOR_ALL = 0o666
+REQUEST_TIMEOUT_S = 10.0
+NAME_SERVICE_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 3.0
+"""How long a login waits for the daemon's connection: daemon or agent may just have restarted."""
+DAEMON_TIMEOUT_S = 10.0
+SOCKET_MODE = 0o666
 _PROTOCOL = 1
+_LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Refused(Exception):
-    """Nobody is vouched for; ``hint`` is the way out."""
+class LoginRejected(Exception):
+    """The agent attests no account; ``hint`` says what to do."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -50,33 +49,35 @@ class Refused(Exception):
 
 
 class LoginServer:
+    """A Unix socket at which users of this host log in."""
+
     def __init__(self, settings: AgentSettings, uplink: Uplink, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._cluster, self._url, self._uplink = settings.cluster, settings.url, uplink
         self._paths = settings.login_sockets
-        """The first is taken where one may listen."""
+        """The socket is made at the first path where that is possible."""
         self._own_only = settings.identity == "own"
-        """Only for this account it vouches."""
+        """Whether only the agent's own account may log in."""
         self._jobs_are_own = settings.identity == "service"
         """Whether the cluster's jobs run as the agent's account."""
         self._users_url = settings.url
         self._trust = settings.trust
         self._ca = ""
-        self._welcome = asyncio.Event()
-        self._asking: dict[str, asyncio.Future[Vouched]] = {}
-        self._pace = Throttle(burst=12, interval=5.0)
+        self._connected = asyncio.Event()
+        self._pending: dict[str, asyncio.Future[Vouched]] = {}
+        self._throttle = Throttle(burst=12, interval=5.0)
         self._connections: Counter[int] = Counter()
         self._server: asyncio.Server | None = None
         self._bound: BoundSocket | None = None
 
     async def listen(self) -> None:
-        """Where that can be; users of this host cannot log in else, and nothing else is the worse for it."""
+        """Listen at the first usable path. Without one, users of this host cannot log in; nothing else is affected."""
         failures = []
         for path in self._paths:
             try:
                 self._bound = BoundSocket(path)
             except (OSError, ValueError) as error:
-                failures.append(f"{path}: {_reason(error)}")
+                failures.append(f"{path}: {_error_text(error)}")
                 continue
             self._server = await asyncio.start_unix_server(
                 self._serve, sock=self._bound.socket, limit=MAX_LINE_BYTES, backlog=ACCEPTS_PER_TURN
@@ -95,27 +96,23 @@ class LoginServer:
             self._bound.close()
         self.lost()
 
-    # What the daemon says
-
     def welcomed(self, message: Welcome) -> None:
-        self._welcome.set()
+        self._connected.set()
         self._users_url = message.users_url or self._url
         self._ca = self._trust.shared_authorities()
 
     def lost(self) -> None:
-        """There is no connection to the daemon any more: who waits for an answer gets none."""
-        self._welcome.clear()
-        for waiting in self._asking.values():
-            if not waiting.done():
-                waiting.set_result(Vouched(ident="", error="the daemon hung up", hint="try again"))
+        """Fail pending logins: the connection to the daemon has ended."""
+        self._connected.clear()
+        for future in self._pending.values():
+            if not future.done():
+                future.set_result(Vouched(ident="", error="the connection to the daemon has ended", hint="try again"))
 
     def vouched(self, message: Vouched) -> None:
-        """An answer counts once, and only for what was asked."""
-        waiting = self._asking.get(message.ident)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(message)
-
-    # What users say
+        """Pass the daemon's answer to the login that waits for it."""
+        future = self._pending.get(message.ident)
+        if future is not None and not future.done():
+            future.set_result(message)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         uid = -1
@@ -125,69 +122,69 @@ class LoginServer:
                 return
             self._connections[uid] += 1
             try:
-                await self._converse(uid, reader, writer)
+                await self._handle_request(uid, reader, writer)
             finally:
                 self._connections[uid] -= 1
-                self._connections += Counter()  # what is zero is left out
+                self._connections += Counter()  # removes zero counts
         except (OSError, ValueError, TimeoutError, RecursionError) as error:
-            log.info("a login was broken off", action="login-broken-off", uid=uid, error=_reason(error))
+            log.info("login connection failed", action="login-broken-off", uid=uid, error=_error_text(error))
         finally:
             writer.close()
             with suppress(OSError):
                 await writer.wait_closed()
 
-    async def _converse(self, uid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _handle_request(self, uid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         greeting = {"koala": _PROTOCOL, "cluster": self._cluster, "url": self._users_url, "ca": self._ca}
-        await _say(writer, greeting)
-        async with asyncio.timeout(QUESTION_TIMEOUT):
+        await _send(writer, greeting)
+        async with asyncio.timeout(REQUEST_TIMEOUT_S):
             line = await reader.readline()
         if not line.endswith(b"\n"):
             return
-        question = json.loads(line)
-        if not isinstance(question, dict) or question.get("ask") != "login":
-            raise ValueError("it asks for something else than a login")
+        request = json.loads(line)
+        if not isinstance(request, dict) or request.get("ask") != "login":
+            raise ValueError("the request is not for a login")
         try:
-            answer = await self._vouch(uid)
-        except Refused as refusal:
-            log.warning("nobody is vouched for", action="login-refused", uid=uid, error=refusal.message)
-            await _say(writer, {"error": refusal.message, "hint": refusal.hint})
+            answer = await self._request_login(uid)
+        except LoginRejected as rejection:
+            log.warning("login rejected", action="login-refused", uid=uid, error=rejection.message)
+            await _send(writer, {"error": rejection.message, "hint": rejection.hint})
             return
-        told = {"token": answer.token, "user": answer.user, "role": answer.role, "lifetime": answer.lifetime}
-        await _say(writer, told if answer.token else {"error": answer.error, "hint": answer.hint})
+        login = {"token": answer.token, "user": answer.user, "role": answer.role, "lifetime": answer.lifetime}
+        await _send(writer, login if answer.token else {"error": answer.error, "hint": answer.hint})
 
-    async def _vouch(self, uid: int) -> Vouched:
+    async def _request_login(self, uid: int) -> Vouched:
         if self._own_only and uid != os.geteuid():
-            own = await _account(os.geteuid())
-            raise Refused(f"the agent of {self._cluster} is {own}'s own: it vouches for nobody else")
-        if wait := self._pace.count_if_allowed(uid, self._clock.monotonic()):
-            raise Refused("too many logins", f"try again in {wait:.0f} s")
-        account = await _account(uid)
+            owner = await _account_name(os.geteuid())
+            raise LoginRejected(f"the agent of {self._cluster} accepts logins of {owner} only")
+        if wait := self._throttle.count_if_allowed(uid, self._clock.monotonic()):
+            raise LoginRejected("too many logins", f"try again in {wait:.0f} s")
+        account = await _account_name(uid)
         try:
-            async with asyncio.timeout(WELCOME_TIMEOUT):
-                await self._welcome.wait()
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await self._connected.wait()
         except TimeoutError:
-            away = f"the agent of {self._cluster} does not reach the daemon at {self._url}"
-            raise Refused(away, "try again later") from None
+            message = f"the agent of {self._cluster} has no connection to the daemon at {self._url}"
+            raise LoginRejected(message, "try again later") from None
         ident = uuid4().hex
-        waiting: asyncio.Future[Vouched] = asyncio.get_running_loop().create_future()
-        self._asking[ident] = waiting
+        future: asyncio.Future[Vouched] = asyncio.get_running_loop().create_future()
+        self._pending[ident] = future
         try:
             runs_jobs = self._jobs_are_own and uid == os.geteuid()
             self._uplink.send_soon(Vouch(ident=ident, account=account, uid=uid, runs_jobs=runs_jobs), urgent=True)
-            async with asyncio.timeout(ANSWER_TIMEOUT):
-                return await waiting
+            async with asyncio.timeout(DAEMON_TIMEOUT_S):
+                return await future
         except TimeoutError:
-            silent = f"the daemon at {self._url} has not answered for {ANSWER_TIMEOUT:g} s"
-            raise Refused(silent, "try again later") from None
+            message = f"the daemon at {self._url} has not answered for {DAEMON_TIMEOUT_S:g} s"
+            raise LoginRejected(message, "try again later") from None
         finally:
-            del self._asking[ident]
+            del self._pending[ident]
 
 
 class BoundSocket:
-    """A socket that every account of this host may connect to, and only this one has made; held while this lives."""
+    """A socket that every account of this host may connect to, and that only this account can replace."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ``OSError``, and ``ValueError`` where others could put theirs, or another agent listens already."""
+        """Make the socket. Raise ``OSError``, or ``ValueError`` if others could replace it or another agent listens."""
         if path.parent == DIRECTORY:
             with suppress(OSError):
                 DIRECTORY.mkdir(mode=0o755)
@@ -207,7 +204,7 @@ class BoundSocket:
         except BaseException:
             self._release()
             raise
-        self._seen = os.stat(self._name, dir_fd=self._folder, follow_symlinks=False)
+        self._created = os.stat(self._name, dir_fd=self._folder, follow_symlinks=False)
 
     def _bind(self) -> None:
         try:
@@ -217,7 +214,7 @@ class BoundSocket:
         fresh = f".{self._name}.{os.urandom(4).hex()}"
         self.socket.bind(socket_address(self._folder, fresh))
         try:
-            os.chmod(fresh, FOR_ALL, dir_fd=self._folder)
+            os.chmod(fresh, SOCKET_MODE, dir_fd=self._folder)
             self.socket.listen(MAX_CONNECTIONS)
             self.socket.setblocking(False)
             os.rename(fresh, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
@@ -227,8 +224,8 @@ class BoundSocket:
 
     def close(self) -> None:
         with suppress(OSError):
-            there = os.stat(self._name, dir_fd=self._folder, follow_symlinks=False)
-            if os.path.samestat(there, self._seen):
+            current = os.stat(self._name, dir_fd=self._folder, follow_symlinks=False)
+            if os.path.samestat(current, self._created):
                 os.unlink(self._name, dir_fd=self._folder)
         self._release()
 
@@ -240,33 +237,30 @@ class BoundSocket:
 
 def _open_lock(name: str, folder: int) -> int:
     try:
-        return os.open(name, _LOCK, 0o600, dir_fd=folder)
+        return os.open(name, _LOCK_FLAGS, 0o600, dir_fd=folder)
     except PermissionError:
-        # The agent ran as another account before; the folder is ours now, or this fails, too.
+        # The agent ran as another account before. This fails too unless the folder belongs to this account now.
         os.unlink(name, dir_fd=folder)
-        return os.open(name, _LOCK, 0o600, dir_fd=folder)
+        return os.open(name, _LOCK_FLAGS, 0o600, dir_fd=folder)
 
 
-_LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-async def _account(uid: int) -> str:
-    """What this host calls an account; ``Refused`` when it does not know."""
+async def _account_name(uid: int) -> str:
+    """Return the name of an account of this host. Raise ``LoginRejected`` if it has none."""
     try:
-        async with asyncio.timeout(NAME_TIMEOUT):
+        async with asyncio.timeout(NAME_SERVICE_TIMEOUT_S):
             return (await asyncio.to_thread(pwd.getpwuid, uid)).pw_name
     except KeyError:
-        raise Refused(f"this host knows no account with the uid {uid}") from None
+        raise LoginRejected(f"this host has no account with the uid {uid}") from None
     except TimeoutError:
-        silent = f"this host's name service has not answered for {NAME_TIMEOUT:g} s"
-        raise Refused(silent, "try again later") from None
+        message = f"this host's name service has not answered for {NAME_SERVICE_TIMEOUT_S:g} s"
+        raise LoginRejected(message, "try again later") from None
 
 
-async def _say(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+async def _send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
     writer.write(json.dumps(message).encode() + b"\n")
-    async with asyncio.timeout(QUESTION_TIMEOUT):
+    async with asyncio.timeout(REQUEST_TIMEOUT_S):
         await writer.drain()
 
 
-def _reason(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else str(error)) or type(error).__name__

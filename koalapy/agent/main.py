@@ -184,7 +184,7 @@ def _check_identity(cluster: str, own: AgentSettings, section: ClusterSection) -
         )
     if detect_switch_method() is SwitchMethod.NONE:
         raise UsageError(
-            f"{where}.identity is mapped, and this agent may act for nobody",
+            f"{where}.identity is mapped, and this agent cannot run anything as other accounts",
             field=f"{where}.identity",
             hint="run it as root, or with CAP_SETUID and CAP_SETGID, or install sudo (docs/clusters.md)",
         )

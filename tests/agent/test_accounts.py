@@ -1,4 +1,4 @@
-"""Who may run something on a cluster, and who may not: whatever is not known to be a person's account."""
+"""Accounts that jobs may run as, and commands that run as them."""
 
 import os
 from pathlib import Path
@@ -16,78 +16,78 @@ ALICE = Account("alice", 64_101, 64_101, (64_101, 64_200), "/home/alice", "/bin/
 MAPPED = SiteSettings(identity="mapped")
 
 
-def accounts(settings: SiteSettings = MAPPED, **known: Account) -> Accounts:
-    return Accounts("north", settings, known.get)
+def accounts(settings: SiteSettings = MAPPED, **entries: Account) -> Accounts:
+    return Accounts("north", settings, entries.get)
 
 
-def test_a_persons_account_is_found() -> None:
-    found = accounts(alice=ALICE)
-    found.admit("alice")
-    assert found.find_account_blocking("alice") == ALICE
-    assert found.account_for("alice") == "alice"
+def test_find_account_of_user_returns_it() -> None:
+    mapped = accounts(alice=ALICE)
+    mapped.admit("alice")
+    assert mapped.find_account_blocking("alice") == ALICE
+    assert mapped.account_for("alice") == "alice"
 
 
 @pytest.mark.evidence("C1", "K3")
 @pytest.mark.parametrize(
-    ("user", "account", "why"),
+    ("user", "account", "reason"),
     [
         ("bob", None, "there is no account bob on north"),
         ("bob", ALICE, "there is no account bob on north"),
-        ("root", Account("root", 0, 0, (0,), "/root", "/bin/sh"), "uid 0 is a system account's"),
-        ("munge", Account("munge", 101, 101, (101,), "/", "/bin/sh"), "uid 101 is a system account's"),
-        ("wheel", Account("wheel", 64_102, 0, (0,), "/", "/bin/sh"), "its group is root's"),
+        ("root", Account("root", 0, 0, (0,), "/root", "/bin/sh"), "uid 0 is below min_uid"),
+        ("munge", Account("munge", 101, 101, (101,), "/", "/bin/sh"), "uid 101 is below min_uid"),
+        ("wheel", Account("wheel", 64_102, 0, (0,), "/", "/bin/sh"), "its group is root"),
         ("gone", Account("gone", 64_103, 64_103, (), "/", "/usr/sbin/nologin"), "it is closed"),
         ("gone", Account("gone", 64_103, 64_103, (), "/", "/bin/false"), "it is closed"),
-        ("", ALICE, "nobody said which that is"),
-        ("64101", ALICE, "is no name of an account"),
-        ("-u", ALICE, "is no name of an account"),
-        ("../alice", ALICE, "is no name of an account"),
-        ("alice bob", ALICE, "is no name of an account"),
-        ("alice\n", ALICE, "is no name of an account"),
-        ("#0", ALICE, "is no name of an account"),
+        ("", ALICE, "owner has none there"),
+        ("64101", ALICE, "is not a valid account name"),
+        ("-u", ALICE, "is not a valid account name"),
+        ("../alice", ALICE, "is not a valid account name"),
+        ("alice bob", ALICE, "is not a valid account name"),
+        ("alice\n", ALICE, "is not a valid account name"),
+        ("#0", ALICE, "is not a valid account name"),
         ("ALICE", ALICE, "there is no account ALICE"),
-        ("a" * 65, ALICE, "is no name of an account"),
+        ("a" * 65, ALICE, "is not a valid account name"),
     ],
 )
-def test_nobody_else_gets_anything(user: str, account: Account | None, why: str) -> None:
-    known = {user: account} if account is not None else {}
-    with pytest.raises(SiteRejected, match=why) as refused:
-        accounts(**known).find_account_blocking(user)
-    assert refused.value.fault == "unsuitable"
-    assert refused.value.hint
+def test_find_account_of_unsuitable_account_is_rejected(user: str, account: Account | None, reason: str) -> None:
+    entries = {user: account} if account is not None else {}
+    with pytest.raises(SiteRejected, match=reason) as error:
+        accounts(**entries).find_account_blocking(user)
+    assert error.value.fault == "unsuitable"
+    assert error.value.hint
 
 
-def test_the_agents_own_account_is_nobodys() -> None:
+def test_find_account_of_the_agent_is_rejected() -> None:
     own = accounts(koala=Account("koala", 64_101, 64_101, (), "/", "/bin/sh"))
     own.own_uid = 64_101
     with pytest.raises(SiteRejected, match="agent's own account"):
         own.find_account_blocking("koala")
 
 
-def test_who_counts_as_a_person_is_the_sites_to_say() -> None:
+def test_find_account_with_lower_min_uid_returns_it() -> None:
     low = Account("dave", 501, 501, (501,), "/home/dave", "/bin/sh")
     assert accounts(SiteSettings(identity="mapped", min_uid=500), dave=low).find_account_blocking("dave") == low
 
 
-def test_a_name_service_that_does_not_answer_is_asked_again() -> None:
-    def away(name: str) -> Account | None:
+def test_find_account_without_name_service_is_unavailable() -> None:
+    def fail(name: str) -> Account | None:
         raise OSError("no answer")
 
     with pytest.raises(SiteUnavailable, match="cannot look up the account alice"):
-        Accounts("north", MAPPED, away).find_account_blocking("alice")
+        Accounts("north", MAPPED, fail).find_account_blocking("alice")
 
 
 @pytest.mark.evidence("K10")
-def test_an_own_cluster_runs_jobs_as_its_agent_alone() -> None:
+def test_own_cluster_rejects_other_accounts() -> None:
     own = accounts(SiteSettings(identity="own"), alice=ALICE)
-    for mine in ("", account_name(os.geteuid())):
-        assert own.account_for(mine) == (mine if mine == "" else "")
-        own.admit(own.account_for(mine))
-    with pytest.raises(SiteRejected, match="and not as 'alice'"):
+    for user in ("", account_name(os.geteuid())):
+        assert own.account_for(user) == ""
+        own.admit(own.account_for(user))
+    with pytest.raises(SiteRejected, match="not as 'alice'"):
         own.admit(own.account_for("alice"))
 
 
-def test_a_service_cluster_is_told_nothing_by_an_account() -> None:
+def test_service_cluster_ignores_accounts() -> None:
     service = accounts(SiteSettings(), alice=ALICE)
     assert service.account_for("alice") == ""
     service.admit("")
@@ -95,11 +95,11 @@ def test_a_service_cluster_is_told_nothing_by_an_account() -> None:
         service.find_account_blocking("alice")
 
 
-# What is run
+# Commands
 
 
 @pytest.mark.evidence("K5")
-def test_privileges_are_dropped_for_good() -> None:
+def test_build_command_with_setpriv_drops_all_capabilities() -> None:
     command = RunAs(accounts(alice=ALICE), SwitchMethod.SETUID).build_command(ALICE, ["sbatch", "x"])
     assert command[0].endswith("/setpriv")
     assert command[1:7] == ["--reuid", "64101", "--regid", "64101", "--groups", "64101,64200"]
@@ -107,7 +107,7 @@ def test_privileges_are_dropped_for_good() -> None:
 
 
 @pytest.mark.evidence("K5")
-def test_sudo_is_asked_for_the_program_itself_and_for_no_password(tmp_path: Path) -> None:
+def test_build_command_with_sudo_names_the_program(tmp_path: Path) -> None:
     program = tmp_path / "sbatch"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
@@ -118,15 +118,15 @@ def test_sudo_is_asked_for_the_program_itself_and_for_no_password(tmp_path: Path
     assert command[1:] == ["-n", "-u", "alice", "--", str(program), "--parsable"]
 
 
-def test_who_may_act_for_nobody_says_so() -> None:
-    with pytest.raises(SiteRejected, match="may act for nobody") as refused:
+def test_build_command_without_method_is_rejected() -> None:
+    with pytest.raises(SiteRejected, match="cannot run anything as other accounts") as error:
         RunAs(accounts(alice=ALICE), SwitchMethod.NONE).build_command(ALICE, ["sbatch"])
-    assert refused.value.fault == "site"
+    assert error.value.fault == "site"
 
 
-def test_nothing_of_the_agents_own_environment_is_handed_on() -> None:
-    own = {"HOME": "/root", "USER": "root", "LOGNAME": "root", "SHELL": "/bin/zsh", "TMPDIR": "/x", "PATH": "/bin"}
-    assert account_environment(ALICE, own) == {
+def test_account_environment_replaces_variables_of_the_agent() -> None:
+    names = {"HOME": "/root", "USER": "root", "LOGNAME": "root", "SHELL": "/bin/zsh"}
+    assert account_environment(ALICE, {**names, "TMPDIR": "/x", "PATH": "/bin"}) == {
         "HOME": "/home/alice",
         "USER": "alice",
         "LOGNAME": "alice",
@@ -135,49 +135,39 @@ def test_nothing_of_the_agents_own_environment_is_handed_on() -> None:
     }
 
 
-def test_what_speaks_with_other_sites_has_none_of_the_agents_rights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drop_capabilities_with_capabilities_uses_setpriv(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1503)
     monkeypatch.setattr(module, "_may_change_account", lambda: True)
-    assert module.drop_capabilities("rsync", "-x")[1:] == [
-        "--inh-caps",
-        "-all",
-        "--ambient-caps",
-        "-all",
-        "--",
-        "rsync",
-        "-x",
-    ]
+    options = ["--inh-caps", "-all", "--ambient-caps", "-all", "--"]
+    assert module.drop_capabilities("rsync", "-x")[1:] == [*options, "rsync", "-x"]
     monkeypatch.setattr(module, "_may_change_account", lambda: False)
     assert module.drop_capabilities("rsync", "-x") == ["rsync", "-x"]
 
 
 @pytest.mark.processes
-async def test_a_rule_that_is_missing_is_told_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sudo = tmp_path / "sudo"
-    sudo.write_text("#!/bin/sh\necho 'sudo: a password is required' >&2\nexit 1\n")
-    sudo.chmod(0o755)
-    program = tmp_path / "sbatch"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
+async def test_run_without_sudo_rule_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, script in {"sudo": "echo 'sudo: a password is required' >&2\nexit 1", "sbatch": ""}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    asking = RunAs(accounts(alice=ALICE), SwitchMethod.SUDO)
-    with pytest.raises(SiteRejected, match="does not let this agent run sbatch as alice: a password") as refused:
-        await asking.run("alice", "sbatch", environment=dict(os.environ))
-    assert refused.value.fault == "site"
-    assert "Whose processes" in refused.value.hint
+    run_as = RunAs(accounts(alice=ALICE), SwitchMethod.SUDO)
+    with pytest.raises(SiteRejected, match="does not let this agent run sbatch as alice: a password") as error:
+        await run_as.run("alice", "sbatch", environment=dict(os.environ))
+    assert error.value.fault == "site"
+    assert "Whose processes" in error.value.hint
 
 
 @pytest.mark.processes
-async def test_output_of_a_program_is_not_taken_for_sudos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, does in {"sudo": 'shift 4\n exec "$@"', "sbatch": "echo 'sbatch: error: no' >&2; exit 1"}.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+async def test_run_with_failed_command_returns_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, script in {"sudo": 'shift 4\n exec "$@"', "sbatch": "echo 'sbatch: error: no' >&2; exit 1"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     answer = await RunAs(accounts(alice=ALICE), SwitchMethod.SUDO).run("alice", "sbatch", environment=dict(os.environ))
     assert (answer.code, answer.errors) == (1, "sbatch: error: no\n")
 
 
-def test_stages_of_a_mapped_cluster_are_made_ready_where_no_account_comes(tmp_path: Path) -> None:
+def test_stages_of_mapped_cluster_are_outside_account_folders(tmp_path: Path) -> None:
     settings = AgentSettings(
         "north", "http://x", "t", tmp_path / "spool", identity="mapped", stage_directory=Path("/s")
     )
@@ -185,23 +175,23 @@ def test_stages_of_a_mapped_cluster_are_made_ready_where_no_account_comes(tmp_pa
     assert (settings.accounts_directory, settings.address_file) == (Path("/s"), Path("/s/agent.json"))
 
 
-# What an agent's configuration must say
+# Configuration
 
 
 @pytest.mark.parametrize(
-    ("uid", "more", "field"),
+    ("uid", "changes", "field"),
     [
         (1500, {"stage_directory": None}, "stage_directory"),
         (0, {"replica_directories": ["/data"]}, "replica_directories"),
     ],
 )
-def test_an_agent_that_cannot_act_for_many_does_not_start(
-    uid: int, more: dict[str, object], field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_check_identity_of_unsuitable_mapped_agent_fails(
+    uid: int, changes: dict[str, object], field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: uid)
-    section = ClusterSection(**{"kind": "slurm", "identity": "mapped", "stage_directory": "/s", **more})  # type: ignore[arg-type]
-    own = AgentSettings("north", "http://x", "t", tmp_path, identity="mapped", stage_directory=Path("/s"))
-    with pytest.raises(UsageError) as refused:
-        _check_identity("north", own, section)
-    assert refused.value.field == f"clusters.north.{field}"
-    assert refused.value.hint
+    section = ClusterSection(**{"kind": "slurm", "identity": "mapped", "stage_directory": "/s", **changes})  # type: ignore[arg-type]
+    settings = AgentSettings("north", "http://x", "t", tmp_path, identity="mapped", stage_directory=Path("/s"))
+    with pytest.raises(UsageError) as error:
+        _check_identity("north", settings, section)
+    assert error.value.field == f"clusters.north.{field}"
+    assert error.value.hint

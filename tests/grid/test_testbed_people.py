@@ -181,11 +181,7 @@ def test_files_go_to_their_owner_and_come_back(
 @EACH
 @pytest.mark.parametrize(
     ("user", "why"),
-    [
-        ("ghost", "there is no account ghost on"),
-        ("munge", "is a system account's"),
-        ("grid", "the agent's own account"),
-    ],
+    [("ghost", "there is no account ghost on"), ("munge", "is below min_uid"), ("grid", "the agent's own account")],
 )
 def test_accounts_that_are_no_persons_get_nothing(bed: Testbed, cluster: str, user: str, why: str) -> None:
     ident = Person(bed, user, user).submit(cluster, "true")

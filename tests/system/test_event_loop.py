@@ -15,7 +15,7 @@ from koalapy.agent.runners.runners import RunnerServer
 from koalapy.daemon.engine.daemon import HttpServer
 from koalapy.daemon.listener.connections import OWN_FILES, Connections
 from koalapy.system.event_loop import ACCEPTS_PER_TURN, accept_waiting, raise_backlog
-from tests.agent.test_login import settings
+from tests.agent.test_login import make_settings
 from tests.system.test_process import few
 
 DEADLINE = 30.0
@@ -37,7 +37,7 @@ async def runners(folder: Path) -> AsyncIterator[tuple[str, int]]:
 
 @asynccontextmanager
 async def logins(folder: Path) -> AsyncIterator[str]:
-    server = LoginServer(settings(folder), None)  # type: ignore[arg-type]
+    server = LoginServer(make_settings(folder), None)  # type: ignore[arg-type]
     await server.listen()
     yield str(folder / "login.sock")
     server.close()

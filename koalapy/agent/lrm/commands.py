@@ -1,4 +1,4 @@
-"""Run the commands of a resource manager, and turn what they say into errors of the site."""
+"""Run the commands of a resource manager, and convert their messages to site errors."""
 
 import asyncio
 import os
@@ -12,14 +12,13 @@ from koalapy.agent.lrm.rejections import classify_rejection
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
 from koalapy.system.process import TRANSIENT_ERRORS
 
-_CHUNK = 65_536
-COMMAND_TIMEOUT = 30.0
-"""Seconds that a command has to answer."""
+_CHUNK_BYTES = 65_536
+COMMAND_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """How a command ended."""
+    """The exit code and output of a command."""
 
     code: int
     output: bytes
@@ -31,35 +30,35 @@ class CommandResult:
 
     @property
     def error_line(self) -> str:
-        """The first line that is not blank, of the errors or else of the output."""
+        """The first line that is not blank, of the errors or else the output."""
         lines = [line.strip() for line in (self.errors or self.text).splitlines()]
         return next((line for line in lines if line), f"exit code {self.code}")
 
     def error_text(self, command: str) -> str:
-        """All that the command has printed, in one line."""
+        """Return the errors, or else the output, in one line."""
         lines = (self.errors or self.text).splitlines()
         texts = [re.sub(rf"^{command}: (error|fatal): ", "", line).strip() for line in lines]
         return "; ".join(dict.fromkeys(line for line in texts if line)) or f"exit code {self.code}"
 
 
 class RunCommand(Protocol):
-    """How a command is run: by ``run``, or by a test's stand-in that starts no process."""
+    """The signature of ``run_command``, for tests that replace it."""
 
     async def __call__(
         self,
         *argv: str,
         environment: Mapping[str, str] | None = None,
         stdin: bytes = b"",
-        timeout: float = COMMAND_TIMEOUT,
+        timeout: float = COMMAND_TIMEOUT_S,
     ) -> CommandResult: ...
 
 
 RunAsUser = Callable[..., Awaitable[CommandResult]]
-"""How a command is run as an account, or as the agent itself if its name is empty: ``RunAs.run``."""
+"""Runs a command as an account, or as the agent itself if the name is empty: ``RunAs.run``."""
 
 
 class Commands:
-    """The commands of one resource manager. All methods raise ``SiteError``."""
+    """Runs the commands of one resource manager. Methods raise ``SiteError``."""
 
     def __init__(
         self,
@@ -69,29 +68,29 @@ class Commands:
         hints: Sequence[tuple[str, str]],
         unavailable_hint: str = "",
     ) -> None:
-        """``transient``: words of errors that may pass; ``hints``: what to do, by words of the others."""
+        """``transient``: pattern of errors worth a retry; ``hints``: hints for other errors, by a phrase in them."""
         self.environment = environment
         self._run_as, self._transient, self._hints = run_as, transient, hints
         self._unavailable_hint = unavailable_hint
 
     async def run(
-        self, command: str, *arguments: str, user: str = "", timeout: float = COMMAND_TIMEOUT
+        self, command: str, *arguments: str, user: str = "", timeout: float = COMMAND_TIMEOUT_S
     ) -> CommandResult:
-        """Return an answer whatever its exit code. Raise ``SiteUnavailable`` if the command may succeed later."""
+        """Run a command and return its result. Raise ``SiteUnavailable`` if it failed and may succeed later."""
         answer = await self._run_as(user, command, *arguments, environment=self.environment, timeout=timeout)
         if answer.code and isinstance(error := self.error(os.path.basename(command), answer), SiteUnavailable):
             raise error
         return answer
 
     async def run_checked(self, command: str, *arguments: str, user: str = "") -> CommandResult:
-        """Return the answer of a command that has succeeded."""
+        """Run a command and return its result. Raise ``SiteError`` if it failed."""
         answer = await self.run(command, *arguments, user=user)
         if answer.code:
             raise self.error(command, answer)
         return answer
 
     def error(self, command: str, answer: CommandResult, value: object = None) -> SiteError:
-        """Return what an answer means that did not succeed."""
+        """Return the error of a failed command."""
         if answer.code < 0:
             return SiteUnavailable(f"{command} was killed by signal {-answer.code}")
         text = answer.error_text(command)
@@ -100,24 +99,24 @@ class Commands:
         return self.rejection(SiteRejected(f"{command}: {text}", value=value))
 
     def rejection(self, error: SiteRejected) -> SiteRejected:
-        """Return an error with the hint and the fault that its words tell."""
-        words = error.message.lower()
-        hint = next((hint for word, hint in self._hints if word in words), error.hint)
+        """Return a rejection with the hint and the fault that its text implies."""
+        text = error.message.lower()
+        hint = next((hint for phrase, hint in self._hints if phrase in text), error.hint)
         fault = classify_rejection(error.message) if error.fault is SiteFault.REFUSED else error.fault
         return SiteRejected(error.message, field=error.field, value=error.value, hint=hint, fault=fault)
 
 
 async def run_command(
-    *argv: str, environment: Mapping[str, str] | None = None, stdin: bytes = b"", timeout: float = COMMAND_TIMEOUT
+    *argv: str, environment: Mapping[str, str] | None = None, stdin: bytes = b"", timeout: float = COMMAND_TIMEOUT_S
 ) -> CommandResult:
-    """Run a command to its end. Raise ``SiteRejected`` if it is not installed, ``SiteUnavailable`` if it is late.
+    """Run a command to its end. Raise ``SiteRejected`` if it is not installed, ``SiteUnavailable`` after the timeout.
 
-    A command that is late is killed; what it was to do may have been done all the same.
+    The timeout kills the command, which may have had its effect.
     """
     loop = asyncio.get_running_loop()
     try:
         transport, protocol = await loop.subprocess_exec(
-            lambda: asyncio.subprocess.SubprocessStreamProtocol(limit=_CHUNK, loop=loop),
+            lambda: asyncio.subprocess.SubprocessStreamProtocol(limit=_CHUNK_BYTES, loop=loop),
             *argv,
             env=None if environment is None else dict(environment),
             start_new_session=True,
@@ -140,19 +139,19 @@ async def run_command(
     except TimeoutError as error:
         raise SiteUnavailable(f"{argv[0]} did not answer within {timeout:g} s") from error
     finally:
-        is_over = process.returncode is not None or _kill_group(process.pid)
-        # Our ends of its pipes: asyncio would wait until what is in them is read, and others have closed theirs.
-        # Not the transport itself, which would look how the process ended before asyncio's own watcher can.
+        will_end = process.returncode is not None or _kill_group(process.pid)
+        # Close the pipes: asyncio would wait until they are read and all other processes have closed them.
+        # The transport stays open: closing it would reap the process before asyncio's watcher does.
         for descriptor in range(3):
             if (pipe := transport.get_pipe_transport(descriptor)) is not None:
                 pipe.close()
-        if is_over:
+        if will_end:
             await process.wait()
     return CommandResult(process.returncode or 0, output, errors.decode(errors="replace"))
 
 
 def _kill_group(group: int) -> bool:
-    """Return whether it is gone, or will be: a process of another account may not be ours to kill."""
+    """Kill a process group; return False if it belongs to another account."""
     try:
         os.killpg(group, signal.SIGKILL)
     except ProcessLookupError:
@@ -163,12 +162,12 @@ def _kill_group(group: int) -> bool:
 
 
 def parse_job_number(command: str, answer: CommandResult) -> str:
-    """Return the job number that a submission printed on a line by itself, as ``171`` or ``171;cluster``.
+    """Return the job number that a submission printed on its own line, as ``171`` or ``171;cluster``.
 
-    A site's own texts may stand before and after it. ``SiteUnavailable`` for none or several: the job may exist.
+    Wrapper scripts may print text around it. Raise ``SiteUnavailable`` for none or several, since the job may exist.
     """
-    found = re.findall(r"^[ \t]*([0-9]+)(?:[;.]\S*)?[ \t\r]*$", answer.text, re.MULTILINE)
-    if len(found) != 1:
+    numbers = re.findall(r"^[ \t]*([0-9]+)(?:[;.]\S*)?[ \t\r]*$", answer.text, re.MULTILINE)
+    if len(numbers) != 1:
         printed = " ".join((answer.text or answer.errors).split())[:80] or "nothing"
-        raise SiteUnavailable(f"{command} printed {'several job numbers' if found else 'no job number'}: {printed}")
-    return str(found[0])
+        raise SiteUnavailable(f"{command} printed {'several job numbers' if numbers else 'no job number'}: {printed}")
+    return str(numbers[0])

@@ -1,4 +1,4 @@
-"""The port behind which every local resource manager looks alike, and what each kind of them can do."""
+"""The interface of local resource managers (LRMs), and the features of each kind."""
 
 import asyncio
 import signal
@@ -11,25 +11,30 @@ from typing import Literal, Protocol
 from koalapy.model.reports import NodeClassReport
 
 JOB_PREFIX = "koala-"
-"""How the names of our jobs begin, in every resource manager."""
+"""Prefix of the names of grid jobs in every resource manager."""
 Fault = Literal["job", "unsuitable", "limit", "site", "unknown"]
-"""What a refusal of a resource manager concerns: the job on any cluster (``job``); this job on this cluster, which
-never takes its walltime or size (``unsuitable``); a limit or quota that may be gone later (``limit``); the cluster, its
-configuration, or the options that every job of koalapy has (``site``); or nothing that is known (``unknown``)."""
+"""The cause of a rejection by a resource manager.
+
+``job``: wrong on any cluster. ``unsuitable``: this cluster never accepts the job's walltime or size. ``limit``: a limit
+or quota that may allow it later. ``site``: the cluster, its configuration, or the options of all jobs of koalapy.
+"""
 
 Exceeded = Literal["", "walltime", "memory"]
-"""The limit of a job for which its resource manager ended it: an ending of the program, and no fault of the cluster."""
+"""The limit for which a resource manager ended a job. The program exceeded it, so the cluster is not at fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class LrmKind:
-    """A kind of resource manager; its adapter is made by the function ``make`` of ``agent.lrm.KIND.adapter``."""
+    """A kind of resource manager. ``make_lrm`` in ``agent.lrm.KIND.adapter`` creates its adapter."""
 
     on_this_host: bool = False
-    """Its nodes are processes of this host: no shared file system, loopback addresses, an agent started by the daemon,
-    the account's own home and Python, and starts that fail on purpose."""
+    """Whether its nodes are processes of this host.
+
+    Then there is no shared file system, addresses are loopback ones, the daemon starts the agent, jobs use the
+    account's home and Python, and starts may fail on purpose.
+    """
     sees_local_users: bool = True
-    """Whether it shows the jobs of local users."""
+    """Whether it lists the jobs of local users."""
 
 
 KINDS = {
@@ -41,16 +46,18 @@ KINDS = {
 
 
 class LrmJobState(StrEnum):
+    """The state of a job in its resource manager."""
+
     QUEUED = "queued"
     RUNNING = "running"
     ENDED = "ended"
     UNKNOWN = "unknown"
-    """The resource manager cannot say; never guessed to be ended."""
+    """The resource manager does not know. Such a job is never taken for ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class LrmJob:
-    """One LRM job that carries our token as its name; ``nodes`` are host names, once allocated."""
+    """A grid job in the resource manager. ``nodes`` are host names, empty until they are allocated."""
 
     id: str
     name: str
@@ -58,22 +65,22 @@ class LrmJob:
     nodes: tuple[str, ...] = ()
     exit_code: int | None = None
     lost: bool = False
-    """Ended by the cluster (node lost, killed by the system), not by the program's own exit."""
+    """Whether the cluster ended it, as when a node failed, and not the program itself."""
     reason: str = ""
-    """Why it ended so; of one that has not, what it waits for."""
+    """Why it ended; before that, what it waits for."""
     starting: float = 0.0
-    """Of one whose nodes are its own and are still made ready, as when they are switched on: the seconds that may take
-    at most. Its claim has not timed out."""
+    """Maximum seconds until its nodes are ready, as when they are being switched on; 0 if they are not being started.
+    Its claim does not time out meanwhile."""
     fault: Fault | None = None
-    """Of one that is queued and that will never start as it is, for ``reason``: whose fault that is."""
+    """The cause if a queued job will never start, for ``reason``."""
     user: str = ""
-    """The account that it runs as; empty: the agent's own."""
+    """The account that it runs as; empty for the agent's own."""
     exceeded: Exceeded = ""
 
 
 @dataclass(frozen=True, slots=True)
 class JobEnd:
-    """How a job ended, as ``LrmJob`` tells it."""
+    """The fields of ``LrmJob`` that say how it ended."""
 
     exit_code: int | None
     lost: bool = False
@@ -81,13 +88,13 @@ class JobEnd:
     exceeded: Exceeded = ""
 
     def apply_to(self, job: LrmJob) -> LrmJob:
-        """Return the job as it has ended."""
+        """Return the job with these fields."""
         return replace(job, exit_code=self.exit_code, lost=self.lost, reason=self.reason, exceeded=self.exceeded)
 
 
 @dataclass(frozen=True, slots=True)
 class DrmaaEnding:
-    """How a job ended as a DRMAA library tells it; all of it unknown when it only knows that the job is gone."""
+    """How a job ended by a DRMAA library; without values if the library only knows that the job is gone."""
 
     job: str
     exit_code: int | None = None
@@ -96,7 +103,7 @@ class DrmaaEnding:
 
     @property
     def signal_number(self) -> int | None:
-        """What killed it; shells, which stand between, tell of it as an exit code over 128."""
+        """The signal that killed it. A shell between reports it as an exit code over 128."""
         if self.signal:
             return signal.Signals.__members__.get(self.signal, signal.SIGKILL).value
         return self.exit_code - 128 if self.exit_code is not None and self.exit_code > 128 else None
@@ -104,10 +111,10 @@ class DrmaaEnding:
 
 @dataclass(frozen=True, slots=True)
 class LrmSnapshot:
-    """One batched look at a cluster: node counts and all LRM jobs of ours, ended ones as long as the LRM knows them.
+    """The node counts of a cluster and its grid jobs, also ended ones while the resource manager lists them.
 
-    ``idle`` nodes could be allocated now; ``background`` are held by local users, or kept for them; ``down`` are
-    drained or broken.
+    ``idle`` nodes can be allocated now; ``background`` nodes are held by local users, or reserved for them; ``down``
+    ones are drained or broken.
     """
 
     total: int
@@ -116,18 +123,17 @@ class LrmSnapshot:
     down: int
     jobs: tuple[LrmJob, ...]
     submit_error: str = ""
-    """Why no job can be submitted though all this is known; empty when one can, as far as that shows."""
+    """Why no job can be submitted although this query succeeded; empty if none is known."""
     notices: tuple[str, ...] = ()
-    """What people should know beside the counts."""
+    """Warnings for operators."""
     node_classes: tuple[NodeClassReport, ...] = ()
-    """By what its nodes are, as far as they are known to differ."""
+    """Classes of nodes that are known to differ; empty if none are."""
     min_job_nodes: int = 1
-    """The least number of nodes that a job may have."""
 
 
 @dataclass(frozen=True, slots=True)
 class LrmSubmission:
-    """What to start: ``argv`` once on each of ``nodes`` nodes, exclusive, with ``environment`` added."""
+    """A job to submit: ``argv`` runs once on each of ``nodes`` exclusive nodes, with ``environment`` added."""
 
     name: str
     nodes: int
@@ -135,21 +141,22 @@ class LrmSubmission:
     environment: Mapping[str, str]
     workdir: Path
     output: Path
-    """Where the runner's own diagnostics go (not the program's output)."""
+    """File for the diagnostics of the runner, not for the program's output."""
     walltime: float | None = None
+    """Seconds."""
     modules: Sequence[str] = ()
-    """Environment modules to load on the nodes first."""
+    """Environment modules to load on the nodes."""
     user: str = ""
-    """The account that it runs as; empty: the agent's own."""
+    """The account that it runs as; empty for the agent's own."""
     secrets: Sequence[str] = field(default=(), repr=False)
-    """One for each node's runner, which nobody else may get to know."""
+    """One for the runner of each node. No other process may learn it."""
     node_class: str = ""
-    """The class that its nodes must be of, by its name in the snapshots; empty: any."""
+    """The class of its nodes, by its name in snapshots; empty: any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at, for people: what it is, what was found or is wrong, and the way out."""
+    """A result of ``koala check``: its subject, the result or problem, and a hint what to do."""
 
     subject: str
     ok: bool
@@ -158,58 +165,58 @@ class Finding:
 
 
 class Lrm(Protocol):
-    """A local resource manager. Errors: ``SiteUnavailable`` (try again), ``SiteRejected`` (do not; of the ``Fault`` it
-    names, else ``unknown``)."""
+    """A local resource manager. Methods raise ``SiteUnavailable`` if a retry may succeed, else ``SiteRejected``."""
 
     async def open(self) -> None:
-        """Get ready to answer; called until it succeeds."""
+        """Prepare for other calls. The agent calls it until it succeeds."""
 
     async def close(self) -> None:
-        """Let go of connections; jobs go on."""
+        """Close connections; jobs continue."""
 
     async def submit_job(self, submission: LrmSubmission) -> str:
-        """Submit one LRM job and return its id."""
+        """Submit a job and return its id."""
         ...
 
     async def find_job(self, name: str, user: str = "") -> str | None:
-        """The id of an account's LRM job of that name, if the LRM knows one: asked before anything is submitted
-        again."""
+        """Return the id of an account's job of that name, or None. It is called before a submission is repeated."""
         ...
 
     async def settling_time(self) -> float:
-        """Seconds after which a submission that was not answered has as a rule been taken, or never will be."""
+        """Return the seconds after which an unanswered submission is listed, if it was accepted at all."""
         ...
 
     async def cancel_job(self, job: str, name: str, user: str = "", *, by_force: bool = False) -> None:
-        """End an account's LRM job and everything it started, if it still carries ``name``; ended ones are no error.
+        """End an account's job and all its processes if its name is ``name``. An ended job is no error.
 
-        ``by_force``: one that was told before and is still there, by whatever stronger word there is.
+        ``by_force``: use a stronger command, for a job that is still there after an earlier cancellation.
         """
 
     async def take_snapshot(self) -> LrmSnapshot:
-        """Look once at everything."""
+        """Query node counts and grid jobs."""
         ...
 
     async def read_version(self) -> str:
-        """What it is, and of which version, in a few words for people."""
+        """Return the product and its version, for operators."""
         ...
 
     async def check_setup(self) -> Sequence[Finding]:
-        """What an operator should know before the first job: everything looked at, in order; raises nothing."""
+        """Return what ``koala check`` shows of it, in order. Raise nothing."""
         ...
 
     def runners_key(self) -> bytes | None:
-        """What it keeps for us as long as its jobs live, and from them: the key from which their runners' secrets
-        follow. None while that is not known; empty when it keeps none."""
+        """Return the key from which runners' secrets are derived, if the resource manager keeps it while jobs run.
+
+        None while it is not known; empty if it keeps none.
+        """
         ...
 
     def watch_changes(self) -> AsyncIterator[None]:
-        """Yields whenever a new snapshot may differ: at once where the LRM can tell, else at its poll interval."""
+        """Yield when a new snapshot may differ: at once if the resource manager reports changes, else periodically."""
         ...
 
 
 class PolledLrm(Lrm):
-    """The part of adapters that is alike: they look at a fixed rate, and keep no key for runners."""
+    """A resource manager that is polled at a fixed rate and keeps no key for runners."""
 
     def __init__(self, poll_interval: float) -> None:
         self._poll_interval = poll_interval
@@ -217,14 +224,13 @@ class PolledLrm(Lrm):
         self._closed = False
 
     async def close(self) -> None:
-        """End the changes."""
         self._closed = True
         self._soon.set()
 
-    def poll_soon(self, after: float = 0.0) -> None:
-        """Have a change told ``after`` seconds from now: something was done or heard."""
-        if after > 0:
-            asyncio.get_running_loop().call_later(after, self._soon.set)
+    def poll_soon(self, delay_s: float = 0.0) -> None:
+        """Report a change ``delay_s`` from now."""
+        if delay_s > 0:
+            asyncio.get_running_loop().call_later(delay_s, self._soon.set)
         else:
             self._soon.set()
 
@@ -248,38 +254,37 @@ class PolledLrm(Lrm):
 
 
 class JobControl(Protocol):
-    """The acting half of a resource manager. Errors: ``SiteUnavailable`` (try again), ``SiteRejected`` (do not).
+    """Submits and cancels jobs, by commands or a DRMAA library. It raises ``SiteUnavailable`` or ``SiteRejected``.
 
-    What has a default here is of libraries, which have something to close and tell of ends themselves.
+    Methods with a default are for libraries, which report endings themselves and must be closed.
     """
 
     async def submit_job(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
-        """Submit ``script`` under the submission's name, working directory and output file; the job's id.
+        """Submit ``script`` with the submission's name, working directory and output file; return the job's id.
 
-        ``native`` are all further options (nodes, walltime, partition or queue and so on), one word each, as the
-        resource manager's own command for submitting takes them.
+        ``native`` are all other options (nodes, walltime, partition or queue), as words of the submit command.
         """
         ...
 
     async def cancel_job(self, job: str, user: str = "") -> None:
-        """End an account's job and everything it started; one that has ended or is not known is no error."""
+        """End an account's job and all its processes. An ended or unknown job is no error."""
 
     async def check_setup(self, nodes: int = 1) -> Sequence[Finding]:
-        """What an operator should know of it; raises nothing."""
+        """Return what ``koala check`` shows of it, for jobs of so many nodes. Raise nothing."""
         ...
 
     async def submit_error(self) -> str:
-        """Why no job could be submitted now, in one line; empty when nothing is known to be in the way. Cheap."""
+        """Return why no job can be submitted now, in one line; empty if no problem is known. It is cheap."""
         return ""
 
     def on_ended(self, listener: Callable[[], None]) -> None:
-        """Have a function called whenever the end of a job is reported."""
+        """Call a function whenever the end of a job is reported."""
         return
 
     def reported_ending(self, job: str) -> DrmaaEnding | None:
-        """How a job ended, if that was reported."""
+        """Return how a job ended, if that was reported."""
         return None
 
     async def close(self) -> None:
-        """Let go of what is held; jobs go on."""
+        """Release resources; jobs continue."""
         return

@@ -1,8 +1,8 @@
-"""Refuse jobs alike in all adapters, and classify refusals by the words of Slurm or Grid Engine. Pure.
+"""Classify rejections by the messages of Slurm and Grid Engine, and reject jobs and options in all adapters.
 
-One table serves commands and DRMAA libraries, so that both judge the same words alike. It has whole phrases that Slurm
-and Grid Engine print themselves: single words, such as "account", also stand in the texts of sites' own scripts, where
-they say nothing certain. A user chooses walltime and size; all other options are koalapy's or the cluster's.
+One table serves commands and DRMAA libraries. It has complete phrases that Slurm and Grid Engine print: single words,
+such as "account", also occur in messages of sites' own scripts, where they prove nothing. Walltime and size are chosen
+by the user; all other options by koalapy or the cluster's configuration.
 """
 
 import re
@@ -19,7 +19,7 @@ def _pattern(*phrases: str) -> re.Pattern[str]:
 
 _PHRASES: tuple[tuple[SiteFault, re.Pattern[str]], ...] = (
     (
-        SiteFault.SITE,  # options that every job of koalapy has
+        SiteFault.SITE,  # options of all jobs of koalapy
         _pattern(
             r"--(exclusive|mem|no-requeue|ntasks-per-node|comment|open-mode|chdir|output|job-name|parsable)\b",
             r"Memory specification can not be satisfied",
@@ -95,27 +95,27 @@ _PHRASES: tuple[tuple[SiteFault, re.Pattern[str]], ...] = (
     ),
 )
 _POLICY = re.compile(r"Job violates accounting/QOS policy(\s*\([^)]*\))?")
-"""What Slurm adds to every refusal for a limit; in brackets it names all that might be meant."""
+"""A text that Slurm adds to every rejection for a limit; in brackets it lists all limits that exist."""
 
 
 def classify_rejection(text: str) -> SiteFault:
-    """Return what a refusal with these words concerns: ``unknown`` if no phrase of the table is in them."""
+    """Return the fault of a rejection with this text; ``unknown`` if it has no phrase of the table."""
     text = _POLICY.sub("", text)
     return next((fault for fault, phrases in _PHRASES if phrases.search(text)), SiteFault.UNKNOWN)
 
 
 def reject_size(nodes: int, limit: str, hint: str, fault: SiteFault = SiteFault.LIMIT) -> NoReturn:
-    """Raise ``SiteRejected`` for a number of nodes beyond ``limit``, a sentence about the cluster."""
-    raise SiteRejected(f"{nodes} nodes asked for, but {limit}", field="size", value=nodes, hint=hint, fault=fault)
+    """Raise ``SiteRejected`` for a number of nodes; ``limit`` is a clause about what the cluster allows."""
+    raise SiteRejected(f"{nodes} nodes requested, but {limit}", field="size", value=nodes, hint=hint, fault=fault)
 
 
-def reject_other_job(job: str, found: str, name: str) -> NoReturn:
-    """Raise ``SiteRejected`` for a job that is not the one of ``name``, by which it was to be cancelled."""
-    raise SiteRejected(f"job {job} is {found}, not {name}: left alone", value=job)
+def reject_other_job(job: str, actual_name: str, name: str) -> NoReturn:
+    """Raise ``SiteRejected`` instead of cancelling a job that has another name."""
+    raise SiteRejected(f"job {job} is {actual_name}, not {name}: it is not cancelled", value=job)
 
 
-_OTHER_CLUSTERS = "leave it out: configure each Slurm cluster as a cluster of its own, with its own agent"
-_SBATCH: Mapping[str, str] = {
+_OTHER_CLUSTERS = "leave it out: configure each Slurm cluster as a separate cluster, with its own agent"
+_SBATCH_OPTIONS: Mapping[str, str] = {
     "clusters": _OTHER_CLUSTERS,
     "cluster-constraint": _OTHER_CLUSTERS,
     "array": "leave it out: a component is one job of Slurm",
@@ -123,11 +123,11 @@ _SBATCH: Mapping[str, str] = {
     "test-only": "leave it out: no job would run",
     "wait": "leave it out: the agent does not wait for the end of a job",
 }
-"""Long options of sbatch, and what to do instead."""
-_SBATCH_SHORT = {"M": "clusters", "a": "array", "J": "job-name", "W": "wait", "p": "partition"}
+"""Rejected long options of sbatch, each with a hint."""
+_SBATCH_LETTERS = {"M": "clusters", "a": "array", "J": "job-name", "W": "wait", "p": "partition"}
 _SBATCH_FLAGS = "hHIkOQsvVX"
-"""Short options of sbatch without a value: another may follow in the same word."""
-_QSUB: Mapping[str, str] = {
+"""Short options of sbatch without a value: another option may follow in the same word."""
+_QSUB_OPTIONS: Mapping[str, str] = {
     "-@": "write the options of that file here",
     "-N": "leave it out: the agent finds its jobs by their names",
     "-sync": "leave it out: the agent does not wait for the end of a job",
@@ -137,47 +137,46 @@ _QSUB: Mapping[str, str] = {
 
 
 def split_options(text: str) -> Sequence[str]:
-    """Split options of the configuration as a shell does. Raise ``SiteRejected`` for unclosed quotes."""
+    """Split configured options as a shell does. Raise ``SiteRejected`` for unclosed quotes."""
     try:
         return shlex.split(text)
     except ValueError as error:
         raise SiteRejected(f"native_specification {text!r}: {error}", fault=SiteFault.SITE) from error
 
 
-def reject_sbatch_options(words: Sequence[str], *, short: bool = True, **refused: str) -> None:
+def reject_sbatch_options(options: Sequence[str], *, short: bool = True, **hints: str) -> None:
     """Raise ``SiteRejected`` for an option of sbatch that moves, multiplies or renames jobs.
 
-    ``refused`` are further long options, with what to do instead. ``short`` says whether one letter is an option of
-    sbatch's too, which it is not where the words may be those of another resource manager.
+    ``hints`` are more long options to reject, each with a hint. ``short``: check one-letter options too; they mean
+    something else if the options may be those of another resource manager.
     """
-    table = {**_SBATCH, **refused}
-    for word in words:
-        if word.startswith("--"):
-            # sbatch knows an option by the beginning of its name, too.
-            begin = word[2:].partition("=")[0]
-            name = next((each for each in table if begin and each.startswith(begin)), "")
-        elif word.startswith("-") and short:
-            letters = word[1:].lstrip(_SBATCH_FLAGS)
-            name = _SBATCH_SHORT.get(letters[:1], "")
-        else:
-            name = ""
+    table = {**_SBATCH_OPTIONS, **hints}
+    for option in options:
+        name = ""
+        if option.startswith("--"):
+            # sbatch also accepts the beginning of an option's name.
+            prefix = option[2:].partition("=")[0]
+            name = next((long for long in table if prefix and long.startswith(prefix)), "")
+        elif option.startswith("-") and short:
+            letters = option[1:].lstrip(_SBATCH_FLAGS)
+            name = _SBATCH_LETTERS.get(letters[:1], "")
         if name in table:
-            _reject(word, table[name])
+            _reject_option(option, table[name])
 
 
-def reject_qsub_options(words: Sequence[str], **refused: str) -> None:
-    """Raise ``SiteRejected`` for an option of qsub that moves, multiplies or renames jobs; ``refused`` as above."""
-    table = {**_QSUB, **{f"-{name}": remedy for name, remedy in refused.items()}}
-    for word in words:
-        if word in table:
-            _reject(word, table[word])
+def reject_qsub_options(options: Sequence[str], **hints: str) -> None:
+    """Raise ``SiteRejected`` for an option of qsub that multiplies or renames jobs, or is among ``hints``."""
+    table = {**_QSUB_OPTIONS, **{f"-{name}": hint for name, hint in hints.items()}}
+    for option in options:
+        if option in table:
+            _reject_option(option, table[option])
 
 
-def _reject(word: str, remedy: str) -> None:
+def _reject_option(option: str, hint: str) -> NoReturn:
     raise SiteRejected(
-        f"native_specification has {word}, with which the agent loses sight of its jobs",
+        f"native_specification has {option}, with which the agent cannot find its jobs",
         field="native_specification",
-        value=word,
-        hint=remedy,
+        value=option,
+        hint=hint,
         fault=SiteFault.SITE,
     )

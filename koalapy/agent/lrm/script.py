@@ -1,8 +1,8 @@
-"""The script that a resource manager runs for one component, and that starts the runner on each of its nodes.
+"""Write the script that a resource manager runs for one component. It starts the runner on each node.
 
-Everything the runner needs is in this file and nowhere in the resource manager's own books, which every local user may
-read; so it belongs on a file system that the nodes share, readable by its owner only. Each node's secret is in a file
-beside it, and only there until its runner takes it: what is in the script stands in its shell's environment, too.
+The script has everything the runner needs. Nothing is passed through the resource manager, whose job data every local
+user may read: so the script is on a file system that the nodes share, readable by its owner only. Each node's secret is
+in a separate file until its runner reads and removes it, since the script's variables are in its shell's environment.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ command -v module >/dev/null 2>&1 || for init in /etc/profile.d/modules.sh /etc/
 done
 module load {names} || {{ echo "koala: cannot load the modules {names}" >&2; exit 1; }}
 """
-# Through a shell, so that a program that is not there ends with 127 as everywhere. The one task of a node is its
-# runner, which has all the processors of the node for what it starts: bound, as sites have it by default, but one.
-# Not asked for where nothing is bound: srun would say so in each job's output.
-SRUN = """\
+# A shell starts the runner, so that a missing program ends with 127 as on other clusters. Binding is disabled, since
+# the runner is the only task of a node and needs all its processors; the default of sites would give it one. Where no
+# plugin binds, the option is left out: srun would print a warning into each job's output.
+SRUN_TEMPLATE = """\
 bind=--cpu-bind=none
 case "$(scontrol show config 2>/dev/null | grep '^TaskPlugin ')" in
     *affinity* | *cgroup* | '') ;;
@@ -37,10 +37,10 @@ esac
 exec srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --mpi=none \\
     $bind --export=ALL /bin/sh -c 'exec "$@"' koala {argv}
 """
-# One start for each host of the host file, which has a line for each queue that slots of it are of. The first is this
-# host; the others are reached through Grid Engine itself, which ends everything with the job. There this script runs
-# again: qrsh joins what it is given to one line for a shell.
-QRSH = """\
+# Start once on each host of the host file, which has a line for each queue instance. The first one is this host. The
+# others are started by qrsh, so that Grid Engine ends them with the job; they run this script again, since qrsh joins
+# its arguments to one line for a shell.
+QRSH_TEMPLATE = """\
 if [ "${{1:-}}" = node ]; then
     KOALA_NODE_INDEX=$2 KOALA_NODE=$3 exec {argv}
 fi
@@ -66,46 +66,46 @@ exit $code
 
 
 async def place_script(submission: LrmSubmission, fanout: Fanout, folders: JobFolders) -> Path:
-    """Write the script where the component's account works; its path. Raises ``SiteError``."""
+    """Write the script as the component's account, and return its path. Raise ``SiteError``."""
     if not submission.user:
         return await asyncio.to_thread(write_script, submission, fanout)
     path = submission.workdir / "launch"
-    files = {path.name: _text(submission, fanout, path).encode(), **secret_files(submission.secrets)}
+    files = {path.name: _script_text(submission, fanout, path).encode(), **secret_files(submission.secrets)}
     await folders.make_folder(submission.user, submission.workdir, files)
     return path
 
 
 def write_script(submission: LrmSubmission, fanout: Fanout) -> Path:
-    """Write the component's script into its working directory; its path. Raises ``SiteError``."""
+    """Write the component's script into its working directory, and return its path. Raise ``SiteError``."""
     path = submission.workdir / "launch"
     try:
         write_secrets(submission.workdir, submission.secrets)
         path.unlink(missing_ok=True)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700), "w", encoding="utf-8") as file:
-            file.write(_text(submission, fanout, path))
+            file.write(_script_text(submission, fanout, path))
     except OSError as error:
         raise SiteUnavailable(f"cannot write {path}: {error.strerror}") from error
     return path
 
 
-def _text(submission: LrmSubmission, fanout: Fanout, path: Path) -> str:
+def _script_text(submission: LrmSubmission, fanout: Fanout, path: Path) -> str:
     parts = ["#!/bin/sh\n"]
     if submission.user:
-        parts.append("unset SUDO_COMMAND SUDO_GID SUDO_UID SUDO_USER\n")  # of the agent, where it asks sudo
+        parts.append("unset SUDO_COMMAND SUDO_GID SUDO_UID SUDO_USER\n")  # set by sudo for the agent
     if submission.modules:
         parts.append(LOAD_MODULES.format(names=shlex.join(submission.modules)))
     for name, value in submission.environment.items():
-        rest = ':"$PATH"' if name == "PATH" else ""
-        parts.append(f"export {name}={shlex.quote(value)}{rest}\n")
+        suffix = ':"$PATH"' if name == "PATH" else ""
+        parts.append(f"export {name}={shlex.quote(value)}{suffix}\n")
     argv = shlex.join(submission.argv)
     match fanout:
         case "srun":
-            parts.append(SRUN.format(nodes=submission.nodes, argv=argv))
+            parts.append(SRUN_TEMPLATE.format(nodes=submission.nodes, argv=argv))
         case "qrsh":
-            parts.append(QRSH.format(argv=argv, script=shlex.quote(shlex.quote(str(path)))))
+            parts.append(QRSH_TEMPLATE.format(argv=argv, script=shlex.quote(shlex.quote(str(path)))))
         case "none" if submission.nodes > 1:
             raise SiteRejected(
-                f"{submission.nodes} nodes, but this cluster's fanout is none: it can start one node's runner only",
+                f"{submission.nodes} nodes requested, but with fanout none this cluster starts one runner only",
                 field="size",
                 value=submission.nodes,
                 hint="set the cluster's fanout to srun or qrsh",

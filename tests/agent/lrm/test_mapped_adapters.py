@@ -150,7 +150,7 @@ async def test_a_slurm_job_is_ended_by_its_owner_and_by_nobody_else(
 ) -> None:
     slurm.says("squeue", "167|RUNNING|1500|koala-x-2.1.0\n", when="*--jobs=167*")
     for user in ("ben", ""):
-        with pytest.raises(SiteRejected, match=r"not our koala-x-2\.1\.0: it is left alone"):
+        with pytest.raises(SiteRejected, match=r"not koala-x-2\.1\.0 of .*: it is not cancelled"):
             await mapped.cancel_job("167", "koala-x-2.1.0", user)
     assert slurm.calls("scancel") == []
     await mapped.cancel_job("167", "koala-x-2.1.0", "ann")
@@ -224,7 +224,7 @@ async def test_grid_engines_jobs_are_known_by_name_and_owner(engine: FakeGridEng
     ]
     assert all(" -u * " in call for call in engine.calls("qstat") if "-xml" in call)
     assert await grid.find_job("koala-x-7.1.0", "ben") is None
-    with pytest.raises(SiteRejected, match="left alone"):
+    with pytest.raises(SiteRejected, match="not cancelled"):
         await grid.cancel_job("7", "koala-x-7.1.0", "ben")
     assert engine.calls("qdel") == []
 

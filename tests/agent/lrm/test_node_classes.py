@@ -137,14 +137,14 @@ def test_every_node_is_of_one_class_or_none_is_of_any(
 @pytest.mark.parametrize(
     ("section", "problem"),
     [
-        ({"fast": {}}, "give nodes, feature or hosts"),
-        ({"fast": {"nodes": 1, "feature": "x"}}, "give nodes, feature or hosts"),
+        ({"fast": {}}, "give one of nodes, feature and hosts"),
+        ({"fast": {"nodes": 1, "feature": "x"}}, "give one of nodes, feature and hosts"),
         ({"fast": {"feature": "a&b"}}, "pattern"),
         ({"fast": {"nodes": 0}}, "greater than or equal to 1"),
         ({"fast": {"nodes": 1, "power": 0}}, "greater than 0"),
         ({"fast": {"nodes": 1, "memory": "64"}}, ""),
         ({"fast": {"nodes": 1, "memory": "64Gbit"}}, "give bytes"),
-        ({"fast": {"hosts": "n[1-"}}, "no list of host names"),
+        ({"fast": {"hosts": "n[1-"}}, "not a list of host names"),
         ({"": {"nodes": 1}}, "pattern"),
         ({"a b": {"nodes": 1}}, "pattern"),
     ],

@@ -51,7 +51,7 @@ async def test_a_job_runs_as_its_owner(daemon: FakeDaemon, mapped: MappedSite) -
 @pytest.mark.parametrize(
     ("user", "why"),
     [
-        ("", "nobody said which that is"),
+        ("", "owner has none there"),
         ("mallory", "there is no account mallory on north"),
         ("root", "there is no account root on north"),
     ],
@@ -193,7 +193,7 @@ async def test_a_helper_that_its_account_has_stopped_holds_up_nobody_else(
     monkeypatch.setattr(folders, "_python", str(stopper))
     await daemon.submit("7.1.0", local_user="alice")
     status = await daemon.reaches("7.1.0", "ended")
-    assert "what runs as alice has said nothing for 0.5 s" in status["error"]
+    assert "the process of alice has sent nothing for 0.5 s" in status["error"]
     monkeypatch.undo()
     assert await run(daemon, "8.1.0", ["id", "-u"], "bob") == f"{BOB.uid}\n"
 

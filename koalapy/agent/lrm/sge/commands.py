@@ -12,7 +12,7 @@ from pathlib import Path
 
 from koalapy.agent.accounts import RunAs
 from koalapy.agent.core.settings import inherited_environment
-from koalapy.agent.lrm.commands import COMMAND_TIMEOUT, CommandResult, Commands, parse_job_number
+from koalapy.agent.lrm.commands import COMMAND_TIMEOUT_S, CommandResult, Commands, parse_job_number
 from koalapy.agent.lrm.port import Finding, JobControl, LrmSubmission
 from koalapy.agent.lrm.sge.answers import AccountingRecord, queue_state, read_accounting, read_listing, short_name
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected, SiteUnavailable
@@ -69,7 +69,7 @@ class SgeCommands(Commands):
         return (await self.run("qstat", "-help")).text.split("\n")[0].strip()
 
     async def run(
-        self, command: str, *arguments: str, user: str = "", timeout: float = COMMAND_TIMEOUT
+        self, command: str, *arguments: str, user: str = "", timeout: float = COMMAND_TIMEOUT_S
     ) -> CommandResult:
         if self._folder is None:
             await self.find_programs()

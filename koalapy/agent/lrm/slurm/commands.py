@@ -1,4 +1,4 @@
-"""Slurm's own commands: what environment they get, what their complaints mean, and jobs submitted by ``sbatch``."""
+"""Run Slurm's commands, interpret their errors, and submit jobs by ``sbatch``."""
 
 import math
 import os
@@ -34,38 +34,41 @@ _UNKNOWN_JOB = re.compile(r"Invalid job id|already complet", re.IGNORECASE)
 
 
 class SlurmCommands(Commands):
-    """Runs Slurm's commands, which and by them the jobs get no secrets and no defaults of this process."""
+    """Runs Slurm's commands. They, and so the jobs, inherit no secrets and no defaults of this process."""
 
     def __init__(self, run_as: RunAs) -> None:
-        hint = "see that slurmctld and munged run and can be reached"
+        hint = "see that slurmctld and munged run and are reachable"
         super().__init__(run_as.run, inherited_environment(["SLURM_CONF"]), _TRANSIENT, _HINTS, hint)
 
     async def read_version(self) -> str:
         return (await self.run_checked("sinfo", "--version")).text.strip()
 
     def check_installed(self, *names: str) -> Finding:
-        """Return whether the commands are installed."""
-        places = {name: shutil.which(name, path=self.environment.get("PATH")) for name in names}
-        missing = [name for name, place in places.items() if place is None]
-        what = ", ".join(names)
+        """Check that these commands are installed."""
+        paths = {name: shutil.which(name, path=self.environment.get("PATH")) for name in names}
+        missing = [name for name, path in paths.items() if path is None]
+        subject = ", ".join(names)
         if missing:
             hint = "install Slurm's client commands on this host, or put them on the agent's PATH"
-            return Finding(what, False, f"not found: {', '.join(missing)}", hint)
-        return Finding(what, True, os.path.dirname(places[names[0]] or ""))
+            return Finding(subject, False, f"not found: {', '.join(missing)}", hint)
+        return Finding(subject, True, os.path.dirname(paths[names[0]] or ""))
 
 
 def time_limit(walltime: float) -> str:
-    """Seconds as ``H:MM:00``, the one form that sbatch and its DRMAA library both take: whole minutes, for which Slurm
-    counts, and at least one, for 0 is no limit at all."""
+    """Return seconds as ``H:MM:00``, a form that sbatch and its DRMAA library both accept.
+
+    Slurm counts whole minutes. It is at least one, since 0 means no limit.
+    """
     hours, minutes = divmod(max(1, math.ceil(walltime / 60)), 60)
     return f"{hours}:{minutes:02}:00"
 
 
 class SbatchControl(JobControl):
-    """Submits jobs and ends them by ``sbatch`` and ``scancel``; ``trial`` are the options of a job for the check."""
+    """Submits jobs by ``sbatch``, and cancels them by ``scancel``."""
 
-    def __init__(self, trial: Sequence[str], commands: SlurmCommands) -> None:
-        self._trial, self._commands = tuple(trial), commands
+    def __init__(self, trial_options: Sequence[str], commands: SlurmCommands) -> None:
+        """``trial_options``: options of the job that ``check_setup`` tries."""
+        self._trial_options, self._commands = tuple(trial_options), commands
 
     async def submit_job(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
         answer = await self._commands.run_checked(
@@ -87,20 +90,20 @@ class SbatchControl(JobControl):
             raise self._commands.error("scancel", answer)
 
     async def submit_error(self) -> str:
-        found = self._commands.check_installed("sbatch", "scancel")
-        return "" if found.ok else f"{found.result}; {found.hint}"
+        finding = self._commands.check_installed("sbatch", "scancel")
+        return "" if finding.ok else f"{finding.result}; {finding.hint}"
 
     async def check_setup(self, nodes: int = 1) -> list[Finding]:
-        """Tell whether Slurm would take a job of so many nodes with our options."""
-        found = self._commands.check_installed("sbatch", "scancel")
-        if not found.ok:
-            return [found]
-        what = "a job's options"
+        """Check that Slurm would accept a job of so many nodes with the configured options."""
+        installed = self._commands.check_installed("sbatch", "scancel")
+        if not installed.ok:
+            return [installed]
+        subject = "a job's options"
         try:
             answer = await self._commands.run_checked(
-                "sbatch", "--test-only", f"--nodes={nodes}", *self._trial, "--wrap=true"
+                "sbatch", "--test-only", f"--nodes={nodes}", *self._trial_options, "--wrap=true"
             )
         except SiteError as error:
             hint = error.hint or "correct the cluster's partition and account"
-            return [found, Finding(what, False, error.message, hint)]
-        return [found, Finding(what, True, answer.error_text("sbatch").removeprefix("sbatch: "))]
+            return [installed, Finding(subject, False, error.message, hint)]
+        return [installed, Finding(subject, True, answer.error_text("sbatch").removeprefix("sbatch: "))]

@@ -1,4 +1,4 @@
-"""What Slurm offers to jobs with our options (partitions, their limits, a reservation's nodes), and the check of it."""
+"""Read the partitions, limits and reserved nodes that Slurm offers to grid jobs, and check them."""
 
 import re
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
@@ -12,17 +12,16 @@ from koalapy.agent.lrm.slurm.states import NodeState
 from koalapy.model.errors import SiteError, SiteFault, SiteRejected
 from koalapy.model.wording import format_list
 
-_AVAILABLE = {"up": "UP", "down": "DOWN", "drain": "DRAIN", "inact": "INACTIVE"}
-"""What sinfo says of a partition, as ``scontrol`` and ``slurm.conf`` call it."""
+_PARTITION_STATES = {"up": "UP", "down": "DOWN", "drain": "DRAIN", "inact": "INACTIVE"}
+"""Availability in sinfo, and the same in ``scontrol`` and ``slurm.conf``."""
 _MIN_RELEASE = (21, 8)
 """The first release with ``sinfo --json``."""
-_WORD = re.compile(r"[^\s&|,()*]+|[&|,()]|\*\d*")
-"""Of sbatch's ``--constraint``."""
+_CONSTRAINT_TOKEN = re.compile(r"[^\s&|,()*]+|[&|,()]|\*\d*")
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A job may have from ``min_nodes`` to ``max_nodes`` nodes there, the latter None without limit."""
+    """A partition; a job may have from ``min_nodes`` to ``max_nodes`` nodes there, None without limit."""
 
     name: str
     state: str = "UP"
@@ -31,13 +30,13 @@ class Partition:
     min_nodes: int = 1
 
     @property
-    def up(self) -> bool:
+    def is_up(self) -> bool:
         return self.state == "UP"
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """``begins`` in Slurm's own words; ``flexible``: its jobs may have other nodes as well."""
+    """A reservation. ``begins`` is Slurm's text; jobs of a ``flexible`` one may have other nodes too."""
 
     name: str
     active: bool
@@ -48,124 +47,151 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Our jobs go to any one of ``partitions``; to ``reservations`` if there are any configured; and only to nodes that
-    have the features of ``constraint`` and are not ``excluded``."""
+    """What Slurm offers to grid jobs with the configured options.
+
+    A job runs in one of ``partitions``, in one of ``reservations`` if any are configured, and only on nodes that meet
+    ``constraint`` and are not ``excluded``.
+    """
 
     partitions: tuple[Partition, ...]
     reservations: tuple[Reservation, ...] = ()
     constraint: str = ""
     excluded: frozenset[str] = frozenset()
     error: str = ""
-    """Why no job of ours would start whatever is idle; empty when one would."""
+    """Why no grid job would start, whatever is idle; empty if one would."""
 
     @property
-    def where(self) -> str:
-        names = ",".join(each.name for each in self.partitions)
-        what = f"partition {names}" if len(self.partitions) == 1 else f"partitions {names}"
-        within = ",".join(each.name for each in self.reservations)
-        what = f"{what} with {self.constraint}" if self.constraint else what
-        return f"reservation {within} in {what}" if within else what
+    def description(self) -> str:
+        names = ",".join(partition.name for partition in self.partitions)
+        text = f"partition {names}" if len(self.partitions) == 1 else f"partitions {names}"
+        text = f"{text} with {self.constraint}" if self.constraint else text
+        reservations = ",".join(reservation.name for reservation in self.reservations)
+        return f"reservation {reservations} in {text}" if reservations else text
 
-    def reserves(self, node: str) -> bool:
-        """Whether it is kept for us."""
-        return any(each.active and node in each.nodes for each in self.reservations)
+    def has_reserved(self, node: str) -> bool:
+        """Return whether an active reservation of grid jobs has the node."""
+        return any(reservation.active and node in reservation.nodes for reservation in self.reservations)
 
-    def ours(self, found: Sequence[SlurmNode]) -> list[SlurmNode]:
-        """Those that a job of ours may ever get."""
-        found = [node for node in found if node.features is None or may_have(node.features, self.constraint)]
-        found = [node for node in found if node.name not in self.excluded]
-        if not self.reservations or any(each.flexible for each in self.reservations):
-            return found
-        inside: frozenset[str] = frozenset().union(*(each.nodes for each in self.reservations))
-        return [node for node in found if node.name in inside]
+    def select_nodes(self, nodes: Sequence[SlurmNode]) -> list[SlurmNode]:
+        """Return those that grid jobs may get."""
+        nodes = [node for node in nodes if node.features is None or may_match(node.features, self.constraint)]
+        nodes = [node for node in nodes if node.name not in self.excluded]
+        if not self.reservations or any(reservation.flexible for reservation in self.reservations):
+            return nodes
+        reserved: frozenset[str] = frozenset().union(*(reservation.nodes for reservation in self.reservations))
+        return [node for node in nodes if node.name in reserved]
 
-    def largest(self, found: Collection[SlurmNode]) -> int:
-        """Nodes that one job could have of these: it runs in one partition, within its limits."""
+    def max_job_nodes(self, nodes: Collection[SlurmNode]) -> int:
+        """Return how many of these nodes one job could have: it runs in one partition, within its limits."""
         largest = 0
-        for each in self._up:
-            count = sum(each.name in node.partitions for node in found)
-            if each.max_nodes is not None:
-                count = min(count, each.max_nodes)
-            if count >= each.min_nodes:
+        for partition in self._up_partitions:
+            count = sum(partition.name in node.partitions for node in nodes)
+            if partition.max_nodes is not None:
+                count = min(count, partition.max_nodes)
+            if count >= partition.min_nodes:
                 largest = max(largest, count)
         return largest
 
     @property
-    def smallest(self) -> int:
-        """Nodes that a job has to ask for at least, in one partition or another."""
-        return min((each.min_nodes for each in self._up), default=1)
+    def min_job_nodes(self) -> int:
+        """The least number of nodes that a job may request in any partition."""
+        return min((partition.min_nodes for partition in self._up_partitions), default=1)
 
     def next_size(self, nodes: int) -> int:
-        """Return the number of nodes that a job may ask for by the limits of a partition: this one, or the next larger.
+        """Return the smallest number of nodes, this one or a larger one, that the limits of a partition allow.
 
-        Where no partition takes more, it is the number itself.
+        If none allows more, return the number itself.
         """
-        if any(each.min_nodes <= nodes and nodes <= (each.max_nodes or nodes) for each in self._up):
+        partitions = self._up_partitions
+        if any(p.min_nodes <= nodes and nodes <= (p.max_nodes or nodes) for p in partitions):
             return nodes
-        return min((each.min_nodes for each in self._up if each.min_nodes > nodes), default=nodes)
+        return min((p.min_nodes for p in partitions if p.min_nodes > nodes), default=nodes)
 
     @property
-    def _up(self) -> list[Partition]:
-        return [each for each in self.partitions if each.up]
+    def _up_partitions(self) -> list[Partition]:
+        return [partition for partition in self.partitions if partition.is_up]
 
 
-async def read_offer(commands: SlurmCommands, wanted: str | None, options: Sequence[str]) -> Offer:
-    """What there is now; ``wanted`` are partitions with commas between, or else the default one. ``SiteError``."""
-    known = await partitions(commands)
-    names = split(wanted) if wanted else [each.name for each in known.values() if each.default]
+async def read_offer(commands: SlurmCommands, partition_names: str | None, options: Sequence[str]) -> Offer:
+    """Return the current offer. Raise ``SiteError``.
+
+    ``partition_names`` are separated by commas; None: the default partition. ``options`` are the configured options.
+    """
+    partitions = await list_partitions(commands)
+    if partition_names:
+        names = split_names(partition_names)
+    else:
+        names = [partition.name for partition in partitions.values() if partition.default]
     if not names:
         raise SiteRejected("Slurm has no default partition", hint="set the cluster's partition", fault=SiteFault.SITE)
-    # One that is not listed may be hidden from us all the same.
-    found = tuple(known.get(name, Partition(name)) for name in names)
-    reserved = option(options, "--reservation")
-    reservations, missing = await _reservations(commands, split(reserved)) if reserved else ((), "")
-    excluded, wrong = _excluded(option(options, "--exclude", "-x") or "")
-    constraint = option(options, "--constraint", "-C") or ""
-    return Offer(found, reservations, constraint, excluded, missing or wrong or _error(found, reservations))
+    # A partition that is not listed may be hidden from this account.
+    offered = tuple(partitions.get(name, Partition(name)) for name in names)
+    reservation_names = split_names(option_value(options, "--reservation") or "")
+    reservations: tuple[Reservation, ...] = ()
+    error = ""
+    if reservation_names:
+        answer = await commands.run_checked("scontrol", "show", "reservation", "--oneliner")
+        try:
+            by_name = read_reservations(answer.text, reservation_names)
+            reservations = tuple(by_name[name] for name in reservation_names if name in by_name)
+            if missing := [name for name in reservation_names if name not in by_name]:
+                error = f"there is no reservation {format_list(missing)}"
+        except ValueError as problem:
+            error = f"scontrol answered what cannot be understood: {problem}"
+    excluded: frozenset[str] = frozenset()
+    try:
+        excluded = frozenset(expand_host_list(option_value(options, "--exclude", "-x") or ""))
+    except ValueError as problem:
+        error = error or f"--exclude cannot be understood: {problem}"
+    if not error and not any(partition.is_up for partition in offered):
+        error = "; ".join(f"partition {partition.name} is {partition.state}" for partition in offered)
+    elif not error and reservations and not any(reservation.active for reservation in reservations):
+        error = "; ".join(f"reservation {r.name} begins at {r.begins}" for r in reservations)
+    return Offer(offered, reservations, option_value(options, "--constraint", "-C") or "", excluded, error)
 
 
-async def partitions(commands: SlurmCommands) -> dict[str, Partition]:
-    """By name. ``SiteError``."""
+async def list_partitions(commands: SlurmCommands) -> dict[str, Partition]:
+    """Return all partitions by name. Raise ``SiteError``."""
     answer = await commands.run_checked("sinfo", "--all", "--noheader", "--noconvert", "--format=%P|%a|%s")
     return read_partitions(answer.text)
 
 
 def read_partitions(text: str) -> dict[str, Partition]:
-    """From sinfo's lines of name, availability and job size."""
-    found = {}
+    """Read sinfo's lines of name, availability and job size."""
+    partitions = {}
     for line in text.splitlines():
         name, state, size, *_ = [*(word.strip() for word in line.split("|")), "", ""]
         if name:
-            known = Partition(
+            partition = Partition(
                 name.rstrip("*"),
-                _AVAILABLE.get(state, state.upper()),
+                _PARTITION_STATES.get(state, state.upper()),
                 name.endswith("*"),
                 read_count(size.rpartition("-")[2]),
                 read_count(size.partition("-")[0]) or 1,
             )
-            found[known.name] = known
-    return found
+            partitions[partition.name] = partition
+    return partitions
 
 
-def read_reservations(text: str, wanted: Collection[str]) -> dict[str, Reservation]:
-    """Read those of some names from the lines of ``scontrol show reservation --oneliner``."""
-    found = {}
+def read_reservations(text: str, names: Collection[str]) -> dict[str, Reservation]:
+    """Read the reservations of these names from the lines of ``scontrol show reservation --oneliner``."""
+    reservations = {}
     for line in text.splitlines():
         fields = dict(re.findall(r"(\w+)=(\S*)", line))
-        if (name := fields.get("ReservationName", "")) in wanted:
+        if (name := fields.get("ReservationName", "")) in names:
             hosts = fields.get("Nodes", "(null)")
-            found[name] = Reservation(
+            reservations[name] = Reservation(
                 name,
                 fields.get("State") == "ACTIVE",
                 frozenset(() if hosts == "(null)" else expand_host_list(hosts)),
                 fields.get("StartTime", ""),
                 "FLEX" in fields.get("Flags", "").split(","),
             )
-    return found
+    return reservations
 
 
-def option(options: Sequence[str], name: str, short: str = "") -> str | None:
-    """The value of one of sbatch's options, written any way; the last one counts, as it does for sbatch."""
+def option_value(options: Sequence[str], name: str, short: str = "") -> str | None:
+    """Return the value of an option of sbatch in any of its forms; the last one counts, as for sbatch."""
     value = None
     for index, word in enumerate(options):
         if word in (name, short):
@@ -177,110 +203,88 @@ def option(options: Sequence[str], name: str, short: str = "") -> str | None:
     return value
 
 
-def split(names: str) -> list[str]:
-    """Names with commas between them, each once."""
+def split_names(names: str) -> list[str]:
+    """Return the names in a list with commas, each once."""
     return list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
 
 
-def _excluded(hosts: str) -> tuple[frozenset[str], str]:
-    """The nodes of ``--exclude``, and what is wrong with it."""
-    try:
-        return frozenset(expand_host_list(hosts)) if hosts else frozenset(), ""
-    except ValueError as error:
-        return frozenset(), f"--exclude cannot be understood: {error}"
+def may_match(features: Collection[str], constraint: str) -> bool:
+    """Return whether a node with these features may be given to a job with this constraint.
 
-
-async def _reservations(commands: SlurmCommands, names: Sequence[str]) -> tuple[tuple[Reservation, ...], str]:
-    """Those of these names, and what is wrong with the others."""
-    answer = await commands.run_checked("scontrol", "show", "reservation", "--oneliner")
-    try:
-        known = read_reservations(answer.text, names)
-    except ValueError as error:
-        return (), f"scontrol answered what cannot be understood: {error}"
-    missing = [name for name in names if name not in known]
-    wrong = f"there is no reservation {format_list(missing)}" if missing else ""
-    return tuple(known[name] for name in names if name in known), wrong
-
-
-def _error(found: Sequence[Partition], reservations: Sequence[Reservation]) -> str:
-    if not any(each.up for each in found):
-        return "; ".join(f"partition {each.name} is {each.state}" for each in found)
-    if reservations and not any(each.active for each in reservations):
-        return "; ".join(f"reservation {each.name} begins at {each.begins}" for each in reservations)
-    return ""
-
-
-def may_have(features: Collection[str], constraint: str) -> bool:
-    """Whether a node with these features may be given to a job with that constraint.
-
-    Where the constraint counts nodes, as in ``[a*1&b*2]``, a node need only be one of those that it speaks of; and of
-    ``[a|b]``, by which all nodes are of one kind, either will do.
+    If the constraint counts nodes, as ``[a*1&b*2]``, a node needs only one of its features. For ``[a|b]``, by which all
+    nodes have the same feature, any of them is enough.
     """
-    words = _WORD.findall(constraint.replace("[", "(").replace("]", ")"))
-    counts = any(word.startswith("*") for word in words)
-    found = _either([word for word in words if not word.startswith("*")], features, any if counts else all)
-    return found or not words
+    tokens = _CONSTRAINT_TOKEN.findall(constraint.replace("[", "(").replace("]", ")"))
+    counts_nodes = any(token.startswith("*") for token in tokens)
+    tokens = [token for token in tokens if not token.startswith("*")]
+    return not tokens or _match_alternatives(tokens, features, any if counts_nodes else all)
 
 
-def _either(words: list[str], features: Collection[str], join: Callable[[Iterable[bool]], bool]) -> bool:
-    """Takes a constraint up to its end, or that of its parenthesis, from the words: ``&`` binds stronger than ``|``."""
-    found, parts = False, list[bool]()
-    while words and (word := words.pop(0)) != ")":
-        if word == "(":
-            parts.append(_either(words, features, join))
-        elif word == "|":
-            found, parts = found or (bool(parts) and join(parts)), []
-        elif word not in ("&", ","):
-            parts.append(word in features)
-    return found or (bool(parts) and join(parts))
+def _match_alternatives(tokens: list[str], features: Collection[str], join: Callable[[Iterable[bool]], bool]) -> bool:
+    """Evaluate a constraint up to its end or closing parenthesis, and remove it from ``tokens``.
+
+    ``&`` binds stronger than ``|``; ``join`` combines the parts between ``|``.
+    """
+    result, parts = False, list[bool]()
+    while tokens and (token := tokens.pop(0)) != ")":
+        if token == "(":
+            parts.append(_match_alternatives(tokens, features, join))
+        elif token == "|":
+            result, parts = result or (bool(parts) and join(parts)), []
+        elif token not in ("&", ","):
+            parts.append(token in features)
+    return result or (bool(parts) and join(parts))
 
 
 async def check_version(commands: SlurmCommands) -> Finding:
-    """Whether Slurm is new enough."""
+    """Check that Slurm is new enough."""
     try:
-        told = await commands.read_version()
+        text = await commands.read_version()
     except SiteError as error:
         return Finding("Slurm", False, error.message, error.hint or "try sinfo --version by hand")
-    found = re.search(r"(\d+)\.(\d+)", told)
-    if found is None or (int(found[1]), int(found[2])) < _MIN_RELEASE:
-        return Finding("Slurm", False, f"{told[:80]}: sinfo --json needs 21.08", "upgrade Slurm to 21.08 or later")
-    return Finding("Slurm", True, told)
+    release = re.search(r"(\d+)\.(\d+)", text)
+    if release is None or (int(release[1]), int(release[2])) < _MIN_RELEASE:
+        return Finding("Slurm", False, f"{text[:80]}: sinfo --json needs 21.08", "upgrade Slurm to 21.08 or later")
+    return Finding("Slurm", True, text)
 
 
-async def check_partition(commands: SlurmCommands, wanted: str | None) -> AsyncIterator[Finding]:
-    """Whether the controller answers, and whether it has the partition, or one of several that is up."""
+async def check_partition(commands: SlurmCommands, partition_names: str | None) -> AsyncIterator[Finding]:
+    """Check that the controller answers and has the partitions, and that one of them is up."""
     try:
-        found = await partitions(commands)
+        partitions = await list_partitions(commands)
     except SiteError as error:
         hint = error.hint or "see that slurmctld runs and that slurm.conf names it"
         yield Finding("controller", False, error.message, hint)
         return
     yield Finding("controller", True, "answers")
-    names = split(wanted) if wanted else [each.name for each in found.values() if each.default]
-    missing = [name for name in names if name not in found]
-    hint = f"set the cluster's partition to one of: {', '.join(found) or 'none there'}"
+    if partition_names:
+        names = split_names(partition_names)
+    else:
+        names = [partition.name for partition in partitions.values() if partition.default]
+    missing = [name for name in names if name not in partitions]
+    hint = f"set the cluster's partition to one of: {', '.join(partitions) or 'none there'}"
     if not names:
         yield Finding("partition", False, "no partition is set, and Slurm has no default one", hint)
     elif missing:
         yield Finding("partition", False, f"there is no partition {', '.join(missing)}", hint)
-    elif not any(found[name].up for name in names):
+    elif not any(partitions[name].is_up for name in names):
         hint = f"scontrol update PartitionName={names[0]} State=UP"
         yield Finding("partition", False, f"{', '.join(names)} is not up", hint)
     else:
-        closed = [name for name in names if not found[name].up]
-        others = f" ({', '.join(closed)} not up)" if closed else ""
-        yield Finding("partition", True, f"{', '.join(names)}{others}")
+        closed = [name for name in names if not partitions[name].is_up]
+        suffix = f" ({', '.join(closed)} not up)" if closed else ""
+        yield Finding("partition", True, f"{', '.join(names)}{suffix}")
 
 
 def check_nodes(nodes: Sequence[SlurmNode], node_states: Sequence[NodeState]) -> Finding:
-    """How many there are, and what keeps some from working."""
+    """Count the nodes; fail only if all are down, since a few broken nodes are normal."""
     down = [node for node, state in zip(nodes, node_states, strict=True) if state == "down"]
     idle = node_states.count("idle")
     if not down:
         return Finding("nodes", bool(nodes), f"{len(nodes)}, {idle} idle", "" if nodes else "the partition has none")
     first = down[0]
-    why = first.reason or "no reason given"
-    found = f"{len(nodes)}, {idle} idle, {len(down)} down: {first.name} is {'+'.join(sorted(first.words))} ({why})"
-    # A few broken nodes are a cluster's daily life; only when nothing is left is it no use.
+    reason = first.reason or "no reason given"
+    states = "+".join(sorted(first.words))
+    result = f"{len(nodes)}, {idle} idle, {len(down)} down: {first.name} is {states} ({reason})"
     hint = f"scontrol show node {first.name}; then scontrol update NodeName={first.name} State=RESUME"
-    return Finding("nodes", len(down) < len(nodes), found, hint)
+    return Finding("nodes", len(down) < len(nodes), result, hint)

@@ -1,4 +1,4 @@
-"""What Slurm's words mean: for the states of jobs and nodes, and for why a job waits. Pure; any word gets an answer."""
+"""Interpret Slurm's words for states of jobs and nodes, and for the reasons why jobs wait. Pure."""
 
 import re
 from collections.abc import Set as AbstractSet
@@ -9,13 +9,13 @@ from koalapy.agent.lrm.port import Fault, JobEnd, LrmJobState
 NodeState = Literal["idle", "planned", "busy", "down"]
 
 
-def _set(words: str) -> frozenset[str]:
-    return frozenset(words.split())
+def _split(text: str) -> frozenset[str]:
+    return frozenset(text.split())
 
 
-_HOLDS_NODES = _set("RUNNING COMPLETING CONFIGURING SUSPENDED STOPPED SIGNALING RESIZING POWER_UP_NODE REBOOT")
-_WAITS = _set("PENDING REQUEUED REQUEUE REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT EXPEDITING")
-_ENDED = _set(
+_HOLDS_NODES = _split("RUNNING COMPLETING CONFIGURING SUSPENDED STOPPED SIGNALING RESIZING POWER_UP_NODE REBOOT")
+_WAITS = _split("PENDING REQUEUED REQUEUE REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT EXPEDITING")
+_ENDED = _split(
     "COMPLETED CANCELLED FAILED TIMEOUT NODE_FAIL BOOT_FAIL PREEMPTED DEADLINE OUT_OF_MEMORY REVOKED LAUNCH_FAILED "
     "RECONFIG_FAIL STAGE_OUT"
 )
@@ -28,21 +28,21 @@ _LOST = {
     "DEADLINE": "its deadline has passed",
     "REVOKED": "another cluster has started it",
 }
-_NOT_A_REASON = frozenset({"", "None", "NonZeroExitCode"})
+_EMPTY_REASONS = frozenset({"", "None", "NonZeroExitCode"})
 
-_NODE_DOWN = _set(
+_NODE_DOWN = _split(
     "DOWN DRAIN DRAINING DRAINED FAIL FAILED FAILING ERROR FUTURE UNKNOWN INVALID INVALID_REG NOT_RESPONDING "
     "NO_RESPOND MAINT MAINTENANCE MAN_POWER_DOWN POWER_DOWN POWERING_DOWN POWER_DRAIN REBOOT REBOOT_ISSUED BLOCKED"
 )
-_NODE_BUSY = _set("ALLOCATED MIXED COMPLETING RESERVED PERFCTRS")
-_NODE_IDLE = _set("IDLE PLANNED CLOUD POWERED_DOWN DYNAMIC_NORM DYNAMIC_FUTURE RESUME UNDRAIN REBOOT_CANCELED")
-"""All words that the state of an idle node may have."""
-_NODE_COMES_BACK = _set("POWERING_UP POWER_UP REBOOT_REQUESTED")
-"""It starts, or will at once when it is idle: nothing is given to it until it has."""
-_NODE_STARTS = _NODE_COMES_BACK | _set("REBOOT REBOOT_ISSUED")
-_NODE_SILENT = _set("NOT_RESPONDING NO_RESPOND")
-_NODE_RESERVED = _set("RESERVED MAINT MAINTENANCE")
-_JOB_STARTS = _set("CONFIGURING POWER_UP_NODE")
+_NODE_BUSY = _split("ALLOCATED MIXED COMPLETING RESERVED PERFCTRS")
+_NODE_IDLE = _split("IDLE PLANNED CLOUD POWERED_DOWN DYNAMIC_NORM DYNAMIC_FUTURE RESUME UNDRAIN REBOOT_CANCELED")
+"""All words that the state of an idle node may contain."""
+_NODE_BECOMES_READY = _split("POWERING_UP POWER_UP REBOOT_REQUESTED")
+"""The node starts, or will start when it is idle. It gets no jobs until then."""
+_NODE_STARTS = _NODE_BECOMES_READY | _split("REBOOT REBOOT_ISSUED")
+_NODE_SILENT = _split("NOT_RESPONDING NO_RESPOND")
+_NODE_RESERVED = _split("RESERVED MAINT MAINTENANCE")
+_JOB_STARTS = _split("CONFIGURING POWER_UP_NODE")
 
 _NEVER_STARTS: dict[str, Fault] = {
     "PartitionTimeLimit": "unsuitable",
@@ -53,24 +53,24 @@ _NEVER_STARTS: dict[str, Fault] = {
     "QOSNotAllowed": "site",
 }
 _WAITS_FOR = tuple(
-    (re.compile(pattern), words)
-    for pattern, words in (
+    (re.compile(pattern), text)
+    for pattern, text in (
         (r"Resources$", "it waits for nodes"),
         (r"Priority$", "jobs of higher priority come first"),
-        (r"ReqNodeNotAvail", "nodes that it needs are reserved for others, or not up"),
+        (r"ReqNodeNotAvail", "nodes that it needs are reserved for other jobs, or not up"),
         (r"QOS", "a limit of its quality of service"),
         (r"Assoc", "a limit of its account"),
         (r"Reservation", "its reservation has not begun, or has ended"),
         (r"Partition(Down|Inactive)", "its partition is not up"),
         (r"PartitionNodeLimit", "its partition gives a job fewer nodes, or too many of them are down"),
         (r"Licenses", "it waits for a licence"),
-        (r"JobHeld", "somebody holds it"),
+        (r"JobHeld", "a user or an operator holds it"),
     )
 )
 
 
 def job_state(words: AbstractSet[str]) -> LrmJobState:
-    """Of a job with these state words: one that may still hold nodes is running, and nothing is guessed to be ended."""
+    """Return a job's state. One that may still hold nodes is running; an unknown word never means ended."""
     if words & _HOLDS_NODES:
         return LrmJobState.RUNNING
     if words & _WAITS:
@@ -79,17 +79,17 @@ def job_state(words: AbstractSet[str]) -> LrmJobState:
 
 
 def job_end(words: AbstractSet[str], code: int, signal: int, slurm_reason: str, *, cancelled_by_us: bool) -> JobEnd:
-    """Say how a job with these state words ended; ``code`` and ``signal`` are the batch script's.
+    """Return how a job ended; ``code`` and ``signal`` are those of the batch script.
 
-    There is no exit code where Slurm tells only of a signal: the reason names it.
+    The exit code is None if Slurm reports only a signal, which the reason names.
     """
-    if not signal and 128 < code <= 128 + 64:  # srun and shells say so that a signal killed their child
+    if not signal and 128 < code <= 128 + 64:  # srun and shells report so that a signal killed their child
         signal = code - 128
     exit_code = code or None
     killed = f"killed by signal {signal}" if signal else ""
     if "CANCELLED" in words:
         return JobEnd(
-            exit_code, not cancelled_by_us, "cancelled" if cancelled_by_us else "cancelled in Slurm by others"
+            exit_code, not cancelled_by_us, "cancelled" if cancelled_by_us else "cancelled in Slurm by another user"
         )
     if "TIMEOUT" in words:
         return JobEnd(exit_code, False, "walltime exceeded", "walltime")
@@ -100,37 +100,38 @@ def job_end(words: AbstractSet[str], code: int, signal: int, slurm_reason: str, 
             return JobEnd(exit_code, True, f"{reason} ({killed})" if killed else reason)
     if "FAILED" not in words:
         return JobEnd(code, False, "")
-    explained = "" if slurm_reason in _NOT_A_REASON else slurm_reason
+    explanation = "" if slurm_reason in _EMPTY_REASONS else slurm_reason
     if killed or exit_code is None:
-        return JobEnd(exit_code, True, "; ".join(filter(None, (killed, explained))) or "Slurm gives no reason")
-    return JobEnd(exit_code, False, explained)
+        return JobEnd(exit_code, True, "; ".join(filter(None, (killed, explanation))) or "Slurm gives no reason")
+    return JobEnd(exit_code, False, explanation)
 
 
 def is_starting(words: AbstractSet[str]) -> bool:
-    """Whether a job with these state words has its nodes, and Slurm makes them ready: it may have to start them."""
+    """Return whether a job has its nodes, and Slurm is making them ready, for example by switching them on."""
     return bool(words & _JOB_STARTS)
 
 
 def node_starts(words: AbstractSet[str]) -> bool:
-    """Whether a node with these state words starts, or starts anew."""
+    """Return whether a node starts or restarts."""
     return bool(words & _NODE_STARTS)
 
 
 def node_state(words: AbstractSet[str], *, reserved: bool = False) -> NodeState:
-    """Of a node with these state words: idle when it would be given to a job now, planned when only to one for which
-    the backfill scheduler keeps it, down when to none, and for words that are not known, such as ``EXTERNAL`` of
-    nodes that another system manages. ``reserved``: in a reservation of ours that has begun.
+    """Return a node's state; ``reserved``: whether an active reservation of grid jobs has it.
 
-    Idle are also nodes switched off to save power: a job gets them, and waits until they have started. One that starts
-    without a job is given to none before it is up.
+    ``idle``: a job would get it now. ``planned``: only the job for which the backfill scheduler keeps it. ``down``: no
+    job, or the state has an unknown word, such as ``EXTERNAL`` of nodes that another system manages.
+
+    Nodes that are switched off to save power are idle: a job gets them, and waits until they have started. A node that
+    starts without a job gets none before it is up.
     """
     if reserved:
         words = words - _NODE_RESERVED
-    if words & _NODE_COMES_BACK:
+    if words & _NODE_BECOMES_READY:
         words = words - _NODE_SILENT
     if words & _NODE_DOWN:
         return "down"
-    if words & (_NODE_BUSY | _NODE_COMES_BACK):
+    if words & (_NODE_BUSY | _NODE_BECOMES_READY):
         return "busy"
     if "IDLE" not in words or not words <= _NODE_IDLE:
         return "down"
@@ -138,20 +139,22 @@ def node_state(words: AbstractSet[str], *, reserved: bool = False) -> NodeState:
 
 
 def fault_of_waiting(reason: str, *, choice: bool = False) -> Fault | None:
-    """Of a job that was taken, by the reason for which it waits; None when it may start some day. ``choice``: it may go
-    to one of several partitions, and what is said of one need not hold for the others."""
+    """Return the fault for which a waiting job will never start, by its reason; None if it may start.
+
+    ``choice``: it may run in one of several partitions, so that a reason about one proves nothing.
+    """
     return None if choice and reason.startswith("Partition") else _NEVER_STARTS.get(reason)
 
 
 def waiting_text(reason: str) -> str:
-    """Why a job waits, for people; empty while Slurm has not said."""
+    """Return why a job waits, for users; empty if Slurm gives no reason."""
     if reason in ("", "None", "WaitingForScheduling"):
         return ""
-    meant = next((words for pattern, words in _WAITS_FOR if pattern.match(reason)), "")
-    return f"Slurm says {reason}" + (f" ({meant})" if meant else "")
+    explanation = next((text for pattern, text in _WAITS_FOR if pattern.match(reason)), "")
+    return f"Slurm says {reason}" + (f" ({explanation})" if explanation else "")
 
 
 def nodes_waited_for(reason: str) -> str:
-    """The nodes, in Slurm's short form, whose absence a job waits out; empty when it is not that."""
-    found = re.search(r"UnavailableNodes:(\S+)", reason)
-    return found[1] if found else ""
+    """Return the unavailable nodes that a job waits for, in Slurm's short form; empty if there are none."""
+    match = re.search(r"UnavailableNodes:(\S+)", reason)
+    return match[1] if match else ""

@@ -215,7 +215,7 @@ async def test_a_refused_job_may_be_handed_in_again(lrm: DrmaaLrm, session: Fake
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"), [({"nodes": 5, "walltime": 1.0}, "5 nodes asked for"), ({}, "wants a walltime")]
+    ("changes", "says"), [({"nodes": 5, "walltime": 1.0}, "5 nodes requested"), ({}, "wants a walltime")]
 )
 async def test_what_cannot_be_is_refused(
     lrm: DrmaaLrm, session: FakeSession, tmp_path: Path, changes: dict[str, float], says: str

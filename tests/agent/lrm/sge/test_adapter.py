@@ -250,7 +250,7 @@ async def test_a_refusal_comes_with_the_way_out(
 
 
 async def test_more_nodes_than_there_are_is_refused(lrm: SgeLrm, control: RememberingControl, tmp_path: Path) -> None:
-    with pytest.raises(SiteRejected, match=r"5 nodes asked for, but queue all\.q has 4"):
+    with pytest.raises(SiteRejected, match=r"5 nodes requested, but queue all\.q has 4"):
         await lrm.submit_job(submission(tmp_path, nodes=5))
     assert not control.native
 

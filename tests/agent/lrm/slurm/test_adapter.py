@@ -135,7 +135,7 @@ def own_account() -> str:
 @pytest.mark.parametrize(("wants", "nodes"), [("3", 3), ("2-4", 2), ("1K", 1024), ("1.5K-2K", 1536), ("", 0)])
 def test_how_many_nodes_a_job_wants_is_read_however_slurm_shows_it(wants: str, nodes: int) -> None:
     (job,) = read_columns(column_line("koala-x-1.1.0", "166", wants=wants).encode(), "koala-", {1500})
-    assert job.wants == nodes
+    assert job.requested_nodes == nodes
 
 
 async def test_nodes_that_are_too_many_for_a_column_are_asked_for_alone(slurm: FakeSlurm) -> None:
@@ -147,7 +147,7 @@ async def test_nodes_that_are_too_many_for_a_column_are_asked_for_alone(slurm: F
     jobs = {job.id: job.nodes for job in (await seen.take_snapshot()).jobs}
     assert jobs == {"167": tuple(names.split(",")), "168": ("n3",)}
     slurm.says("squeue", "", when="*--jobs=167 --format=%i?%N*")
-    with pytest.raises(SiteUnavailable, match="does not say which nodes job 167 has"):
+    with pytest.raises(SiteUnavailable, match="does not show the nodes of job 167"):
         await seen.take_snapshot()
 
 
@@ -194,7 +194,7 @@ def test_jobs_of_our_users_with_other_names_are_none_of_ours() -> None:
 @pytest.mark.parametrize(
     ("command", "answer", "told"),
     [
-        ("sinfo", "slurm", "sinfo answered what is no JSON: slurm"),
+        ("sinfo", "slurm", "sinfo answered no JSON: slurm"),
         ("sinfo", '{"nodes": []}', "sinfo shows no nodes in partition main"),
         ("sinfo", '{"nodes": [{"partitions": ["main"]}]}', "sinfo answered what cannot be understood"),
     ],
@@ -293,7 +293,7 @@ async def test_walltimes_are_whole_minutes(
 
 
 async def test_more_nodes_than_there_are_never_reach_slurm(slurm: FakeSlurm, tmp_path: Path) -> None:
-    with pytest.raises(SiteRejected, match="5 nodes asked for, but partition main has 4"):
+    with pytest.raises(SiteRejected, match="5 nodes requested, but partition main has 4"):
         await slurm.lrm().submit_job(submission(tmp_path, nodes=5))
     assert slurm.calls("sbatch") == []
 
@@ -367,14 +367,14 @@ async def test_accounting_remembers_what_the_queue_has_forgotten(slurm: FakeSlur
 
 async def test_a_job_of_another_name_is_spared(slurm: FakeSlurm) -> None:
     slurm.says("squeue", RUNNING, when="*--jobs=167*")
-    with pytest.raises(SiteRejected, match=r"job 167 is koala-x-2\.1\.0 of user 1500, not our koala-b"):
+    with pytest.raises(SiteRejected, match=r"job 167 is koala-x-2\.1\.0 of uid 1500, not koala-b"):
         await slurm.lrm().cancel_job("167", "koala-b")
     assert slurm.calls("scancel") == []
 
 
 async def test_a_job_of_another_user_is_spared(slurm: FakeSlurm) -> None:
     slurm.says("squeue", "168|RUNNING|1501|koala-y-3.1.0\n", when="*--jobs=168*")
-    with pytest.raises(SiteRejected, match="of user 1501"):
+    with pytest.raises(SiteRejected, match="of uid 1501"):
         await slurm.lrm().cancel_job("168", "koala-y-3.1.0")
     assert slurm.calls("scancel") == []
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.agent.lrm.port import LrmJob, LrmJobState
-from koalapy.agent.lrm.slurm.adapter import snapshot_of
+from koalapy.agent.lrm.slurm.adapter import make_snapshot
 from koalapy.agent.lrm.slurm.answers import SlurmJob, read_columns, read_nodes, read_uid
 from koalapy.agent.lrm.slurm.offer import Offer, Partition
 from koalapy.agent.lrm.slurm.states import job_state
@@ -90,7 +90,7 @@ def test_a_reason_of_any_bytes_leaves_the_columns_where_they_are(reason: str) ->
     line = f"{'166':24}{'RUNNING':32}{'0':16}{'2':16}{'n[1-2]':8192}{'1500':16}".encode()
     line += told.ljust(96) + b"koala-x-1.1.0".ljust(256)
     (job,) = read_columns(line + b"\n", "koala-", {1500})
-    assert (job.id, job.nodes, job.user, job.wants) == ("166", ("n1", "n2"), 1500, 2)
+    assert (job.id, job.nodes, job.uid, job.requested_nodes) == ("166", ("n1", "n2"), 1500, 2)
 
 
 @pytest.mark.parametrize("odd", [{}, {"name": 3, "partitions": ["other"]}, {"partitions": [None, {}]}])
@@ -103,12 +103,12 @@ def test_read_nodes_with_odd_entry_of_another_partition_has_the_others(odd: dict
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (b"", "sinfo answered what is no JSON: nothing"),
-        (b"slurm_load_node error:\n Unable", "sinfo answered what is no JSON: slurm_load_node error: Unable"),
-        (answer("sinfo-22.05")[:2000], 'sinfo answered what is no JSON: { "meta"'),
-        (b"\xff\xfe", "sinfo answered what is no JSON"),
-        (b"[" * 100_000, "sinfo answered what is no JSON"),
-        (b"[]", "sinfo answered what cannot be understood: it is no object"),
+        (b"", "sinfo answered no JSON: nothing"),
+        (b"slurm_load_node error:\n Unable", "sinfo answered no JSON: slurm_load_node error: Unable"),
+        (answer("sinfo-22.05")[:2000], 'sinfo answered no JSON: { "meta"'),
+        (b"\xff\xfe", "sinfo answered no JSON"),
+        (b"[" * 100_000, "sinfo answered no JSON"),
+        (b"[]", "sinfo answered what cannot be understood: it is not an object"),
         (b'{"nodes": {}}', "sinfo answered what cannot be understood: it has no list of nodes"),
         (b'{"nodes": [3]}', "sinfo answered what cannot be understood: it has no list of nodes"),
         (b'{"nodes": [{"partitions": ["main"]}]}', "sinfo answered what cannot be understood: a node without name"),
@@ -186,7 +186,7 @@ def add_up(lines: list[str], sinfo: Any) -> None:
     jobs = read_columns("".join(lines).encode(), "koala-", {1500})
     nodes = read_nodes(json.dumps(sinfo).encode(), ["main"])
     ours = [LrmJob(job.id, job.name, job_state(job.words), job.nodes) for job in jobs]
-    seen = snapshot_of(nodes, ours, Offer((Partition("main"),)))
+    seen = make_snapshot(nodes, ours, Offer((Partition("main"),)))
     holders = (LrmJobState.RUNNING, LrmJobState.UNKNOWN)
     names = {node.name for node in nodes}
     held = {node for job in ours if job.state in holders for node in job.nodes} & names

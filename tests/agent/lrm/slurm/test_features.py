@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.agent.lrm.slurm.offer import may_have
+from koalapy.agent.lrm.slurm.offer import may_match
 from koalapy.model.errors import SiteRejected
 
 from .conftest import COLUMNS, FakeSlurm
@@ -36,12 +36,12 @@ FEATURES = {"n1": "ib,gpu", "n2": "ib", "n3": "gpu", "n4": ""}
     ],
 )
 def test_who_may_be_given(constraint: str, nodes: str) -> None:
-    assert [name for name, text in FEATURES.items() if may_have(text.split(","), constraint)] == nodes.split()
+    assert [name for name, text in FEATURES.items() if may_match(text.split(","), constraint)] == nodes.split()
 
 
 @given(st.text(alphabet="ab&|()[],*2 ", max_size=12), st.frozensets(st.sampled_from("ab")))
 def test_any_text_gets_an_answer(constraint: str, features: frozenset[str]) -> None:
-    assert may_have(features, constraint) in (True, False)
+    assert may_match(features, constraint) in (True, False)
 
 
 NAMES = st.sampled_from("abc")
@@ -50,7 +50,7 @@ NAMES = st.sampled_from("abc")
 @given(st.lists(st.lists(NAMES, min_size=1), min_size=1), st.frozensets(NAMES))
 def test_and_binds_stronger_than_or(either: list[list[str]], features: frozenset[str]) -> None:
     constraint = "|".join("&".join(names) for names in either)
-    assert may_have(features, constraint) == any(features.issuperset(names) for names in either)
+    assert may_match(features, constraint) == any(features.issuperset(names) for names in either)
 
 
 def shows(slurm: FakeSlurm, form: str) -> None:
@@ -90,7 +90,7 @@ async def test_nodes_that_we_never_get_do_not_count(
 
 async def test_a_job_that_is_larger_than_what_has_the_features_is_refused(slurm: FakeSlurm, tmp_path: Any) -> None:
     shows(slurm, "22.05")
-    with pytest.raises(SiteRejected, match="3 nodes asked for, but partition main with ib has 2"):
+    with pytest.raises(SiteRejected, match="3 nodes requested, but partition main with ib has 2"):
         await slurm.lrm(partition="main", options=("--constraint=ib",)).submit_job(submission(tmp_path, nodes=3))
 
 

@@ -47,7 +47,7 @@ def test_short_forms(text: str, names: list[str]) -> None:
     ],
 )
 def test_what_is_no_host_list(text: str) -> None:
-    with pytest.raises(ValueError, match="is no list of host names"):
+    with pytest.raises(ValueError, match="is not a list of host names"):
         expand_host_list(text)
 
 

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from koalapy.agent.components.job_folders import JobFolders
 from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSnapshot
-from koalapy.agent.lrm.slurm.adapter import OFFER_MAX_AGE, snapshot_of
+from koalapy.agent.lrm.slurm.adapter import OFFER_MAX_AGE_S, make_snapshot
 from koalapy.agent.lrm.slurm.answers import SlurmNode
 from koalapy.agent.lrm.slurm.commands import SlurmCommands
 from koalapy.agent.lrm.slurm.offer import (
     Offer,
     Partition,
     Reservation,
-    option,
-    partitions,
+    list_partitions,
+    option_value,
     read_partitions,
     read_reservations,
 )
@@ -132,7 +132,7 @@ async def test_snapshot_with_an_old_offer_reads_the_partitions_anew(
     await lrm.take_snapshot()
     slurm.says("sinfo", PARTITIONS.replace("down", "up"), when="*%P*")
     assert (await lrm.take_snapshot()).idle == 0
-    virtual_loop.jump(OFFER_MAX_AGE + 1)
+    virtual_loop.jump(OFFER_MAX_AGE_S + 1)
     assert (await lrm.take_snapshot()).idle == 1
 
 
@@ -160,7 +160,7 @@ async def test_a_job_runs_in_one_partition_within_its_limits(
 async def test_what_no_partition_gives_to_one_job_never_reaches_slurm(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.says("sinfo", PARTITIONS, when="*%P*")
     shows(slurm, dict.fromkeys(BOTH, "idle"), BOTH)
-    with pytest.raises(SiteRejected, match="2 nodes asked for, but partition short gives a job at most 1") as caught:
+    with pytest.raises(SiteRejected, match="2 nodes requested, but partition short gives a job at most 1") as caught:
         await slurm.lrm(partition="short").submit_job(submission(tmp_path, nodes=2))
     assert caught.value.fault == "limit"
     assert slurm.calls("sbatch") == []
@@ -192,7 +192,8 @@ async def test_what_backfill_keeps_is_idle_for_our_own_queued_jobs_only(slurm: F
         (
             "ReqNodeNotAvail",
             "ReqNodeNotAvail, UnavailableNodes:n1",
-            "Slurm says ReqNodeNotAvail, UnavailableNodes:n1 (nodes that it needs are reserved for others, or not up)",
+            "Slurm says ReqNodeNotAvail, UnavailableNodes:n1 "
+            "(nodes that it needs are reserved for other jobs, or not up)",
         ),
     ],
 )
@@ -262,7 +263,7 @@ def test_partition_has_its_least_nodes(size: str, least: int) -> None:
 async def test_submit_of_fewer_nodes_than_the_partition_takes_is_unsuitable(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.says("sinfo", "main*|up|3-infinite\n", when="*%P*")
     adapter = slurm.lrm(partition="main")
-    with pytest.raises(SiteRejected, match="2 nodes asked for, but partition main gives a job at least 3") as caught:
+    with pytest.raises(SiteRejected, match="2 nodes requested, but partition main gives a job at least 3") as caught:
         await adapter.submit_job(submission(tmp_path, nodes=2))
     assert (caught.value.fault, caught.value.hint) == ("unsuitable", "ask for at least 3 nodes")
     assert slurm.calls("sbatch") == []
@@ -293,7 +294,7 @@ async def test_snapshot_of_partition_with_least_nodes_tells_it(slurm: FakeSlurm)
     assert (found.idle, found.background, found.notices) == (
         3,
         1,
-        ("a job in partition main gets at least 3 nodes, and smaller ones are refused",),
+        ("a job in partition main gets at least 3 nodes, and smaller ones are rejected",),
     )
     shows(slurm, {"n1": "idle", "n2": "idle", "n3": "allocated", "n4": "allocated"})
     assert counts(await seen(slurm)) == (4, 0, 4, 0)
@@ -302,7 +303,9 @@ async def test_snapshot_of_partition_with_least_nodes_tells_it(slurm: FakeSlurm)
 async def test_slurm_is_asked_not_to_make_numbers_short(slurm: FakeSlurm) -> None:
     slurm.says("sinfo", "main*|up|1-1K\n", when="*%P*")
     slurm.says("sinfo", "main*|up|1-1030\n", when="*--noconvert*%P*")
-    assert (await partitions(SlurmCommands(JobFolders.for_own_account(slurm.run).run_as)))["main"].max_nodes == 1030
+    assert (await list_partitions(SlurmCommands(JobFolders.for_own_account(slurm.run).run_as)))[
+        "main"
+    ].max_nodes == 1030
 
 
 def test_what_scontrol_says_of_reservations() -> None:
@@ -320,7 +323,7 @@ def test_reservation_of_others_may_be_odd() -> None:
 
 @pytest.mark.parametrize("words", [["--reservation"], [], ["--reservations=x"], ["-r", "x"]])
 def test_no_option_is_no_value(words: list[str]) -> None:
-    assert option(words, "--reservation") is None
+    assert option_value(words, "--reservation") is None
 
 
 @given(
@@ -334,7 +337,7 @@ def test_idle_is_never_more_than_one_job_could_have(
     nodes = [SlurmNode(f"n{i}", frozenset(w.split()), partitions=frozenset(p)) for i, (w, p) in enumerate(states) if p]
     up, most, least = limits
     first = Partition("a", "UP" if up else "DOWN", max_nodes=most, min_nodes=least)
-    found = snapshot_of(nodes, [LrmJob("1", "koala-a", LrmJobState.QUEUED)], Offer((first, Partition("b"))), wanted)
+    found = make_snapshot(nodes, [LrmJob("1", "koala-a", LrmJobState.QUEUED)], Offer((first, Partition("b"))), wanted)
     within = [sum(name in node.partitions and "IDLE" in node.words for node in nodes) for name in "ab"]
     assert found.idle <= max(min(within[0], most or len(nodes)) if up else 0, within[1])
     assert found.total == found.idle + found.background + found.down

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from koalapy.agent.lrm.port import LrmJob, LrmJobState
-from koalapy.agent.lrm.slurm.adapter import snapshot_of
+from koalapy.agent.lrm.slurm.adapter import make_snapshot
 from koalapy.agent.lrm.slurm.answers import SlurmNode
 from koalapy.agent.lrm.slurm.offer import Offer, Partition
 from koalapy.agent.lrm.slurm.states import job_end, job_state, node_state
@@ -60,7 +60,7 @@ def test_foreign_words_end_no_job(words: set[str]) -> None:
         ("FAILED", 0, 0, "None", (None, True, "Slurm gives no reason")),
         ("TIMEOUT", 0, 15, "TimeLimit", (None, False, "walltime exceeded")),
         ("TIMEOUT", 0, 0, "TimeLimit", (None, False, "walltime exceeded")),
-        ("CANCELLED", 143, 0, "None", (143, True, "cancelled in Slurm by others")),
+        ("CANCELLED", 143, 0, "None", (143, True, "cancelled in Slurm by another user")),
         ("NODE_FAIL", 0, 0, "NodeDown", (None, True, "a node failed")),
         ("OUT_OF_MEMORY", 0, 9, "OutOfMemory", (None, False, "memory limit exceeded")),
         ("OUT_OF_MEMORY", 0, 0, "OutOfMemory", (None, False, "memory limit exceeded")),
@@ -169,7 +169,7 @@ def test_every_node_is_one_thing(
         SlurmNode(f"n{index}", frozenset(each), partitions=frozenset({"main"})) for index, each in enumerate(words)
     ]
     jobs = [LrmJob(str(i), "koala-a", state, tuple(f"n{n}" for n in on)) for i, (state, on) in enumerate(held)]
-    seen = snapshot_of(nodes, jobs, Offer((Partition("main"),)), wanted)
+    seen = make_snapshot(nodes, jobs, Offer((Partition("main"),)), wanted)
     ours = {n for job in jobs if job.state in (LrmJobState.RUNNING, LrmJobState.UNKNOWN) for n in job.nodes}
     assert min(seen.idle, seen.background, seen.down) >= 0
     assert seen.total - seen.idle - seen.background - seen.down == len(ours & {node.name for node in nodes})
