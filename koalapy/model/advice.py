@@ -1,4 +1,4 @@
-"""What is learned from jobs that ran, and what was advised for others because of it (semantics 9). Times in seconds."""
+"""Run times learned from jobs, and placement advice derived from them (semantics 9). Times are in seconds."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -8,35 +8,36 @@ from koalapy.model.job import Job, JobId, JobSpec, JobState
 from koalapy.model.request import ClusterName
 
 CLOCK_TOLERANCE_S = 1e-3
-"""Seconds by which a moment may be off, for being worked out from others."""
+"""Rounding error of a time that is the difference of other times."""
 
 
 class Size(NamedTuple):
-    """How large a run is: nodes in all, and processes on each, where 0 stands for the clusters' own number."""
+    """The number of nodes of a run and of processes on each node; 0 processes: the default of the clusters."""
 
     nodes: int
     per_node: int = 0
 
 
 class Run(NamedTuple):
-    """A job that ran: where, and for how long from the opened barrier to its end."""
+    """A job that ran, with its clusters and the seconds from the opened barrier to its end."""
 
     application: str
     size: Size
     clusters: tuple[ClusterName, ...]
     seconds: float
     killed: bool = False
-    """At its walltime: it would have run for longer than that."""
+    """Whether the job was killed at its walltime, so that its full run time is longer."""
 
 
 def run_size(spec: JobSpec) -> Size:
+    """Return the size of the run that a job asks for."""
     return Size(spec.request.total_size, spec.processes_per_node or 0)
 
 
 def completed_run_of(job: Job) -> Run | None:
-    """What a job tells of its application; nothing if its program has no name.
+    """Return the run of a job that succeeded or was killed at its walltime; else None.
 
-    One that succeeded tells how long it takes, and one that was killed at its walltime that it takes longer than that.
+    Also return None if its program has no application name.
     """
     attempt = job.attempt
     if attempt is None or attempt.barrier_at is None or attempt.ended_at is None:
@@ -53,7 +54,7 @@ def completed_run_of(job: Job) -> Run | None:
 
 
 def was_killed(walltime: float | None, launched: float | None, ended: float, exit_code: int | None) -> bool:
-    """Whether what failed was ended at its walltime: nothing else ends so late a program that has no exit code."""
+    """Return whether a failed program was killed at its walltime: it has no exit code and ran at least that long."""
     if walltime is None or launched is None or exit_code is not None:
         return False
     return ended - launched >= walltime - CLOCK_TOLERANCE_S
@@ -61,26 +62,27 @@ def was_killed(walltime: float | None, launched: float | None, ended: float, exi
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One way to run a job. ``run`` is None while nothing is known of its application's run times."""
+    """A set of clusters to run a job on, and its expected times in seconds."""
 
     clusters: tuple[ClusterName, ...]
     slowdown: float = 1.0
-    """How many times longer it is taken to run than on one cluster of the same speed."""
+    """Expected run time relative to one cluster of the same speed."""
     wait: float | None = 0.0
-    """Until there is room; None when it is not known."""
+    """Time until enough nodes are idle; None: not known."""
     transfer: float = 0.0
-    """Until its inputs are there, once it is placed."""
+    """Time from the placement until the input files have arrived."""
     run: float | None = None
+    """Expected run time; None until a run time of the application is known."""
 
     @property
     def response(self) -> float | None:
-        """From now to its end."""
+        """Return the expected time from now to the end of the job; None if its wait or run time is not known."""
         return None if self.run is None or self.wait is None else self.wait + self.transfer + self.run
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What a policy chose from, and what it took: ``chosen`` is a place in ``options``."""
+    """The options that a policy compared; ``chosen`` is the index of the chosen one."""
 
     application: str
     options: tuple[Option, ...]
@@ -93,7 +95,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class AdvisedPlacement:
-    """An advice that was followed when a job was placed, and what came of it; ``at`` in seconds since the epoch."""
+    """A placement by advice, with its predicted and actual run time; ``at`` in seconds since the epoch."""
 
     job: JobId
     generation: int
@@ -103,18 +105,18 @@ class AdvisedPlacement:
     options: tuple[Option, ...]
     reason: str
     predicted: float | None = None
-    """How long the program was to run, from the opened barrier to its end."""
+    """Predicted run time from the opened barrier to the end of the program."""
     actual: float | None = None
-    """How long it ran, once it has succeeded."""
+    """Actual run time; None until the job has succeeded."""
 
     @property
     def error(self) -> float | None:
-        """By what fraction of the actual time the prediction was too long; None while either is not known."""
+        """Return the prediction error as a fraction of the actual run time; None until both times are known."""
         return self.predicted / self.actual - 1.0 if self.predicted is not None and self.actual else None
 
 
 def record_advice(job: Job, at: float, advice: Advice, reason: str) -> AdvisedPlacement:
-    """For the record of a job that has just been placed."""
+    """Return the record of the advice by which a job has just been placed."""
     option = advice.chosen_option
     return AdvisedPlacement(
         job.id, job.generation, at, advice.application, len(option.clusters), advice.options, reason, option.run

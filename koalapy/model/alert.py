@@ -1,4 +1,4 @@
-"""What is wrong at the moment: what it is, why, and what helps."""
+"""Alerts: current problems, each with its cause and remedy."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -18,49 +18,49 @@ OPERATORS_SEE_IT = "the operators of the daemon are told of it, too"
 
 
 class Severity(StrEnum):
-    """How much hangs on it."""
+    """The severity of an alert."""
 
     WARNING = "warning"
-    """It will be trouble, or is for some."""
+    """A problem that affects few users, or will become critical."""
     CRITICAL = "critical"
-    """Jobs fail, stand still or are lost."""
+    """A problem that makes jobs fail, stop or get lost."""
 
 
 class AlertKind(StrEnum):
-    """What may be wrong."""
+    """The kind of problem that an alert reports."""
 
     AGENT_AWAY = "agent-away"
-    """A cluster's agent is not heard of."""
+    """The agent of a cluster is not connected."""
     RESOURCE_MANAGER = "resource-manager"
-    """A cluster's resource manager does not answer, or takes no jobs."""
+    """The resource manager of a cluster does not respond, or accepts no jobs."""
     BLACK_HOLE = "black-hole"
-    """A cluster takes jobs, and they fail there at once."""
+    """Jobs on a cluster fail soon after their start."""
     CLUSTER_FLAPPING = "cluster-flapping"
-    """A cluster comes and goes."""
+    """A cluster is lost and returns repeatedly."""
     OLD_VERSION = "old-version"
-    """The daemon and an agent are of different versions."""
+    """The daemon and an agent have different versions."""
     CLAIM_STUCK = "claim-stuck"
-    """A job asks for its nodes, and neither gets them nor gives up."""
+    """A job has tried to claim its nodes for too long."""
     JOB_STARVES = "job-starves"
-    """A job waits while others that came later are given nodes."""
+    """A job waits for long while jobs submitted later start."""
     QUEUE_FLOODED = "queue-flooded"
-    """Most of what waits is one user's."""
+    """Most waiting jobs belong to one user."""
     DATABASE = "database"
-    """The database is slow, or takes nothing."""
+    """The database is slow, or rejects writes."""
     CERTIFICATE = "certificate"
-    """The daemon's certificate has expired or expires soon, or its new files are refused."""
+    """The daemon's certificate has expired or expires soon, or its new files are invalid."""
     CONFIGURATION = "configuration"
-    """The configuration file has other settings than the daemon runs with."""
+    """The configuration file has changed since the daemon started."""
     DISK = "disk"
     """A disk is nearly full."""
     SLOW_LINK = "slow-link"
-    """The network between two clusters is much slower than it should be, or they do not reach each other."""
+    """The network between two clusters is much slower than expected, or is down."""
     REPLICAS_GONE = "replicas-gone"
-    """Files of the replica catalogue are not where it says, or not what it says."""
+    """Files of the replica catalogue are missing or have changed."""
     RECORD = "record"
-    """What the scheduler is told is not recorded any more."""
+    """The recording of scheduler events has stopped."""
     RECORDS_LOST = "records-lost"
-    """An agent has lost the records of components: their jobs are tried again."""
+    """An agent has lost the records of components, whose jobs start again."""
 
 
 CLUSTER_ALERTS = frozenset(
@@ -73,35 +73,38 @@ CLUSTER_ALERTS = frozenset(
         AlertKind.REPLICAS_GONE,
     }
 )
-"""Kinds that concern clusters, and so everybody; the others are told to operators, and to the user they name."""
+"""Kinds that concern clusters. All users see them; the other kinds only operators and the user that they name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One thing that is wrong now. The kind and the target say which one it is."""
+    """A current problem, identified by its kind and target."""
 
     kind: AlertKind
     severity: Severity
     target: str
-    """What it is about, for people: ``cluster north``, ``job 12``, ``user alice``, ``link north-south``."""
+    """What the alert is about: ``cluster north``, ``job 12``, ``user alice``, ``link north-south``."""
     summary: str
-    """What is wrong, in one sentence without its target's history."""
+    """The problem in one sentence."""
     cause: str
-    """Why, as far as it is known."""
+    """The cause, as far as it is known."""
     remedy: str
-    """What helps: one sentence with a command."""
+    """What to do: one sentence with a command."""
     since: float
     cluster: ClusterName = ""
     job: JobId | None = None
     user: str = ""
-    """Whose job it is about, or who it is about."""
+    """The user whom the alert concerns, or who owns the job."""
 
     @property
     def key(self) -> tuple[AlertKind, str]:
         return self.kind, self.target
 
     def visible_to(self, identity: Identity) -> "Alert | None":
-        """As somebody is told of it: operators all, others what concerns clusters, their own jobs and themselves."""
+        """Return the alert as a caller may see it; None if the caller may not see it.
+
+        Operators see all alerts; users those about clusters, themselves and their own jobs.
+        """
         if identity.has_role(Role.OPERATOR):
             return self
         if self.user:
@@ -109,7 +112,7 @@ class Alert:
         return replace(self, remedy=OPERATORS_SEE_IT) if self.kind in CLUSTER_ALERTS else None
 
     def _for_owner(self) -> "Alert":
-        """What helps a job that starves is done to others' jobs; and who waits behind a flood is not told its user."""
+        """Replace a remedy that acts on the jobs of other users, and a cause that names them."""
         if self.kind is AlertKind.JOB_STARVES:
             return replace(self, remedy=f"see what it waits for: koala explain {self.job}")
         if self.kind is AlertKind.QUEUE_FLOODED:
@@ -118,38 +121,39 @@ class Alert:
 
 
 def urgency_key(alert: Alert) -> tuple[bool, float, str, str]:
-    """What to look at first, as a key to sort by: the critical before the others, the oldest first."""
+    """Return a sort key: critical alerts first, then the oldest first."""
     return alert.severity is not Severity.CRITICAL, alert.since, alert.kind, alert.target
 
 
 @dataclass(frozen=True, slots=True)
 class AlertRules:
-    """From when on something is an alert; the section ``alerts`` of the configuration. Times in seconds."""
+    """The conditions that raise alerts; the section ``alerts`` of the configuration. Times are in seconds."""
 
     hold: Annotated[float, Ge(0), Le(1e9)] = 5.0
-    """For how long it must be so before it is told."""
+    """Time that a problem must last before its alert is raised."""
     release: Annotated[float, Ge(0), Le(1e9)] = 15.0
-    """For how long it must be over before it is told no more."""
+    """Time that a problem must be gone before its alert is cleared."""
     black_hole_failures: Count = 5
-    """So many jobs that failed soon after their start on one cluster make it a black hole, if they are most of those
-    that ended there and do better elsewhere, or are not all one user's."""
+    """Number of early failures on one cluster that make it a black hole. They must be most jobs that ended there, and
+    either succeed on other clusters or belong to several users."""
     black_hole_soon: Seconds = 30.0
-    """How long after its start a failure is soon."""
+    """Time after its start within which a failure is early."""
     black_hole_window: Seconds = 900.0
-    """Of how long ago endings count."""
+    """Period over which early failures are counted."""
     flapping_changes: Count = 4
-    """So often a cluster must have been lost within ``flapping_window``."""
+    """Number of losses of a cluster within ``flapping_window`` that raise the alert."""
     flapping_window: Seconds = 900.0
-    """Of how long ago losses count."""
+    """Period over which losses of a cluster are counted."""
     claim_stuck_after: Seconds = 180.0
-    """For how long a job may ask for its nodes; with input files, from when they are there."""
+    """Maximum duration of a claim; for a job with input files, counted from their arrival."""
     starving_after: Seconds = 3600.0
-    """For how long a job may wait while others that came later are given nodes."""
+    """Maximum time that a job may wait while jobs submitted later start."""
     flood_jobs: Count = 500
-    """So many waiting jobs of one user are a flood, if they are ``flood_share`` of all, and others wait as well."""
+    """Number of waiting jobs of one user that are a flood, if they are also ``flood_share`` of all waiting jobs and
+    another user waits."""
     flood_share: Share = 0.8
-    """How large a part of all that waits a flood is."""
+    """Share of all waiting jobs that a flood must have."""
     database_slow: Seconds = 0.5
-    """How long a transaction may take, in the middle of those of the last minute."""
+    """Maximum for the median duration of the transactions of the last minute."""
     slow_link_share: Share = 0.25
-    """A link that has less of the bandwidth that is configured or was measured before is slow."""
+    """Share of its configured or earlier measured bandwidth below which a link is slow."""

@@ -1,4 +1,4 @@
-"""What a job's program is known as, so that its runs can be compared with each other."""
+"""The application name of a job, by which its runs are compared, and the job as lists show it."""
 
 from dataclasses import replace
 
@@ -8,24 +8,24 @@ from koalapy.model.request import MAX_NAME_LENGTH, ComponentRequest, FlexibleReq
 INTERPRETERS = dict.fromkeys(("python", "bash", "dash", "sh", "zsh"), "c") | dict.fromkeys(
     ("perl", "ruby", "julia", "Rscript"), "e"
 )
-"""With the option after which the program itself stands."""
+"""Interpreters, each with its option for code on the command line."""
 WRAPPERS = ("env", "nice", "nohup", "numactl", "stdbuf", "taskset", "time", "timeout")
-"""What runs another program: jobs are not alike because of it, and their names stand behind options of its own."""
+"""Programs that run another program, which therefore do not name an application."""
 NO_APPLICATION = "-"
-"""What is no application at all, and teaches nothing."""
+"""Application name of a job whose run time is not to be learned."""
 
 
 def name_application(spec: JobSpec) -> JobSpec:
-    """The submission with what its program is to be known as, if that can be shown."""
+    """Set the application name of a submission; leave it empty if it has unprintable characters."""
     name = spec.application or application_of(spec)
     return replace(spec, application=name if name.isprintable() else "")
 
 
 def application_of(spec: JobSpec) -> str:
-    """The name that was given (``-`` is none), or the program's own; of coupled programs all; empty if there is none.
+    """Return the application name of a job: the given name, or the names of its programs joined by ``+``.
 
-    ``python -m package.module`` is known as ``package.module``, a script by its file name. What stands in the command
-    itself, as after ``sh -c``, has no name, and neither has what ``env``, ``time`` and the like run.
+    ``python -m package.module`` is named ``package.module``, a script by its file name. Return an empty text for the
+    name ``-``, for code on the command line (``sh -c``), and for programs run by ``env``, ``time`` and the like.
     """
     if spec.application == NO_APPLICATION:
         return ""
@@ -34,31 +34,31 @@ def application_of(spec: JobSpec) -> str:
     commands = [spec.command] if spec.command else []
     if not isinstance(spec.request, FlexibleRequest):
         commands = [component.command or spec.command for component in spec.request.components]
-    names = dict.fromkeys(_program(command) for command in commands)
+    names = dict.fromkeys(_program_name(command) for command in commands)
     return "" if "" in names else "+".join(names)[:MAX_NAME_LENGTH]
 
 
-def _program(command: tuple[str, ...]) -> str:
+def _program_name(command: tuple[str, ...]) -> str:
     if not command:
         return ""
-    first, *rest = command
-    name = _base(first)
+    name = _file_name(command[0])
+    arguments = command[1:]
     if name in WRAPPERS:
         return ""
-    code = INTERPRETERS.get(name.rstrip("0123456789."))
-    if code is None:
+    code_option = INTERPRETERS.get(name.rstrip("0123456789."))
+    if code_option is None:
         return name
-    for place, word in enumerate(rest):
-        if word == "-m":
-            return rest[place + 1] if place + 1 < len(rest) else ""
-        if word == "-" or (word.startswith("-") and not word.startswith("--") and code in word):
+    for index, argument in enumerate(arguments):
+        if argument == "-m":
+            return arguments[index + 1] if index + 1 < len(arguments) else ""
+        if argument == "-" or (argument.startswith("-") and not argument.startswith("--") and code_option in argument):
             return ""
-        if not word.startswith("-"):
-            return _base(word)
+        if not argument.startswith("-"):
+            return _file_name(argument)
     return ""
 
 
-def _base(path: str) -> str:
+def _file_name(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2]
 
 
@@ -66,7 +66,7 @@ MAX_PROGRAM_LENGTH = 100
 
 
 def summarize_job(job: Job) -> Job:
-    """Return the job with the parts of its specification that lists show."""
+    """Return the job without its commands, variables and files, which may be large and lists do not show."""
     spec = job.spec
     request = spec.request
     if not isinstance(request, FlexibleRequest):
@@ -90,7 +90,7 @@ def summarize_job(job: Job) -> Job:
 
 
 def program_of(spec: JobSpec) -> str:
-    """Return the beginning of the first word of the job's command."""
-    own = () if isinstance(spec.request, FlexibleRequest) else spec.request.components
-    command = spec.command or next((component.command for component in own if component.command), ())
+    """Return the program of a job's command, cut to ``MAX_PROGRAM_LENGTH`` characters."""
+    components = () if isinstance(spec.request, FlexibleRequest) else spec.request.components
+    command = spec.command or next((component.command for component in components if component.command), ())
     return command[0][:MAX_PROGRAM_LENGTH] if command else ""

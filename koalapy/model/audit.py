@@ -1,4 +1,4 @@
-"""What is kept of who did what, from where, and what became of it."""
+"""The audit log: every action with its user, origin and outcome, chained by hashes."""
 
 import hashlib
 import json
@@ -7,35 +7,35 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """One line of the audit; nothing of it is ever a secret, a job's environment or a body."""
+    """An entry of the audit log. It never holds a secret, the environment of a job or a request body."""
 
     at: float
     """Seconds since the epoch."""
     actor: str
-    """The user; empty where nobody is known."""
+    """The user; empty for an unauthenticated caller."""
     role: str
     how: str
-    """How it is known who it was, for people: ``token 3``, ``alice on north``."""
+    """By what the user was authenticated: ``token 3``, ``alice on north``."""
     address: str
-    """Where it came from."""
+    """The network address of the caller."""
     action: str
-    """An operation of the REST API by its name, or what an agent told."""
+    """The name of a REST operation, or of an event that an agent reported."""
     target: str
-    """What it was done to: ``job 7``, ``cluster north``."""
+    """The object of the action: ``job 7``, ``cluster north``."""
     outcome: str
     """``done``, ``refused`` or ``failed``."""
     detail: str = ""
     times: int = 1
-    """How many alike it stands for: refusals that come in numbers are counted."""
+    """Number of equal actions that this entry stands for; repeated rejections are counted in one entry."""
     id: int = 0
-    """Given by the store, in the order in which they were written."""
+    """Sequence number, set by the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditFilter:
-    """Which entries to tell, the oldest first; empty means any. ``after`` is the largest id of the page before.
+    """A query for audit entries, oldest first; empty fields match any entry.
 
-    With ``newest_first`` the smallest one of that page is ``before``, which is 0 for the first.
+    ``after`` is the largest id of the previous page. With ``newest_first``, ``before`` is its smallest id, or 0.
     """
 
     since: float = 0.0
@@ -51,7 +51,7 @@ class AuditFilter:
 
 @dataclass(frozen=True, slots=True)
 class AuditHead:
-    """An entry's id and its hash, which covers this entry and all before it; id 0 is before the first entry."""
+    """The id of an entry and its hash, which covers all earlier entries; id 0 means before the first entry."""
 
     id: int = 0
     hash: str = ""
@@ -59,48 +59,51 @@ class AuditHead:
 
 @dataclass(frozen=True, slots=True)
 class AuditCheck:
-    """A part of the audit that was checked against its hashes."""
+    """The result of checking a part of the audit log against its hashes."""
 
     checked: int
-    """Entries in order that are as they were written."""
+    """Number of valid entries."""
     last: AuditHead
-    """The last of them."""
+    """The last valid entry."""
     is_complete: bool
-    """Whether ``last`` is the last entry of all."""
+    """Whether ``last`` is the last entry of the log."""
     problem: str = ""
-    """What is wrong with the entry that follows; empty where nothing is."""
+    """What is wrong with the next entry; empty if it is valid."""
 
 
 def chain_hash(previous: str, entry: AuditEntry) -> str:
-    """Return the hash of an entry that follows one of the hash ``previous``."""
+    """Return the hash of an entry, given the hash of the previous entry."""
     values = [getattr(entry, field.name) for field in fields(entry)]
     return hashlib.sha256(json.dumps([previous, *values], separators=(",", ":")).encode()).hexdigest()
 
 
 class ChainChecker:
-    """Checks entries one after the other, from ``after`` on."""
+    """A checker of consecutive audit entries that follow ``after``."""
 
     def __init__(self, after: AuditHead) -> None:
         self.last = after
         self.checked = 0
 
-    def problem_of(self, entry: AuditEntry, hashed: str) -> str:
-        """Return what is wrong with the next entry; empty where it follows the last one as it was written."""
-        if hashed != chain_hash(self.last.hash, entry):
+    def problem_of(self, entry: AuditEntry, stored_hash: str) -> str:
+        """Check the next entry against its stored hash. Return what is wrong, or an empty text."""
+        if stored_hash != chain_hash(self.last.hash, entry):
             return (
                 f"entry {entry.id} is not as it was written, was not written by the daemon, or entries between "
                 f"{self.last.id} and {entry.id} were removed"
             )
-        self.last = AuditHead(entry.id, hashed)
+        self.last = AuditHead(entry.id, stored_hash)
         self.checked += 1
         return ""
 
     def result(self, head: AuditHead, *, is_end: bool, problem: str = "") -> AuditCheck:
-        """Return the check; ``head`` is the last entry by the daemon's own note, ``is_end`` whether no more follow."""
+        """Return the result of the check.
+
+        ``head`` is the last entry that the daemon has noted, ``is_end`` whether the checked entries reach the end.
+        """
         if is_end and not problem and head.id < self.last.id:
             problem = f"entries after {head.id} were removed: entry {self.last.id} was written"
         elif is_end and not problem and head.id == self.last.id and head.hash != self.last.hash:
-            problem = f"entry {head.id} has another hash than the one that is known"
+            problem = f"entry {head.id} does not have the hash that the daemon noted"
         elif is_end and not problem and self.last != head:
             problem = f"entries after {self.last.id} were removed: the last that was written is {head.id}"
         return AuditCheck(self.checked, self.last, is_end and not problem, problem)

@@ -81,7 +81,7 @@ def test_audit_log_verify_with_changed_audit_ends_with_1(koala: Koala) -> None:
     koala("submit", "--flexible", "2", "--", "sleep", "9")
     broken = koala("audit-log", "--verify", "--known-head", f"1:{'0' * 64}")
     assert (broken.code, broken.out) == (Exit.FAILED, "")
-    assert "entry 1 has another hash than the one that is known" in broken.err
+    assert "entry 1 does not have the hash that the daemon noted" in broken.err
     koala("hold", "1")
     broken = koala("audit-log", "--verify", "--known-head", f"1:{'0' * 64}")
     assert (broken.code, broken.out) == (Exit.FAILED, "")
