@@ -11,7 +11,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
-from deploy.documentation import evidence_page, rest_page, settings_page
+from deploy.documentation import cli_page, evidence_page, rest_page, settings_page
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\[([^\]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
@@ -73,6 +73,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     source = page.file.src_uri
     if source == "settings.md":
         markdown += settings_page.page()
+    elif source == "cli.md":
+        markdown += cli_page.page()
     elif source == "security-evidence.md":
         markdown += evidence_page.page()
     elif source == "rest.md":

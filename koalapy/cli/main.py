@@ -16,7 +16,7 @@ EPILOG = (
     "With --wait, and for koala wait: the job's own exit code."
 )
 KOALA = Group(
-    "One parallel job over several clusters at the same moment.",
+    "Run one parallel job on several clusters at the same time.",
     {
         name: Lazy(where)
         for name, where in {

@@ -293,55 +293,80 @@ class JobSpec:
     request: Request
     command: Command = ()
     policy: Annotated[Name, Field("placement policy")] = ""
-    policy_options: Annotated[PolicyOptions, Field("NAME=VALUE for the policy", "--policy-option")] = ()
+    policy_options: Annotated[
+        PolicyOptions, Field("option of the policy, NAME=VALUE; repeatable", "--policy-option")
+    ] = ()
     """What the policy is told beside the request, such as ``("metric", "bandwidth")``."""
-    coallocation: Annotated[Coallocation | None, Field("never, allowed, or the most clusters to combine")] = None
+    coallocation: Annotated[Coallocation | None, Field("never, allowed, or the maximum number of clusters")] = None
     """None: as many as it takes."""
-    speed_ratio_min: Annotated[Ratio | None, Field("slowest to fastest of combined clusters")] = None
+    speed_ratio_min: Annotated[
+        Ratio | None, Field("minimum speed of the slowest cluster relative to the fastest, 0 to 1")
+    ] = None
     """Clusters are combined only if the slowest has at least this fraction of the fastest one's speed."""
-    claiming: Annotated[ClaimingMode | None, Field("default: as the daemon is configured")] = None
-    claim_threshold: Annotated[Share | None, Field("fraction that a claim must be able to start")] = None
+    claiming: Annotated[
+        ClaimingMode | None,
+        Field("claim all components at once, or as nodes become available; default: the daemon's setting"),
+    ] = None
+    claim_threshold: Annotated[
+        Share | None, Field("incremental: fraction of components that must be startable, 0 to 1")
+    ] = None
     """T: the fraction of components that must be startable for an incremental claim to start any."""
     priority: Annotated[Priority, Field("default: low")] = Priority.LOW
     processes_per_node: Annotated[ProcessCount | None, Field("MPI processes on each node", "--ppn")] = None
-    name: Annotated[Name, Field("a name for people")] = ""
-    owner: Annotated[Name, Field("whose it is: operators may say another's")] = ""
-    home_site: Annotated[Name, Field("cluster whose users' job it counts as")] = ""
+    name: Annotated[Name, Field("name of the job")] = ""
+    owner: Annotated[Name, Field("owner of the job, for operators; default: you")] = ""
+    home_site: Annotated[Name, Field("cluster that the job is accounted to")] = ""
     """By default that of the login that it was submitted by, or its owner's; empty where nobody knows of any."""
-    environment: Annotated[Environment, Field("NAME=VALUE, or NAME for its value here", "--env")] = ()
+    environment: Annotated[
+        Environment, Field("environment variable NAME=VALUE, or NAME for its current value; repeatable", "--env")
+    ] = ()
     launcher: Annotated[Launcher, Field("default: openmpi")] = Launcher.OPENMPI
-    walltime: Annotated[Duration | None, Field("seconds, 90m, 1:30:00")] = None
+    walltime: Annotated[Duration | None, Field("time limit of the program: seconds, 90m, 1h30m or 1:30:00")] = None
     """Seconds."""
-    warning: Annotated[StopWarning | None, Field("SIGNAL@SECONDS before it is stopped, as TERM@30", "--signal")] = None
+    warning: Annotated[
+        StopWarning | None, Field("signal before the program is stopped, e.g. TERM@30 for 30 s before", "--signal")
+    ] = None
     """What its program is told before it is stopped at its walltime, or to make room for others."""
-    lease: Annotated[Lease | None, Field("seconds, 40m, or none: how long it goes on while out of reach")] = None
+    lease: Annotated[
+        Lease | None, Field("how long the job continues while a cluster is unreachable: seconds, 40m, or none")
+    ] = None
     """For how long its components go on while the daemon is silent, before they end and it is tried again; None: as its
     clusters are configured."""
-    output: Annotated[FileName | None, Field("file for the output, on the execution site")] = None
-    workdir: Annotated[FileName | None, Field("where to run; default: here", "--chdir")] = None
+    output: Annotated[FileName | None, Field("file for the output on the execution site; {job} is the job's id")] = None
+    workdir: Annotated[FileName | None, Field("working directory; default: the current one", "--chdir")] = None
     workdir_optional: bool = False
     """Whether the program runs elsewhere where that folder is not there: the submitter only happened to be in it."""
-    max_restarts: Annotated[NotNegative | None, Field("tries after failures of the infrastructure")] = None
-    max_placement_tries: Annotated[Positive | None, Field("give up after so many tries to place it")] = None
-    max_claiming_tries: Annotated[Positive | None, Field("give up after so many claiming tries")] = None
-    retry_on_exit: Annotated[tuple[ExitCode, ...], Length(255), Field("exit code after which to try again")] = ()
-    inputs: Annotated[Inputs, Field("NAME[:partitioned][:as=FILE]", "--input")] = ()
+    max_restarts: Annotated[NotNegative | None, Field("maximum retries after infrastructure failures")] = None
+    max_placement_tries: Annotated[Positive | None, Field("fail after so many placement tries")] = None
+    max_claiming_tries: Annotated[Positive | None, Field("fail after so many claiming tries")] = None
+    retry_on_exit: Annotated[
+        tuple[ExitCode, ...], Length(255), Field("exit code of the program after which the job is retried; repeatable")
+    ] = ()
+    inputs: Annotated[Inputs, Field("logical input file, NAME[:partitioned][:as=FILE]; repeatable", "--input")] = ()
     """What every component of a flexible request needs; the components of the others have their own."""
-    bundle: Annotated[Bundle | None, Field("a file or folder to be sent along", "--stage")] = None
+    bundle: Annotated[Bundle | None, Field("local file or folder to upload; repeatable", "--stage")] = None
     """The submitter's own files for every component."""
-    collect: Annotated[tuple[Pattern, ...], Length(MAX_ENTRIES), Field("files to bring back, as 'out/*.csv'")] = ()
+    collect: Annotated[
+        tuple[Pattern, ...],
+        Length(MAX_ENTRIES),
+        Field("pattern of result files to collect, e.g. 'out/*.csv'; repeatable"),
+    ] = ()
     """Patterns of the result files that are brought together when the program has ended."""
-    application: Annotated[Name, Field("what the program is known as; default: its name")] = ""
+    application: Annotated[Name, Field("application name, for learned run times; default: the program's name")] = ""
     """So that its runs can be compared."""
-    communication: Annotated[RunTimeShare | None, Field("its share of communication, 0 to 1")] = None
+    communication: Annotated[RunTimeShare | None, Field("share of communication in the run time, 0 to 1")] = None
     """The declared share of communication in the program's run time on one cluster."""
-    per_node_bandwidth: Annotated[PerNodeBandwidth | None, Field("bytes/s that each node exchanges, 100MB")] = None
+    per_node_bandwidth: Annotated[
+        PerNodeBandwidth | None, Field("bytes per second that each node exchanges with all others, e.g. 100MB")
+    ] = None
     """Bytes per second between each of its nodes and all others; None: not known."""
-    memory: Annotated[NodeMemory | None, Field("bytes that each node must have, as 16GB")] = None
-    mail_type: Annotated[tuple[MailType, ...], Length(10), Field("begin, end, fail or waiting: when to tell")] = ()
+    memory: Annotated[NodeMemory | None, Field("memory of each node, e.g. 16GB")] = None
+    mail_type: Annotated[
+        tuple[MailType, ...], Length(10), Field("event to notify about: begin, end, fail or waiting; repeatable")
+    ] = ()
     """Of what is told by mail and webhook; of none named, of its end."""
-    mail_user: Annotated[Name, Field("a mail address that is told")] = ""
-    webhook: Annotated[str, Length(MAX_URL_LENGTH, one_line=True), Field("a URL that is told")] = ""
+    mail_user: Annotated[Name, Field("mail address to notify")] = ""
+    webhook: Annotated[str, Length(MAX_URL_LENGTH, one_line=True), Field("URL to notify")] = ""
     internal: Annotated[bool, Field(is_settable=False)] = False
     """Whether it is the daemon's own, as measurements of the network are: it counts in no statistics of users' jobs."""
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from deploy.documentation.cli_page import commands
 from koalapy.cli.terminal import completion
 from koalapy.client.timeouts import ClientTimeouts
 from tests.cli.conftest import PATIENT, Koala, Server
 from tests.cli.terminal import Terminal
-from tests.cli.test_documented import COMMANDS
 from tests.cli.test_process import environment
 from tests.needs import FISH, ZSH, needs
 
@@ -106,7 +106,7 @@ def test_a_daemon_that_says_nothing_keeps_nobody_waiting(offered: Offered, monke
 def test_each_job_cluster_policy_and_user_is_completed() -> None:
     known = {"job", "jobs", "cluster", "policy", "user", "owner"}
     asked = {}
-    for path, command in COMMANDS.items():
+    for path, command in commands().items():
         for given in command.params:
             how = given._custom_shell_complete
             if isinstance(how, partial):

@@ -85,7 +85,7 @@ def test_a_coallocation_that_makes_no_sense_is_refused_with_the_way_out(text: st
         coallocation_of(text)
     assert (refusal.value.code, refusal.value.hint) == (
         Exit.USAGE,
-        "use never, allowed, or the most clusters to combine",
+        "use never, allowed, or the maximum number of clusters",
     )
 
 

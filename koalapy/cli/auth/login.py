@@ -18,9 +18,9 @@ from koalapy.model.wording import format_bytes
 
 
 def login(url: Url = None) -> None:
-    """Have the agent of this head node say who you are, and keep the login that the daemon gives you for it.
+    """Log in by your account on this head node, through the agent there.
 
-    Every command does so by itself when it needs to.
+    Every command logs in by itself if needed.
     """
     made = logins.log_in(url and url.rstrip("/"), Daemon().timeouts)
     if made is None:
@@ -33,10 +33,8 @@ def login(url: Url = None) -> None:
         print("koala: KOALA_TOKEN is set, and is shown instead of the login", file=sys.stderr)
 
 
-def logout(
-    url: Url = None, every: Annotated[bool, Option("--all", help="at every daemon where you are")] = False
-) -> int:
-    """End your login, at the daemon and here. The next command on a head node logs in again."""
+def logout(url: Url = None, every: Annotated[bool, Option("--all", help="at every daemon")] = False) -> int:
+    """Log out. The next command on a head node logs in again."""
     kept = [login for login in logins.valid() if every or url is None or url.rstrip("/") == login.url]
     if len(kept) > 1 and not every:
         urls = " and ".join(login.url for login in kept)
@@ -59,7 +57,7 @@ def logout(
 
 
 def whoami(as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
-    """Who you are to the daemon, what you may do, how it knows you, and until when."""
+    """Show your user, role, authentication and its expiry."""
     from koalapy.cli.terminal.tables import moment_text
 
     client = daemon.client()
@@ -77,13 +75,11 @@ def _moment(made: Login) -> str:
 
 
 def limits(
-    user: Annotated[
-        str | None, Option(help="whose; default: your own; of others for operators", completes="users")
-    ] = None,
+    user: Annotated[str | None, Option(help="another user, for operators; default: you", completes="users")] = None,
     as_json: AsJson = False,
     daemon: Daemon = DAEMON,
 ) -> None:
-    """What you may have at most, and how much of it you have."""
+    """Show your limits and their use."""
     print_answer(daemon.client().get("/api/v1/limits", user=user), as_json, _page)
 
 

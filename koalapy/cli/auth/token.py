@@ -12,17 +12,17 @@ from koalapy.model.identity import Role
 
 
 def create(
-    user: Annotated[str | None, Option(help="for whom; default: yourself", completes="users")] = None,
-    role: Annotated[Role | None, Option(help="default: your own; for others user")] = None,
-    expires: Annotated[
-        str | None, Option(help="how long it holds, as 8h or 2-00:00:00, or never; default: 30d")
+    user: Annotated[
+        str | None, Option(help="user of the token, for administrators; default: you", completes="users")
     ] = None,
-    note: Annotated[str, Option(help="what it is for", may_be_empty=True)] = "",
+    role: Annotated[Role | None, Option(help="role of the token; default: yours, for other users user")] = None,
+    expires: Annotated[str | None, Option(help="lifetime, e.g. 8h or 2-00:00:00, or never; default: 30d")] = None,
+    note: Annotated[str, Option(help="description of its purpose", may_be_empty=True)] = "",
     quiet: Annotated[bool, Option("-q", "--quiet", help="print the token only")] = False,
     as_json: AsJson = False,
     daemon: Daemon = DAEMON,
 ) -> None:
-    """Make a token for the API and the commands. It is shown once, and kept nowhere but as a digest."""
+    """Create a token for the API and the commands. It is shown once and stored as a digest."""
     refuse_together(json=as_json, quiet=quiet)
     given = {"user": user, "role": role and str(role)}
     body: Json = {"note": note, **{name: value for name, value in given.items() if value is not None}}
@@ -41,12 +41,12 @@ def create(
 
 
 def list_(
-    user: Annotated[str | None, Option(help="only those of this user", completes="users")] = None,
-    every: Annotated[bool, Option("--all", help="also those that expired or were revoked of late")] = False,
+    user: Annotated[str | None, Option(help="only tokens of this user", completes="users")] = None,
+    every: Annotated[bool, Option("--all", help="include tokens that expired or were revoked within a week")] = False,
     as_json: AsJson = False,
     daemon: Daemon = DAEMON,
 ) -> None:
-    """The tokens that hold: your own, and for administrators everybody's."""
+    """List valid tokens: your own, and for administrators all."""
     answer = daemon.client().get("/api/v1/tokens", user=user, all="true" if every else None)
     if as_json:
         show_json(answer)
@@ -65,10 +65,10 @@ def _row(one: Json, *, every: bool) -> list[object]:
 
 def revoke(
     tokens: Annotated[list[int] | None, Argument(help="numbers of tokens", completes="tokens")] = None,
-    every: Annotated[bool, Option("--all", help="all that were ever made, by administrators")] = False,
+    every: Annotated[bool, Option("--all", help="all tokens, for administrators")] = False,
     daemon: Daemon = DAEMON,
 ) -> None:
-    """Have tokens hold no longer, at once, with all that were made by them, and end what is open by them."""
+    """Revoke tokens at once, with all tokens created from them and their open connections."""
     if bool(tokens) == every:
         raise CliError("which tokens?", Exit.USAGE, "give their numbers, or --all")
     order: Json = {"all": True} if every else {"tokens": tokens}
@@ -76,4 +76,4 @@ def revoke(
         print(printable(f"token {one['id']} of {one['user']} is revoked"))
 
 
-token_group = Group("Make, list and revoke tokens.", {"create": create, "list": list_, "revoke": revoke})
+token_group = Group("Create, list and revoke tokens.", {"create": create, "list": list_, "revoke": revoke})

@@ -32,25 +32,25 @@ def _look(client: Client) -> list[Cluster]:
 
 
 def show(name: Name, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
-    """Show one cluster: its nodes, by class where they differ, and its link to the others."""
+    """Show a cluster with its node classes and its uplink."""
     print_answer(daemon.client().cluster(name), as_json, tables.cluster)
 
 
 def clear(name: Name, daemon: Daemon = DAEMON) -> None:
-    """Use a cluster again that was given up after errors."""
+    """Clear the errors of an unusable cluster and use it again."""
     cluster = daemon.client().act_on_cluster(name, "clear")
     print(f"cluster {name} is {cluster['state']}")
 
 
 def drain(
     name: Name,
-    reason: Annotated[str, Option("--reason", help="why; shown to everybody", may_be_empty=True)] = "",
+    reason: Annotated[str, Option("--reason", help="reason, visible to all users", may_be_empty=True)] = "",
     requeue: Annotated[
-        bool, Option("--requeue", help="stop the jobs there, with their warning; they queue again")
+        bool, Option("--requeue", help="stop its jobs after their warning; they return to their queues")
     ] = False,
     daemon: Daemon = DAEMON,
 ) -> None:
-    """Place nothing more on a cluster; running jobs go on. Again: with the new reason."""
+    """Drain a cluster: running jobs continue, nothing more is placed. Repeat to change the reason."""
     order = {"reason": reason} | ({"requeue": True} if requeue else {})
     cluster = daemon.client().act_on_cluster(name, "drain", order)
     left = f"; jobs still have {format_nodes(cluster['used'])} there" if cluster["used"] else ""
@@ -58,18 +58,18 @@ def drain(
 
 
 def resume(name: Name, daemon: Daemon = DAEMON) -> None:
-    """Use a drained cluster again."""
+    """Resume a drained cluster."""
     cluster = daemon.client().act_on_cluster(name, "resume")
     print(f"cluster {name} is {cluster['state']}")
 
 
 def lost(
     name: Name,
-    reason: Annotated[str, Option("--reason", help="why; shown to everybody", may_be_empty=True)] = "",
-    yes: Annotated[bool, Option("--yes", help="do not ask whether it is certain")] = False,
+    reason: Annotated[str, Option("--reason", help="reason, visible to all users", may_be_empty=True)] = "",
+    yes: Annotated[bool, Option("--yes", help="do not ask for confirmation")] = False,
     daemon: Daemon = DAEMON,
 ) -> None:
-    """Declare that nothing of koalapy's runs any more on a cluster that is out of reach; its jobs are tried again."""
+    """Declare that no job runs on an unreachable cluster any more, so that its jobs are retried."""
     if not yes:
         _confirm_lost(name)
     daemon.client().act_on_cluster(name, "lost", {"reason": reason})
@@ -92,19 +92,19 @@ def _confirm_lost(name: str) -> None:
 
 
 def metrics(
-    since: Annotated[float, Option(help="over how many seconds until now")] = 3600.0,
+    since: Annotated[float, Option(help="period in seconds until now")] = 3600.0,
     as_json: AsJson = False,
     daemon: Daemon = DAEMON,
 ) -> None:
-    """How well the clusters are used, and how long jobs wait.
+    """Show the use of clusters and the wait times of jobs.
 
-    USED are nodes of this scheduler's jobs, BACKGROUND those that the clusters' own users have, past the scheduler.
+    USED: nodes of this scheduler's jobs. BACKGROUND: nodes of the clusters' local users.
     """
     print_answer(daemon.client().get("/api/v1/metrics", since=since), as_json, tables.metrics)
 
 
 clusters_group = Group(
-    "Show clusters, or act on one.\n\nUSED are nodes of this scheduler's jobs, BACKGROUND those that the clusters' own "
+    "List clusters, or act on one.\n\nUSED are nodes of this scheduler's jobs, BACKGROUND those that the clusters' own "
     "users have, past the scheduler.",
     {"clear": clear, "drain": drain, "lost": lost, "resume": resume, "show": show},
     default=clusters,
@@ -112,9 +112,9 @@ clusters_group = Group(
 
 
 def alerts(as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
-    """What is wrong now, why, and what helps; the most urgent first.
+    """List current alerts with cause and remedy, most urgent first.
 
-    Operators are told all, others what concerns the clusters and their own jobs.
+    Operators see all alerts, other users those of clusters and of their own jobs.
     """
     print_answer(daemon.client().get("/api/v1/alerts"), as_json, _page)
 

@@ -140,14 +140,14 @@ def network(as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
 
 def measure(
     clusters: Annotated[
-        list[str] | None, Argument(help="the links among these; default: all", completes="clusters")
+        list[str] | None, Argument(help="clusters to measure; default: all", completes="clusters")
     ] = None,
-    wait: Annotated[bool, Option("--wait/--no-wait", help="until all is measured")] = True,
+    wait: Annotated[bool, Option("--wait/--no-wait", help="wait for the results")] = True,
     timeout: Timeout = None,
     as_json: AsJson = False,
     daemon: Daemon = DAEMON,
 ) -> int:
-    """Measure the links within and between clusters by MPI ping-pongs, which are jobs of low priority."""
+    """Measure links within and between clusters by MPI ping-pong jobs of low priority."""
     client = daemon.client()
     deadline = None if timeout is None else time.monotonic() + timeout
     order = {"clusters": clusters} if clusters else None
@@ -244,12 +244,14 @@ def _result(client: Client, link: Json, since: str) -> Json | None:
 
 def history(
     one: Annotated[str, Argument(help="a cluster", completes="clusters")],
-    other: Annotated[str, Argument(help="another, or the same for the network within it", completes="clusters")],
-    limit: Annotated[int, Option(help="how many lines at most", min=1, max=1000)] = 20,
+    other: Annotated[
+        str, Argument(help="another cluster, or the same for the network within it", completes="clusters")
+    ],
+    limit: Annotated[int, Option(help="maximum number of rows", min=1, max=1000)] = 20,
     as_json: AsJson = False,
     daemon: Daemon = DAEMON,
 ) -> None:
-    """What was measured between two clusters, newest first."""
+    """List measurements between two clusters, newest first."""
     client = daemon.client()
     answer = client.get(_history(one, other), limit=limit)
     if as_json:
@@ -269,7 +271,5 @@ def _name(link: Json) -> str:
 
 
 network_group = Group(
-    "Show what is known of the network between clusters, or have it measured.",
-    {"measure": measure, "history": history},
-    default=network,
+    "Show or measure the network between clusters.", {"measure": measure, "history": history}, default=network
 )

@@ -21,15 +21,15 @@ ANSWERS = {
 
 
 def report(
-    days: Annotated[int, Option(help="of jobs submitted in so many days until the last, in UTC", min=1)] = 30,
-    last: Annotated[str | None, Option(help="the last day, as 2026-11-30; default: today")] = None,
+    days: Annotated[int, Option(help="jobs submitted in so many days until --last, in UTC", min=1)] = 30,
+    last: Annotated[str | None, Option(help="last day, e.g. 2026-11-30; default: today")] = None,
     as_json: AsJson = False,
     daemon: Daemon = DAEMON,
 ) -> None:
-    """Is every site better off? Response times of each site's own users in the grid, and on their site by itself.
+    """Compare response times of each site's users in the grid and on their site alone.
 
-    By itself is simulated: the same jobs, submitted at the same moments and as long as they really were. GAIN is what
-    the grid saves of a job on average, and lies BETWEEN these bounds in 95 of 100 cases.
+    ALONE is simulated with the same jobs, submission times and durations. GAIN: mean time saved for each job.
+    BETWEEN: its 95 % interval.
     """
     until = _day(last) if last else datetime.now(UTC).date()
     first = until - timedelta(days=min(days - 1, MAX_DAYS, (until - date.min).days))
@@ -65,4 +65,4 @@ def _row(site: Json) -> list[object]:
     return [*counts, *times, site["verdict"] if site["jobs"] else "-"]
 
 
-sharing_group = Group("Show who gains by the grid.", {"report": report})
+sharing_group = Group("Show the benefit of the grid for each site.", {"report": report})

@@ -15,18 +15,18 @@ POLL_INTERVAL = 2.0
 
 
 def audit_log(
-    since: Annotated[float, Option(help="of so many seconds until now")] = 86400.0,
-    user: Annotated[str | None, Option(help="only what this user did", completes="users")] = None,
-    action: Annotated[str | None, Option(help="only this operation, as submit_job")] = None,
-    follow: Annotated[bool, Option("--follow", help="and what comes, as it comes")] = False,
-    json_lines: Annotated[bool, Option("--json-lines", help="one JSON object a line")] = False,
-    verify: Annotated[bool, Option("--verify", help="check all entries against their hashes")] = False,
+    since: Annotated[float, Option(help="period in seconds until now")] = 86400.0,
+    user: Annotated[str | None, Option(help="only this user", completes="users")] = None,
+    action: Annotated[str | None, Option(help="only this operation, e.g. submit_job")] = None,
+    follow: Annotated[bool, Option("--follow", help="follow new entries")] = False,
+    json_lines: Annotated[bool, Option("--json-lines", help="print one JSON object in each line")] = False,
+    verify: Annotated[bool, Option("--verify", help="verify the hashes of all entries")] = False,
     known_head: Annotated[
-        str | None, Option("--known-head", help="with --verify: an earlier last entry, ID:HASH, that must be there")
+        str | None, Option("--known-head", help="with --verify: an earlier last entry, ID:HASH, that must still exist")
     ] = None,
     daemon: Daemon = DAEMON,
 ) -> int:
-    """Tell administrators who changed what, from where, and who was refused, the oldest first."""
+    """List changes and rejected requests with their callers, oldest first; for administrators."""
     if verify:
         return _verify(daemon.client(), known_head)
     if known_head is not None:

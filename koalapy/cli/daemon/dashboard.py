@@ -17,9 +17,10 @@ PAGE = "dashboard.html"
 
 
 def dashboard(
-    open_it: Annotated[bool, Option("--open", help="in a browser of this machine")] = False, daemon: Daemon = DAEMON
+    open_it: Annotated[bool, Option("--open", help="open it in a browser of this machine")] = False,
+    daemon: Daemon = DAEMON,
 ) -> None:
-    """An address that logs a browser in as you: good once, and for a minute."""
+    """Print an address that logs a browser in as you, once within a minute."""
     client = daemon.client()
     found = client.post("/api/v1/login-codes")
     where = f"{client.url}{found['path']}"

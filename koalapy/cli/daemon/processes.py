@@ -14,20 +14,20 @@ from koalapy.client.errors import CliError, Exit, printable
 from koalapy.system.process import VARIABLE_PREFIX, scrub_environment
 from koalapy.system.tls import CA_FILE
 
-Config = Annotated[Path | None, Option("--config", help="configuration in YAML", envvar="KOALA_CONFIG")]
-ABOUT_CONFIG = "configuration in YAML; default: the installed one"
+Config = Annotated[Path | None, Option("--config", help="configuration file in YAML", envvar="KOALA_CONFIG")]
+ABOUT_CONFIG = "configuration file in YAML; default: the installed one"
 AgentConfig = Annotated[Path | None, Option("--config", help=ABOUT_CONFIG, envvar="KOALA_CONFIG")]
 DATA = Path("~/.local/share/koala")
 AGENT_TOKEN, AGENT_DIRECTORY = "KOALA_AGENT_TOKEN", "KOALA_AGENT_DIRECTORY"
-ABOUT_DIRECTORY = "the agent's, which must survive a restart; default: in the data"
-Cluster = Annotated[str, Argument(help="the cluster, as the configuration names it", completes="clusters")]
+ABOUT_DIRECTORY = "directory of the agent, which must survive a restart; default: in the data directory"
+Cluster = Annotated[str, Argument(help="name of the cluster in the configuration", completes="clusters")]
 
 
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
     """Where an agent's daemon, folder and configuration are."""
 
-    url: Annotated[str, Option(envvar="KOALA_URL", help="where the daemon is")] = DEFAULT_URL
+    url: Annotated[str, Option(envvar="KOALA_URL", help="URL of the daemon")] = DEFAULT_URL
     directory: Annotated[Path | None, Option(envvar=AGENT_DIRECTORY, help=ABOUT_DIRECTORY)] = None
     config: AgentConfig = None
     ca_file: Annotated[Path | None, Option("--ca-file", envvar=CA_FILE, help=ABOUT_CA_FILE)] = None
@@ -40,17 +40,21 @@ AGENT = AgentOptions()
 
 
 def serve(
-    port: Annotated[int, Option(help="0: any free one", min=0, max=65535)] = 8642,
+    port: Annotated[int, Option(help="port; 0 for any free one", min=0, max=65535)] = 8642,
     host: Annotated[str, Option(help="address to listen on", may_be_empty=True)] = "127.0.0.1",
-    data_dir: Annotated[Path, Option(envvar="KOALA_DATA_DIR", help="database and embedded clusters")] = DATA,
+    data_dir: Annotated[Path, Option(envvar="KOALA_DATA_DIR", help="data directory")] = DATA,
     config: Config = None,
     tls_cert: Annotated[
-        Path | None, Option("--tls-cert", help="PEM file of the daemon's certificate: serve TLS")
+        Path | None, Option("--tls-cert", help="PEM file of the daemon's certificate, to serve TLS")
     ] = None,
-    tls_key: Annotated[Path | None, Option("--tls-key", help="PEM file of its key, which nobody else may read")] = None,
-    behind_proxy: Annotated[str | None, Option("--behind-proxy", help="proxies that speak TLS instead")] = None,
+    tls_key: Annotated[
+        Path | None, Option("--tls-key", help="PEM file of its key, readable by the daemon's account only")
+    ] = None,
+    behind_proxy: Annotated[
+        str | None, Option("--behind-proxy", help="address of a proxy that terminates TLS; repeatable")
+    ] = None,
 ) -> None:
-    """Run the daemon; without a configuration with the embedded clusters north and south, 4 nodes each."""
+    """Run the daemon; without a configuration with the embedded clusters north and south of 4 nodes each."""
     directory = data_dir.expanduser()
     if not host:
         raise CliError("--host is empty", Exit.USAGE, "give 127.0.0.1, or 0.0.0.0 for every address of this machine")
@@ -69,7 +73,7 @@ def agent(
     options: AgentOptions = AGENT,
     embedded: Annotated[bool, Option("--embedded", hidden=True)] = False,
 ) -> None:
-    """Run the agent of a cluster on its head node; KOALA_AGENT_TOKEN is what it shows to the daemon."""
+    """Run the agent of a cluster on its head node, with its token in KOALA_AGENT_TOKEN."""
     scrub_environment()
     from koalapy.agent.main import start_agent as run_agent
 
@@ -86,10 +90,10 @@ def _agent_token() -> str:
 def check(
     cluster: Cluster,
     options: AgentOptions = AGENT,
-    user: Annotated[str, Option(help="an account to try, where jobs run as their owners'")] = "",
-    as_json: Annotated[bool, Option("--json", help="the findings, for programs")] = False,
+    user: Annotated[str, Option(help="account of a trial job, for identity mapped")] = "",
+    as_json: Annotated[bool, Option("--json", help="print JSON")] = False,
 ) -> int:
-    """Say what the agent of a cluster finds on this host, and what it misses; exit code 1 when it misses anything."""
+    """Check this host for the agent of a cluster; exit code 1 if anything is missing."""
     from koalapy.agent.main import check_host as run_checks
 
     directory = options.directory_of(cluster)
@@ -108,12 +112,12 @@ def check(
 
 def local_run(
     cluster: Annotated[str, Argument(help="an embedded cluster", completes="clusters")],
-    nodes: Annotated[int, Argument(help="how many nodes")],
+    nodes: Annotated[int, Argument(help="number of nodes")],
     command: Annotated[list[str], Argument(help="the program and its arguments", rest=True)],
-    user: Annotated[str | None, Option(help="who runs it; default: you")] = None,
+    user: Annotated[str | None, Option(help="name of the local user; default: you")] = None,
     daemon: Daemon = DAEMON,
 ) -> int:
-    """Run something on an embedded cluster as its local users do, past the scheduler."""
+    """Run a command on an embedded cluster as a local user, outside the scheduler."""
     import getpass
 
     from koalapy.agent.lrm.local.cluster import LocalCluster, run_as_local_user
@@ -127,27 +131,25 @@ def local_run(
     return run_as_local_user(local, nodes, command, user or getpass.getuser(), own, Path.cwd())
 
 
-def demo(keep: Annotated[bool, Option("--keep", help="leave the daemon running, and say where")] = False) -> int:
-    """Show one MPI program running as a single job over two clusters, from beginning to end."""
+def demo(keep: Annotated[bool, Option("--keep", help="keep the daemon running and print its address")] = False) -> int:
+    """Run one MPI program as a single job on two embedded clusters, from beginning to end."""
     from koalapy.cli.daemon.demo import run_demo
 
     return run_demo(keep)
 
 
-DataDir = Annotated[Path, Option("--data-dir", envvar="KOALA_DATA_DIR", help="the daemon's data")]
+DataDir = Annotated[Path, Option("--data-dir", envvar="KOALA_DATA_DIR", help="data directory of the daemon")]
 
 
 def backup(
-    directory: Annotated[Path, Argument(help="a new folder, or an empty one")],
+    directory: Annotated[Path, Argument(help="new or empty directory")],
     data_dir: DataDir = DATA,
     config: AgentConfig = None,
-    files_only: Annotated[
-        bool, Option("--files-only", help="leave the database out: PostgreSQL has its own dumps")
-    ] = False,
+    files_only: Annotated[bool, Option("--files-only", help="without the database, for PostgreSQL")] = False,
 ) -> None:
-    """Copy a daemon's database, files and configuration into a folder, also while it runs: koala backup DIR
+    """Back up a daemon's database, files and configuration, also while it runs: koala backup DIR
 
-    The folder is for this account alone: tokens are in it. koala restore DIR puts it back.
+    The backup contains tokens and is readable by this account only.
     """
     from koalapy.daemon.backup import make_backup
 
@@ -159,14 +161,16 @@ def backup(
 
 
 def restore(
-    directory: Annotated[Path, Argument(help="a folder that koala backup has made")],
+    directory: Annotated[Path, Argument(help="backup directory")],
     data_dir: DataDir = DATA,
     config: AgentConfig = None,
-    replace: Annotated[bool, Option("--replace", help="also where data is; it is kept in a folder beside")] = False,
+    replace: Annotated[
+        bool, Option("--replace", help="replace existing data, which is moved to a directory next to it")
+    ] = False,
 ) -> None:
-    """Put a backup back where a daemon's data belongs, while no daemon runs there: koala restore DIR
+    """Restore a backup while no daemon runs: koala restore DIR
 
-    Tokens that were revoked since the backup hold again: koala token revoke --all ends every one.
+    Tokens revoked since the backup are valid again: use koala token revoke --all in doubt.
     """
     from koalapy.daemon.backup import restore_backup
 

@@ -22,15 +22,17 @@ if TYPE_CHECKING:
 
 
 def export(
-    output: Annotated[Path | None, Option("-o", "--output", help="the file; compressed if it ends in .gz")] = None,
-    since: Annotated[float, Option(help="daemons that lived within so many seconds until now")] = 86400.0,
-    until: Annotated[float, Option(help="up to so many seconds before now")] = 0.0,
+    output: Annotated[
+        Path | None, Option("-o", "--output", help="output file, compressed if its name ends in .gz")
+    ] = None,
+    since: Annotated[float, Option(help="daemon runs within so many seconds until now")] = 86400.0,
+    until: Annotated[float, Option(help="until so many seconds before now")] = 0.0,
     daemon: Daemon = DAEMON,
 ) -> None:
-    """Write what the scheduler was told and did: koala export -o day.gz; then koala replay day.gz
+    """Export the scheduler's input and decisions: koala export -o day.gz; then koala replay day.gz
 
-    For operators. Each daemon's life is written from its beginning on. Commands of jobs are in it; variables of
-    programs are not.
+    For operators. Each daemon run is exported from its beginning. The export contains commands of jobs, but no
+    variables of programs.
     """
     pieces = daemon.client().text("/api/v1/record", {"since": since, "until": until})
     if output is None:
@@ -70,12 +72,12 @@ def _opened(path: Path, *, is_new: bool, packed: bool) -> Iterator[IO[bytes]]:
 
 
 def replay(
-    file: Annotated[Path, Argument(help="as koala export wrote it")],
-    as_json: Annotated[bool, Option("--json", help="for programs")] = False,
+    file: Annotated[Path, Argument(help="file written by koala export")],
+    as_json: Annotated[bool, Option("--json", help="print JSON")] = False,
 ) -> int:
-    """Do again what a daemon's scheduler did: koala export -o day.gz; koala replay day.gz
+    """Replay an export and compare every decision: koala export -o day.gz; koala replay day.gz
 
-    Needs no daemon, and starts nothing. Compares each placement and each command with the record.
+    Needs no daemon and starts nothing.
     """
     from koalapy.policies.installed import policies
     from koalapy.record.replay import replay

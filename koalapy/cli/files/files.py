@@ -16,11 +16,11 @@ from koalapy.model.wording import format_bytes, format_list
 Name = Annotated[str, Argument(help="the logical file", completes="replicas")]
 OptionalName = Annotated[str | None, Argument(help="the logical file; default: all", completes="replicas")]
 Cluster = Annotated[str | None, Option("--cluster", help="only on this cluster", completes="clusters")]
-Place = Annotated[str, Argument(metavar="CLUSTER:PATH", help="a file or folder on a cluster, by its absolute path")]
+Place = Annotated[str, Argument(metavar="CLUSTER:PATH", help="absolute path of a file or folder on a cluster")]
 
 
 def add(name: Name, place: Place, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
-    """Enter a file or folder on a cluster in the catalogue: koala replicas add climate/2026.nc north:/data/2026.nc"""
+    """Add a file or folder on a cluster to the catalogue: koala replicas add climate/2026.nc north:/data/2026.nc"""
     cluster, colon, path = place.partition(":")
     if not colon or not cluster or not path:
         raise CliError(f"{place!r} is no CLUSTER:PATH", Exit.USAGE, f"write it as north:/data/{name}")
@@ -37,7 +37,7 @@ def add(name: Name, place: Place, as_json: AsJson = False, daemon: Daemon = DAEM
 
 
 def list_(name: OptionalName = None, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
-    """Show the catalogue, in order of name and cluster."""
+    """List the catalogue by name and cluster."""
     replicas = _catalogue(daemon.client(), name)
     if as_json:
         show_json({"replicas": replicas})
@@ -59,7 +59,7 @@ def _catalogue(client: Client, name: str | None) -> list[Json]:
 def verify(
     name: OptionalName = None, cluster: Cluster = None, as_json: AsJson = False, daemon: Daemon = DAEMON
 ) -> None:
-    """Look again at what the catalogue has; what is not good any more is not used until it is good again."""
+    """Verify replicas at their clusters; only good ones are used."""
     choice = {key: value for key, value in (("name", name), ("cluster", cluster)) if value is not None}
     with waiting_for(f"{cluster or 'every cluster'} reads {name or 'all its files'}"):
         answer = daemon.client().post("/api/v1/replicas/verify", choice, patient=True)
@@ -74,7 +74,7 @@ def verify(
 
 
 def remove(name: Name, cluster: Cluster = None, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
-    """Take a logical file out of the catalogue; the files on the clusters stay where they are."""
+    """Remove a logical file from the catalogue; the files on the clusters stay."""
     answer = daemon.client().delete("/api/v1/replicas", name=name, cluster=cluster)
     if as_json:
         show_json(answer)
@@ -98,11 +98,11 @@ def _page(replicas: list[Json]) -> str:
 def fetch(
     job: Job,
     to: Annotated[Path | None, Option(help="folder for the files; default: job-JOB")] = None,
-    force: Annotated[bool, Option("--force", help="overwrite files that are there")] = False,
+    force: Annotated[bool, Option("--force", help="overwrite existing files")] = False,
     as_json: AsJson = False,
     daemon: Daemon = DAEMON,
 ) -> None:
-    """Bring here what a job's components brought together (koala submit --collect)."""
+    """Download the collected results of a job (koala submit --collect)."""
     folder = to or Path(f"job-{job}")
     if not force and _is_taken(folder):
         raise CliError(
@@ -139,4 +139,6 @@ def _is_taken(folder: Path) -> bool:
         raise CliError(f"cannot look into {folder}: {error.strerror}", Exit.USAGE, "give another --to") from error
 
 
-replicas_group = Group("Where input files are.", {"add": add, "list": list_, "verify": verify, "remove": remove})
+replicas_group = Group(
+    "List and change the catalogue of input files.", {"add": add, "list": list_, "verify": verify, "remove": remove}
+)

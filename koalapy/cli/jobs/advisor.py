@@ -19,14 +19,14 @@ def advisor(as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
 
 
 def record(
-    application: Annotated[str, Option("--application", help="of this application only")] = "",
-    limit: Annotated[int, Option("--limit", help="how many, the newest", min=1, max=1000)] = 20,
+    application: Annotated[str, Option("--application", help="only this application")] = "",
+    limit: Annotated[int, Option("--limit", help="maximum number of rows, the newest", min=1, max=1000)] = 20,
     as_json: AsJson = False,
     daemon: Daemon = DAEMON,
 ) -> None:
-    """Show what was advised and foretold, against what came.
+    """Compare predictions with outcomes.
 
-    WITHIN is the share of truths within the interval, to be 80 %, and in brackets what it may be in the long run.
+    WITHIN: share of outcomes within the interval, to be 80 %, with its 95 % interval.
     """
     answer = daemon.client().get("/api/v1/advisor/record", application=application, limit=limit)
     print_answer(answer, as_json, record_page)
@@ -115,4 +115,6 @@ def _formatted(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-advisor_group = Group("Show what the policy auto has learned, or its record.", {"record": record}, default=advisor)
+advisor_group = Group(
+    "Show the run times that the policy auto has learned, or its record.", {"record": record}, default=advisor
+)

@@ -18,21 +18,25 @@ MAX_LINES = 20
 
 
 def what_if(
-    policy: Annotated[str, Option(help="another policy, of all that wait", completes="policies")] = "",
-    rule: Annotated[list[str] | None, Option(help="another rule, as queue=fcfs")] = None,
-    drain: Annotated[list[str] | None, Option(help="a cluster that takes no more", completes="clusters")] = None,
-    resume: Annotated[list[str] | None, Option(help="a drained one that does", completes="clusters")] = None,
-    add: Annotated[list[str] | None, Option(help="a new cluster and its nodes, as west=64")] = None,
-    first: Annotated[int | None, Option(help="a job that comes before all others of its priority", min=1)] = None,
-    walltime: Annotated[list[str] | None, Option(help="of a job that waits, as 17=90m")] = None,
-    horizon: Annotated[str, Option(help="how far to look ahead, as 24h")] = "30d",
+    policy: Annotated[str, Option(help="placement policy of all waiting jobs", completes="policies")] = "",
+    rule: Annotated[list[str] | None, Option(help="changed scheduling rule, e.g. queue=fcfs; repeatable")] = None,
+    drain: Annotated[list[str] | None, Option(help="cluster to drain; repeatable", completes="clusters")] = None,
+    resume: Annotated[
+        list[str] | None, Option(help="drained cluster to resume; repeatable", completes="clusters")
+    ] = None,
+    add: Annotated[list[str] | None, Option(help="additional cluster and its nodes, e.g. west=64; repeatable")] = None,
+    first: Annotated[int | None, Option(help="waiting job to put first in its queue", min=1)] = None,
+    walltime: Annotated[
+        list[str] | None, Option(help="changed walltime of a waiting job, e.g. 17=90m; repeatable")
+    ] = None,
+    horizon: Annotated[str, Option(help="how far to look ahead, e.g. 24h")] = "30d",
     as_json: AsJson = False,
     daemon: Daemon = DAEMON,
 ) -> None:
-    """When will those who wait start, and when if something was otherwise? koala what-if --drain north
+    """Predict when waiting jobs will start, now and under a change: koala what-if --drain north
 
-    The grid is simulated from this moment on, again and again, with run times as such jobs had them: of ten cases one
-    lies below, and one above each interval. Nothing is changed. For operators.
+    Simulates the grid from now on many times, with run times drawn from earlier jobs. Of ten cases, one is below and
+    one above each interval. Nothing is changed. For operators.
     """
     body = {
         "policy": policy,
@@ -99,9 +103,9 @@ MAX_HISTORY_LINES = 10
 
 
 def explain(job: Job, as_json: AsJson = False, daemon: Daemon = DAEMON) -> None:
-    """Why a job waits, and what would start it now; or why it is where it is.
+    """Explain why a job waits and what would start it, or why it is where it is.
 
-    IDLE are the nodes that this job could be given, of all; LACKS is how many more would do on that cluster alone.
+    IDLE: nodes that this job could get, of all. LACKS: additional idle nodes needed on that cluster alone.
     """
     found = daemon.client().get(f"/api/v1/jobs/{job}/explain")
     print_answer(found, as_json, page)

@@ -16,19 +16,19 @@ HEADER = ("DAYS", "NAME", "JOBS", "FAILED", "SUCCESS", "CO-ALLOC", "USED", "QUEU
 
 
 def history(
-    by: Annotated[Kind, Option(help="of all together, or of each")] = Kind.GRID,
-    step: Annotated[Step, Option(help="what a line stands for")] = Step.DAY,
-    days: Annotated[int, Option(help="so many until today, in UTC", min=1)] = 30,
-    name: Annotated[str | None, Option(help="only this cluster, user, policy, priority or site")] = None,
-    as_csv: Annotated[bool, Option("--csv", help="all figures, with commas between")] = False,
-    as_swf: Annotated[bool, Option("--swf", help="the jobs themselves, as a trace in SWF")] = False,
+    by: Annotated[Kind, Option(help="group by")] = Kind.GRID,
+    step: Annotated[Step, Option(help="period of a row")] = Step.DAY,
+    days: Annotated[int, Option(help="number of days until today, in UTC", min=1)] = 30,
+    name: Annotated[str | None, Option(help="only this cluster, user, policy, priority or home site")] = None,
+    as_csv: Annotated[bool, Option("--csv", help="print CSV")] = False,
+    as_swf: Annotated[bool, Option("--swf", help="print the jobs as a trace in the Standard Workload Format")] = False,
     as_json: AsJson = False,
     daemon: Daemon = DAEMON,
 ) -> None:
-    """How clusters were used, how long jobs waited, and what became of them, in days or weeks of the past.
+    """Show past use of clusters, wait times and outcomes by days or weeks.
 
-    USED is the share of all nodes' time; QUEUED, RUN and SLOWDOWN are means over the jobs that ran to an end of
-    their own, IN 10 MIN is the share of these that were placed so soon. Days are kept for good.
+    USED: share of all node time. QUEUED, RUN and SLOWDOWN: means over jobs whose program ended by itself. IN 10 MIN:
+    share of these jobs that were placed within ten minutes.
     """
     refuse_together(csv=as_csv, swf=as_swf, json=as_json)
     client = daemon.client()

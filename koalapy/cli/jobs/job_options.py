@@ -68,7 +68,7 @@ def coallocation_of(text: str) -> str | int:
         return text
     most = number(text)
     if most is None:
-        hint = "use never, allowed, or the most clusters to combine"
+        hint = "use never, allowed, or the maximum number of clusters"
         raise CliError(f"--coallocation is {text!r}", Exit.USAGE, hint)
     return most
 

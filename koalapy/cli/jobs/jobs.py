@@ -18,15 +18,15 @@ HeldJobs = Annotated[list[int], Argument(help="ids of jobs", completes="held job
 
 def show(
     job: Job,
-    attempts: Annotated[int, Option(help="how many attempts to chart, the last ones", min=1, max=10**6)] = 5,
-    follow: Annotated[bool, Option("-f", "--follow", help="first show how its files come")] = False,
+    attempts: Annotated[int, Option(help="number of last attempts in the chart", min=1, max=10**6)] = 5,
+    follow: Annotated[bool, Option("-f", "--follow", help="first show the progress of file transfers")] = False,
     as_json: AsJson = False,
     daemon: Daemon = DAEMON,
 ) -> None:
-    """Everything about one job: where it is, and what happened to it.
+    """Show a job with its components, attempts and timeline.
 
-    A claim asks a cluster for the nodes of a component. At the barrier, components that have theirs wait for the
-    others, and for files. The start delay is how much later than first estimated the job was to start.
+    A claim requests the nodes of a component from its cluster. At the barrier, components wait for the others and for
+    files. The start delay is the difference between the last and the first estimate of the start.
     """
     from koalapy.cli.files import transfers
     from koalapy.cli.terminal import tables
@@ -62,32 +62,34 @@ def _expected(client: Client, job: int) -> str:
 def cancel(
     jobs: Jobs,
     reason: Why = "",
-    warn: Annotated[bool, Option("--warn", help="with the signal and grace that they asked for")] = False,
+    warn: Annotated[
+        bool, Option("--warn", help="send the warning signal and wait for the grace of --signal first")
+    ] = False,
     daemon: Daemon = DAEMON,
 ) -> int:
-    """End jobs; a running one gives all its nodes back."""
+    """Cancel jobs."""
     orders: dict[str, str | bool] = {"reason": reason} | ({"warn": True} if warn else {})
     results = daemon.client().act("cancel", jobs, **orders)
     return _print_results(results, lambda one: "cancelled" if one["state"] in FINAL else "is being cancelled")
 
 
 def hold(jobs: QueuedJobs, reason: Why = "", daemon: Daemon = DAEMON) -> int:
-    """Keep queued jobs from being placed."""
+    """Hold queued jobs: they are not placed until they are released."""
     return _print_results(daemon.client().act("hold", jobs, reason=reason), lambda one: str(one["state"]))
 
 
 def release(jobs: HeldJobs, daemon: Daemon = DAEMON) -> int:
-    """Let held jobs be placed again."""
+    """Release held jobs."""
     return _print_results(daemon.client().act("release", jobs), lambda one: str(one["state"]))
 
 
 def priority(
-    priority: Annotated[Priority, Argument(help="what they are to have")],
+    priority: Annotated[Priority, Argument(help="the new priority")],
     jobs: QueuedJobs,
     reason: Why = "",
     daemon: Daemon = DAEMON,
 ) -> int:
-    """Give jobs that wait another priority; each keeps its place by when it came."""
+    """Change the priority of waiting jobs; their order by submission time stays."""
     results = daemon.client().act("priority", jobs, priority=priority, reason=reason)
     return _print_results(results, lambda one: f"{one['state']}, {one['priority']} priority")
 

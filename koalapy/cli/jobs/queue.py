@@ -28,23 +28,23 @@ class Format(StrEnum):
 def queue(
     everyone: Annotated[bool, Option("--all", help="jobs of all users")] = False,
     user: Annotated[str | None, Option(help="jobs of this user; default: you", completes="users")] = None,
-    state: Annotated[list[JobState] | None, Option(help="jobs in this state, final ones too")] = None,
-    name: Annotated[str | None, Option(help="jobs of this name")] = None,
-    cluster: Annotated[str | None, Option(help="jobs with a component there", completes="clusters")] = None,
-    home_site: Annotated[str | None, Option(help="jobs of this site's users", completes="clusters")] = None,
-    limit: Annotated[int, Option(help="waiting jobs at most; with --state, jobs", min=1)] = 100,
-    quiet: Annotated[bool, Option("-q", "--quiet", help="print bare ids")] = False,
-    form: Annotated[Format, Option("-o", "--output", help="how to print")] = Format.TABLE,
+    state: Annotated[list[JobState] | None, Option(help="jobs in this state, including ended ones")] = None,
+    name: Annotated[str | None, Option(help="jobs with this name")] = None,
+    cluster: Annotated[str | None, Option(help="jobs with a component on this cluster", completes="clusters")] = None,
+    home_site: Annotated[str | None, Option(help="jobs with this home site", completes="clusters")] = None,
+    limit: Annotated[int, Option(help="maximum number of waiting jobs; with --state, of jobs", min=1)] = 100,
+    quiet: Annotated[bool, Option("-q", "--quiet", help="print ids only")] = False,
+    form: Annotated[Format, Option("-o", "--output", help="output format")] = Format.TABLE,
     watch: Watch = False,
     as_json: AsJson = False,
     daemon: Daemon = DAEMON,
 ) -> None:
-    """List jobs: yours that are not over, or what the options ask for.
+    """List jobs; by default your unfinished ones.
 
-    Jobs with nodes come first, all of them; then the newest that wait. With --state the newest jobs in that state.
+    Jobs with nodes come first, then the newest waiting jobs. With --state the newest jobs in that state are listed.
 
-    A job is queued until clusters are chosen for it; then it is placed, claiming while these are asked for its nodes,
-    and starting once it has all of them. It is unknown while one of its clusters is out of reach.
+    States: queued jobs wait for a placement, placed jobs have clusters, claiming jobs request nodes, starting jobs have
+    all nodes, and unknown jobs have an unreachable cluster.
     """
     refuse_together(all=everyone, user=bool(user))
     is_json = as_json or form is Format.JSON

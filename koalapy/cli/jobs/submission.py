@@ -96,12 +96,14 @@ def _fixed(text: str) -> list[Json]:
 class RequestOptions:
     """How many nodes, and where."""
 
-    flexible: Annotated[int | None, Option(help="nodes in all; the scheduler splits them")] = None
-    nonfixed: Annotated[str | None, Option(help="sizes of components, as 2,4")] = None
-    fixed: Annotated[str | None, Option(help="clusters and sizes, as north:2,south:4")] = None
-    min_component: Annotated[int | None, Option(help="flexible: smallest component")] = None
-    max_components: Annotated[int | None, Option(help="flexible: most components")] = None
-    split: Annotated[list[str] | None, Option(help="flexible: a way to split, best first")] = None
+    flexible: Annotated[int | None, Option(help="total nodes; the scheduler chooses components and clusters")] = None
+    nonfixed: Annotated[str | None, Option(help="sizes of components, e.g. 2,4; the scheduler chooses clusters")] = None
+    fixed: Annotated[str | None, Option(help="clusters and sizes, e.g. north:2,south:4")] = None
+    min_component: Annotated[int | None, Option(help="flexible: minimum nodes of a component")] = None
+    max_components: Annotated[int | None, Option(help="flexible: maximum number of components")] = None
+    split: Annotated[
+        list[str] | None, Option(help="flexible: component sizes to try, e.g. 4,2; repeatable, best first")
+    ] = None
 
 
 def request_of(options: RequestOptions) -> Json | None:

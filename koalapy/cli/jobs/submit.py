@@ -23,13 +23,17 @@ def submit(
     job: Annotated[Json, Options(JOB_OPTIONS)],
     command: Annotated[list[str] | None, Argument(help="the program and its arguments, after --", rest=True)] = None,
     file: Annotated[
-        Path | None, Option("-f", "--file", help="a job in YAML, - for standard input; options override it")
+        Path | None, Option("-f", "--file", help="job file in YAML or JSON, - for standard input; options override it")
     ] = None,
-    idempotency_key: Annotated[str | None, Option(help="the same key never makes a second job")] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="show where it would go now; submit nothing")] = False,
-    wait: Annotated[bool, Option("--wait", help="until it is over; exit with the job's code")] = False,
+    idempotency_key: Annotated[str | None, Option(help="submissions with the same key create one job")] = None,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="do not submit; show the placement, or why the job would wait")
+    ] = False,
+    wait: Annotated[
+        bool, Option("--wait", help="print the output, wait for the end, and exit with the job's code")
+    ] = False,
     timeout: Timeout = None,
-    quiet: Annotated[bool, Option("-q", "--quiet", help="print the bare id")] = False,
+    quiet: Annotated[bool, Option("-q", "--quiet", help="print the id only")] = False,
     as_json: AsJson = False,
     daemon: Daemon = DAEMON,
 ) -> int | None:

@@ -79,9 +79,9 @@ def _code_of(job: JobAnswer) -> int:
 
 def logs(
     job: Job,
-    follow: Annotated[bool, Option("-f", "--follow", help="as it comes, until the job is over")] = False,
-    component: Annotated[int | None, Option(help="of this component only")] = None,
-    raw: Annotated[bool, Option("--raw", help="with control codes, such as colours, on a terminal")] = False,
+    follow: Annotated[bool, Option("-f", "--follow", help="follow the output until the job ends")] = False,
+    component: Annotated[int | None, Option(help="only this component")] = None,
+    raw: Annotated[bool, Option("--raw", help="keep control codes, such as colours, on a terminal")] = False,
     daemon: Daemon = DAEMON,
 ) -> None:
     """Print the output of a job."""
@@ -124,7 +124,7 @@ def _print_logs(client: Client, job: int, follow: bool, component: int | None, r
 
 
 def wait(jobs: Jobs, timeout: Timeout = None, as_json: AsJson = False, daemon: Daemon = DAEMON) -> int:
-    """Wait until jobs are over; exit with the code of the first that did not succeed."""
+    """Wait until jobs have ended; exit with the code of the first job that did not succeed."""
     client = daemon.client()
     deadline = None if timeout is None else time.monotonic() + timeout
     try:

@@ -106,6 +106,16 @@ class _Float(click.FloatRange):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
         return number
 
+    def _describe_range(self) -> str:
+        return "" if self.min is None and self.max is None else super()._describe_range()
+
+
+class _Int(click.IntRange):
+    name = "whole number"
+
+    def _describe_range(self) -> str:
+        return "" if self.min is None and self.max is None else super()._describe_range()
+
 
 class _Option(click.Option):
     """An option that may be given with an empty value only if that has a meaning."""
@@ -256,6 +266,8 @@ class _Parameter:
         names = self.spec.names or (f"--{_dashed(self.name)}",)
         if self.type is bool:
             common |= {"is_flag": True, "type": bool}
+        elif self.type is int:
+            common["metavar"] = "N"
         if issubclass(self.type, Enum) and len(self.type) > MAX_SHOWN_CHOICES:
             choices = ", ".join(str(one.value) for one in self.type)
             common |= {"metavar": self.name.upper(), "help": f"{self.spec.help}: {choices}"}
@@ -272,13 +284,11 @@ class _Parameter:
         )
 
     def _type(self) -> click.ParamType[Any]:
-        least, most = (self.spec.min, self.spec.max) if isinstance(self.spec, Option) else (None, None)
+        minimum, maximum = (self.spec.min, self.spec.max) if isinstance(self.spec, Option) else (None, None)
         if self.type is float:
-            return _Float(least, most)
+            return _Float(minimum, maximum)
         if self.type is int:
-            whole = click.IntRange(None if least is None else int(least), None if most is None else int(most))
-            whole.name = "whole number"
-            return whole
+            return _Int(None if minimum is None else int(minimum), None if maximum is None else int(maximum))
         if issubclass(self.type, Enum):
             return _Choice(self.type)
         return click.Path(path_type=Path) if self.type is Path else click.STRING
@@ -374,9 +384,9 @@ def root_of(name: str, root: Group, version: str) -> Commands:
     once: dict[str, Any] = {"is_eager": True, "expose_value": False}
     version_text = _prints(lambda _: f"{name} {version}\n")
     script = _prints(lambda shell: _completion(commands, name, shell))
-    shells, about = click.Choice(["bash", "zsh", "fish"]), "print the script that has a shell complete commands"
+    shells, about = click.Choice(["bash", "zsh", "fish"]), "print the script for shell completion"
     commands.params += [
-        click.Option(["--version"], is_flag=True, help="print koala's version", callback=version_text, **once),
+        click.Option(["--version"], is_flag=True, help="print the version", callback=version_text, **once),
         click.Option(["--show-completion"], type=shells, help=about, callback=script, **once),
     ]
     return commands

@@ -18,16 +18,16 @@ from koalapy.system.tls import CA_FILE
 T = TypeVar("T")
 MAX_WAIT_S = 10**9
 
-ABOUT_CA_FILE = "PEM file of authorities, one of which signed the daemon's certificate"
+ABOUT_CA_FILE = "PEM file with the authority of the daemon's certificate"
 CA = Option("--ca-file", envvar=CA_FILE, help=ABOUT_CA_FILE)
-ABOUT_URL = f"where the daemon is; default: {DEFAULT_URL}"
-AsJson = Annotated[bool, Option("--json", help="the daemon's JSON, for programs")]
+ABOUT_URL = f"URL of the daemon; default: {DEFAULT_URL}"
+AsJson = Annotated[bool, Option("--json", help="print JSON")]
 Url = Annotated[str | None, Option("--url", envvar="KOALA_URL", help=ABOUT_URL, beside=CA)]
-Watch = Annotated[bool, Option("--watch", help="go on showing it as it changes, until Ctrl-C")]
+Watch = Annotated[bool, Option("--watch", help="show changes until Ctrl-C")]
 Job = Annotated[int, Argument(help="the job's id", completes="jobs")]
 Jobs = Annotated[list[int], Argument(help="ids of jobs", completes="active jobs")]
-Timeout = Annotated[float | None, Option("--timeout", help="seconds to wait at most", min=0, max=MAX_WAIT_S)]
-Why = Annotated[str, Option("--reason", help="why; kept in the job's timeline", may_be_empty=True)]
+Timeout = Annotated[float | None, Option("--timeout", help="timeout in seconds", min=0, max=MAX_WAIT_S)]
+Why = Annotated[str, Option("--reason", help="reason, shown in the job's timeline", may_be_empty=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Daemon:
     """Which daemon a command talks to, and what it shows to it."""
 
     url: Url = None
-    token: Annotated[str | None, Option("--token", envvar="KOALA_TOKEN", help="what to show it")] = None
+    token: Annotated[str | None, Option("--token", envvar="KOALA_TOKEN", help="token for the daemon")] = None
 
     @property
     def timeouts(self) -> ClientTimeouts:

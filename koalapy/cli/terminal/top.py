@@ -34,13 +34,13 @@ MAX_LINE_LENGTH = 2000
 
 
 def top(
-    everyone: Annotated[bool, Option("--all", help="begin with the jobs of all users")] = False,
-    limit: Annotated[int, Option(help="how many waiting jobs at most, the newest", min=1, max=2000)] = 200,
+    everyone: Annotated[bool, Option("--all", help="show jobs of all users")] = False,
+    limit: Annotated[int, Option(help="maximum number of waiting jobs, the newest", min=1, max=2000)] = 200,
     daemon: Daemon = DAEMON,
 ) -> None:
-    """Show what is wrong, the clusters, the queue and one job, live, on the whole terminal.
+    """Show alerts, clusters, queue and a job, live on the whole terminal.
 
-    Enter opens a job, or shows only the jobs of a cluster; a shows all users' jobs, / looks for a word, q ends.
+    Keys: Enter opens a job or filters by a cluster, a shows all users' jobs, / searches, q quits.
     """
     if not (sys.stdin.isatty() and can_redraw(sys.stdout) and can_redraw(sys.stderr)):
         raise CliError("koala top needs a terminal of its own", Exit.USAGE, "elsewhere, koala queue --watch")

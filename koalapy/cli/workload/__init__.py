@@ -3,7 +3,7 @@
 from koalapy.cli.terminal.arguments import Group, Lazy
 
 workload_group = Group(
-    "Make workloads, run them, and tell how it went.",
+    "Generate and run workloads, and report results.",
     {
         "generate": Lazy("koalapy.cli.workload.generate:generate"),
         "run": Lazy("koalapy.cli.workload.run:run"),

@@ -24,40 +24,49 @@ from koalapy.workload.recipe import DEFAULT, PRESETS, GridSize, Recipe, form_for
 class RecipeOptions:
     """Aspects of jobs, each in place of the preset's; the fields are those of ``Recipe``."""
 
-    jobs: Annotated[int | None, Option(help="how many")] = None
-    duration: Annotated[float | None, Option(help="seconds of arrivals")] = None
-    rate: Annotated[float | None, Option(help="jobs per second, on average")] = None
-    utilisation: Annotated[float | None, Option(help="fraction of the grid to use, in place of a rate")] = None
-    sizes: Annotated[str | None, Option(help="nodes of a job, drawn from: 8,16,32")] = None
-    components: Annotated[str | None, Option(help="nonfixed: how many components, drawn from: 3,4,6")] = None
-    least: Annotated[int | None, Option(help="nonfixed: nodes of a component, at least")] = None
-    request: Annotated[str | None, Option(help="nonfixed or flexible; default: as the policy serves")] = None
+    jobs: Annotated[int | None, Option(help="number of jobs")] = None
+    duration: Annotated[float | None, Option(help="seconds in which jobs arrive")] = None
+    rate: Annotated[float | None, Option(help="mean number of jobs per second")] = None
+    utilisation: Annotated[float | None, Option(help="fraction of the grid to use, instead of a rate")] = None
+    sizes: Annotated[str | None, Option(help="nodes of a job, drawn from e.g. 8,16,32")] = None
+    components: Annotated[str | None, Option(help="nonfixed: number of components, drawn from e.g. 3,4,6")] = None
+    least: Annotated[int | None, Option(help="nonfixed: minimum nodes of a component")] = None
+    request: Annotated[str | None, Option(help="nonfixed or flexible; default: what the policy supports")] = None
     policy: Annotated[str | None, Option(help="placement policy of every job", completes="policies")] = None
-    priorities: Annotated[str | None, Option(help="drawn from, with weights: high:1,low:3")] = None
-    applications: Annotated[str | None, Option(help="drawn from, with weights: prime:2,wave")] = None
-    arguments: Annotated[list[str] | None, Option(help="of an application: wave='--steps 400'")] = None
-    estimates: Annotated[list[str] | None, Option("--estimate", help="seconds an application takes: wave=6")] = None
-    run_times: Annotated[str | None, Option(help="seconds of sleep, uniformly: 30-192")] = None
-    inputs: Annotated[str | None, Option(help="logical files, of which each job reads one: a,b")] = None
-    scale: Annotated[float | None, Option(help="times the sizes; default: as large a part of the grid")] = None
-    compress: Annotated[float | None, Option(help="how many times as fast everything goes")] = None
-    fields: Annotated[list[str] | None, Option("--field", help="of every submission: claiming=incremental")] = None
+    priorities: Annotated[str | None, Option(help="priorities with weights, e.g. high:1,low:3")] = None
+    applications: Annotated[str | None, Option(help="applications with weights, e.g. prime:2,wave")] = None
+    arguments: Annotated[
+        list[str] | None, Option(help="arguments of an application, e.g. wave='--steps 400'; repeatable")
+    ] = None
+    estimates: Annotated[
+        list[str] | None, Option("--estimate", help="run time of an application in seconds, e.g. wave=6; repeatable")
+    ] = None
+    run_times: Annotated[str | None, Option(help="range of run times of sleep in seconds, e.g. 30-192")] = None
+    inputs: Annotated[str | None, Option(help="logical files, of which each job reads one, e.g. a,b")] = None
+    scale: Annotated[float | None, Option(help="factor of sizes; default: the same fraction of the grid")] = None
+    compress: Annotated[float | None, Option(help="factor by which everything runs faster")] = None
+    fields: Annotated[
+        list[str] | None, Option("--field", help="field of every submission, e.g. claiming=incremental; repeatable")
+    ] = None
 
 
 def generate(
     options: RecipeOptions,
-    preset: Annotated[str | None, Option(help="m05, s10-vi or s10-vii: the papers' workloads")] = None,
+    preset: Annotated[str | None, Option(help="workload of a paper: m05, s10-vi or s10-vii")] = None,
     trace: Annotated[
-        Path | None, Option("--swf", help="arrivals, sizes and run times of a trace; also .gz and .xz")
+        Path | None,
+        Option(
+            "--swf", help="trace in the Standard Workload Format with arrivals, sizes and run times; also .gz and .xz"
+        ),
     ] = None,
-    status: Annotated[int | None, Option(help="of a trace: only jobs of this status; 1: completed")] = None,
-    keep_zero: Annotated[bool, Option("--keep-zero", help="of a trace: jobs of run time 0, too")] = False,
-    clusters: Annotated[str | None, Option(help="for which grid: north:4,south:4; default: the daemon's")] = None,
-    seed: Annotated[int, Option(help="the same seed gives the same workload")] = 1,
-    output: Annotated[Path | None, Option("-o", "--output", help="the file; default: standard output")] = None,
+    status: Annotated[int | None, Option(help="trace: only jobs with this status; 1 is completed")] = None,
+    keep_zero: Annotated[bool, Option("--keep-zero", help="trace: include jobs with run time 0")] = False,
+    clusters: Annotated[str | None, Option(help="grid, e.g. north:4,south:4; default: the daemon's")] = None,
+    seed: Annotated[int, Option(help="seed; the same seed gives the same workload")] = 1,
+    output: Annotated[Path | None, Option("-o", "--output", help="output file; default: standard output")] = None,
     daemon: Daemon = DAEMON,
 ) -> None:
-    """Make a workload file: koala workload generate --preset s10-vi --jobs 50 -o wave.jsonl"""
+    """Generate a workload file: koala workload generate --preset s10-vi --jobs 50 -o wave.jsonl"""
     if trace is not None and (options.rate is not None or options.utilisation is not None):
         raise CliError("--swf brings its own arrivals", Exit.USAGE, "leave out --rate and --utilisation")
     recipe = recipe_of(preset, options, is_trace=trace is not None)

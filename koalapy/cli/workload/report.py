@@ -21,12 +21,12 @@ class Plots(StrEnum):
     NONE = "none"
 
 
-PlotsOption = Annotated[Plots, Option("--plots", help="the form of plots")]
+PlotsOption = Annotated[Plots, Option("--plots", help="format of plots")]
 
 
 def report(
     directories: Annotated[list[Path], Argument(metavar="DIR...", help="reports of runs; the first is the base")],
-    output: Annotated[Path | None, Option("-o", "--output", help="folder to write it to, with plots")] = None,
+    output: Annotated[Path | None, Option("-o", "--output", help="directory for the report with plots")] = None,
     plots: PlotsOption = Plots.PNG,
     as_json: AsJson = False,
 ) -> None:

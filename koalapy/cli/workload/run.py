@@ -31,24 +31,28 @@ SERVER_ERRORS = 500
 class RunOptions:
     """How a run goes; the fields are those of ``koalapy.workload.run.Options``."""
 
-    background: Annotated[float, Option(help="fraction of nodes for local users, as 0.2", min=0, max=0.9)] = 0.0
-    background_seconds: Annotated[float, Option(help="mean run time of their jobs", min=1, max=200)] = 20.0
-    background_nodes: Annotated[int | None, Option(help="most nodes of one; default: a quarter", min=1)] = None
-    seed: Annotated[int, Option(help="of the background load")] = 1
-    interval: Annotated[float, Option(help="seconds between two looks", min=0.1)] = 1.0
-    patience: Annotated[float, Option(help="seconds for which the daemon may be away", min=0)] = 600.0
-    timeout: Annotated[float | None, Option(help="seconds for the whole run", min=0)] = None
-    cancel_on_interrupt: Annotated[bool, Option("--cancel-on-interrupt", help="on Ctrl-C, end its jobs")] = False
+    background: Annotated[float, Option(help="fraction of nodes for background load, e.g. 0.2", min=0, max=0.9)] = 0.0
+    background_seconds: Annotated[float, Option(help="mean run time of background jobs in seconds", min=1, max=200)] = (
+        20.0
+    )
+    background_nodes: Annotated[
+        int | None, Option(help="maximum nodes of a background job; default: a quarter of the cluster", min=1)
+    ] = None
+    seed: Annotated[int, Option(help="seed of the background load")] = 1
+    interval: Annotated[float, Option(help="seconds between samples of the clusters", min=0.1)] = 1.0
+    patience: Annotated[float, Option(help="seconds that the daemon may be unreachable", min=0)] = 600.0
+    timeout: Annotated[float | None, Option(help="timeout of the whole run in seconds", min=0)] = None
+    cancel_on_interrupt: Annotated[bool, Option("--cancel-on-interrupt", help="cancel its jobs on Ctrl-C")] = False
 
 
 def run(
     file: Annotated[Path, Argument(help="a workload, made with koala workload generate")],
     options: RunOptions,
-    directory: Annotated[Path | None, Option(help="for the report; default: FILE.report")] = None,
+    directory: Annotated[Path | None, Option(help="directory of the report; default: FILE.report")] = None,
     policy: Annotated[
-        str | None, Option(help="placement policy for every job, in place of the file's", completes="policies")
+        str | None, Option(help="placement policy of every job, instead of the file's", completes="policies")
     ] = None,
-    overwrite: Annotated[bool, Option("--overwrite", help="even if there is a report")] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="replace an existing report")] = False,
     plots: PlotsOption = Plots.PNG,
     as_json: AsJson = False,
     daemon: Daemon = DAEMON,

@@ -1,0 +1,48 @@
+"""Build the reference of the `koala` command from its click commands."""
+
+from collections.abc import Iterator
+
+import click
+
+from koalapy import __version__
+from koalapy.cli.main import KOALA
+from koalapy.cli.terminal.arguments import Commands, root_of
+
+COMMON_OPTIONS = {"--url", "--token", "--ca-file", "--help"}
+"""Options of most commands, which the page describes once."""
+
+
+def commands() -> dict[str, click.Command]:
+    """Return every command by its words, such as `koala clusters drain`."""
+    return dict(_commands_below("koala", root_of("koala", KOALA, __version__)))
+
+
+def page() -> str:
+    """Return a section for each command as Markdown: help, usage, arguments and options."""
+    return "\n".join(_section(words, command) for words, command in commands().items() if words != "koala")
+
+
+def _commands_below(words: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    yield words, command
+    if isinstance(command, Commands):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            subcommand = command.get_command(context, name)
+            assert subcommand is not None
+            yield from _commands_below(f"{words} {name}", subcommand)
+
+
+def _section(words: str, command: click.Command) -> str:
+    context = click.Context(command, info_name=words)
+    usage = " ".join([words, *command.collect_usage_pieces(context)])
+    parts = [f"\n### {words}\n", f"{command.help or ''}\n", f"```text\n{usage}\n```\n"]
+    rows = []
+    for parameter in command.params:
+        record = parameter.get_help_record(context)
+        if record is None or COMMON_OPTIONS.intersection(parameter.opts):
+            continue
+        names, text = (" ".join(cell.split()).replace("|", "\\|") for cell in record)
+        rows.append(f"| `{names}` | {text} |")
+    if rows:
+        parts.append("\n".join(["| option | meaning |", "| --- | --- |", *rows, ""]))
+    return "\n".join(parts)
