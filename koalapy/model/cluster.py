@@ -14,25 +14,25 @@ from koalapy.model.wording import suggest_names
 T = TypeVar("T")
 
 MAX_LASTING = 256
-"""So many results that do not depend on idle nodes are kept at most."""
+"""Maximum number of cached results that do not depend on idle nodes."""
 
 ClusterPair = tuple[ClusterName, ClusterName]
-"""Two clusters, or one and itself: in order of their names, unless it says from which to which."""
+"""Two clusters, or a cluster and itself: sorted by name, or source and destination where stated."""
 
 
 def pair_of(one: ClusterName, other: ClusterName) -> ClusterPair:
-    """The pair in order of its names."""
+    """Return two cluster names as a pair sorted by name."""
     return (one, other) if one <= other else (other, one)
 
 
-def check_cluster(name: ClusterName, known: Collection[ClusterName], field: str = "") -> None:
-    """``NotFoundError`` for a cluster that there is not, with the nearest name.
+def check_cluster(name: ClusterName, clusters: Collection[ClusterName], field: str = "") -> None:
+    """Raise ``NotFoundError`` for an unknown cluster, with a hint to the most similar name.
 
-    ``UsageError`` where the name is a ``field`` of what was sent.
+    Raise ``UsageError`` instead if the name is the value of a ``field`` of the request.
     """
-    if name in known:
+    if name in clusters:
         return
-    hint = suggest_names(name, known)
+    hint = suggest_names(name, clusters)
     if not field:
         raise NotFoundError(
             f"there is no cluster {name}", field="cluster", value=name, hint=hint, code=ProblemCode.CLUSTER_NOT_FOUND
@@ -41,19 +41,19 @@ def check_cluster(name: ClusterName, known: Collection[ClusterName], field: str 
 
 
 class ClusterState(StrEnum):
-    """Whether components may be placed on a cluster, and if not, why (semantics 6)."""
+    """Whether components may be placed on a cluster, and the reason if not (semantics 6)."""
 
     USABLE = "usable"
     UNUSABLE = "unusable"
     UNREACHABLE = "unreachable"
     DRAINED = "drained"
     PROBATION = "probation"
-    """It was unusable and is tried again, one component at a time; for operators: policies see one of the others."""
+    """An unusable cluster is tried with one component at a time. Only operators see this state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """An operator wants nothing more placed on a cluster; ``at`` in seconds since the epoch."""
+    """An operator's order to place nothing more on a cluster; ``at`` in seconds since the epoch."""
 
     at: float
     by: str = ""
@@ -62,31 +62,31 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class NodeClass:
-    """Nodes of a cluster that are alike, and idle now."""
+    """The idle nodes of a cluster that have the same properties."""
 
     name: str
     idle: int
     power: float = 1.0
-    """Effective power: what their processors can do, as far as nobody else uses them, relative to 1 (semantics 7)."""
+    """Effective power: the unused processing power of a node relative to 1 (semantics 7)."""
     memory: int | None = None
-    """Bytes of a node; None: not known, and never too small."""
+    """Bytes of memory of each node; None: not known, and enough for any job."""
     total: int = 0
-    """How many of them there are, idle or not; fewer than ``idle``: not known."""
+    """Number of nodes of the class, idle or not; a number below ``idle`` means not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Uplink:
-    """The link from a cluster to all others, in bytes per second."""
+    """The link from a cluster to all other clusters, in bytes per second."""
 
     capacity: float | None = None
     """None: not known, and never saturated."""
     consumed: float = 0.0
-    """By what runs."""
+    """Bandwidth used by running jobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """One cluster as a policy sees it: sizes in nodes, ``speed`` relative to 1."""
+    """A cluster as policies see it: sizes in nodes, ``speed`` relative to 1."""
 
     name: ClusterName
     total: int
@@ -95,87 +95,87 @@ class ClusterView:
     speed: float = 1.0
     note: str = ""
     node_classes: tuple[NodeClass, ...] = ()
-    """The idle nodes by what they are; empty: all alike, of the cluster's speed as their power, and of no
-    known memory."""
+    """The idle nodes by class. Empty: all nodes have the speed of the cluster and unknown memory."""
 
     @property
     def usable_idle(self) -> int:
-        """Nodes that may be promised now: none where the cluster is not usable."""
+        """Return the number of nodes that can be allocated now: 0 if the cluster is not usable."""
         return self.idle if self.state is ClusterState.USABLE else 0
 
     def with_idle(self, idle: int) -> "ClusterView":
-        """The same cluster, if so many nodes were idle."""
+        """Return the cluster with another number of idle nodes."""
         return replace(self, idle=idle, node_classes=resize_classes(self.node_classes, idle))
 
 
 def resize_classes(classes: tuple[NodeClass, ...], idle: int) -> tuple[NodeClass, ...]:
-    """The classes, if ``idle`` nodes were idle in all.
+    """Return the node classes with ``idle`` idle nodes in all.
 
-    Fewer: those are gone that resource managers give first to who asks for no class, which are those of the first
-    classes. More: of which class they are is known only as far as all others have not so many nodes; the rest are of no
-    named class, and as good as the worst.
+    Removed nodes come from the first classes, since resource managers give these first to jobs that ask for no class.
+    Added nodes belong to a class only if the other classes do not have that many nodes. The remaining added nodes form
+    an unnamed class as weak as the weakest.
     """
-    more = idle - sum(each.idle for each in classes)
-    if not classes or not more:
+    change = idle - sum(node_class.idle for node_class in classes)
+    if not classes or not change:
         return classes
-    fitted = []
-    if more < 0:
-        for each in classes:
-            gone = min(each.idle, -more)
-            more += gone
-            fitted.append(replace(each, idle=each.idle - gone) if gone else each)
-        return tuple(fitted)
-    totals = [max(each.total, each.idle) for each in classes]
-    for each, total in zip(classes, totals, strict=True):
-        fitted.append(replace(each, idle=min(total, max(each.idle, idle - sum(totals) + total))))
-    if (rest := idle - sum(each.idle for each in fitted)) > 0:
-        power = min(each.power for each in classes)
-        known = [each.memory for each in classes if each.memory is not None]
-        fitted.append(NodeClass("", rest, power, min(known, default=None)))
-    return tuple(fitted)
+    resized = []
+    if change < 0:
+        for node_class in classes:
+            removed = min(node_class.idle, -change)
+            change += removed
+            resized.append(replace(node_class, idle=node_class.idle - removed) if removed else node_class)
+        return tuple(resized)
+    totals = [max(node_class.total, node_class.idle) for node_class in classes]
+    for node_class, total in zip(classes, totals, strict=True):
+        certain = idle - sum(totals) + total
+        resized.append(replace(node_class, idle=min(total, max(node_class.idle, certain))))
+    if (unclassified := idle - sum(node_class.idle for node_class in resized)) > 0:
+        power = min(node_class.power for node_class in classes)
+        memory = min((node_class.memory for node_class in classes if node_class.memory is not None), default=None)
+        resized.append(NodeClass("", unclassified, power, memory))
+    return tuple(resized)
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What is known of the network from one cluster to another (or within one): seconds and bytes per second."""
+    """The measured network from one cluster to another, or within one. Seconds and bytes per second; None: unknown."""
 
     latency: float | None = None
     bandwidth: float | None = None
     unreachable: bool = False
-    """Whether their nodes were found not to reach each other: nothing else is known of it then."""
+    """Whether nodes of the clusters cannot reach each other; latency and bandwidth are None then."""
 
 
 @dataclass(frozen=True)
 class GridView:
-    """All clusters at one moment, in order of name, and the measured links between them."""
+    """A snapshot of all clusters, sorted by name, and of the measured links between them."""
 
     clusters: tuple[ClusterView, ...]
     links: Mapping[ClusterPair, Link] = field(default_factory=dict)
     waiting: tuple[Request, ...] = ()
-    """The requests of other waiting jobs, in the order of their queue: only for policies that look ahead."""
+    """The requests of other waiting jobs in queue order; only for policies that look ahead."""
     replicas: Mapping[str, tuple[ClusterName, ...]] = field(default_factory=dict)
-    """The clusters that have a good replica of a logical file now; of others counts what was known at submission."""
+    """The clusters with a good replica, by logical file. For a missing file, the sites recorded at submission count."""
     cut_off: frozenset[ClusterName] = frozenset()
-    """The clusters to which and from which no inputs can be brought, whether they are in the view or not."""
+    """The clusters that cannot send or receive input files, whether they are in the view or not."""
     uplinks: Mapping[ClusterName, Uplink] = field(default_factory=dict)
-    """Of the clusters of which any is known."""
+    """The uplinks, by cluster; clusters without a known uplink are missing."""
 
     def __iter__(self) -> Iterator[ClusterView]:
         return iter(self.clusters)
 
     @cached_property
     def by_idle(self) -> tuple[ClusterView, ...]:
-        """The usable clusters by decreasing idle nodes, ties by name; worked out once for all requests of a scan."""
+        """Return the usable clusters by decreasing idle nodes, ties by name."""
         return tuple(sorted((c for c in self.clusters if c.state is ClusterState.USABLE), key=_fullest_last))
 
     @cached_property
     def by_speed(self) -> tuple[ClusterView, ...]:
-        """The usable clusters by decreasing speed, ties by name."""
+        """Return the usable clusters by decreasing speed, ties by name."""
         return tuple(sorted(self.by_idle, key=_slowest_last))
 
     @cached_property
     def usable_idle(self) -> int:
-        """All nodes that may be promised now."""
+        """Return the number of nodes that can be allocated now."""
         return sum(cluster.idle for cluster in self.by_idle)
 
     @cached_property
@@ -183,7 +183,7 @@ class GridView:
         return {}
 
     def compute_once(self, key: Hashable, work: "Callable[[GridView], T]") -> T:
-        """What ``work`` makes of the grid, done once for all requests of a scan; nobody else uses the same key."""
+        """Return ``work(self)``, cached by ``key`` for all requests of a scan. Each caller uses keys of its own."""
         try:
             return self._results[key]  # type: ignore[return-value]
         except KeyError:
@@ -195,8 +195,11 @@ class GridView:
         return {}
 
     def compute_lasting(self, key: Hashable, work: "Callable[[GridView], T]") -> T:
-        """The same of what depends on no cluster's nodes, idle or not, but on their names, states and speeds, the links
-        and the files: it outlasts this view, while none of these changes. Those asked for last are kept."""
+        """Return ``work(self)``, cached by ``key`` beyond this view, for results that do not depend on node counts.
+
+        They may depend on names, states and speeds of clusters, on links and on files; a change of these clears the
+        cache. The ``MAX_LASTING`` results used last are kept.
+        """
         results = self._lasting_results
         result = results.pop(key, None)
         if result is None:
@@ -207,7 +210,7 @@ class GridView:
         return result  # type: ignore[return-value]
 
     def restrict_to(self, names: frozenset[ClusterName]) -> "GridView":
-        """The part of the grid that these clusters are; made once for all requests of a scan."""
+        """Return the view of these clusters alone, cached for all requests of a scan."""
         return self.compute_once(("only", names), lambda grid: grid._part(names))
 
     def _part(self, names: frozenset[ClusterName]) -> "GridView":
@@ -216,60 +219,62 @@ class GridView:
         return part
 
     def with_clusters(self, clusters: Sequence[ClusterView]) -> "GridView":
-        """The grid with these clusters in the place of those of their names.
+        """Return the view with these clusters replaced by name.
 
-        What was worked out of this one is carried over as far as it can be: the orders, in which only they are moved,
-        and what lasts.
+        Carry over the cached orders, in which only these clusters move, and the lasting results if they stay valid.
         """
         if not clusters:
             return self
-        places, whole = self._places, list(self.clusters)
-        moves, lasts, gained = [], True, 0
-        for after in clusters:
-            place = places[after.name]
-            before, whole[place] = whole[place], after
-            moves.append((before, after))
-            lasts = lasts and after.state is before.state and after.speed == before.speed
-            gained += after.usable_idle - before.usable_idle
-        view = GridView(tuple(whole), self.links, self.waiting, self.replicas, self.cut_off, self.uplinks)
-        known, carried = self.__dict__, view.__dict__
-        carried["_places"] = places
-        if lasts:
+        positions, all_clusters = self._positions, list(self.clusters)
+        moves, results_last, added_nodes = [], True, 0
+        for new in clusters:
+            position = positions[new.name]
+            old, all_clusters[position] = all_clusters[position], new
+            moves.append((old, new))
+            results_last = results_last and new.state is old.state and new.speed == old.speed
+            added_nodes += new.usable_idle - old.usable_idle
+        view = GridView(tuple(all_clusters), self.links, self.waiting, self.replicas, self.cut_off, self.uplinks)
+        cached, carried = self.__dict__, view.__dict__
+        carried["_positions"] = positions
+        if results_last:
             carried["_lasting_results"] = self._lasting_results
-        if "by_idle" in known:
+        if "by_idle" in cached:
             carried["by_idle"] = _reordered(self.by_idle, moves, _fullest_last)
-        if "by_speed" in known:
+        if "by_speed" in cached:
             carried["by_speed"] = _reordered(self.by_speed, moves, _slowest_last)
-        if "usable_idle" in known:
-            carried["usable_idle"] = self.usable_idle + gained
+        if "usable_idle" in cached:
+            carried["usable_idle"] = self.usable_idle + added_nodes
         return view
 
     def with_waiting(self, waiting: tuple[Request, ...]) -> "GridView":
-        """The grid with these requests of others who wait."""
+        """Return the view with these requests of other waiting jobs."""
         view = GridView(self.clusters, self.links, waiting, self.replicas, self.cut_off, self.uplinks)
         view.__dict__.update(by_idle=self.by_idle, by_speed=self.by_speed, usable_idle=self.usable_idle)
-        view.__dict__.update(_places=self._places, _lasting_results=self._lasting_results)
+        view.__dict__.update(_positions=self._positions, _lasting_results=self._lasting_results)
         return view
 
     @cached_property
-    def _places(self) -> dict[ClusterName, int]:
-        return {cluster.name: place for place, cluster in enumerate(self.clusters)}
+    def _positions(self) -> dict[ClusterName, int]:
+        return {cluster.name: index for index, cluster in enumerate(self.clusters)}
 
     def sites_of(self, file: InputFile) -> tuple[ClusterName, ...]:
-        """The clusters that have a file (file sites)."""
+        """Return the clusters that have a file (file sites)."""
         return self.replicas.get(file.name, file.sites)
 
     def get(self, name: ClusterName) -> ClusterView | None:
-        place = self._places.get(name)
-        return None if place is None else self.clusters[place]
+        position = self._positions.get(name)
+        return None if position is None else self.clusters[position]
 
     def link_between(self, one: ClusterName, other: ClusterName) -> Link:
-        """The link from one cluster to another; the way back where only that was measured; empty when unmeasured."""
+        """Return the link from one cluster to another, or the reverse link if only that was measured.
+
+        Return a link without values if neither was measured.
+        """
         return self.links.get((one, other)) or self.links.get((other, one)) or Link()
 
 
 Moves = Sequence[tuple[ClusterView, ClusterView]]
-"""What clusters were, and what they have become."""
+"""Clusters before and after a change."""
 
 
 def _fullest_last(cluster: ClusterView) -> tuple[float, ClusterName]:
@@ -283,11 +288,11 @@ def _slowest_last(cluster: ClusterView) -> tuple[float, ClusterName]:
 def _reordered(
     order: tuple[ClusterView, ...], moves: Moves, key: Callable[[ClusterView], tuple[float, ClusterName]]
 ) -> tuple[ClusterView, ...]:
-    """An order of the usable clusters once some have changed."""
+    """Return a sorted list of usable clusters after some of them have changed."""
     clusters = list(order)
-    for before, after in moves:
-        if before.state is ClusterState.USABLE:
-            del clusters[bisect_left(clusters, key(before), key=key)]
-        if after.state is ClusterState.USABLE:
-            clusters.insert(bisect_left(clusters, key(after), key=key), after)
+    for old, new in moves:
+        if old.state is ClusterState.USABLE:
+            del clusters[bisect_left(clusters, key(old), key=key)]
+        if new.state is ClusterState.USABLE:
+            clusters.insert(bisect_left(clusters, key(new), key=key), new)
     return tuple(clusters)

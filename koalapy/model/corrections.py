@@ -1,4 +1,4 @@
-"""What is wrong with a value that pydantic refuses, and the way out, in the words of this project."""
+"""Explanations and hints for the values that pydantic rejects."""
 
 import operator
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ NUMBER_BOUNDS = (
     ("greater_than_equal", "ge", "at least", operator.ge),
     ("greater_than", "gt", "more than", operator.gt),
 )
-"""Of each: the type of pydantic's error, the name in constraints and in the error's context, words, and the test."""
+"""For each bound: the type of pydantic's error, its name in constraints and error contexts, its text, and its test."""
 CORRECTIONS = {
     "int_type": ("not an integer", "give a whole number"),
     "int_parsing": ("not an integer", "give a whole number"),
@@ -27,7 +27,7 @@ CORRECTIONS = {
     "date_from_datetime_parsing": ("no date", "write it as 2026-11-01"),
     "string_unicode": ("no Unicode text", "remove lone surrogates"),
 }
-"""What is wrong and the way out, by the type of the error."""
+"""The problem and the hint, by type of error."""
 SAME = {
     "dataclass_type": "dict_type",
     "model_type": "dict_type",
@@ -37,7 +37,7 @@ SAME = {
     "frozen_set_type": "list_type",
     "bool_type": "bool_parsing",
 }
-"""Types of errors that say the same as another."""
+"""Types of errors that have the same explanation as another type."""
 BOUNDS = {
     **{kind: (name, f"give {words} {{}}") for kind, name, words, _ in NUMBER_BOUNDS},
     "string_too_long": ("max_length", "give at most {} characters"),
@@ -46,13 +46,13 @@ BOUNDS = {
     "enum": ("expected", "use {}"),
     "literal_error": ("expected", "use {}"),
 }
-"""The value in the error's context that the way out names."""
+"""The value of the error's context that the hint names, and the hint."""
 
 
 def explain_error(kind: str, context: Mapping[str, Any] | None) -> tuple[str, str]:
-    """Return what is wrong, or an empty text where the way out says it, and the way out.
+    """Return the problem and the hint for an error of pydantic.
 
-    Both are empty for errors of other types, whose own messages say enough.
+    The problem is empty if the hint explains it. Both are empty for other types, whose own messages suffice.
     """
     kind = SAME.get(kind, kind)
     if kind in CORRECTIONS:
@@ -67,7 +67,7 @@ def explain_error(kind: str, context: Mapping[str, Any] | None) -> tuple[str, st
 
 
 def describe_bounds(constraint: Any, broken_by: Any = None) -> Iterator[str]:
-    """Yield the bounds of a constraint of ``annotated_types`` in words: all, or those that a value breaks."""
+    """Yield the bounds of a constraint of ``annotated_types`` as text: all, or those that a value violates."""
     for _, name, words, holds in NUMBER_BOUNDS:
         bound = getattr(constraint, name, None)
         if bound is not None and (broken_by is None or not holds(broken_by, bound)):

@@ -1,23 +1,23 @@
-"""The errors koalapy raises on purpose.
+"""The exceptions that koalapy raises on purpose.
 
 KoalaError
-├── UsageError        the request is wrong; says which field, which value, and the way out
-│   └── TooLargeError   more bytes than are taken
+├── UsageError        a field of the request is invalid
+│   └── TooLargeError   the request has too many bytes
 ├── NotFoundError     no such job, cluster or policy
-├── ConflictError     the thing exists but is in no state for this (cancel a finished job, …)
-│   └── LimitReached    a user or group has as much as they may have
-├── TokenRejected      a token is not believed
-├── ForbiddenError    who asks may not do that
-│   ├── NotLoggedIn     it is not known who asks
-│   └── NeverAllowed    more is asked for at once than a user or group may ever have
-├── BusyError         refused for now; may be tried again after ``retry_after`` seconds
-├── FullError         there is no room for what was sent
-├── StoreUnavailable  the database did not answer; may be tried again
+├── ConflictError     the state of the object does not allow the operation (cancel a finished job, …)
+│   └── LimitReached    a user or group has reached a limit
+├── TokenRejected     a token is invalid
+├── ForbiddenError    the caller may not do this
+│   ├── NotLoggedIn     the caller is not authenticated
+│   └── NeverAllowed    the request alone exceeds a limit
+├── BusyError         try again after ``retry_after`` seconds
+├── FullError         the disk or a quota is full
+├── StoreUnavailable  the database does not respond; try again
 │   └── DatabaseDamaged the database cannot be read
-├── LeaseLost         another daemon has taken over this database
-└── SiteError         a cluster said no or did not answer
-    ├── SiteUnavailable   may be tried again
-    └── SiteRejected      will not work again as asked
+├── LeaseLost         another daemon has taken over the database
+└── SiteError         a cluster rejected the call or did not respond
+    ├── SiteUnavailable   try again
+    └── SiteRejected      the same call will fail again
 """
 
 from enum import StrEnum
@@ -25,9 +25,9 @@ from typing import ClassVar, NoReturn, Self
 
 
 class ProblemCode(StrEnum):
-    """A kind of problem, for programs: the ``code`` of an answer, with its HTTP status and its meaning.
+    """The code of a problem in a REST response, with its HTTP status and meaning.
 
-    Codes are never renamed: programs act on them.
+    Codes are never renamed, since clients depend on them.
     """
 
     status: int
@@ -85,7 +85,7 @@ class ProblemCode(StrEnum):
 
 
 class KoalaError(Exception):
-    """Base of everything koalapy raises on purpose; ``field``, ``value`` and ``hint`` say where and the way out."""
+    """Base class of the exceptions of koalapy. ``field`` and ``value`` say what is wrong, ``hint`` what to do."""
 
     default_code: ClassVar[ProblemCode] = ProblemCode.INTERNAL_ERROR
 
@@ -101,66 +101,66 @@ class KoalaError(Exception):
 
 
 class UsageError(KoalaError):
-    """The caller asked for something that cannot be; nothing was stored."""
+    """A field of the request is invalid; nothing was stored."""
 
     default_code = ProblemCode.INVALID_VALUE
 
 
 def reject(field: str, value: object, problem: str, hint: str) -> NoReturn:
-    """``UsageError`` for a field, whose name begins the message."""
+    """Raise ``UsageError`` for a field. The message is the field's name and the problem."""
     raise UsageError(f"{field} {problem}", field=field, value=value, hint=hint)
 
 
 class TooLargeError(UsageError):
-    """More bytes were sent than are taken; nothing of them was kept."""
+    """The request has too many bytes; nothing of it was stored."""
 
     default_code = ProblemCode.BODY_TOO_LARGE
 
 
 class NotFoundError(KoalaError):
-    """There is no such thing."""
+    """The requested object does not exist."""
 
     default_code = ProblemCode.NOT_FOUND
 
 
 class ConflictError(KoalaError):
-    """The thing is not in a state that allows this."""
+    """The state of the object does not allow the operation."""
 
     default_code = ProblemCode.CONFLICT
 
 
 class ForbiddenError(KoalaError):
-    """Who asks is known, and may not do that; nothing was done."""
+    """The caller may not do this; nothing was done."""
 
     default_code = ProblemCode.FORBIDDEN
 
 
 class NotLoggedIn(ForbiddenError):
-    """It is not known who asks."""
+    """The caller is not authenticated."""
 
     default_code = ProblemCode.NOT_LOGGED_IN
 
 
 class TokenRejected(KoalaError):
-    """A token that is not believed; the text says why, for whoever shows it."""
+    """A token is invalid; the message gives the reason to the caller."""
 
     default_code = ProblemCode.NOT_LOGGED_IN
 
 
 class LimitReached(ConflictError):
-    """A user or group has as much as they may have; it works again when they have less."""
+    """A user or group has reached a limit; try again when less is in use."""
 
     default_code = ProblemCode.LIMIT_EXCEEDED
 
 
 class NeverAllowed(ForbiddenError):
-    """More is asked for at once than a user or group may ever have."""
+    """The request alone exceeds a limit of a user or group."""
 
     default_code = ProblemCode.ABOVE_LIMIT
 
 
 class BusyError(KoalaError):
-    """Refused for now."""
+    """The daemon cannot serve the request now; try again after ``retry_after`` seconds."""
 
     default_code = ProblemCode.BUSY
 
@@ -170,45 +170,45 @@ class BusyError(KoalaError):
 
 
 class FullError(KoalaError):
-    """No room is left for what was sent; nothing of it was kept."""
+    """The disk or a quota is full; nothing of the request was stored."""
 
     default_code = ProblemCode.STORAGE_FULL
 
 
 class StoreUnavailable(KoalaError):
-    """The database is locked, full or away; nothing of the transaction was kept."""
+    """The database is locked, full or unreachable; the transaction was rolled back."""
 
     default_code = ProblemCode.STORE_UNAVAILABLE
 
 
 class DatabaseDamaged(StoreUnavailable):
-    """The database is damaged and cannot be read; an operator has to put a backup back."""
+    """The database is damaged and cannot be read; an operator must restore a backup."""
 
     default_code = ProblemCode.DATABASE_DAMAGED
 
 
 class LeaseLost(KoalaError):
-    """Another daemon serves this database; this one must end."""
+    """Another daemon has taken over the database; this one must stop."""
 
     default_code = ProblemCode.DAEMON_REPLACED
 
 
 class SiteError(KoalaError):
-    """A cluster's local resource manager failed or refused."""
+    """The resource manager of a cluster failed or rejected a call."""
 
     default_code = ProblemCode.CLUSTER_FAILED
 
 
 class SiteUnavailable(SiteError):
-    """The resource manager did not answer; the same call may work later."""
+    """The resource manager did not respond; the same call may succeed later."""
 
     default_code = ProblemCode.CLUSTER_UNAVAILABLE
 
 
 class SiteFault(StrEnum):
-    """What the refusal of a cluster concerns. An unknown code, of a later agent, becomes ``UNKNOWN``."""
+    """What the rejection of a cluster concerns. An unknown code, from a later agent, becomes ``UNKNOWN``."""
 
-    # A job that the resource manager refuses: see ``Fault`` of its port
+    # A job that the resource manager rejects: see ``Fault`` of its port
     SITE = "site"
     JOB = "job"
     UNSUITABLE = "unsuitable"
@@ -237,7 +237,7 @@ class SiteFault(StrEnum):
 
 
 class SiteRejected(SiteError):
-    """The cluster refused; the same call will be refused again."""
+    """The cluster rejected the call, and will reject the same call again."""
 
     def __init__(
         self,

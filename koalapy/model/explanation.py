@@ -1,4 +1,4 @@
-"""Why a job stands where it stands: what the scheduler answers to "why?" and everyone else only shows."""
+"""Explanations of why a job waits or was placed where it is."""
 
 from dataclasses import dataclass
 
@@ -12,27 +12,27 @@ ChangeValue = str | int | float | None | dict[str, object] | list[object]
 
 @dataclass(frozen=True, slots=True)
 class ClusterFinding:
-    """What one cluster means for a job; counts in nodes."""
+    """One cluster in the explanation of a job; counts in nodes."""
 
     cluster: ClusterName
     state: ClusterState
     total: int
     idle: int
-    """Nodes that this job could be given: those kept for another job are not among them."""
+    """Nodes available to this job, without those reserved for another job."""
     used: int
     background: int
     down: int
     gives: int = 0
-    """Nodes that the job has here, or would get now."""
+    """Nodes that the job has or would get on the cluster."""
     reason: str = ""
-    """Why it is not used, or not enough."""
+    """Why the cluster is not used, or does not suffice."""
     missing: int | None = None
-    """How many more idle nodes, here alone, would suffice; None when nothing on this cluster alone would."""
+    """Number of additional idle nodes on this cluster that would suffice; None if this cluster alone cannot."""
 
 
 @dataclass(frozen=True, slots=True)
 class PastReason:
-    """A line of a job's history that says why; ``at`` in seconds since the epoch."""
+    """An entry of a job's timeline with a reason; ``at`` in seconds since the epoch."""
 
     at: float
     event: str
@@ -44,38 +44,38 @@ class Change:
     """The smallest change of a request with which the job would be placed at once."""
 
     field: str
-    """Of the submission; empty when submitting it again as it is would do."""
+    """The field of the submission; empty if submitting the job again unchanged suffices."""
     value: ChangeValue
     text: str
-    """What the user would do: ``allow 3 components``."""
+    """The change as an instruction: ``allow 3 components``."""
     spec: JobSpec
-    """The job as changed."""
+    """The changed job."""
     placement: Placement
-    """Where it would go."""
+    """The placement of the changed job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Everything that answers "why?" for a job, or for a submission that nobody has made yet."""
+    """An explanation of the state of a job, or of what would happen to a submission."""
 
     job: JobId | None
     state: JobState
-    """For a submission: ``placed`` when it would be placed at once, else ``queued``."""
+    """For a submission: ``placed`` if it would be placed at once, else ``queued``."""
     headline: str
-    """The binding reason, in one line."""
+    """The decisive reason in one line."""
     clusters: tuple[ClusterFinding, ...] = ()
     notes: tuple[str, ...] = ()
-    """What else bears on it."""
+    """Further facts that affect the job."""
     suffices: tuple[str, ...] = ()
-    """What would have to happen, each by itself, for the job to be placed as it is: ``2 more idle nodes in south``."""
+    """Events of which any one would let the job be placed unchanged: ``2 more idle nodes in south``."""
     position: int | None = None
-    """Its place in its placement queue; 1 is the head."""
+    """Position in the placement queue, from 1; None for a job that is not in it."""
     ahead: int = 0
-    """Jobs before it in its queue."""
+    """Number of jobs ahead in the queue."""
     tries: int = 0
-    """Placement tries so far, counting the scans that passed it over."""
+    """Number of placement tries, including the scans that skipped the job."""
     reasons: tuple[PastReason, ...] = ()
-    """The history of reasons, oldest first."""
+    """Earlier reasons, oldest first."""
     smallest_change: Change | None = None
     placement: Placement | None = None
-    """Where it is, or would go, and why there."""
+    """The current placement, or the one that the job would get."""

@@ -1,6 +1,6 @@
-"""What the model says of a field beside its type, to all who take, check or show it.
+"""Annotations of model fields: bounds, length, text form, option and JSON name.
 
-pydantic does not know these marks: what is stored is never held against the bounds of today.
+pydantic ignores these annotations, so stored values are never checked against the current bounds.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,18 +13,18 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a number may be; ``way_out`` tells those who gave another."""
+    """The bounds of a number, and the hint for a number outside of them."""
 
     minimum: float | None = None
     maximum: float | None = None
     above: float | None = None
-    """It is larger than this."""
+    """Exclusive lower bound."""
     hint: str = ""
     excess_note: str = ""
-    """What one that is larger than ``most`` is, too."""
+    """A note added to the message for a number above ``maximum``."""
 
     def hint_for(self, number: float) -> str:
-        """The way out for a number that is beyond the bounds; empty for one within."""
+        """Return the hint for a number out of bounds; empty for one within."""
         too_small = (self.minimum is not None and number < self.minimum) or (
             self.above is not None and number <= self.above
         )
@@ -35,37 +35,37 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """Characters of a text, or entries of what has entries."""
+    """The bounds of the characters of a text, or of the entries of a collection."""
 
     maximum: int
     minimum: int = 0
     one_line: bool = False
-    """Only characters that can be shown: names stand in tables and terminals, where others do harm."""
+    """Whether only printable characters are allowed, since tables and terminals show the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextForm:
-    """A type that users write in a form of its own: the edges have a conversion for each, and know it by this."""
+    """A mark for a type with a special text form, which the API and the command line convert."""
 
     form: str
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """How users say a field: the option of ``koala submit`` with its help, and the name in JSON if it is another."""
+    """The option of ``koala submit`` that sets a field, its help text, and the JSON name if it differs."""
 
     help: str = ""
-    """Without it there is no such option."""
+    """Empty: the field has no option."""
     option: str = ""
-    """By default the field's name."""
+    """Empty: the option has the name of the field."""
     json: str = ""
     is_settable: bool = True
-    """Whether users may say it at all."""
+    """Whether users may set the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class FieldDescription:
-    """A field of one of the model's dataclasses: ``type`` is without ``None``."""
+    """The description of a dataclass field; ``type`` excludes ``None``."""
 
     name: str
     type: Any
@@ -79,74 +79,71 @@ class FieldDescription:
 
     @property
     def option(self) -> str:
-        """``--name-of-the-option``; empty when there is none."""
+        """Return the option, such as ``--name-of-the-option``; empty if the field has none."""
         return (self.field.option or f"--{self.name.replace('_', '-')}") if self.field.help else ""
 
 
 @cache
 def describe_fields(kind: type[Any]) -> Mapping[str, FieldDescription]:
-    """The fields of a dataclass, in order."""
-    return {each.name: _described(each.name, each.type, each.default) for each in fields(kind)}
+    """Return the descriptions of a dataclass's fields by name, in order."""
+    return {field.name: _describe(field.name, field.type, field.default) for field in fields(kind)}
 
 
-def _described(name: str, annotation: Any, default: object) -> FieldDescription:
+def _describe(name: str, annotation: Any, default: object) -> FieldDescription:
     base, marks = split_annotation(annotation)
-    own = next((mark for mark in marks if isinstance(mark, Field)), Field())
-    if rest := tuple(mark for mark in marks if mark is not own):
-        base = Annotated[(base, *rest)]
+    mark = next((mark for mark in marks if isinstance(mark, Field)), Field())
+    if constraints := tuple(other for other in marks if other is not mark):
+        base = Annotated[(base, *constraints)]
     inner = without_none(base)
-    return FieldDescription(name, inner, inner is not base, default, own)
+    return FieldDescription(name, inner, inner is not base, default, mark)
 
 
 def split_annotation(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
-    """A type without its marks, and these."""
+    """Return a type without its annotations, and the annotations."""
     if get_origin(annotation) is Annotated:
         return annotation.__origin__, annotation.__metadata__
     return annotation, ()
 
 
 def without_none(annotation: Any) -> Any:
-    """``X`` of ``X | None``; any other type as it is."""
+    """Return ``X`` for ``X | None``, and any other type unchanged."""
     if get_origin(annotation) not in (Union, UnionType) or NoneType not in get_args(annotation):
         return annotation
-    return reduce(or_, (one for one in get_args(annotation) if one is not NoneType))
+    return reduce(or_, (member for member in get_args(annotation) if member is not NoneType))
 
 
-def find_out_of_bounds(value: Any, place: str = "") -> Iterator[tuple[str, Any, str, str]]:
-    """Each number in a dataclass that is beyond its bounds: its place, the number, the problem, and the way out."""
-    for each in _bounded(value.__class__):
-        yield from _out_of_bounds(each.type, getattr(value, each.name), each.is_optional, f"{place}{each.json}")
+def find_out_of_bounds(value: Any, path: str = "") -> Iterator[tuple[str, Any, str, str]]:
+    """Yield the path, value, problem and hint of each number in a dataclass that is out of bounds."""
+    for field in _bounded_fields(value.__class__):
+        yield from _check_bounds(field.type, getattr(value, field.name), field.is_optional, f"{path}{field.json}")
 
 
 @cache
-def _bounded(kind: Any) -> tuple[FieldDescription, ...]:
-    """The fields in which any number has bounds: there may be very many values of the others."""
-    return tuple(each for each in describe_fields(kind).values() if _has_bounds(each.type))
+def _bounded_fields(kind: Any) -> tuple[FieldDescription, ...]:
+    """Return the fields with a bounded number; the others, which may hold many values, need no check."""
+    return tuple(field for field in describe_fields(kind).values() if _has_bounds(field.type))
 
 
 def _has_bounds(annotation: Any) -> bool:
     base, marks = split_annotation(annotation)
     if marks:
         return any(isinstance(mark, Bounds) for mark in marks) or _has_bounds(base)
-    inside = [each.type for each in _bounded(base)] if is_dataclass(annotation) else get_args(base)
+    inside = [field.type for field in _bounded_fields(base)] if is_dataclass(annotation) else get_args(base)
     return any(_has_bounds(inner) for inner in inside)
 
 
-def _out_of_bounds(kind: Any, value: Any, is_optional: bool, place: str) -> Iterator[tuple[str, Any, str, str]]:
+def _check_bounds(kind: Any, value: Any, is_optional: bool, path: str) -> Iterator[tuple[str, Any, str, str]]:
     if value is None:
         return
     base, marks = split_annotation(kind)
     if isinstance(value, tuple):
-        for index, one in enumerate(value):
-            yield from _out_of_bounds(get_args(base)[0], one, False, f"{place}[{index}]")
+        for index, entry in enumerate(value):
+            yield from _check_bounds(get_args(base)[0], entry, False, f"{path}[{index}]")
     elif is_dataclass(value):
-        yield from find_out_of_bounds(value, f"{place}.")
+        yield from find_out_of_bounds(value, f"{path}.")
     for bounds in marks:
         if isinstance(bounds, Bounds) and (hint := bounds.hint_for(value)):
-            beyond = (
-                f", {bounds.excess_note}"
-                if bounds.excess_note and bounds.maximum is not None and value > bounds.maximum
-                else ""
-            )
-            shown = f"{value:g}" if isinstance(value, float) else value
-            yield place, value, f"is {shown}{beyond}", f"{hint}, or leave it out" if is_optional else hint
+            is_large = bounds.excess_note and bounds.maximum is not None and value > bounds.maximum
+            note = f", {bounds.excess_note}" if is_large else ""
+            number = f"{value:g}" if isinstance(value, float) else value
+            yield path, value, f"is {number}{note}", f"{hint}, or leave it out" if is_optional else hint
