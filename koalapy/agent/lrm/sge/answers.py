@@ -1,7 +1,7 @@
-"""Read the answers of Grid Engine's commands, and say what its letters and numbers mean. Pure: bytes in, values out.
+"""Read the answers of Grid Engine's commands, and interpret its letters and numbers. Pure.
 
-Its XML has the bytes of other users' names as they are: not all are UTF-8, some are control characters, and some
-releases leave ``&`` and ``<`` in them. Wrapper scripts print blank lines before it.
+Its XML contains names of jobs and users unchanged: not all are UTF-8, some have control characters, and some releases
+leave ``&`` and ``<`` in them. Wrapper scripts print blank lines before it.
 """
 
 import re
@@ -14,14 +14,14 @@ from xml.etree import ElementTree as Xml
 from koalapy.agent.lrm.port import JOB_PREFIX, JobEnd, LrmJobState
 from koalapy.model.errors import SiteUnavailable
 
-_FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_INVALID_CHARACTER = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _REFERENCE = re.compile("&#(?:([0-9]+)|x([0-9a-fA-F]+));")
-_BARE = re.compile("&(?!(?:#[0-9]+|#x[0-9a-fA-F]+|amp|lt|gt|quot|apos);)")
-_NAME = re.compile("<(JB_name|JB_owner)>(.*?)</\\1>", re.DOTALL)
+_BARE_AMPERSAND = re.compile("&(?!(?:#[0-9]+|#x[0-9a-fA-F]+|amp|lt|gt|quot|apos);)")
+_NAME_ELEMENT = re.compile("<(JB_name|JB_owner)>(.*?)</\\1>", re.DOTALL)
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 _UNITS = {"": 1, "k": 1000, "K": 1 << 10, "m": 10**6, "M": 1 << 20, "g": 10**9, "G": 1 << 30, "t": 10**12, "T": 1 << 40}
-"""As Grid Engine has them: small letters are decimal."""
+"""Units of Grid Engine: small letters are decimal."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT]?)B?")
 
 NodeState = Literal["idle", "busy", "down"]
@@ -44,19 +44,19 @@ UNREACHABLE = "u"
 DELETED = "d"
 HELD = "h"
 SUSPENDED = "sSTP"
-_AFTER_START = 100
-"""Code of failure: killed by a signal."""
-_ENFORCED: Mapping[int, str] = {37: "h_rt, h_cpu, or h_vmem", 44: "h_rt", 47: "h_rss", 52: "memory"}
-"""Codes of failure of a job that was ended at a limit, of Grid Engine, Univa's and Gridware's, and which limits."""
+_KILLED_BY_SIGNAL = 100
+"""A failure code."""
+_LIMIT_FAILURES: Mapping[int, str] = {37: "h_rt, h_cpu, or h_vmem", 44: "h_rt", 47: "h_rss", 52: "memory"}
+"""Limits by the failure code of a job that exceeded them, for Grid Engine, Univa and Gridware."""
 _LIMIT_SIGNALS = frozenset({signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU})
-"""Signals by which Grid Engine tells a job that it has exceeded a limit."""
-_WALLTIME_MARGIN = 60.0
-"""Seconds before its limit at which a job that was ended for one of several may have run for too long."""
+"""Signals that Grid Engine sends to a job that has exceeded a limit."""
+_WALLTIME_MARGIN_S = 60.0
+"""A job that was ended for one of several limits this close to its walltime is taken to have exceeded it."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueInstance:
-    """A queue on one host; ``states`` are letters, none when all is well."""
+    """A queue on one host; ``states`` are letters, empty without problems."""
 
     queue: str
     host: str
@@ -68,7 +68,7 @@ class QueueInstance:
 
 @dataclass(frozen=True, slots=True)
 class SgeJob:
-    """One job; ``hosts`` are those where it has slots, the one where it was started first."""
+    """A job; ``hosts`` are those on which it has slots, first the one where it was started."""
 
     id: str
     name: str
@@ -79,7 +79,7 @@ class SgeJob:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """One answer of ``qstat -f -g t -xml``."""
+    """The queue instances and jobs in an answer of ``qstat -f -g t -xml``."""
 
     instances: tuple[QueueInstance, ...]
     jobs: tuple[SgeJob, ...]
@@ -87,7 +87,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class AccountingRecord:
-    """A job's part on one host in the accounting; ``limit`` and ``wallclock`` in seconds."""
+    """The accounting record of a job on one host; ``limit`` and ``wallclock`` in seconds."""
 
     job: str
     host: str
@@ -99,157 +99,151 @@ class AccountingRecord:
     wallclock: float
     limit: float | None
     memory: float = 0.0
-    """Bytes of virtual memory that it had at most."""
+    """Maximum bytes of virtual memory."""
     memory_limit: float | None = None
-    """Bytes that it might have in all its slots."""
+    """Bytes allowed in all its slots."""
 
 
 def queue_state(states: str) -> NodeState:
-    """Return what a queue on a host is to a job; a letter that is not known means that it is out of order."""
-    found = {QUEUE_STATES.get(letter, "down") for letter in states}
-    return "down" if "down" in found else "busy" if "busy" in found else "idle"
+    """Return the state of a queue instance for new jobs; it is down for an unknown letter."""
+    node_states = {QUEUE_STATES.get(letter, "down") for letter in states}
+    return "down" if "down" in node_states else "busy" if "busy" in node_states else "idle"
 
 
-def job_state(word: str) -> LrmJobState:
-    """Return a job's state; ``d`` (to be deleted), ``h`` (held) and ``R`` (restarted) stand before the others."""
-    if "z" in word:
+def job_state(letters: str) -> LrmJobState:
+    """Return a job's state; ``d`` (to be deleted), ``h`` (held) and ``R`` (restarted) come before other letters."""
+    if "z" in letters:
         return LrmJobState.ENDED
-    if is_broken(word):
+    if is_broken(letters):
         return LrmJobState.QUEUED
-    if any(letter in word for letter in "rtsSTP"):
+    if any(letter in letters for letter in "rtsSTP"):
         return LrmJobState.RUNNING
-    return LrmJobState.QUEUED if any(letter in word for letter in "qwhR") else LrmJobState.UNKNOWN
+    return LrmJobState.QUEUED if any(letter in letters for letter in "qwhR") else LrmJobState.UNKNOWN
 
 
-def is_broken(word: str) -> bool:
-    """Return whether a job waits in an error state, which an operator has to clear."""
-    return "E" in word
+def is_broken(letters: str) -> bool:
+    """Return whether a job waits in an error state, which an operator must clear."""
+    return "E" in letters
 
 
 def read_listing(text: bytes) -> Listing:
-    """Read an answer of qstat. Raise ``SiteUnavailable`` in one line for any other text."""
+    """Read an answer of qstat. Raise ``SiteUnavailable`` for other text."""
     try:
         root = _read_xml(text)
     except Xml.ParseError as error:
-        raise SiteUnavailable(f"qstat's answer is no XML: {_begin_of(text)} ({error})") from error
+        raise SiteUnavailable(f"qstat's answer is not XML: {_quote_begin(text)} ({error})") from error
     if root.tag != "job_info" or root.find("queue_info") is None or root.find("job_info") is None:
-        raise SiteUnavailable(f"qstat's answer is not about queues and jobs: {_begin_of(text)}")
-    instances = (_instance(each) for each in root.findall("./queue_info/Queue-List"))
-    named = {(each.queue, each.host): each for each in instances if each is not None}
-    return Listing(tuple(named.values()), tuple(_jobs(root)))
+        raise SiteUnavailable(f"qstat's answer is not about queues and jobs: {_quote_begin(text)}")
+    instances: dict[tuple[str, str], QueueInstance] = {}
+    for element in root.findall("./queue_info/Queue-List"):
+        queue, _, host = _text(element, "name").partition("@")
+        if queue and host:
+            instances[queue, host] = _read_instance(element, queue, host)
+    return Listing(tuple(instances.values()), tuple(_read_jobs(root)))
 
 
 def _read_xml(answer: bytes) -> Xml.Element:
-    """Return the root; replace what XML forbids. Raise ``Xml.ParseError`` if it still cannot be read."""
-    text = _FORBIDDEN.sub(_REPLACEMENT, answer.decode(errors="replace")).lstrip()
-    text = _NAME.sub(lambda found: f"<{found[1]}>{found[2].replace('<', '&lt;')}</{found[1]}>", text)
-    text = _BARE.sub("&amp;", text)
-    return Xml.fromstring(_REFERENCE.sub(_allowed, text))
+    """Return the root element. Invalid characters are replaced; raise ``Xml.ParseError`` for other errors."""
+    text = _INVALID_CHARACTER.sub(_REPLACEMENT, answer.decode(errors="replace")).lstrip()
+    text = _NAME_ELEMENT.sub(lambda name: f"<{name[1]}>{name[2].replace('<', '&lt;')}</{name[1]}>", text)
+    text = _BARE_AMPERSAND.sub("&amp;", text)
+    return Xml.fromstring(_REFERENCE.sub(_replace_invalid, text))
 
 
-def _allowed(reference: re.Match[str]) -> str:
+def _replace_invalid(reference: re.Match[str]) -> str:
     digits = reference[1] or reference[2]
     code = int(digits, 10 if reference[1] else 16) if len(digits) < 20 else -1
-    is_allowed = 0 <= code <= 0x10FFFF and not _FORBIDDEN.match(chr(code))
+    is_allowed = 0 <= code <= 0x10FFFF and not _INVALID_CHARACTER.match(chr(code))
     return reference[0] if is_allowed else _REPLACEMENT
 
 
-def _begin_of(text: bytes) -> str:
+def _quote_begin(text: bytes) -> str:
     return repr(" ".join(text[:200].decode(errors="replace").split())[:80])
 
 
-def _instance(element: Xml.Element) -> QueueInstance | None:
-    """Return a queue on one host: out of order if its numbers are none, and None if it has no name."""
-    queue, _, host = _text(element, "name").partition("@")
-    if not queue or not host:
-        return None
-    used, reserved, total = (_number(element, name) for name in ("slots_used", "slots_resv", "slots_total"))
-    if used is None or reserved is None or total is None:
-        return QueueInstance(queue, host, "E", used or 0, reserved or 0, total or 0)
-    return QueueInstance(queue, host, _text(element, "state"), used, reserved, total)
+def _read_instance(element: Xml.Element, queue: str, host: str) -> QueueInstance:
+    """Return a queue instance; it is in error if one of its numbers is invalid."""
+    states, numbers = _text(element, "state"), []
+    for name in ("slots_used", "slots_resv", "slots_total"):
+        try:
+            numbers.append(max(0, int(_text(element, name) or "0")))
+        except ValueError:
+            states = "E"
+            numbers.append(0)
+    return QueueInstance(queue, host, states, *numbers)
 
 
-def _jobs(root: Xml.Element) -> Iterator[SgeJob]:
-    """Yield each job once; where it has several slots there are as many rows."""
+def _read_jobs(root: Xml.Element) -> Iterator[SgeJob]:
+    """Yield each job once; it has a row for each slot."""
     rows: dict[str, list[tuple[Xml.Element, str]]] = {}
-    for row, host in _rows(root):
-        rows.setdefault(_text(row, "JB_job_number"), []).append((row, host))
-    for id, found in rows.items():
-        if not id.isdecimal():
-            if any(_text(row, "JB_name").startswith(JOB_PREFIX) for row, _ in found):
-                raise SiteUnavailable(f"qstat shows a job of ours without a number: {id!r}")
-            continue
-        # The host where it was started is listed once as MASTER, and again as one of the others.
-        found.sort(key=lambda each: _text(each[0], "master") != "MASTER")
-        first = found[0][0]
-        hosts = dict.fromkeys(host for _, host in found if host)
-        yield SgeJob(id, _text(first, "JB_name"), _text(first, "JB_owner"), _text(first, "state"), tuple(hosts))
-
-
-def _rows(root: Xml.Element) -> Iterator[tuple[Xml.Element, str]]:
     for queue in root.findall("./queue_info/Queue-List"):
         host = _text(queue, "name").partition("@")[2]
         for row in queue.findall("job_list"):
-            yield row, host
+            rows.setdefault(_text(row, "JB_job_number"), []).append((row, host))
     for row in (*root.findall("./queue_info/job_list"), *root.findall("./job_info/job_list")):
-        yield row, _text(row, "queue_name").partition("@")[2]
+        host = _text(row, "queue_name").partition("@")[2]
+        rows.setdefault(_text(row, "JB_job_number"), []).append((row, host))
+    for id, job_rows in rows.items():
+        if not id.isdecimal():
+            if any(_text(row, "JB_name").startswith(JOB_PREFIX) for row, _ in job_rows):
+                raise SiteUnavailable(f"qstat shows a grid job without a number: {id!r}")
+            continue
+        # The host where it was started is listed once as MASTER, and again as a slave.
+        job_rows.sort(key=lambda row_and_host: _text(row_and_host[0], "master") != "MASTER")
+        first = job_rows[0][0]
+        hosts = dict.fromkeys(host for _, host in job_rows if host)
+        yield SgeJob(id, _text(first, "JB_name"), _text(first, "JB_owner"), _text(first, "state"), tuple(hosts))
 
 
 def _text(element: Xml.Element, name: str) -> str:
     return (element.findtext(name) or "").strip()
 
 
-def _number(element: Xml.Element, name: str) -> int | None:
-    try:
-        return max(0, int(_text(element, name) or "0"))
-    except ValueError:
-        return None
-
-
 def read_memory(text: bytes) -> dict[str, int]:
-    """Return the bytes of each host in an answer of ``qhost -xml``, by its short name; nothing for any other text."""
+    """Return the bytes of each host in an answer of ``qhost -xml``, by its short name; empty for other text."""
     try:
         root = _read_xml(text)
     except Xml.ParseError:
         return {}
-    found = {}
+    memory_by_host = {}
     for host in root.iter("host"):
         for value in host.findall("hostvalue"):
             if value.get("name") == "mem_total" and (memory := _read_size(value.text or "")):
-                found[short_name(host.get("name", ""))] = memory
-    return found
+                memory_by_host[short_name(host.get("name", ""))] = memory
+    return memory_by_host
 
 
 def short_name(host: str) -> str:
-    """Return a host's name without its domain, with which Grid Engine names it or not."""
+    """Return a host's name without its domain: Grid Engine does not always include it."""
     return host.partition(".")[0]
 
 
 def _read_size(text: str) -> int | None:
-    """Return the bytes of a size as Grid Engine prints it, as ``1.2G``; None for any other text."""
+    """Return the bytes of a size such as ``1.2G``; None for other text."""
     size = _SIZE.fullmatch(text.strip())
     return None if size is None else int(float(size[1]) * _UNITS[size[2]])
 
 
 def read_accounting(text: str) -> Sequence[AccountingRecord]:
-    """Read what ``qacct -j`` prints; leave out records without job number, failure or exit status."""
-    found = []
+    """Read the output of ``qacct -j``, without records that lack a job number, failure or exit status."""
+    records = []
     for part in re.split(r"^=+\s*$", text, flags=re.MULTILINE):
         fields = dict(line.split(None, 1) for line in part.splitlines() if len(line.split(None, 1)) == 2)
-        record = _record({name: value.strip() for name, value in fields.items()})
+        record = _read_record({name: value.strip() for name, value in fields.items()})
         if record is not None:
-            found.append(record)
-    return found
+            records.append(record)
+    return records
 
 
-def _record(fields: Mapping[str, str]) -> AccountingRecord | None:
+def _read_record(fields: Mapping[str, str]) -> AccountingRecord | None:
     failed = re.match(r"(\d+)\s*:?\s*(.*)", fields.get("failed", ""))
     status = re.match(r"\d+", fields.get("exit_status", ""))
     if failed is None or status is None or not fields.get("jobnumber", "").isdecimal():
         return None
     wallclock = re.match(r"[\d.]+", fields.get("ru_wallclock", ""))
     limit = re.search(r"h_rt=(\d+)", fields.get("category", ""))
-    per_slot = _read_size(found[1]) if (found := re.search(r"h_vmem=([^,\s]+)", fields.get("category", ""))) else None
+    vmem = re.search(r"h_vmem=([^,\s]+)", fields.get("category", ""))
+    per_slot = _read_size(vmem[1]) if vmem else None
     slots = fields.get("slots", "1")
     return AccountingRecord(
         job=fields["jobnumber"],
@@ -267,37 +261,33 @@ def _record(fields: Mapping[str, str]) -> AccountingRecord | None:
 
 
 def end_of(record: AccountingRecord, *, cancelled: bool) -> JobEnd:
-    """Say how a job ended by its record; a job that the agent has cancelled was to be killed."""
+    """Return how a job ended, by its record; ``cancelled``: the agent has cancelled it."""
     code = record.exit_status
-    told = re.search(r"enforced (.*?) ?limit", record.failure)
-    enforced = (told[1] if told else "") or _ENFORCED.get(record.failed, "")
-    killed = code > 128 and record.failed in (0, _AFTER_START)
-    if _is_walltime(record, enforced):
+    match = re.search(r"enforced (.*?) ?limit", record.failure)
+    enforced = (match[1] if match else "") or _LIMIT_FAILURES.get(record.failed, "")
+    was_killed = code > 128 and record.failed in (0, _KILLED_BY_SIGNAL)
+    exceeded_memory = code - 128 in _LIMIT_SIGNALS or (
+        record.memory_limit is not None and record.memory >= record.memory_limit
+    )
+    if _exceeded_walltime(record, enforced):
         return JobEnd(code or None, reason="walltime exceeded", exceeded="walltime")
-    if enforced or (killed and not cancelled and _is_memory(record)):
+    if enforced or (was_killed and not cancelled and exceeded_memory):
         name = f" ({enforced})" if enforced else ""
         return JobEnd(code or None, reason=f"memory or CPU time limit exceeded{name}", exceeded="memory")
     if cancelled:
-        return JobEnd(code if record.failed in (0, _AFTER_START) else None, reason="cancelled")
-    if killed:
+        return JobEnd(code if record.failed in (0, _KILLED_BY_SIGNAL) else None, reason="cancelled")
+    if was_killed:
         return JobEnd(code, lost=True, reason=f"ended by signal {code - 128}")
     if record.failed:
         return JobEnd(None, lost=True, reason=f"Grid Engine failed {record.failure} (code {record.failed})")
     return JobEnd(code)
 
 
-def _is_walltime(record: AccountingRecord, enforced: str) -> bool:
+def _exceeded_walltime(record: AccountingRecord, enforced: str) -> bool:
     if enforced and not re.search(r"\b[hs]_rt\b", enforced):
         return False
     if re.fullmatch(r"[hs]_rt", enforced):
         return True
     if enforced:
-        return record.limit is None or record.wallclock >= record.limit - min(_WALLTIME_MARGIN, record.limit / 10)
+        return record.limit is None or record.wallclock >= record.limit - min(_WALLTIME_MARGIN_S, record.limit / 10)
     return bool(record.limit and record.wallclock >= record.limit and record.exit_status > 128)
-
-
-def _is_memory(record: AccountingRecord) -> bool:
-    """Return whether a job that a signal killed had exceeded a limit other than that of its walltime."""
-    if record.exit_status - 128 in _LIMIT_SIGNALS:
-        return True
-    return record.memory_limit is not None and record.memory >= record.memory_limit

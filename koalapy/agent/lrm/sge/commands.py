@@ -1,4 +1,4 @@
-"""Grid Engine's own commands: where they are, what their complaints mean, jobs submitted by them, and the check."""
+"""Run Grid Engine's commands, interpret their errors, submit jobs by ``qsub``, and check the installation."""
 
 import asyncio
 import getpass
@@ -21,16 +21,21 @@ FORCED_DELETE_HINT = (
     "have a manager of Grid Engine run qdel -f; set ENABLE_FORCED_QDEL=TRUE in its qmaster_params (qconf -mconf), "
     "so that the agent may"
 )
-FORCED_DELETE_TIMEOUT = 90.0
-"""Seconds that ``qdel -f`` may take: it waits for the hosts first, as long as it takes to give them up."""
-QACCT_TIMEOUT = 60.0
-"""Seconds that ``qacct`` may take: it reads the accounting of all that ever ran."""
-_OUT_OF_REACH = re.compile(r"commlib|qmaster|communication|cannot connect|can't connect|timeout", re.IGNORECASE)
-_GONE = ("does not exist", "already in deletion", "registered the job")
+FORCED_DELETE_TIMEOUT_S = 90.0
+"""``qdel -f`` first waits until it gives up the hosts."""
+QACCT_TIMEOUT_S = 60.0
+"""``qacct`` reads the accounting of all jobs that ever ran."""
+_OUT_OF_REACH = re.compile(
+    r"(?:^|; )(?:(?:critical )?error: |Unable to run job: )*"
+    r"(?:commlib |communication error|unable to (?:contact|send|connect)|can(?:no|')t connect|failed receiving )",
+    re.IGNORECASE,
+)
+"""Beginnings of lines about an unreachable master. Other text of a line may be a site's or a job's own."""
+_ENDED_JOB_PHRASES = ("does not exist", "already in deletion", "registered the job")
 _HINTS = (
     ("parallel environment", "set the cluster's parallel_environment to one of qconf -spl"),
     ("unknown queue", "set the cluster's queue to one of qconf -sql"),
-    ("no suitable queues", "see whether queue, parallel environment and native_specification go together (qsub -w v)"),
+    ("no suitable queues", "check that queue, parallel environment and native_specification fit together (qsub -w v)"),
     ("unknown resource", "correct the cluster's native_specification"),
     ("option", "correct the cluster's native_specification"),
     ("not allowed to submit", "make this host a submit host (qconf -as)"),
@@ -39,27 +44,27 @@ _HINTS = (
 
 
 class SgeCommands(Commands):
-    """Runs them under English words, and without a wrapper script where there is one: that costs ten times as much."""
+    """Runs Grid Engine's commands in English, and bypasses wrapper scripts, which take ten times as long."""
 
     def __init__(self, run_as: RunAs) -> None:
         super().__init__(run_as.run, inherited_environment(prefixes=("SGE_",)) | {"LC_ALL": "C"}, _OUT_OF_REACH, _HINTS)
         self._folder: str | None = None
 
     async def find_programs(self) -> None:
-        """Find where the programs are. Raise ``SiteRejected`` when there are none."""
-        found = shutil.which("qstat")
-        if found is None:
+        """Find the folder of the programs. Raise ``SiteRejected`` if there is none."""
+        qstat = shutil.which("qstat")
+        if qstat is None:
             raise SiteRejected(
-                "there is no qstat on the agent's PATH",
+                "qstat is not on the agent's PATH",
                 fault=SiteFault.SITE,
                 hint="install Grid Engine's commands on this host, or put their folder on the agent's PATH",
             )
-        self._folder = os.path.dirname(found)
+        self._folder = os.path.dirname(qstat)
         root = os.environ.get("SGE_ROOT", "")
-        if root and not await asyncio.to_thread(_is_program, found):
+        if root and not await asyncio.to_thread(_is_program, qstat):
             try:
                 architecture = (await super().run(f"{root}/util/arch")).text.strip()
-            except SiteRejected:  # then the wrapper it is
+            except SiteRejected:  # then use the wrapper
                 return
             folder = f"{root}/bin/{architecture}"
             if await asyncio.to_thread(_is_program, f"{folder}/qstat"):
@@ -76,53 +81,54 @@ class SgeCommands(Commands):
         return await super().run(f"{self._folder}/{command}", *arguments, user=user, timeout=timeout)
 
     async def run_checked(self, command: str, *arguments: str, user: str = "") -> CommandResult:
-        """Return the answer of a command that looks; ``SiteUnavailable`` if it fails, whatever it says."""
+        """Run a query and return its result. Raise ``SiteUnavailable`` if it fails for any reason."""
         answer = await self.run(command, *arguments, user=user)
         if answer.code:
             raise SiteUnavailable(f"{command}: {answer.error_line}")
         return answer
 
     async def delete_by_force(self, job: str, user: str) -> None:
-        """Have the master forget a job that it was told to delete, as `user`; ``SiteRejected`` where it may not."""
-        answer = await self.run("qdel", "-f", job, timeout=FORCED_DELETE_TIMEOUT, user=user)
-        # It exits with 1 also when it has been done.
-        done = re.search(r"registered|forced the|has forced|has deleted|does not exist", answer.text + answer.errors)
-        if answer.code and not done:
+        """Make the master forget a deleted job. Raise ``SiteRejected`` if ``user`` may not do that."""
+        answer = await self.run("qdel", "-f", job, timeout=FORCED_DELETE_TIMEOUT_S, user=user)
+        # It exits with 1 even if it succeeds.
+        success = re.search(r"registered|forced the|has forced|has deleted|does not exist", answer.text + answer.errors)
+        if answer.code and not success:
             raise SiteRejected(f"qdel -f: {answer.error_line}", hint=FORCED_DELETE_HINT, value=job)
 
     async def may_delete_by_force(self) -> bool:
-        """Return whether owners of jobs, or this account as a manager, may delete them with ``qdel -f``."""
+        """Return whether ``qdel -f`` is allowed to owners of jobs, or to this account as a manager."""
         configuration = (await self.run_checked("qconf", "-sconf")).text
         managers = (await self.run_checked("qconf", "-sm")).text.split()
-        parameters = re.search(r"^qmaster_params\s+(.*)", configuration, re.MULTILINE)
-        allowed = re.search(r"ENABLE_FORCED_QDEL\s*=\s*(true|1)\b", parameters[1] if parameters else "", re.IGNORECASE)
-        return bool(allowed) or getpass.getuser() in managers
+        line = re.search(r"^qmaster_params\s+(.*)", configuration, re.MULTILINE)
+        setting = re.search(r"ENABLE_FORCED_QDEL\s*=\s*(true|1)\b", line[1] if line else "", re.IGNORECASE)
+        return bool(setting) or getpass.getuser() in managers
 
-    async def accounting(self, owner: str, what: str) -> Sequence[AccountingRecord]:
-        """What is written of a job (by id or name), oldest first; nothing where there is no accounting yet."""
-        answer = await self.run("qacct", "-o", owner, "-j", what, timeout=QACCT_TIMEOUT)
+    async def read_job_accounting(self, owner: str, job: str) -> Sequence[AccountingRecord]:
+        """Return the accounting records of a job, by id or name, oldest first; empty if there are none yet."""
+        answer = await self.run("qacct", "-o", owner, "-j", job, timeout=QACCT_TIMEOUT_S)
         if answer.code != 0:
             return []
-        found = read_accounting(answer.text)
-        return [each for each in found if each.owner == owner and what in (each.job, each.name)]
+        records = read_accounting(answer.text)
+        return [record for record in records if record.owner == owner and job in (record.job, record.name)]
 
 
 class QsubControl(JobControl):
-    """Submits jobs and ends them by ``qsub`` and ``qdel``, each as its account."""
+    """Submits jobs by ``qsub``, and cancels them by ``qdel``, as their accounts."""
 
     def __init__(self, commands: SgeCommands) -> None:
         self._commands = commands
 
     async def submit_job(self, script: Path, submission: LrmSubmission, native: Sequence[str]) -> str:
-        own = ("-terse", "-N", submission.name, "-wd", str(submission.workdir), "-o", str(submission.output), "-j", "y")
-        answer = await self._commands.run("qsub", *own, *native, str(script), user=submission.user)
+        files = ("-wd", str(submission.workdir), "-o", str(submission.output), "-j", "y")
+        options = ("-terse", "-N", submission.name, *files, *native)
+        answer = await self._commands.run("qsub", *options, str(script), user=submission.user)
         if answer.code:
             raise self._commands.error("qsub", answer)
         return parse_job_number("qsub", answer)
 
     async def cancel_job(self, job: str, user: str = "") -> None:
         answer = await self._commands.run("qdel", job, user=user)
-        if answer.code and not any(words in answer.text + answer.errors for words in _GONE):
+        if answer.code and not any(phrase in answer.text + answer.errors for phrase in _ENDED_JOB_PHRASES):
             raise self._commands.error("qdel", answer, job)
 
     async def check_setup(self, nodes: int = 1) -> Sequence[Finding]:
@@ -130,12 +136,12 @@ class QsubControl(JobControl):
             await self._commands.run("qsub", "-help")
         except SiteError as error:
             return [Finding("qsub", False, error.message, error.hint)]
-        return [Finding("qsub", True, "hands jobs in, and qdel ends them")]
+        return [Finding("qsub", True, "submits jobs, and qdel cancels them")]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where a parallel environment's jobs may run: the queue instances, and the slots that a job has on each node."""
+    """The queue instances of a parallel environment, as (queue, host), and the slots of a job on each node."""
 
     slots: int
     instances: frozenset[tuple[str, str]]
@@ -146,8 +152,8 @@ class Layout:
 
 
 async def read_layout(commands: SgeCommands, environment: str, queue: str | None) -> Layout:
-    """Raises ``SiteRejected`` when jobs on whole nodes cannot be had this way, with the way out."""
-    attributes = await parallel_environment(commands, environment)
+    """Read the layout. Raise ``SiteRejected`` if jobs cannot get whole nodes in this parallel environment."""
+    attributes = await read_parallel_environment(commands, environment)
     rule = attributes.get("allocation_rule", "")
     if not rule.isdecimal() or int(rule) < 1:
         raise SiteRejected(
@@ -156,37 +162,36 @@ async def read_layout(commands: SgeCommands, environment: str, queue: str | None
             value=rule,
             fault=SiteFault.SITE,
         )
-    selected = await commands.run("qselect", "-pe", environment, *(("-q", queue) if queue else ()))
-    words = selected.text.split()
-    instances = [tuple(word.split("@", 1)) for word in words if "@" in word]
-    if selected.code != 0 or not instances:
-        where = f"the queue {queue} does not offer" if queue else "no queue offers"
+    answer = await commands.run("qselect", "-pe", environment, *(("-q", queue) if queue else ()))
+    instances = [tuple(word.split("@", 1)) for word in answer.text.split() if "@" in word]
+    if answer.code != 0 or not instances:
+        subject = f"the queue {queue} does not offer" if queue else "no queue offers"
         raise SiteRejected(
-            f"{where} the parallel environment {environment}",
+            f"{subject} the parallel environment {environment}",
             fault=SiteFault.SITE,
             hint="see qconf -sql and qconf -sq QUEUE; its pe_list must name it (qconf -mq)",
         )
     return Layout(int(rule), frozenset((queue, host) for queue, host in instances))
 
 
-async def parallel_environment(commands: SgeCommands, name: str) -> dict[str, str]:
-    """Its attributes. Raises ``SiteRejected`` when there is none of that name."""
+async def read_parallel_environment(commands: SgeCommands, name: str) -> dict[str, str]:
+    """Return the attributes of a parallel environment. Raise ``SiteRejected`` if it does not exist."""
     answer = await commands.run("qconf", "-sp", name)
     if answer.code != 0:
-        known = (await commands.run("qconf", "-spl")).text.split()
+        names = (await commands.run("qconf", "-spl")).text.split()
         raise SiteRejected(
             f"there is no parallel environment {name}",
             field="parallel_environment",
             value=name,
             fault=SiteFault.SITE,
-            hint=f"there is {', '.join(known)}" if known else "make one with qconf -ap",
+            hint=f"use one of {', '.join(names)}" if names else "make one with qconf -ap",
         )
-    lines = (line.split(None, 1) for line in answer.text.splitlines())
-    return {words[0]: words[1].strip() for words in lines if len(words) == 2}
+    pairs = (line.split(None, 1) for line in answer.text.splitlines())
+    return {pair[0]: pair[1].strip() for pair in pairs if len(pair) == 2}
 
 
 def _is_program(path: str) -> bool:
-    """Not a script."""
+    """Return whether a file is an executable program and not a script."""
     try:
         with open(path, "rb") as file:
             return file.read(4) == b"\x7fELF"
@@ -195,70 +200,67 @@ def _is_program(path: str) -> bool:
 
 
 async def check_grid_engine(commands: SgeCommands, environment: str, queue: str | None) -> list[Finding]:
-    """Return everything looked at, in order; what rests on something broken is left out."""
-    found: list[Finding] = []
+    """Return the findings in order; those that depend on a failed one are left out."""
+    findings: list[Finding] = []
     try:
         await commands.find_programs()
-        found.append(_root())
+        findings.append(_check_root())
         await commands.run_checked("qconf", "-sql")
-        found.append(Finding("master", True, f"answers; {await commands.read_version()}"))
-        found.append(await _submit_host(commands))
-        found.append(await _slaves(commands, environment))
-        found.append(await _forced_delete(commands))
-        found += await _nodes(commands, environment, queue)
+        findings.append(Finding("master", True, f"answers; {await commands.read_version()}"))
+        hosts = (await commands.run_checked("qconf", "-ss")).text.split()
+        host = socket.gethostname()
+        if short_name(host) in map(short_name, hosts):
+            findings.append(Finding("submit host", True, f"{host} is one"))
+        else:
+            problem = f"{host} is not among {', '.join(hosts) or 'none'}"
+            findings.append(Finding("submit host", False, problem, f"qconf -as {host}"))
+        findings.append(await _check_parallel_environment(commands, environment))
+        if await commands.may_delete_by_force():
+            findings.append(Finding("qdel -f", True, "allowed for jobs that a restarted master keeps"))
+        else:
+            problem = "not allowed: jobs that a restarted master keeps hold their nodes"
+            findings.append(Finding("qdel -f", False, problem, FORCED_DELETE_HINT))
+        findings += await _check_nodes(commands, environment, queue)
     except SiteError as error:
-        found.append(Finding("Grid Engine", False, error.message, error.hint or "see that sge_qmaster runs"))
-    return found
+        findings.append(Finding("Grid Engine", False, error.message, error.hint or "see that sge_qmaster runs"))
+    return findings
 
 
-def _root() -> Finding:
+def _check_root() -> Finding:
     root, cell = os.environ.get("SGE_ROOT", ""), os.environ.get("SGE_CELL", "default")
     if os.path.exists(f"{root}/{cell}/common/bootstrap"):
         return Finding("SGE_ROOT", True, f"{root}, cell {cell}")
-    wrong = f"there is no cell {root}/{cell}" if root else "not set"
-    return Finding("SGE_ROOT", False, wrong, "set SGE_ROOT (Debian: /var/lib/gridengine) and SGE_CELL for the agent")
+    problem = f"there is no cell {root}/{cell}" if root else "not set"
+    hint = "set SGE_ROOT (Debian: /var/lib/gridengine) and SGE_CELL for the agent"
+    return Finding("SGE_ROOT", False, problem, hint)
 
 
-async def _submit_host(commands: SgeCommands) -> Finding:
-    hosts = (await commands.run_checked("qconf", "-ss")).text.split()
-    own = socket.gethostname()
-    if short_name(own) in map(short_name, hosts):
-        return Finding("submit host", True, f"{own} is one")
-    return Finding("submit host", False, f"{own} is none of {', '.join(hosts) or 'none'}", f"qconf -as {own}")
-
-
-async def _slaves(commands: SgeCommands, environment: str) -> Finding:
-    attributes = await parallel_environment(commands, environment)
+async def _check_parallel_environment(commands: SgeCommands, environment: str) -> Finding:
+    attributes = await read_parallel_environment(commands, environment)
     slots, rule = attributes.get("slots", "?"), attributes.get("allocation_rule", "?")
-    found = f"{environment}: {slots} slots, {rule} on each node"
     if attributes.get("control_slaves", "").upper() == "TRUE":
-        return Finding("parallel environment", True, found)
+        return Finding("parallel environment", True, f"{environment}: {slots} slots, {rule} on each node")
     hint = f"set control_slaves TRUE (qconf -mp {environment})"
-    return Finding("parallel environment", False, f"{environment} cannot start anything on further nodes", hint)
+    return Finding("parallel environment", False, f"{environment} cannot start processes on further nodes", hint)
 
 
-async def _forced_delete(commands: SgeCommands) -> Finding:
-    if await commands.may_delete_by_force():
-        return Finding("qdel -f", True, "allowed for jobs that a restarted master keeps")
-    problem = "not allowed: jobs that a restarted master keeps hold their nodes"
-    return Finding("qdel -f", False, problem, FORCED_DELETE_HINT)
-
-
-async def _nodes(commands: SgeCommands, environment: str, queue: str | None) -> Sequence[Finding]:
+async def _check_nodes(commands: SgeCommands, environment: str, queue: str | None) -> Sequence[Finding]:
     layout = await read_layout(commands, environment, queue)
-    queues = sorted({name for name, _ in layout.instances})
-    found = [Finding("queues", True, ", ".join(queues))]
+    findings = [Finding("queues", True, ", ".join(sorted({name for name, _ in layout.instances})))]
     listing = read_listing((await commands.run_checked("qstat", "-f", "-u", "nobody", "-xml")).output)
-    instances = [each for each in listing.instances if (each.queue, each.host) in layout.instances]
-    if odd := [each for each in instances if each.total != layout.slots]:
-        example = f"{odd[0].queue}@{odd[0].host} has {odd[0].total} slots, jobs take {layout.slots}"
-        hint = f"give them {layout.slots} slots, or a parallel environment of their own"
-        found.append(Finding("whole nodes", False, f"{len(odd)} queue instances would be shared: {example}", hint))
+    instances = [instance for instance in listing.instances if (instance.queue, instance.host) in layout.instances]
+    if uneven := [instance for instance in instances if instance.total != layout.slots]:
+        first = uneven[0]
+        example = f"{first.queue}@{first.host} has {first.total} slots, jobs take {layout.slots}"
+        hint = f"give them {layout.slots} slots, or a separate parallel environment"
+        findings.append(
+            Finding("whole nodes", False, f"{len(uneven)} queue instances would be shared: {example}", hint)
+        )
     else:
-        found.append(Finding("whole nodes", True, f"{layout.slots} slots each"))
-    down = {each.host: each.states for each in instances if queue_state(each.states) == "down"}
-    words = ", ".join(f"{host} ({states})" for host, states in sorted(down.items())[:5])
+        findings.append(Finding("whole nodes", True, f"{layout.slots} slots each"))
+    down = {instance.host: instance.states for instance in instances if queue_state(instance.states) == "down"}
+    hosts = ", ".join(f"{host} ({states})" for host, states in sorted(down.items())[:5])
     total = len(layout.hosts)
-    state = f"{total}, of which {len(down)} are down: {words}" if down else f"{total}, all up"
-    found.append(Finding("nodes", len(down) < total, state, "see qstat -f -explain acE" if down else ""))
-    return found
+    result = f"{total}, of which {len(down)} are down: {hosts}" if down else f"{total}, all up"
+    findings.append(Finding("nodes", len(down) < total, result, "see qstat -f -explain acE" if down else ""))
+    return findings

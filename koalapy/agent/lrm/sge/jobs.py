@@ -1,6 +1,6 @@
-"""Follow our jobs in Grid Engine from one listing to the next: it forgets a job at once when that ends.
+"""Follow grid jobs in Grid Engine from one listing to the next, since it forgets a job when that ends.
 
-How a job ended is found out beside the listings, since the accounting may take its time.
+How a job ended is read from the accounting concurrently, since that is written late.
 """
 
 import asyncio
@@ -28,21 +28,21 @@ from koalapy.system.clock import SYSTEM_CLOCK, Clock
 
 log = structlog.get_logger()
 
-ENDED_RETENTION = 60.0
-"""Seconds for which an ended job stays in our snapshots."""
-ACCOUNTING_DELAY = 5.0
-"""Seconds in which it may still become known how a job ended: the accounting is written with a delay."""
-ACCOUNTING_TIMEOUT = 60.0
-"""Seconds for which an accounting that does not answer is waited for, with each job."""
-ACCOUNTING_WAIT = 0.5
-"""Seconds for which a listing waits for the accounting: one that answers at once has its word in the same listing."""
-ACCOUNTING_INTERVAL = 1.0
+ENDED_RETENTION_S = 60.0
+"""How long snapshots contain an ended job."""
+ACCOUNTING_DELAY_S = 5.0
+"""Maximum time after a job's end until the accounting has its record."""
+ACCOUNTING_TIMEOUT_S = 60.0
+"""How long to wait, for each job, for an accounting that does not answer."""
+ACCOUNTING_WAIT_S = 0.5
+"""How long a snapshot waits for the accounting; a fast answer is in the same snapshot."""
+ACCOUNTING_INTERVAL_S = 1.0
 MAX_CONCURRENT_QACCT = 4
 
 
 @dataclass(slots=True)
 class TrackedJob:
-    """A job of ours that has not been settled as ended; times are monotonic seconds."""
+    """A grid job that is not known to have ended in a known way; times are monotonic seconds."""
 
     id: str
     name: str
@@ -50,193 +50,191 @@ class TrackedJob:
     nodes: tuple[str, ...] = ()
     state: LrmJobState = LrmJobState.QUEUED
     cancelled: bool = False
-    gone: float | None = None
-    """Since when it is not shown any more."""
-    asked: float = 0.0
-    """When the accounting was last asked about it, and had answered or was given up."""
+    gone_since: float | None = None
+    """When it was first missing in a listing."""
+    queried_at: float = 0.0
+    """When the last query of the accounting about it ended."""
     unanswered_since: float | None = None
-    """Since when the accounting is asked about it and has not answered once."""
+    """When the first of the queries began that the accounting has not answered."""
     error: str = ""
-    """Why it will not start, once asked for."""
+    """Why it will not start, once that was queried."""
     user: str = ""
-    """Whose it is, if not our own user's."""
+    """The account that it runs as; empty for the agent's own."""
 
 
 @dataclass(slots=True)
 class TrackedJobs:
-    """Our jobs are those whose names begin with ``prefix``, of our own user or of the others that we act for."""
+    """Grid jobs: those of the agent's account or other accounts that it uses, with names that begin with ``prefix``."""
 
     prefix: str
     owner: str
-    others: Callable[[], Collection[str]] = frozenset
+    other_accounts: Callable[[], Collection[str]] = frozenset
     clock: Clock = SYSTEM_CLOCK
-    known: dict[str, TrackedJob] = field(default_factory=dict)
+    by_id: dict[str, TrackedJob] = field(default_factory=dict)
     _ended: dict[str, tuple[LrmJob, float]] = field(default_factory=dict)
 
-    def submitted(self, id: str, name: str, user: str = "") -> None:
-        self.known[id] = TrackedJob(id, name, self.clock.monotonic(), user=user)
+    def add_submitted(self, id: str, name: str, user: str = "") -> None:
+        self.by_id[id] = TrackedJob(id, name, self.clock.monotonic(), user=user)
 
     def user_of(self, job: SgeJob) -> str:
         return "" if job.owner == self.owner else job.owner
 
-    def active(self, listing: Listing) -> list[SgeJob]:
-        """Those of ours that have not ended."""
-        return [job for job in self._ours(listing) if job_state(job.state) is not LrmJobState.ENDED]
+    def active_jobs(self, listing: Listing) -> list[SgeJob]:
+        """Return the grid jobs that have not ended."""
+        return [job for job in self._select(listing) if job_state(job.state) is not LrmJobState.ENDED]
 
-    def see(self, listing: Listing, began: float) -> list[TrackedJob]:
-        """Take in a listing that began at that time; those that have ended since and are not settled."""
+    def update(self, listing: Listing, began: float) -> list[TrackedJob]:
+        """Apply a listing that began at that time. Return jobs that have ended in a way that is not known yet."""
         present = set()
-        for job in self._ours(listing):
+        for job in self._select(listing):
             if job_state(job.state) is LrmJobState.ENDED:
                 if job.id not in self._ended:
-                    # Its accounting is settled: nobody knows since when it has been over.
-                    self.known.setdefault(job.id, TrackedJob(job.id, job.name, 0.0, gone=0.0, user=self.user_of(job)))
+                    # It may have ended long ago, so that its accounting is complete.
+                    ended = TrackedJob(job.id, job.name, 0.0, gone_since=0.0, user=self.user_of(job))
+                    self.by_id.setdefault(job.id, ended)
                 continue
-            known = self.known.setdefault(job.id, TrackedJob(job.id, job.name, began, user=self.user_of(job)))
-            known.nodes, known.state, known.gone = job.hosts or known.nodes, job_state(job.state), None
+            tracked = self.by_id.setdefault(job.id, TrackedJob(job.id, job.name, began, user=self.user_of(job)))
+            tracked.nodes, tracked.state, tracked.gone_since = job.hosts or tracked.nodes, job_state(job.state), None
             present.add(job.id)
-        missing = [known for known in self.known.values() if known.id not in present and known.since < began]
-        for known in missing:
-            known.gone = began if known.gone is None else known.gone
+        missing = [job for job in self.by_id.values() if job.id not in present and job.since < began]
+        for tracked in missing:
+            tracked.gone_since = began if tracked.gone_since is None else tracked.gone_since
         return missing
 
-    def _ours(self, listing: Listing) -> list[SgeJob]:
-        owners = {self.owner, *self.others()}
+    def _select(self, listing: Listing) -> list[SgeJob]:
+        owners = {self.owner, *self.other_accounts()}
         return [job for job in listing.jobs if job.owner in owners and job.name.startswith(self.prefix)]
 
-    def end(self, known: TrackedJob, end: JobEnd) -> None:
-        """Take a job for ended in that way."""
-        self.known.pop(known.id, None)
-        job = end.apply_to(LrmJob(known.id, known.name, LrmJobState.ENDED, known.nodes, user=known.user))
-        self._ended[known.id] = (job, self.clock.monotonic() + ENDED_RETENTION)
+    def record_end(self, tracked: TrackedJob, end: JobEnd) -> None:
+        self.by_id.pop(tracked.id, None)
+        job = end.apply_to(LrmJob(tracked.id, tracked.name, LrmJobState.ENDED, tracked.nodes, user=tracked.user))
+        self._ended[tracked.id] = (job, self.clock.monotonic() + ENDED_RETENTION_S)
 
-    def ended(self) -> list[LrmJob]:
+    def ended_jobs(self) -> list[LrmJob]:
         now = self.clock.monotonic()
-        self._ended = {id: each for id, each in self._ended.items() if each[1] > now}
+        self._ended = {id: entry for id, entry in self._ended.items() if entry[1] > now}
         return [job for job, _ in self._ended.values()]
 
-    def find(self, name: str, user: str = "") -> str | None:
-        ids = [known.id for known in self.known.values() if (known.name, known.user) == (name, user)]
+    def find_id(self, name: str, user: str = "") -> str | None:
+        ids = [job.id for job in self.by_id.values() if (job.name, job.user) == (name, user)]
         ids += [job.id for job, _ in self._ended.values() if (job.name, job.user) == (name, user)]
         return max(ids, key=int, default=None)
 
-    def unsettled(self) -> list[LrmJob]:
-        """Those that have ended, while it is not yet known how."""
+    def unresolved_jobs(self) -> list[LrmJob]:
+        """Return jobs that have ended in a way that is not known yet, as running."""
         return [
-            LrmJob(known.id, known.name, LrmJobState.RUNNING, known.nodes, user=known.user)
-            for known in self.known.values()
-            if known.gone is not None
+            LrmJob(job.id, job.name, LrmJobState.RUNNING, job.nodes, user=job.user)
+            for job in self.by_id.values()
+            if job.gone_since is not None
         ]
 
 
-def active_job(job: SgeJob, known: TrackedJob, unreachable: Iterable[str]) -> LrmJob:
-    """One that Grid Engine shows, as the port tells it."""
+def convert_job(job: SgeJob, tracked: TrackedJob, unreachable: Iterable[str]) -> LrmJob:
+    """Return a listed job as ``LrmJob``."""
     state, reason, lost = job_state(job.state), "", False
-    silent = sorted(set(job.hosts) & set(unreachable))
+    unreachable_nodes = sorted(set(job.hosts) & set(unreachable))
     if is_broken(job.state):
-        reason, lost = f"Grid Engine will not start it: {known.error or 'it is in an error state'}", True
-    elif silent:
-        # Its processes run on, also after a restart of the qmaster, for which every host is silent at first: whether
-        # the node is lost, its runner tells. Once deleted, it is only waited for that the host comes back.
-        reason, lost = f"node {silent[0]} does not answer Grid Engine", DELETED in job.state
+        reason, lost = f"Grid Engine will not start it: {tracked.error or 'it is in an error state'}", True
+    elif unreachable_nodes:
+        # Its processes continue. After a restart of the master every host is unreachable at first, so only the runner
+        # knows whether the node is lost. A deleted job only waits for the host to return.
+        reason, lost = f"node {unreachable_nodes[0]} does not answer Grid Engine", DELETED in job.state
         state = LrmJobState.ENDED if lost else state
     elif state is LrmJobState.RUNNING and any(letter in SUSPENDED for letter in job.state):
         reason = "suspended by Grid Engine"
     elif state is LrmJobState.QUEUED and HELD in job.state:
-        reason = "Grid Engine holds it (qrls lets it go)"
+        reason = "Grid Engine holds it (qrls releases it)"
     elif state is LrmJobState.UNKNOWN:
         reason = f"Grid Engine says {job.state!r}"
-    return LrmJob(job.id, job.name, state, job.hosts, None, lost, reason, user=known.user)
+    return LrmJob(job.id, job.name, state, job.hosts, None, lost, reason, user=tracked.user)
 
 
 def unreachable_hosts(listing: Listing) -> Sequence[str]:
-    return [each.host for each in listing.instances if UNREACHABLE in each.states]
+    return [instance.host for instance in listing.instances if UNREACHABLE in instance.states]
 
 
 class EndResolver:
-    """Asks about each job that is no longer shown until it is known how it ended, or will never be; ``soon`` is called
-    when there is news, or with the seconds after which there may be some."""
+    """Finds out how jobs ended, from the control's reports or the accounting."""
 
     def __init__(
         self,
         commands: SgeCommands,
         jobs: TrackedJobs,
         control: JobControl,
-        soon: Callable[[float], None],
+        poll_soon: Callable[[float], None],
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._commands, self._jobs, self._control, self._soon, self._clock = commands, jobs, control, soon, clock
-        self._places = asyncio.Semaphore(MAX_CONCURRENT_QACCT)
-        self._asking: dict[str, asyncio.Task[None]] = {}
+        """``poll_soon`` is called when an end is known, or with the seconds after which it may be."""
+        self._commands, self._jobs, self._control, self._poll_soon = commands, jobs, control, poll_soon
+        self._clock = clock
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT_QACCT)
+        self._queries: dict[str, asyncio.Task[None]] = {}
 
-    async def resolve(self, ended: Iterable[TrackedJob]) -> None:
-        """Settle what can be told of them now."""
+    async def resolve(self, jobs: Iterable[TrackedJob]) -> None:
+        """Record the ends of those jobs whose end is known now, and query the accounting about others."""
         now = self._clock.monotonic()
-        open = [known for known in ended if not self._resolved_at_once(known)]
-        due = [known for known in open if known.id not in self._asking and now >= known.asked + ACCOUNTING_INTERVAL]
-        for known in due:
-            known.unanswered_since = now if known.unanswered_since is None else known.unanswered_since
-            self._asking[known.id] = asyncio.create_task(self._inquire(known))
+        unresolved = []
+        for job in jobs:
+            ending = self._control.reported_ending(job.id)
+            if job.cancelled and not job.nodes:  # it never ran
+                self._jobs.record_end(job, JobEnd(None, reason="cancelled"))
+            elif ending is None or ending.exit_code is None or ending.signal_number is not None or job.cancelled:
+                # Of a killed job the library reports "aborted" at best; the accounting has the cause.
+                unresolved.append(job)
+            else:
+                self._jobs.record_end(job, JobEnd(ending.exit_code))
+        due = [
+            job for job in unresolved if job.id not in self._queries and now >= job.queried_at + ACCOUNTING_INTERVAL_S
+        ]
+        for job in due:
+            job.unanswered_since = now if job.unanswered_since is None else job.unanswered_since
+            self._queries[job.id] = asyncio.create_task(self._query_accounting(job))
         if due:
-            await asyncio.wait([self._asking[known.id] for known in due], timeout=ACCOUNTING_WAIT)
-        for known in open:
-            if known.id in self._jobs.known:
-                self._give_up(known, self._clock.monotonic())
+            await asyncio.wait([self._queries[job.id] for job in due], timeout=ACCOUNTING_WAIT_S)
+        for job in unresolved:
+            if job.id in self._jobs.by_id:
+                self._give_up_late(job, self._clock.monotonic())
 
     async def close(self) -> None:
-        """Ask no further."""
-        tasks = list(self._asking.values())
+        """Cancel all queries."""
+        tasks = list(self._queries.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _resolved_at_once(self, known: TrackedJob) -> bool:
-        """Whether it could be settled without asking."""
-        ending = self._control.reported_ending(known.id)
-        if ending is not None and ending.exit_code is not None and ending.signal_number is None and not known.cancelled:
-            self._jobs.end(known, JobEnd(ending.exit_code))
-        elif known.cancelled and not known.nodes:  # it never ran
-            self._jobs.end(known, JobEnd(None, reason="cancelled"))
-        else:
-            # Of a killed job the library says "aborted" at best; the accounting knows why.
-            return False
-        return True
-
-    async def _inquire(self, known: TrackedJob) -> None:
+    async def _query_accounting(self, job: TrackedJob) -> None:
+        records: Sequence[AccountingRecord] = ()
         try:
-            async with self._places:
-                records = await self._accounted(known) if known.id in self._jobs.known else []
+            async with self._slots:
+                if job.id in self._jobs.by_id:
+                    records = await self._commands.read_job_accounting(job.user or self._jobs.owner, job.id)
         except SiteError as error:
-            log.warning(
-                "accounting does not answer", action="accounting-silent", lrm_job=known.id, reason=error.message
-            )
+            log.warning("accounting does not answer", action="accounting-silent", lrm_job=job.id, reason=error.message)
             return
         finally:
-            known.asked = self._clock.monotonic()
-            self._asking.pop(known.id, None)
-        known.unanswered_since = None
-        if records and known.id in self._jobs.known:
-            self._jobs.end(known, end_of(records[-1], cancelled=known.cancelled))
-            self._soon(0.0)
+            job.queried_at = self._clock.monotonic()
+            self._queries.pop(job.id, None)
+        job.unanswered_since = None
+        # Processes on further hosts have separate records; the job's is that of the host where it was started.
+        records = [r for r in records if r.name == job.name and (not job.nodes or r.host == job.nodes[0])]
+        if records and job.id in self._jobs.by_id:
+            self._jobs.record_end(job, end_of(records[-1], cancelled=job.cancelled))
+            self._poll_soon(0.0)
 
-    def _give_up(self, known: TrackedJob, now: float) -> None:
-        """Settle it without the accounting's word if that has had its time."""
-        asking = known.unanswered_since is not None
-        began, timeout = (known.unanswered_since, ACCOUNTING_TIMEOUT) if asking else (known.gone, ACCOUNTING_DELAY)
-        if began is not None and now - began < timeout:
-            self._soon(ACCOUNTING_INTERVAL)
+    def _give_up_late(self, job: TrackedJob, now: float) -> None:
+        """Record an end without the accounting if that is late."""
+        is_asked = job.unanswered_since is not None
+        since, timeout = (
+            (job.unanswered_since, ACCOUNTING_TIMEOUT_S) if is_asked else (job.gone_since, ACCOUNTING_DELAY_S)
+        )
+        if since is not None and now - since < timeout:
+            self._poll_soon(ACCOUNTING_INTERVAL_S)
             return
-        ending = self._control.reported_ending(known.id)
-        if known.cancelled:
-            self._jobs.end(known, JobEnd(None, reason="cancelled"))
+        ending = self._control.reported_ending(job.id)
+        if job.cancelled:
+            self._jobs.record_end(job, JobEnd(None, reason="cancelled"))
         elif ending is not None and (ending.aborted or ending.signal):
-            self._jobs.end(known, JobEnd(None, lost=True, reason=f"Grid Engine ended it {ending.signal}".strip()))
+            self._jobs.record_end(job, JobEnd(None, lost=True, reason=f"Grid Engine ended it {ending.signal}".strip()))
         else:
-            why = f": its accounting has not answered for {ACCOUNTING_TIMEOUT:g} s" if asking else ""
-            self._jobs.end(known, JobEnd(None, reason=f"Grid Engine does not say how it ended{why}"))
-
-    async def _accounted(self, known: TrackedJob) -> Sequence[AccountingRecord]:
-        found = await self._commands.accounting(known.user or self._jobs.owner, known.id)
-        own = [each for each in found if each.name == known.name]
-        # What ran on further hosts has records of its own; the job's is that of the host where it was started.
-        return [each for each in own if each.host == known.nodes[0]] if known.nodes else own
+            detail = f": its accounting has not answered for {ACCOUNTING_TIMEOUT_S:g} s" if is_asked else ""
+            self._jobs.record_end(job, JobEnd(None, reason=f"Grid Engine does not say how it ended{detail}"))

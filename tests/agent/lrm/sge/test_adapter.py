@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from koalapy.agent.components.job_folders import JobFolders
+from koalapy.agent.lrm.commands import CommandResult
 from koalapy.agent.lrm.port import LrmJob, LrmJobState, LrmSnapshot, LrmSubmission
-from koalapy.agent.lrm.sge.adapter import LAYOUT_MAX_AGE, SgeLrm
-from koalapy.agent.lrm.sge.jobs import ENDED_RETENTION
+from koalapy.agent.lrm.sge.adapter import LAYOUT_MAX_AGE_S, SgeLrm
+from koalapy.agent.lrm.sge.commands import SgeCommands
+from koalapy.agent.lrm.sge.jobs import ENDED_RETENTION_S
 from koalapy.model.errors import SiteRejected, SiteUnavailable
 from tests.virtual_time import VirtualClock, VirtualTimeLoop
 
@@ -53,7 +56,7 @@ async def test_our_jobs_and_the_nodes_they_hold(lrm: SgeLrm, engine: FakeGridEng
     assert (seen.total, seen.idle, seen.background, seen.down) == (4, 0, 0, 0)
     states = {job.name: (job.state, len(job.nodes), job.lost, job.reason) for job in seen.jobs}
     assert states == {
-        "koala-h": (LrmJobState.QUEUED, 0, False, "Grid Engine holds it (qrls lets it go)"),
+        "koala-h": (LrmJobState.QUEUED, 0, False, "Grid Engine holds it (qrls releases it)"),
         "koala-m": (LrmJobState.RUNNING, 2, False, ""),
         "koala-q": (LrmJobState.QUEUED, 0, False, ""),
         "koala-x1": (LrmJobState.RUNNING, 1, False, ""),
@@ -83,7 +86,7 @@ async def test_snapshot_with_an_old_layout_reads_the_queues_anew(
     await lrm.take_snapshot()
     engine.answers("qselect", "all.q@h2-1\nall.q@h2-2\n")
     assert (await lrm.take_snapshot()).total == 4
-    virtual_loop.jump(LAYOUT_MAX_AGE + 1)
+    virtual_loop.jump(LAYOUT_MAX_AGE_S + 1)
     assert (await lrm.take_snapshot()).total == 2
 
 
@@ -133,7 +136,7 @@ async def test_ended_job_leaves_the_snapshots_after_its_retention(
     engine.accounts(before.id, "koala-m", "0", 7, before.nodes[0])
     engine.shows("idle.xml")
     assert named(await lrm.take_snapshot(), "koala-m").state is LrmJobState.ENDED
-    virtual_loop.jump(ENDED_RETENTION + 1)
+    virtual_loop.jump(ENDED_RETENTION_S + 1)
     assert "koala-m" not in {job.name for job in (await lrm.take_snapshot()).jobs}
 
 
@@ -352,3 +355,19 @@ async def test_a_refusal_says_whose_fault_it_is(lrm: SgeLrm, control: Rememberin
     with pytest.raises(SiteRejected) as caught:
         await lrm.submit_job(LrmSubmission("koala-x", 1, ("true",), {}, tmp_path, tmp_path / "out"))
     assert caught.value.fault == "limit"
+
+
+@pytest.mark.parametrize(
+    ("text", "error_type"),
+    [
+        ("error: commlib error: got select error (Connection refused)", SiteUnavailable),
+        ("Unable to run job: unable to send message to qmaster using port 6444: got send error.", SiteUnavailable),
+        ("ERROR: unable to contact qmaster using port 6444", SiteUnavailable),
+        ("Exiting.\nerror: failed receiving gdi request response (receive timeout error).", SiteUnavailable),
+        ("Unable to run job: the timeout of communication tests is 10 minutes, says qmaster", SiteRejected),
+        ('Unable to run job: unknown queue "timeout.q"', SiteRejected),
+    ],
+)
+def test_error_is_unavailable_for_unreachable_master_only(text: str, error_type: type[Exception]) -> None:
+    commands = SgeCommands(JobFolders.for_own_account().run_as)
+    assert type(commands.error("qsub", CommandResult(1, b"", text))) is error_type

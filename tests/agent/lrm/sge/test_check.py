@@ -40,7 +40,7 @@ async def test_all_is_well(lrm: SgeLrm) -> None:
 async def test_no_commands(lrm: SgeLrm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     (finding,) = await wrong(lrm)
-    assert "no qstat" in finding.result
+    assert "qstat is not on" in finding.result
 
 
 async def test_no_root(lrm: SgeLrm, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,10 +53,10 @@ async def test_no_root(lrm: SgeLrm, monkeypatch: pytest.MonkeyPatch) -> None:
     ("command", "answer", "code", "what"),
     [
         ("qconf -sql", "error: commlib error: got select error (Connection refused)\n", 1, "commlib error"),
-        ("qconf -ss", "elsewhere\n", 0, "is none of elsewhere"),
+        ("qconf -ss", "elsewhere\n", 0, "is not among elsewhere"),
         ("qconf -sconf", "qmaster_params    none\nexecd_params  ENABLE_FORCED_QDEL=true\n", 0, "hold their nodes"),
         ("qconf -sp koala", "nope is not a parallel environment\n", 1, "there is no parallel environment koala"),
-        ("qconf -sp koala", "allocation_rule 2\ncontrol_slaves FALSE\n", 0, "cannot start anything on further nodes"),
+        ("qconf -sp koala", "allocation_rule 2\ncontrol_slaves FALSE\n", 0, "cannot start processes on further nodes"),
         ("qconf -sp koala", "allocation_rule $fill_up\ncontrol_slaves TRUE\n", 0, "does not give whole nodes"),
         ("qconf -sp koala", "allocation_rule 1\ncontrol_slaves TRUE\n", 0, "4 queue instances would be shared"),
         ("qselect", "", 1, "does not offer the parallel environment"),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koalapy.agent.lrm.sge.adapter import snapshot_of
+from koalapy.agent.lrm.sge.adapter import make_snapshot
 from koalapy.agent.lrm.sge.answers import Listing, QueueInstance, SgeJob, read_listing, read_memory
 from koalapy.agent.lrm.sge.commands import Layout
 from koalapy.model.errors import SiteUnavailable
@@ -52,7 +52,7 @@ def test_states_of_queues_and_jobs_in_trouble() -> None:
 
 
 def test_nodes_in_trouble_are_counted() -> None:
-    seen = snapshot_of(read_listing(read("troubled.xml")), LAYOUT, {"h2-4"}, ())
+    seen = make_snapshot(read_listing(read("troubled.xml")), LAYOUT, {"h2-4"}, ())
     assert (seen.total, seen.idle, seen.background, seen.down) == (4, 0, 1, 2)
 
 
@@ -79,7 +79,7 @@ def test_listing_with_odd_queue_has_the_others_and_shows_it_down() -> None:
     text = read("idle.xml").replace(b"all.q@h2-1", b"all.q", 1)
     assert {each.host for each in read_listing(text).instances} == set(NODES) - {"h2-1"}
     text = read("idle.xml").replace(b"<slots_used>0<", b"<slots_used>none<", 1)
-    seen = snapshot_of(read_listing(text), LAYOUT, (), ())
+    seen = make_snapshot(read_listing(text), LAYOUT, (), ())
     assert (seen.total, seen.idle, seen.down) == (4, 3, 1)
 
 
@@ -188,7 +188,7 @@ def test_whatever_it_says_each_node_is_one_thing(shown: list[tuple[str, ...]], w
         assert len(note.splitlines()) == 1
         return
     held = {host for job in listing.jobs for host in job.hosts}
-    seen = snapshot_of(listing, LAYOUT, held, ())
+    seen = make_snapshot(listing, LAYOUT, held, ())
     in_layout = {each.host for each in listing.instances if (each.queue, each.host) in LAYOUT.instances}
     assert seen.total == len(in_layout)
     assert seen.idle + seen.background + seen.down + len(in_layout & held) == seen.total
@@ -215,7 +215,7 @@ INSTANCES = st.lists(
 @given(INSTANCES, st.sets(HOSTS))
 def test_every_node_is_one_thing(instances: list[QueueInstance], held: set[str]) -> None:
     """Whatever Grid Engine says: what is none of idle, background and down is held by jobs of ours."""
-    seen = snapshot_of(Listing(tuple(instances), ()), LAYOUT, held, ())
+    seen = make_snapshot(Listing(tuple(instances), ()), LAYOUT, held, ())
     hosts = {each.host for each in instances if (each.queue, each.host) in LAYOUT.instances}
     assert min(seen.idle, seen.background, seen.down) >= 0
     assert seen.total == len(hosts)

@@ -8,7 +8,7 @@ import pytest
 
 from koalapy.agent.lrm.port import LrmSubmission
 from koalapy.agent.lrm.script import write_script
-from koalapy.agent.lrm.sge.adapter import snapshot_of
+from koalapy.agent.lrm.sge.adapter import make_snapshot
 from koalapy.agent.lrm.sge.answers import Listing, QueueInstance
 from koalapy.agent.lrm.sge.commands import Layout
 
@@ -33,7 +33,7 @@ def test_a_host_is_counted_once(long: tuple[int, int, str], short: tuple[int, in
         for queue, (total, used, states) in zip(QUEUES, (long, short), strict=True)
     ]
     layout = Layout(2, frozenset((queue, "h1") for queue in QUEUES))
-    seen = snapshot_of(Listing(tuple(instances), ()), layout, (), ())
+    seen = make_snapshot(Listing(tuple(instances), ()), layout, (), ())
     assert (seen.total, {name for name in ("idle", "background", "down") if getattr(seen, name)}) == (1, {expected})
 
 
