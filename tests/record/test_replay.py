@@ -1,13 +1,21 @@
 """Whatever happens to a scheduler, what was recorded of it does the same again."""
 
 import json
+from dataclasses import replace
 from typing import cast
 
+import pytest
 from hypothesis import Phase, settings
 
+from koalapy.model.errors import NotFoundError
 from koalapy.policies.registry import builtin
+from koalapy.record.beginning import Beginning
 from koalapy.record.lines import beginning_from_json, step_from_json
+from koalapy.record.recorder import RecordedScheduler
 from koalapy.record.replay import Divergence, Replay
+from koalapy.record.step import Step
+from koalapy.scheduler.events import JobHeld, PeriodicScan
+from koalapy.scheduler.rules import Rules
 from tests.record.recorded_world import Life, RecordedWorld
 from tests.scheduler.machine.base import MANY
 from tests.scheduler.test_machine import Grid
@@ -22,6 +30,21 @@ def divergence(life: Life) -> Divergence | None:
         if found is not None:
             return found
     return None
+
+
+def test_replay_of_rejected_event_recorded_as_accepted_diverges() -> None:
+    beginning = Beginning(Rules(), (), ())
+    steps: list[Step] = []
+    scheduler = RecordedScheduler(beginning, builtin(), str, float, steps.append)
+    scheduler.apply(PeriodicScan(), 1.0)
+    with pytest.raises(NotFoundError):
+        scheduler.apply(JobHeld(7), 1.0)
+    scheduler.step((), 1.0)
+    (step,) = steps
+    assert step.refused == (1,)
+    assert Replay(beginning, builtin()).take(step)[1] is None
+    _, divergence = Replay(beginning, builtin()).take(replace(step, refused=()))
+    assert divergence == Divergence(1, 1.0, "refused no event", "refused events 1")
 
 
 class RecordedGrid(Grid):
